@@ -1,0 +1,158 @@
+"""The latency profile: what a profiling Job reports, what its ConfigMap holds and what the runtime loads.
+
+One ConfigMap for a target on a product. Its data: `target.json` holds a `TargetProfile`, and each drafter's
+`DrafterProfile` stands under `<drafter key>.json`. A Job reports a `ProfilingResult` in its termination message.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from outrider_crds.base import Model, digest
+from outrider_crds.spec import Drafter, SpeculativeServiceSpec
+
+PROFILE_SCHEMA = 1
+TARGET_FILE = "target.json"
+TERMINATION_MESSAGE_LIMIT = 4096
+REPROFILE_ANNOTATION = "outrider.dev/reprofile"
+
+Seconds = Annotated[float, Field(ge=0, lt=1e4, allow_inf_nan=False)]
+
+
+class ExecutionMode(StrEnum):
+    """How the engine runs a step; each has its own coefficients (design, section 5)."""
+
+    UNIFORM = "uniform"
+    """Every decoding request carries the same number of tokens (full CUDA graph where there is one)."""
+    RAGGED = "ragged"
+    """Lengths differ, or a prefill chunk is in the step."""
+    BEYOND_GRAPH = "beyondGraph"
+    """More tokens than the largest captured graph."""
+
+
+class StepCost(Model):
+    """Seconds of one forward pass (TurboSpec eq. 2, with a knee).
+
+    `a*N_context + g1*N_batched + g2*max(0, N_batched - knee) + r*n_requests + x*N_context_query + d`, where
+    `N_context_query` sums context x query length over the requests, divided by 1000.
+    """
+
+    per_context_token_s: Seconds = 0.0
+    per_batched_token_s: Seconds = 0.0
+    per_batched_token_above_knee_s: Seconds = 0.0
+    knee_tokens: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """AdaServe's token budget B: from here on the hardware is compute-bound."""
+    per_request_s: Seconds = 0.0
+    per_context_query_s: Seconds = 0.0
+    constant_s: Seconds = 0.0
+
+
+class TargetProfile(Model):
+    schema_version: int = PROFILE_SCHEMA
+    key: str
+    model: str
+    product: str
+    device: str = ""
+    """The device as the engine names it ("NVIDIA H200", the CPU's model name)."""
+    engine_version: str = ""
+    commit: str = ""
+    """Resolved commit (or content digest) of the weights."""
+    costs: dict[ExecutionMode, StepCost]
+    error_percent: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    """Median relative error on held-out shapes, those around the crossover included."""
+    spread_percent: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Run-to-run spread of one shape; a large one means that the machine was noisy."""
+    measured_at: str
+    """RFC 3339, UTC."""
+
+
+class DrafterProfile(Model):
+    schema_version: int = PROFILE_SCHEMA
+    key: str
+    name: str
+    """Name of the drafter when it was measured, for people; the key identifies it."""
+    cost: StepCost
+    """One draft forward pass: `T_d(N_context, N_batched)`; for prompt lookup constant and per-request terms."""
+    autoregressive: bool
+    """True: `K` passes a step (the first over the target's tokens); False: one proposal call."""
+    error_percent: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    commit: str = ""
+    measured_at: str
+
+
+class ProfilingFailure(Model):
+    reason: Annotated[str, Field(max_length=64)]
+    """CamelCase: ModelNotFound, VocabularyMismatch, DrafterFailed, Noisy, OutOfMemory, EngineFailed ..."""
+    message: Annotated[str, Field(max_length=1024)]
+    drafter: str = ""
+    """Name of the drafter that failed; empty when the target did."""
+
+
+class ProfilingResult(Model):
+    """The Job's termination message: what it measured, and what it could not."""
+
+    schema_version: int = PROFILE_SCHEMA
+    target: TargetProfile | None = None
+    drafters: list[DrafterProfile] = []
+    failures: list[ProfilingFailure] = []
+
+
+class ProfileKeys(Model):
+    """Keys of one product's measurements, as the operator computes them and pods look them up."""
+
+    product: str
+    target: str
+    drafters: dict[str, str]
+    """Drafter name -> drafter key."""
+
+
+def profile_keys(spec: SpeculativeServiceSpec, product: str, image: str) -> ProfileKeys:
+    """Keys of `spec`'s target and drafters on `product`; equal settings give equal keys in every service."""
+    target = target_key(spec, product, image)
+    return ProfileKeys(
+        product=product, target=target, drafters={d.name: drafter_key(target, d) for d in spec.draft_pool}
+    )
+
+
+def target_key(spec: SpeculativeServiceSpec, product: str, image: str) -> str:
+    """Hash of everything that moves the target's step time on `product` (design, section 4, Profiling)."""
+    on_cpu = spec.accelerator.on_cpu
+    return digest(
+        {
+            "schema": PROFILE_SCHEMA,
+            "model": spec.target.wire(),
+            "product": product,
+            "count": spec.accelerator.count or spec.engine.tensor_parallel_size,
+            "tensorParallelSize": spec.engine.tensor_parallel_size,
+            "dtype": spec.engine.dtype,
+            "maxModelLen": spec.engine.max_model_len,
+            "extraArgs": normalised_arguments(spec.engine.extra_args),
+            "image": image,
+            "limits": _limits(spec.pod_template.resources) if on_cpu else None,
+        }
+    )
+
+
+def drafter_key(target: str, drafter: Drafter) -> str:
+    """Hash of the target key and the drafter's own settings; its name does not matter."""
+    return digest({"target": target, **{k: v for k, v in drafter.wire().items() if k != "name"}})
+
+
+def normalised_arguments(arguments: list[str]) -> list[str]:
+    """`--a=b`, `--a b` and another order are one set of arguments."""
+    joined: list[str] = []
+    for argument in arguments:
+        if argument.startswith("-") or not joined or "=" in joined[-1]:
+            joined.append(re.sub(r"^(--[A-Za-z0-9_-]+)", lambda m: m[1].replace("_", "-"), argument))
+        else:
+            joined[-1] = f"{joined[-1]}={argument}"
+    return sorted(joined)
+
+
+def _limits(resources: dict[str, Any] | None) -> dict[str, str]:
+    limits = (resources or {}).get("limits") or {}
+    return {name: str(limits[name]) for name in ("cpu", "memory") if name in limits}

@@ -1,0 +1,111 @@
+"""What the operator mounts into a serving pod, and where.
+
+`BootConfig` is fixed for the life of a pod (an immutable ConfigMap per revision); `HotConfig` may change under
+it (one mutable ConfigMap) and its digest is echoed in the pod's state. `serve -f MANIFEST` builds both itself.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from outrider_crds.base import Model, digest
+from outrider_crds.profile import ProfileKeys, profile_keys
+from outrider_crds.spec import (
+    Accelerator,
+    Drafter,
+    DraftPrefill,
+    Engine,
+    ModelRef,
+    ModelSource,
+    SLOClass,
+    SpeculationMode,
+    SpeculativeServiceSpec,
+)
+
+CONFIG_SCHEMA = 1
+BOOT_FILE = "/etc/outrider/boot/config.json"
+HOT_FILE = "/etc/outrider/hot/config.json"
+CONFIG_KEY = "config.json"  # the data key in both ConfigMaps
+PROFILES_DIR = "/etc/outrider/profiles"  # <PROFILES_DIR>/<product>/{target.json,<drafter key>.json}
+PODINFO_DIR = "/etc/outrider/podinfo"  # downward API: the file `annotations`, as the kubelet writes it
+PRODUCT_ANNOTATION = "outrider.dev/product"
+MODEL_CACHE_DIR = "/var/cache/outrider"  # HF_HOME; the modelCache volume
+MODEL_VOLUMES_DIR = "/var/lib/outrider/models"  # pvc and hostPath sources: <dir>/target, <dir>/<drafter name>
+SERVING_PORT = 8000  # the OpenAI-compatible API, behind the Service
+ADMIN_PORT = 9000  # state, metrics and probes; not behind the Service
+STATE_PATH = "/outrider/state"
+METRICS_PATH = "/metrics"
+LIVE_PATH = "/livez"
+READY_PATH = "/readyz"
+SLO_CLASS_HEADER = "X-SLO-Class"
+
+
+class BootConfig(Model):
+    schema_version: int = CONFIG_SCHEMA
+    service: str
+    namespace: str
+    revision: str
+    """Name of the revision, as in the pod's label; "local" without Kubernetes."""
+    target: ModelRef
+    draft_pool: list[Drafter] = []
+    accelerator: Accelerator
+    engine: Engine
+    max_draft_tokens: int
+    """The engine is built for this many; the hot value may be lower, not higher."""
+    profile_keys: list[ProfileKeys] = []
+    """One entry per product."""
+
+
+class HotConfig(Model):
+    schema_version: int = CONFIG_SCHEMA
+    mode: SpeculationMode
+    draft_prefill: DraftPrefill
+    max_draft_tokens: int
+    slo_classes: list[SLOClass] = []
+    default_slo_class: str | None = Field(default=None, alias="defaultSLOClass")
+
+
+def boot_config(
+    spec: SpeculativeServiceSpec, *, service: str, namespace: str, revision: str, image: str, max_draft_tokens: int
+) -> BootConfig:
+    """The part of `spec` that only a restart can change."""
+    return BootConfig(
+        service=service,
+        namespace=namespace,
+        revision=revision,
+        target=spec.target,
+        draft_pool=spec.draft_pool,
+        accelerator=spec.accelerator,
+        engine=spec.engine,
+        max_draft_tokens=max_draft_tokens,
+        profile_keys=[profile_keys(spec, product, image) for product in spec.accelerator.products],
+    )
+
+
+def hot_config(spec: SpeculativeServiceSpec) -> HotConfig:
+    """The part of `spec` that takes effect without a restart."""
+    return HotConfig(
+        mode=spec.speculation.mode,
+        draft_prefill=spec.speculation.draft_prefill,
+        max_draft_tokens=spec.speculation.max_draft_tokens,
+        slo_classes=spec.slo_classes,
+        default_slo_class=spec.default_slo_class or (spec.slo_classes[0].name if spec.slo_classes else None),
+    )
+
+
+def config_hash(config: HotConfig) -> str:
+    """Digest that a pod echoes in its state once the config is in force."""
+    return digest(config.wire())
+
+
+def model_location(model: ModelRef, mount: str) -> str:
+    """What the engine is given as the model: a folder under MODEL_VOLUMES_DIR/<mount>, or the hub name.
+
+    The pod mounts a hostPath source at MODEL_VOLUMES_DIR/<mount> itself, and a pvc source's claim there.
+    """
+    source: ModelSource = model.source
+    if source.host_path is not None:
+        return f"{MODEL_VOLUMES_DIR}/{mount}"
+    if source.pvc is not None:
+        return f"{MODEL_VOLUMES_DIR}/{mount}/{source.pvc.path.strip('/')}"
+    return model.name

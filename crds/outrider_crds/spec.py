@@ -1,0 +1,327 @@
+"""`SpeculativeService.spec`: what a user asks for.
+
+Field docstrings become the descriptions that `kubectl explain` prints. Rules that span fields stand in `rules`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from outrider_crds.base import Duration, Model, Name, Path, Percent, ShortText
+
+API_GROUP = "outrider.dev"
+API_VERSION = "v1alpha1"
+KIND = "SpeculativeService"
+PLURAL = "speculativeservices"
+
+CPU_PRODUCT = "cpu"
+GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
+GPU_RESOURCE = "nvidia.com/gpu"
+
+# A Kubernetes type that the API server checks when the child object is applied, not here.
+KubernetesObject = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
+Labels = Annotated[dict[str, Annotated[str, Field(max_length=253)]], Field(max_length=32)]
+
+
+class SecretKeyRef(Model):
+    name: ShortText
+    """Name of the Secret in the service's namespace."""
+    key: ShortText = "token"
+    """Key in the Secret that holds the token."""
+
+
+class HubSource(Model):
+    token_secret_ref: SecretKeyRef | None = None
+    """Secret with the access token for a gated model. The pod reads it; the operator never does."""
+
+
+class PvcSource(Model):
+    claim_name: ShortText
+    """PersistentVolumeClaim in the service's namespace that holds the model."""
+    path: Path
+    """Folder of the model inside the volume."""
+
+
+class HostPathSource(Model):
+    path: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^/")]
+    """Absolute folder on the node. Only where the chart allows hostPath sources."""
+
+
+class ModelSource(Model):
+    hub: HubSource | None = None
+    """Download from the model hub by name and revision."""
+    pvc: PvcSource | None = None
+    """Read from a PersistentVolumeClaim."""
+    host_path: HostPathSource | None = None
+    """Read from a folder on the node."""
+
+
+class ModelRef(Model):
+    name: ShortText
+    """The model's name; on the hub, `organisation/model`. Clients of the OpenAI endpoint send this name."""
+    revision: ShortText | None = None
+    """Commit, tag or branch on the hub. Pin a commit in production."""
+    source: ModelSource = ModelSource(hub=HubSource())
+    """Where the weights come from: exactly one of hub, pvc, hostPath."""
+
+
+class DraftMethod(StrEnum):
+    PROMPT_LOOKUP = "PromptLookup"
+    DRAFT_MODEL = "DraftModel"
+    EAGLE = "Eagle"
+
+
+NEURAL_METHODS = frozenset({DraftMethod.DRAFT_MODEL, DraftMethod.EAGLE})
+
+
+class PromptLookup(Model):
+    min_tokens: Annotated[int, Field(ge=1, le=16)] = 2
+    """Shortest n-gram that may match, in tokens."""
+    max_tokens: Annotated[int, Field(ge=1, le=16)] = 4
+    """Longest n-gram that is tried, in tokens."""
+
+
+class NeuralDraft(Model):
+    model: ModelRef
+    """The draft's weights. They must share the target's vocabulary."""
+
+
+class Drafter(Model):
+    name: Name
+    """Name of this drafter, unique in the pool; status and metrics use it."""
+    method: DraftMethod
+    """PromptLookup, DraftModel or Eagle; the block of the same name holds its settings."""
+    prompt_lookup: PromptLookup | None = None
+    """Proposes the tokens that followed the same n-gram earlier in the request (no model)."""
+    draft_model: NeuralDraft | None = None
+    """A small model of the same vocabulary proposes tokens one by one."""
+    eagle: NeuralDraft | None = None
+    """An EAGLE-3 head on the target's hidden states proposes tokens."""
+
+    @property
+    def neural(self) -> NeuralDraft | None:
+        """The draft's weights, or None for a drafter that has none."""
+        return self.draft_model or self.eagle
+
+
+class Accelerator(Model):
+    products: Annotated[list[ShortText], Field(min_length=1, max_length=8)]
+    """GPU products as the node label names them (`NVIDIA-H200`), any of which may be used; or `cpu` alone."""
+    count: Annotated[int, Field(ge=1, le=16)] | None = None
+    """GPUs per pod; must equal engine.tensorParallelSize (the default). Not allowed on cpu."""
+    product_label: ShortText = GPU_PRODUCT_LABEL
+    """Node label that carries the product."""
+    resource_name: ShortText = GPU_RESOURCE
+    """Extended resource that the device plugin offers."""
+    tolerations: Annotated[list[KubernetesObject], Field(max_length=16)] = []
+    """Tolerations of serving and profiling pods."""
+    node_selector: Labels = {}
+    """Further node labels that pods require."""
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.products == [CPU_PRODUCT]
+
+
+class SLOClass(Model):
+    name: Name
+    """Name of the class; a request names it in the header X-SLO-Class or in vllm_xargs.slo_class."""
+    tpot: Duration
+    """Longest time per output token after the first, for example 50ms."""
+    ttft: Duration | None = None
+    """Longest time to the first token, for example 2s."""
+    objective_percent: Annotated[Percent, Field(ge=1)] = 95
+    """Share of finished requests that should meet the class."""
+
+
+class SpeculationMode(StrEnum):
+    CLOSED_LOOP = "ClosedLoop"
+    STATIC = "Static"
+    OFF = "Off"
+
+
+class DraftPrefill(StrEnum):
+    AUTO = "Auto"
+    ALWAYS = "Always"
+    NEVER = "Never"
+
+
+class Speculation(Model):
+    mode: SpeculationMode = SpeculationMode.CLOSED_LOOP
+    """ClosedLoop tunes the draft length at every step; Static always proposes maxDraftTokens with the first
+    drafter; Off never speculates. Changing it restarts nothing."""
+    max_draft_tokens: Annotated[int, Field(ge=1, le=16)] = 5
+    """Most tokens a drafter may propose for a request in one step. Lowering it restarts nothing."""
+    draft_prefill: DraftPrefill = DraftPrefill.AUTO
+    """Auto skips the draft's forward passes under load; Always runs them; Never runs no neural draft."""
+
+
+class ProfilingMode(StrEnum):
+    AUTO = "Auto"
+    REQUIRED = "Required"
+    SKIP = "Skip"
+
+
+class Profiling(Model):
+    mode: ProfilingMode = ProfilingMode.AUTO
+    """Auto serves while the profile is measured; Required rolls out only once it is there; Skip learns online."""
+    max_age: Duration | None = None
+    """A profile older than this is measured again; the old one serves meanwhile."""
+    timeout: Duration = "30m"
+    """A profiling Job that runs longer is stopped and counts as failed."""
+    time_budget: Duration = "5m"
+    """Time that the measurements themselves may take; a smaller budget measures fewer shapes."""
+
+
+class RolloutStrategy(StrEnum):
+    ROLLING_UPDATE = "RollingUpdate"
+
+
+class Rollout(Model):
+    strategy: RolloutStrategy = RolloutStrategy.ROLLING_UPDATE
+    """RollingUpdate replaces pods within maxSurge and maxUnavailable."""
+    max_surge: Annotated[int, Field(ge=0, le=100)] = 1
+    """Pods above `replicas` that a rollout may start."""
+    max_unavailable: Annotated[int, Field(ge=0, le=100)] = 0
+    """Pods below `replicas` that a rollout may leave. Set 1 where no GPU is free for a surge pod."""
+    progress_deadline: Duration = "20m"
+    """A pod that is not ready after this time makes the rollout Stalled."""
+    drain_timeout: Duration = "2m"
+    """Running requests of a pod that is being replaced may take this long to finish."""
+
+
+class Backend(StrEnum):
+    VLLM = "vLLM"
+
+
+class Dtype(StrEnum):
+    AUTO = "auto"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+
+class EnvVar(Model):
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    """Name of the variable."""
+    value: Annotated[str, Field(max_length=4096)] = ""
+    """Its value."""
+
+
+class Engine(Model):
+    backend: Backend = Backend.VLLM
+    """The serving engine."""
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=16)] = 1
+    """GPUs that one copy of the target is split over."""
+    max_model_len: Annotated[int, Field(ge=16, le=10_000_000)] | None = None
+    """Longest request in tokens, prompt and answer together; the model's own limit when absent."""
+    dtype: Dtype = Dtype.AUTO
+    """Type of the weights and activations."""
+    extra_args: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=32)] = []
+    """Further arguments of the engine, as on its command line (`--max-num-seqs=32`)."""
+    env: Annotated[list[EnvVar], Field(max_length=32)] = []
+    """Environment of the engine's process, in serving and profiling pods alike."""
+
+
+class PvcCache(Model):
+    claim_name: ShortText
+    """PersistentVolumeClaim that keeps downloaded models."""
+
+
+class EmptyDirCache(Model):
+    size_limit: Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$")] | None = None
+    """Largest size of the cache, for example 200Gi."""
+
+
+class ModelCache(Model):
+    pvc: PvcCache | None = None
+    """Keep downloaded models on a claim that pods share."""
+    empty_dir: EmptyDirCache | None = None
+    """Keep downloaded models as long as the pod lives."""
+
+
+class MetricsSource(StrEnum):
+    PODS = "Pods"
+    PROMETHEUS = "Prometheus"
+
+
+class Metrics(Model):
+    source: MetricsSource = MetricsSource.PODS
+    """Where the status figures come from: the pods' state endpoints, or the Prometheus that the chart names."""
+
+
+class PodTemplate(Model):
+    labels: Labels = {}
+    """Further labels of serving pods."""
+    annotations: Labels = {}
+    """Further annotations of serving pods."""
+    resources: KubernetesObject | None = None
+    """Resource requests and limits of the runtime container; GPUs are added from `accelerator`."""
+    env: Annotated[list[KubernetesObject], Field(max_length=32)] = []
+    """Further environment of the runtime container, in Kubernetes form (valueFrom included)."""
+    env_from: Annotated[list[KubernetesObject], Field(max_length=16)] = []
+    """Further environment sources of the runtime container."""
+    image_pull_secrets: Annotated[list[KubernetesObject], Field(max_length=8)] = []
+    """Secrets for pulling the image."""
+    affinity: KubernetesObject | None = None
+    """Further affinity; the product's node affinity is always added."""
+    topology_spread_constraints: Annotated[list[KubernetesObject], Field(max_length=8)] = []
+    """How pods spread over nodes and zones."""
+    priority_class_name: ShortText | None = None
+    """Priority class of serving pods."""
+    runtime_class_name: ShortText | None = None
+    """Runtime class of serving and profiling pods."""
+    scheduler_name: ShortText | None = None
+    """Scheduler of serving and profiling pods."""
+    volumes: Annotated[list[KubernetesObject], Field(max_length=16)] = []
+    """Further volumes."""
+    volume_mounts: Annotated[list[KubernetesObject], Field(max_length=16)] = []
+    """Where the runtime container mounts them."""
+    image: ShortText | None = None
+    """Runtime image; the release's own when absent."""
+
+
+class SpeculativeServiceSpec(Model):
+    """What to serve, on what, and how fast."""
+
+    target: ModelRef
+    """The model that is served."""
+    draft_pool: Annotated[
+        list[Drafter],
+        Field(
+            max_length=8, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+        ),
+    ] = []
+    """Drafters that may propose tokens. "No speculation" is always a candidate; order breaks ties."""
+    accelerator: Accelerator
+    """The hardware that pods run on."""
+    slo_classes: Annotated[
+        list[SLOClass],
+        Field(
+            max_length=8, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+        ),
+    ] = []
+    """Latency classes that requests may name."""
+    default_slo_class: Annotated[Name | None, Field(alias="defaultSLOClass")] = None
+    """Class of requests that name none; the first of sloClasses when absent."""
+    speculation: Speculation = Speculation()
+    """How the draft length is chosen."""
+    profiling: Profiling = Profiling()
+    """How step times are measured."""
+    rollout: Rollout = Rollout()
+    """How changes reach the pods."""
+    engine: Engine = Engine()
+    """The serving engine and its arguments."""
+    replicas: Annotated[int, Field(ge=0, le=1000)] = 1
+    """Serving pods; an autoscaler sets it through the scale subresource."""
+    paused: bool = False
+    """True stops rollouts and profiling; the pods serve on."""
+    model_cache: ModelCache = ModelCache(empty_dir=EmptyDirCache())
+    """Where downloaded models are kept: exactly one of pvc, emptyDir."""
+    metrics: Metrics = Metrics()
+    """Where the status figures come from."""
+    pod_template: PodTemplate = PodTemplate()
+    """Fields of the serving pods that a user may set."""

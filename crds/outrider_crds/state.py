@@ -1,0 +1,136 @@
+"""What a pod answers at `GET /outrider/state` (admin port): versioned JSON, counters since the process started.
+
+Counters only grow, so that a reader takes differences over a window of its own and sums them over pods;
+`started_at` tells it that a process is a new one. The Prometheus metrics are generated from the same document.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from outrider_crds.base import Model
+
+STATE_SCHEMA = 1
+
+# Upper bounds of the TPOT and TTFT histograms in seconds; fixed, so that pods' histograms can be added.
+TPOT_BUCKETS_S = (
+    0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.0625, 0.075, 0.1,
+    0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0, 5.0,
+)  # fmt: skip
+TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 60.0)
+
+
+class ProfileSource(StrEnum):
+    MOUNTED = "Mounted"
+    """The coefficients of the mounted profile, corrected online."""
+    LEARNING = "Learning"
+    """No usable profile: coefficients are learned from this pod's own steps."""
+
+
+class Histogram(Model):
+    counts: list[int]
+    """Observations per bucket, not cumulative; one more than the bounds, the last one above them all."""
+    sum_s: float = 0.0
+
+
+class ProfileState(Model):
+    source: ProfileSource = ProfileSource.LEARNING
+    target_key: str = ""
+    error_percent: float | None = None
+    mismatch: str = ""
+    """Sentence: device, engine or commit differ from those the profile was measured on; empty when they agree."""
+    load_error: str = ""
+    """Sentence: a mounted file could not be read; the coefficients before it stay in force."""
+
+
+class DrafterState(Model):
+    name: str
+    loaded: bool
+    reason: str = ""
+    """Why it is not loaded, or is suspended, in a sentence."""
+    request_steps: int = 0
+    """Counter: (request, step) pairs in which it proposed at least one token that the target verified."""
+    tried: int = 0
+    """Counter: proposed tokens really tried (not those after the first rejection)."""
+    verified: int = 0
+    """Counter: proposed tokens that the target scored."""
+    accepted: int = 0
+    """Counter."""
+
+
+class SLOClassState(Model):
+    name: str
+    finished: int = 0
+    """Counter: finished requests (aborted ones do not count)."""
+    attained: int = 0
+    """Counter: those that met the class's TPOT, and its TTFT where it has one."""
+    output_tokens: int = 0
+    tpot: Histogram
+    ttft: Histogram
+
+
+class SpeedupState(Model):
+    """Probes (design, section 5, Truth): k = 0 blocks against neighbouring speculative steps of the same batch."""
+
+    probes: int = 0
+    baseline_tokens: int = 0
+    baseline_s: float = 0.0
+    speculative_tokens: int = 0
+    speculative_s: float = 0.0
+
+
+class ChoiceState(Model):
+    """The controller's present choice, for people."""
+
+    drafter: str = ""
+    draft_tokens: float = 0.0
+    """Mean draft length over the last steps' decoding requests."""
+    reason: str = ""
+    """One of Pays, NotWorthIt, Off, NoDrafter, NoTraffic, Measuring (condition SpeculationActive)."""
+    gated: bool = False
+    """True while the draft's prefill and forwards are skipped under load."""
+    running: int = 0
+    """Requests in the last step."""
+
+
+class RuntimeState(Model):
+    schema_version: int = STATE_SCHEMA
+    service: str
+    namespace: str
+    revision: str
+    config_hash: str
+    """Of the HotConfig in force."""
+    config_error: str = ""
+    """Sentence: the mounted hot config could not be used; the one before it stays in force."""
+    started_at: float
+    """Unix seconds."""
+    now: float
+    ready: bool
+    plugin_active: bool
+    """The controller inside the engine core process has reported."""
+    product: str = ""
+    device: str = ""
+    engine_version: str = ""
+    profile: ProfileState = ProfileState()
+    choice: ChoiceState = ChoiceState()
+    steps: int = 0
+    """Counter: engine steps that ran the model."""
+    speculative_steps: int = 0
+    """Counter: those that verified at least one proposed token."""
+    output_tokens: int = 0
+    """Counter: tokens that reached users."""
+    busy_s: float = 0.0
+    """Counter: seconds in engine steps."""
+    proposed_tokens: int = 0
+    """Counter: tokens drafted, verified or not."""
+    draft_length_steps: list[int] = []
+    """Counter per draft length 0..K: (request, step) pairs that verified so many proposed tokens."""
+    dropped_steps: int = 0
+    """Counter: step times ignored as NaN, negative or absurd (a suspended machine)."""
+    decision_s: float = 0.0
+    """Counter: seconds spent deciding."""
+    drafters: list[DrafterState] = []
+    slo_classes: list[SLOClassState] = Field(default=[])
+    speedup: SpeedupState = SpeedupState()
