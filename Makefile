@@ -1,0 +1,46 @@
+# Outrider. `make help` lists the targets; the first one is what most people want.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON3 ?= python3
+VENV := $(CURDIR)/.venv
+PY := $(VENV)/bin/python
+SETUP := $(PYTHON3) -m setup
+
+.PHONY: help demo test test-fast lint deps deps-fast bench crds profile clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | column -t -s '|'
+
+demo: deps ## the main job: a real Kubernetes, one manifest, real requests, a new draft (KEEP=1 leaves it up)
+	@$(PY) -m demo $(if $(KEEP),--keep)
+
+test: deps lint ## every test, those on the real cluster and the real engine included
+	$(PY) -m pytest
+
+test-fast: deps-fast ## what needs no cluster and no model, in under a minute
+	$(PY) -m pytest -q -m "not cluster and not model"
+
+lint: deps-fast ## formatting, lint, types, import rules, generated files
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/outrider-crds --check
+
+crds: deps-fast ## write the CustomResourceDefinition from the models
+	$(VENV)/bin/outrider-crds
+
+bench: deps ## the benchmarks of tests/benchmarks, results into tests/benchmarks/results
+	$(PY) -m tests.benchmarks
+
+profile: deps ## measure the example's latency profile on this machine and print the report
+	$(VENV)/bin/outrider-profile -f examples/smollm2-cpu.yaml --report .outrider/profile
+
+deps: ## system packages, virtual environment, cluster binary, helm, model (cached)
+	@$(SETUP) all
+
+deps-fast: ## the virtual environment only (cached)
+	@$(SETUP) venv
+
+clean: ## remove what this checkout built (caches in ~/.cache/outrider stay)
+	rm -rf $(VENV) .outrider .mypy_cache .ruff_cache .pytest_cache .hypothesis
