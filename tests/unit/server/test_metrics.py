@@ -1,0 +1,141 @@
+"""What a Prometheus sees of a pod."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from outrider_crds.state import (
+    TPOT_BUCKETS_S,
+    TTFT_BUCKETS_S,
+    ChoiceState,
+    DrafterState,
+    Histogram,
+    ProfileSource,
+    ProfileState,
+    RuntimeState,
+    SLOClassState,
+    SpeedupState,
+)
+from outrider_runtime.server.metrics import METRICS, Kind, RuntimeStateCollector
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+
+
+def _state() -> RuntimeState:
+    tpot = [0] * (len(TPOT_BUCKETS_S) + 1)
+    tpot[2], tpot[-1] = 3, 1
+    return RuntimeState(
+        service="chat",
+        namespace="demo",
+        revision="chat-1",
+        config_hash="abc",
+        started_at=10.0,
+        now=20.0,
+        ready=True,
+        plugin_active=True,
+        product="cpu",
+        device='a "quoted" device',
+        engine_version="0.32.0",
+        profile=ProfileState(source=ProfileSource.MOUNTED, target_key="t1", error_percent=4.5, load_error="broken"),
+        choice=ChoiceState(drafter="head", draft_tokens=1.5, reason="Pays", running=2),
+        steps=7,
+        speculative_steps=5,
+        output_tokens=123,
+        busy_s=1.25,
+        proposed_tokens=30,
+        draft_length_steps=[2, 5],
+        drafters=[DrafterState(name="head", loaded=True, request_steps=5, tried=9, verified=10, accepted=6)],
+        slo_classes=[
+            SLOClassState(
+                name="interactive",
+                finished=4,
+                attained=3,
+                output_tokens=90,
+                tpot=Histogram(counts=tpot, sum_s=5.5),
+                ttft=Histogram(counts=[0] * (len(TTFT_BUCKETS_S) + 1)),
+            )
+        ],
+        speedup=SpeedupState(probes=1, baseline_tokens=4, baseline_s=0.4, speculative_tokens=8, speculative_s=0.5),
+    )
+
+
+def _scrape(state: RuntimeState) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    registry = CollectorRegistry()
+    registry.register(RuntimeStateCollector(lambda: state))
+    text = generate_latest(registry).decode()
+    own = {"outrider_service", "outrider_namespace"}
+    return {
+        (sample.name, tuple(sorted((k, v) for k, v in sample.labels.items() if k not in own))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_every_metric_is_documented_and_every_documented_metric_exists() -> None:
+    """Issue 3: Prometheus metrics `outrider_*`, documented one by one."""
+    documented = re.findall(r"^### `(outrider_[a-z_]+)`$", DOCS.read_text(), re.MULTILINE)
+    assert sorted(documented) == sorted(spec.name for spec in METRICS)
+
+
+def test_documented_kinds_and_labels_are_those_of_the_code() -> None:
+    """A reader of docs/metrics.md writes queries from the kind and the labels that stand there."""
+    sections = dict(
+        re.findall(r"^### `(outrider_[a-z_]+)`\n(.*?)(?=^#|\Z)", DOCS.read_text(), re.MULTILINE | re.DOTALL)
+    )
+    for spec in METRICS:
+        assert sections[spec.name].lower().startswith(spec.kind.value), spec.name
+        for label in spec.labels:
+            if label not in ("drafter", "slo_class"):  # stated once for the whole group
+                assert f"`{label}`" in sections[spec.name], (spec.name, label)
+
+
+def test_queries_in_the_docs_use_only_existing_metrics() -> None:
+    """The operator's Prometheus source takes its queries from this page."""
+    names = {spec.name for spec in METRICS}
+    suffixed = {f"{spec.name}{suffix}" for spec in METRICS if spec.kind is Kind.HISTOGRAM for suffix in ("_bucket",)}
+    used = set(re.findall(r"(outrider_[a-z_]+)\{S\}", DOCS.read_text()))
+    assert used
+    assert used <= names | suffixed
+
+
+def test_a_scrape_carries_the_numbers_of_the_state() -> None:
+    """State and metrics are one document."""
+    samples = _scrape(_state())
+    assert samples["outrider_output_tokens_total", ()] == 123
+    assert samples["outrider_busy_seconds_total", ()] == 1.25
+    assert samples["outrider_drafter_tried_total", (("drafter", "head"),)] == 9
+    assert samples["outrider_drafter_accepted_total", (("drafter", "head"),)] == 6
+    assert samples["outrider_draft_length_request_steps_total", (("draft_tokens", "1"),)] == 5
+    assert samples["outrider_slo_class_attained_total", (("slo_class", "interactive"),)] == 3
+    assert samples["outrider_choice", (("reason", "Pays"),)] == 1
+    assert samples["outrider_choice", (("reason", "Off"),)] == 0
+    assert samples["outrider_profile_load_error", ()] == 1
+    assert samples["outrider_config_error", ()] == 0
+
+
+def test_histograms_are_cumulative_as_prometheus_wants_them() -> None:
+    """Percentiles come from merged fixed-bucket histograms; the state's counts are per bucket."""
+    samples = _scrape(_state())
+
+    def bucket(bound: str) -> float:
+        return samples["outrider_slo_class_tpot_seconds_bucket", (("le", bound), ("slo_class", "interactive"))]
+
+    assert bucket("0.002") == 0
+    assert bucket("0.003") == 3
+    assert bucket("5.0") == 3
+    assert bucket("+Inf") == 4
+    assert samples["outrider_slo_class_tpot_seconds_sum", (("slo_class", "interactive"),)] == 5.5
+    assert samples["outrider_slo_class_tpot_seconds_count", (("slo_class", "interactive"),)] == 4
+
+
+def test_a_pod_that_has_learned_nothing_yet_can_be_scraped() -> None:
+    """The first scrape comes before the first request."""
+    empty = RuntimeState(
+        service="s", namespace="n", revision="r", config_hash="", started_at=0, now=0, ready=False, plugin_active=False
+    )
+    samples = _scrape(empty)
+    assert samples["outrider_ready", ()] == 0
+    assert ("outrider_profile_error_percent", ()) not in samples
