@@ -1,0 +1,162 @@
+"""What passes between an engine and the controller at every step. All values are immutable.
+
+Order of calls for step t, in synchronous and asynchronous scheduling alike:
+
+    plan_verify(batch before scheduling t)   lengths of the proposals that t's target pass scores
+    plan_draft(batch that t runs)            tokens K to propose at the end of t, for step t+1
+    observe(outcome of t)                    later; in async scheduling after the plans of t+1
+
+A chain is a token tree of width 1: a plan says how many nodes of a request's chain are used; a tree engine adds
+fields for depth, width and node sets and keeps these calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class ExecutionMode(StrEnum):
+    """How the engine runs a step; values equal those of the profile's modes."""
+
+    UNIFORM = "uniform"
+    """Every decoding request carries the same number of tokens, no prefill."""
+    RAGGED = "ragged"
+    """Lengths differ, or a prefill chunk is in the step."""
+    BEYOND_GRAPH = "beyondGraph"
+    """More batched tokens than the largest captured graph."""
+
+
+class Purpose(StrEnum):
+    """Why a plan is what it is; travels through the engine back into `StepOutcome`."""
+
+    CHOICE = "choice"
+    """The best expected goodput."""
+    PROBE = "probe"
+    """k = 0 to measure what plain decoding would do."""
+    EXPLORE = "explore"
+    """A short block with a drafter whose worth is uncertain."""
+    FIXED = "fixed"
+    """Mode Static or Off, a pin, or no drafter that can run."""
+
+
+class RequestView(NamedTuple):
+    """One running request. A NamedTuple, not a data class: a batch of 64 is built at every step."""
+
+    id: str
+    slo_class: str | None
+    context_tokens: int
+    """Tokens whose KV is cached before this step."""
+    prefill_tokens: int
+    """Prompt tokens that this step computes; 0 when the request decodes."""
+    prefill_left: int
+    """Prompt tokens that remain after this step; 0 means that it decodes in the next step."""
+    output_tokens: int
+    """Tokens already given to the user."""
+    remaining_tokens: int
+    """Tokens it may still produce from here on (max_tokens and the model's length limit)."""
+    elapsed_s: float
+    """Seconds since its first token; 0 before that."""
+    proposed: int = 0
+    """Real proposals awaiting verification (plan_verify) or verified in this step (plan_draft). In async
+    scheduling of a neural draft: the placeholders."""
+    drafter: str | None = None
+    """Who made those proposals."""
+    draft_ready: bool = False
+    """The neural draft's KV covers this request without a hole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The running requests of one decision."""
+
+    requests: tuple[RequestView, ...]
+    now: float
+    """Monotonic seconds."""
+    token_budget: int
+    """Batched tokens that one step may hold (max_num_batched_tokens)."""
+    free_kv_tokens: int
+    """Tokens that still fit into the KV cache, beyond what running requests hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """What to propose at the end of the step."""
+
+    draft_tokens: int
+    """K: 0 for no proposals, else the tokens that each chosen drafter proposes for a request."""
+    drafters: tuple[str | None, ...]
+    """Aligned with `Batch.requests`; None: nothing is proposed for this request. All None when K is 0."""
+    run_neural: bool
+    """Whether the neural draft's forward runs at all. With K = 0 it runs its first pass only (its KV stays whole)
+    and proposes nothing. With K > 0 it runs for the whole batch; proposals of requests whose drafter is another
+    are dropped."""
+    prefill_draft: bool
+    """Whether prompt tokens of this step go through the draft; only when run_neural."""
+    purpose: Purpose = Purpose.CHOICE
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyPlan:
+    """How many proposals the step's target pass scores."""
+
+    lengths: tuple[int, ...]
+    """Aligned with `Batch.requests`: 0 <= length <= proposed, and <= remaining_tokens - 1."""
+    purpose: Purpose = Purpose.CHOICE
+    """Purpose of the draft plan that made the proposals."""
+
+
+class RequestOutcome(NamedTuple):
+    """One decoding request of a finished step."""
+
+    id: str
+    slo_class: str | None
+    drafter: str | None
+    """Who was asked at the end of the step before; None when nobody was."""
+    asked: int
+    """K of that plan; 0 when nobody was asked."""
+    proposed: int
+    """Real proposals that came back: no padding (-1), not the zero drafts that vLLM gives a whole batch when one
+    request nears max_model_len, not those a grammar ruled out."""
+    verified: int
+    """Real proposals that the target scored; at most `proposed`."""
+    accepted: int
+    """Proposals accepted; at most `verified`."""
+
+    @property
+    def tried(self) -> int:
+        """Trials of acceptance: positions up to and with the first rejection."""
+        return min(self.verified, self.accepted + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """One finished step that ran the model."""
+
+    now: float
+    """Monotonic seconds at which its output arrived."""
+    step_s: float
+    """Wall time: `t_out(n) - max(t_out(n-1), t_sched(n))`."""
+    target_s: float
+    """Target forward with sampling, measured in the worker; NaN when unknown (then step_s less draft_s)."""
+    n_context: int
+    """Cached tokens before the step, summed over its requests."""
+    n_batched: int
+    """Tokens in the target's forward pass."""
+    n_requests: int
+    mode: ExecutionMode
+    tokens: int
+    """Tokens that reached users."""
+    verify_plan: VerifyPlan
+    draft_plan: DraftPlan
+    """The two plans that this step ran under, as the controller returned them."""
+    requests: tuple[RequestOutcome, ...] = ()
+    """Decoding requests only."""
+    draft_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds per drafter that ran at the end of this step, measured in the worker; absent: did not run."""
+    n_context_query: float = 0.0
+    """Sum over requests of context x query tokens, divided by 1000."""
+    prefill_tokens: int = 0
+    """Prompt tokens in the step; 0 means pure decoding."""

@@ -1,0 +1,74 @@
+"""Seconds of a step as a function of its shape (TurboSpec eq. 2 and 3, with AdaServe's knee)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from outrider_runtime.control.batch import ExecutionMode
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a forward pass processes."""
+
+    n_context: float
+    """Tokens whose KV is cached, summed over the requests."""
+    n_batched: float
+    """Tokens in the pass."""
+    n_requests: float
+    n_context_query: float = 0.0
+    """Sum of context x query tokens over the requests, divided by 1000."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Coefficients of one forward pass, in seconds; mirrors the profile's StepCost field by field.
+
+    `a*N_context + g1*N_batched + g2*max(0, N_batched - knee) + r*n_requests + x*N_context_query + d`
+    """
+
+    per_context_token_s: float = 0.0
+    per_batched_token_s: float = 0.0
+    per_batched_token_above_knee_s: float = 0.0
+    knee_tokens: float = 0.0
+    per_request_s: float = 0.0
+    per_context_query_s: float = 0.0
+    constant_s: float = 0.0
+
+    def seconds(self, shape: Shape) -> float:
+        return (
+            self.constant_s
+            + self.per_context_token_s * shape.n_context
+            + self.per_batched_token_s * shape.n_batched
+            + self.per_batched_token_above_knee_s * max(0.0, shape.n_batched - self.knee_tokens)
+            + self.per_request_s * shape.n_requests
+            + self.per_context_query_s * shape.n_context_query
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterCost:
+    """One draft forward pass (or one lookup), in seconds."""
+
+    cost: StepCost
+    autoregressive: bool = True
+    """True: K passes a step, the first over all of the target's tokens; False: one call however long K is."""
+
+    def seconds(self, first: Shape, draft_tokens: int) -> float:
+        """T_draft(K) = T_d(N_context, N_batched) + (K-1) * T_d(N_context, n); K = 0 is the first pass alone."""
+        once = self.cost.seconds(first)
+        if not self.autoregressive or draft_tokens <= 1:
+            return once
+        later = Shape(first.n_context, first.n_requests, first.n_requests, first.n_context / 1000)
+        return once + (draft_tokens - 1) * self.cost.seconds(later)
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyModel:
+    """A profile, converted: immutable; online correction lives in the controller."""
+
+    target: Mapping[ExecutionMode, StepCost]
+    """At least one mode, or empty: then the target's costs are learned. A missing mode uses another's."""
+    drafters: Mapping[str, DrafterCost] = field(default_factory=dict)
+    """By drafter name; one that is missing is learned."""
