@@ -1,0 +1,257 @@
+"""What the operator sees (`Observed`) and what it wants done (`Plan`); `decide(observed, settings) -> Plan`.
+
+Kubernetes objects are plain JSON dicts, as the API server sends them; nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from outrider_crds.spec import SpeculativeServiceSpec
+from outrider_crds.state import RuntimeState
+from outrider_crds.status import SpeculativeServiceStatus
+from pydantic import ValidationError
+
+Object = dict[str, Any]
+
+# Kinds of the children that carry the service's own name (or start with it), in the order they are applied.
+SERVICE_ACCOUNT, CONFIG_MAP, SERVICE = "ServiceAccount", "ConfigMap", "Service"
+DISRUPTION_BUDGET, DEPLOYMENT, JOB = "PodDisruptionBudget", "Deployment", "Job"
+
+SERVICE_LABEL = "outrider.dev/service"
+REVISION_LABEL = "outrider.dev/revision"
+COMPONENT_LABEL = "outrider.dev/component"
+SERVING, PROFILING, PROFILE = "serving", "profiling", "profile"
+"""Values of the component label: serving pods and their children, profiling Jobs and pods, profile ConfigMaps."""
+MANAGED_BY_LABEL, MANAGER = "app.kubernetes.io/managed-by", "outrider"
+FIELD_MANAGER = "outrider"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The chart's values, fixed for the life of the operator's process."""
+
+    runtime_image: str
+    """Default image of GPU services."""
+    runtime_cpu_image: str
+    """Default image of services on `cpu`."""
+    allow_host_path: bool = False
+    prometheus_configured: bool = False
+    profiling_priority_class: str = ""
+    """Priority class of profiling Jobs (below serving, never preempting); empty for the cluster's default."""
+    window_s: float = 60.0
+    """Length of the window that figures are measured over, in seconds."""
+    unschedulable_s: float = 60.0
+    """A pod that nobody could schedule for this long means NoCapacity."""
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Object, ...] = ()
+    allocatable: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DrafterFigures:
+    """Sums over pods and window."""
+
+    tried: float = 0.0
+    accepted: float = 0.0
+    request_steps: float = 0.0
+
+
+@dataclass(frozen=True)
+class SLOClassFigures:
+    """Sums over pods and window."""
+
+    finished: float = 0.0
+    attained: float = 0.0
+    tpot_counts: tuple[float, ...] = ()
+    """Observations per bucket of TPOT_BUCKETS_S, not cumulative; one more than the bounds."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a service did in one window, summed over its pods; the same from the pods and from Prometheus."""
+
+    window_s: float
+    pods_answered: int = 0
+    pods_ready: int = 0
+    output_tokens: float = 0.0
+    request_steps: float = 0.0
+    """(request, step) pairs, speculative or not."""
+    drafters: Mapping[str, DrafterFigures] = field(default_factory=dict)
+    slo_classes: Mapping[str, SLOClassFigures] = field(default_factory=dict)
+    baseline_tokens: float = 0.0
+    baseline_s: float = 0.0
+    speculative_tokens: float = 0.0
+    speculative_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class FigureWindows:
+    """The window that ends now and the one before it; None where there are not samples enough to fill it."""
+
+    current: Figures | None = None
+    previous: Figures | None = None
+    error: str = ""
+    """Sentence: why there are no figures (Prometheus does not answer, no pod does); empty when there are."""
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A child that the API server refused when the plan for this generation was applied (HTTP 4xx, no conflict)."""
+
+    kind: str
+    name: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One consistent look at a service and what belongs to it."""
+
+    service: Object
+    """The SpeculativeService as the API server sent it."""
+    now: float
+    """Unix seconds."""
+    nodes: tuple[Node, ...] = ()
+    children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
+    """(kind, name) -> object, for the names of `child_names` and for every ConfigMap labelled with the service.
+
+    Whoever owns them: an object that is not in the watch cache is looked up by its name, so that a foreign one
+    of that name is seen before it is touched.
+    """
+    replica_sets: tuple[Object, ...] = ()
+    """Of the service's Deployment."""
+    pods: tuple[Object, ...] = ()
+    """Serving pods of the service."""
+    pod_warnings: Mapping[str, str] = field(default_factory=dict)
+    """Pod name -> newest Warning event ("FailedMount: ..."), for pods that are not ready; may be empty."""
+    states: Mapping[str, RuntimeState] = field(default_factory=dict)
+    """Pod name -> its newest state, for pods that answered lately."""
+    waiting_pods: tuple[Object, ...] = ()
+    """Serving pods without a node, of every service that is watched (this one's too)."""
+    jobs: tuple[Object, ...] = ()
+    """All profiling Jobs of the namespace."""
+    job_pods: tuple[Object, ...] = ()
+    """All pods of profiling Jobs of the namespace."""
+    profiles: Mapping[str, Object] = field(default_factory=dict)
+    """Name -> profile ConfigMap, all of the namespace."""
+    figures: FigureWindows = FigureWindows()
+    rejections: tuple[Rejection, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return str(self.service["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        return str(self.service["metadata"]["namespace"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.service["metadata"]["uid"])
+
+    @property
+    def generation(self) -> int:
+        return int(self.service["metadata"].get("generation", 0))
+
+    @property
+    def deployment(self) -> Object | None:
+        return self.children.get((DEPLOYMENT, self.name))
+
+    @cached_property
+    def parsed(self) -> SpeculativeServiceSpec | str:
+        """The spec, or a sentence that says where it is wrong (the CRD of another release let it through)."""
+        try:
+            return SpeculativeServiceSpec.model_validate(self.service.get("spec") or {})
+        except ValidationError as error:
+            return "; ".join(
+                f"spec.{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()[:4]
+            )
+
+    @cached_property
+    def status(self) -> SpeculativeServiceStatus:
+        """The status as it stands; a fresh one where another release wrote what this one cannot read."""
+        try:
+            return SpeculativeServiceStatus.model_validate(self.service.get("status") or {})
+        except ValidationError:
+            return SpeculativeServiceStatus()
+
+
+@dataclass(frozen=True)
+class Delete:
+    kind: str
+    name: str
+    uid: str
+    """Precondition: another object of that name is left alone."""
+    resource_version: str | None = None
+    """Precondition where the object must not have changed since (a shared profile that gained a user)."""
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """Add one owner reference to a shared Job: a strategic merge patch, with the uid as a precondition."""
+
+    kind: str
+    name: str
+    uid: str
+    owner: Object
+
+
+@dataclass(frozen=True)
+class Annotate:
+    """Set annotations on a pod (merge patch, with the uid as a precondition)."""
+
+    pod: str
+    uid: str
+    annotations: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Posted on the service."""
+
+    warning: bool
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do, in this order: create, apply, adopt, annotate, delete, write the status, post the events.
+
+    Each is safe to skip or to repeat: the next reconcile decides again from what it then sees.
+    """
+
+    create: tuple[Object, ...] = ()
+    """Created, never changed: immutable ConfigMaps, new profiles and Jobs. AlreadyExists is success."""
+    apply: tuple[Object, ...] = ()
+    """Server-side apply (force, FIELD_MANAGER). An object with metadata.resourceVersion is applied on that version
+    only: Conflict means observe again."""
+    adopt: tuple[Adoption, ...] = ()
+    annotate: tuple[Annotate, ...] = ()
+    delete: tuple[Delete, ...] = ()
+    """With background propagation; NotFound and a failed precondition are success."""
+    status: SpeculativeServiceStatus = field(default_factory=SpeculativeServiceStatus)
+    events: tuple[Event, ...] = ()
+    """To be posted once the status is written."""
+    requeue_after_s: float | None = None
+    """Look again after this time even if nothing happens; None: the next watch event or resync is early enough."""
+
+
+def child_names(service: str) -> tuple[tuple[str, str], ...]:
+    """(kind, name) of the children with fixed names; look each up, labelled or not."""
+    return (
+        (SERVICE_ACCOUNT, service),
+        (CONFIG_MAP, f"{service}-hot"),
+        (SERVICE, service),
+        (DISRUPTION_BUDGET, service),
+        (DEPLOYMENT, service),
+    )
