@@ -40,11 +40,8 @@ def write_checkout_image(target: Path, names: Sequence[str]) -> None:
     for path in map(Path, _SYSTEM):
         if path.is_symlink():
             layer.link(str(path).lstrip("/"), str(path.readlink()))
-    for file, line in (("etc/passwd", "{0}:x:{1}:{1}::{2}:/bin/sh
-"), ("etc/group", "{0}:x:{1}:
-")):
-        users = (("root", 0, "/root"), ("nonroot", _NONROOT, "/home/nonroot"))
-        layer.file(file, "".join(line.format(*each) for each in users).encode())
+    layer.file("etc/passwd", _passwd({"root": (0, "/root"), "nonroot": (_NONROOT, "/home/nonroot")}))
+    layer.file("etc/group", f"root:x:0:\nnonroot:x:{_NONROOT}:\n".encode())
     layer.file("etc/nsswitch.conf", b"passwd: files\ngroup: files\nhosts: files dns\n")
     config = {
         "User": f"{_NONROOT}:{_NONROOT}",
@@ -53,6 +50,10 @@ def write_checkout_image(target: Path, names: Sequence[str]) -> None:
         "Cmd": ["sh"],
     }
     _write_image(target, list(names), layer.finish(), config)
+
+
+def _passwd(users: dict[str, tuple[int, str]]) -> bytes:
+    return "".join(f"{name}:x:{uid}:{uid}::{home}:/bin/sh\n" for name, (uid, home) in users.items()).encode()
 
 
 def base_spec(default: dict[str, Any]) -> dict[str, Any]:

@@ -90,8 +90,8 @@ class Supervisor:
         self._processes.start(control_plane.ETCD, control_plane.etcd(self._binaries))
         self._start_api_server()
         prepare_images(self._binaries)
-        for node in nodes:
-            self._begin_node(NodeSpec(**node))
+        for each in nodes:
+            self._begin_node(NodeSpec(**each))
         progress("waiting for the API server")
         self._wait_for_api_server()
         for name, command in control_plane.beside_api_server(self._binaries, self._layout, self._subnets).items():
