@@ -1,0 +1,63 @@
+"""How state crosses from vLLM's engine core process to the API server's: one JSON file, replaced atomically.
+
+The engine core writes a `RuntimeState` about every 0.25 s into the run folder (tmpfs); the server reads it when it
+is asked, and adds what only it knows (`ready`, `now`). No other module is used by both sides.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from outrider_crds.runtime_config import BootConfig, HotConfig, config_hash
+from outrider_crds.state import RuntimeState
+
+SNAPSHOT_FILE = "state.json"
+WRITE_EVERY_S = 0.25
+STALE_AFTER_S = 10.0
+"""The writer is a thread of its own: a silence this long means that the engine core is gone or stuck."""
+
+
+def write_snapshot(run_dir: str | Path, state: RuntimeState) -> None:
+    """Replace the snapshot; a reader sees the old one or the new one, never a part."""
+    path = Path(run_dir, SNAPSHOT_FILE)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(state.model_dump_json(by_alias=True, exclude_none=True), encoding="utf-8")
+    temporary.replace(path)
+
+
+def read_snapshot(run_dir: str | Path) -> RuntimeState | None:
+    """The last state that the engine core wrote; None before its first."""
+    try:
+        text = Path(run_dir, SNAPSHOT_FILE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    return RuntimeState.model_validate_json(text)
+
+
+def present_state(run_dir: str | Path, *, serving: bool, blank: RuntimeState, now: float | None = None) -> RuntimeState:
+    """What the state endpoint answers: the engine core's snapshot, or `blank` before it has reported.
+
+    `serving`: the API server takes requests. Ready only while the engine core reports, too.
+    """
+    at = time.time() if now is None else now
+    written = read_snapshot(run_dir)
+    if written is None:
+        return blank.model_copy(update={"now": at, "ready": False, "plugin_active": False})
+    active = at - written.now <= STALE_AFTER_S
+    return written.model_copy(update={"now": at, "ready": serving and active, "plugin_active": active})
+
+
+def blank_state(boot: BootConfig, hot: HotConfig, *, started_at: float) -> RuntimeState:
+    """The state of a pod whose engine has not reported yet."""
+    return RuntimeState(
+        service=boot.service,
+        namespace=boot.namespace,
+        revision=boot.revision,
+        config_hash=config_hash(hot),
+        started_at=started_at,
+        now=started_at,
+        ready=False,
+        plugin_active=False,
+    )

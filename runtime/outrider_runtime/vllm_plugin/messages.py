@@ -1,0 +1,52 @@
+"""What scheduler and worker tell each other. Both travel as one attribute on vLLM's own step messages.
+
+vLLM pickles `SchedulerOutput` and `ModelRunnerOutput` with their whole `__dict__`, so no channel of our own is
+needed, and an order can never meet the wrong step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+ATTRIBUTE = "outrider"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOrder:
+    """Scheduler to worker: what to propose at the end of this step."""
+
+    draft_tokens: int
+    """K; 0 for no proposals."""
+    run_neural: bool
+    """Whether the neural draft's forward runs; at K = 0 it runs its first pass only."""
+    lookup_requests: frozenset[str] = frozenset()
+    """Ids of requests that prompt lookup proposes for."""
+    neural_requests: frozenset[str] = frozenset()
+    """Ids of requests whose neural proposals are kept."""
+
+
+@dataclass(slots=True)
+class StepReport:
+    """Worker to scheduler: what the step took. Filled in while the step runs."""
+
+    target_s: float = float("nan")
+    """Target forward with sampling; NaN where it is not measured (GPU, asynchronous)."""
+    lookup_s: float | None = None
+    neural_s: float | None = None
+    """None: did not run."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """"lookup" or "neural" -> why it failed, in a sentence; its proposals of this step were dropped."""
+
+
+def attach(message: Any, content: DraftOrder | StepReport) -> None:
+    setattr(message, ATTRIBUTE, content)
+
+
+def attached_order(scheduler_output: Any) -> DraftOrder | None:
+    """None for vLLM's own dummy steps (warm-up, profiling of memory)."""
+    return getattr(scheduler_output, ATTRIBUTE, None)
+
+
+def attached_report(model_runner_output: Any) -> StepReport | None:
+    return getattr(model_runner_output, ATTRIBUTE, None)
