@@ -1,0 +1,179 @@
+"""Outrider from an empty machine to a rolled-out draft: cluster, chart, manifest, load, patch, clean-up.
+
+Everything here is what a user would do: helm, kubectl and HTTP requests. The cluster ends with this process,
+however that ends, unless --keep was given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from demo.console import Console
+from demo.load import Load
+from demo.service import Follower, JsonObject, condition, is_true
+from setup.steps import REPOSITORY
+from tests.cluster.cluster import Cluster
+from tests.cluster.errors import ClusterError
+
+MANIFEST = REPOSITORY / "examples" / "smollm2-cpu.yaml"
+PATCH = REPOSITORY / "examples" / "smollm2-other-draft-patch.yaml"
+STATE = Path("~/.cache/outrider/demo-cluster")
+PHASES = ((1, 45), (4, 45), (12, 45), (1, 45))
+"""(concurrent requests, seconds): the load rises past the point where speculation pays, and falls again."""
+SHOW_EVERY_S = 15.0
+
+
+def main() -> int:
+    options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    console = Console()
+    cluster = Cluster(state=STATE, progress=console.say)
+    try:
+        console.step("A real Kubernetes on this machine")
+        cluster.start(keep=options.keep)
+        Demo(console, cluster, yaml.safe_load(MANIFEST.read_text(encoding="utf-8"))).run()
+    except (ClusterError, TimeoutError, subprocess.CalledProcessError) as error:
+        console.say(f"The demo stops here: {error}")
+        _explain(cluster, console)
+        return 1
+    except KeyboardInterrupt:
+        console.say("interrupted")
+        return 130
+    finally:
+        _leave(cluster, console, keep=options.keep)
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
+    parser.add_argument("--keep", action="store_true", help="leave the cluster and the service up at the end")
+    return parser.parse_args()
+
+
+class Demo:
+    """The steps between a cluster and its end."""
+
+    def __init__(self, console: Console, cluster: Cluster, manifest: JsonObject) -> None:
+        self._console = console
+        self._cluster = cluster
+        self._spec = manifest["spec"]
+        self._name = manifest["metadata"]["name"]
+        self._follow = Follower(cluster.kubectl, console, self._name)
+
+    def run(self) -> None:
+        self._install()
+        self._apply()
+        asyncio.run(self._serve_changing_load())
+        asyncio.run(self._roll_out_another_draft())
+        self._show("-o", "yaml", "--show-managed-fields=false")
+
+    def _install(self) -> None:
+        self._console.step("helm install outrider charts/outrider: the operator, under its own service account")
+        values = Path(__file__).with_name("values.yaml")
+        self._helm("install", "outrider", "charts/outrider", "-n", "outrider-system", "--create-namespace",
+                   "-f", str(values), "--wait", "--timeout", "3m")  # fmt: skip
+        self._console.block(self._cluster.kubectl("get", "pods", "-n", "outrider-system"))
+
+    def _apply(self) -> None:
+        self._console.step(f"kubectl apply -f {MANIFEST.relative_to(REPOSITORY)}")
+        self._console.block(self._cluster.kubectl("apply", "-f", str(MANIFEST)))
+        self._follow.until(
+            lambda service: is_true(service, "Ready", "ProfilesReady", "Updated"),
+            timeout_s=600, what="a profiled service with a ready pod",
+        )  # fmt: skip
+        self._show()
+
+    async def _serve_changing_load(self) -> None:
+        self._console.step("Real chat requests at changing load: the draft length follows")
+        load = self._load()
+        running = asyncio.create_task(load.run())
+        for concurrency, duration_s in PHASES:
+            self._console.say(f"{concurrency} concurrent request(s) for {duration_s} s")
+            load.concurrency = concurrency
+            for _ in range(round(duration_s / SHOW_EVERY_S)):
+                await asyncio.sleep(SHOW_EVERY_S)
+                await asyncio.to_thread(self._show_choice)
+        load.stop()
+        await running
+        await asyncio.to_thread(self._show)
+        self._say_outcome(load)
+
+    async def _roll_out_another_draft(self) -> None:
+        self._console.step(f"kubectl patch specsvc {self._name}: another draft, under load")
+        load = self._load()
+        running = asyncio.create_task(load.run())
+        patch = ("patch", "specsvc", self._name, "--type=merge", "--patch-file", str(PATCH))
+        self._console.block(await asyncio.to_thread(self._cluster.kubectl, *patch))
+        drafts = [d["name"] for d in yaml.safe_load(PATCH.read_text(encoding="utf-8"))["spec"]["draftPool"]]
+        await asyncio.to_thread(
+            self._follow.until,
+            lambda service: is_true(service, "Updated", "ProfilesReady", "Ready") and _measured(service, drafts),
+            timeout_s=600, what="the rollout of the new draft, with its acceptance measured",
+        )  # fmt: skip
+        load.stop()
+        await running
+        await asyncio.to_thread(self._show)
+        self._say_outcome(load)
+        if load.errors:
+            raise ClusterError(f"{len(load.errors)} request(s) failed during the rollout; the first: {load.errors[0]}")
+
+    def _load(self) -> Load:
+        address = self._cluster.get("service", self._name)["spec"]["clusterIP"]
+        classes = tuple(each["name"] for each in self._spec["sloClasses"])
+        return Load(f"http://{address}", self._spec["target"]["name"], classes)
+
+    def _show(self, *how: str) -> None:
+        self._console.block(self._cluster.kubectl("get", "specsvc", self._name, *how))
+
+    def _show_choice(self) -> None:
+        service = self._follow.look()
+        active = condition(service, "SpeculationActive")
+        self._show()
+        self._console.say(active.get("message", "no choice yet"))
+
+    def _say_outcome(self, load: Load) -> None:
+        answered = [answer for answer in load.answers if not answer.error]
+        tokens = sum(answer.tokens for answer in answered)
+        self._console.say(f"{len(answered)} requests answered, {tokens} tokens, {len(load.errors)} failed")
+
+    def _helm(self, *arguments: str) -> None:
+        subprocess.run(["helm", *arguments], check=True, cwd=REPOSITORY, env=self._cluster.environment, stdout=-3)
+
+
+def _measured(service: JsonObject, drafts: list[str]) -> bool:
+    """Does the status tell an acceptance rate for every one of these drafts?"""
+    rows = service.get("status", {}).get("drafts", [])
+    known = {row["name"] for row in rows if row.get("acceptanceRate")}
+    return set(drafts) <= known
+
+
+def _explain(cluster: Cluster, console: Console) -> None:
+    """What a person would look at next, printed while it still exists."""
+    if not cluster.is_running():
+        return
+    for question in (("get", "specsvc,pods,jobs", "-A"), ("get", "events", "-A", "--sort-by=.lastTimestamp")):
+        console.block(cluster.try_kubectl(*question).stdout[-4000:])
+    console.block(cluster.try_kubectl("logs", "-n", "outrider-system", "deploy/outrider", "--tail=30").stdout)
+
+
+def _leave(cluster: Cluster, console: Console, *, keep: bool) -> None:
+    if keep and cluster.is_running():
+        console.say("The cluster is up. To talk to it:")
+        console.block(
+            f"export KUBECONFIG={cluster.kubeconfig}\nkubectl get specsvc -w\n"
+            f"{sys.executable} -m tests.cluster down --state {STATE}   # removes everything"
+        )
+        return
+    cluster.stop()
+    console.say("everything that the demo started is gone; caches stay in ~/.cache/outrider")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""The service as the demo follows it: what changed since the last look, in sentences."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from demo.console import Console
+
+Kubectl = Callable[..., str]
+JsonObject = dict[str, Any]
+
+
+def get(kubectl: Kubectl, *what: str) -> JsonObject:
+    """One object or list as JSON; {} where there is none."""
+    text = kubectl("get", *what, "-o", "json", "--ignore-not-found")
+    return json.loads(text) if text.strip() else {}
+
+
+@dataclass
+class Follower:
+    """Polls a service and its children, and says what is new."""
+
+    kubectl: Kubectl
+    console: Console
+    name: str
+    _seen: dict[str, str] = field(default_factory=dict)
+
+    def until(self, done: Callable[[JsonObject], bool], *, timeout_s: float, what: str) -> JsonObject:
+        """Follows the service until `done(service)`. Raises TimeoutError with the conditions when it takes longer."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            service = self.look()
+            if done(service):
+                return service
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what} did not happen within {timeout_s:.0f} s; conditions: {sentences(service)}")
+            time.sleep(1.0)
+
+    def look(self) -> JsonObject:
+        """Says what is new since the last look; returns the service."""
+        service = get(self.kubectl, "specsvc", self.name)
+        children = get(self.kubectl, "jobs,configmaps,deployments,pods", "-l", f"outrider.dev/service={self.name}")
+        for subject, text in (*_conditions(service), *_children(children.get("items", []))):
+            if self._seen.get(subject) != text:
+                self._seen[subject] = text
+                self.console.say(f"{subject:<52} {text}")
+        return service
+
+
+def condition(service: JsonObject, kind: str) -> JsonObject:
+    """The condition of that type, {} when it is not set yet."""
+    found: list[JsonObject] = service.get("status", {}).get("conditions", [])
+    return next((c for c in found if c["type"] == kind), {})
+
+
+def is_true(service: JsonObject, *kinds: str) -> bool:
+    """Are all these conditions True and of the newest generation?"""
+    generation = service.get("metadata", {}).get("generation")
+    found = [condition(service, kind) for kind in kinds]
+    return all(c.get("status") == "True" and c.get("observedGeneration") == generation for c in found)
+
+
+def sentences(service: JsonObject) -> str:
+    return "; ".join(f"{subject}: {text}" for subject, text in _conditions(service))
+
+
+def _conditions(service: JsonObject) -> Iterator[tuple[str, str]]:
+    for c in service.get("status", {}).get("conditions", []):
+        yield f"condition {c['type']}", f"{c['status']}  {c['reason']}"
+
+
+def _children(items: list[JsonObject]) -> Iterator[tuple[str, str]]:
+    for item in items:
+        yield f"{item['kind'].lower()} {item['metadata']['name']}", _summary(item)
+
+
+def _summary(item: JsonObject) -> str:
+    status = item.get("status", {})
+    if item["kind"] == "ConfigMap":
+        return "holds " + ", ".join(sorted(item.get("data", {})))
+    if item["kind"] == "Job":
+        finished = [c["type"] for c in status.get("conditions", []) if c["status"] == "True"]
+        return finished[-1] if finished else ("running" if status.get("active") else "created")
+    if item["kind"] == "Deployment":
+        return f"{status.get('readyReplicas', 0)} of {item['spec']['replicas']} ready"
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", []))
+    return f"{status.get('phase', 'Unknown')}{', ready' if ready else ''}"
