@@ -5,25 +5,65 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, StringConstraints
 from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
-# A Go duration ("50ms", "1m30s"); the API server parses the same with `format: duration`.
-DURATION_PATTERN = r"^([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+$"
+# A Go duration ("50ms", "1m30s"). The API server's `format: duration` also takes "1 day" and overflows at 292
+# years; within this pattern every text parses, and to the same length here and there.
+DURATION_PATTERN = r"^([0-9]{1,5}(\.[0-9]{1,3})?(us|ms|s|m|h)){1,4}$"
 Duration = Annotated[
     str,
     StringConstraints(min_length=1, max_length=32, pattern=DURATION_PATTERN),
     Field(json_schema_extra={"format": "duration"}),
 ]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+# A label value that is also a folder name in the pod.
+Product = Annotated[
+    str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
+]
+# A label key or an extended resource: an optional domain, a slash and a name.
+QualifiedName = Annotated[
+    str,
+    StringConstraints(
+        min_length=1,
+        max_length=253,
+        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+    ),
+]
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Path = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 Percent = Annotated[int, Field(ge=0, le=100)]
+
+
+@dataclass(frozen=True)
+class MapList:
+    """Marks a list as keyed by one field of its items: no two items may share the value, here and in the CRD."""
+
+    key: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {**handler(schema), "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [self.key]}
+
+    def _check(self, items: list[Any]) -> list[Any]:
+        seen: set[str] = set()
+        for item in items:
+            value = str(item[self.key] if isinstance(item, dict) else getattr(item, self.key))
+            if value in seen:
+                problem = {"key": self.key, "value": value}
+                raise PydanticCustomError("duplicate", "Duplicate value: two entries have the {key} {value}", problem)
+            seen.add(value)
+        return items
 
 
 class Model(BaseModel):

@@ -8,9 +8,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
-from outrider_crds.base import Duration, Model, Name, Path, Percent, ShortText
+from outrider_crds.base import Duration, MapList, Model, Name, Path, Percent, Product, QualifiedName, ShortText
 
 API_GROUP = "outrider.dev"
 API_VERSION = "v1alpha1"
@@ -23,6 +24,52 @@ GPU_RESOURCE = "nvidia.com/gpu"
 
 # A Kubernetes type that the API server checks when the child object is applied, not here.
 KubernetesObject = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
+
+
+def _named(variable: dict[str, Any]) -> dict[str, Any]:
+    name = variable.get("name")
+    if not isinstance(name, str) or not 1 <= len(name) <= 256:
+        raise PydanticCustomError("name", "needs a name of 1 to 256 characters")
+    return variable
+
+
+def _quantities(resources: dict[str, Any]) -> dict[str, Any]:
+    for block in ("limits", "requests"):
+        amounts = resources.get(block, {})
+        if not isinstance(amounts, dict) or len(amounts) > 16:
+            raise PydanticCustomError("resources", "{block} must map at most 16 resources to amounts", {"block": block})
+        for name, amount in amounts.items():
+            if isinstance(amount, bool) or not isinstance(amount, int | str):
+                problem = {"block": block, "name": name}
+                raise PydanticCustomError("resources", "{block}.{name} must be a quantity such as 500m or 4Gi", problem)
+    return resources
+
+
+_AMOUNTS = {"type": "object", "maxProperties": 16, "additionalProperties": {"x-kubernetes-int-or-string": True}}
+# Kubernetes types of which Outrider's rules read one part; the rest is the API server's to check in the child.
+NamedObject = Annotated[
+    dict[str, Any],
+    AfterValidator(_named),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {"name": {"type": "string", "minLength": 1, "maxLength": 256}},
+            "required": ["name"],
+            "x-kubernetes-preserve-unknown-fields": True,
+        }
+    ),
+]
+Resources = Annotated[
+    dict[str, Any],
+    AfterValidator(_quantities),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {"limits": _AMOUNTS, "requests": _AMOUNTS},
+            "x-kubernetes-preserve-unknown-fields": True,
+        }
+    ),
+]
 Labels = Annotated[dict[str, Annotated[str, Field(max_length=253)]], Field(max_length=32)]
 
 
@@ -108,13 +155,13 @@ class Drafter(Model):
 
 
 class Accelerator(Model):
-    products: Annotated[list[ShortText], Field(min_length=1, max_length=8)]
+    products: Annotated[list[Product], Field(min_length=1, max_length=8)]
     """GPU products as the node label names them (`NVIDIA-H200`), any of which may be used; or `cpu` alone."""
     count: Annotated[int, Field(ge=1, le=16)] | None = None
     """GPUs per pod; must equal engine.tensorParallelSize (the default). Not allowed on cpu."""
-    product_label: ShortText = GPU_PRODUCT_LABEL
+    product_label: QualifiedName = GPU_PRODUCT_LABEL
     """Node label that carries the product."""
-    resource_name: ShortText = GPU_RESOURCE
+    resource_name: QualifiedName = GPU_RESOURCE
     """Extended resource that the device plugin offers."""
     tolerations: Annotated[list[KubernetesObject], Field(max_length=16)] = []
     """Tolerations of serving and profiling pods."""
@@ -152,7 +199,8 @@ class DraftPrefill(StrEnum):
 class Speculation(Model):
     mode: SpeculationMode = SpeculationMode.CLOSED_LOOP
     """ClosedLoop tunes the draft length at every step; Static always proposes maxDraftTokens with the first
-    drafter; Off never speculates. Changing it restarts nothing."""
+    drafter; Off never speculates (write "Off" in quotes: YAML reads a bare Off as false). Changing it restarts
+    nothing."""
     max_draft_tokens: Annotated[int, Field(ge=1, le=16)] = 5
     """Most tokens a drafter may propose for a request in one step. Lowering it restarts nothing."""
     draft_prefill: DraftPrefill = DraftPrefill.AUTO
@@ -222,7 +270,7 @@ class Engine(Model):
     """Type of the weights and activations."""
     extra_args: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=32)] = []
     """Further arguments of the engine, as on its command line (`--max-num-seqs=32`)."""
-    env: Annotated[list[EnvVar], Field(max_length=32)] = []
+    env: Annotated[list[EnvVar], Field(max_length=32), MapList("name")] = []
     """Environment of the engine's process, in serving and profiling pods alike."""
 
 
@@ -258,9 +306,9 @@ class PodTemplate(Model):
     """Further labels of serving pods."""
     annotations: Labels = {}
     """Further annotations of serving pods."""
-    resources: KubernetesObject | None = None
+    resources: Resources | None = None
     """Resource requests and limits of the runtime container; GPUs are added from `accelerator`."""
-    env: Annotated[list[KubernetesObject], Field(max_length=32)] = []
+    env: Annotated[list[NamedObject], Field(max_length=32), MapList("name")] = []
     """Further environment of the runtime container, in Kubernetes form (valueFrom included)."""
     env_from: Annotated[list[KubernetesObject], Field(max_length=16)] = []
     """Further environment sources of the runtime container."""
@@ -289,21 +337,11 @@ class SpeculativeServiceSpec(Model):
 
     target: ModelRef
     """The model that is served."""
-    draft_pool: Annotated[
-        list[Drafter],
-        Field(
-            max_length=8, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
-        ),
-    ] = []
+    draft_pool: Annotated[list[Drafter], Field(max_length=8), MapList("name")] = []
     """Drafters that may propose tokens. "No speculation" is always a candidate; order breaks ties."""
     accelerator: Accelerator
     """The hardware that pods run on."""
-    slo_classes: Annotated[
-        list[SLOClass],
-        Field(
-            max_length=8, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
-        ),
-    ] = []
+    slo_classes: Annotated[list[SLOClass], Field(max_length=8), MapList("name")] = []
     """Latency classes that requests may name."""
     default_slo_class: Annotated[Name | None, Field(alias="defaultSLOClass")] = None
     """Class of requests that name none; the first of sloClasses when absent."""

@@ -7,11 +7,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from outrider_crds.base import Model
+from outrider_crds.base import MapList, Model
 
 Text = Annotated[str, Field(max_length=256)]
 Message = Annotated[str, Field(max_length=2048)]
-_BY_NAME = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
 
 
 class ConditionType(StrEnum):
@@ -159,19 +158,9 @@ class SpeculativeServiceStatus(Model):
     updated_replicas: int = 0
     selector: Annotated[str, Field(max_length=512)] = ""
     runtime_image: Text = ""
-    conditions: Annotated[
-        list[Condition],
-        Field(
-            max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
-        ),
-    ] = []
+    conditions: Annotated[list[Condition], Field(max_length=16), MapList("type")] = []
     summary: Summary | None = None
     goodput: Goodput | None = None
-    slo_classes: Annotated[list[SLOClassStatus], Field(max_length=8, json_schema_extra=_BY_NAME)] = []
-    drafts: Annotated[list[DraftStatus], Field(max_length=8, json_schema_extra=_BY_NAME)] = []
-    profiles: Annotated[
-        list[ProfileStatus],
-        Field(
-            max_length=8, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["product"]}
-        ),
-    ] = []
+    slo_classes: Annotated[list[SLOClassStatus], Field(max_length=8), MapList("name")] = []
+    drafts: Annotated[list[DraftStatus], Field(max_length=8), MapList("name")] = []
+    profiles: Annotated[list[ProfileStatus], Field(max_length=8), MapList("product")] = []

@@ -1,0 +1,137 @@
+"""Writes crds/speculativeservices.outrider.dev.yaml from the models: `outrider-crds`, or `outrider-crds --check`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from outrider_crds.rules import RULES
+from outrider_crds.schema import JsonObject, structural_schema
+from outrider_crds.service import SpeculativeService
+from outrider_crds.spec import API_GROUP, API_VERSION, KIND, PLURAL, SpeculativeServiceSpec
+from outrider_crds.status import ConditionType, SpeculativeServiceStatus
+
+CRD_NAME = f"{PLURAL}.{API_GROUP}"
+REPOSITORY = Path(__file__).resolve().parents[2]
+CRD_FILE = REPOSITORY / "crds" / f"{CRD_NAME}.yaml"
+_HEADER = "# Generated from crds/outrider_crds by `outrider-crds`: change the models there, not this file.\n"
+
+
+def crd() -> JsonObject:
+    """The CustomResourceDefinition."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": CRD_NAME},
+        "spec": {
+            "group": API_GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": KIND.lower(),
+                "shortNames": ["specsvc"],
+                "categories": ["all"],
+            },
+            "versions": [_version()],
+        },
+    }
+
+
+def _version() -> JsonObject:
+    return {
+        "name": API_VERSION,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": _root_schema()},
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.replicas",
+                "statusReplicasPath": ".status.replicas",
+                "labelSelectorPath": ".status.selector",
+            },
+        },
+        "additionalPrinterColumns": _printer_columns(),
+    }
+
+
+def _root_schema() -> JsonObject:
+    return {
+        "description": SpeculativeService.__doc__,
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string", "description": "Always outrider.dev/v1alpha1."},
+            "kind": {"type": "string", "description": "Always SpeculativeService."},
+            "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}},
+            "spec": structural_schema(SpeculativeServiceSpec, _validations),
+            "status": structural_schema(SpeculativeServiceStatus, _validations),
+        },
+        "x-kubernetes-validations": _validations(KIND),
+    }
+
+
+def _validations(model: str) -> list[dict[str, str]]:
+    return [rule.for_api_server() for rule in RULES if rule.on.__name__ == model]
+
+
+def _printer_columns() -> list[JsonObject]:
+    ready = f'.status.conditions[?(@.type=="{ConditionType.READY}")].status'
+    return [
+        _column("Target", ".spec.target.name", "The model that is served."),
+        _column("Accelerator", ".spec.accelerator.products", "Hardware that pods may run on."),
+        _column("Ready", ready, "Whether at least one endpoint is ready."),
+        _column("Replicas", ".status.readyReplicas", "Serving pods that are ready.", kind="integer"),
+        _column("Goodput", ".status.summary.goodput", "Tokens that reach users, per second, over all pods."),
+        _column("Speedup", ".status.summary.speedup", "Measured against the same pods without speculation."),
+        _column("Acceptance", ".status.summary.acceptance", "Share of tried draft tokens that the target accepted."),
+        _column("SLO", ".status.summary.slo", "Attainment of the worst SLO class."),
+        _column("Age", ".metadata.creationTimestamp", "Time since creation.", kind="date"),
+    ]
+
+
+def _column(name: str, path: str, description: str, *, kind: str = "string") -> JsonObject:
+    return {"name": name, "type": kind, "jsonPath": path, "description": description}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Repeats what is equal instead of writing YAML anchors."""
+
+    def ignore_aliases(self, _data: Any) -> bool:
+        return True
+
+
+def crd_text() -> str:
+    """The file's text."""
+    body: str = yaml.dump(crd(), Dumper=_Dumper, sort_keys=False, width=118, allow_unicode=True)
+    return _HEADER + body
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="outrider-crds", description="Write the CustomResourceDefinition.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when the file is not up to date")
+    parser.add_argument("--output", type=Path, default=CRD_FILE, help="the file (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    if options.check:
+        return _check(options.output)
+    options.output.write_text(crd_text())
+    return 0
+
+
+def _check(path: Path) -> int:
+    if path.exists() and path.read_text() == crd_text():
+        return 0
+    print(
+        f"{path} differs from the models in outrider_crds: run `outrider-crds` and commit the result", file=sys.stderr
+    )
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

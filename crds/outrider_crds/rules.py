@@ -1,0 +1,281 @@
+"""Rules that span fields: one table, held by the API server as CEL and by `serve -f` as the predicate beside it.
+
+A rule belongs to a model and holds wherever that model stands in the resource. The two forms of a rule must agree:
+the corpus in tests/corpus goes through both, and so do random manifests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from outrider_crds.base import Model, seconds
+from outrider_crds.engine_rules import ENGINE_RULES
+from outrider_crds.rule import Rule
+from outrider_crds.service import SpeculativeService
+from outrider_crds.spec import (
+    CPU_PRODUCT,
+    NEURAL_METHODS,
+    Accelerator,
+    Drafter,
+    DraftMethod,
+    HostPathSource,
+    ModelCache,
+    ModelRef,
+    ModelSource,
+    Profiling,
+    PromptLookup,
+    PvcSource,
+    Rollout,
+    SLOClass,
+    SpeculationMode,
+    SpeculativeServiceSpec,
+)
+
+NAME_PATTERN = "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
+_BLOCKS = {
+    DraftMethod.PROMPT_LOOKUP: ("promptLookup", "prompt_lookup"),
+    DraftMethod.DRAFT_MODEL: ("draftModel", "draft_model"),
+    DraftMethod.EAGLE: ("eagle", "eagle"),
+}
+
+
+def _method_rules(method: DraftMethod, block: str, attribute: str) -> tuple[Rule, Rule]:
+    """A method needs its block, and a block its method."""
+    return (
+        Rule(
+            on=Drafter,
+            field=".method",
+            cel=f"self.method != '{method}' || has(self.{block})",
+            holds=lambda d: d.method != method or getattr(d, attribute) is not None,
+            message=f"method {method} needs the block {block}: add it (it may be empty where nothing is required)",
+        ),
+        Rule(
+            on=Drafter,
+            field=f".{block}",
+            cel=f"self.method == '{method}' || !has(self.{block})",
+            holds=lambda d: d.method == method or getattr(d, attribute) is None,
+            message=f"the block {block} belongs to method {method}: remove it or change the method",
+        ),
+    )
+
+
+def _positive(on: type[Model], field: str, attribute: str) -> Rule:
+    """A duration, where given, is above zero."""
+    return Rule(
+        on=on,
+        field=f".{field}",
+        cel=f"!has(self.{field}) || self.{field} > duration('0s')",
+        holds=lambda m: getattr(m, attribute) is None or seconds(getattr(m, attribute)) > 0,
+        message=f"{field} must be above 0: write a duration such as 50ms, 30s or 5m",
+    )
+
+
+def _inside(on: type[Model], what: str) -> Rule:
+    """A path without `..`, so that it stays where it says."""
+    return Rule(
+        on=on,
+        field=".path",
+        cel="!self.path.split('/').exists(part, part == '..')",
+        holds=lambda source: ".." not in source.path.split("/"),
+        message=f"path must not contain '..': write the folder {what} without it",
+    )
+
+
+def _gpu_limits(spec: SpeculativeServiceSpec) -> bool:
+    resources = spec.pod_template.resources or {}
+    return not any(spec.accelerator.resource_name in resources.get(block, {}) for block in ("limits", "requests"))
+
+
+def _gpu_absent(block: str) -> str:
+    where = f"self.podTemplate.resources.{block}"
+    return f"(!has(self.podTemplate.resources) || !has({where}) || !(self.accelerator.resourceName in {where}))"
+
+
+_SERVICE_RULES = (
+    Rule(
+        on=SpeculativeService,
+        field=".metadata.name",
+        cel=f"self.metadata.name.matches('{NAME_PATTERN}')",
+        holds=lambda service: re.fullmatch(NAME_PATTERN, service.metadata.name) is not None,
+        message=(
+            "metadata.name must be at most 40 lower-case letters, digits and '-', begin with a letter and not end "
+            "with '-' (it names the Service and the pods): choose another name"
+        ),
+    ),
+)
+
+_MODEL_RULES = (
+    Rule(
+        on=ModelSource,
+        cel="[has(self.hub), has(self.pvc), has(self.hostPath)].exists_one(given, given)",
+        holds=lambda s: [s.hub, s.pvc, s.host_path].count(None) == 2,
+        message="source must hold exactly one of hub, pvc, hostPath: keep the one that the weights come from",
+    ),
+    Rule(
+        on=ModelRef,
+        field=".revision",
+        cel="!has(self.revision) || has(self.source.hub)",
+        holds=lambda m: m.revision is None or m.source.hub is not None,
+        message="revision is read from the hub only: remove it, or use source.hub",
+    ),
+    _inside(PvcSource, "inside the volume"),
+    _inside(HostPathSource, "on the node"),
+    Rule(
+        on=ModelCache,
+        cel="[has(self.pvc), has(self.emptyDir)].exists_one(given, given)",
+        holds=lambda c: [c.pvc, c.empty_dir].count(None) == 1,
+        message="modelCache must hold exactly one of pvc, emptyDir: keep one",
+    ),
+)
+
+_POOL_RULES = (
+    *(rule for method, (block, attribute) in _BLOCKS.items() for rule in _method_rules(method, block, attribute)),
+    Rule(
+        on=PromptLookup,
+        field=".minTokens",
+        cel="self.minTokens <= self.maxTokens",
+        holds=lambda p: p.min_tokens <= p.max_tokens,
+        message="minTokens must not exceed maxTokens: lower minTokens or raise maxTokens",
+    ),
+    Rule(
+        on=SpeculativeServiceSpec,
+        field=".draftPool",
+        cel="!has(self.draftPool) || self.draftPool.filter(d, d.method == 'PromptLookup').size() <= 1",
+        holds=lambda s: sum(d.method == DraftMethod.PROMPT_LOOKUP for d in s.draft_pool) <= 1,
+        message="draftPool may hold one PromptLookup drafter in this release: remove the others",
+    ),
+    Rule(
+        on=SpeculativeServiceSpec,
+        field=".draftPool",
+        cel="!has(self.draftPool) || self.draftPool.filter(d, d.method in ['DraftModel', 'Eagle']).size() <= 1",
+        holds=lambda s: sum(d.method in NEURAL_METHODS for d in s.draft_pool) <= 1,
+        message="draftPool may hold one neural drafter (DraftModel or Eagle) in this release: remove the others",
+    ),
+    Rule(
+        on=SpeculativeServiceSpec,
+        field=".speculation.mode",
+        cel="self.speculation.mode != 'Static' || (has(self.draftPool) && self.draftPool.size() > 0)",
+        holds=lambda s: s.speculation.mode != SpeculationMode.STATIC or len(s.draft_pool) > 0,
+        message="mode Static needs a drafter: add one to spec.draftPool, or use ClosedLoop or 'Off'",
+    ),
+)
+
+_ACCELERATOR_RULES = (
+    Rule(
+        on=Accelerator,
+        field=".products",
+        cel="self.products.all(p, self.products.exists_one(q, q == p))",
+        holds=lambda a: len(set(a.products)) == len(a.products),
+        message="products must not name a product twice: remove the repetition",
+    ),
+    Rule(
+        on=Accelerator,
+        field=".products",
+        cel=f"!('{CPU_PRODUCT}' in self.products) || self.products.size() == 1",
+        holds=lambda a: CPU_PRODUCT not in a.products or len(a.products) == 1,
+        message="products must not mix cpu with GPUs: make a second SpeculativeService for cpu",
+    ),
+    Rule(
+        on=Accelerator,
+        field=".count",
+        cel=f"!has(self.count) || !('{CPU_PRODUCT}' in self.products)",
+        holds=lambda a: a.count is None or CPU_PRODUCT not in a.products,
+        message="count is for GPUs: remove it on cpu and set podTemplate.resources instead",
+    ),
+    Rule(
+        on=SpeculativeServiceSpec,
+        field=".accelerator.count",
+        cel=(
+            f"'{CPU_PRODUCT}' in self.accelerator.products || !has(self.accelerator.count) "
+            "|| self.accelerator.count == self.engine.tensorParallelSize"
+        ),
+        holds=lambda s: (
+            CPU_PRODUCT in s.accelerator.products
+            or s.accelerator.count is None
+            or s.accelerator.count == s.engine.tensor_parallel_size
+        ),
+        message="accelerator.count must equal engine.tensorParallelSize (1 when absent): set both, or remove count",
+    ),
+    Rule(
+        on=SpeculativeServiceSpec,
+        field=".engine.tensorParallelSize",
+        cel=f"!('{CPU_PRODUCT}' in self.accelerator.products) || self.engine.tensorParallelSize == 1",
+        holds=lambda s: CPU_PRODUCT not in s.accelerator.products or s.engine.tensor_parallel_size == 1,
+        message="engine.tensorParallelSize must be 1 on cpu: remove it, or name GPU products",
+    ),
+    Rule(
+        on=SpeculativeServiceSpec,
+        field=".podTemplate.resources",
+        cel=f"{_gpu_absent('limits')} && {_gpu_absent('requests')}",
+        holds=_gpu_limits,
+        message="podTemplate.resources must not name the GPU resource: set accelerator.count instead",
+    ),
+)
+
+_LATENCY_RULES = (
+    _positive(SLOClass, "tpot", "tpot"),
+    _positive(SLOClass, "ttft", "ttft"),
+    Rule(
+        on=SpeculativeServiceSpec,
+        field=".defaultSLOClass",
+        cel=(
+            "!has(self.defaultSLOClass) "
+            "|| (has(self.sloClasses) && self.sloClasses.exists(c, c.name == self.defaultSLOClass))"
+        ),
+        holds=lambda s: s.default_slo_class is None or s.default_slo_class in [c.name for c in s.slo_classes],
+        message="defaultSLOClass must be the name of one of spec.sloClasses: add the class or correct the name",
+    ),
+)
+
+_PROCESS_RULES = (
+    _positive(Profiling, "maxAge", "max_age"),
+    _positive(Profiling, "timeBudget", "time_budget"),
+    Rule(
+        on=Profiling,
+        field=".timeBudget",
+        cel="self.timeBudget <= self.timeout",
+        holds=lambda p: seconds(p.time_budget) <= seconds(p.timeout),
+        message="timeBudget must not exceed timeout, which also covers loading the model: raise timeout",
+    ),
+    Rule(
+        on=Rollout,
+        field=".maxUnavailable",
+        cel="self.maxSurge > 0 || self.maxUnavailable > 0",
+        holds=lambda r: r.max_surge > 0 or r.max_unavailable > 0,
+        message="maxSurge and maxUnavailable must not both be 0: set maxUnavailable to 1 where no GPU is free",
+    ),
+    Rule(
+        on=Rollout,
+        field=".progressDeadline",
+        cel="self.progressDeadline >= duration('10s')",
+        holds=lambda r: seconds(r.progress_deadline) >= 10,
+        message="progressDeadline must be at least 10s, the time a pod has to get ready: write a longer one",
+    ),
+)
+
+RULES: tuple[Rule, ...] = (
+    *_SERVICE_RULES, *_MODEL_RULES, *_POOL_RULES, *_ACCELERATOR_RULES, *_LATENCY_RULES, *_PROCESS_RULES, *ENGINE_RULES,
+)  # fmt: skip
+
+
+def rules_of(model: type[Model]) -> list[Rule]:
+    """The rules that belong to `model`."""
+    return [rule for rule in RULES if rule.on is model]
+
+
+def violations(model: Model, path: str = "") -> Iterator[str]:
+    """A sentence for each rule that `model`, or a part of it, breaks: "spec.rollout.maxSurge: ..."."""
+    for rule in rules_of(type(model)):
+        if not rule.holds(model):
+            yield f"{(path + rule.field).lstrip('.') or 'manifest'}: {rule.message}"
+    for name, field in type(model).model_fields.items():
+        yield from _violations_below(getattr(model, name), f"{path}.{field.alias or name}")
+
+
+def _violations_below(value: object, path: str) -> Iterator[str]:
+    if isinstance(value, Model):
+        yield from violations(value, path)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _violations_below(item, f"{path}[{index}]")

@@ -1,0 +1,91 @@
+"""From a pydantic model to the structural schema that a CustomResourceDefinition wants.
+
+Structural means here: no references, no `anyOf` with null (absent and null are the same to the API server unless
+a field is nullable, and none is), no titles, and `additionalProperties` only for maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from outrider_crds.base import Model
+
+JsonObject = dict[str, Any]
+RulesOf = Callable[[str], list[dict[str, str]]]
+_DROPPED = frozenset({"title", "const", "$defs", "additionalProperties"})
+
+
+def structural_schema(model: type[Model], rules_of: RulesOf) -> JsonObject:
+    """OpenAPI v3 schema of `model`; `rules_of` gives a model's CEL validations by its class name."""
+    document = model.model_json_schema(by_alias=True, mode="validation")
+    definitions = {**document.get("$defs", {}), model.__name__: document}
+    return _Translation(definitions, rules_of).node({"$ref": f"#/$defs/{model.__name__}"})
+
+
+@dataclass(frozen=True)
+class _Translation:
+    definitions: JsonObject
+    rules_of: RulesOf
+
+    def node(self, source: JsonObject) -> JsonObject:
+        source = _without_null(source)
+        if "$ref" in source:
+            source = self._resolved(source)
+        result = {k: v for k, v in source.items() if k not in _DROPPED}
+        if "const" in source:
+            result["enum"] = [source["const"]]
+        if source.get("type") == "integer":
+            result.setdefault("format", "int64")
+        if "description" in source:
+            result["description"] = " ".join(source["description"].split())
+        return _with_default(result | self._children(source))
+
+    def _resolved(self, source: JsonObject) -> JsonObject:
+        """What stands beside a reference (a field's own description and default) wins over the definition's."""
+        name = source["$ref"].rsplit("/", 1)[1]
+        beside = {k: v for k, v in source.items() if k != "$ref"}
+        rules = self.rules_of(name)
+        return {**self.definitions[name], **beside, **({"x-kubernetes-validations": rules} if rules else {})}
+
+    def _children(self, source: JsonObject) -> JsonObject:
+        children: JsonObject = {}
+        if "properties" in source:
+            children["properties"] = {name: self.node(value) for name, value in source["properties"].items()}
+        if "items" in source:
+            children["items"] = self.node(source["items"])
+        if isinstance(source.get("additionalProperties"), dict):
+            children["additionalProperties"] = self.node(source["additionalProperties"])
+        return children
+
+
+def _without_null(source: JsonObject) -> JsonObject:
+    """`anyOf: [X, null]` with default null is an optional X."""
+    if "anyOf" not in source:
+        return source
+    (only,) = [branch for branch in source["anyOf"] if branch != {"type": "null"}]
+    beside = {k: v for k, v in source.items() if k != "anyOf" and not (k == "default" and v is None)}
+    return {**only, **beside}
+
+
+def _with_default(node: JsonObject) -> JsonObject:
+    """Empty lists, maps and texts stay absent. Objects are written out whole: CEL checks a default as it stands."""
+    default = node.get("default")
+    if _absent(default, node):
+        node.pop("default", None)
+    elif isinstance(default, dict):
+        node["default"] = _said(default, node["properties"])
+    return node
+
+
+def _said(default: JsonObject, properties: JsonObject) -> JsonObject:
+    return {
+        name: _said(value, properties[name]["properties"]) if isinstance(value, dict) else value
+        for name, value in default.items()
+        if not _absent(value, properties[name])
+    }
+
+
+def _absent(value: object, schema: JsonObject) -> bool:
+    return value in (None, [], "") or (value == {} and "properties" not in schema)
