@@ -1,6 +1,6 @@
 """What vLLM is started with so that Outrider runs inside it. The server and the profiler both start here:
 
-    plan = plan_launch(boot, paths)          # reads the drafts' configs; drops drafters that cannot load
+    plan = plan_launch(boot, hot, paths)     # reads the drafts' configs; drops drafters that cannot load
     prepare(plan)                            # environment and the plan's file, for vLLM's processes
     arguments = engine_arguments(plan)       # as `vllm serve` takes them: [model, "--flag=value", ...]
     smaller = after_failure(plan)            # if the engine did not start: the plan without the guilty drafter
@@ -25,6 +25,7 @@ from outrider_crds.runtime_config import (
     PROFILES_DIR,
     SERVING_PORT,
     BootConfig,
+    HotConfig,
 )
 from outrider_crds.spec import Drafter, DraftMethod
 
@@ -35,8 +36,8 @@ RUN_DIR_VARIABLE = "OUTRIDER_RUN_DIR"
 PLAN_FILE = "launch.json"
 FAILURE_FILE = "drafter-failure.txt"
 SCHEDULER_CLASS = "outrider_runtime.vllm_plugin.scheduler.outrider_scheduler"
-CPU_WORKER_CLASS = "outrider_runtime.vllm_plugin.worker.OutriderCPUWorker"
-GPU_WORKER_CLASS = "outrider_runtime.vllm_plugin.worker.OutriderGPUWorker"
+CPU_WORKER_CLASS = "outrider_runtime.vllm_plugin.cpu.OutriderCPUWorker"
+GPU_WORKER_CLASS = "outrider_runtime.vllm_plugin.gpu.OutriderGPUWorker"
 DEFAULT_MAX_NUM_SEQS = 256
 LARGEST_GRAPH_TOKENS = 512
 GIB = 1 << 30
@@ -60,17 +61,20 @@ class Paths(Model):
 
 class LaunchPlan(Model):
     boot: BootConfig
+    hot: HotConfig
+    """In force until the mounted file says otherwise."""
     paths: Paths
     pool: Pool
     engine_version: str
 
 
-def plan_launch(boot: BootConfig, paths: Paths) -> LaunchPlan:
+def plan_launch(boot: BootConfig, hot: HotConfig, paths: Paths) -> LaunchPlan:
     """Decide what the engine hosts. Raises UntestedEngineError on a vLLM that was not tested."""
     version = check_engine_version()
     run_dir = paths.run_dir or os.environ.get(RUN_DIR_VARIABLE) or tempfile.mkdtemp(prefix="outrider-")
     return LaunchPlan(
         boot=boot,
+        hot=hot,
         paths=paths.model_copy(update={"run_dir": run_dir}),
         pool=choose_pool(boot, paths.models),
         engine_version=version,
@@ -131,6 +135,8 @@ def engine_arguments(plan: LaunchPlan) -> list[str]:
     speculative = speculative_config(plan)
     if speculative is not None:
         arguments.append(f"--speculative-config={json.dumps(speculative)}")
+    if len(plan.pool.hosted) > 1 and not boot.accelerator.on_cpu:
+        arguments.append("--no-async-scheduling")  # prompt lookup reads the sampled tokens on the CPU
     return [*arguments, *_graph_arguments(plan, speculative), *boot.engine.extra_args]
 
 

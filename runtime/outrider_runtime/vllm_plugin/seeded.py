@@ -24,11 +24,12 @@ class RewindableGenerator(torch.Generator):
     def get_offset(self) -> int:
         return DRAW_OFFSET
 
-    def set_offset(self, offset: int) -> None:
+    def set_offset(self, offset: int) -> torch.Generator:
         """Take the step's draws back."""
         if offset != 0:
             raise ValueError(f"offset {offset}: a CPU generator can only be rewound by one step")
         self.set_state(self._marked)
+        return self
 
 
 def rewindable(generator: torch.Generator) -> RewindableGenerator:

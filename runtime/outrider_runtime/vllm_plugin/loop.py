@@ -1,0 +1,148 @@
+"""The control loop of one engine: the controller behind a lock, with what only the engine's side counts.
+
+The scheduler's thread plans and observes; the reporter's thread reconfigures and takes snapshots. Nothing here
+imports vLLM.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import Lock
+
+import numpy as np
+from outrider_crds.base import seconds
+from outrider_crds.runtime_config import HotConfig
+
+from outrider_runtime.control.batch import Batch, DraftPlan, StepOutcome, VerifyPlan
+from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.costs import LatencyModel
+from outrider_runtime.control.counters import ControllerSnapshot
+from outrider_runtime.control.settings import DrafterSpec, DraftPrefill, HotSettings, Mode, Settings, SLOTarget
+from outrider_runtime.vllm_plugin.launch import LaunchPlan
+from outrider_runtime.vllm_plugin.messages import DraftOrder
+from outrider_runtime.vllm_plugin.slo import SLOCounter
+
+FIRST_SUSPENSION_S = 30.0
+LONGEST_SUSPENSION_S = 600.0
+
+
+class ControlLoop:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        *,
+        largest_graph_tokens: int | None,
+        clock: Callable[[], float] = time.monotonic,
+        seed: int = 0,
+    ) -> None:
+        self.plan = plan
+        self.slo = SLOCounter()
+        self.listeners: list[Callable[[StepOutcome], None]] = []
+        """Called with each finished step, from the scheduler's thread (the profiler measures through this)."""
+        self._clock = clock
+        self._lock = Lock()
+        self._suspended_until: dict[str, float] = {}
+        self._suspensions: dict[str, int] = {}
+        settings = Settings(
+            drafters=tuple(_drafter_specs(plan)),
+            max_draft_tokens=plan.boot.max_draft_tokens if plan.pool.hosted else 0,
+            largest_graph_tokens=largest_graph_tokens,
+            hot=hot_settings(plan.hot),
+        )
+        rng = np.random.default_rng(seed)
+        self._controller = Controller(settings, None, clock=time.perf_counter, rng=rng)
+        self.configure(plan.hot)
+
+    def plan_verify(self, batch: Batch) -> VerifyPlan:
+        with self._lock:
+            return self._controller.plan_verify(batch)
+
+    def plan_draft(self, batch: Batch) -> tuple[DraftPlan, DraftOrder]:
+        """The controller's plan, and the same as the worker needs it."""
+        with self._lock:
+            self._resume_due()
+            plan = self._controller.plan_draft(batch)
+        return plan, self._order(batch, plan)
+
+    def observe(self, outcome: StepOutcome) -> None:
+        with self._lock:
+            self._controller.observe(outcome)
+        for listener in self.listeners:
+            listener(outcome)
+
+    def forget(self, request_id: str) -> None:
+        with self._lock:
+            self._controller.forget(request_id)
+
+    def drafter_failed(self, drafter: str, reason: str) -> None:
+        """Use `drafter` no more for a while, longer each time; requests go on without it."""
+        with self._lock:
+            if drafter in self._suspended_until:
+                return  # a step that was under way when the first failure came in
+            again = self._suspensions.get(drafter, 0)
+            pause_s = min(LONGEST_SUSPENSION_S, FIRST_SUSPENSION_S * 2**again)
+            self._suspensions[drafter] = again + 1
+            self._suspended_until[drafter] = self._clock() + pause_s
+            self._controller.suspend(drafter, f"suspended for {pause_s:.0f} s: {reason}")
+
+    def configure(self, hot: HotConfig) -> None:
+        """Put a hot config in force; takes effect with the next decision."""
+        with self._lock:
+            self._controller.configure(hot_settings(hot))
+            self.slo.configure(hot.slo_classes, hot.default_slo_class)
+
+    def replace_latency(self, latency: LatencyModel | None) -> None:
+        with self._lock:
+            self._controller.replace_latency(latency)
+
+    def pin(self, draft_tokens: int | None, drafter: str | None = None) -> None:
+        """Hold K and the drafter (profiler, benchmarks); None releases the pin."""
+        with self._lock:
+            self._controller.pin(draft_tokens, drafter)
+
+    def snapshot(self) -> ControllerSnapshot:
+        with self._lock:
+            return self._controller.snapshot()
+
+    def _resume_due(self) -> None:
+        if not self._suspended_until:
+            return
+        now = self._clock()
+        for drafter in [name for name, until in self._suspended_until.items() if now >= until]:
+            del self._suspended_until[drafter]
+            self._controller.resume(drafter)
+
+    def _order(self, batch: Batch, plan: DraftPlan) -> DraftOrder:
+        pool = self.plan.pool
+        lookup = pool.prompt_lookup.name if pool.prompt_lookup else None
+        neural = pool.neural.name if pool.neural else None
+        chosen = list(zip(batch.requests, plan.drafters, strict=True)) if plan.draft_tokens else []
+        return DraftOrder(
+            draft_tokens=plan.draft_tokens,
+            run_neural=plan.run_neural,
+            lookup_requests=frozenset(view.id for view, name in chosen if name is not None and name == lookup),
+            neural_requests=frozenset(view.id for view, name in chosen if name is not None and name == neural),
+        )
+
+
+def _drafter_specs(plan: LaunchPlan) -> list[DrafterSpec]:
+    """In the pool's order, which breaks ties."""
+    hosted = {drafter.name for drafter in plan.pool.hosted}
+    return [
+        DrafterSpec(drafter.name, neural=drafter.neural is not None)
+        for drafter in plan.boot.draft_pool
+        if drafter.name in hosted
+    ]
+
+
+def hot_settings(hot: HotConfig) -> HotSettings:
+    """The controller's form of the mounted hot config."""
+    return HotSettings(
+        mode=Mode(hot.mode.value),
+        draft_prefill=DraftPrefill(hot.draft_prefill.value),
+        max_draft_tokens=hot.max_draft_tokens,
+        slo_classes=tuple(
+            SLOTarget(one.name, seconds(one.tpot), seconds(one.ttft) if one.ttft else None) for one in hot.slo_classes
+        ),
+    )

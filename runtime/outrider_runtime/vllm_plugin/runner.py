@@ -1,0 +1,183 @@
+"""vLLM's first model runner, carrying out the scheduler's draft orders (worker process; CPU, and GPU where it serves).
+
+Differences to stock vLLM: at K = 0 the draft's forward does not run unless the order says so; prompt lookup is
+hosted beside a neural drafter, and each request gets the proposals of the drafter that was chosen for it; target
+and draft are timed; a drafter that raises or proposes nonsense costs its proposals, never the engine.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from outrider_runtime.vllm_plugin.launch import FAILURE_FILE, RUN_DIR_VARIABLE, LaunchPlan, load_plan
+from outrider_runtime.vllm_plugin.messages import DraftOrder, StepReport, attach, attached_order
+from outrider_runtime.vllm_plugin.prompt_lookup import PromptLookupHost
+
+Proposals = list[list[int]]
+
+
+class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
+    """For the runners of CPU and GPU alike; comes before vLLM's class in the order of methods."""
+
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        self._lookup = lookup_host(load_plan(), self.max_model_len)
+        self._vocabulary_size = int(self.model_config.get_vocab_size())
+        self._report = StepReport()
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load target and drafter; a drafter that cannot load leaves a note for the next attempt without it."""
+        drafter = getattr(self, "drafter", None)
+        if drafter is not None and hasattr(drafter, "load_model"):
+            drafter.load_model = _noting_failure(drafter.load_model)
+        super().load_model(*args, **kwargs)
+
+    # -- one step -------------------------------------------------------------------------------------------------
+
+    def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        self._report = StepReport()
+        self._began_at = time.perf_counter()
+        return super().execute_model(scheduler_output, *args, **kwargs)
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> Any:
+        output = super().sample_tokens(grammar_output)
+        if isinstance(output, ModelRunnerOutput) and output.req_ids:
+            spent = time.perf_counter() - self._began_at
+            self._report.target_s = spent - (self._report.lookup_s or 0.0) - (self._report.neural_s or 0.0)
+            attach(output, self._report)
+        return output
+
+    def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
+        """Always hand over to `propose_draft_token_ids`: near max_model_len vLLM would give the whole batch zeros
+        as proposals, which the target then verifies in vain."""
+        return common_attn_metadata is not None
+
+    def propose_draft_token_ids(
+        self, scheduler_output: SchedulerOutput, sampled_token_ids: Any, *arguments: Any
+    ) -> torch.Tensor | Proposals:
+        """Proposals in the batch's order; ragged lists in synchronous scheduling, a tensor in asynchronous."""
+        order = attached_order(scheduler_output)
+        if order is None:  # vLLM's own dummy step
+            return super().propose_draft_token_ids(scheduler_output, sampled_token_ids, *arguments)
+        neural = self._propose_neural(order, scheduler_output, sampled_token_ids, arguments)
+        if self.use_async_scheduling:
+            return self._propose_async(neural, sampled_token_ids)
+        return self._assemble(order, neural, sampled_token_ids)
+
+    # -- neural ---------------------------------------------------------------------------------------------------
+
+    def _propose_neural(
+        self, order: DraftOrder, scheduler_output: SchedulerOutput, sampled_token_ids: Any, arguments: tuple[Any, ...]
+    ) -> torch.Tensor | None:
+        """(batch, K) proposals of the neural drafter; None when it did not run. Never raises."""
+        if not order.run_neural or self.speculative_config.method == "ngram":
+            return None
+        if not super()._input_fits_in_drafter(arguments[-2]):  # common_attn_metadata
+            return None
+        began_at = time.perf_counter()
+        try:
+            proposals: torch.Tensor = super().propose_draft_token_ids(scheduler_output, sampled_token_ids, *arguments)
+        except Exception as error:  # whatever a drafter does, requests go on
+            self._report.failures["neural"] = _sentence(error)
+            return None
+        finally:
+            self._report.neural_s = time.perf_counter() - began_at
+        return proposals
+
+    def _propose_async(self, neural: torch.Tensor | None, sampled_token_ids: Any) -> torch.Tensor:
+        """Asynchronous scheduling (GPU) reads the sampled tokens of a step from what the drafter prepares."""
+        if neural is not None:
+            return neural
+        next_token_ids, counts = self.drafter.prepare_next_token_ids_padded(
+            sampled_token_ids, self.requests, self.input_batch, self.discard_request_mask.gpu
+        )
+        self._copy_valid_sampled_token_count(next_token_ids, counts)
+        # A failed drafter's placeholders were scheduled already: -1 is never accepted.
+        width = 0 if not self._report.failures else self.num_spec_tokens
+        return torch.full((next_token_ids.shape[0], width), -1, device=self.device, dtype=torch.int32)
+
+    # -- prompt lookup and the choice per request --------------------------------------------------------------------
+
+    def _assemble(self, order: DraftOrder, neural: torch.Tensor | None, sampled_token_ids: Any) -> Proposals:
+        if order.draft_tokens == 0:
+            return [[] for _ in self.input_batch.req_ids]
+        rows = neural.tolist() if neural is not None else []
+        began_at = time.perf_counter()
+        proposals = [
+            self._lookup_row(index, sampled_token_ids, order.draft_tokens)
+            if name in order.lookup_requests
+            else rows[index]
+            if rows and name in order.neural_requests
+            else []
+            for index, name in enumerate(self.input_batch.req_ids)
+        ]
+        if order.lookup_requests:
+            self._report.lookup_s = time.perf_counter() - began_at
+        return self._inside_vocabulary(proposals, order)
+
+    def _lookup_row(self, index: int, sampled_token_ids: Any, draft_tokens: int) -> list[int]:
+        if self._lookup is None or self.discard_request_mask.np[index]:
+            return []  # an unfinished prompt
+        known = int(self.input_batch.num_tokens_no_spec[index])
+        history = self.input_batch.token_ids_cpu[index, :known]
+        if isinstance(sampled_token_ids, list):
+            sampled = []  # vLLM has already written them into the history
+        else:
+            sampled = [token for token in sampled_token_ids[index].tolist() if token >= 0]
+        try:
+            return self._lookup.propose(history, sampled, draft_tokens)
+        except Exception as error:  # whatever a drafter does, requests go on
+            self._report.failures["lookup"] = _sentence(error)
+            return []
+
+    def _inside_vocabulary(self, proposals: Proposals, order: DraftOrder) -> Proposals:
+        """The proposals, unless one of them is no token at all: then its drafter's are all dropped."""
+        for index, name in enumerate(self.input_batch.req_ids):
+            row = proposals[index]
+            if row and not (min(row) >= 0 and max(row) < self._vocabulary_size):
+                kind = "lookup" if name in order.lookup_requests else "neural"
+                wrong = next(token for token in row if not 0 <= token < self._vocabulary_size)
+                self._report.failures[kind] = (
+                    f"it proposed token {wrong}, outside the vocabulary of {self._vocabulary_size}"
+                )
+                return [[] for _ in proposals]
+        return proposals
+
+
+def lookup_host(plan: LaunchPlan, max_model_len: int) -> PromptLookupHost | None:
+    drafter = plan.pool.prompt_lookup
+    if drafter is None or drafter.prompt_lookup is None:
+        return None
+    settings = drafter.prompt_lookup
+    return PromptLookupHost(min_tokens=settings.min_tokens, max_tokens=settings.max_tokens, max_model_len=max_model_len)
+
+
+def _noting_failure(load: Any) -> Any:
+    def load_or_note(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return load(*args, **kwargs)
+        except Exception as error:
+            note_drafter_failure(error)
+            raise
+
+    return load_or_note
+
+
+def note_drafter_failure(error: Exception) -> None:
+    """Tell the process that starts the engine (`launch.after_failure`) that the drafter is to blame."""
+    Path(os.environ[RUN_DIR_VARIABLE], FAILURE_FILE).write_text(
+        f"the draft model cannot be loaded: {_sentence(error)}", encoding="utf-8"
+    )
+
+
+def _sentence(error: Exception) -> str:
+    text = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__

@@ -1,0 +1,229 @@
+"""vLLM's scheduler with the control loop in it (engine core process).
+
+    schedule()                  top: how many proposals each request verifies; then vLLM schedules the step
+    _update_after_schedule()    what to propose at the end of that step; then vLLM advances its books
+    update_draft_token_ids()    the proposals that came back (synchronous scheduling)
+    update_from_output()        what came of the step, and the finished requests' times
+
+`scheduler_cls` names the factory below: vLLM's synchronous and asynchronous schedulers are different classes, and
+which one runs is known only from the resolved config.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from outrider_runtime.control.batch import Batch, RequestView
+from outrider_runtime.identity import device_name, weights_commit
+from outrider_runtime.vllm_plugin.coverage import DraftCoverage, ScheduledTokens
+from outrider_runtime.vllm_plugin.launch import load_plan, target_location
+from outrider_runtime.vllm_plugin.loop import ControlLoop
+from outrider_runtime.vllm_plugin.messages import attach, attached_report
+from outrider_runtime.vllm_plugin.profiles import Identity
+from outrider_runtime.vllm_plugin.reporter import Reporter
+from outrider_runtime.vllm_plugin.requests import RequestBook
+from outrider_runtime.vllm_plugin.steps import Asked, StepRecord, step_outcome
+from outrider_runtime.vllm_plugin.versions import check_engine_version
+
+
+def outrider_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Scheduler:
+    """The scheduler for the resolved config. Raises RuntimeError where the loop cannot run."""
+    check_engine_version()
+    if vllm_config.parallel_config.data_parallel_size > 1:
+        raise RuntimeError("data parallelism inside one engine drops the table of draft lengths; use replicas instead")
+    asynchronous = vllm_config.scheduler_config.async_scheduling
+    kind = OutriderAsyncScheduler if asynchronous else OutriderScheduler
+    return kind(vllm_config, *args, **kwargs)
+
+
+class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped here
+    """The loop, for either scheduler; comes before vLLM's class in the order of methods."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        plan = load_plan()
+        self.outrider = ControlLoop(plan, largest_graph_tokens=_largest_graph(self.vllm_config))
+        self._book = RequestBook(self.outrider.slo)
+        self._coverage = DraftCoverage(self.block_size, self._blocks)
+        self._asked: dict[str, Asked] = {}
+        self._records: dict[int, StepRecord] = {}
+        self._scheduled_at = self._last_output_at = time.monotonic()
+        location = target_location(plan)
+        commit = weights_commit(location, plan.boot.target.revision)
+        identity = Identity(device_name(), plan.engine_version, commit)
+        self.outrider_reporter = Reporter(self.outrider, identity, started_at=time.time())
+        self.outrider_reporter.start()
+
+    # -- decide ---------------------------------------------------------------------------------------------------
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        self._scheduled_at = time.monotonic()
+        running = list(self.running)
+        self._verify_plan = self.outrider.plan_verify(self._batch([self._waiting_view(r) for r in running]))
+        for request, length in zip(running, self._verify_plan.lengths, strict=True):
+            if length < len(request.spec_token_ids):
+                # Assigned, never mutated: in asynchronous scheduling all requests share one list.
+                request.spec_token_ids = request.spec_token_ids[:length]
+        return super().schedule(throttle_prefills)
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
+            self._coverage.forget(request_id)  # it was preempted: its KV is new
+        self._plan_step(scheduler_output)
+        super()._update_after_schedule(scheduler_output)
+
+    def _plan_step(self, scheduler_output: SchedulerOutput) -> None:
+        scheduled = scheduler_output.num_scheduled_tokens
+        batch = self._batch([self._scheduled_view(name, scheduler_output) for name in scheduled])
+        draft_plan, order = self.outrider.plan_draft(batch)
+        attach(scheduler_output, order)
+        scheduler_output.num_spec_tokens_to_schedule = order.draft_tokens
+        tokens = [ScheduledTokens(name, self.requests[name].num_computed_tokens, n) for name, n in scheduled.items()]
+        self._coverage.ran(tokens, neural=order.run_neural)
+        asked = {name: self._asked.pop(name, Asked()) for name in scheduled}
+        self._records[id(scheduler_output)] = StepRecord(
+            self._scheduled_at, batch, self._verify_plan, draft_plan, asked, dict(scheduled)
+        )
+        for view, drafter in zip(batch.requests, draft_plan.drafters, strict=True):
+            if drafter is not None and draft_plan.draft_tokens:
+                self._asked[view.id] = Asked(drafter, draft_plan.draft_tokens, draft_plan.draft_tokens)
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        super().update_draft_token_ids(draft_token_ids)
+        for request_id in draft_token_ids.req_ids:
+            asked, request = self._asked.get(request_id), self.requests.get(request_id)
+            if asked is not None and request is not None:
+                self._asked[request_id] = asked._replace(proposed=len(request.spec_token_ids))
+
+    # -- observe --------------------------------------------------------------------------------------------------
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        record = self._records.pop(id(scheduler_output), None)
+        # Before vLLM trims the lists of requests that stop.
+        sampled = _sampled_counts(model_runner_output)
+        verified = {name: _real(ids) for name, ids in scheduler_output.scheduled_spec_decode_tokens.items()}
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
+        now = time.monotonic()
+        tokens = self._book.deliver(outputs, now)
+        if record is not None and record.scheduled_tokens:
+            report = attached_report(model_runner_output)
+            since, self._last_output_at = self._last_output_at, now
+            outcome = step_outcome(
+                record, self.outrider.plan, report, sampled, verified, now=now, last_output_at=since, tokens=tokens,
+                largest_graph_tokens=_largest_graph(self.vllm_config),
+            )  # fmt: skip
+            self.outrider.observe(outcome)
+            self._suspend_failed(report.failures if report else {})
+        return outputs
+
+    def _suspend_failed(self, failures: dict[str, str]) -> None:
+        pool = self.outrider.plan.pool
+        for drafter, kind in ((pool.prompt_lookup, "lookup"), (pool.neural, "neural")):
+            if drafter is not None and kind in failures:
+                self.outrider.drafter_failed(drafter.name, failures[kind])
+
+    # -- requests come and go --------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)
+        extra = request.sampling_params.extra_args if request.sampling_params else None
+        self._book.arrived(request.request_id, request.arrival_time, extra)
+
+    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
+        name = request.request_id
+        self.outrider.forget(name)
+        self._coverage.forget(name)
+        self._asked.pop(name, None)
+        if request.status == RequestStatus.FINISHED_ABORTED:
+            self._book.aborted(name)
+        return super()._free_request(request, delay_free_blocks)
+
+    def shutdown(self) -> None:
+        self.outrider_reporter.stop()
+        super().shutdown()
+
+    # -- what the controller sees ----------------------------------------------------------------------------------
+
+    def _batch(self, views: list[RequestView]) -> Batch:
+        pool = self.kv_cache_manager.block_pool
+        return Batch(
+            requests=tuple(views),
+            now=self._scheduled_at,
+            token_budget=self.max_num_scheduled_tokens,
+            free_kv_tokens=pool.get_num_free_blocks() * self.block_size,
+        )
+
+    def _waiting_view(self, request: Request) -> RequestView:
+        """A running request before the step is scheduled."""
+        left = max(0, request.num_tokens + request.num_output_placeholders - request.num_computed_tokens)
+        prefill = left if left > 1 else 0  # one token is the last sampled one: the request decodes
+        chunk = min(prefill, self.max_num_scheduled_tokens)
+        return self._view(request, prefill=chunk, left=prefill - chunk, proposed=_real(request.spec_token_ids))
+
+    def _scheduled_view(self, name: str, scheduler_output: SchedulerOutput) -> RequestView:
+        """A request of the step that was just scheduled; vLLM has not yet advanced its computed tokens."""
+        request = self.requests[name]
+        verified = scheduler_output.scheduled_spec_decode_tokens.get(name, ())
+        known = scheduler_output.num_scheduled_tokens[name] - len(verified)
+        total = request.num_tokens + request.num_output_placeholders
+        left = max(0, total - request.num_computed_tokens - known)
+        decodes = known == 1 and left == 0 and request.num_output_tokens + request.num_output_placeholders > 0
+        return self._view(request, prefill=0 if decodes else known, left=left, proposed=_real(verified))
+
+    def _view(self, request: Request, *, prefill: int, left: int, proposed: int) -> RequestView:
+        name = request.request_id
+        given = request.num_output_tokens
+        return RequestView(
+            id=name,
+            slo_class=self._book.slo_class(name),
+            context_tokens=request.num_computed_tokens,
+            prefill_tokens=prefill,
+            prefill_left=left,
+            output_tokens=given,
+            remaining_tokens=max(0, min(request.max_tokens - given, self.max_model_len - request.num_tokens)),
+            elapsed_s=self._book.elapsed_s(name, self._scheduled_at),
+            proposed=proposed,
+            drafter=self._asked[name].drafter if proposed and name in self._asked else None,
+            draft_ready=self._coverage.ready(name, request.num_computed_tokens),
+        )
+
+    def _blocks(self, request_id: str, first: int, last: int) -> list[int]:
+        managers = self.kv_cache_manager.coordinator.single_type_managers
+        if len(managers) != 1:
+            return []  # several kinds of cache: blocks of one do not tell about the others
+        return [block.block_id for block in managers[0].req_to_blocks[request_id][first : last + 1]]
+
+
+class OutriderScheduler(SpeculationControl):
+    """Synchronous scheduling: CPUs, prompt lookup, mixed pools."""
+
+
+class OutriderAsyncScheduler(SpeculationControl, AsyncScheduler):  # type: ignore[misc]
+    """Asynchronous scheduling: proposals are placeholders here, the worker fills them in."""
+
+
+def _real(proposals: Any) -> int:
+    """Proposals without padding; placeholders of asynchronous scheduling are all padding and count whole."""
+    real = sum(token >= 0 for token in proposals)
+    return real or len(proposals)
+
+
+def _sampled_counts(output: ModelRunnerOutput) -> dict[str, int]:
+    if not output.sampled_token_ids:
+        return {}
+    return {name: len(output.sampled_token_ids[index]) for name, index in output.req_id_to_index.items()}
+
+
+def _largest_graph(vllm_config: VllmConfig) -> int | None:
+    return vllm_config.compilation_config.max_cudagraph_capture_size or None

@@ -1,0 +1,97 @@
+"""Counts, per SLO class, which finished requests met their TPOT and TTFT (design, section 1: a request's own times)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider_crds.base import seconds
+from outrider_crds.spec import SLOClass
+from outrider_crds.state import TPOT_BUCKETS_S, TTFT_BUCKETS_S, Histogram, SLOClassState
+
+SLO_CLASS_ARGUMENT = "slo_class"
+"""Key in SamplingParams.extra_args; the server puts the request's header or body field there."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequest:
+    slo_class: str | None
+    ttft_s: float
+    decode_s: float
+    """From the first token to the last."""
+    output_tokens: int
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first; None for a single token."""
+        return self.decode_s / (self.output_tokens - 1) if self.output_tokens > 1 else None
+
+
+@dataclass(slots=True)
+class _Counts:
+    finished: int = 0
+    attained: int = 0
+    output_tokens: int = 0
+    tpot: list[int] = field(default_factory=lambda: [0] * (len(TPOT_BUCKETS_S) + 1))
+    ttft: list[int] = field(default_factory=lambda: [0] * (len(TTFT_BUCKETS_S) + 1))
+    tpot_sum_s: float = 0.0
+    ttft_sum_s: float = 0.0
+
+    def add(self, request: FinishedRequest, *, attained: bool) -> None:
+        self.finished += 1
+        self.attained += attained
+        self.output_tokens += request.output_tokens
+        self.ttft[bisect_left(TTFT_BUCKETS_S, request.ttft_s)] += 1
+        self.ttft_sum_s += request.ttft_s
+        if request.tpot_s is not None:
+            self.tpot[bisect_left(TPOT_BUCKETS_S, request.tpot_s)] += 1
+            self.tpot_sum_s += request.tpot_s
+
+
+class SLOCounter:
+    """Counters since the process started; a class that is removed and comes back goes on where it was."""
+
+    def __init__(self) -> None:
+        self._classes: dict[str, SLOClass] = {}
+        self._default: str | None = None
+        self._counts: dict[str, _Counts] = {}
+
+    def configure(self, classes: Sequence[SLOClass], default: str | None) -> None:
+        """Classes in force for requests that finish from now on."""
+        self._classes = {slo_class.name: slo_class for slo_class in classes}
+        self._default = default
+
+    def class_of(self, extra_args: dict[str, object] | None) -> str | None:
+        """The class that a request named, else the default; None where there are no classes.
+
+        A class that was removed while the request ran counts as the default.
+        """
+        named = (extra_args or {}).get(SLO_CLASS_ARGUMENT)
+        return str(named) if named in self._classes else self._default
+
+    def finished(self, request: FinishedRequest) -> None:
+        slo_class = self._classes.get(request.slo_class or "")
+        if slo_class is not None:
+            counts = self._counts.setdefault(slo_class.name, _Counts())
+            counts.add(request, attained=_attained(slo_class, request))
+
+    def states(self) -> list[SLOClassState]:
+        return [_state(name, self._counts.get(name) or _Counts()) for name in self._classes]
+
+
+def _attained(slo_class: SLOClass, request: FinishedRequest) -> bool:
+    fast_enough = request.tpot_s is None or request.tpot_s <= seconds(slo_class.tpot)
+    soon_enough = slo_class.ttft is None or request.ttft_s <= seconds(slo_class.ttft)
+    return fast_enough and soon_enough
+
+
+def _state(name: str, counts: _Counts) -> SLOClassState:
+    return SLOClassState(
+        name=name,
+        finished=counts.finished,
+        attained=counts.attained,
+        output_tokens=counts.output_tokens,
+        tpot=Histogram(counts=list(counts.tpot), sum_s=counts.tpot_sum_s),
+        ttft=Histogram(counts=list(counts.ttft), sum_s=counts.ttft_sum_s),
+    )

@@ -1,0 +1,108 @@
+"""One engine step, from its plans to the outcome that the controller learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from outrider_runtime.control.batch import (
+    Batch,
+    DraftPlan,
+    ExecutionMode,
+    RequestOutcome,
+    RequestView,
+    StepOutcome,
+    VerifyPlan,
+)
+from outrider_runtime.vllm_plugin.launch import LaunchPlan
+from outrider_runtime.vllm_plugin.messages import StepReport
+
+
+class Asked(NamedTuple):
+    """What a request's drafter was asked for at the end of the step before."""
+
+    drafter: str | None = None
+    draft_tokens: int = 0
+    proposed: int = 0
+    """Real proposals that came back."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A step that was scheduled and whose output has not come in yet."""
+
+    scheduled_at: float
+    batch: Batch
+    """The step's own requests, as plan_draft saw them."""
+    verify_plan: VerifyPlan
+    draft_plan: DraftPlan
+    asked: Mapping[str, Asked]
+    scheduled_tokens: Mapping[str, int]
+
+
+def step_outcome(
+    record: StepRecord,
+    plan: LaunchPlan,
+    report: StepReport | None,
+    sampled: Mapping[str, int],
+    verified: Mapping[str, int],
+    *,
+    now: float,
+    last_output_at: float,
+    tokens: int,
+    largest_graph_tokens: int | None,
+) -> StepOutcome:
+    """`sampled`: tokens that each request got, bonus token included; `verified`: proposals that were scored."""
+    views = record.batch.requests
+    counts = record.scheduled_tokens
+    n_batched = sum(counts.values())
+    return StepOutcome(
+        now=now,
+        step_s=now - max(last_output_at, record.scheduled_at),
+        target_s=report.target_s if report is not None else float("nan"),
+        n_context=sum(view.context_tokens for view in views),
+        n_batched=n_batched,
+        n_requests=len(views),
+        mode=execution_mode(views, counts, largest_graph_tokens),
+        tokens=tokens,
+        verify_plan=record.verify_plan,
+        draft_plan=record.draft_plan,
+        requests=tuple(_request(view, record, sampled, verified) for view in views if not view.prefill_tokens),
+        draft_s=_draft_seconds(plan, report),
+        n_context_query=sum(view.context_tokens * counts[view.id] for view in views) / 1000,
+        prefill_tokens=sum(view.prefill_tokens for view in views),
+    )
+
+
+def execution_mode(
+    views: tuple[RequestView, ...], counts: Mapping[str, int], largest_graph_tokens: int | None
+) -> ExecutionMode:
+    """Which set of coefficients a step belongs to."""
+    if largest_graph_tokens is not None and sum(counts.values()) > largest_graph_tokens:
+        return ExecutionMode.BEYOND_GRAPH
+    uniform = len(set(counts.values())) == 1 and not any(view.prefill_tokens for view in views)
+    return ExecutionMode.UNIFORM if uniform else ExecutionMode.RAGGED
+
+
+def _request(
+    view: RequestView, record: StepRecord, sampled: Mapping[str, int], verified: Mapping[str, int]
+) -> RequestOutcome:
+    asked = record.asked[view.id]
+    scored = verified.get(view.id, 0)
+    return RequestOutcome(
+        id=view.id,
+        slo_class=view.slo_class,
+        drafter=asked.drafter,
+        asked=asked.draft_tokens,
+        proposed=max(asked.proposed, scored),
+        verified=scored,
+        accepted=min(scored, max(0, sampled.get(view.id, 0) - 1)),
+    )
+
+
+def _draft_seconds(plan: LaunchPlan, report: StepReport | None) -> dict[str, float]:
+    if report is None:
+        return {}
+    measured = ((plan.pool.prompt_lookup, report.lookup_s), (plan.pool.neural, report.neural_s))
+    return {drafter.name: spent for drafter, spent in measured if drafter is not None and spent is not None}
