@@ -70,7 +70,7 @@ def _install() -> None:
             env=offline,
         )
     _STAMP.unlink(missing_ok=True)
-    command = [program, "pip", "install", "--python", str(PYTHON), "--editable", f".[{EXTRAS}]"]
+    command = [program, "pip", "install", "--python", str(PYTHON), "--compile-bytecode", "--editable", f".[{EXTRAS}]"]
     command += ["--constraint", str(_CONSTRAINTS), "--override", str(_OVERRIDES)]
     run("venv: installing packages (3 to 6 minutes, once)", command, env=offline, cwd=REPOSITORY)
     _STAMP.write_text(_wanted())

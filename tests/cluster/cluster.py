@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from setup import binaries
+from setup import binaries, system
 from setup.steps import CACHE, REPOSITORY, SetupError, say
 from tests.cluster import control, leftovers, network, sandbox
 from tests.cluster.errors import ClusterError
@@ -249,6 +249,7 @@ def check_machine(state: Path) -> None:
     """ClusterError, with what to do, where no cluster can be had."""
     if sys.platform != "linux" or os.geteuid() != 0:
         raise ClusterError("The cluster needs root on Linux; elsewhere set CLUSTER=existing and a kubectl context.")
+    system.extend_path()
     for program, package in _PROGRAMS.items():
         if shutil.which(program) is None:
             raise ClusterError(f"There is no `{program}` on the PATH: `make deps` or `apt-get install {package}`.")

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import tarfile
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from setup.steps import REPOSITORY
 
 PAUSE = "outrider.local/pause:dev"
 _NONROOT = 65532
+_OURS = "/opt/outrider"
+"""Where containers find the checkout and the environment: under no folder that a pod mounts over."""
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives")
 
 
@@ -31,9 +34,9 @@ def write_pause_image(target: Path, pause: Path) -> None:
 
 
 def write_checkout_image(target: Path, names: Sequence[str]) -> None:
-    """The image behind every name: runs as 65532, has the virtual environment on its PATH."""
+    """The image behind every name: runs as 65532, has the environment and our programs on its PATH."""
     layer = _Layer()
-    for folder in ("dev", "etc", "etc/ssl", "home", "home/nonroot", "proc", "root", "run", "sys", "var"):
+    for folder in ("dev", "etc", "etc/ssl", "home", "home/nonroot", "opt", "proc", "root", "run", "sys", "var"):
         layer.folder(folder)
     for folder in ("tmp", "var/tmp"):
         layer.folder(folder, mode=0o1777)
@@ -43,13 +46,37 @@ def write_checkout_image(target: Path, names: Sequence[str]) -> None:
     layer.file("etc/passwd", _passwd({"root": (0, "/root"), "nonroot": (_NONROOT, "/home/nonroot")}))
     layer.file("etc/group", f"root:x:0:\nnonroot:x:{_NONROOT}:\n".encode())
     layer.file("etc/nsswitch.conf", b"passwd: files\ngroup: files\nhosts: files dns\n")
-    config = {
+    for name, entry in _programs().items():
+        layer.file(f"{_OURS}/bin/{name}".lstrip("/"), _program(entry), mode=0o755)
+    _write_image(target, list(names), layer.finish(), _config())
+
+
+def _config() -> dict[str, Any]:
+    """The image's settings; the environment's own scripts name the machine's paths, so ours come first."""
+    checkout = f"{_OURS}/checkout"
+    roots = [f"{checkout}/{folder}" for folder in ("operator", "crds", "runtime")]
+    environment = {
+        "PATH": f"{_OURS}/bin:{_OURS}/venv/bin:/usr/local/bin:/usr/bin:/bin",
+        "PYTHONPATH": ":".join([*roots, checkout]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    return {
         "User": f"{_NONROOT}:{_NONROOT}",
-        "Env": [f"PATH={Path(sys.prefix) / 'bin'}:/usr/local/bin:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE=1"],
+        "Env": [f"{name}={value}" for name, value in environment.items()],
         "WorkingDir": "/",
         "Cmd": ["sh"],
     }
-    _write_image(target, list(names), layer.finish(), config)
+
+
+def _programs() -> dict[str, str]:
+    """Our commands and the function behind each, as pip would install them."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    return dict(project["scripts"])
+
+
+def _program(entry: str) -> bytes:
+    module, function = entry.split(":")
+    return f"#!{_OURS}/venv/bin/python\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n".encode()
 
 
 def _passwd(users: dict[str, tuple[int, str]]) -> bytes:
@@ -58,7 +85,9 @@ def _passwd(users: dict[str, tuple[int, str]]) -> bytes:
 
 def base_spec(default: dict[str, Any]) -> dict[str, Any]:
     """containerd's default container specification plus the machine's own folders, read-only."""
-    return {**default, "mounts": [*default["mounts"], *(_read_only(folder) for folder in machine_folders())]}
+    own_paths = [_read_only(folder, folder) for folder in machine_folders()]
+    ours = [_read_only(REPOSITORY, f"{_OURS}/checkout"), _read_only(sys.prefix, f"{_OURS}/venv")]
+    return {**default, "mounts": [*default["mounts"], *own_paths, *ours]}
 
 
 def machine_folders() -> list[Path]:
@@ -73,8 +102,8 @@ def machine_folders() -> list[Path]:
     return kept
 
 
-def _read_only(folder: Path) -> dict[str, Any]:
-    return {"destination": str(folder), "source": str(folder), "type": "bind", "options": ["rbind", "ro"]}
+def _read_only(source: Path | str, destination: Path | str) -> dict[str, Any]:
+    return {"destination": str(destination), "source": str(source), "type": "bind", "options": ["rbind", "ro"]}
 
 
 class _Layer:

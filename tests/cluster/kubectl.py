@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from setup import binaries
+from setup import binaries, system
 from tests.cluster.errors import ClusterError, NotOurClusterError
 
 
@@ -30,9 +30,10 @@ class Kubectl:
 
     @property
     def environment(self) -> dict[str, str]:
-        """This process's environment, with KUBECONFIG and with kubectl and helm on the PATH."""
+        """This process's environment, with KUBECONFIG and with kubectl, helm and prometheus on the PATH."""
         path = os.environ.get("PATH", "")
-        folders = [str(folder) for folder in (binaries.kubernetes_folder(), binaries.helm_folder()) if folder.exists()]
+        ours = (binaries.kubernetes_folder(), binaries.helm_folder(), system.prometheus_folder())
+        folders = [str(folder) for folder in ours if folder.exists()]
         return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": ":".join([*folders, path])}
 
     def kubectl(self, *arguments: str, stdin: str | None = None, timeout_s: float = 120.0) -> str:

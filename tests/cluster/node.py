@@ -145,6 +145,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
             "podLogsDir": str(folder / "pod-logs"),
             "volumePluginDir": str(folder / "volume-plugins"),
             "makeIPTablesUtilChains": False,
+            "clusterDNS": ["127.0.0.1"],  # there is none: look-ups fail at once
             "resolvConf": str(_RESOLV_CONF),
         }
 
