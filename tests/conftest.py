@@ -1,0 +1,3 @@
+"""Fixtures that several test folders share."""
+
+pytest_plugins = ["tests.cluster.fixtures"]
