@@ -1,0 +1,111 @@
+"""The operator's configuration: environment variables OUTRIDER_*, which the Helm chart sets."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from outrider_crds.base import seconds
+
+RELEASE = "0.1.0"
+_PREFIX = "OUTRIDER_"
+_T = TypeVar("_T")
+
+
+class ConfigurationError(ValueError):
+    """A variable has a value that the operator cannot use."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    namespace: str
+    """Where the operator's Lease lives."""
+    pod_name: str
+    """Identity that holds the Lease."""
+    lease_name: str = "outrider-operator"
+    watch_namespaces: tuple[str, ...] = ()
+    """Namespaces that are served; none means all."""
+    watch_nodes: bool = True
+    """False where RBAC gives no right to read nodes."""
+    runtime_image: str = f"outrider/runtime:{RELEASE}"
+    runtime_cpu_image: str = f"outrider/runtime-cpu:{RELEASE}"
+    image_pull_policy: str = "IfNotPresent"
+    allow_host_path: bool = False
+    prometheus_url: str = ""
+    profiling_priority_class: str = ""
+    resync_interval_s: float = 60.0
+    log_level: str = "info"
+    log_format: str = "json"
+    health_port: int = 8080
+    metrics_port: int = 8081
+
+
+def read_configuration(environment: Mapping[str, str]) -> Configuration:
+    """Configuration from `environment`. Raises ConfigurationError naming the variable that is wrong or absent."""
+
+    def read(name: str, parse: Callable[[str], _T], default: _T | None = None) -> _T:
+        text = environment.get(_PREFIX + name, "")
+        if not text:
+            if default is None:
+                raise ConfigurationError(f"{_PREFIX}{name} is not set; the Helm chart sets it")
+            return default
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise ConfigurationError(f"{_PREFIX}{name}={text!r}: {error}") from None
+
+    standard = Configuration(namespace="", pod_name="")
+    return Configuration(
+        namespace=read("NAMESPACE", str),
+        pod_name=read("POD_NAME", str, socket.gethostname()),
+        lease_name=read("LEASE_NAME", str, standard.lease_name),
+        watch_namespaces=read("WATCH_NAMESPACES", _names, standard.watch_namespaces),
+        watch_nodes=read("WATCH_NODES", _boolean, standard.watch_nodes),
+        runtime_image=read("RUNTIME_IMAGE", str, standard.runtime_image),
+        runtime_cpu_image=read("RUNTIME_CPU_IMAGE", str, standard.runtime_cpu_image),
+        image_pull_policy=read(
+            "RUNTIME_IMAGE_PULL_POLICY", _one_of("Always", "IfNotPresent", "Never"), standard.image_pull_policy
+        ),
+        allow_host_path=read("ALLOW_HOST_PATH", _boolean, standard.allow_host_path),
+        prometheus_url=read("PROMETHEUS_URL", _address, standard.prometheus_url),
+        profiling_priority_class=read("PROFILING_PRIORITY_CLASS", str, standard.profiling_priority_class),
+        resync_interval_s=read("RESYNC_INTERVAL", seconds, standard.resync_interval_s),
+        log_level=read("LOG_LEVEL", _one_of("debug", "info", "warning", "error"), standard.log_level),
+        log_format=read("LOG_FORMAT", _one_of("json", "plain"), standard.log_format),
+        health_port=read("HEALTH_PORT", _port, standard.health_port),
+        metrics_port=read("METRICS_PORT", _port, standard.metrics_port),
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(sorted({name.strip() for name in text.split(",") if name.strip()}))
+
+
+def _boolean(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return text == "true"
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+def _address(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise ValueError("must start with http:// or https://")
+    return text.rstrip("/")
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 0 < number < 65536:
+        raise ValueError("must be a port between 1 and 65535")
+    return number

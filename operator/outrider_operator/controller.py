@@ -1,0 +1,191 @@
+"""Ties the parts together: what wakes a service, who reconciles it, and when this process may act at all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from outrider_operator import kinds, telemetry
+from outrider_operator.apply import Applier, ObserveAgain
+from outrider_operator.cache import Cache
+from outrider_operator.configuration import Configuration
+from outrider_operator.frame import Events
+from outrider_operator.kinds import Kind, component, labels_of, name_of, namespace_of
+from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
+from outrider_operator.lease import Lease
+from outrider_operator.measurements import Measurements
+from outrider_operator.metrics.pods import PodStates
+from outrider_operator.metrics.prometheus import PrometheusFigures
+from outrider_operator.model import SERVICE_LABEL, SERVING, Object, Settings
+from outrider_operator.observe import Observer
+from outrider_operator.reconcile import Decide, Reconciler
+from outrider_operator.status_writer import StatusWriter
+from outrider_operator.watches import Watches
+from outrider_operator.work_queue import Key, WorkQueue
+
+logger = logging.getLogger(__name__)
+
+WORKERS = 4
+
+
+class Controller:
+    """The operator, as the frame drives it."""
+
+    def __init__(
+        self, configuration: Configuration, api: KubernetesApi, events: Events, settings: Settings, decide: Decide
+    ) -> None:
+        self._configuration = configuration
+        self._api = api
+        self._queue = WorkQueue()
+        self._cache = Cache()
+        self._measurements = Measurements(
+            PodStates(self._cache, self._queue.add),
+            PrometheusFigures(configuration.prometheus_url, settings.window_s)
+            if configuration.prometheus_url
+            else None,
+            settings.window_s,
+        )
+        self._reconciler = Reconciler(
+            self._cache,
+            Observer(api, self._cache, self._measurements, watch_nodes=configuration.watch_nodes),
+            Applier(api, self._cache),
+            StatusWriter(api, self._cache),
+            self._measurements,
+            events,
+            decide,
+            settings,
+        )
+        self._lease = Lease(api, configuration.namespace, configuration.lease_name, configuration.pod_name)
+        self._cache.subscribe(self._wake)
+        self._task: asyncio.Task[None] | None = None
+        self.stopped = asyncio.Event()
+        """Set when the work ended by itself, which it never should: the process must end then."""
+
+    async def start(self) -> None:
+        """Called once, before services are watched."""
+        await self._wait_for_definition()
+        self._task = asyncio.create_task(self._run(), name="controller")
+        self._task.add_done_callback(self._note_end)
+
+    async def stop(self) -> None:
+        """Stop working, then let another operator start at once."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self._lease.release()
+
+    def service_seen(self, document: Object) -> None:
+        self._cache.seen(kinds.SERVICE, document)
+        telemetry.SERVICES.set(len(list(self._cache.all(kinds.SERVICE))))
+
+    def service_gone(self, document: Object) -> None:
+        self._cache.gone(kinds.SERVICE, document)
+        telemetry.SERVICES.set(len(list(self._cache.all(kinds.SERVICE))))
+
+    def health(self) -> dict[str, Any]:
+        return {"leading": self._lease.held}
+
+    async def _wait_for_definition(self) -> None:
+        while True:
+            try:
+                if await self._api.serves(kinds.SERVICE):
+                    return
+                logger.warning("The CustomResourceDefinition of %s is not installed yet; waiting", kinds.SERVICE.kind)
+            except (ApiError, *UNREACHABLE) as error:
+                logger.warning("Cannot reach the API server yet: %r", error)
+            await asyncio.sleep(1.0)
+
+    async def _run(self) -> None:
+        """Work while the Lease is held; stand by, then try again, when it is lost."""
+        while True:
+            await self._lease.acquire()
+            work = asyncio.create_task(self._work(), name="work")
+            keep = asyncio.create_task(self._lease.keep(), name="lease")
+            try:
+                await asyncio.wait([work, keep], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (work, keep):
+                    task.cancel()
+                await asyncio.wait([work, keep])
+            if not work.cancelled():
+                work.result()  # raises what ended it
+            logger.warning("Lost the Lease, so this operator stops working until it holds it again")
+
+    async def _work(self) -> None:
+        watches = Watches(self._api, self._cache, self._configuration.watch_namespaces, self._configuration.watch_nodes)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(watches.run(), name="watches")
+            group.create_task(self._measurements.run(), name="measurements")
+            await watches.listed()
+            group.create_task(self._resync(), name="resync")
+            for number in range(WORKERS):
+                group.create_task(self._worker(), name=f"worker {number}")
+
+    async def _worker(self) -> None:
+        while True:
+            key = await self._queue.get()
+            with telemetry.RECONCILE_SECONDS.time():
+                await self._reconcile(key)
+
+    async def _reconcile(self, key: Key) -> None:
+        """One reconcile; whatever goes wrong is logged with its reason and tried again later."""
+        try:
+            look_again_s = await self._reconciler.reconcile(key)
+        except ObserveAgain as change:
+            logger.debug("%s: %s", key, change)
+            self._retry(key, "observed again")
+        except (ApiError, *UNREACHABLE) as error:
+            logger.warning("%s: trying again in %.1f s: %s", key, self._retry(key, "retried"), error or repr(error))
+        except Exception:
+            # A defect must not stop the other services; the back-off keeps it from spinning.
+            logger.exception("%s: trying again in %.1f s after an unexpected error", key, self._retry(key, "failed"))
+        else:
+            telemetry.RECONCILES.labels(outcome="done").inc()
+            self._queue.done(key)
+            if look_again_s is not None:
+                self._queue.add_after(key, look_again_s)
+
+    def _retry(self, key: Key, outcome: str) -> float:
+        telemetry.RECONCILES.labels(outcome=outcome).inc()
+        return self._queue.retry(key)
+
+    async def _resync(self) -> None:
+        """The safety net: read all services anew and look at each, in case an event was missed."""
+        while True:
+            for namespace in self._configuration.watch_namespaces or (None,):
+                try:
+                    services, _ = await self._api.list(kinds.SERVICE, namespace)
+                    self._cache.relisted(kinds.SERVICE, namespace, services)
+                except (ApiError, *UNREACHABLE) as error:
+                    logger.warning("Cannot list the services of %s: %r", namespace or "all namespaces", error)
+            self._wake_all()
+            await asyncio.sleep(self._configuration.resync_interval_s)
+
+    def _wake(self, kind: Kind, document: Object) -> None:
+        """Wake the services that a changed object matters to."""
+        if kind == kinds.SERVICE:
+            self._queue.add(Key(namespace_of(document), name_of(document)))
+        elif kind == kinds.NODE:
+            self._wake_all()
+        elif component(document) == SERVING:
+            self._queue.add(Key(namespace_of(document), labels_of(document).get(SERVICE_LABEL, "")))
+            if kind == kinds.POD:
+                self._wake_profiling()
+        else:  # profiles, and the Jobs and pods that measure them, are shared by the namespace's services
+            self._wake_all(namespace_of(document))
+
+    def _wake_profiling(self) -> None:
+        """A serving pod may have begun or ended to wait for a node: profiling Jobs give way to it."""
+        for namespace in {namespace_of(job) for job in self._cache.all(kinds.JOB)}:
+            self._wake_all(namespace)
+
+    def _wake_all(self, namespace: str | None = None) -> None:
+        for service in self._cache.all(kinds.SERVICE):
+            if namespace in (None, namespace_of(service)):
+                self._queue.add(Key(namespace_of(service), name_of(service)))
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("The operator cannot go on", exc_info=error)
+        self.stopped.set()

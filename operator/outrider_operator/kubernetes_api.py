@@ -1,0 +1,217 @@
+"""A thin asynchronous client of the API server: plain dictionaries in and out.
+
+It stands on the official client's transport and configuration (`kubernetes.aio`), not on its generated API
+classes: importing those takes 110 MB, most of the operator's memory budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config import load_incluster_config, load_kube_config
+
+from outrider_operator import telemetry
+from outrider_operator.kinds import Kind, kind_of, name_of, namespace_of
+from outrider_operator.model import FIELD_MANAGER, Object
+
+PAGE_SIZE = 250
+REQUEST_TIMEOUT_S = 30.0
+WATCH_TIMEOUT_S = 240
+APPLY_PATCH = "application/apply-patch+yaml"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+_STRICT = ("fieldValidation", "Strict")
+_SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+
+
+class ApiError(Exception):
+    """The API server refused a request: its HTTP status, reason and sentence."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{reason or 'error'} ({status}): {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+    @property
+    def not_found(self) -> bool:
+        return self.status == 404
+
+    @property
+    def already_exists(self) -> bool:
+        return self.status == 409 and self.reason == "AlreadyExists"
+
+    @property
+    def conflict(self) -> bool:
+        """Another wrote first, or a precondition does not hold."""
+        return self.status == 409 and self.reason == "Conflict"
+
+    @property
+    def expired(self) -> bool:
+        """The resource version is too old to watch from: list again."""
+        return self.status == 410
+
+    @property
+    def forbidden(self) -> bool:
+        return self.status == 403
+
+    @property
+    def rejected(self) -> bool:
+        """The object itself is at fault; sending it again does not help."""
+        return self.status in (400, 403, 413, 422)
+
+
+UNREACHABLE = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
+"""What a request raises when the API server cannot be reached."""
+
+
+async def load_configuration() -> Configuration:
+    """The cluster's address and credentials: the service account's in a pod, else the kubeconfig's."""
+    configuration = Configuration()
+    if _SERVICE_ACCOUNT_TOKEN.exists():
+        load_incluster_config(client_configuration=configuration)
+    else:
+        await load_kube_config(client_configuration=configuration, persist_config=False)
+    return configuration
+
+
+class KubernetesApi:
+    """Requests to the API server. Every method raises ApiError, or one of UNREACHABLE."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._client = ApiClient(configuration)
+        self._client.user_agent = "outrider-operator"
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """The object, or None where there is none."""
+        try:
+            return await self._request("GET", kind.path(namespace, name))
+        except ApiError as error:
+            if error.not_found:
+                return None
+            raise
+
+    async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> tuple[list[Object], str]:
+        """All objects, fetched page by page, and the resource version to watch from."""
+        objects: list[Object] = []
+        query: list[tuple[str, str]] = [("limit", str(PAGE_SIZE)), ("labelSelector", selector)]
+        token = ""
+        while True:
+            page = await self._request("GET", kind.path(namespace), query=[*query, ("continue", token)])
+            objects += page.get("items") or []
+            token = page["metadata"].get("continue", "")
+            if not token:
+                return objects, page["metadata"]["resourceVersion"]
+
+    async def watch(
+        self, kind: Kind, namespace: str | None, selector: str, resource_version: str
+    ) -> AsyncIterator[tuple[str, Object]]:
+        """Events (type, object) after `resource_version`, until the server ends the stream after some minutes."""
+        query = [
+            ("watch", "true"),
+            ("allowWatchBookmarks", "true"),
+            ("labelSelector", selector),
+            ("resourceVersion", resource_version),
+            ("timeoutSeconds", str(WATCH_TIMEOUT_S)),
+        ]
+        response = await self._send("GET", kind.path(namespace), query=query, timeout_s=WATCH_TIMEOUT_S + 30)
+        try:
+            while line := await response.content.readline():
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    raise _error(event["object"].get("code", 500), json.dumps(event["object"]))
+                yield event["type"], event["object"]
+        finally:
+            response.close()
+
+    async def apply(self, document: Object) -> Object:
+        """Server-side apply: fields that Outrider sets win, those that others added stay, unknown ones are refused."""
+        path = kind_of(document).path(namespace_of(document), name_of(document))
+        query = [("fieldManager", FIELD_MANAGER), ("force", "true"), _STRICT]
+        return await self._write("apply", document, "PATCH", path, document, query=query, content_type=APPLY_PATCH)
+
+    async def create(self, document: Object) -> Object:
+        path = kind_of(document).path(namespace_of(document))
+        query = [("fieldManager", FIELD_MANAGER), _STRICT]
+        return await self._write("create", document, "POST", path, document, query=query)
+
+    async def patch(self, patch: Object) -> Object:
+        """Strategic merge of `patch`, which names its object; with metadata.uid in it, of exactly that object."""
+        path = kind_of(patch).path(namespace_of(patch), name_of(patch))
+        query = [("fieldManager", FIELD_MANAGER)]
+        return await self._write("patch", patch, "PATCH", path, patch, query=query, content_type=STRATEGIC_PATCH)
+
+    async def delete(self, document: Object, preconditions: dict[str, str]) -> None:
+        """Delete the object if `preconditions` (uid, resourceVersion) hold and, in the background, what it owns."""
+        path = kind_of(document).path(namespace_of(document), name_of(document))
+        options = {"propagationPolicy": "Background", "preconditions": preconditions}
+        await self._write("delete", document, "DELETE", path, options)
+
+    async def replace(self, document: Object, subresource: str | None = None) -> Object:
+        """Replace the object (or its status) if it still has the resource version that `document` carries."""
+        path = kind_of(document).path(namespace_of(document), name_of(document), subresource)
+        query = [("fieldManager", FIELD_MANAGER)]
+        return await self._write(f"update {subresource or ''}".strip(), document, "PUT", path, document, query=query)
+
+    async def serves(self, kind: Kind) -> bool:
+        """True where the API server knows the kind (its CustomResourceDefinition is installed)."""
+        try:
+            group = await self._request("GET", f"/apis/{kind.api_version}")
+        except ApiError as error:
+            if error.not_found:
+                return False
+            raise
+        return any(resource["name"] == kind.plural for resource in group["resources"])
+
+    async def _write(self, verb: str, document: Object, method: str, path: str, body: Any, **options: Any) -> Object:
+        telemetry.WRITES.labels(verb=verb, kind=document["kind"]).inc()
+        return await self._request(method, path, body=body, **options)
+
+    async def _request(self, method: str, path: str, **options: Any) -> Object:
+        response = await self._send(method, path, **options)
+        async with response:
+            document: Object = await response.json()
+        return document
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        query: list[tuple[str, str]] | None = None,
+        content_type: str = "application/json",
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> aiohttp.ClientResponse:
+        parameters = [(name, value) for name, value in query or [] if value]
+        request = await self._client.param_serialize(
+            method,
+            path,
+            query_params=parameters,
+            header_params={"Accept": "application/json", "Content-Type": content_type},
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        answer = await self._client.call_api(*request, _request_timeout=aiohttp.ClientTimeout(total=timeout_s))
+        response: aiohttp.ClientResponse = answer.response
+        if response.status >= 400:
+            raise _error(response.status, await response.text())
+        return response
+
+
+def _error(status: int, body: str) -> ApiError:
+    """The API server answers with a `Status` document; a proxy in front of it may answer with anything."""
+    try:
+        document = json.loads(body)
+        return ApiError(status, str(document.get("reason", "")), str(document.get("message", "")))
+    except (ValueError, AttributeError):
+        return ApiError(status, "", body[:200])

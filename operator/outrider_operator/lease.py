@@ -1,0 +1,111 @@
+"""Guard against two active operators: only the holder of one Lease works, the others stand by.
+
+Times are compared on this process's own clock only (when did *I* see the record change), as client-go does, so
+that clocks that differ between nodes cannot make two holders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+
+from outrider_operator import telemetry
+from outrider_operator.kinds import LEASE
+from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
+from outrider_operator.model import Object
+
+logger = logging.getLogger(__name__)
+
+DURATION_S = 15
+RENEW_EVERY_S = 5.0
+GIVE_UP_AFTER_S = 10.0
+RETRY_EVERY_S = 1.0
+
+
+class Lease:
+    """One named Lease and this process's claim on it."""
+
+    def __init__(self, api: KubernetesApi, namespace: str, name: str, identity: str) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._name = name
+        self._identity = identity
+        self._seen: tuple[str, str] = ("", "")  # holder, renew time
+        self._seen_at = 0.0
+        self._held: Object | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._held is not None
+
+    async def acquire(self) -> None:
+        """Wait until this process holds the Lease."""
+        waiting = False
+        while not await self._try():
+            if not waiting:
+                logger.info("Standing by: %s holds the Lease %s/%s", self._seen[0], self._namespace, self._name)
+                waiting = True
+            await asyncio.sleep(RETRY_EVERY_S)
+        telemetry.LEADING.set(1)
+        logger.info("Holding the Lease %s/%s as %s", self._namespace, self._name, self._identity)
+
+    async def keep(self) -> None:
+        """Renew the Lease until that fails for too long; the caller must then stop working at once."""
+        clock = asyncio.get_running_loop().time
+        renewed_at = clock()
+        while clock() - renewed_at < GIVE_UP_AFTER_S:
+            await asyncio.sleep(RENEW_EVERY_S if self._held else RETRY_EVERY_S)
+            started_at = clock()
+            try:
+                async with asyncio.timeout(GIVE_UP_AFTER_S - (started_at - renewed_at)):
+                    if await self._try():
+                        renewed_at = started_at
+            except TimeoutError:
+                break
+        telemetry.LEADING.set(0)
+
+    async def release(self) -> None:
+        """Let the next operator start at once; without this it waits until the Lease has run out."""
+        if self._held is None:
+            return
+        held, self._held = self._held, None
+        held["spec"]["holderIdentity"] = ""
+        try:
+            await self._api.replace(held)
+        except (ApiError, *UNREACHABLE) as error:
+            logger.info("Could not release the Lease; it runs out in %d s: %s", DURATION_S, error)
+
+    async def _try(self) -> bool:
+        try:
+            current = await self._api.get(LEASE, self._namespace, self._name)
+            if current is None:
+                self._held = await self._api.create(self._claim(None))
+            elif self._free(current):
+                self._held = await self._api.replace(self._claim(current))
+            else:
+                self._held = None
+        except (ApiError, *UNREACHABLE) as error:
+            logger.warning("Cannot read or renew the Lease %s/%s: %r", self._namespace, self._name, error)
+            self._held = None
+        return self._held is not None
+
+    def _free(self, current: Object) -> bool:
+        """True where the Lease is this process's own, was given back, or was not renewed while it was watched."""
+        spec = current.get("spec") or {}
+        record = (spec.get("holderIdentity") or "", spec.get("renewTime") or "")
+        now = asyncio.get_running_loop().time()
+        if record != self._seen:
+            self._seen, self._seen_at = record, now
+        expired = now - self._seen_at > (spec.get("leaseDurationSeconds") or DURATION_S)
+        return record[0] in ("", self._identity) or expired
+
+    def _claim(self, current: Object | None) -> Object:
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        spec = dict((current or {}).get("spec") or {})
+        if spec.get("holderIdentity") != self._identity:
+            spec["acquireTime"] = now
+            spec["leaseTransitions"] = (spec.get("leaseTransitions") or 0) + (current is not None)
+        spec.update(holderIdentity=self._identity, leaseDurationSeconds=DURATION_S, renewTime=now)
+        metadata = (current or {}).get("metadata") or {"name": self._name, "namespace": self._namespace}
+        return {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata, "spec": spec}

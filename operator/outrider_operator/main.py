@@ -1,0 +1,62 @@
+"""`outrider-operator`: the process that the Helm chart runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+
+import kopf
+import prometheus_client
+
+from outrider_operator import frame
+from outrider_operator.configuration import Configuration, ConfigurationError, read_configuration
+from outrider_operator.controller import Controller
+from outrider_operator.decide import decide
+from outrider_operator.kubernetes_api import KubernetesApi, load_configuration
+from outrider_operator.model import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Run until a signal; exit status 2 for a configuration that cannot be used, 1 after a failure."""
+    try:
+        configuration = read_configuration(os.environ)
+    except ConfigurationError as error:
+        sys.exit(f"outrider-operator: {error}")
+    frame.configure_logging(configuration)
+    prometheus_client.start_http_server(configuration.metrics_port)
+    failed = asyncio.run(_run(configuration))
+    sys.exit(1 if failed else 0)
+
+
+async def _run(configuration: Configuration) -> bool:
+    """True when the operator ended by itself."""
+    client = await load_configuration()
+    api = KubernetesApi(client)
+    events = frame.Events()
+    controller = Controller(configuration, api, events, settings_of(configuration), decide)
+    try:
+        await kopf.operator(
+            registry=frame.build_registry(controller, events, client),
+            standalone=True,  # the Lease takes the place of kopf's peering, which needs CRDs of its own
+            clusterwide=not configuration.watch_namespaces,
+            namespaces=configuration.watch_namespaces,
+            liveness_endpoint=f"http://0.0.0.0:{configuration.health_port}/healthz",
+            stop_flag=controller.stopped,
+        )
+    finally:
+        await api.close()
+    return controller.stopped.is_set()
+
+
+def settings_of(configuration: Configuration) -> Settings:
+    return Settings(
+        runtime_image=configuration.runtime_image,
+        runtime_cpu_image=configuration.runtime_cpu_image,
+        allow_host_path=configuration.allow_host_path,
+        prometheus_configured=bool(configuration.prometheus_url),
+        profiling_priority_class=configuration.profiling_priority_class,
+    )

@@ -1,0 +1,180 @@
+"""Polls the state endpoint of every ready serving pod; the answers are the operator's samples."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import aiohttp
+from outrider_crds.runtime_config import ADMIN_PORT, STATE_PATH
+from outrider_crds.state import RuntimeState
+from pydantic import ValidationError
+
+from outrider_operator import kinds, telemetry
+from outrider_operator.cache import Cache
+from outrider_operator.kinds import component, labels_of, name_of, namespace_of
+from outrider_operator.metrics.windows import Sample
+from outrider_operator.model import SERVICE_LABEL, SERVING, Object
+from outrider_operator.work_queue import Key
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.5
+URGENT_EVERY_S = 1.0
+BUSY_EVERY_S = 5.0
+IDLE_EVERY_S = 15.0
+TIMEOUT_S = 2.0
+CONCURRENCY = 32
+LATELY_S = 3 * IDLE_EVERY_S
+HISTORY_S = 150.0
+MOST_BYTES = 1 << 20
+
+
+@dataclass
+class _Pod:
+    """What is known of one serving pod."""
+
+    key: Key
+    name: str
+    address: str
+    samples: deque[Sample] = field(default_factory=deque)
+    polled_at: float = float("-inf")
+    polling: bool = False
+
+    @property
+    def busy(self) -> bool:
+        """Tokens flowed between the last two answers."""
+        if len(self.samples) < 2:
+            return False
+        return self.samples[-1].state.output_tokens != self.samples[-2].state.output_tokens
+
+
+class PodStates:
+    """Samples of every ready serving pod in the cache.
+
+    A pod is asked every few seconds while it has traffic, seldom while it is idle, and often while its service
+    waits for something that only the pod can tell (that a new configuration is in force).
+    """
+
+    def __init__(self, cache: Cache, changed: Callable[[Key], None]) -> None:
+        self._cache = cache
+        self._changed = changed
+        self._pods: dict[str, _Pod] = {}  # by uid
+        self._urgent: set[Key] = set()
+
+    def states(self, key: Key) -> Mapping[str, RuntimeState]:
+        """Pod name -> newest state, of pods that answered lately."""
+        now = asyncio.get_running_loop().time()
+        return {
+            pod.name: pod.samples[-1].state
+            for pod in self._of(key)
+            if pod.samples and now - pod.samples[-1].at < LATELY_S
+        }
+
+    def histories(self, key: Key) -> list[tuple[Sample, ...]]:
+        """Each pod's samples, oldest first, of the last HISTORY_S; pods that went meanwhile included."""
+        return [tuple(pod.samples) for pod in self._pods.values() if pod.key == key]
+
+    def pods_ready(self, key: Key) -> int:
+        return len(self._of(key))
+
+    def set_urgent(self, key: Key, urgent: bool) -> None:
+        (self._urgent.add if urgent else self._urgent.discard)(key)
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        limit = asyncio.Semaphore(CONCURRENCY)
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as group:
+            while True:
+                now = asyncio.get_running_loop().time()
+                self._follow_cache(now)
+                for pod in self._pods.values():
+                    if pod.address and not pod.polling and now - pod.polled_at >= self._interval_s(pod):
+                        pod.polled_at, pod.polling = now, True
+                        group.create_task(self._poll(session, limit, pod))
+                await asyncio.sleep(TICK_S)
+
+    def _of(self, key: Key) -> list[_Pod]:
+        return [pod for pod in self._pods.values() if pod.key == key and pod.address]
+
+    def _interval_s(self, pod: _Pod) -> float:
+        if pod.key in self._urgent:
+            return URGENT_EVERY_S
+        return BUSY_EVERY_S if pod.busy or len(pod.samples) < 2 else IDLE_EVERY_S
+
+    def _follow_cache(self, now: float) -> None:
+        """Poll the pods that are ready now; drop those whose last sample is too old to matter."""
+        ready = {pod["metadata"]["uid"]: pod for pod in self._cache.all(kinds.POD) if _serves(pod)}
+        for uid, document in ready.items():
+            if uid not in self._pods:
+                key = Key(namespace_of(document), labels_of(document)[SERVICE_LABEL])
+                self._pods[uid] = _Pod(key, name_of(document), document["status"]["podIP"])
+            self._pods[uid].address = document["status"]["podIP"]
+        for uid, pod in list(self._pods.items()):
+            if uid not in ready:
+                pod.address = ""
+                while pod.samples and now - pod.samples[0].at > HISTORY_S:
+                    pod.samples.popleft()
+                if not pod.samples:
+                    del self._pods[uid]
+
+    async def _poll(self, session: aiohttp.ClientSession, limit: asyncio.Semaphore, pod: _Pod) -> None:
+        try:
+            async with limit:
+                state = await _read(session, pod.address)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            telemetry.POLLS.labels(outcome="failed").inc()
+            logger.debug("No state from pod %s/%s: %r", pod.key.namespace, pod.name, error)
+        else:
+            telemetry.POLLS.labels(outcome="answered").inc()
+            self._note(pod, state)
+        finally:
+            pod.polling = False
+
+    def _note(self, pod: _Pod, state: RuntimeState) -> None:
+        now = asyncio.get_running_loop().time()
+        before = pod.samples[-1].state if pod.samples else None
+        pod.samples.append(Sample(now, state))
+        while now - pod.samples[0].at > HISTORY_S:
+            pod.samples.popleft()
+        if before is None or _news(before) != _news(state):
+            self._changed(pod.key)
+
+
+async def _read(session: aiohttp.ClientSession, address: str) -> RuntimeState:
+    """Raises ValueError for an answer that is no state, besides what the transport raises."""
+    host = f"[{address}]" if ":" in address else address
+    async with session.get(f"http://{host}:{ADMIN_PORT}{STATE_PATH}") as response:
+        response.raise_for_status()
+        body = await response.content.read(MOST_BYTES)
+    try:
+        return RuntimeState.model_validate_json(body)
+    except ValidationError as error:
+        raise ValueError(f"not a state: {error.errors()[0]}") from None
+
+
+def _serves(pod: Object) -> bool:
+    """Ready (a draining pod still counts tokens, and stays until its address goes)."""
+    if component(pod) != SERVING or not pod.get("status", {}).get("podIP"):
+        return False
+    conditions = pod["status"].get("conditions", [])
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+
+
+def _news(state: RuntimeState) -> object:
+    """What a decision should hear of at once; figures wait for the next regular look."""
+    drafters = tuple((drafter.name, drafter.loaded, drafter.reason) for drafter in state.drafters)
+    profile = (state.profile.source, state.profile.mismatch, state.profile.load_error)
+    return (
+        state.started_at,
+        state.config_hash,
+        state.config_error,
+        state.ready,
+        state.choice.reason,
+        drafters,
+        profile,
+    )

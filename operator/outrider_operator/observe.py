@@ -1,0 +1,101 @@
+"""Puts together what a decision needs: one look at a service and at everything that belongs to it."""
+
+from __future__ import annotations
+
+import time
+
+from outrider_operator import kinds
+from outrider_operator.cache import Cache
+from outrider_operator.kinds import Kind, child_kind, component, labels_of, name_of, namespace_of
+from outrider_operator.kubernetes_api import KubernetesApi
+from outrider_operator.measurements import Measurements
+from outrider_operator.model import (
+    PROFILE,
+    PROFILING,
+    SERVICE_LABEL,
+    SERVING,
+    Node,
+    Object,
+    Observed,
+    Rejection,
+    child_names,
+)
+from outrider_operator.work_queue import Key
+
+
+class Observer:
+    """Reads the cache; asks the API server only for children that the cache does not hold."""
+
+    def __init__(self, api: KubernetesApi, cache: Cache, measurements: Measurements, *, watch_nodes: bool) -> None:
+        self._api = api
+        self._cache = cache
+        self._measurements = measurements
+        self._watch_nodes = watch_nodes
+        self._nodes: tuple[Node, ...] | None = None
+        cache.subscribe(self._forget_nodes)
+
+    async def observe(self, service: Object, rejections: tuple[Rejection, ...]) -> Observed:
+        key = Key(namespace_of(service), name_of(service))
+        return Observed(
+            service=service,
+            now=time.time(),
+            nodes=self._all_nodes(),
+            children=await self._children(key),
+            replica_sets=self._labelled(kinds.REPLICA_SET, key),
+            pods=tuple(pod for pod in self._labelled(kinds.POD, key) if component(pod) == SERVING),
+            states=self._measurements.states(key),
+            waiting_pods=tuple(pod for pod in self._cache.all(kinds.POD) if waits_for_a_node(pod)),
+            jobs=self._of_component(kinds.JOB, key.namespace, PROFILING),
+            job_pods=self._of_component(kinds.POD, key.namespace, PROFILING),
+            profiles={
+                name_of(profile): profile for profile in self._of_component(kinds.CONFIG_MAP, key.namespace, PROFILE)
+            },
+            figures=self._measurements.figures(key, service),
+            rejections=rejections,
+        )
+
+    async def _children(self, key: Key) -> dict[tuple[str, str], Object]:
+        children = {
+            (kinds.CONFIG_MAP.kind, name_of(config_map)): config_map
+            for config_map in self._labelled(kinds.CONFIG_MAP, key)
+        }
+        for kind, name in child_names(key.name):
+            child = self._cache.get(child_kind(kind), key.namespace, name)
+            if child is None:  # absent, or a foreign object without the label that the watches select by
+                child = await self._api.get(child_kind(kind), key.namespace, name)
+            if child is not None:
+                children[kind, name] = child
+        return children
+
+    def _labelled(self, kind: Kind, key: Key) -> tuple[Object, ...]:
+        return tuple(
+            document
+            for document in self._cache.within(kind, key.namespace)
+            if labels_of(document).get(SERVICE_LABEL) == key.name
+        )
+
+    def _of_component(self, kind: Kind, namespace: str, wanted: str) -> tuple[Object, ...]:
+        return tuple(document for document in self._cache.within(kind, namespace) if component(document) == wanted)
+
+    def _all_nodes(self) -> tuple[Node, ...] | None:
+        """None where RBAC gives no right to see nodes."""
+        if self._nodes is None and self._watch_nodes:
+            self._nodes = tuple(_node(document) for document in self._cache.all(kinds.NODE))
+        return self._nodes
+
+    def _forget_nodes(self, kind: Kind, _: Object) -> None:
+        if kind == kinds.NODE:
+            self._nodes = None
+
+
+def waits_for_a_node(pod: Object) -> bool:
+    return component(pod) == SERVING and not pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]
+
+
+def _node(document: Object) -> Node:
+    return Node(
+        name=name_of(document),
+        labels=labels_of(document),
+        taints=tuple(document["spec"].get("taints") or ()),
+        allocatable=document["status"].get("allocatable") or {},
+    )

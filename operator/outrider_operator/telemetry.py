@@ -1,0 +1,15 @@
+"""The operator's own Prometheus metrics, served at /metrics on the metrics port."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+WRITES = Counter("outrider_operator_api_writes", "Requests that write to the API server.", ["verb", "kind"])
+RECONCILES = Counter("outrider_operator_reconciles", "Reconciles by outcome: done, retried, rejected.", ["outcome"])
+RECONCILE_SECONDS = Histogram("outrider_operator_reconcile_seconds", "Duration of a reconcile, its writes included.")
+QUEUE_LENGTH = Gauge("outrider_operator_queue_length", "Services waiting for a reconcile.")
+WAIT_SECONDS = Histogram("outrider_operator_wait_seconds", "From a service's wake-up to the start of its reconcile.")
+SERVICES = Gauge("outrider_operator_services", "SpeculativeServices that the operator knows.")
+LEADING = Gauge("outrider_operator_leading", "1 while this process holds the Lease.")
+POLLS = Counter("outrider_operator_polls", "State polls of serving pods by outcome: answered, failed.", ["outcome"])
+WATCH_RESTARTS = Counter("outrider_operator_watch_restarts", "Watches started again after an error.", ["kind"])
