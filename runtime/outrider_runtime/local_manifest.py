@@ -1,0 +1,93 @@
+"""A manifest without Kubernetes: `serve -f` and `outrider-profile -f` read a SpeculativeService from a file.
+
+The same rules hold as on the API server. Models come from where the manifest says; a hostPath folder that this
+machine does not have is looked for by its last name in the model folder (`--model-root`) and beside the manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider_crds.manifest import ManifestError, load_manifest
+from outrider_crds.runtime_config import BootConfig, HotConfig, boot_config, hot_config
+from outrider_crds.service import SpeculativeService
+from outrider_crds.spec import Drafter, HostPathSource, ModelRef, ModelSource
+
+DEFAULT_MODEL_ROOT = Path("~/.cache/outrider/models")
+LOCAL_REVISION = "local"
+
+
+class LocalManifestError(Exception):
+    """The manifest cannot be served here; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalService:
+    boot: BootConfig
+    """Its hostPath sources name the folders that were found on this machine."""
+    hot: HotConfig
+
+
+def load_local_service(manifest: Path, model_root: Path = DEFAULT_MODEL_ROOT) -> LocalService:
+    """What to run for `manifest` on this machine. Raises LocalManifestError."""
+    service = _read(manifest)
+    spec = service.spec
+    roots = (model_root.expanduser(), manifest.absolute().parent / "models")
+    boot = boot_config(
+        spec,
+        service=service.metadata.name,
+        namespace=service.metadata.namespace,
+        revision=LOCAL_REVISION,
+        image="",
+        max_draft_tokens=spec.speculation.max_draft_tokens,
+    )
+    target = _localised(spec.target, "target", roots)
+    if target.source.host_path is not None and not Path(target.source.host_path.path).is_dir():
+        raise LocalManifestError(_missing(spec.target, roots))
+    pool = [_localised_drafter(drafter, roots) for drafter in spec.draft_pool]
+    return LocalService(boot=boot.model_copy(update={"target": target, "draft_pool": pool}), hot=hot_config(spec))
+
+
+def _localised_drafter(drafter: Drafter, roots: Sequence[Path]) -> Drafter:
+    """A draft that is not on this machine keeps its path: the engine drops the drafter and says so."""
+    if drafter.neural is None:
+        return drafter
+    model = _localised(drafter.neural.model, f"drafter {drafter.name!r}", roots)
+    block = "draft_model" if drafter.draft_model is not None else "eagle"
+    return drafter.model_copy(update={block: drafter.neural.model_copy(update={"model": model})})
+
+
+def _localised(model: ModelRef, user: str, roots: Sequence[Path]) -> ModelRef:
+    if model.source.pvc is not None:
+        raise LocalManifestError(
+            f"the {user} comes from the claim {model.source.pvc.claim_name!r}, and there are no claims without "
+            "Kubernetes; name a hub or hostPath source"
+        )
+    if model.source.host_path is None:
+        return model
+    path = Path(model.source.host_path.path)
+    found = next((folder for folder in _candidates(path, roots) if folder.is_dir()), path)
+    source = ModelSource(host_path=HostPathSource(path=str(found)))
+    return model.model_copy(update={"source": source})
+
+
+def _candidates(path: Path, roots: Sequence[Path]) -> list[Path]:
+    return [path, *(root / path.name for root in roots)]
+
+
+def _missing(model: ModelRef, roots: Sequence[Path]) -> str:
+    assert model.source.host_path is not None
+    looked = ", ".join(str(folder) for folder in _candidates(Path(model.source.host_path.path), roots))
+    return f"the target {model.name!r} is not on this machine; looked for the folders {looked}; see --model-root"
+
+
+def _read(manifest: Path) -> SpeculativeService:
+    try:
+        return load_manifest(manifest.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise LocalManifestError(f"cannot read {manifest}: {error}") from error
+    except ManifestError as error:
+        problems = "".join(f"\n  - {problem}" for problem in error.problems)
+        raise LocalManifestError(f"{manifest} is not a valid SpeculativeService:{problems}") from error

@@ -1,0 +1,26 @@
+"""Errors as clients of the OpenAI API see them, and the one that ends the process with a sentence."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from http import HTTPStatus
+
+
+class StartupError(Exception):
+    """The server cannot start. The message says what was wrong, where, and what to do; no traceback is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestError(Exception):
+    """A request that is refused before the engine sees it."""
+
+    message: str
+    param: str | None = None
+    status: HTTPStatus = HTTPStatus.BAD_REQUEST
+
+    def body(self) -> bytes:
+        """The OpenAI-style error document, of the same shape as the engine's own."""
+        kind = f"{self.status.phrase.title().replace(' ', '')}Error"  # BadRequestError, NotFoundError, ...
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.status.value}
+        return json.dumps({"error": error}).encode()

@@ -1,0 +1,56 @@
+"""`serve -f` follows its manifest as a pod follows its mounted config: an edit of a hot field restarts nothing."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+
+from outrider_runtime.local_manifest import LocalManifestError, LocalService, load_local_service
+from outrider_runtime.server.config import Serving, write_hot
+
+logger = logging.getLogger(__name__)
+POLL_S = 1.0
+
+
+def follow_manifest(manifest: Path, model_root: Path, serving: Serving) -> None:
+    """Take over changes of `manifest` for as long as the process lives, from a daemon thread."""
+
+    def follow() -> None:
+        seen = _stamp(manifest)
+        while True:
+            time.sleep(POLL_S)
+            stamp = _stamp(manifest)
+            if stamp != seen:
+                seen = stamp
+                take_over(manifest, model_root, serving)
+
+    threading.Thread(target=follow, name="outrider-manifest", daemon=True).start()
+
+
+def take_over(manifest: Path, model_root: Path, serving: Serving) -> None:
+    """Write the manifest's hot config where the engine reads it; say what only a restart can change."""
+    try:
+        service = load_local_service(manifest, model_root)
+    except LocalManifestError as error:
+        logger.error("the changed manifest is not used: %s", error)
+        return
+    if _boot_changed(service, serving):
+        logger.warning("%s has changes that take effect after a restart", manifest)
+    write_hot(Path(serving.paths.hot_file), service.hot)
+    logger.info("took over the hot config of %s", manifest)
+
+
+def _boot_changed(service: LocalService, serving: Serving) -> bool:
+    """The draft length may be lowered hot, so a lower limit is no change of the boot config."""
+    boot = service.boot.model_copy(update={"max_draft_tokens": serving.boot.max_draft_tokens})
+    return boot != serving.boot or service.hot.max_draft_tokens > serving.boot.max_draft_tokens
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        status = file.stat()
+    except OSError:  # an editor is replacing it
+        return None
+    return status.st_mtime_ns, status.st_ino

@@ -1,0 +1,125 @@
+"""`outrider-runtime`: the serving process of a pod, and of a laptop."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from outrider_crds.base import seconds
+from outrider_crds.runtime_config import (
+    ADMIN_PORT,
+    BOOT_FILE,
+    HOT_FILE,
+    PODINFO_DIR,
+    PROFILES_DIR,
+    SERVING_PORT,
+)
+
+from outrider_runtime.local_manifest import DEFAULT_MODEL_ROOT
+from outrider_runtime.server.config import Serving, from_config, from_manifest, run_folder
+from outrider_runtime.server.engine import Drain
+from outrider_runtime.server.errors import StartupError
+from outrider_runtime.server.hot_manifest import follow_manifest
+from outrider_runtime.server.listeners import listen
+from outrider_runtime.server.serve import Listeners, serve
+from outrider_runtime.vllm_plugin.launch import Paths
+
+LOOPBACK = "127.0.0.1"
+POD_DRAIN_GRACE_S = 5.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0 after a drain, 1 when the server could not start or its engine died, 2 for wrong usage."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s %(name)s: %(message)s")
+    options = _parser().parse_args(arguments)
+    try:
+        run_dir = run_folder()
+    except StartupError as error:
+        return _failed(error)
+    try:
+        return _serve(options, run_dir)
+    except StartupError as error:
+        return _failed(error)
+    finally:
+        shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def _failed(error: StartupError) -> int:
+    """The last line of the log, which the kubelet keeps as the container's termination message."""
+    print(f"outrider-runtime: {error}", file=sys.stderr, flush=True)
+    return 1
+
+
+def _serve(options: argparse.Namespace, run_dir: Path) -> int:
+    serving = _serving(options, run_dir)
+    on_laptop = options.manifest is not None
+    host = options.host if options.host is not None else (LOOPBACK if on_laptop else "")
+    listeners = Listeners(
+        serving=listen(host, options.port, "--port"), admin=listen(host, options.admin_port, "--admin-port")
+    )
+    grace_s = options.drain_grace if options.drain_grace is not None else (0.0 if on_laptop else POD_DRAIN_GRACE_S)
+    if on_laptop:
+        follow_manifest(options.manifest, options.model_root, serving)
+    return serve(serving, listeners, Drain(grace_s=grace_s, timeout_s=options.drain_timeout))
+
+
+def _serving(options: argparse.Namespace, run_dir: Path) -> Serving:
+    paths = Paths(
+        hot_file=str(options.hot_config),
+        profiles_dir=str(options.profiles),
+        podinfo_dir=str(options.podinfo),
+        run_dir=str(run_dir),
+    )
+    if options.manifest is not None:
+        return from_manifest(options.manifest, options.model_root, paths)
+    return from_config(options.config, paths)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="outrider-runtime", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("serve", help="serve a model with speculative decoding that tunes itself")
+    source = command.add_mutually_exclusive_group()
+    source.add_argument("--config", type=Path, default=Path(BOOT_FILE), help="boot config, as the operator mounts it")
+    source.add_argument("-f", "--manifest", type=Path, help="serve this SpeculativeService without Kubernetes")
+    command.add_argument(
+        "--model-root",
+        type=Path,
+        default=DEFAULT_MODEL_ROOT,
+        help="with -f: where a hostPath model is looked for by its last name if the path is not on this machine "
+        "(default: %(default)s)",
+    )
+    command.add_argument("--hot-config", type=Path, default=Path(HOT_FILE), help="the config that is followed live")
+    command.add_argument("--profiles", type=Path, default=Path(PROFILES_DIR), help="folder of latency profiles")
+    command.add_argument("--podinfo", type=Path, default=Path(PODINFO_DIR), help="folder of the downward API")
+    command.add_argument("--host", help="address of both ports (default: all; with -f this machine only)")
+    command.add_argument("--port", type=int, default=SERVING_PORT, help="OpenAI API (default: %(default)s)")
+    command.add_argument(
+        "--admin-port", type=int, default=ADMIN_PORT, help="probes, state and metrics (default: %(default)s)"
+    )
+    command.add_argument(
+        "--drain-grace",
+        type=_duration,
+        help="after SIGTERM, new requests are still served for so long (default: 5s; with -f 0s)",
+    )
+    command.add_argument(
+        "--drain-timeout",
+        type=_duration,
+        help="after that, running requests may take so long (default: until they finish)",
+    )
+    return parser
+
+
+def _duration(text: str) -> float:
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Puts a server together: engine, gate, admin port; and starts the engine again without a drafter that broke it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from outrider_crds.runtime_config import STATE_PATH
+from outrider_crds.state import TPOT_BUCKETS_S, TTFT_BUCKETS_S, Histogram, RuntimeState, SLOClassState
+
+from outrider_runtime.server.admin import AdminPages, serve_admin
+from outrider_runtime.server.config import Serving
+from outrider_runtime.server.engine import Drain, EngineDiedError, EngineServer, parse_arguments
+from outrider_runtime.server.errors import StartupError
+from outrider_runtime.server.gate import App, RequestGate
+from outrider_runtime.server.health import Phase
+from outrider_runtime.server.limits import MAX_CHOICES
+from outrider_runtime.server.watch import EngineWatch
+from outrider_runtime.snapshot import blank_state, read_snapshot
+from outrider_runtime.vllm_plugin.launch import (
+    LaunchPlan,
+    after_failure,
+    engine_arguments,
+    plan_launch,
+    prepare,
+    target_location,
+)
+from outrider_runtime.vllm_plugin.versions import UntestedEngineError
+
+logger = logging.getLogger(__name__)
+STOPPED_WHILE_STARTING = 128 + signal.SIGTERM
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    serving: socket.socket
+    admin: socket.socket
+
+
+def serve(serving: Serving, listeners: Listeners, drain: Drain) -> int:
+    """Serve until a signal or the engine's death; the exit status. Raises StartupError when it cannot start."""
+    plan = _plan(serving)
+    run_dir = plan.paths.run_dir
+    watch = EngineWatch(read=lambda: read_snapshot(run_dir), blank=_blank(serving, time.time()))
+    watch.start()
+    serve_admin(listeners.admin, AdminPages(watch.vitals, watch.state))
+    _announce(serving, listeners)
+    try:
+        _serve_until_drained(plan, watch, listeners.serving, drain)
+    except EngineDiedError as error:
+        raise StartupError(str(error)) from error
+    except KeyboardInterrupt:
+        logger.warning("stopped while the engine was starting")
+        return STOPPED_WHILE_STARTING
+    return 0
+
+
+def _plan(serving: Serving) -> LaunchPlan:
+    try:
+        plan = plan_launch(serving.boot, serving.hot, serving.paths)
+    except UntestedEngineError as error:
+        raise StartupError(str(error)) from error
+    location = Path(target_location(plan))
+    if location.is_absolute() and not (location / "config.json").is_file():
+        raise StartupError(
+            f"the target {serving.boot.target.name!r} is not there: {location} has no config.json; "
+            "check the path in spec.target.source"
+        )
+    for name, reason in plan.pool.dropped.items():
+        logger.warning("drafter %r is not used: %s", name, reason)
+    return plan
+
+
+def _serve_until_drained(plan: LaunchPlan, watch: EngineWatch, listener: socket.socket, drain: Drain) -> None:
+    """A drafter that keeps the engine from starting is dropped; the pod serves without it."""
+    import uvloop
+
+    def gated(app: App) -> App:
+        return RequestGate(app, watch.gate_facts)
+
+    remaining: LaunchPlan | None = plan
+    while remaining is not None:
+        _prepare(remaining, os.environ)
+        server = EngineServer(wrap=gated, drain=drain)
+        watch.follow(server.view)
+        signal.signal(signal.SIGTERM, _interrupt)  # until the server has handlers of its own
+        try:
+            uvloop.run(server.serve(parse_arguments(engine_arguments(remaining)), listener))
+        except (StartupError, EngineDiedError):
+            raise
+        except Exception as error:
+            if server.phase is not Phase.STARTING:
+                raise
+            remaining = _without_guilty_drafter(remaining, error)
+        else:
+            return
+
+
+def _without_guilty_drafter(plan: LaunchPlan, error: Exception) -> LaunchPlan:
+    logger.exception("the engine did not start")
+    smaller = after_failure(plan)
+    if smaller is None:
+        raise StartupError(f"the engine did not start: {error}") from error
+    assert plan.pool.neural is not None
+    logger.warning("starting again without the drafter %r, which cannot load", plan.pool.neural.name)
+    return smaller
+
+
+def _prepare(plan: LaunchPlan, environ: MutableMapping[str, str]) -> None:
+    prepare(plan, environ)
+    environ.setdefault("VLLM_MAX_N_SEQUENCES", str(MAX_CHOICES))
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _blank(serving: Serving, started_at: float) -> RuntimeState:
+    """What is known before the engine reports: the classes too, so that requests may name them from the start."""
+    classes = [
+        SLOClassState(
+            name=slo.name,
+            tpot=Histogram(counts=[0] * (len(TPOT_BUCKETS_S) + 1)),
+            ttft=Histogram(counts=[0] * (len(TTFT_BUCKETS_S) + 1)),
+        )
+        for slo in serving.hot.slo_classes
+    ]
+    return blank_state(serving.boot, serving.hot, started_at=started_at).model_copy(update={"slo_classes": classes})
+
+
+def _announce(serving: Serving, listeners: Listeners) -> None:
+    logger.info(
+        "loading %s; OpenAI API on %s/v1, state on %s%s",
+        serving.boot.target.name,
+        _address(listeners.serving),
+        _address(listeners.admin),
+        STATE_PATH,
+    )
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{'localhost' if host in ('::', '0.0.0.0', '127.0.0.1') else host}:{port}"

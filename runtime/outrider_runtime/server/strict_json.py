@@ -1,0 +1,45 @@
+"""JSON as RFC 8259 has it: no NaN, no Infinity, no number beyond a double.
+
+Python's parser (and so the engine's) takes them, and a NaN temperature or penalty would reach the sampler.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+from outrider_runtime.server.errors import RequestError
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`. Raises RequestError (400) that says what is wrong and where."""
+    try:
+        document = json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+    except RecursionError:
+        raise RequestError("the body is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise RequestError(f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise RequestError(f"the body holds a number that cannot be used: {error}") from None
+    if not isinstance(document, dict):
+        raise RequestError(f"the body must be a JSON object, not {_kind(document)}")
+    return document
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise RequestError(f"the body holds {name}, which is not a JSON number; send a finite one")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise RequestError(f"the number {text[:40]} in the body is too large")
+    return number
+
+
+def _kind(document: object) -> str:
+    kinds = {list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    return kinds.get(type(document), "null")
