@@ -77,16 +77,12 @@ class Cluster(Kubectl):
         if lock is None:
             raise ClusterError(f"A cluster runs in {self.layout.state}: `python -m tests.cluster down` ends it.")
         try:
-            leftovers.remove_dead_cgroups()
-            leftovers.clear_state(self.layout, keep_logs=False)
             self._launch(lock)
             self._build(programs)
             self._wait_until_ready(self._spec.node_specs())
         except BaseException:
             self.stop()
             raise
-        finally:
-            os.close(lock)
         if keep and self._lease is not None:
             os.write(self._lease, KEEP)
         self._progress(f"cluster Ready after {time.monotonic() - began:.1f} s; KUBECONFIG={self.kubeconfig}")
@@ -116,6 +112,10 @@ class Cluster(Kubectl):
 
     def is_running(self) -> bool:
         return leftovers.is_alive(self.layout)
+
+    def first_process(self) -> int:
+        """Its process on this machine: whose end is the cluster's end."""
+        return self._expect_record().pid
 
     # -- what can be done to it -----------------------------------------------
 
@@ -160,19 +160,14 @@ class Cluster(Kubectl):
     # -- how -----------------------------------------------------------------
 
     def _launch(self, lock: int) -> None:
-        """Start process 1 in namespaces of its own; it holds the lock and the lease from now on."""
-        self.layout.logs.mkdir(parents=True)
-        reading, self._lease = os.pipe()
-        command = [
-            "unshare", "--net", "--pid", "--mount", "--fork", "--mount-proc", "--kill-child",
-            sys.executable, "-m", "tests.cluster.supervisor", str(self.layout.state), str(reading),
-        ]  # fmt: skip
-        with self.layout.log("supervisor").open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=REPOSITORY,
-                pass_fds=(lock, reading), start_new_session=True,
-            )  # fmt: skip
-        os.close(reading)
+        """Start process 1 in namespaces of its own; the lock is its from now on."""
+        try:
+            leftovers.remove_dead_cgroups()
+            leftovers.clear_state(self.layout, keep_logs=False)
+            self.layout.logs.mkdir(parents=True)
+            self._process, self._lease = _unshare(self.layout, lock)
+        finally:
+            os.close(lock)
 
     def _build(self, programs: Path) -> None:
         """Wait for process 1, link its network to this machine's, and have it build the rest."""
@@ -243,6 +238,22 @@ class Cluster(Kubectl):
         leftovers.remove_dead_cgroups(patience_s=3)
         leftovers.clear_state(self.layout, keep_logs=True)
         os.close(lock)
+
+
+def _unshare(layout: Layout, lock: int) -> tuple[subprocess.Popen[bytes], int]:
+    """The process that holds the cluster's namespaces, and the lease: it dies when that is closed."""
+    reading, lease = os.pipe()
+    command = [
+        "unshare", "--net", "--pid", "--mount", "--fork", "--mount-proc", "--kill-child",
+        sys.executable, "-m", "tests.cluster.supervisor", str(layout.state), str(reading),
+    ]  # fmt: skip
+    with layout.log("supervisor").open("ab") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=REPOSITORY,
+            pass_fds=(lock, reading), start_new_session=True,
+        )  # fmt: skip
+    os.close(reading)
+    return process, lease
 
 
 def check_machine(state: Path) -> None:

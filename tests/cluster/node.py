@@ -141,7 +141,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
             "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
             "imageGCHighThresholdPercent": 100,  # an image that was imported cannot be pulled again
             "configMapAndSecretChangeDetectionStrategy": "Watch",
-            "syncFrequency": "3s",  # how soon a changed ConfigMap is in its pods; 1 min by default
+            "syncFrequency": "1s",  # how soon a changed ConfigMap is in its pods; 1 min by default
             "podLogsDir": str(folder / "pod-logs"),
             "volumePluginDir": str(folder / "volume-plugins"),
             "makeIPTablesUtilChains": False,
