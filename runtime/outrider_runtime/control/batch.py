@@ -90,11 +90,12 @@ class DraftPlan:
     drafters: tuple[str | None, ...]
     """Aligned with `Batch.requests`; None: nothing is proposed for this request. All None when K is 0."""
     run_neural: bool
-    """Whether the neural draft's forward runs at all. With K = 0 it runs its first pass only (its KV stays whole)
-    and proposes nothing. With K > 0 it runs for the whole batch; proposals of requests whose drafter is another
-    are dropped."""
+    """Whether the neural draft's forward runs at all, for the whole batch."""
     prefill_draft: bool
     """Whether prompt tokens of this step go through the draft; only when run_neural."""
+    neural_tokens: int = 0
+    """Passes of the neural draft that propose: draft_tokens where some request uses it (proposals for the others are
+    dropped), else 0: then it runs its first pass only, so that its KV stays whole, and proposes nothing."""
     purpose: Purpose = Purpose.CHOICE
 
 

@@ -41,7 +41,8 @@ class SpeedupCounters:
     probes: int = 0
     baseline_tokens: int = 0
     baseline_s: float = 0.0
-    speculative_tokens: int = 0
+    speculative_tokens: float = 0.0
+    """Scaled to as many steps as the baseline's."""
     speculative_s: float = 0.0
 
 

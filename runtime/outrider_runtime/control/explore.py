@@ -1,0 +1,73 @@
+"""Bounded exploration: short blocks with a drafter that the choice passes over, so that a change is noticed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_runtime.control.batch import Purpose, StepOutcome
+from outrider_runtime.control.decision import DraftProblem
+
+INTERVAL_STEPS = 150
+LOSS_SHARE = 0.01
+"""Of busy time that blocks may cost over plain decoding."""
+FIRST_CREDIT_S = 0.25
+BLOCK_STEPS = 4
+BLOCK_STEPS_FEW = 8
+"""With few requests a step brings few trials."""
+FEW_REQUESTS = 4
+BLOCK_TOKENS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    drafter: int
+    draft_tokens: int
+
+
+class Explorer:
+    """Keeps the account of what exploring cost, and says when a block may start."""
+
+    def __init__(self) -> None:
+        self._since = 0
+        self._left = 0
+        self._block: Block | None = None
+        self._credit_s = FIRST_CREDIT_S
+
+    def due(self) -> bool:
+        """A block may start: the interval is over and its cost is earned."""
+        return self._left == 0 and self._since >= INTERVAL_STEPS and self._credit_s > 0
+
+    def start(self, drafter: int, requests: int, max_draft_tokens: int) -> None:
+        self._left = BLOCK_STEPS_FEW if requests < FEW_REQUESTS else BLOCK_STEPS
+        self._block = Block(drafter, min(BLOCK_TOKENS, max_draft_tokens))
+        self._since = 0
+
+    def step(self) -> Block | None:
+        """One closed-loop decision; the block that runs, or None."""
+        self._since += 1
+        if self._left == 0:
+            return None
+        self._left -= 1
+        return self._block
+
+    def observe(self, outcome: StepOutcome, plain_rate: float) -> None:
+        """Earn from each step, and pay for those of a block what plain decoding would have saved."""
+        self._credit_s = min(self._credit_s + LOSS_SHARE * outcome.step_s, 10 * FIRST_CREDIT_S)
+        explores = (outcome.verify_plan.purpose, outcome.draft_plan.purpose)
+        if Purpose.EXPLORE in explores and outcome.prefill_tokens == 0 and plain_rate > 0:
+            self._credit_s -= max(0.0, outcome.step_s - outcome.tokens / plain_rate)
+
+
+def upper_bounds(problem: DraftProblem, upper_paths: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(D,): what a block with each drafter would gain if it accepted as much as it may; -inf where none can use it.
+
+    upper_paths: (D, K), optimistic products of hazards.
+    """
+    tokens = min(BLOCK_TOKENS, upper_paths.shape[1], problem.draft_s.shape[1] - 1)
+    served = problem.usable.sum(axis=1)
+    target_s = problem.price.ragged.per_batched_token_s * tokens * served
+    gains = served * upper_paths[:, :tokens].sum(axis=1) - problem.rate * (target_s + problem.draft_s[:, tokens])
+    return np.where(served > 0, gains, -np.inf)

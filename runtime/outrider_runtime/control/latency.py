@@ -1,0 +1,155 @@
+"""Step times as the controller believes them now: the profile (or what was learned), corrected online.
+
+Target and drafters are corrected apart: one common factor would cancel in the argmax and change nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_runtime.control.batch import ExecutionMode
+from outrider_runtime.control.choice import TargetPrice
+from outrider_runtime.control.costs import DrafterCost, LatencyModel, Shape, StepCost
+from outrider_runtime.control.learned_cost import LearnedCost
+from outrider_runtime.control.least_squares import Multipliers
+from outrider_runtime.control.settings import DrafterSpec
+
+ABSURD_FACTOR = 20.0
+ABSURD_S = 1.0
+"""A step that took longer than both says that the machine slept, not what a step costs."""
+ABSURD_RUN = 8
+"""So many in a row are no accident: the costs have changed."""
+WINSOR_FACTOR = 4.0
+"""One slow step counts as at most so many times its prediction."""
+NEURAL_SHARE = 0.15
+"""A draft's pass before its first measurement, as a share of the target's."""
+LOOKUP_S = 2e-4
+"""A prompt lookup before its first measurement."""
+
+
+class OnlineLatency:
+    """Predicts target and draft times, and learns from each step."""
+
+    def __init__(
+        self, model: LatencyModel | None, drafters: tuple[DrafterSpec, ...], largest_graph_tokens: int | None
+    ) -> None:
+        self._profile = dict(model.target) if model is not None else {}
+        self._draft_profile = dict(model.drafters) if model is not None else {}
+        self._neural = {drafter.name: drafter.neural for drafter in drafters}
+        self._largest_graph = math.inf if largest_graph_tokens is None else float(largest_graph_tokens)
+        self._learned = LearnedCost()
+        self._target_scale = Multipliers(2, half_life=30, strength=2)
+        self._draft_scale = {drafter.name: Multipliers(2, half_life=8, strength=1) for drafter in drafters}
+        self._absurd_run = 0
+
+    @property
+    def learning(self) -> bool:
+        """True while no profile of the target is there."""
+        return not self._profile
+
+    def target_s(self, shape: Shape, mode: ExecutionMode) -> float:
+        return self._corrected(mode).seconds(shape)
+
+    def price(self, base: Shape, *, uniform: bool) -> TargetPrice:
+        """What the target's pass costs around the batch `base`, which holds no proposals yet.
+
+        `uniform`: whether a step in which all requests verify equally many can run as such (no prefill in it).
+        """
+        ragged, beyond = self._corrected(ExecutionMode.RAGGED), self._corrected(ExecutionMode.BEYOND_GRAPH)
+        even = self._corrected(ExecutionMode.UNIFORM) if uniform else None
+        return TargetPrice(
+            n_batched=base.n_batched,
+            uniform=even,
+            ragged=ragged,
+            beyond=beyond,
+            largest_graph_tokens=self._largest_graph,
+            fixed_uniform_s=_without_tokens(even or ragged, base),
+            fixed_ragged_s=_without_tokens(ragged, base),
+            fixed_beyond_s=_without_tokens(beyond, base),
+        )
+
+    def draft_s(self, name: str, first: Shape, draft_tokens: int) -> float:
+        """T_draft(K); `first` is the shape of the first pass (prompt lookup: the requests that are asked)."""
+        return float(self._draft_parts(name, first, draft_tokens) @ self._draft_scale[name].values)
+
+    def observe_target(self, shape: Shape, mode: ExecutionMode, seconds: float) -> bool:
+        """False when the time is absurd and was dropped."""
+        predicted = self.target_s(shape, mode)
+        if not self._plausible(seconds, predicted):
+            return False
+        if self.learning and self._learned.observe(shape, seconds):
+            self._target_scale = Multipliers(2, half_life=30, strength=2)
+        cost = self._base(mode)
+        parts = np.array([cost.constant_s, cost.seconds(shape) - cost.constant_s])
+        if parts.sum() > 0:
+            self._target_scale.observe(parts, min(seconds, WINSOR_FACTOR * max(predicted, parts.sum() / 4)))
+        return True
+
+    def observe_draft(self, name: str, first: Shape, draft_tokens: int, seconds: float) -> bool:
+        """False when the time is absurd and was dropped."""
+        if name not in self._draft_scale:
+            return False
+        predicted = self.draft_s(name, first, draft_tokens)
+        if not _is_time(seconds) or seconds > max(ABSURD_S, ABSURD_FACTOR * predicted):
+            return False
+        parts = self._draft_parts(name, first, draft_tokens)
+        if parts.sum() > 0:
+            self._draft_scale[name].observe(parts, seconds)
+        return True
+
+    def _plausible(self, seconds: float, predicted: float) -> bool:
+        if not _is_time(seconds):
+            return False
+        if seconds <= max(ABSURD_S, ABSURD_FACTOR * predicted) or predicted <= 0:
+            self._absurd_run = 0
+            return True
+        self._absurd_run += 1
+        return self._absurd_run > ABSURD_RUN
+
+    def _base(self, mode: ExecutionMode) -> StepCost:
+        """Uncorrected; a mode that was not measured uses the one that behaves most like it."""
+        if not self._profile:
+            return self._learned.cost
+        order = (mode, ExecutionMode.RAGGED, ExecutionMode.UNIFORM, ExecutionMode.BEYOND_GRAPH)
+        return next(self._profile[one] for one in order if one in self._profile)
+
+    def _corrected(self, mode: ExecutionMode) -> StepCost:
+        cost, (constant, slope) = self._base(mode), self._target_scale.values
+        return _scaled(cost, float(constant), float(slope))
+
+    def _draft_parts(self, name: str, first: Shape, draft_tokens: int) -> NDArray[np.float64]:
+        """(2,): the part that is there at each call, and the part that grows with the call's tokens."""
+        drafter = self._draft_profile.get(name) or self._guess(name)
+        constant = DrafterCost(StepCost(constant_s=drafter.cost.constant_s), drafter.autoregressive)
+        calls = constant.seconds(first, draft_tokens)
+        return np.array([calls, drafter.seconds(first, draft_tokens) - calls])
+
+    def _guess(self, name: str) -> DrafterCost:
+        if not self._neural[name]:
+            return DrafterCost(StepCost(constant_s=LOOKUP_S), autoregressive=False)
+        target = self._base(ExecutionMode.RAGGED)
+        return DrafterCost(_scaled(target, NEURAL_SHARE, NEURAL_SHARE), autoregressive=True)
+
+
+def _is_time(seconds: float) -> bool:
+    return math.isfinite(seconds) and seconds > 0
+
+
+def _without_tokens(cost: StepCost, shape: Shape) -> float:
+    """Seconds of `shape` less what its batched tokens cost."""
+    return cost.seconds(Shape(shape.n_context, 0.0, shape.n_requests, shape.n_context_query))
+
+
+def _scaled(cost: StepCost, constant: float, slope: float) -> StepCost:
+    return StepCost(
+        per_context_token_s=slope * cost.per_context_token_s,
+        per_batched_token_s=slope * cost.per_batched_token_s,
+        per_batched_token_above_knee_s=slope * cost.per_batched_token_above_knee_s,
+        knee_tokens=cost.knee_tokens,
+        per_request_s=slope * cost.per_request_s,
+        per_context_query_s=slope * cost.per_context_query_s,
+        constant_s=constant * cost.constant_s,
+    )
