@@ -38,6 +38,7 @@ class Settings:
     """Default image of GPU services."""
     runtime_cpu_image: str
     """Default image of services on `cpu`."""
+    image_pull_policy: str = "IfNotPresent"
     allow_host_path: bool = False
     prometheus_configured: bool = False
     profiling_priority_class: str = ""
@@ -120,7 +121,8 @@ class Observed:
     """The SpeculativeService as the API server sent it."""
     now: float
     """Unix seconds."""
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[Node, ...] | None = ()
+    """None where the operator may not read nodes (watchNamespaces with Roles alone)."""
     children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
     """(kind, name) -> object, for the names of `child_names` and for every ConfigMap labelled with the service.
 
@@ -172,9 +174,7 @@ class Observed:
         try:
             return SpeculativeServiceSpec.model_validate(self.service.get("spec") or {})
         except ValidationError as error:
-            return "; ".join(
-                f"spec.{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()[:4]
-            )
+            return "; ".join(f"spec.{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()[:4])
 
     @cached_property
     def status(self) -> SpeculativeServiceStatus:

@@ -1,0 +1,124 @@
+"""decide(observed, settings) -> Plan: everything that the operator decides, without any I/O.
+
+One module per concern: `specification` (may the spec be applied), `revisions` and `intent` (what it asks for),
+`workloads` and `services` (children), `measurements` and `profile_maps` (profiling), `rollout`, `availability`,
+`profiles` and `judgement` (conditions), `figures` and `figure_status` (numbers), `status` (all of it together).
+"""
+
+from __future__ import annotations
+
+from outrider_crds.spec import SpeculativeServiceSpec
+from outrider_crds.status import ConditionStatus, ConditionType, SpeculativeServiceStatus
+
+from outrider_operator.decide import figure_status
+from outrider_operator.decide.availability import available, endpoint_ready
+from outrider_operator.decide.intent import Intent, intent
+from outrider_operator.decide.judgement import goodput_healthy, slo_attained, speculation_active
+from outrider_operator.decide.measurements import Measurement, measurements, plan_jobs, stale_in_s
+from outrider_operator.decide.ownership import selector
+from outrider_operator.decide.pods import ready
+from outrider_operator.decide.profile_maps import plan_profile_maps
+from outrider_operator.decide.profiles import profile_statuses, profiles_ready
+from outrider_operator.decide.reading import integer, is_being_deleted
+from outrider_operator.decide.rollout import next_capacity_check_s, progressing, updated
+from outrider_operator.decide.specification import spec_verdict
+from outrider_operator.decide.status import events, with_verdicts
+from outrider_operator.decide.verdict import Verdict, Verdicts, false
+from outrider_operator.decide.workloads import plan_workloads
+from outrider_operator.model import Observed, Plan, Settings
+
+__all__ = ["decide"]
+
+
+def decide(observed: Observed, settings: Settings) -> Plan:
+    """The plan that brings the cluster one step nearer to what the service asks for; never raises on odd input."""
+    if is_being_deleted(observed.service):  # garbage collection takes the children
+        return Plan(status=observed.status)
+    verdict, spec = spec_verdict(observed, settings), observed.parsed
+    if isinstance(spec, str) or (verdict.status is not ConditionStatus.TRUE and not observed.rejections):
+        return _leave_children(observed, verdict, None if isinstance(spec, str) else spec)
+    return _serve(observed, settings, spec, verdict)
+
+
+def _serve(observed: Observed, settings: Settings, spec: SpeculativeServiceSpec, verdict: Verdict) -> Plan:
+    """The plan for a spec that may be applied (a child that was refused is tried again: quotas change)."""
+    asked = intent(observed, settings, spec)
+    found = measurements(observed, asked)
+    workloads = plan_workloads(observed, asked)
+    maps, jobs = plan_profile_maps(observed, asked, found), plan_jobs(observed, settings, asked, found)
+    status = _status(observed, settings, asked, found, verdict)
+    return Plan(
+        create=(*workloads.create, *maps.create, *jobs.create),
+        apply=(*maps.apply, *workloads.apply),
+        adopt=jobs.adopt,
+        annotate=workloads.annotate,
+        delete=(*workloads.delete, *maps.delete, *jobs.delete),
+        status=status,
+        events=events(observed.status, status),
+        requeue_after_s=_next_look_s(observed, settings, asked, found, workloads.requeue_after_s, jobs.requeue_after_s),
+    )
+
+
+def _status(
+    observed: Observed, settings: Settings, asked: Intent, found: list[Measurement], verdict: Verdict
+) -> SpeculativeServiceStatus:
+    spec, figures = asked.spec, observed.figures.current
+    status = _counted(observed).model_copy(
+        update={
+            "runtime_image": asked.default_image,
+            "summary": figure_status.summary(spec, figures),
+            "goodput": figure_status.goodput(figures),
+            "slo_classes": figure_status.slo_classes(spec, figures),
+            "drafts": figure_status.drafts(observed, asked, found),
+            "profiles": profile_statuses(observed, asked, found),
+        }
+    )
+    verdicts: Verdicts = {
+        ConditionType.SPEC_VALID: verdict,
+        ConditionType.PROFILES_READY: profiles_ready(observed, asked, found),
+        ConditionType.AVAILABLE: available(observed, spec.replicas),
+        ConditionType.UPDATED: updated(observed, asked),
+        ConditionType.PROGRESSING: progressing(observed, settings, asked),
+        ConditionType.READY: endpoint_ready(observed, spec.replicas),
+        ConditionType.SPECULATION_ACTIVE: speculation_active(observed, asked),
+        ConditionType.GOODPUT_HEALTHY: goodput_healthy(observed, asked),
+        ConditionType.SLO_ATTAINED: slo_attained(observed, asked, found),
+    }
+    return with_verdicts(status, verdicts, observed.generation, observed.now)
+
+
+def _leave_children(observed: Observed, verdict: Verdict, spec: SpeculativeServiceSpec | None) -> Plan:
+    """Nothing is applied; what is served is still told."""
+    replicas = spec.replicas if spec is not None else integer(observed.deployment or {}, "spec", "replicas")
+    verdicts: Verdicts = {
+        ConditionType.SPEC_VALID: verdict,
+        ConditionType.AVAILABLE: available(observed, replicas),
+        ConditionType.UPDATED: false(verdict.reason, "The spec is not applied; see SpecValid."),
+        ConditionType.READY: endpoint_ready(observed, replicas),
+    }
+    status = with_verdicts(_counted(observed), verdicts, observed.generation, observed.now)
+    return Plan(status=status, events=events(observed.status, status))
+
+
+def _counted(observed: Observed) -> SpeculativeServiceStatus:
+    """The status so far, with what can be counted without a spec."""
+    deployment = observed.deployment or {}
+    return observed.status.model_copy(
+        update={
+            "observed_generation": observed.generation,
+            "replicas": integer(deployment, "status", "replicas"),
+            "ready_replicas": len(ready(observed)),
+            "updated_replicas": integer(deployment, "status", "updatedReplicas"),
+            "selector": ",".join(f"{name}={value}" for name, value in selector(observed.name).items()),
+        }
+    )
+
+
+def _next_look_s(
+    observed: Observed, settings: Settings, asked: Intent, found: list[Measurement], *waits: float | None
+) -> float | None:
+    """The nearest moment at which time alone changes a decision."""
+    running = asked.running.name if asked.running is not None else ""
+    aging = [stale_in_s(asked, each.store, observed.now) for each in found]
+    moments = [*waits, *aging, next_capacity_check_s(observed, settings, running)]
+    return min((moment for moment in moments if moment is not None and moment > 0), default=None)

@@ -1,0 +1,77 @@
+"""Does an object still hold what Outrider last applied? An idle operator must not write.
+
+The comparison is "contains": the API server adds defaults and others may add fields; what Outrider set must be
+there. A digest of the applied object, kept in an annotation, catches what Outrider has since dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from outrider_crds.base import digest
+
+from outrider_operator.decide.reading import annotation
+from outrider_operator.model import Object
+
+APPLIED_ANNOTATION = "outrider.dev/applied"
+# Lists that merge by a key, so that others may add items; all other lists belong to whoever sets them.
+_SHARED_LISTS = frozenset({"containers", "env", "volumes", "volumeMounts", "ports", "ownerReferences"})
+_QUANTITIES = frozenset({"limits", "requests", "sizeLimit"})
+_QUANTITY = re.compile(r"^([0-9.]+)(m|k|[KMGTPE]i?)?$")
+_SCALE = {"m": 1e-3, "k": 1e3} | {
+    unit: base**power
+    for power, prefix in enumerate("KMGTPE", start=1)
+    for unit, base in ((f"{prefix}i", 1024.0), (prefix, 1000.0))
+}
+
+
+def stamp(desired: Object) -> Object:
+    """`desired` with the digest of itself among its annotations."""
+    metadata = desired["metadata"]
+    annotations = {**metadata.get("annotations", {}), APPLIED_ANNOTATION: digest(desired)}
+    return {**desired, "metadata": {**metadata, "annotations": annotations}}
+
+
+def needs_apply(observed: Object | None, desired: Object) -> bool:
+    """True unless `observed` holds everything that the stamped `desired` says, and nothing that it said before."""
+    if observed is None:
+        return True
+    if annotation(observed, APPLIED_ANNOTATION) != annotation(desired, APPLIED_ANNOTATION):
+        return True
+    return not contains(observed, desired)
+
+
+def contains(observed: Any, desired: Any, field: str = "") -> bool:
+    """True when every value of `desired` stands in `observed`; the API server drops empty ones."""
+    if isinstance(desired, dict):
+        return isinstance(observed, dict) and all(
+            contains(observed[key], value, _field(field, key)) if key in observed else _is_empty(value)
+            for key, value in desired.items()
+        )
+    if isinstance(desired, list):
+        return isinstance(observed, list) and _contains_items(observed, desired, field)
+    return bool(observed == desired) or (field in _QUANTITIES and quantity(observed) == quantity(desired))
+
+
+def quantity(value: Any) -> float | None:
+    """A Kubernetes quantity as a number; None for anything else."""
+    match = _QUANTITY.match(str(value))
+    try:
+        return float(match[1]) * _SCALE.get(match[2] or "", 1.0) if match else None
+    except ValueError:
+        return None
+
+
+def _field(parent: str, key: str) -> str:
+    return parent if parent in _QUANTITIES else key
+
+
+def _contains_items(observed: list[Any], desired: list[Any], field: str) -> bool:
+    if field in _SHARED_LISTS:
+        return all(any(contains(have, want) for have in observed) for want in desired)
+    return len(observed) == len(desired) and all(contains(*pair) for pair in zip(observed, desired, strict=True))
+
+
+def _is_empty(value: Any) -> bool:
+    return value in (None, False, "", 0) or value in ({}, [])

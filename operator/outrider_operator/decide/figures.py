@@ -1,0 +1,177 @@
+"""From the pods' counters to the figures of a window; counters survive restarts of pods.
+
+Each pod's counters grow from the start of its process. `record` adds what each grew by since the last look to
+totals of the service, which only grow, and keeps the totals over time; a window is the difference of two of them.
+Prometheus gives the same counters (by the same names) from `increase`, and `figures_of` reads both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from outrider_crds.state import TPOT_BUCKETS_S, RuntimeState
+
+from outrider_operator.model import DrafterFigures, Figures, FigureWindows, SLOClassFigures
+
+Key = tuple[str, ...]
+Counters = Mapping[Key, float]
+"""("output_tokens",), ("drafter", NAME, "tried"), ("class", NAME, "tpot", INDEX), ("probe", "baseline_s") ..."""
+
+PROBE_WINDOWS = 5
+"""Probes are 1% of the steps: the speed-up is measured over so many windows."""
+_TOLERANCE = 0.1
+"""A window may be shorter than asked by this share: looks are not taken to the second."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """The totals at one moment."""
+
+    at: float
+    totals: Counters
+    pods_answered: int = 0
+    pods_ready: int = 0
+
+
+@dataclass(frozen=True)
+class History:
+    """Totals of a service over time. The operator keeps one in memory; a restart of it begins a new one."""
+
+    looks: tuple[Look, ...] = ()
+    """Oldest first."""
+    pods: Mapping[str, tuple[float, Counters]] = field(default_factory=dict)
+    """Pod name -> (start of its process, its counters), as last seen."""
+
+
+def record(
+    history: History, states: Mapping[str, RuntimeState], pods_ready: int, now: float, window_s: float
+) -> History:
+    """`history` with one more look; looks that no window can reach any more are dropped."""
+    totals = dict(history.looks[-1].totals) if history.looks else {}
+    seen = {name: (state.started_at, counters(state)) for name, state in states.items()}
+    began = history.looks[0].at if history.looks else now
+    for name, (started_at, current) in seen.items():
+        for key, gained in _gained(history.pods.get(name), started_at, current, began).items():
+            totals[key] = totals.get(key, 0.0) + gained
+    before = history.looks[-1].totals if history.looks else None
+    look = Look(now, before if before == totals else totals, len(states), pods_ready)
+    horizon = now - (PROBE_WINDOWS + 1) * window_s
+    looks = tuple(old for old in history.looks if old.at >= horizon)
+    # A pod that does not answer this time keeps its counters: what it does meanwhile counts at its next answer.
+    return History(looks=(*_thinned(looks, now - 2.5 * window_s), look), pods={**history.pods, **seen})
+
+
+def forget(history: History, pods: set[str]) -> History:
+    """`history` without the pods that are gone for good (not in `pods`); their counts stay in the totals."""
+    return replace(history, pods={name: seen for name, seen in history.pods.items() if name in pods})
+
+
+def windows(history: History, now: float, window_s: float, error: str = "") -> FigureWindows:
+    """The window that ends now and the one before it."""
+    if error:
+        return FigureWindows(error=error)
+    return FigureWindows(_window(history, now, window_s), _window(history, now - window_s, window_s))
+
+
+def counters(state: RuntimeState) -> dict[Key, float]:
+    """The counters of one pod that figures are made of; those at 0 are left out."""
+    found: dict[Key, float] = {
+        ("output_tokens",): state.output_tokens,
+        ("request_steps",): sum(state.draft_length_steps),
+        ("probe", "baseline_tokens"): state.speedup.baseline_tokens,
+        ("probe", "baseline_s"): state.speedup.baseline_s,
+        ("probe", "speculative_tokens"): state.speedup.speculative_tokens,
+        ("probe", "speculative_s"): state.speedup.speculative_s,
+    }
+    for drafter in state.drafters:
+        found["drafter", drafter.name, "tried"] = drafter.tried
+        found["drafter", drafter.name, "accepted"] = drafter.accepted
+        found["drafter", drafter.name, "request_steps"] = drafter.request_steps
+    for slo in state.slo_classes:
+        found["class", slo.name, "finished"] = slo.finished
+        found["class", slo.name, "attained"] = slo.attained
+        for index, count in enumerate(slo.tpot.counts):
+            found["class", slo.name, "tpot", str(index)] = count
+    return {key: float(value) for key, value in found.items() if value}
+
+
+def figures_of(gained: Counters, probes: Counters, *, window_s: float, pods_answered: int, pods_ready: int) -> Figures:
+    """Figures from what the counters gained in a window, and (for the probes) in a longer one."""
+    drafters = {key[1] for key in gained if key[0] == "drafter"}
+    classes = {key[1] for key in gained if key[0] == "class"}
+    return Figures(
+        window_s=window_s,
+        pods_answered=pods_answered,
+        pods_ready=pods_ready,
+        output_tokens=gained.get(("output_tokens",), 0.0),
+        request_steps=gained.get(("request_steps",), 0.0),
+        drafters={name: _drafter(gained, name) for name in drafters},
+        slo_classes={name: _slo_class(gained, name) for name in classes},
+        baseline_tokens=probes.get(("probe", "baseline_tokens"), 0.0),
+        baseline_s=probes.get(("probe", "baseline_s"), 0.0),
+        speculative_tokens=probes.get(("probe", "speculative_tokens"), 0.0),
+        speculative_s=probes.get(("probe", "speculative_s"), 0.0),
+    )
+
+
+def _gained(
+    before: tuple[float, Counters] | None, started_at: float, current: Counters, began: float
+) -> Mapping[Key, float]:
+    """What a pod's counters grew by. All of it when its process is new; nothing yet when it is older than we are."""
+    if before is None:
+        return current if started_at >= began else {}
+    process, old = before
+    if process != started_at or any(current.get(key, 0.0) < value for key, value in old.items()):
+        return current
+    return {key: value - old.get(key, 0.0) for key, value in current.items() if value != old.get(key, 0.0)}
+
+
+def _window(history: History, end: float, window_s: float) -> Figures | None:
+    last, first = _look_at(history, end), _look_at(history, end - window_s * (1 - _TOLERANCE))
+    if last is None or first is None or last.at - first.at < window_s * (1 - _TOLERANCE):
+        return None
+    earliest = next((look for look in history.looks if look.at >= end - PROBE_WINDOWS * window_s), first)
+    return figures_of(
+        _difference(last, first),
+        _difference(last, earliest),
+        window_s=last.at - first.at,
+        pods_answered=last.pods_answered,
+        pods_ready=last.pods_ready,
+    )
+
+
+def _look_at(history: History, moment: float) -> Look | None:
+    """The newest look at or before `moment`."""
+    return next((look for look in reversed(history.looks) if look.at <= moment), None)
+
+
+def _difference(last: Look, first: Look) -> dict[Key, float]:
+    return {key: value - first.totals.get(key, 0.0) for key, value in last.totals.items()}
+
+
+def _thinned(looks: tuple[Look, ...], before: float) -> tuple[Look, ...]:
+    """Looks that only the probes' long window still reads, cut down to the probes' counters."""
+    return tuple(look if look.at >= before else _probes_only(look) for look in looks)
+
+
+def _probes_only(look: Look) -> Look:
+    if all(key[0] == "probe" for key in look.totals):
+        return look
+    return replace(look, totals={key: value for key, value in look.totals.items() if key[0] == "probe"})
+
+
+def _drafter(gained: Counters, name: str) -> DrafterFigures:
+    return DrafterFigures(
+        tried=gained.get(("drafter", name, "tried"), 0.0),
+        accepted=gained.get(("drafter", name, "accepted"), 0.0),
+        request_steps=gained.get(("drafter", name, "request_steps"), 0.0),
+    )
+
+
+def _slo_class(gained: Counters, name: str) -> SLOClassFigures:
+    return SLOClassFigures(
+        finished=gained.get(("class", name, "finished"), 0.0),
+        attained=gained.get(("class", name, "attained"), 0.0),
+        tpot_counts=tuple(gained.get(("class", name, "tpot", str(i)), 0.0) for i in range(len(TPOT_BUCKETS_S) + 1)),
+    )

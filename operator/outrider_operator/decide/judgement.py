@@ -1,0 +1,192 @@
+"""Conditions SpeculationActive, GoodputHealthy and SLOAttained: what the figures say. None of them feeds Ready.
+
+A measurement has four outcomes: good, bad, too little to tell, and not available; the last two are never bad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from outrider_crds.base import seconds
+from outrider_crds.conditions import find_condition
+from outrider_crds.spec import SLOClass, SpeculationMode, SpeculativeServiceSpec
+from outrider_crds.status import ConditionStatus, ConditionType, Reason
+
+from outrider_operator.decide.intent import Intent
+from outrider_operator.decide.latency import best_tpot_s
+from outrider_operator.decide.measurements import Measurement
+from outrider_operator.decide.numbers import three_digits, time_text
+from outrider_operator.decide.verdict import Verdict, false, true, unknown
+from outrider_operator.model import Figures, Observed
+
+LEAST_TOKENS = 50
+LEAST_REQUESTS = 10
+"""Below these a window says nothing."""
+USED_SHARE = 0.05
+"""Speculation counts as used from this share of (request, step) pairs on: exploring while off takes 1%."""
+BELOW_BASELINE = 0.95
+"""A measured speed-up under this is a loss beyond what probes scatter."""
+
+Judge = Callable[[SpeculativeServiceSpec, Figures], Verdict]
+
+
+def speculation_active(observed: Observed, intent: Intent) -> Verdict:
+    """True when speculation is used and pays. Follows the window that ends now."""
+    spec = intent.spec
+    if spec.speculation.mode is SpeculationMode.OFF:
+        return false(Reason.OFF, "speculation.mode is Off.")
+    if not spec.draft_pool:
+        return false(Reason.NO_DRAFTER, "spec.draftPool is empty: there is nothing to speculate with.")
+    states = observed.states.values()
+    if states and not any(drafter.loaded for state in states for drafter in state.drafters):
+        said = sorted({drafter.reason for state in states for drafter in state.drafters if drafter.reason})
+        return false(Reason.NO_DRAFTER, f"No pod has a drafter loaded. {'; '.join(said[:3])}".strip())
+    figures = observed.figures.current
+    if figures is None:
+        return _without_figures(observed)
+    return _use(figures)
+
+
+def goodput_healthy(observed: Observed, intent: Intent) -> Verdict:
+    """False when speculation costs more than it gains, for two windows."""
+    return _two_windows(observed, intent, ConditionType.GOODPUT_HEALTHY, _goodput)
+
+
+def slo_attained(observed: Observed, intent: Intent, found: list[Measurement]) -> Verdict:
+    """True when every class that has traffic meets its objective; changes after two windows."""
+    if not intent.spec.slo_classes:
+        return unknown(Reason.NO_SLO_CLASSES, "spec.sloClasses is empty: there is nothing to attain.")
+    return _infeasible(observed, intent, found) or _two_windows(observed, intent, ConditionType.SLO_ATTAINED, _slo)
+
+
+def speedup(figures: Figures) -> float | None:
+    """Measured goodput with speculation over that of the probes without; None when no probe ran."""
+    probed = min(figures.baseline_tokens, figures.baseline_s, figures.speculative_tokens, figures.speculative_s) > 0
+    if not probed:
+        return None
+    return (figures.speculative_tokens / figures.speculative_s) / (figures.baseline_tokens / figures.baseline_s)
+
+
+def used_share(figures: Figures) -> float:
+    """Share of (request, step) pairs that verified a proposal."""
+    used = sum(drafter.request_steps for drafter in figures.drafters.values())
+    return used / figures.request_steps if figures.request_steps > 0 else 0.0
+
+
+def _use(figures: Figures) -> Verdict:
+    if figures.output_tokens < LEAST_TOKENS:
+        return unknown(Reason.NO_TRAFFIC, f"Fewer than {LEAST_TOKENS} tokens in the last window.")
+    share, gain = used_share(figures), speedup(figures)
+    percent = three_digits(100 * share)
+    if share < USED_SHARE:
+        return false(
+            Reason.NOT_WORTH_IT,
+            f"Plain decoding is faster at this load: {percent}% of requests' steps speculate (to see when it changes).",
+        )
+    if gain is None:
+        return true(Reason.PAYS, f"{percent}% of requests' steps speculate; the speed-up is being measured.")
+    measured = f"{percent}% of requests' steps speculate; measured speed-up {three_digits(gain)}x."
+    return true(Reason.PAYS, measured) if gain >= BELOW_BASELINE else false(Reason.NOT_WORTH_IT, measured)
+
+
+def _goodput(_spec: SpeculativeServiceSpec, figures: Figures) -> Verdict:
+    if figures.output_tokens < LEAST_TOKENS:
+        return unknown(Reason.NO_TRAFFIC, f"Fewer than {LEAST_TOKENS} tokens in the last window.")
+    gain = speedup(figures)
+    if used_share(figures) < USED_SHARE:
+        return true(Reason.GOODPUT_AS_PREDICTED, "Requests decode without speculation, at the baseline's goodput.")
+    if gain is None:
+        return unknown(Reason.MEASURING, "No probe without speculation has run yet to compare with.")
+    measured = f"Goodput is {three_digits(gain)} times that of the probes without speculation."
+    if gain < BELOW_BASELINE:
+        return false(
+            Reason.BELOW_BASELINE, f"{measured} If this lasts, set speculation.mode: Off or change the drafts."
+        )
+    return true(Reason.GOODPUT_AS_PREDICTED, measured)
+
+
+def _slo(spec: SpeculativeServiceSpec, figures: Figures) -> Verdict:
+    judged = [(slo, share) for slo in spec.slo_classes if (share := attainment(figures, slo.name)) is not None]
+    if not judged:
+        return unknown(Reason.NO_TRAFFIC, f"No class has {LEAST_REQUESTS} finished requests in the last window.")
+    told = "; ".join(f"{slo.name} {three_digits(100 * share)}% of {slo.objective_percent}%" for slo, share in judged)
+    if any(100 * share < slo.objective_percent for slo, share in judged):
+        return false(Reason.MISSED, f"Requests within their SLO, by class: {told}. Add replicas, or loosen the class.")
+    return true(Reason.ATTAINED, f"Requests within their SLO, by class: {told}.")
+
+
+def attainment(figures: Figures, name: str) -> float | None:
+    """Share of finished requests that met the class; None below the least sample."""
+    found = figures.slo_classes.get(name)
+    if found is None or found.finished < LEAST_REQUESTS:
+        return None
+    return found.attained / found.finished
+
+
+def _two_windows(observed: Observed, intent: Intent, kind: ConditionType, judge: Judge) -> Verdict:
+    """The verdict of this window if the one before it says the same, else the one that stands.
+
+    The first verdict after Unknown needs one window; after that one odd minute changes nothing.
+    """
+    windows = observed.figures
+    if windows.error:
+        return unknown(Reason.METRICS_UNAVAILABLE, windows.error)
+    standing = find_condition(observed.status.conditions, kind)
+    if windows.current is None:
+        if standing is None or standing.status is ConditionStatus.UNKNOWN:
+            return unknown(Reason.NO_TRAFFIC, "Not measured for a whole window yet.")
+        return _kept(observed, kind)
+    now = judge(intent.spec, windows.current)
+    if standing is None or standing.status in (now.status, ConditionStatus.UNKNOWN):
+        return now
+    before = judge(intent.spec, windows.previous) if windows.previous is not None else None
+    return now if before is not None and before.status is now.status else _kept(observed, kind)
+
+
+def _kept(observed: Observed, kind: ConditionType) -> Verdict:
+    standing = find_condition(observed.status.conditions, kind)
+    assert standing is not None
+    return Verdict(standing.status, Reason(standing.reason), standing.message)
+
+
+def _without_figures(observed: Observed) -> Verdict:
+    if observed.figures.error:
+        return unknown(Reason.METRICS_UNAVAILABLE, observed.figures.error)
+    return unknown(Reason.MEASURING, "Not measured for a whole window yet.")
+
+
+def _infeasible(observed: Observed, intent: Intent, found: list[Measurement]) -> Verdict | None:
+    """False when a class asks for less time per token than any measured product can reach."""
+    best = [value for each in found if (value := _best_tpot_s(observed, intent, each)) is not None]
+    if len(best) < len(found) or not best:
+        return None
+    reachable_s = min(best)
+    beyond = [slo for slo in intent.spec.slo_classes if seconds(slo.tpot) < reachable_s]
+    return _infeasible_sentence(beyond, reachable_s) if beyond else None
+
+
+def _infeasible_sentence(beyond: list[SLOClass], reachable_s: float) -> Verdict:
+    asked = " and ".join(f"{slo.name} ({slo.tpot})" for slo in beyond)
+    return false(
+        Reason.INFEASIBLE,
+        f"No request can meet the tpot of {asked}: by the latency profile the best that this hardware reaches, for "
+        f"one request alone, is {time_text(reachable_s)}. Set tpot above it, or use a faster product or draft.",
+    )
+
+
+def _best_tpot_s(observed: Observed, intent: Intent, each: Measurement) -> float | None:
+    if each.store.target is None or not each.store.has_target(each.keys):
+        return None
+    measured = {
+        name: each.store.drafters[key] for name, key in each.keys.drafters.items() if key in each.store.drafters
+    }
+    figures = observed.figures.current
+    acceptance = {
+        name: drafter.accepted / drafter.tried
+        for name, drafter in (figures.drafters.items() if figures is not None else ())
+        if drafter.tried >= LEAST_TOKENS
+    }
+    speculating = intent.spec.speculation.mode is not SpeculationMode.OFF
+    return best_tpot_s(
+        each.store.target, measured if speculating else {}, acceptance, intent.spec.speculation.max_draft_tokens
+    )

@@ -1,0 +1,126 @@
+"""Reading serving pods: ready, waiting for a node, or in trouble, and in which words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider_crds.status import Reason
+
+from outrider_operator.decide.reading import (
+    condition_of,
+    cut,
+    integer,
+    is_being_deleted,
+    items,
+    label,
+    mapping,
+    name_of,
+    text,
+    unix_seconds,
+)
+from outrider_operator.model import REVISION_LABEL, Object, Observed
+
+_IMAGE_REASONS = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
+)
+_START_REASONS = frozenset(
+    {"CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"}
+)
+_CRASHES = 2
+"""Restarts from which on a pod that is not ready counts as crashing, also between two crashes."""
+_LAST_LINES = 4
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a pod cannot get ready by itself."""
+
+    reason: Reason
+    message: str
+
+
+def living(observed: Observed) -> list[Object]:
+    """Serving pods that are not on their way out."""
+    return [
+        pod
+        for pod in observed.pods
+        if not is_being_deleted(pod) and text(pod, "status", "phase") not in ("Succeeded", "Failed")
+    ]
+
+
+def ready(observed: Observed) -> list[Object]:
+    return [pod for pod in living(observed) if condition_of(pod, "Ready").get("status") == "True"]
+
+
+def revision_of(pod: Object) -> str:
+    return label(pod, REVISION_LABEL)
+
+
+def unschedulable_since(pod: Object) -> float | None:
+    """Unix time since when the scheduler finds no node for `pod`; None when it has one or was not tried."""
+    scheduled = condition_of(pod, "PodScheduled")
+    if scheduled.get("status") != "False" or scheduled.get("reason") != "Unschedulable":
+        return None
+    since = unix_seconds(text(scheduled, "lastTransitionTime"))
+    return since if since is not None else unix_seconds(text(pod, "metadata", "creationTimestamp"))
+
+
+def scheduler_says(pod: Object) -> str:
+    return cut(text(condition_of(pod, "PodScheduled"), "message"), 300)
+
+
+def trouble(observed: Observed, revision: str | None = None) -> Trouble | None:
+    """The trouble of the first unready pod that has one, of `revision` or of all."""
+    ready_names = {name_of(pod) for pod in ready(observed)}
+    for pod in living(observed):
+        if name_of(pod) in ready_names or (revision is not None and revision_of(pod) != revision):
+            continue
+        if (found := _trouble(pod)) is not None:
+            return found
+    return None
+
+
+def why_not_ready(observed: Observed, revision: str | None = None) -> str:
+    """What the pods that are not ready are doing, in a sentence; empty when there is nothing to say."""
+    if (found := trouble(observed, revision)) is not None:
+        return found.message
+    ready_names = {name_of(pod) for pod in ready(observed)}
+    for pod in living(observed):
+        if name_of(pod) in ready_names or (revision is not None and revision_of(pod) != revision):
+            continue
+        return _still_starting(pod, observed.pod_warnings.get(name_of(pod), ""))
+    return ""
+
+
+def _still_starting(pod: Object, warning: str) -> str:
+    if unschedulable_since(pod) is not None:
+        return f"Pod {name_of(pod)} has no node: {scheduler_says(pod)}"
+    said = f": {cut(warning, 500)}" if warning else ""
+    return f"Pod {name_of(pod)} is starting{said}"
+
+
+def _trouble(pod: Object) -> Trouble | None:
+    for status in items(pod, "status", "containerStatuses"):
+        waiting = mapping(status, "state", "waiting")
+        reason, message = text(waiting, "reason"), text(waiting, "message")
+        if reason in _IMAGE_REASONS:
+            image = text(status, "image") or "its image"
+            return Trouble(
+                Reason.IMAGE_PULL_FAILED,
+                f"Pod {name_of(pod)} cannot pull {image} ({reason}): {cut(message, 500)}. Check podTemplate.image and "
+                "podTemplate.imagePullSecrets",
+            )
+        if reason in _START_REASONS or integer(status, "restartCount") >= _CRASHES:
+            return Trouble(Reason.POD_CRASHING, _crash(pod, status, message or reason))
+    return None
+
+
+def _crash(pod: Object, status: Object, message: str) -> str:
+    ended = mapping(status, "lastState", "terminated") or mapping(status, "state", "terminated")
+    lines = [line.strip() for line in text(ended, "message").splitlines() if line.strip()]
+    if not ended:
+        return f"Pod {name_of(pod)} cannot start: {cut(message, 500)}"
+    code, why = integer(ended, "exitCode"), text(ended, "reason") or "no reason given"
+    last = f"; its last lines: {cut(' | '.join(lines[-_LAST_LINES:]), 900)}" if lines else ""
+    # The count of restarts is left out: the sentence would change at each.
+    return f"Pod {name_of(pod)} keeps ending with exit code {code} ({why}){last}"

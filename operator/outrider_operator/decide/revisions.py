@@ -1,0 +1,162 @@
+"""Revisions: what makes a new one, and the immutable ConfigMap that keeps each.
+
+A revision's ConfigMap holds the boot config and the pod template as they were when the revision was made. Both
+are used as they stand from then on, so that neither an upgrade of the operator nor a change of `rollout` moves
+the pods of a revision that the user did not touch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from outrider_crds.base import digest
+from outrider_crds.profile import ProfileKeys
+from outrider_crds.runtime_config import CONFIG_KEY, BootConfig, boot_config
+from outrider_crds.spec import SpeculativeServiceSpec
+from pydantic import ValidationError
+
+from outrider_operator.decide.ownership import Ownership, labels, owner_reference, ownership
+from outrider_operator.decide.pod_template import pod_template
+from outrider_operator.decide.reading import annotation, label, mapping, name_of, text
+from outrider_operator.model import CONFIG_MAP, REVISION_LABEL, Object, Observed, Settings
+
+INPUTS_LABEL = "outrider.dev/inputs"
+BOOT_TOKENS_ANNOTATION = "outrider.dev/boot-draft-tokens"
+TEMPLATE_KEY = "pod-template.json"
+_INPUTS = {"target", "draft_pool", "accelerator", "engine", "model_cache", "pod_template"}
+
+
+@dataclass(frozen=True)
+class Revision:
+    name: str
+    inputs: str
+    """Hash of all that makes a revision but maxDraftTokens, which is hot up to the value at boot."""
+    boot: BootConfig
+    template: Object
+
+    @property
+    def keys(self) -> list[ProfileKeys]:
+        return self.boot.profile_keys
+
+
+def inputs_hash(spec: SpeculativeServiceSpec, image: str) -> str:
+    """Hash of what only new pods can take on. Defaults are left out: a field that a later release adds, at its
+    default, must not restart anything."""
+    fields = spec.model_dump(mode="json", by_alias=True, include=_INPUTS, exclude_defaults=True, exclude_none=True)
+    return digest({"fields": fields, "image": image})
+
+
+def wanted_revision(observed: Observed, settings: Settings, spec: SpeculativeServiceSpec, image: str) -> Revision:
+    """The revision that serves `spec`: one that exists and was built for enough draft tokens, else a new one."""
+    inputs = inputs_hash(spec, image)
+    current = current_revision_name(observed)
+    fitting = [
+        revision
+        for revision in stored_revisions(observed)
+        if revision.inputs == inputs and revision.boot.max_draft_tokens >= spec.speculation.max_draft_tokens
+    ]
+    if fitting:
+        return min(fitting, key=lambda r: (r.name != current, r.boot.max_draft_tokens, r.name))
+    return _lost(observed, spec, image, inputs) or _new(observed, settings, spec, image, inputs)
+
+
+def stored_revisions(observed: Observed) -> list[Revision]:
+    """The revisions whose ConfigMaps are there and readable."""
+    maps = (document for (kind, _), document in observed.children.items() if kind == CONFIG_MAP)
+    found = (_read(document) for document in maps if ownership(document, observed) is Ownership.OURS)
+    return [revision for revision in found if revision is not None]
+
+
+def current_revision(observed: Observed) -> Revision | None:
+    """The revision that the Deployment runs now; None without one or when its ConfigMap is gone."""
+    current = current_revision_name(observed)
+    return next((r for r in stored_revisions(observed) if r.name == current), None)
+
+
+def current_revision_name(observed: Observed) -> str:
+    return text(observed.deployment, "spec", "template", "metadata", "labels", REVISION_LABEL)
+
+
+def revision_map(revision: Revision, observed: Observed) -> Object:
+    """The immutable ConfigMap that keeps `revision`; pods mount its boot config."""
+    return {
+        "apiVersion": "v1",
+        "kind": CONFIG_MAP,
+        "metadata": {
+            "name": f"{observed.name}-{revision.name}",
+            "namespace": observed.namespace,
+            "labels": {**labels(observed.name), REVISION_LABEL: revision.name, INPUTS_LABEL: revision.inputs},
+            "ownerReferences": [owner_reference(observed, controller=True)],
+        },
+        "immutable": True,
+        "data": {
+            CONFIG_KEY: json.dumps(revision.boot.wire(), indent=1, sort_keys=True),
+            TEMPLATE_KEY: json.dumps(revision.template, sort_keys=True),
+        },
+    }
+
+
+def unneeded_maps(observed: Observed, running: Revision) -> list[Object]:
+    """ConfigMaps of revisions that no ReplicaSet has and that will not be rolled out."""
+    needed = {label(replica_set, REVISION_LABEL) for replica_set in observed.replica_sets}
+    needed |= {label(pod, REVISION_LABEL) for pod in observed.pods}
+    needed |= {running.name, current_revision_name(observed)}
+    return [
+        document
+        for (kind, _), document in observed.children.items()
+        if kind == CONFIG_MAP
+        and ownership(document, observed) is Ownership.OURS
+        and label(document, REVISION_LABEL) not in needed | {""}
+    ]
+
+
+def revision_annotations(revision: Revision) -> dict[str, str]:
+    """For the Deployment: what it takes to make the revision's ConfigMap again if someone deletes it."""
+    return {INPUTS_LABEL: revision.inputs, BOOT_TOKENS_ANNOTATION: str(revision.boot.max_draft_tokens)}
+
+
+def _lost(observed: Observed, spec: SpeculativeServiceSpec, image: str, inputs: str) -> Revision | None:
+    """The Deployment's revision where only its ConfigMap is gone: made again from the Deployment, nothing restarts."""
+    deployment, name = observed.deployment or {}, current_revision_name(observed)
+    most = annotation(deployment, BOOT_TOKENS_ANNOTATION)
+    if not name or annotation(deployment, INPUTS_LABEL) != inputs or not most.isdecimal():
+        return None
+    if int(most) < spec.speculation.max_draft_tokens or revision_name(inputs, int(most)) != name:
+        return None
+    boot = _boot(observed, spec, name, image, int(most))
+    template = mapping(deployment, "spec", "template")
+    metadata = {key: mapping(template, "metadata", key) for key in ("labels", "annotations")}
+    return Revision(name=name, inputs=inputs, boot=boot, template={"metadata": metadata, "spec": template["spec"]})
+
+
+def revision_name(inputs: str, max_draft_tokens: int) -> str:
+    return digest({"inputs": inputs, "maxDraftTokens": max_draft_tokens})
+
+
+def _boot(observed: Observed, spec: SpeculativeServiceSpec, name: str, image: str, most: int) -> BootConfig:
+    return boot_config(
+        spec, service=observed.name, namespace=observed.namespace, revision=name, image=image, max_draft_tokens=most
+    )
+
+
+def _new(observed: Observed, settings: Settings, spec: SpeculativeServiceSpec, image: str, inputs: str) -> Revision:
+    most = spec.speculation.max_draft_tokens
+    name = revision_name(inputs, most)
+    boot = _boot(observed, spec, name, image, most)
+    template = pod_template(spec, observed.name, name, image, settings.image_pull_policy, boot.profile_keys)
+    return Revision(name=name, inputs=inputs, boot=boot, template=template)
+
+
+def _read(document: Object) -> Revision | None:
+    name, inputs = label(document, REVISION_LABEL), label(document, INPUTS_LABEL)
+    if not name or not inputs or not name_of(document).endswith(f"-{name}"):
+        return None
+    try:
+        boot = BootConfig.model_validate_json(text(document, "data", CONFIG_KEY))
+        template = json.loads(text(document, "data", TEMPLATE_KEY))
+    except (ValidationError, ValueError):
+        return None
+    if not mapping(template, "spec"):
+        return None
+    return Revision(name=name, inputs=inputs, boot=boot, template=template)

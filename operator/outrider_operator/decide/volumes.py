@@ -1,0 +1,103 @@
+"""Volumes of serving and profiling pods: models, caches, scratch space, configuration, profiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider_crds.profile import ProfileKeys
+from outrider_crds.runtime_config import (
+    BOOT_FILE,
+    CONFIG_KEY,
+    HOT_FILE,
+    MODEL_CACHE_DIR,
+    MODEL_VOLUMES_DIR,
+    PODINFO_DIR,
+    PROFILES_DIR,
+)
+from outrider_crds.spec import ModelRef, SpeculativeServiceSpec
+
+from outrider_operator.model import Object
+
+RUN_DIR = "/run/outrider"
+HOME_DIR = "/home/outrider"
+COMPILE_CACHE_DIR = "/var/cache/compile"
+
+
+@dataclass(frozen=True)
+class Mounted:
+    """A volume and where the runtime container mounts it."""
+
+    volume: Object
+    mount: Object
+
+
+def profile_name(target_key: str) -> str:
+    """Of the profile's ConfigMap, and of the one Job at a time that measures for it."""
+    return f"outrider-profile-{target_key}"
+
+
+def model_volumes(spec: SpeculativeServiceSpec) -> list[Mounted]:
+    """Target and drafts that come from a claim or the node, read-only, and the cache for those from the hub."""
+    models = {"target": spec.target, **{d.name: d.neural.model for d in spec.draft_pool if d.neural}}
+    mounted = [_model(mount, model) for mount, model in models.items() if model.source.hub is None]
+    return [*mounted, _cache(spec)]
+
+
+def scratch_volumes() -> list[Mounted]:
+    """Everything that must be writable under a read-only root file system."""
+    return [
+        _mounted("shm", "/dev/shm", {"emptyDir": {"medium": "Memory"}}),
+        _mounted("run", RUN_DIR, {"emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}}),
+        _mounted("tmp", "/tmp", {"emptyDir": {}}),
+        _mounted("home", HOME_DIR, {"emptyDir": {}}),
+        _mounted("compile-cache", COMPILE_CACHE_DIR, {"emptyDir": {}}),
+    ]
+
+
+def configuration_volumes(boot: str, hot: str, keys: list[ProfileKeys]) -> list[Mounted]:
+    """Boot and hot ConfigMaps, the pod's annotations, one profile per product. Whole folders: a subPath mount
+    would never be updated; and profiles may be missing: no pod waits for one."""
+    config = [{"key": CONFIG_KEY, "path": CONFIG_KEY}]
+    annotations = [{"path": "annotations", "fieldRef": {"fieldPath": "metadata.annotations"}}]
+    return [
+        _mounted("boot", _folder(BOOT_FILE), {"configMap": {"name": boot, "items": config}}, read_only=True),
+        _mounted("hot", _folder(HOT_FILE), {"configMap": {"name": hot}}, read_only=True),
+        _mounted("podinfo", PODINFO_DIR, {"downwardAPI": {"items": annotations}}, read_only=True),
+        *(
+            _mounted(
+                f"profile-{index}",
+                f"{PROFILES_DIR}/{key.product}",
+                {"configMap": {"name": profile_name(key.target), "optional": True}},
+                read_only=True,
+            )
+            for index, key in enumerate(keys)
+        ),
+    ]
+
+
+def _model(mount: str, model: ModelRef) -> Mounted:
+    path = f"{MODEL_VOLUMES_DIR}/{mount}"
+    if model.source.host_path is not None:
+        # type Directory: with none the container runtime would make an empty folder where the model should be.
+        source = {"hostPath": {"path": model.source.host_path.path, "type": "Directory"}}
+    else:
+        claim = model.source.pvc.claim_name if model.source.pvc else ""
+        source = {"persistentVolumeClaim": {"claimName": claim}}
+    return _mounted(f"model-{mount}", path, source, read_only=True)
+
+
+def _cache(spec: SpeculativeServiceSpec) -> Mounted:
+    cache = spec.model_cache
+    if cache.pvc is not None:
+        return _mounted("model-cache", MODEL_CACHE_DIR, {"persistentVolumeClaim": {"claimName": cache.pvc.claim_name}})
+    limit = cache.empty_dir.size_limit if cache.empty_dir else None
+    return _mounted("model-cache", MODEL_CACHE_DIR, {"emptyDir": {"sizeLimit": limit} if limit else {}})
+
+
+def _folder(file: str) -> str:
+    return file.rpartition("/")[0]
+
+
+def _mounted(name: str, path: str, source: Object, *, read_only: bool = False) -> Mounted:
+    mount: Object = {"name": name, "mountPath": path} | ({"readOnly": True} if read_only else {})
+    return Mounted(volume={"name": name, **source}, mount=mount)
