@@ -24,7 +24,8 @@ Duration = Annotated[
     StringConstraints(min_length=1, max_length=32, pattern=DURATION_PATTERN),
     Field(json_schema_extra={"format": "duration"}),
 ]
-Name = Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+Name = Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=NAME_PATTERN)]
 # A label value that is also a folder name in the pod.
 Product = Annotated[
     str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")

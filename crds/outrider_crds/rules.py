@@ -32,7 +32,7 @@ from outrider_crds.spec import (
     SpeculativeServiceSpec,
 )
 
-NAME_PATTERN = "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
+SERVICE_NAME_PATTERN = "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 _BLOCKS = {
     DraftMethod.PROMPT_LOOKUP: ("promptLookup", "prompt_lookup"),
     DraftMethod.DRAFT_MODEL: ("draftModel", "draft_model"),
@@ -96,8 +96,8 @@ _SERVICE_RULES = (
     Rule(
         on=SpeculativeService,
         field=".metadata.name",
-        cel=f"self.metadata.name.matches('{NAME_PATTERN}')",
-        holds=lambda service: re.fullmatch(NAME_PATTERN, service.metadata.name) is not None,
+        cel=f"self.metadata.name.matches('{SERVICE_NAME_PATTERN}')",
+        holds=lambda service: re.fullmatch(SERVICE_NAME_PATTERN, service.metadata.name) is not None,
         message=(
             "metadata.name must be at most 40 lower-case letters, digits and '-', begin with a letter and not end "
             "with '-' (it names the Service and the pods): choose another name"

@@ -1,0 +1,91 @@
+"""Sentences for what the schema refuses: which field, what was wrong, what to do."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from outrider_crds.base import DURATION_PATTERN, NAME_PATTERN
+from outrider_crds.schema import JsonObject
+
+Location = Sequence[str | int]
+
+
+def sentences(error: ValidationError, schema: JsonObject, root: str) -> list[str]:
+    """One sentence for each problem in `error`; `schema` is the structural schema of what stands at `root`."""
+    return [f"{field_path(root, e['loc'])}: {_problem(e, schema)}" for e in error.errors(include_url=False)]
+
+
+def field_path(root: str, location: Location) -> str:
+    """`("draftPool", 0, "eagle")` below `spec` is `spec.draftPool[0].eagle`."""
+    return root + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+
+
+def _problem(error: ErrorDetails, schema: JsonObject) -> str:
+    describe = _DESCRIBE.get(error["type"])
+    if error["type"] == "extra_forbidden":
+        return _unknown(error["loc"], schema)
+    if describe is None:
+        return error["msg"]
+    return describe(error.get("ctx", {}), _shown(error["input"]))
+
+
+def _unknown(location: Location, schema: JsonObject) -> str:
+    known = list(_properties(schema, location[:-1]))
+    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.6)
+    remedy = f"write {close[0]!r}" if close else f"remove it; known fields are {', '.join(known)}"
+    return f"is not a field: {remedy}"
+
+
+def _properties(schema: JsonObject, location: Location) -> JsonObject:
+    for part in location:
+        schema = schema.get("items", {}) if isinstance(part, int) else schema.get("properties", {}).get(part, {})
+    properties: JsonObject = schema.get("properties", {})
+    return properties
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _pattern(context: Mapping[str, Any], shown: str) -> str:
+    words = _PATTERN_WORDS.get(context["pattern"])
+    return f"must be {words}, but is {shown}" if words else f"is {shown}: it must match {context['pattern']}"
+
+
+def _choice(context: Mapping[str, Any], shown: str) -> str:
+    hint = " (YAML reads a bare On, Off, Yes or No as true or false: put it in quotes)" if shown in _TRUTH else ""
+    return f"must be {context['expected']}, but is {shown}{hint}"
+
+
+_PATTERN_WORDS = {
+    DURATION_PATTERN: "a duration such as 50ms, 30s or 1m30s",
+    NAME_PATTERN: "lower-case letters, digits and '-', with a letter or digit at both ends",
+    "^/": "an absolute path, one that begins with '/'",
+}
+_TRUTH = ("true", "false")
+_DESCRIBE: dict[str, Callable[[Mapping[str, Any], str], str]] = {
+    "missing": lambda _, __: "is required: add it",
+    "enum": _choice,
+    "literal_error": _choice,
+    "string_pattern_mismatch": _pattern,
+    "string_type": lambda _, shown: f"must be text, but is {shown}: put it in quotes",
+    "int_type": lambda _, shown: f"must be a whole number, but is {shown}",
+    "bool_type": lambda _, shown: f"must be true or false, but is {shown}",
+    "list_type": lambda _, shown: f"must be a list, but is {shown}: write one entry a line, each after '- '",
+    "dict_type": lambda _, shown: f"must be a mapping of fields, but is {shown}",
+    "model_type": lambda _, shown: f"must be a mapping of fields, but is {shown}",
+    "model_attributes_type": lambda _, shown: f"must be a mapping of fields, but is {shown}",
+    "string_too_long": lambda c, _: f"is too long: write at most {c['max_length']} characters",
+    "string_too_short": lambda c, shown: f"is too short, {shown}: write at least {c['min_length']} character",
+    "too_long": lambda c, _: f"has {c['actual_length']} entries: keep at most {c['max_length']}",
+    "too_short": lambda c, _: f"has {c['actual_length']} entries: write at least {c['min_length']}",
+    "greater_than_equal": lambda c, shown: f"must be at least {c['ge']}, but is {shown}",
+    "less_than_equal": lambda c, shown: f"must be at most {c['le']}, but is {shown}",
+}

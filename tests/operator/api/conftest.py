@@ -1,0 +1,26 @@
+"""The CustomResourceDefinition on the real API server."""
+
+from __future__ import annotations
+
+import pytest
+from outrider_crds.generate import CRD_FILE, CRD_NAME
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.kubectl import ExistingCluster
+from tests.operator.api.apply import NAMESPACE, ApiServer
+
+
+@pytest.fixture(scope="session")
+def api(any_cluster: Cluster | ExistingCluster) -> Cluster | ExistingCluster:
+    """The cluster, with Outrider's CRD established and published."""
+    any_cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD_FILE))
+    any_cluster.kubectl("wait", "--for=condition=Established", f"crd/{CRD_NAME}", "--timeout=30s")
+    explains = lambda: any_cluster.try_kubectl("explain", "specsvc.spec.draftPool").returncode == 0  # noqa: E731
+    any_cluster.wait_until("the CRD is in the API server's OpenAPI document", explains, 30)
+    return any_cluster
+
+
+@pytest.fixture(scope="session")
+def apiserver(api: Cluster | ExistingCluster) -> ApiServer:
+    api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    return ApiServer(str(api.kubeconfig))

@@ -1,0 +1,70 @@
+"""The API server's verdict on each manifest of the corpus, and that `serve -f` reaches the same."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import yaml
+from outrider_crds.manifest import ManifestError, load_manifest
+
+from tests import corpus
+from tests.operator.api.apply import ApiServer, Refused
+from tests.operator.api.mutations import mutated
+
+pytestmark = pytest.mark.cluster
+
+GOOD = corpus.good()
+BAD = corpus.bad()
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_manifest_is_stored_as_serve_reads_it(apiserver: ApiServer, name: str) -> None:
+    """Accepted by both, and every default is the same one."""
+    stored = apiserver.dry_run(GOOD[name])
+    assert not isinstance(stored, Refused), stored
+    assert _said(stored["spec"]) == _said(load_manifest(GOOD[name]).spec.wire())
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_manifest_is_refused_with_its_sentence(apiserver: ApiServer, name: str) -> None:
+    """`kubectl apply` says which field and what to do."""
+    refusal = apiserver.dry_run(BAD[name].text)
+    assert isinstance(refusal, Refused)
+    assert BAD[name].apiserver in refusal.message
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_manifests_get_equal_verdicts(apiserver: ApiServer, seed: int) -> None:
+    """The CEL text and the Python predicate of a rule say the same about manifests that nobody thought of."""
+    source = random.Random(seed)
+    verdicts = set()
+    for _ in range(40):
+        text = yaml.safe_dump(mutated(yaml.safe_load(GOOD["full"]), source))
+        stored = apiserver.dry_run(text)
+        problems = _problems(text)
+        assert isinstance(stored, Refused) == bool(problems), f"{text}\nAPI server: {stored}\nserve: {problems}"
+        verdicts.add(bool(problems))
+    assert verdicts == {True, False}, "the mutations must produce both good and bad manifests"
+
+
+def _problems(text: str) -> list[str]:
+    try:
+        load_manifest(text)
+    except ManifestError as error:
+        return error.problems
+    return []
+
+
+def _said(value: Any) -> Any:
+    """`value` without lists and maps that are empty by default: pydantic writes those, the API server does not."""
+    if isinstance(value, list):
+        return [_said(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _said(item)
+        for key, item in value.items()
+        if item != [] and not (item == {} and key in ("labels", "annotations", "nodeSelector"))
+    }

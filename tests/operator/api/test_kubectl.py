@@ -1,0 +1,101 @@
+"""What a user of kubectl sees of the SpeculativeService API, on the real API server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests import corpus
+from tests.cluster.cluster import Cluster
+from tests.cluster.kubectl import ExistingCluster
+
+pytestmark = pytest.mark.cluster
+
+Api = Cluster | ExistingCluster
+_NAMESPACE = "kubectl-view"
+_STATUS = {
+    "observedGeneration": 1,
+    "replicas": 3,
+    "readyReplicas": 2,
+    "selector": "outrider.dev/service=chat",
+    "summary": {"goodput": "412 tok/s", "speedup": "1.42x", "acceptance": "61%", "slo": "chat 97%"},
+    "conditions": [
+        {
+            "type": "Ready",
+            "status": "True",
+            "reason": "EndpointReady",
+            "message": "2 pods are ready.",
+            "observedGeneration": 1,
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def chat(api: Api) -> Iterator[Api]:
+    """The cluster with a service called chat, whose status is written as the operator would."""
+    api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": _NAMESPACE}})
+    api.kubectl("apply", "-n", _NAMESPACE, "-f", "-", stdin=corpus.good()["least"])
+    _patch(api, {"status": _STATUS}, "--subresource=status")
+    yield api
+    api.kubectl("delete", "namespace", _NAMESPACE, "--wait=false")
+
+
+def test_explain_tells_what_a_draft_pool_is(api: Api) -> None:
+    """`kubectl explain` prints the models' docstrings, without their line breaks or types' names."""
+    text = api.kubectl("explain", "specsvc.spec.draftPool")
+    assert 'Drafters that may propose tokens. "No speculation" is always a candidate;' in text
+    assert "enum: PromptLookup, DraftModel, Eagle" in text
+    assert "-required-" in text
+
+
+def test_get_shows_the_service_at_a_glance(chat: Api) -> None:
+    """The printer columns, in order, with what the operator wrote."""
+    header, row = chat.kubectl("get", "specsvc", "chat", "-n", _NAMESPACE).splitlines()
+    assert header.split() == [
+        "NAME", "TARGET", "ACCELERATOR", "READY", "REPLICAS", "GOODPUT", "SPEEDUP", "ACCEPTANCE", "SLO", "AGE",
+    ]  # fmt: skip
+    for cell in ("meta-llama/Llama-3.1-8B-Instruct", '["cpu"]', "True", "2", "412 tok/s", "1.42x", "61%", "chat 97%"):
+        assert cell in row
+
+
+def test_the_service_is_in_kubectl_get_all(chat: Api) -> None:
+    """The category `all`."""
+    assert "speculativeservice.outrider.dev/chat" in chat.kubectl("get", "all", "-n", _NAMESPACE, "-o", "name")
+
+
+def test_an_autoscaler_can_use_the_scale_subresource(chat: Api) -> None:
+    """`kubectl scale` sets spec.replicas; the subresource tells how many there are and how to find their pods."""
+    chat.kubectl("scale", "specsvc/chat", "--replicas=4", "-n", _NAMESPACE)
+    path = f"/apis/outrider.dev/v1alpha1/namespaces/{_NAMESPACE}/speculativeservices/chat/scale"
+    scale = json.loads(chat.kubectl("get", "--raw", path))
+    assert scale["spec"] == {"replicas": 4}
+    assert scale["status"] == {"replicas": 3, "selector": "outrider.dev/service=chat"}
+    assert chat.get("specsvc", "chat", namespace=_NAMESPACE)["spec"]["replicas"] == 4
+
+
+def test_the_status_is_not_written_with_the_spec(chat: Api) -> None:
+    """The status subresource: an apply of a manifest cannot overwrite what the operator observed."""
+    _patch(chat, {"status": {"replicas": 99}})
+    assert chat.get("specsvc", "chat", namespace=_NAMESPACE)["status"]["replicas"] == 3
+
+
+def test_a_refused_patch_leaves_the_service_as_it_was(chat: Api) -> None:
+    """A live service cannot be patched into a state that the rules refuse; the message is the rule's."""
+    refused = chat.try_kubectl(
+        "patch", "specsvc", "chat", "-n", _NAMESPACE, "--type=merge", "-p",
+        json.dumps({"spec": {"accelerator": {"count": 2}}}),
+    )  # fmt: skip
+    assert refused.returncode != 0
+    assert "spec.accelerator.count" in refused.stderr
+    assert "count is for GPUs: remove it on cpu" in refused.stderr
+    assert "count" not in chat.get("specsvc", "chat", namespace=_NAMESPACE)["spec"]["accelerator"]
+
+
+def _patch(api: Api, document: dict[str, object], *arguments: str) -> None:
+    api.kubectl(
+        "patch", "specsvc", "chat", "-n", _NAMESPACE, "--type=merge", *arguments, "-p", json.dumps(document)
+    )  # fmt: skip
