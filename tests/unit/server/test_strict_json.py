@@ -1,0 +1,45 @@
+"""Bodies that Python's JSON parser takes, and the sampler must never see."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from outrider_runtime.server.errors import RequestError
+from outrider_runtime.server.strict_json import parse_object
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b"{nope", "not JSON: .* at line 1, column 2"),
+        (b"", "not JSON"),
+        (b"\xff\xfe{", "not UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"[]", "must be a JSON object, not a list"),
+        (b"null", "not null"),
+        (b'{"temperature": NaN}', "NaN, which is not a JSON number"),
+        (b'{"temperature": -Infinity}', "-Infinity, which is not a JSON number"),
+        (b'{"temperature": 1e999}', "1e999 in the body is too large"),
+        (b'{"max_tokens": ' + b"9" * 5000 + b"}", "a number that cannot be used"),
+    ],
+)
+def test_a_body_that_is_no_plain_json_object_is_refused_with_a_sentence(body: bytes, sentence: str) -> None:
+    """Issue 3: malformed JSON is a 4xx with an OpenAI-style error, and the pod lives on."""
+    with pytest.raises(RequestError, match=sentence) as refused:
+        parse_object(body)
+    assert refused.value.status == 400
+
+
+@given(st.binary(max_size=64))
+def test_no_bytes_raise_anything_else(body: bytes) -> None:
+    """An exception that is not a RequestError would be a 500."""
+    with suppress(RequestError):
+        assert isinstance(parse_object(body), dict)
+
+
+def test_ordinary_numbers_pass_unchanged() -> None:
+    """Strictness costs nothing that JSON allows."""
+    assert parse_object(b'{"a": 1, "b": -0.5, "c": 1e300, "d": 1e-320}') == {"a": 1, "b": -0.5, "c": 1e300, "d": 1e-320}
