@@ -19,6 +19,7 @@ _FIELD_ARGUMENTS = (
 # Arguments through which Outrider drives the engine.
 _OUTRIDER_ARGUMENTS = (
     "--api-server-count",
+    "--async-scheduling",
     "--config",
     "--cudagraph-capture-sizes",
     "--grpc",
@@ -26,6 +27,7 @@ _OUTRIDER_ARGUMENTS = (
     "--headless",
     "--host",
     "--max-cudagraph-capture-size",
+    "--no-async-scheduling",
     "--port",
     "--scheduler-cls",
     "--spec-method",
@@ -39,7 +41,17 @@ _OUTRIDER_ARGUMENTS = (
 _PARALLEL_ARGUMENTS = ("--data-parallel", "--pipeline-parallel-size", "--prefill-context-parallel-size", "--nnodes")
 
 RESERVED_ENV_PREFIX = "OUTRIDER_"
-RESERVED_ENV = ("HF_HOME", "HOME", "VLLM_CACHE_ROOT", "VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER")
+RESERVED_ENV = (
+    "HF_HOME",
+    "HOME",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+    "USER",
+    "VLLM_CACHE_ROOT",
+    "VLLM_PLUGINS",
+    "VLLM_USE_V2_MODEL_RUNNER",
+    "XDG_CACHE_HOME",
+)
 RESERVED_KEY_PREFIX = "outrider.dev/"
 RESERVED_LABELS = ("app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "app.kubernetes.io/name")
 
