@@ -7,19 +7,21 @@ import socket
 
 from outrider_runtime.server.errors import StartupError
 
+LAST_PORT = 65535
+
 
 def listen(host: str, port: int, flag: str) -> socket.socket:
     """A listening TCP socket. An empty host means every address, IPv4 and IPv6.
 
     Raises StartupError naming the port and `flag`, the option that changes it.
     """
+    if not 0 <= port <= LAST_PORT:
+        raise StartupError(f"{flag} {port} is not a port; use 0 (any free one) to {LAST_PORT}")
     try:
         if not host and socket.has_dualstack_ipv6():
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
-    except OverflowError:
-        raise StartupError(f"{flag} {port} is not a port; use 0 (any free one) to 65535") from None
     except OSError as error:
         raise StartupError(_sentence(error, host, port, flag)) from error
 

@@ -58,13 +58,12 @@ def _serve(options: argparse.Namespace, run_dir: Path) -> int:
     serving = _serving(options, run_dir)
     on_laptop = options.manifest is not None
     host = options.host if options.host is not None else (LOOPBACK if on_laptop else "")
-    listeners = Listeners(
-        serving=listen(host, options.port, "--port"), admin=listen(host, options.admin_port, "--admin-port")
-    )
     grace_s = options.drain_grace if options.drain_grace is not None else (0.0 if on_laptop else POD_DRAIN_GRACE_S)
-    if on_laptop:
-        follow_manifest(options.manifest, options.model_root, serving)
-    return serve(serving, listeners, Drain(grace_s=grace_s, timeout_s=options.drain_timeout))
+    drain = Drain(grace_s=grace_s, timeout_s=options.drain_timeout)
+    with listen(host, options.port, "--port") as api, listen(host, options.admin_port, "--admin-port") as admin:
+        if on_laptop:
+            follow_manifest(options.manifest, options.model_root, serving)
+        return serve(serving, Listeners(api, admin), drain)
 
 
 def _serving(options: argparse.Namespace, run_dir: Path) -> Serving:

@@ -41,7 +41,7 @@ STOPPED_WHILE_STARTING = 128 + signal.SIGTERM
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    serving: socket.socket
+    api: socket.socket
     admin: socket.socket
 
 
@@ -54,7 +54,7 @@ def serve(serving: Serving, listeners: Listeners, drain: Drain) -> int:
     serve_admin(listeners.admin, AdminPages(watch.vitals, watch.state))
     _announce(serving, listeners)
     try:
-        _serve_until_drained(plan, watch, listeners.serving, drain)
+        _serve_until_drained(plan, watch, listeners.api, drain)
     except EngineDiedError as error:
         raise StartupError(str(error)) from error
     except KeyboardInterrupt:
@@ -140,7 +140,7 @@ def _announce(serving: Serving, listeners: Listeners) -> None:
     logger.info(
         "loading %s; OpenAI API on %s/v1, state on %s%s",
         serving.boot.target.name,
-        _address(listeners.serving),
+        _address(listeners.api),
         _address(listeners.admin),
         STATE_PATH,
     )
