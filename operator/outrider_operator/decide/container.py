@@ -9,20 +9,18 @@ from outrider_operator.decide.placement import resources
 from outrider_operator.decide.volumes import COMPILE_CACHE_DIR, HOME_DIR, RUN_DIR, Mounted
 from outrider_operator.model import Object
 
-RUN_AS = 10001
+RUN_AS = 65532
 """User and group of the runtime image (Dockerfile)."""
 
 
-def container(
-    spec: SpeculativeServiceSpec, name: str, image: str, pull_policy: str, volumes: list[Mounted], env: list[Object]
-) -> Object:
+def container(spec: SpeculativeServiceSpec, name: str, image: str, pull_policy: str, volumes: list[Mounted]) -> Object:
     """The runtime container, without command and probes."""
     template = spec.pod_template
     fields: Object = {
         "name": name,
         "image": image,
         "imagePullPolicy": pull_policy,
-        "env": merged(environment(spec), env, [dict(variable) for variable in template.env]),
+        "env": merged(environment(spec), [dict(variable) for variable in template.env]),
         "envFrom": list(template.env_from),
         "resources": resources(spec),
         "volumeMounts": [*(v.mount for v in volumes), *template.volume_mounts],

@@ -124,7 +124,7 @@ def _config(observed: Observed, spec: SpeculativeServiceSpec, image: str) -> Boo
 def _pod(spec: SpeculativeServiceSpec, settings: Settings, image: str, asked: Asked, config: BootConfig) -> Object:
     volumes = [*model_volumes(spec), *scratch_volumes()]
     profiler = {
-        **container(spec, "profiler", image, settings.image_pull_policy, volumes, []),
+        **container(spec, "profiler", image, settings.image_pull_policy, volumes),
         "command": ["outrider-profile"],
         "args": _arguments(spec, asked, config),
     }

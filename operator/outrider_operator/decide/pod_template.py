@@ -27,7 +27,8 @@ PRODUCTS_ANNOTATION = "outrider.dev/products"
 """Comma-separated products that a pod may land on; profiling Jobs for them give way to it while it waits."""
 _STARTUP_PERIOD_S = 2
 _ENDPOINT_REMOVAL_S = 5
-"""The container hears of its end only after this time, when the Service no longer sends to it."""
+"""The container hears of its end only after this time, when the Service no longer sends to it (so that the drain
+itself needs no time of grace)."""
 _SHUTDOWN_MARGIN_S = 15
 
 
@@ -42,11 +43,9 @@ def pod_template(
     ]
     drain_s = math.ceil(seconds(spec.rollout.drain_timeout))
     runtime = {
-        **container(
-            spec, CONTAINER, image, pull_policy, volumes, [{"name": "OUTRIDER_DRAIN_TIMEOUT", "value": f"{drain_s}s"}]
-        ),
+        **container(spec, CONTAINER, image, pull_policy, volumes),
         "command": ["outrider-runtime"],
-        "args": ["serve", "--config", BOOT_FILE],
+        "args": ["serve", "--config", BOOT_FILE, "--drain-grace", "0s", "--drain-timeout", f"{drain_s}s"],
         "ports": [
             {"name": "http", "containerPort": SERVING_PORT, "protocol": "TCP"},
             {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},

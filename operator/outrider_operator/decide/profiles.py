@@ -132,8 +132,8 @@ def _mismatch(observed: Observed, each: Measurement) -> str:
 
 
 def _failed(each: Measurement, failures: list[tuple[str, Failure]]) -> Verdict:
-    vocabulary = any(failure.reason == Reason.VOCABULARY_MISMATCH for _, failure in failures)
-    reason = Reason.VOCABULARY_MISMATCH if vocabulary else Reason.PROFILE_FAILED
+    told = {failure.reason for _, failure in failures}
+    reason = next((r for r in (Reason.VOCABULARY_MISMATCH, Reason.NOISY) if r in told), Reason.PROFILE_FAILED)
     return false(
         reason, f"{each.keys.product}: {_words(failures)}. Change the spec, or {_AGAIN}; pods learn online meanwhile."
     )
