@@ -1,0 +1,101 @@
+"""The admin port as kubelet, operator and Prometheus see it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+from outrider_crds.state import RuntimeState
+from outrider_runtime.server.admin import AdminPages, serve_admin
+from outrider_runtime.server.health import Phase, Vitals
+from outrider_runtime.server.listeners import listen
+from prometheus_client import CollectorRegistry, Counter
+
+
+class Pod:
+    """An admin server over values that a test sets."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.vitals = Vitals(phase=Phase.SERVING, plugin_active=True, report_age_s=0.1)
+        self.steps = 3
+        engine = CollectorRegistry()
+        Counter("vllm_requests", "As the engine's own metrics", registry=engine).inc()
+        self.port = listener.getsockname()[1]
+        self.server = serve_admin(listener, AdminPages(lambda: self.vitals, self.state, engine))
+
+    def state(self) -> RuntimeState:
+        if self.steps < 0:
+            raise ValueError("no state")
+        return RuntimeState(
+            service="chat",
+            namespace="demo",
+            revision="r",
+            config_hash="h",
+            started_at=1.0,
+            now=2.0,
+            ready=True,
+            plugin_active=True,
+            steps=self.steps,
+        )
+
+    def get(self, path: str) -> tuple[int, str, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        return answer.status, answer.headers["Content-Type"], text
+
+
+@pytest.fixture
+def pod() -> Iterator[Pod]:
+    with listen("127.0.0.1", 0, "--admin-port") as listener:
+        made = Pod(listener)
+        yield made
+        made.server.shutdown()
+
+
+def test_probes_answer_with_a_sentence(pod: Pod) -> None:
+    """`kubectl describe pod` shows the body of a failed probe."""
+    assert pod.get("/readyz")[::2] == (200, "ok\n")
+    assert pod.get("/livez")[::2] == (200, "ok\n")
+    pod.vitals = Vitals(phase=Phase.SERVING)
+    status, _, text = pod.get("/readyz")
+    assert status == 503
+    assert "plugin inside the engine has not reported" in text
+    pod.vitals = Vitals(phase=Phase.SERVING, engine_dead=True)
+    assert pod.get("/livez")[0] == 503
+
+
+def test_the_state_is_the_contracts_document(pod: Pod) -> None:
+    """The operator parses it with the same model."""
+    status, kind, text = pod.get("/outrider/state")
+    assert (status, kind) == (200, "application/json")
+    assert RuntimeState.model_validate_json(text) == pod.state()
+    assert json.loads(text)["schemaVersion"] == 1
+
+
+def test_metrics_hold_the_engines_and_ours(pod: Pod) -> None:
+    """One scrape gets both."""
+    status, kind, text = pod.get("/metrics")
+    assert status == 200
+    assert kind.startswith("text/plain")
+    assert "vllm_requests_total 1.0" in text
+    assert 'outrider_steps_total{outrider_namespace="demo",outrider_service="chat"} 3.0' in text
+
+
+def test_an_unknown_page_is_a_404_that_names_the_known_ones(pod: Pod) -> None:
+    """For the person with curl."""
+    status, _, text = pod.get("/stats")
+    assert status == 404
+    assert "/outrider/state" in text
+
+
+def test_a_page_that_fails_does_not_take_the_probes_with_it(pod: Pod) -> None:
+    """A bug in the state must not get a serving pod restarted."""
+    pod.steps = -1
+    assert pod.get("/outrider/state")[0] == 500
+    assert pod.get("/livez")[0] == 200

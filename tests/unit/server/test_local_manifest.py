@@ -1,0 +1,142 @@
+"""A manifest on a laptop: where its models are found, and how an edit takes effect."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import yaml
+from outrider_crds.runtime_config import HotConfig, config_hash
+from outrider_runtime.local_manifest import load_local_service
+from outrider_runtime.server.config import Serving, from_manifest
+from outrider_runtime.server.hot_manifest import take_over
+from outrider_runtime.vllm_plugin.launch import Paths, plan_launch, target_location
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    """The example beside its models, in folders of this test."""
+    folder = tmp_path / "examples"
+    for model in ("smollm2-135m-instruct", "smollm2-135m-eagle3"):
+        (folder / "models" / model).mkdir(parents=True)
+    copy = folder / "service.yaml"
+    copy.write_text((EXAMPLES / "smollm2-cpu.yaml").read_text())
+    return copy
+
+
+def _serving(manifest: Path, tmp_path: Path) -> Serving:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    return from_manifest(manifest, tmp_path / "root", Paths(run_dir=str(run_dir)))
+
+
+def _edit(manifest: Path, **speculation: object) -> None:
+    document = yaml.safe_load(manifest.read_text())
+    document["spec"]["speculation"] |= speculation
+    manifest.write_text(yaml.safe_dump(document))
+
+
+def _hot(serving: Serving) -> HotConfig:
+    return HotConfig.model_validate_json(Path(serving.paths.hot_file).read_text())
+
+
+def test_models_beside_the_manifest_are_found(manifest: Path, tmp_path: Path) -> None:
+    """The EAGLE-3 head of the example is in the repository, beside the example."""
+    boot = load_local_service(manifest, tmp_path / "root").boot
+    assert boot.target.source.host_path is not None
+    assert boot.target.source.host_path.path == str(manifest.parent / "models" / "smollm2-135m-instruct")
+
+
+def test_the_model_root_comes_before_the_manifests_folder(manifest: Path, tmp_path: Path) -> None:
+    """What the user names wins over what happens to lie there."""
+    wanted = tmp_path / "root" / "smollm2-135m-instruct"
+    wanted.mkdir(parents=True)
+    boot = load_local_service(manifest, tmp_path / "root").boot
+    assert boot.target.source.host_path is not None
+    assert boot.target.source.host_path.path == str(wanted)
+
+
+def test_a_path_that_exists_is_taken_as_it_is(manifest: Path, tmp_path: Path) -> None:
+    """The manifest means the same folder on a laptop as on a node."""
+    there = tmp_path / "there"
+    there.mkdir()
+    manifest.write_text(manifest.read_text().replace("/srv/models/smollm2-135m-instruct", str(there)))
+    boot = load_local_service(manifest, tmp_path / "root").boot
+    assert boot.target.source.host_path is not None
+    assert boot.target.source.host_path.path == str(there)
+
+
+def test_the_engine_is_given_the_folder_and_clients_keep_the_name(manifest: Path, tmp_path: Path) -> None:
+    """Clients send the model's name from the manifest, wherever it lies."""
+    serving = _serving(manifest, tmp_path)
+    plan = plan_launch(serving.boot, serving.hot, serving.paths)
+    assert target_location(plan) == str(manifest.parent / "models" / "smollm2-135m-instruct")
+    assert plan.boot.target.name == "smollm2-135m-instruct"
+
+
+def test_a_draft_that_is_not_here_is_dropped_and_named(manifest: Path, tmp_path: Path) -> None:
+    """Design, section 4: a drafter that cannot load is dropped, the server serves on."""
+    (manifest.parent / "models" / "smollm2-135m-eagle3").rmdir()
+    serving = _serving(manifest, tmp_path)
+    plan = plan_launch(serving.boot, serving.hot, serving.paths)
+    assert "/srv/models/smollm2-135m-eagle3 has no config.json" in plan.pool.dropped["eagle"]
+    assert plan.pool.prompt_lookup is not None
+
+
+def test_an_edit_of_a_hot_field_takes_effect_without_a_restart(manifest: Path, tmp_path: Path) -> None:
+    """Design, section 4: `mode: Off` must not reload a model; on a laptop neither."""
+    serving = _serving(manifest, tmp_path)
+    before = config_hash(_hot(serving))
+    _edit(manifest, mode="Off")
+    take_over(manifest, tmp_path / "root", serving)
+    assert _hot(serving).mode == "Off"
+    assert config_hash(_hot(serving)) != before
+
+
+def test_a_broken_edit_changes_nothing(manifest: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An editor saves half a file sooner or later."""
+    serving = _serving(manifest, tmp_path)
+    before = _hot(serving)
+    _edit(manifest, mode="Sometimes")
+    with caplog.at_level(logging.ERROR):
+        take_over(manifest, tmp_path / "root", serving)
+    assert _hot(serving) == before
+    assert "the changed manifest is not used" in caplog.text
+
+
+def test_an_edit_that_needs_a_restart_is_named(
+    manifest: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lowering the draft length is hot; raising it above the value at the start is not."""
+    serving = _serving(manifest, tmp_path)
+    with caplog.at_level(logging.WARNING):
+        _edit(manifest, maxDraftTokens=2)
+        take_over(manifest, tmp_path / "root", serving)
+        assert "after a restart" not in caplog.text
+        _edit(manifest, maxDraftTokens=9)
+        take_over(manifest, tmp_path / "root", serving)
+        assert "after a restart" in caplog.text
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.yaml") if "patch" not in path.name))
+def test_every_example_is_a_valid_manifest(name: str) -> None:
+    """A user can apply them as they are."""
+    from outrider_crds.manifest import load_manifest
+
+    assert load_manifest((EXAMPLES / name).read_text()).metadata.name
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*-patch.yaml")))
+def test_every_patch_makes_a_valid_manifest_of_its_example(name: str) -> None:
+    """`kubectl patch --type merge --patch-file` replaces lists whole, so the result can be built here."""
+    from outrider_crds.manifest import load_manifest
+
+    document = yaml.safe_load((EXAMPLES / "smollm2-cpu.yaml").read_text())
+    document["spec"] |= yaml.safe_load((EXAMPLES / name).read_text())["spec"]
+    service = load_manifest(yaml.safe_dump(document))
+    example = load_manifest((EXAMPLES / "smollm2-cpu.yaml").read_text())
+    assert service.spec.draft_pool != example.spec.draft_pool
+    assert service.spec.target == example.spec.target
