@@ -1,0 +1,1 @@
+"""The plugin inside real vLLM with the real model; marker `model`."""
