@@ -6,7 +6,7 @@ conditional probability (hazard), scaled by one factor per class and one per req
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,16 +79,28 @@ class Acceptance:
         self._requests.forget(request_id)
         self._request_hits.forget(request_id)
 
-    def paths(self, requests: list[str], classes: list[str | None]) -> Floats:
-        """(D, N, K): probability that the target accepts positions 1..j, given that they are proposed."""
-        factors = self._requests.ratios(requests) * self._classes.ratios([name or "" for name in classes])
-        hazards = np.minimum(self.hazards[:, None, :] * factors.T[:, :, None], MAX_HAZARD)
-        return np.asarray(np.cumprod(hazards, axis=2))
+    def numbers(self, drafters: Sequence[str | None]) -> Ints:
+        """(N,): the drafters' numbers, -1 for none and for unknown ones."""
+        get = self.index.get
+        return np.array([get(name, -1) for name in drafters], dtype=int)  # type: ignore[arg-type]
 
-    def offers(self, requests: list[str]) -> Floats:
-        """(D, N, K): probability that the drafter has a proposal at position j (prompt lookup may find none)."""
+    def paths(self, requests: Sequence[str], classes: Sequence[str | None]) -> tuple[Floats, Floats]:
+        """Two (D, N, K): probability that the target accepts positions 1..j, given that they are proposed; and that
+        the drafter has a proposal at position j (prompt lookup may find none)."""
+        factors = self._factors(requests, classes)
+        hazards = np.minimum(self.hazards[:, None, :] * factors.T[:, :, None], MAX_HAZARD)
         hits = self._request_hits.ratios(requests)  # (N, D)
-        return np.minimum(self.hit_rates[:, None, :] * hits.T[:, :, None], 1.0)
+        offers = np.minimum(self.hit_rates[:, None, :] * hits.T[:, :, None], 1.0)
+        return hazards.cumprod(axis=2), offers
+
+    def paths_of(self, drafters: Ints, requests: Sequence[str], classes: Sequence[str | None]) -> Floats:
+        """(N, K): the same for the one drafter that each request's proposals came from."""
+        factors = self._factors(requests, classes)[np.arange(len(drafters)), drafters]
+        return np.asarray(np.minimum(self.hazards[drafters] * factors[:, None], MAX_HAZARD).cumprod(axis=1))
+
+    def _factors(self, requests: Sequence[str], classes: Sequence[str | None]) -> Floats:
+        """(N, D)"""
+        return np.asarray(self._requests.ratios(requests) * self._classes.ratios(classes))
 
     def upper_paths(self) -> Floats:
         """(D, K): optimistic paths (one posterior standard deviation), offers included, for exploration."""
@@ -115,7 +127,7 @@ class Acceptance:
         variance = np.concatenate([[0.0], np.cumsum(hazards * (1 - hazards))])[tried]
         self._recent[drafter] *= (1 - 1 / RECENT_TRIALS) ** tried.sum()
         self._recent[drafter] += accepted.sum(), expected.sum(), variance.sum()
-        classes = [o.slo_class or "" for o in outcomes]
+        classes = [o.slo_class for o in outcomes]
         of_class = self._classes.ratios(classes)[:, drafter]
         self._classes.add(classes, drafter, accepted, expected)
         self._requests.add([o.id for o in outcomes], drafter, accepted, expected * of_class)
@@ -164,18 +176,18 @@ class RatioTable:
     def __init__(self, drafters: int, strength: float, *, cap: float) -> None:
         self._strength = strength
         self._cap = cap
-        self._slots: dict[str, int] = {}
+        self._slots: dict[Hashable, int] = {}
         self._free: list[int] = []
         # Row 0 stays empty: the ratio of a key that is not known is 1.
         self._counts = np.zeros((64, drafters, 2))  # (S, D, [observed, expected])
 
-    def ratios(self, keys: list[str]) -> Floats:
+    def ratios(self, keys: Sequence[Hashable]) -> Floats:
         """(N, D)"""
         get = self._slots.get
         rows = self._counts[[get(key, 0) for key in keys]]
         return np.asarray((rows[..., 0] + self._strength) / (rows[..., 1] + self._strength))
 
-    def add(self, keys: list[str], drafter: int, observed: NDArray[Any], expected: Floats) -> None:
+    def add(self, keys: Sequence[Hashable], drafter: int, observed: NDArray[Any], expected: Floats) -> None:
         """observed, expected: (N,); a key may stand more than once."""
         slots = [self._slot(key) for key in keys]
         counts = self._counts[:, drafter]  # (S, 2), a view
@@ -189,13 +201,13 @@ class RatioTable:
     def reset(self, drafter: int) -> None:
         self._counts[:, drafter] = 0
 
-    def forget(self, key: str) -> None:
+    def forget(self, key: Hashable) -> None:
         slot = self._slots.pop(key, None)
         if slot is not None:
             self._counts[slot] = 0
             self._free.append(slot)
 
-    def _slot(self, key: str) -> int:
+    def _slot(self, key: Hashable) -> int:
         slot = self._slots.get(key)
         if slot is None:
             slot = self._free.pop() if self._free else len(self._slots) + 1

@@ -27,9 +27,9 @@ class TargetPrice:
     uniform: StepCost | None
     """Coefficients of a step in which all requests verify equally many; None: such a step is impossible here."""
     ragged: StepCost
-    beyond: StepCost
+    beyond: StepCost | None
+    """Coefficients from `largest_graph_tokens` on; None: the engine runs without graphs, or they never matter."""
     largest_graph_tokens: float
-    """From more tokens on, `beyond` holds; infinity without graphs."""
     fixed_uniform_s: float
     """Seconds of the batch less what its own tokens cost: constant, context and request terms."""
     fixed_ragged_s: float
@@ -41,19 +41,35 @@ class TargetPrice:
 
     def uniform_s(self, more: Floats) -> Floats:
         """Seconds with `more` proposed tokens, equally many for every request."""
-        cost = self.uniform or self.ragged
-        return self._seconds(more, cost, self.fixed_uniform_s)
+        return self._seconds(more, self.uniform or self.ragged, self.fixed_uniform_s)
 
-    def marginal_s(self) -> float:
-        """The cheapest that one more token can be; a position worth less than this is never chosen."""
-        return min(self.ragged.per_batched_token_s, self.beyond.per_batched_token_s)
+    def plain_s(self) -> float:
+        """Seconds without any proposal."""
+        cost, tokens = self.uniform or self.ragged, self.n_batched
+        if self.beyond is not None and tokens > self.largest_graph_tokens:
+            return self.fixed_beyond_s + _seconds_of(tokens, self.beyond)
+        return self.fixed_uniform_s + _seconds_of(tokens, cost)
+
+    def token_prices_s(self) -> list[float]:
+        """What one more token may cost: below and above each knee, lowest first."""
+        costs = (self.ragged,) if self.beyond is None else (self.ragged, self.beyond)
+        below = {cost.per_batched_token_s for cost in costs}
+        return sorted(below | {cost.per_batched_token_s + cost.per_batched_token_above_knee_s for cost in costs})
+
+    def bends(self) -> list[float]:
+        """Further tokens at which the price of one more changes: knees, and the end of the graphs."""
+        costs = (self.ragged,) if self.beyond is None else (self.ragged, self.beyond)
+        bends = {cost.knee_tokens - self.n_batched for cost in costs if cost.per_batched_token_above_knee_s > 0}
+        if self.beyond is not None:
+            bends.add(np.floor(self.largest_graph_tokens) - self.n_batched)
+        return [bend for bend in bends if bend > 0]
 
     def _seconds(self, more: Floats, cost: StepCost, fixed_s: float) -> Floats:
         tokens = more + self.n_batched
-        seconds = fixed_s + _token_seconds(tokens, cost)
-        if self.largest_graph_tokens == np.inf:
+        seconds = _token_seconds(tokens, cost, fixed_s)
+        if self.beyond is None:
             return seconds
-        past = self.fixed_beyond_s + _token_seconds(tokens, self.beyond)
+        past = _token_seconds(tokens, self.beyond, self.fixed_beyond_s)
         return np.where(tokens > self.largest_graph_tokens, past, seconds)
 
 
@@ -73,72 +89,103 @@ def best_lengths(gains: Floats, query_costs_s: Floats, price: TargetPrice, rate:
     query_costs_s: (N,), what a further query token costs for its request's context.
     rate: lambda in tokens per second. budget: most proposals the step may verify in all.
     """
-    ragged = _best_ragged(gains, query_costs_s, price, rate, budget)
+    scores = gains - rate * query_costs_s[:, None] if query_costs_s.any() else gains
+    ragged = _best_ragged(gains, scores, price, rate, budget)
     if price.uniform is None or len(gains) == 0:
         return ragged
-    uniform = _best_uniform(gains, query_costs_s, price, rate, budget)
+    uniform = _best_uniform(gains, scores, price, rate, budget)
     # Equal worth: the uniform plan, whose graph is the cheaper one to be wrong about.
     return uniform if uniform.value >= ragged.value else ragged
 
 
-def _best_ragged(gains: Floats, query_costs_s: Floats, price: TargetPrice, rate: float, budget: int) -> Lengths:
-    scores = gains - rate * query_costs_s[:, None]
+def _best_ragged(gains: Floats, scores: Floats, price: TargetPrice, rate: float, budget: int) -> Lengths:
     flat = scores.ravel()
-    candidates = np.flatnonzero((gains.ravel() > 0) & (flat > rate * price.marginal_s()))
-    order = candidates[np.argsort(-flat[candidates])][: max(0, budget)]
-    worth = np.concatenate([[0.0], np.cumsum(flat[order])])
-    values = worth - rate * price.ragged_s(np.arange(len(order) + 1, dtype=float))
+    worthwhile = (gains.ravel() > 0) & (flat > rate * price.token_prices_s()[0])
+    candidates = worthwhile.nonzero()[0]
+    order = candidates[(-flat[candidates]).argsort()][: max(0, budget)]
+    values = -rate * price.ragged_s(np.arange(len(order) + 1, dtype=float))
+    values[1:] += flat[order].cumsum()
     best = int(values.argmax())
     lengths = np.bincount(order[:best] // gains.shape[1], minlength=len(gains))
     return Lengths(lengths, float(values[best]))
 
 
-def _best_uniform(gains: Floats, query_costs_s: Floats, price: TargetPrice, rate: float, budget: int) -> Lengths:
+def _best_uniform(gains: Floats, scores: Floats, price: TargetPrice, rate: float, budget: int) -> Lengths:
     requests = len(gains)
     longest = int((gains > 0).sum(axis=1).min())
-    sizes = np.arange(min(longest, max(0, budget) // requests) + 1)  # k = 0 is always among them
-    worth = np.concatenate([[0.0], np.cumsum((gains - rate * query_costs_s[:, None]).sum(axis=0))])[sizes]
-    values = worth - rate * price.uniform_s((sizes * requests).astype(float))
+    most = min(longest, max(0, budget) // requests)  # k = 0 is always among them
+    values = -rate * price.uniform_s(np.arange(most + 1, dtype=float) * requests)
+    values[1:] += scores.sum(axis=0).cumsum()[:most]
     best = int(values.argmax())
-    return Lengths(np.full(requests, sizes[best]), float(values[best]))
+    return Lengths(np.full(requests, best), float(values[best]))
 
 
 def values_by_draft_length(
     gains: Floats, offers: Floats, query_costs_s: Floats, price: TargetPrice, rate: float, budget: int
 ) -> Floats:
-    """Worth of proposing K = 0..max tokens, before the draft's own cost: (K+1,).
+    """Worth of proposing K = 0..max tokens, before the draft's own cost, in each of S scenarios: (S, K+1).
 
-    gains: (N, K) products of hazards of the chosen drafter, 0 where a request may not speculate. offers: (N, K),
-    the probability that there is a proposal; a position costs and gains in that proportion, so the ranking is still
-    the product of hazards. The best verification lengths are assumed for every K.
+    gains: (S, N, K) products of hazards of the chosen drafters, 0 where a request may not speculate. offers: the
+    same shape, the probability that there is a proposal; a position costs and gains in that proportion, so the
+    ranking is still the product of hazards. The best verification lengths are assumed for every K. Along the
+    ranking the worth is concave between the price's bends, so its maximum is where the score falls to a token's
+    price, or at a bend: only those prefixes are looked at.
     """
-    scores = gains - rate * query_costs_s[:, None]
-    flat, weights = scores.ravel(), offers.ravel()
-    candidates = np.flatnonzero((gains.ravel() > 0) & (flat > rate * price.marginal_s()))
-    order = candidates[np.argsort(-flat[candidates])]
-    positions = np.arange(gains.shape[1])
-    allowed = (order % gains.shape[1]) <= positions[:, None]  # (K, M)
-    weights = np.where(allowed, weights[order], 0.0)
-    more = np.minimum(np.cumsum(weights, axis=1), max(0, budget))
-    taken = np.diff(more, axis=1, prepend=0.0)
-    worth = np.cumsum(taken * flat[order], axis=1) - rate * price.ragged_s(more)
-    nothing = -rate * float(price.uniform_s(np.zeros(1))[0])
-    best = worth.max(axis=1, initial=nothing)
-    if price.uniform is not None and len(gains):
-        best = np.maximum(best, _uniform_values(scores, gains, offers, price, rate, budget))
-    return np.concatenate([[nothing], best])
+    scores = gains - rate * query_costs_s[:, None] if query_costs_s.any() else gains
+    weights = np.where(gains > 0, offers, 0.0)
+    floors = rate * np.array(price.token_prices_s())
+    taken = weights * (scores > floors[:, None, None, None])  # (prices, S, N, K)
+    more = taken.sum(axis=2).cumsum(axis=2)  # (prices, S, K)
+    worth = (taken * scores).sum(axis=2).cumsum(axis=2) - rate * price.ragged_s(more)
+    most = float(more[0].max(initial=0.0))  # the lowest price takes most
+    ends = [end for bend in price.bends() for end in {np.floor(bend), np.ceil(bend)} if end < most]
+    if most > budget:
+        worth[more > budget] = -np.inf
+        ends = [end for end in ends if end < budget] + [max(0.0, float(budget))]
+    plain = -rate * price.plain_s()
+    values = np.empty((len(gains), gains.shape[2] + 1))
+    values[:, 0] = plain
+    values[:, 1:] = np.maximum(worth.max(axis=0), plain)
+    if ends:
+        values[:, 1:] = np.maximum(values[:, 1:], _filled(scores, weights, np.array(ends), floors[0], price, rate))
+    if price.uniform is not None:
+        values[:, 1:] = np.maximum(values[:, 1:], _uniform_values(scores, weights, price, rate, budget))
+    return values
 
 
-def _uniform_values(
-    scores: Floats, gains: Floats, offers: Floats, price: TargetPrice, rate: float, budget: int
-) -> Floats:
-    """Worth of all requests verifying the same k <= K: (K,); -inf where some request cannot."""
-    sizes = np.arange(1, gains.shape[1] + 1)
-    possible = ((gains > 0) & (offers >= 1.0)).all(axis=0) & (sizes * len(gains) <= max(0, budget))
-    worth = np.cumsum(scores.sum(axis=0)) - rate * price.uniform_s((sizes * len(gains)).astype(float))
-    return np.asarray(np.maximum.accumulate(np.where(possible, worth, -np.inf)))
+def _filled(scores: Floats, weights: Floats, ends: Floats, floor: float, price: TargetPrice, rate: float) -> Floats:
+    """Worth of the highest positions that fill up to one of `ends` further tokens: (S, K)."""
+    positions = scores.shape[2]
+    result = np.empty((len(scores), positions))
+    seconds = price.ragged_s(ends)
+    for scenario, (score, weight) in enumerate(zip(scores.reshape(len(scores), -1), weights, strict=True)):
+        flat = weight.ravel()
+        candidates = ((flat > 0) & (score > floor)).nonzero()[0]
+        order = candidates[(-score[candidates]).argsort()]
+        allowed = (order % positions) <= np.arange(positions)[:, None]  # (K, M)
+        weighed = allowed * flat[order]
+        before = weighed.cumsum(axis=1) - weighed
+        tokens = [(np.minimum(weighed, np.maximum(end - before, 0.0)) @ score[order]) for end in ends]
+        result[scenario] = (np.array(tokens) - rate * seconds[:, None]).max(axis=0)
+    return result
 
 
-def _token_seconds(tokens: Floats, cost: StepCost) -> Floats:
-    above = np.maximum(tokens - cost.knee_tokens, 0.0)
+def _uniform_values(scores: Floats, weights: Floats, price: TargetPrice, rate: float, budget: int) -> Floats:
+    """Worth of all requests verifying the same k <= K: (S, K); -inf where some request cannot."""
+    requests = scores.shape[1]
+    sizes = np.arange(1, scores.shape[2] + 1)
+    possible = (weights >= 1.0).all(axis=1) & (sizes * requests <= budget)  # (S, K)
+    worth = scores.sum(axis=1).cumsum(axis=1) - rate * price.uniform_s((sizes * requests).astype(float))
+    return np.asarray(np.maximum.accumulate(np.where(possible, worth, -np.inf), axis=1))
+
+
+def _token_seconds(tokens: Floats, cost: StepCost, fixed_s: float) -> Floats:
+    seconds = cost.per_batched_token_s * tokens + fixed_s
+    if cost.per_batched_token_above_knee_s > 0:
+        seconds += cost.per_batched_token_above_knee_s * np.maximum(tokens - cost.knee_tokens, 0.0)
+    return seconds
+
+
+def _seconds_of(tokens: float, cost: StepCost) -> float:
+    above = max(0.0, tokens - cost.knee_tokens)
     return cost.per_batched_token_s * tokens + cost.per_batched_token_above_knee_s * above

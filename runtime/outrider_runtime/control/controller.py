@@ -172,7 +172,7 @@ class Controller:
     def _update_gate(self, batch: Batch, step: Step, problem: DraftProblem, choice: DraftChoice) -> None:
         """Tell the gate whether the neural draft would be used here if its KV were whole for every request."""
         neural, requests = problem.neural, len(batch.requests)
-        if neural == NOBODY or not step.decoding:
+        if neural == NOBODY or step.requests == 0:
             return
         if any(view.output_tokens == 0 and view.prefill_tokens > 0 for view in batch.requests):
             self._gate.new_request()

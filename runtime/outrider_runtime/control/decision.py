@@ -57,26 +57,31 @@ class DraftChoice:
 
 def choose_draft(problem: DraftProblem) -> DraftChoice:
     """The best of: no speculation, the lookups alone, the lookups beside the neural drafter."""
-    lookups = problem.usable.copy()
-    if problem.neural != NOBODY:
-        lookups[problem.neural] = False
-    choice = _choose_among(problem, lookups)
-    if problem.neural != NOBODY and problem.usable[problem.neural].any():
-        with_neural = _choose_among(problem, problem.usable)
-        # Equal worth: without the neural draft, which then need not run.
-        choice = with_neural if with_neural.value > choice.value else choice
-    return choice
-
-
-def _choose_among(problem: DraftProblem, usable: Bools) -> DraftChoice:
+    scenarios = _scenarios(problem)
+    plain = -problem.rate * problem.price.plain_s()
+    nothing = DraftChoice(0, np.full(problem.usable.shape[1], NOBODY), plain, plain)
+    if not scenarios.any():
+        return nothing
     worth = _worth_by_position(problem)
-    drafters = _best_drafters(worth.sum(axis=2), usable)
+    drafters = _best_drafters(worth.sum(axis=2), scenarios)
     values = _values(problem, drafters)
-    best = int(values.argmax())  # the first, so the shortest, of equal ones
-    if best == 0:
-        return DraftChoice(0, np.full(len(drafters), NOBODY), float(values[0]), float(values[0]))
-    drafters = _best_drafters(worth[:, :, :best].sum(axis=2), usable)
-    return DraftChoice(best, drafters, float(values[best]), float(values[0]))
+    best = int(values.argmax())  # the first of equal ones: without the neural draft, and the shortest
+    scenario, draft_tokens = divmod(best, values.shape[1])
+    if draft_tokens == 0:
+        return nothing
+    chosen = _best_drafters(worth[:, :, :draft_tokens].sum(axis=2), scenarios[scenario : scenario + 1])[0]
+    return DraftChoice(draft_tokens, chosen, float(values[scenario, draft_tokens]), plain)
+
+
+def _scenarios(problem: DraftProblem) -> Bools:
+    """(S, D, N): who may be used when the neural drafter does not run, and when it does."""
+    if problem.neural == NOBODY or not problem.usable[problem.neural].any():
+        return problem.usable[None]
+    if len(problem.usable) == 1:
+        return problem.usable[None]
+    both = np.stack([problem.usable, problem.usable])
+    both[0, problem.neural] = False
+    return both
 
 
 def _worth_by_position(problem: DraftProblem) -> Floats:
@@ -89,24 +94,22 @@ def _worth_by_position(problem: DraftProblem) -> Floats:
     return np.asarray(np.maximum(problem.gains - spent, 0.0) * problem.offers)
 
 
-def _best_drafters(worth: Floats, usable: Bools) -> Ints:
-    """(N,): per request the drafter of the highest worth (the pool's order breaks ties), NOBODY where none pays."""
-    if len(worth) == 0:
-        return np.full(worth.shape[1], NOBODY)
-    worth = np.where(usable, worth, 0.0)
-    best = worth.argmax(axis=0)
-    return np.where(worth.max(axis=0) > 0, best, NOBODY)
+def _best_drafters(worth: Floats, scenarios: Bools) -> Ints:
+    """(S, N): per request the drafter of the highest worth (the pool's order breaks ties), NOBODY where none pays.
+
+    worth: (D, N). scenarios: (S, D, N).
+    """
+    allowed = worth * scenarios
+    best = allowed.argmax(axis=1)
+    return np.where(allowed.max(axis=1) > 0, best, NOBODY)
 
 
 def _values(problem: DraftProblem, drafters: Ints) -> Floats:
-    """(K+1,): worth of each draft length with these drafters, the drafts' own time included."""
-    requests = np.arange(len(drafters))
-    chosen = drafters != NOBODY
-    if not chosen.any():
-        return -problem.rate * problem.price.uniform_s(np.zeros(1))
-    gains = np.where(chosen[:, None], problem.gains[drafters, requests], 0.0)
+    """(S, K+1): worth of each draft length with these drafters (S, N), the drafts' own time included."""
+    requests = np.arange(drafters.shape[1])
+    gains = problem.gains[drafters, requests] * (drafters != NOBODY)[:, :, None]
     offers = problem.offers[drafters, requests]
     values = values_by_draft_length(gains, offers, problem.query_costs_s, problem.price, problem.rate, problem.budget)
-    used = np.unique(drafters[chosen])
-    values[1:] -= problem.rate * problem.draft_s[used, 1:].sum(axis=0)
+    used = (drafters[:, None] == np.arange(len(problem.gains))[:, None]).any(axis=2)  # (S, D)
+    values[:, 1:] -= problem.rate * (used @ problem.draft_s[:, 1:])
     return values

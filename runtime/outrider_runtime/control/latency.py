@@ -44,6 +44,8 @@ class OnlineLatency:
         self._target_scale = Multipliers(2, half_life=30, strength=2)
         self._draft_scale = {drafter.name: Multipliers(2, half_life=8, strength=1) for drafter in drafters}
         self._absurd_run = 0
+        self._cache: dict[ExecutionMode, StepCost] = {}
+        self._draft_cache: dict[str, DrafterCost] = {}
 
     @property
     def learning(self) -> bool:
@@ -58,8 +60,9 @@ class OnlineLatency:
 
         `uniform`: whether a step in which all requests verify equally many can run as such (no prefill in it).
         """
-        ragged, beyond = self._corrected(ExecutionMode.RAGGED), self._corrected(ExecutionMode.BEYOND_GRAPH)
+        ragged = self._corrected(ExecutionMode.RAGGED)
         even = self._corrected(ExecutionMode.UNIFORM) if uniform else None
+        beyond = self._corrected(ExecutionMode.BEYOND_GRAPH) if math.isfinite(self._largest_graph) else None
         return TargetPrice(
             n_batched=base.n_batched,
             uniform=even,
@@ -68,12 +71,18 @@ class OnlineLatency:
             largest_graph_tokens=self._largest_graph,
             fixed_uniform_s=_without_tokens(even or ragged, base),
             fixed_ragged_s=_without_tokens(ragged, base),
-            fixed_beyond_s=_without_tokens(beyond, base),
+            fixed_beyond_s=_without_tokens(beyond, base) if beyond is not None else 0.0,
         )
 
     def draft_s(self, name: str, first: Shape, draft_tokens: int) -> float:
         """T_draft(K); `first` is the shape of the first pass (prompt lookup: the requests that are asked)."""
-        return float(self._draft_parts(name, first, draft_tokens) @ self._draft_scale[name].values)
+        drafter = self._draft_cache.get(name)
+        if drafter is None:
+            constant, slope = self._draft_scale[name].values.tolist()
+            base = self._draft_base(name)
+            drafter = DrafterCost(_scaled(base.cost, constant, slope), base.autoregressive)
+            self._draft_cache[name] = drafter
+        return drafter.seconds(first, draft_tokens)
 
     def observe_target(self, shape: Shape, mode: ExecutionMode, seconds: float) -> bool:
         """False when the time is absurd and was dropped."""
@@ -86,6 +95,8 @@ class OnlineLatency:
         parts = np.array([cost.constant_s, cost.seconds(shape) - cost.constant_s])
         if parts.sum() > 0:
             self._target_scale.observe(parts, min(seconds, WINSOR_FACTOR * max(predicted, parts.sum() / 4)))
+        self._cache.clear()
+        self._draft_cache.clear()
         return True
 
     def observe_draft(self, name: str, first: Shape, draft_tokens: int, seconds: float) -> bool:
@@ -97,7 +108,8 @@ class OnlineLatency:
             return False
         parts = self._draft_parts(name, first, draft_tokens)
         if parts.sum() > 0:
-            self._draft_scale[name].observe(parts, seconds)
+            self._draft_scale[name].observe(parts, min(seconds, WINSOR_FACTOR * predicted))
+        self._draft_cache.clear()
         return True
 
     def _plausible(self, seconds: float, predicted: float) -> bool:
@@ -117,17 +129,23 @@ class OnlineLatency:
         return next(self._profile[one] for one in order if one in self._profile)
 
     def _corrected(self, mode: ExecutionMode) -> StepCost:
-        cost, (constant, slope) = self._base(mode), self._target_scale.values
-        return _scaled(cost, float(constant), float(slope))
+        cost = self._cache.get(mode)
+        if cost is None:
+            constant, slope = self._target_scale.values.tolist()
+            cost = self._cache[mode] = _scaled(self._base(mode), constant, slope)
+        return cost
 
     def _draft_parts(self, name: str, first: Shape, draft_tokens: int) -> NDArray[np.float64]:
         """(2,): the part that is there at each call, and the part that grows with the call's tokens."""
-        drafter = self._draft_profile.get(name) or self._guess(name)
+        drafter = self._draft_base(name)
         constant = DrafterCost(StepCost(constant_s=drafter.cost.constant_s), drafter.autoregressive)
         calls = constant.seconds(first, draft_tokens)
         return np.array([calls, drafter.seconds(first, draft_tokens) - calls])
 
-    def _guess(self, name: str) -> DrafterCost:
+    def _draft_base(self, name: str) -> DrafterCost:
+        """Uncorrected: as profiled, else a guess from the target's cost."""
+        if name in self._draft_profile:
+            return self._draft_profile[name]
         if not self._neural[name]:
             return DrafterCost(StepCost(constant_s=LOOKUP_S), autoregressive=False)
         target = self._base(ExecutionMode.RAGGED)

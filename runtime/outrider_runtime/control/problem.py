@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +19,36 @@ from outrider_runtime.control.latency import OnlineLatency
 from outrider_runtime.control.settings import DrafterSpec
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Columns(NamedTuple):
+    """Requests turned about: one tuple per field of RequestView, in its order. Built at once by zip, as a batch of 64
+    has to be ready in a few microseconds."""
+
+    id: tuple[str, ...] = ()
+    slo_class: tuple[str | None, ...] = ()
+    context_tokens: tuple[int, ...] = ()
+    prefill_tokens: tuple[int, ...] = ()
+    prefill_left: tuple[int, ...] = ()
+    output_tokens: tuple[int, ...] = ()
+    remaining_tokens: tuple[int, ...] = ()
+    elapsed_s: tuple[float, ...] = ()
+    proposed: tuple[int, ...] = ()
+    drafter: tuple[str | None, ...] = ()
+    draft_ready: tuple[bool, ...] = ()
+
+    @classmethod
+    def of(cls, requests: Iterable[RequestView]) -> Columns:
+        return cls(*zip(*requests, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """The step that is priced: its decoding requests, and the target's cost around them."""
 
-    decoding: tuple[RequestView, ...]
-    positions: tuple[int, ...]
+    decoding: Columns
+    positions: Iterable[int]
     """Of the decoding requests in `Batch.requests`."""
     price: TargetPrice
     query_costs_s: Floats
@@ -34,54 +58,70 @@ class Step:
     budget: int
     """Most proposals that fit into the step and into KV memory."""
 
+    @property
+    def requests(self) -> int:
+        return len(self.decoding.id)
+
 
 def this_step(batch: Batch, latency: OnlineLatency, goodput: Goodput) -> Step:
     """The step about to be scheduled, before any proposal is verified."""
-    prefill = sum(view.prefill_tokens for view in batch.requests)
-    decodes = [view.prefill_tokens == view.prefill_left == 0 < view.remaining_tokens for view in batch.requests]
-    return _step(batch, decodes, prefill, latency, goodput)
+    every = Columns.of(batch.requests)
+    filling = [now + later for now, later in zip(every.prefill_tokens, every.prefill_left, strict=True)]
+    return _step(batch, every, filling, sum(every.prefill_tokens), 0, latency, goodput)
 
 
 def next_step(batch: Batch, latency: OnlineLatency, goodput: Goodput) -> Step:
-    """The step after the one that `batch` runs: who still prefills then, prefills."""
-    prefill = sum(view.prefill_left for view in batch.requests)
-    decodes = [view.prefill_left == 0 and view.remaining_tokens > 1 for view in batch.requests]
-    return _step(batch, decodes, prefill, latency, goodput)
+    """The step after the one that `batch` runs: who still prefills then, prefills; who decodes gains a token now."""
+    every = Columns.of(batch.requests)
+    return _step(batch, every, every.prefill_left, sum(every.prefill_left), 1, latency, goodput)
 
 
-def _step(batch: Batch, decodes: list[bool], prefill: int, latency: OnlineLatency, goodput: Goodput) -> Step:
-    positions = tuple(position for position, it_does in enumerate(decodes) if it_does)
-    decoding = tuple(batch.requests[i] for i in positions)
-    requests = len(decoding)
-    prefill_tokens = min(prefill, max(0, batch.token_budget - requests))
-    contexts = np.array([view.context_tokens for view in decoding], dtype=float)
+def _step(
+    batch: Batch, every: Columns, filling: Iterable[int], prefill: int, produced: int,
+    latency: OnlineLatency, goodput: Goodput,
+) -> Step:  # fmt: skip
+    """`filling`: prompt tokens that keep each request from decoding; `prefill`: those in the step."""
+    decoding, positions = _decoding(batch, every, filling, produced)
+    requests = len(decoding.id)
+    prefill = min(prefill, max(0, batch.token_budget - requests))
+    context = sum(decoding.context_tokens)
     base = Shape(
-        n_context=float(sum(view.context_tokens for view in batch.requests)),
-        n_batched=float(requests + prefill_tokens),
-        n_requests=float(len(batch.requests)),
-        n_context_query=float(contexts.sum()) / 1000,
+        n_context=float(sum(every.context_tokens)),
+        n_batched=float(requests + prefill),
+        n_requests=float(len(every.id)),
+        n_context_query=context / 1000,
     )
-    price = latency.price(base, uniform=prefill_tokens == 0)
-    plain_s = float(price.uniform_s(np.zeros(1))[0])
+    price = latency.price(base, uniform=prefill == 0)
+    plain_s = price.plain_s()
+    per_query = price.ragged.per_context_query_s / 1000
     return Step(
         decoding=decoding,
         positions=positions,
         price=price,
-        query_costs_s=contexts * (price.ragged.per_context_query_s / 1000),
+        query_costs_s=np.array(decoding.context_tokens) * per_query if per_query > 0 else np.zeros(requests),
         rate=goodput.rate(requests / plain_s) if plain_s > 0 else 0.0,
-        budget=min(batch.token_budget, batch.free_kv_tokens) - requests - prefill_tokens,
+        budget=min(batch.token_budget, batch.free_kv_tokens) - requests - prefill,
     )
+
+
+def _decoding(batch: Batch, every: Columns, filling: Iterable[int], produced: int) -> tuple[Columns, Iterable[int]]:
+    """The requests that decode, and where they stand in the batch."""
+    left = every.remaining_tokens
+    if not any(filling) and min(left, default=0) > produced:  # nearly always
+        return every, range(len(left))
+    kept = [i for i, (fill, rest) in enumerate(zip(filling, left, strict=True)) if fill == 0 and rest > produced]
+    return Columns.of([batch.requests[i] for i in kept]), kept
 
 
 def verification_gains(step: Step, acceptance: Acceptance, limit: int) -> Floats:
     """(N, K): products of hazards of the real proposals that wait, 0 where there is none or no room for it."""
-    ids, classes = [view.id for view in step.decoding], [view.slo_class for view in step.decoding]
-    paths = acceptance.paths(ids, classes)  # (D, N, K)
-    drafters = np.array([acceptance.index.get(view.drafter or "", NOBODY) for view in step.decoding], dtype=int)
-    usable = [min(view.proposed, view.remaining_tokens - 1, limit) for view in step.decoding]
-    room = np.where(drafters == NOBODY, 0, usable)
-    reached = np.arange(paths.shape[2]) < room[:, None]
-    return np.where(reached, paths[drafters, np.arange(len(drafters))], 0.0)
+    columns = step.decoding
+    drafters = acceptance.numbers(columns.drafter)
+    proposed, left = np.array(columns.proposed, dtype=int), np.array(columns.remaining_tokens, dtype=int)
+    room = np.where(drafters == NOBODY, 0, np.minimum(np.minimum(proposed, left - 1), limit))
+    gains = acceptance.paths_of(drafters, columns.id, columns.slo_class)
+    gains *= np.arange(gains.shape[1]) < room[:, None]
+    return gains
 
 
 def draft_problem(
@@ -89,16 +129,22 @@ def draft_problem(
     drafters: tuple[DrafterSpec, ...], usable: NDArray[np.bool_], limit: int, *, assume_ready: bool = False,
 ) -> DraftProblem:  # fmt: skip
     """`usable`: (D,), drafters that may run at all. `assume_ready`: as if the draft's KV were whole everywhere."""
-    ids, classes = [view.id for view in step.decoding], [view.slo_class for view in step.decoding]
-    room = np.array([view.remaining_tokens - 2 for view in step.decoding], dtype=int)  # one token comes from this step
-    reached = np.arange(limit) < room[:, None]  # (N, K)
-    ready = np.array([view.draft_ready or assume_ready for view in step.decoding], dtype=bool)
-    neural = np.array([drafter.neural for drafter in drafters], dtype=bool)
+    columns = step.decoding
+    gains, offers = acceptance.paths(columns.id, columns.slo_class)
+    gains, offers = gains[:, :, :limit], offers[:, :, :limit]
+    room = min(columns.remaining_tokens, default=0) - 2  # one token comes from this step
+    if room < limit:
+        left = np.array(columns.remaining_tokens, dtype=int)
+        gains = gains * (np.arange(limit) < left[:, None] - 2)
+    neural = next((number for number, drafter in enumerate(drafters) if drafter.neural), NOBODY)
+    able = np.repeat(usable[:, None], step.requests, axis=1)  # (D, N)
+    if neural != NOBODY and not assume_ready:
+        able[neural] &= np.array(columns.draft_ready, dtype=bool)
     return DraftProblem(
-        gains=np.where(reached, acceptance.paths(ids, classes)[:, :, :limit], 0.0),
-        offers=acceptance.offers(ids)[:, :, :limit],
-        usable=usable[:, None] & (ready | ~neural[:, None]),
-        neural=int(neural.argmax()) if neural.any() else NOBODY,
+        gains=gains,
+        offers=offers,
+        usable=able,
+        neural=neural,
         draft_s=draft_seconds(batch, latency, drafters, limit),
         query_costs_s=step.query_costs_s,
         price=step.price,
@@ -110,17 +156,17 @@ def draft_problem(
 def draft_seconds(batch: Batch, latency: OnlineLatency, drafters: tuple[DrafterSpec, ...], limit: int) -> Floats:
     """(D, K+1): each drafter's seconds at the end of the step that `batch` runs. Passes after the first cost alike."""
     first = draft_shape(batch)
+    lengths = np.arange(limit)
     seconds = np.zeros((len(drafters), limit + 1))
     for number, drafter in enumerate(drafters):
-        once, twice = (latency.draft_s(drafter.name, first, tokens) for tokens in (1, 2))
-        seconds[number, 1:] = once + (twice - once) * np.arange(limit)
+        once = latency.draft_s(drafter.name, first, 1)
+        twice = latency.draft_s(drafter.name, first, 2)
+        seconds[number, 1:] = once + (twice - once) * lengths
     return seconds
 
 
 def draft_shape(batch: Batch) -> Shape:
     """Of the draft's first pass: every token of the target's step, prefill and proposals that fail included."""
-    n_context = n_batched = 0
-    for view in batch.requests:
-        n_context += view.context_tokens
-        n_batched += view.prefill_tokens or 1 + view.proposed
+    n_context = sum([view.context_tokens for view in batch.requests])
+    n_batched = sum([view.prefill_tokens or 1 + view.proposed for view in batch.requests])
     return Shape(float(n_context), float(n_batched), float(len(batch.requests)), n_context / 1000)
