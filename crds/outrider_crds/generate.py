@@ -1,4 +1,7 @@
-"""Writes crds/speculativeservices.outrider.dev.yaml from the models: `outrider-crds`, or `outrider-crds --check`."""
+"""Writes crds/speculativeservices.outrider.dev.yaml, and the chart's copy, from the models.
+
+`outrider-crds` writes, `outrider-crds --check` compares.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from outrider_crds.status import ConditionType, SpeculativeServiceStatus
 CRD_NAME = f"{PLURAL}.{API_GROUP}"
 REPOSITORY = Path(__file__).resolve().parents[2]
 CRD_FILE = REPOSITORY / "crds" / f"{CRD_NAME}.yaml"
+CHART_FILE = REPOSITORY / "charts" / "outrider" / "files" / f"{CRD_NAME}.yaml"  # a chart reads its own folder only
 _HEADER = "# Generated from crds/outrider_crds by `outrider-crds`: change the models there, not this file.\n"
 
 
@@ -26,7 +30,8 @@ def crd() -> JsonObject:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": CRD_NAME},
+        # Uninstalling the chart leaves the CRD, and with it the services and their pods.
+        "metadata": {"name": CRD_NAME, "annotations": {"helm.sh/resource-policy": "keep"}},
         "spec": {
             "group": API_GROUP,
             "scope": "Namespaced",
@@ -115,22 +120,23 @@ def crd_text() -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="outrider-crds", description="Write the CustomResourceDefinition.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail when the file is not up to date")
-    parser.add_argument("--output", type=Path, default=CRD_FILE, help="the file (default: %(default)s)")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when a file is not up to date")
+    parser.add_argument(
+        "--output", type=Path, nargs="+", default=[CRD_FILE, CHART_FILE], help="the files (default: the repository's)"
+    )
     options = parser.parse_args(arguments)
     if options.check:
         return _check(options.output)
-    options.output.write_text(crd_text())
+    for path in options.output:
+        path.write_text(crd_text())
     return 0
 
 
-def _check(path: Path) -> int:
-    if path.exists() and path.read_text() == crd_text():
-        return 0
-    print(
-        f"{path} differs from the models in outrider_crds: run `outrider-crds` and commit the result", file=sys.stderr
-    )
-    return 1
+def _check(paths: list[Path]) -> int:
+    stale = [path for path in paths if not path.exists() or path.read_text() != crd_text()]
+    for path in stale:
+        print(f"{path} differs from the models: run `outrider-crds` and commit the result", file=sys.stderr)
+    return 1 if stale else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,35 @@
+{{/* Name of every object of the release that needs no other. */}}
+{{- define "outrider.fullname" -}}
+{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
+{{- else if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{/* Name of cluster-scoped objects: two releases in two namespaces must not share them. */}}
+{{- define "outrider.clusterName" -}}
+{{ printf "%s:%s" .Release.Namespace (include "outrider.fullname" .) }}
+{{- end }}
+
+{{- define "outrider.selector" -}}
+app.kubernetes.io/name: outrider-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "outrider.labels" -}}
+{{ include "outrider.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "outrider.serviceAccount" -}}
+{{- if .Values.serviceAccount.create }}{{ .Values.serviceAccount.name | default (include "outrider.fullname" .) }}
+{{- else }}{{ required "serviceAccount.name: name one that exists, or set serviceAccount.create" .Values.serviceAccount.name }}{{ end }}
+{{- end }}
+
+{{/* Name of the profiling Jobs' priority class; empty for none. */}}
+{{- define "outrider.priorityClass" -}}
+{{- if .Values.profiling.priorityClass.create -}}
+{{ .Values.profiling.priorityClass.name | default (printf "%s-profiling" (include "outrider.fullname" .)) }}
+{{- else }}{{ .Values.profiling.priorityClass.name }}{{ end }}
+{{- end }}

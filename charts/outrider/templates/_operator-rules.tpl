@@ -1,0 +1,47 @@
+{{/* What the operator may do where the services are: as a ClusterRole, or as a Role in each watched namespace. */}}
+{{- define "outrider.operatorRules" -}}
+# Services: read. The operator never writes a spec, so it has no write verb here.
+- apiGroups: [outrider.dev]
+  resources: [speculativeservices]
+  verbs: [get, list, watch]
+# Status: replaced by its one writer.
+- apiGroups: [outrider.dev]
+  resources: [speculativeservices/status]
+  verbs: [update]
+# Children name their service as owner with blockOwnerDeletion, which some clusters allow only with this verb.
+- apiGroups: [outrider.dev]
+  resources: [speculativeservices/finalizers]
+  verbs: [update]
+# Children that live as long as the service. get, list, watch: compare with what should be; create, patch: server-side
+# apply. No delete: the garbage collector removes them with the service.
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [""]
+  resources: [services, serviceaccounts]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch]
+# Revisions and profiles. delete: a revision's ConfigMap goes when no ReplicaSet needs it any more.
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, list, watch, create, patch, delete]
+# Profiling. create; delete: after the result is stored, or to give way to a serving pod; patch: another service that
+# waits for the same measurement becomes an owner too.
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, list, watch, create, patch, delete]
+# ReplicaSets tell which revisions are still in use.
+- apiGroups: [apps]
+  resources: [replicasets]
+  verbs: [get, list, watch]
+# Pods: readiness, the termination messages of profiling Jobs; patch: the annotation with the node's product.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, patch]
+# Events on the services.
+- apiGroups: ["", events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+{{- end }}
