@@ -19,10 +19,10 @@ from outrider_crds.state import TPOT_BUCKETS_S, TTFT_BUCKETS_S, Histogram, Runti
 from outrider_runtime.server.admin import AdminPages, serve_admin
 from outrider_runtime.server.config import Serving
 from outrider_runtime.server.engine import Drain, EngineDiedError, EngineServer, parse_arguments
+from outrider_runtime.server.environment import server_environment
 from outrider_runtime.server.errors import StartupError
 from outrider_runtime.server.gate import App, RequestGate
 from outrider_runtime.server.health import Phase
-from outrider_runtime.server.limits import MAX_CHOICES
 from outrider_runtime.server.watch import EngineWatch
 from outrider_runtime.snapshot import blank_state, read_snapshot
 from outrider_runtime.vllm_plugin.launch import (
@@ -116,7 +116,7 @@ def _without_guilty_drafter(plan: LaunchPlan, error: Exception) -> LaunchPlan:
 
 def _prepare(plan: LaunchPlan, environ: MutableMapping[str, str]) -> None:
     prepare(plan, environ)
-    environ.setdefault("VLLM_MAX_N_SEQUENCES", str(MAX_CHOICES))
+    environ.update(server_environment(environ, Path(plan.paths.run_dir)))
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:

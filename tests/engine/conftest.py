@@ -1,0 +1,47 @@
+"""The server that the tests of this folder share: the example's manifest on this machine, without Kubernetes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.engine.server_process import EXAMPLE, TARGET, Server
+
+
+@dataclass(frozen=True)
+class Laptop:
+    """A server started with `-f`, its manifest, and the folder that it reads latency profiles from."""
+
+    server: Server
+    manifest: Path
+    profiles: Path
+
+    def edit(self, **speculation: object) -> None:
+        """Change `spec.speculation` in the manifest."""
+        document = yaml.safe_load(self.manifest.read_text())
+        document["spec"]["speculation"] |= speculation
+        self.manifest.write_text(yaml.safe_dump(document))
+
+
+@pytest.fixture(scope="session")
+def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
+    """One for the whole session: loading vLLM takes most of a minute."""
+    folder = tmp_path_factory.mktemp("server")
+    manifest, profiles = folder / "service.yaml", folder / "profiles"
+    document = yaml.safe_load(EXAMPLE.read_text())
+    document["spec"]["engine"]["extraArgs"].append("--enforce-eager")  # a minute less to start
+    manifest.write_text(yaml.safe_dump(document))
+    shutil.copytree(EXAMPLE.parent / "models", folder / "models")
+    profiles.mkdir()
+    arguments = ("-f", str(manifest), "--profiles", str(profiles))
+    server = Server(folder / "server.log", TARGET.name, *arguments)
+    try:
+        server.wait_until("readiness", server.is_ready)
+        yield Laptop(server, manifest, profiles)
+    finally:
+        server.stop()

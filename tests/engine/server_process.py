@@ -1,0 +1,132 @@
+"""Starts `outrider-runtime serve` as a process of its own, as a pod and as a laptop do, and talks to it over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+from outrider_crds.state import RuntimeState
+
+START_S = 240.0
+MODEL_ROOT = Path("~/.cache/outrider/models").expanduser()
+TARGET = MODEL_ROOT / "smollm2-135m-instruct"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "smollm2-cpu.yaml"
+
+
+class Server:
+    """One server process; `log` holds what it wrote."""
+
+    def __init__(self, log: Path, model: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        self.log = log
+        self.model = model
+        self.port, self.admin_port = _free_port(), _free_port()
+        command = [sys.executable, "-m", "outrider_runtime.server.main", "serve", *arguments]
+        ports = ["--port", str(self.port), "--admin-port", str(self.admin_port), "--host", "127.0.0.1"]
+        with log.open("w") as output:
+            self.process = subprocess.Popen(
+                [*command, *ports],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+            )
+        self.api = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
+        self.admin = httpx.Client(base_url=f"http://127.0.0.1:{self.admin_port}", timeout=10)
+
+    def wait_until(self, what: str, holds: Callable[[], bool], timeout_s: float = START_S) -> None:
+        """Fails with the end of the log when it does not come true, or the process ends first."""
+        deadline = time.monotonic() + timeout_s
+        while not holds():
+            assert self.process.poll() is None, f"the server ended while waiting for {what}:\n{self.last_lines()}"
+            assert time.monotonic() < deadline, f"{what} did not come true in {timeout_s:.0f} s:\n{self.last_lines()}"
+            time.sleep(0.1)
+
+    def last_lines(self, count: int = 40) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
+
+    def probe(self, path: str) -> int:
+        """Status of an admin page; 0 while nobody answers."""
+        try:
+            return self.admin.get(path).status_code
+        except httpx.TransportError:
+            return 0
+
+    def is_ready(self) -> bool:
+        return self.probe("/readyz") == 200
+
+    def is_listening(self) -> bool:
+        try:
+            return self.api.get("/v1/models", timeout=1).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def state(self) -> RuntimeState:
+        return RuntimeState.model_validate_json(self.admin.get("/outrider/state").text)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of the metric's samples with these labels. Raises KeyError when there is none."""
+        found = [
+            float(line.rsplit(" ", 1)[1])
+            for line in self.admin.get("/metrics").text.splitlines()
+            if re.match(rf"{name}[{{ ]", line) and all(f'{key}="{value}"' in line for key, value in labels.items())
+        ]
+        if not found:
+            raise KeyError(name)
+        return sum(found)
+
+    def chat(self, content: str = "Say hi.", headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+        body = {"model": self.model, "messages": [{"role": "user", "content": content}], "max_tokens": 8}
+        return self.api.post("/v1/chat/completions", json={**body, **fields}, headers=headers)
+
+    def post(self, path: str, content: bytes) -> httpx.Response:
+        return self.api.post(path, content=content, headers={"Content-Type": "application/json"})
+
+    def stop(self) -> None:
+        """End it and everything it started, whatever state it is in."""
+        self.api.close()
+        self.admin.close()
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+
+
+def boot_document(*, extra_arguments: list[str]) -> dict[str, Any]:
+    """A boot config of the target alone, as the operator would write it for a model on the hub."""
+    return {
+        "schemaVersion": 1,
+        "service": "alone",
+        "namespace": "demo",
+        "revision": "alone-1",
+        "target": {"name": str(TARGET), "source": {"hub": {}}},
+        "accelerator": {"products": ["cpu"]},
+        "engine": {"maxModelLen": 1024, "extraArgs": ["--max-num-seqs=4", "--enforce-eager", *extra_arguments]},
+        "maxDraftTokens": 3,
+    }
+
+
+def write_json(file: Path, document: object) -> Path:
+    """Replace `file` at once, as a ConfigMap volume does."""
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(document))
+    part.replace(file)
+    return file
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port

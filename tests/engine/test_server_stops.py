@@ -1,0 +1,94 @@
+"""How a server ends: drained by a signal, or with its engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.engine.conftest import Laptop
+from tests.engine.server_process import TARGET, Server, boot_document, write_json
+
+pytestmark = pytest.mark.model
+
+HOT = {
+    "schemaVersion": 1,
+    "mode": "ClosedLoop",
+    "draftPrefill": "Auto",
+    "maxDraftTokens": 3,
+    "sloClasses": [{"name": "chat", "tpot": "1s"}],
+    "defaultSLOClass": "chat",
+}
+
+
+@pytest.fixture(scope="module")
+def bare_pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A pod's server on mounted configs whose engine runs vLLM's own scheduler: the plugin is not active."""
+    folder = tmp_path_factory.mktemp("bare")
+    stock = ["--scheduler-cls=vllm.v1.core.sched.scheduler.Scheduler", "--no-async-scheduling"]
+    boot = write_json(folder / "boot.json", boot_document(extra_arguments=stock))
+    hot = write_json(folder / "hot.json", HOT)
+    arguments = ("--config", str(boot), "--hot-config", str(hot), "--profiles", str(folder), "--podinfo", str(folder))
+    server = Server(
+        folder / "server.log", str(TARGET), *arguments, "--drain-grace", "3s", environment={"TMPDIR": str(folder)}
+    )
+    try:
+        server.wait_until("the API", server.is_listening)
+        yield server
+    finally:
+        server.stop()
+
+
+def test_a_pod_whose_plugin_is_not_active_never_becomes_ready(bare_pod: Server) -> None:
+    """Design, section 5: readiness asserts that the plugin is active; the pod is alive, and the state says why."""
+    assert bare_pod.chat().status_code == 200
+    answer = bare_pod.admin.get("/readyz")
+    assert answer.status_code == 503
+    assert "plugin inside the engine has not reported" in answer.text
+    assert bare_pod.probe("/livez") == 200
+    state = bare_pod.state()
+    assert not state.ready
+    assert not state.plugin_active
+    assert state.service == "alone"
+    assert bare_pod.metric("outrider_plugin_active") == 0
+
+
+def test_a_signal_lets_running_requests_finish(bare_pod: Server) -> None:
+    """Graceful termination: unready first, new requests still served for a while, running ones to their end, exit 0."""
+    body = {"model": bare_pod.model, "prompt": "Once", "max_tokens": 500, "ignore_eos": True}
+    finished: list[httpx.Response] = []
+    with httpx.Client(base_url=str(bare_pod.api.base_url), timeout=60) as other:
+        request = threading.Thread(target=lambda: finished.append(other.post("/v1/completions", json=body)))
+        request.start()
+        bare_pod.wait_until("the request", lambda: bare_pod.metric("vllm:num_requests_running") == 1, 10)
+        bare_pod.process.send_signal(signal.SIGTERM)
+        bare_pod.wait_until("the drain", lambda: "draining" in bare_pod.admin.get("/readyz").text, 2)
+        assert bare_pod.probe("/livez") == 200
+        late = bare_pod.chat()
+        assert late.status_code == 200
+        assert late.headers["connection"] == "close"
+        request.join(60)
+    assert finished[0].status_code == 200
+    assert finished[0].json()["usage"]["completion_tokens"] == 500
+    assert bare_pod.process.wait(60) == 0
+
+
+def test_a_server_whose_engine_dies_ends_with_a_sentence(laptop: Laptop) -> None:
+    """The kubelet starts a new one; nothing hangs, nothing stays behind. (Last: it ends the shared server.)"""
+    server = laptop.server
+    family = psutil.Process(server.process.pid).children(recursive=True)
+    engine = next(child for child in family if "EngineCore" in " ".join(child.cmdline()))
+    run_dir = Path(engine.environ()["OUTRIDER_RUN_DIR"])
+    assert run_dir.is_dir()
+    os.kill(engine.pid, signal.SIGKILL)
+    assert server.process.wait(60) == 1
+    assert "outrider-runtime: the engine process has died" in server.last_lines(15)
+    assert not run_dir.exists()
+    psutil.wait_procs(family, timeout=30)
+    assert not [child for child in family if child.is_running()]

@@ -1,0 +1,39 @@
+"""A pod's user has no name and its root file system is read-only."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+from outrider_runtime.server import environment
+from outrider_runtime.server.environment import server_environment
+
+
+def test_a_home_that_cannot_be_written_is_replaced(tmp_path: Path) -> None:
+    """Libraries write caches beneath HOME while the engine loads."""
+    added = server_environment({"HOME": "/nonexistent"}, tmp_path)
+    assert added["HOME"] == str(tmp_path / "home")
+    assert Path(added["HOME"]).is_dir()
+    assert "HOME" in server_environment({}, tmp_path)
+
+
+def test_what_the_user_set_stays(tmp_path: Path) -> None:
+    """`engine.env` and the pod's own environment win over defaults."""
+    mine = {"HOME": str(tmp_path), "USER": "me", "VLLM_MAX_N_SEQUENCES": "2", "HF_HOME": "/somewhere"}
+    assert server_environment(mine, tmp_path) == {}
+
+
+def test_a_user_without_a_name_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch asks for the user's name to place its cache, and fails where there is none."""
+    free = next(uid for uid in range(60_000, 65_000) if uid not in {entry.pw_uid for entry in pwd.getpwall()})
+    monkeypatch.setattr(os, "getuid", lambda: free)
+    assert server_environment({}, tmp_path)["USER"] == "outrider"
+
+
+def test_downloads_go_to_the_model_cache_where_it_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """spec.modelCache is a volume at a fixed place."""
+    assert "HF_HOME" not in server_environment({}, tmp_path)
+    monkeypatch.setattr(environment, "MODEL_CACHE_DIR", str(tmp_path))
+    assert server_environment({}, tmp_path)["HF_HOME"] == str(tmp_path)
