@@ -186,6 +186,6 @@ class Controller:
                 self._queue.add(Key(namespace_of(service), name_of(service)))
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("The operator cannot go on", exc_info=error)
-        self.stopped.set()
+        if not task.cancelled():
+            logger.error("The operator cannot go on", exc_info=task.exception())
+            self.stopped.set()

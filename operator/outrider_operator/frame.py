@@ -19,6 +19,8 @@ from outrider_operator.model import Object
 
 # kopf gives up (and ends the process) after the last of these; an API server may be away for long.
 _API_RETRY_PAUSES_S = (1, 1, 2, 3, 5, 8, 13, *(15,) * 240)
+# A line for every event, probe and request.
+_CHATTY = ("kopf.objects", "kopf.activities", "aiohttp.access")
 
 
 class Operator(Protocol):
@@ -49,23 +51,25 @@ class Events:
     def post(self, service: Object, *, warning: bool, reason: str, message: str) -> None:
         if self._context is None:
             raise RuntimeError("no service was seen yet, so there is none to post an event on")
-        self._context.run(kopf.event, kopf.Body(service), type="Warning" if warning else "Normal", reason=reason, message=message)
+        self._context.run(
+            kopf.event, kopf.Body(service), type="Warning" if warning else "Normal", reason=reason, message=message
+        )
 
 
 def build_registry(operator: Operator, events: Events, client: ClientConfiguration) -> kopf.OperatorRegistry:
     """The handlers, in a registry of their own (kopf's default one is a global)."""
     registry = kopf.OperatorRegistry()
 
-    @kopf.on.startup(registry=registry)
+    @kopf.on.startup(registry=registry, id="start")
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
         configure(settings)
         await operator.start()
 
-    @kopf.on.cleanup(registry=registry)
+    @kopf.on.cleanup(registry=registry, id="stop")
     async def stop(**_: Any) -> None:
         await operator.stop()
 
-    @kopf.on.login(registry=registry)
+    @kopf.on.login(registry=registry, id="login")
     async def login(**_: Any) -> kopf.ConnectionInfo:
         return await connection_info(client)
 
@@ -73,7 +77,7 @@ def build_registry(operator: Operator, events: Events, client: ClientConfigurati
     def health(**_: Any) -> dict[str, Any]:
         return operator.health()
 
-    @kopf.on.event(SERVICE.group, SERVICE.version, SERVICE.plural, registry=registry)
+    @kopf.on.event(SERVICE.group, SERVICE.version, SERVICE.plural, registry=registry, id="service")
     async def service_event(event: kopf.RawEvent, **_: Any) -> None:
         events.use_current_context()
         handle = operator.service_gone if event["type"] == "DELETED" else operator.service_seen
@@ -112,5 +116,7 @@ def configure_logging(configuration: Configuration) -> None:
         verbose=configuration.log_level == "debug",
         log_format=kopf.LogFormat.JSON if configuration.log_format == "json" else kopf.LogFormat.FULL,
     )
-    level = logging.getLevelNamesMapping()[configuration.log_level.upper()]
-    logging.getLogger().setLevel(level)
+    logging.getLogger().setLevel(configuration.log_level.upper())
+    if configuration.log_level != "debug":
+        for chatty in _CHATTY:
+            logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -56,7 +56,9 @@ def settings_of(configuration: Configuration) -> Settings:
     return Settings(
         runtime_image=configuration.runtime_image,
         runtime_cpu_image=configuration.runtime_cpu_image,
+        image_pull_policy=configuration.image_pull_policy,
         allow_host_path=configuration.allow_host_path,
         prometheus_configured=bool(configuration.prometheus_url),
         profiling_priority_class=configuration.profiling_priority_class,
+        window_s=configuration.metrics_window_s,
     )

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
 from outrider_crds.spec import MetricsSource
 from outrider_crds.state import RuntimeState
 
+from outrider_operator.decide.figures import History, forget, record, windows
 from outrider_operator.metrics.pods import PodStates
 from outrider_operator.metrics.prometheus import PrometheusFigures
-from outrider_operator.metrics.windows import figure_windows
 from outrider_operator.model import FigureWindows, Object
 from outrider_operator.work_queue import Key
+
+RECORD_EVERY_S = 5.0
 
 
 class Measurements:
@@ -23,11 +26,14 @@ class Measurements:
         self._pods = pods
         self._prometheus = prometheus
         self._window_s = window_s
+        self._histories: dict[Key, History] = {}
+        self._ready: Mapping[Key, set[str]] = {}
 
     async def run(self) -> None:
         """Keep the measurements fresh until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._pods.run(), name="polls of the pods")
+            group.create_task(self._record(), name="histories")
             if self._prometheus is not None:
                 group.create_task(self._prometheus.run(), name="queries to Prometheus")
 
@@ -38,22 +44,33 @@ class Measurements:
         """Ask the service's pods more often, or no longer."""
         self._pods.set_urgent(key, expected)
 
+    def forget(self, key: Key) -> None:
+        """Drop what is remembered of a service that is gone."""
+        self._pods.set_urgent(key, False)
+        self._histories.pop(key, None)
+
     def figures(self, key: Key, service: Object) -> FigureWindows:
-        pods_ready = self._pods.pods_ready(key)
         source = ((service.get("spec") or {}).get("metrics") or {}).get("source")
         if source == MetricsSource.PROMETHEUS:
-            if self._prometheus is None:
-                return FigureWindows(error="the chart names no Prometheus (prometheus.url)")
-            return _with_ready(self._prometheus.figures(key), pods_ready)
-        return figure_windows(
-            self._pods.histories(key),
-            now=asyncio.get_running_loop().time(),
-            window_s=self._window_s,
-            pods_ready=pods_ready,
-            pods_answered=len(self._pods.states(key)),
-        )
+            return self._from_prometheus(key)
+        ready, answered = self._ready.get(key, set()), self._pods.states(key)
+        error = f"none of the {len(ready)} ready pods answers on its state endpoint" if ready and not answered else ""
+        return windows(self._histories.get(key, History()), time.time(), self._window_s, error)
 
+    def _from_prometheus(self, key: Key) -> FigureWindows:
+        if self._prometheus is None:
+            return FigureWindows(error="the chart names no Prometheus (prometheus.url)")
+        found = self._prometheus.figures(key)
+        current = found.current and replace(found.current, pods_ready=len(self._ready.get(key, set())))
+        return replace(found, current=current)
 
-def _with_ready(windows: FigureWindows, pods_ready: int) -> FigureWindows:
-    current = windows.current and replace(windows.current, pods_ready=pods_ready)
-    return replace(windows, current=current)
+    async def _record(self) -> None:
+        while True:
+            self._ready, existing, now = self._pods.ready(), self._pods.existing(), time.time()
+            for key in self._histories.keys() - existing.keys():
+                del self._histories[key]
+            for key, pods in existing.items():
+                history, ready = self._histories.get(key, History()), len(self._ready.get(key, set()))
+                history = record(history, self._pods.states(key), ready, now, self._window_s)
+                self._histories[key] = forget(history, pods)
+            await asyncio.sleep(RECORD_EVERY_S)

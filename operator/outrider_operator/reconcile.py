@@ -76,7 +76,7 @@ class Reconciler:
         self._refused.pop(key, None)
         self._applier.forget(key.namespace, key.name)
         self._status_writer.forget(key)
-        self._measurements.expect_news(key, False)
+        self._measurements.forget(key)
 
     def _rejections(self, key: Key, service: Object) -> tuple[Rejection, ...]:
         refused = self._refused.get(key)

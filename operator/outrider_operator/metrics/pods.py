@@ -1,12 +1,11 @@
-"""Polls the state endpoint of every ready serving pod; the answers are the operator's samples."""
+"""Polls the state endpoint of every ready serving pod."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import aiohttp
 from outrider_crds.runtime_config import ADMIN_PORT, STATE_PATH
@@ -16,7 +15,6 @@ from pydantic import ValidationError
 from outrider_operator import kinds, telemetry
 from outrider_operator.cache import Cache
 from outrider_operator.kinds import component, labels_of, name_of, namespace_of
-from outrider_operator.metrics.windows import Sample
 from outrider_operator.model import SERVICE_LABEL, SERVING, Object
 from outrider_operator.work_queue import Key
 
@@ -29,7 +27,6 @@ IDLE_EVERY_S = 15.0
 TIMEOUT_S = 2.0
 CONCURRENCY = 32
 LATELY_S = 3 * IDLE_EVERY_S
-HISTORY_S = 150.0
 MOST_BYTES = 1 << 20
 
 
@@ -40,20 +37,16 @@ class _Pod:
     key: Key
     name: str
     address: str
-    samples: deque[Sample] = field(default_factory=deque)
+    state: RuntimeState | None = None
+    answered_at: float = float("-inf")
     polled_at: float = float("-inf")
     polling: bool = False
-
-    @property
-    def busy(self) -> bool:
-        """Tokens flowed between the last two answers."""
-        if len(self.samples) < 2:
-            return False
-        return self.samples[-1].state.output_tokens != self.samples[-2].state.output_tokens
+    busy: bool = True
+    """Tokens flowed between the last two answers (or there were none yet)."""
 
 
 class PodStates:
-    """Samples of every ready serving pod in the cache.
+    """The newest state of every ready serving pod in the cache.
 
     A pod is asked every few seconds while it has traffic, seldom while it is idle, and often while its service
     waits for something that only the pod can tell (that a new configuration is in force).
@@ -65,21 +58,30 @@ class PodStates:
         self._pods: dict[str, _Pod] = {}  # by uid
         self._urgent: set[Key] = set()
 
-    def states(self, key: Key) -> Mapping[str, RuntimeState]:
+    def states(self, key: Key) -> dict[str, RuntimeState]:
         """Pod name -> newest state, of pods that answered lately."""
         now = asyncio.get_running_loop().time()
         return {
-            pod.name: pod.samples[-1].state
-            for pod in self._of(key)
-            if pod.samples and now - pod.samples[-1].at < LATELY_S
+            pod.name: pod.state
+            for pod in self._pods.values()
+            if pod.key == key and pod.state is not None and now - pod.answered_at < LATELY_S
         }
 
-    def histories(self, key: Key) -> list[tuple[Sample, ...]]:
-        """Each pod's samples, oldest first, of the last HISTORY_S; pods that went meanwhile included."""
-        return [tuple(pod.samples) for pod in self._pods.values() if pod.key == key]
+    def ready(self) -> dict[Key, set[str]]:
+        """Service -> names of its ready pods."""
+        ready: dict[Key, set[str]] = {}
+        for pod in self._pods.values():
+            ready.setdefault(pod.key, set()).add(pod.name)
+        return ready
 
-    def pods_ready(self, key: Key) -> int:
-        return len(self._of(key))
+    def existing(self) -> dict[Key, set[str]]:
+        """Service -> names of its serving pods, ready or not."""
+        existing: dict[Key, set[str]] = {}
+        for pod in self._cache.all(kinds.POD):
+            if component(pod) == SERVING:
+                key = Key(namespace_of(pod), labels_of(pod)[SERVICE_LABEL])
+                existing.setdefault(key, set()).add(name_of(pod))
+        return existing
 
     def set_urgent(self, key: Key, urgent: bool) -> None:
         (self._urgent.add if urgent else self._urgent.discard)(key)
@@ -91,36 +93,29 @@ class PodStates:
         async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as group:
             while True:
                 now = asyncio.get_running_loop().time()
-                self._follow_cache(now)
+                self._follow_cache()
                 for pod in self._pods.values():
-                    if pod.address and not pod.polling and now - pod.polled_at >= self._interval_s(pod):
+                    if not pod.polling and now - pod.polled_at >= self._interval_s(pod):
                         pod.polled_at, pod.polling = now, True
                         group.create_task(self._poll(session, limit, pod))
                 await asyncio.sleep(TICK_S)
 
-    def _of(self, key: Key) -> list[_Pod]:
-        return [pod for pod in self._pods.values() if pod.key == key and pod.address]
-
     def _interval_s(self, pod: _Pod) -> float:
         if pod.key in self._urgent:
             return URGENT_EVERY_S
-        return BUSY_EVERY_S if pod.busy or len(pod.samples) < 2 else IDLE_EVERY_S
+        return BUSY_EVERY_S if pod.busy else IDLE_EVERY_S
 
-    def _follow_cache(self, now: float) -> None:
-        """Poll the pods that are ready now; drop those whose last sample is too old to matter."""
+    def _follow_cache(self) -> None:
+        """Poll the pods that are ready now, and no others."""
         ready = {pod["metadata"]["uid"]: pod for pod in self._cache.all(kinds.POD) if _serves(pod)}
         for uid, document in ready.items():
+            address = document["status"]["podIP"]
             if uid not in self._pods:
                 key = Key(namespace_of(document), labels_of(document)[SERVICE_LABEL])
-                self._pods[uid] = _Pod(key, name_of(document), document["status"]["podIP"])
-            self._pods[uid].address = document["status"]["podIP"]
-        for uid, pod in list(self._pods.items()):
-            if uid not in ready:
-                pod.address = ""
-                while pod.samples and now - pod.samples[0].at > HISTORY_S:
-                    pod.samples.popleft()
-                if not pod.samples:
-                    del self._pods[uid]
+                self._pods[uid] = _Pod(key, name_of(document), address)
+            self._pods[uid].address = address
+        for uid in self._pods.keys() - ready.keys():
+            del self._pods[uid]
 
     async def _poll(self, session: aiohttp.ClientSession, limit: asyncio.Semaphore, pod: _Pod) -> None:
         try:
@@ -136,11 +131,9 @@ class PodStates:
             pod.polling = False
 
     def _note(self, pod: _Pod, state: RuntimeState) -> None:
-        now = asyncio.get_running_loop().time()
-        before = pod.samples[-1].state if pod.samples else None
-        pod.samples.append(Sample(now, state))
-        while now - pod.samples[0].at > HISTORY_S:
-            pod.samples.popleft()
+        before = pod.state
+        pod.state, pod.answered_at = state, asyncio.get_running_loop().time()
+        pod.busy = before is None or before.output_tokens != state.output_tokens
         if before is None or _news(before) != _news(state):
             self._changed(pod.key)
 
@@ -158,7 +151,6 @@ async def _read(session: aiohttp.ClientSession, address: str) -> RuntimeState:
 
 
 def _serves(pod: Object) -> bool:
-    """Ready (a draining pod still counts tokens, and stays until its address goes)."""
     if component(pod) != SERVING or not pod.get("status", {}).get("podIP"):
         return False
     conditions = pod["status"].get("conditions", [])

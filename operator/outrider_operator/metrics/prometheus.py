@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from outrider_crds.state import TPOT_BUCKETS_S
 
-from outrider_operator.model import DrafterFigures, Figures, FigureWindows, SLOClassFigures
+from outrider_operator.decide.figures import PROBE_WINDOWS, Counters, figures_of
+from outrider_operator.decide.figures import Key as Counter
+from outrider_operator.model import Figures, FigureWindows
 from outrider_operator.work_queue import Key
 
 logger = logging.getLogger(__name__)
@@ -23,30 +24,40 @@ logger = logging.getLogger(__name__)
 QUERY_EVERY_S = 15.0
 TIMEOUT_S = 10
 _SERVICE = ("outrider_namespace", "outrider_service")
+_BOUNDS_S = (*TPOT_BUCKETS_S, float("inf"))
 
 Labels = Mapping[str, str]
-Series = list[tuple[Labels, float]]
+Query = Callable[[str], Iterable[Mapping[str, Any]]]
 
 
-@dataclass(frozen=True)
-class _Metric:
-    name: str
-    labels: tuple[str, ...] = ()
+def _drafter(field: str) -> Callable[[Labels], Counter]:
+    return lambda labels: ("drafter", labels["drafter"], field)
 
 
-_METRICS = {
-    "output_tokens": _Metric("outrider_output_tokens_total"),
-    "request_steps": _Metric("outrider_draft_length_request_steps_total"),
-    "drafter_steps": _Metric("outrider_drafter_request_steps_total", ("drafter",)),
-    "tried": _Metric("outrider_drafter_tried_total", ("drafter",)),
-    "accepted": _Metric("outrider_drafter_accepted_total", ("drafter",)),
-    "finished": _Metric("outrider_slo_class_finished_total", ("slo_class",)),
-    "attained": _Metric("outrider_slo_class_attained_total", ("slo_class",)),
-    "tpot": _Metric("outrider_slo_class_tpot_seconds_bucket", ("slo_class", "le")),
-    "baseline_tokens": _Metric("outrider_speedup_baseline_tokens_total"),
-    "baseline_s": _Metric("outrider_speedup_baseline_seconds_total"),
-    "speculative_tokens": _Metric("outrider_speedup_speculative_tokens_total"),
-    "speculative_s": _Metric("outrider_speedup_speculative_seconds_total"),
+def _slo_class(field: str) -> Callable[[Labels], Counter]:
+    return lambda labels: ("class", labels["slo_class"], field)
+
+
+def _fixed(*counter: str) -> Callable[[Labels], Counter]:
+    return lambda _: counter
+
+
+# metric -> (its labels, the counter that a series of it is)
+_COUNTERS: dict[str, tuple[tuple[str, ...], Callable[[Labels], Counter]]] = {
+    "outrider_output_tokens_total": ((), _fixed("output_tokens")),
+    "outrider_draft_length_request_steps_total": ((), _fixed("request_steps")),
+    "outrider_drafter_request_steps_total": (("drafter",), _drafter("request_steps")),
+    "outrider_drafter_tried_total": (("drafter",), _drafter("tried")),
+    "outrider_drafter_accepted_total": (("drafter",), _drafter("accepted")),
+    "outrider_slo_class_finished_total": (("slo_class",), _slo_class("finished")),
+    "outrider_slo_class_attained_total": (("slo_class",), _slo_class("attained")),
+}
+_TPOT = "outrider_slo_class_tpot_seconds_bucket"
+_PROBES = {
+    "outrider_speedup_baseline_tokens_total": ((), _fixed("probe", "baseline_tokens")),
+    "outrider_speedup_baseline_seconds_total": ((), _fixed("probe", "baseline_s")),
+    "outrider_speedup_speculative_tokens_total": ((), _fixed("probe", "speculative_tokens")),
+    "outrider_speedup_speculative_seconds_total": ((), _fixed("probe", "speculative_s")),
 }
 
 
@@ -57,16 +68,14 @@ class PrometheusFigures:
         self._url = url
         self._window_s = window_s
         self._windows: dict[Key, FigureWindows] = {}
-        self._error = "Prometheus was not asked yet"
+        self._error = f"Prometheus at {url} was not asked yet"
 
     def figures(self, key: Key) -> FigureWindows:
         """Windows of the service; without an answer, the sentence that says why."""
         if self._error:
             return FigureWindows(error=self._error)
         windows = self._windows.get(key)
-        if windows is None or windows.current is None:
-            return FigureWindows(error=f"Prometheus at {self._url} has no outrider_* metrics of this service")
-        return windows
+        return windows or FigureWindows(error=f"Prometheus at {self._url} has no outrider_* metrics of this service")
 
     async def run(self) -> None:
         """Ask until cancelled."""
@@ -81,80 +90,58 @@ class PrometheusFigures:
 
     def _ask(self) -> dict[Key, FigureWindows]:
         """Runs in a thread: the library blocks."""
-        from prometheus_api_client import PrometheusConnect  # here: it takes 8 MB that most operators need not
+        from prometheus_api_client import PrometheusConnect  # here: most operators never need it
 
         with PrometheusConnect(url=self._url, timeout=TIMEOUT_S) as prometheus:
-            current, previous = (self._window(prometheus, offset_s) for offset_s in (0.0, self._window_s))
+            current = _window(prometheus.custom_query, self._window_s, "")
+            previous = _window(prometheus.custom_query, self._window_s, f" offset {self._window_s:.0f}s")
         return {key: FigureWindows(current=figures, previous=previous.get(key)) for key, figures in current.items()}
 
-    def _window(self, prometheus: Any, offset_s: float) -> dict[Key, Figures]:
-        """Figures of every service in the window that ended `offset_s` ago."""
-        offset = f" offset {offset_s:.0f}s" if offset_s else ""
-        answers: dict[str, dict[Key, Series]] = {}
-        for name, metric in _METRICS.items():
-            by = ", ".join((*_SERVICE, *metric.labels))
-            query = f"sum by ({by}) (increase({metric.name}[{self._window_s:.0f}s]{offset}))"
-            answers[name] = _by_service(prometheus.custom_query(query))
-        pods = _by_service(prometheus.custom_query(f"count by ({', '.join(_SERVICE)}) (outrider_ready{offset})"))
-        return {
-            key: _figures({name: answer.get(key, []) for name, answer in answers.items()}, self._window_s, series)
-            for key, series in pods.items()
-        }
+
+def _window(query: Query, window_s: float, offset: str) -> dict[Key, Figures]:
+    """Figures of every service in the window that ended `offset` ago."""
+    gained = _increases(query, _COUNTERS, f"[{window_s:.0f}s]{offset}")
+    probes = _increases(query, _PROBES, f"[{PROBE_WINDOWS * window_s:.0f}s]{offset}")
+    for key, counts in _tpot_counts(query, f"[{window_s:.0f}s]{offset}").items():
+        gained[key].update(counts)
+    answered = query(f"count by ({', '.join(_SERVICE)}) (outrider_ready{offset})")
+    return {
+        key: figures_of(gained[key], probes[key], window_s=window_s, pods_answered=int(count), pods_ready=int(count))
+        for key, _, count in _series(answered)
+    }
 
 
-def _by_service(vector: Iterable[Mapping[str, Any]]) -> dict[Key, Series]:
-    """The series of an instant vector, by the service they belong to; NaN (no increase known) left out."""
-    services: dict[Key, Series] = defaultdict(list)
+def _increases(
+    query: Query, metrics: Mapping[str, tuple[tuple[str, ...], Callable[[Labels], Counter]]], window: str
+) -> defaultdict[Key, dict[Counter, float]]:
+    """What each service's counters gained, summed over its pods."""
+    gained: defaultdict[Key, dict[Counter, float]] = defaultdict(dict)
+    for metric, (own_labels, counter) in metrics.items():
+        by = ", ".join((*_SERVICE, *own_labels))
+        for key, labels, value in _series(query(f"sum by ({by}) (increase({metric}{window}))")):
+            gained[key][counter(labels)] = value
+    return gained
+
+
+def _tpot_counts(query: Query, window: str) -> dict[Key, Counters]:
+    """Observations per bucket of TPOT_BUCKETS_S, from Prometheus' cumulative ones."""
+    cumulative: defaultdict[tuple[Key, str], dict[float, float]] = defaultdict(dict)
+    by = ", ".join((*_SERVICE, "slo_class", "le"))
+    for key, labels, value in _series(query(f"sum by ({by}) (increase({_TPOT}{window}))")):
+        cumulative[key, labels["slo_class"]][float(labels["le"])] = value
+    counts: defaultdict[Key, dict[Counter, float]] = defaultdict(dict)
+    for (key, name), at_most in cumulative.items():
+        below = 0.0
+        for index, bound in enumerate(_BOUNDS_S):
+            value = max(below, at_most.get(bound, below))
+            counts[key]["class", name, "tpot", str(index)] = value - below
+            below = value
+    return dict(counts)
+
+
+def _series(vector: Iterable[Mapping[str, Any]]) -> Iterable[tuple[Key, Labels, float]]:
+    """The series of an instant vector that belong to a service; NaN (no increase known) left out."""
     for series in vector:
         labels, value = series["metric"], float(series["value"][1])
         if all(label in labels for label in _SERVICE) and value == value:
-            services[Key(labels[_SERVICE[0]], labels[_SERVICE[1]])].append((labels, value))
-    return services
-
-
-def _figures(answers: Mapping[str, Series], window_s: float, pods: Series) -> Figures:
-    return Figures(
-        window_s=window_s,
-        pods_answered=int(_total(pods)),
-        output_tokens=_total(answers["output_tokens"]),
-        request_steps=_total(answers["request_steps"]),
-        drafters={
-            name: DrafterFigures(
-                tried=_of(answers["tried"], "drafter", name),
-                accepted=_of(answers["accepted"], "drafter", name),
-                request_steps=_of(answers["drafter_steps"], "drafter", name),
-            )
-            for name in _values(answers["tried"], "drafter")
-        },
-        slo_classes={
-            name: SLOClassFigures(
-                finished=_of(answers["finished"], "slo_class", name),
-                attained=_of(answers["attained"], "slo_class", name),
-                tpot_counts=_counts([(labels, v) for labels, v in answers["tpot"] if labels["slo_class"] == name]),
-            )
-            for name in _values(answers["finished"], "slo_class")
-        },
-        baseline_tokens=_total(answers["baseline_tokens"]),
-        baseline_s=_total(answers["baseline_s"]),
-        speculative_tokens=_total(answers["speculative_tokens"]),
-        speculative_s=_total(answers["speculative_s"]),
-    )
-
-
-def _total(series: Series) -> float:
-    return sum(value for _, value in series)
-
-
-def _of(series: Series, label: str, wanted: str) -> float:
-    return sum(value for labels, value in series if labels.get(label) == wanted)
-
-
-def _values(series: Series, label: str) -> list[str]:
-    return sorted({labels[label] for labels, _ in series})
-
-
-def _counts(buckets: Series) -> tuple[float, ...]:
-    """Observations per bucket of TPOT_BUCKETS_S from Prometheus' cumulative ones."""
-    at_most = {float(labels["le"]): value for labels, value in buckets}
-    cumulative = [at_most.get(bound, 0.0) for bound in (*TPOT_BUCKETS_S, float("inf"))]
-    return tuple(max(0.0, value - below) for below, value in zip((0.0, *cumulative), cumulative, strict=False))
+            yield Key(labels[_SERVICE[0]], labels[_SERVICE[1]]), labels, value

@@ -1,0 +1,148 @@
+"""A quick client for tests: one connection, plain dictionaries, no process of kubectl for every look."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+from kubernetes import config
+from outrider_operator.kinds import SERVICE, Kind
+
+T = TypeVar("T")
+_MERGE = "application/merge-patch+json"
+_APPLY = "application/apply-patch+yaml"
+
+
+class RefusedError(Exception):
+    """The API server's answer to a request that it did not carry out."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+class Client:
+    def __init__(self, kubeconfig: str) -> None:
+        self._client = config.new_client_from_config(kubeconfig)
+
+    def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
+        try:
+            return self._send("GET", kind.path(namespace, name))
+        except RefusedError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def list(self, kind: Kind, namespace: str | None = None, selector: str = "") -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = self._send("GET", kind.path(namespace), {"labelSelector": selector})["items"]
+        return items
+
+    def create(self, kind: Kind, document: dict[str, Any]) -> dict[str, Any]:
+        return self._send("POST", kind.path(document["metadata"].get("namespace")), body=_typed(kind, document))
+
+    def apply(self, kind: Kind, document: dict[str, Any], manager: str = "tester") -> dict[str, Any]:
+        metadata = document["metadata"]
+        path = kind.path(metadata.get("namespace"), metadata["name"])
+        query = {"fieldManager": manager, "force": "true"}
+        return self._send("PATCH", path, query, _typed(kind, document), _APPLY)
+
+    def patch(
+        self, kind: Kind, namespace: str, name: str, change: dict[str, Any], subresource: str | None = None
+    ) -> dict[str, Any]:
+        return self._send("PATCH", kind.path(namespace, name, subresource), body=change, content_type=_MERGE)
+
+    def delete(self, kind: Kind, namespace: str, name: str, policy: str = "Background") -> None:
+        self._send("DELETE", kind.path(namespace, name), {"propagationPolicy": policy})
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+    ) -> dict[str, Any]:
+        url = f"{self._client.configuration.host}{path}?{urlencode(query or {})}"
+        headers = {"Content-Type": content_type, "Accept": "application/json"}
+        answer = self._client.call_api(method, url, header_params=headers, body=body)
+        answer.read()
+        document: dict[str, Any] = json.loads(answer.data)
+        if answer.status >= 300:
+            raise RefusedError(answer.status, document["message"])
+        return document
+
+
+def _typed(kind: Kind, document: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": kind.api_version, "kind": kind.kind, **document}
+
+
+def wait_for(what: str, look: Callable[[], T], timeout_s: float = 60.0, every_s: float = 0.1) -> T:
+    """The first truthy answer of `look`; AssertionError with the last one when none comes in time."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s for {what}; last seen: {found!r}"
+        time.sleep(every_s)
+    return found
+
+
+def condition(service: dict[str, Any] | None, kind: str) -> dict[str, Any]:
+    """status.conditions[type=kind]; {} where there is none yet."""
+    conditions = ((service or {}).get("status") or {}).get("conditions") or []
+    return next((each for each in conditions if each["type"] == kind), {})
+
+
+class Service:
+    """One SpeculativeService under test."""
+
+    def __init__(self, client: Client, namespace: str, name: str) -> None:
+        self.client = client
+        self.namespace = namespace
+        self.name = name
+
+    def read(self) -> dict[str, Any]:
+        document = self.client.get(SERVICE, self.namespace, self.name)
+        assert document is not None, f"{self.name} is gone"
+        return document
+
+    def patch(self, spec: dict[str, Any]) -> dict[str, Any]:
+        return self.client.patch(SERVICE, self.namespace, self.name, {"spec": spec})
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        return condition(self.read(), kind)
+
+    def child(self, kind: Kind, name: str | None = None) -> dict[str, Any]:
+        document = self.client.get(kind, self.namespace, name or self.name)
+        assert document is not None, f"{kind.kind} {name or self.name} is gone"
+        return document
+
+    def children(self, kind: Kind, selector: str = "") -> list[dict[str, Any]]:
+        return self.client.list(
+            kind, self.namespace, ",".join(filter(None, [f"outrider.dev/service={self.name}", selector]))
+        )
+
+    def wait(self, kind: str, status: str, reason: str | None = None, timeout_s: float = 90.0) -> dict[str, Any]:
+        """Until the condition has the status (and reason); returns it."""
+
+        def look() -> dict[str, Any] | None:
+            found = self.condition(kind)
+            return found if found.get("status") == status and reason in (None, found["reason"]) else None
+
+        try:
+            found = wait_for(f"{self.name}: {kind}={status}/{reason}", look, timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{json.dumps(self.read().get('status'), indent=1)}") from None
+        assert found is not None
+        return found
+
+    def wait_updated(self, timeout_s: float = 90.0) -> dict[str, Any]:
+        """Until what CI waits for: the current generation runs everywhere."""
+        return wait_for(f"{self.name} to be up to date\n", self._updated, timeout_s)
+
+    def _updated(self) -> dict[str, Any] | None:
+        document = self.read()
+        found = condition(document, "Updated")
+        current = found.get("observedGeneration") == document["metadata"]["generation"]
+        return document if current and found["status"] == "True" else None

@@ -1,0 +1,100 @@
+"""The operator as a process of this machine: quick to start, to kill and to start again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+from tests.operator.client import wait_for
+from tests.operator.manifests import IMAGE
+
+NAMESPACE = "outrider-system"
+
+
+class OperatorProcess:
+    """`outrider-operator` with a kubeconfig."""
+
+    def __init__(self, kubeconfig: Path, log: Path, **variables: str) -> None:
+        self._log = log
+        self.health_port, self.metrics_port = _free_port(), _free_port()
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("OUTRIDER_")},
+            "KUBECONFIG": str(kubeconfig),
+            "OUTRIDER_NAMESPACE": NAMESPACE,
+            "OUTRIDER_POD_NAME": "operator",
+            "OUTRIDER_RUNTIME_IMAGE": IMAGE,
+            "OUTRIDER_RUNTIME_CPU_IMAGE": IMAGE,
+            "OUTRIDER_ALLOW_HOST_PATH": "true",
+            "OUTRIDER_LOG_FORMAT": "plain",
+            "OUTRIDER_HEALTH_PORT": str(self.health_port),
+            "OUTRIDER_METRICS_PORT": str(self.metrics_port),
+            **variables,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, **variables: str) -> None:
+        """Return once it is alive; it may still stand by."""
+        self._environment |= variables
+        command = [str(Path(sys.prefix) / "bin" / "outrider-operator")]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
+        wait_for(f"the operator to be alive; see {self._log}", self._alive, 30)
+
+    def stop(self) -> int:
+        """SIGTERM, as the kubelet sends it; returns the exit status."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL: no chance to tidy up."""
+        self._end(signal.SIGKILL)
+
+    def memory_mb(self) -> float:
+        """Resident memory."""
+        assert self._process is not None
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+    def metric(self, name: str) -> float:
+        """Sum of a metric's series."""
+        page = self._fetch(f"http://127.0.0.1:{self.metrics_port}/metrics")
+        lines = [line for line in page.splitlines() if line.split("{")[0].split(" ")[0] == name]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+    def log_text(self) -> str:
+        return self._log.read_text()
+
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def _end(self, number: int) -> int:
+        if self._process is None:
+            return 0
+        self._process.send_signal(number)
+        status = self._process.wait(timeout=30)
+        self._process = None
+        return status
+
+    def _alive(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, f"the operator ended: {self._log.read_text()[-3000:]}"
+        try:
+            return "leading" in self._fetch(f"http://127.0.0.1:{self.health_port}/healthz")
+        except OSError:
+            return False
+
+    def _fetch(self, url: str) -> str:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            body: bytes = answer.read()
+        return body.decode()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,261 @@
+"""Every row of the conditions' table, on real services with a real scheduler, kubelet and Deployment controller.
+
+All services are made at once, so that their waiting overlaps; each test then waits for its own row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from outrider_operator.kinds import DEPLOYMENT, JOB, POD
+
+from tests.cluster.cluster import Cluster
+from tests.operator.client import Client, Service, wait_for
+from tests.operator.conftest import Make
+from tests.operator.manifests import EAGLE, LOOKUP, on_gpu
+
+pytestmark = pytest.mark.cluster
+
+Expected = tuple[str, str, str, str]
+"""(condition, status, reason, words of its sentence)"""
+
+
+@dataclass(frozen=True)
+class Row:
+    standin: dict[str, object] = field(default_factory=dict)
+    spec: dict[str, Any] = field(default_factory=dict)
+    expected: tuple[Expected, ...] = ()
+
+
+TRAFFIC = {"tokens_per_s": 100}
+ROWS = {
+    "good": Row(
+        TRAFFIC,
+        expected=(
+            ("SpecValid", "True", "Accepted", ""),
+            ("ProfilesReady", "True", "Profiled", "measured on cpu"),
+            ("Available", "True", "EnoughReadyPods", "1 of 1"),
+            ("Updated", "True", "UpToDate", "current config"),
+            ("Progressing", "False", "Complete", ""),
+            ("Ready", "True", "EndpointReady", ""),
+            ("SpeculationActive", "True", "Pays", "speed-up 1.5x"),
+            ("GoodputHealthy", "True", "AsPredicted", "1.5 times"),
+            ("SLOAttained", "True", "Attained", "chat 99% of 90%"),
+        ),
+    ),
+    "loses": Row(
+        {**TRAFFIC, "speedup": 0.8, "attained_percent": 20, "reckless": 1},
+        expected=(
+            ("SpeculationActive", "False", "NotWorthIt", "0.8x"),
+            ("GoodputHealthy", "False", "BelowBaseline", "speculation.mode: Off"),
+            ("SLOAttained", "False", "Missed", "chat 20% of 90%"),
+            ("Ready", "True", "EndpointReady", ""),
+        ),
+    ),
+    "declines": Row(
+        {**TRAFFIC, "speedup": 0.8},
+        expected=(
+            ("SpeculationActive", "False", "NotWorthIt", "Plain decoding is faster"),
+            ("GoodputHealthy", "True", "AsPredicted", ""),
+        ),
+    ),
+    "idle": Row(
+        expected=(
+            ("SpeculationActive", "Unknown", "NoTraffic", "Fewer than"),
+            ("GoodputHealthy", "Unknown", "NoTraffic", ""),
+            ("SLOAttained", "Unknown", "NoTraffic", ""),
+        ),
+    ),
+    "off": Row(
+        TRAFFIC,
+        {"speculation": {"mode": "Off"}, "sloClasses": []},
+        (
+            ("SpeculationActive", "False", "Off", "mode is Off"),
+            ("SLOAttained", "Unknown", "NoSLOClasses", "sloClasses"),
+        ),
+    ),
+    "no-drafter": Row(
+        spec={"draftPool": []}, expected=(("SpeculationActive", "False", "NoDrafter", "draftPool is empty"),)
+    ),
+    "unloadable": Row(
+        {**TRAFFIC, "unloadable": "eagle"},
+        {"draftPool": [EAGLE]},
+        (
+            ("SpeculationActive", "False", "NoDrafter", "its weights do not fit the target"),
+            ("Ready", "True", "EndpointReady", ""),
+        ),
+    ),
+    "to-zero": Row(
+        spec={"replicas": 0},
+        expected=(
+            ("Available", "True", "ScaledToZero", ""),
+            ("Ready", "False", "ScaledToZero", "replicas is 0"),
+            ("Updated", "True", "UpToDate", ""),
+        ),
+    ),
+    "crashes": Row(
+        {"crash": 1},
+        expected=(
+            ("Ready", "False", "PodCrashing", "no such weights"),
+            ("Available", "False", "PodCrashing", ""),
+            ("Progressing", "False", "Stalled", ""),
+        ),
+    ),
+    "never-ready": Row(
+        {"start_s": -1},
+        {"rollout": {"progressDeadline": "20s", "drainTimeout": "1s"}},
+        (
+            ("Ready", "False", "NoReadyEndpoint", "No pod is ready"),
+            ("Progressing", "False", "Stalled", ""),
+        ),
+    ),
+    "no-image": Row(
+        spec={"podTemplate": {"image": "outrider.local/nowhere:1"}},
+        expected=(
+            ("Ready", "False", "ImagePullFailed", "outrider.local/nowhere:1"),
+            ("Progressing", "False", "Stalled", "outrider.local/nowhere:1"),
+        ),
+    ),
+    "no-node": Row(
+        spec=on_gpu(["NVIDIA-GB300"]),
+        expected=(
+            ("ProfilesReady", "False", "NoMatchingNode", "nvidia.com/gpu.product=NVIDIA-GB300"),
+            ("Progressing", "False", "NoCapacity", "has no node"),
+        ),
+    ),
+    "paused": Row(
+        spec={"paused": True},
+        expected=(("Progressing", "False", "Paused", "spec.paused"), ("ProfilesReady", "False", "Learning", "paused")),
+    ),
+    "skips": Row(
+        spec={"profiling": {"mode": "Skip"}},
+        expected=(("ProfilesReady", "False", "Learning", "mode is Skip"), ("Updated", "True", "UpToDate", "")),
+    ),
+    "noisy": Row({"spread_percent": 60}, expected=(("ProfilesReady", "False", "Noisy", "spread is 60%"),)),
+    "vocabulary": Row(
+        {"profile": "vocabulary"},
+        {"draftPool": [LOOKUP, EAGLE]},
+        (("ProfilesReady", "False", "VocabularyMismatch", "target's family"), ("Updated", "True", "UpToDate", "")),
+    ),
+    "job-dies": Row(
+        {"profile": "die"},
+        expected=(
+            ("ProfilesReady", "False", "Failed", "CUDA error: out of memory"),
+            ("Updated", "True", "UpToDate", ""),
+        ),
+    ),
+    "job-hangs": Row(
+        {"profile": "hang"},
+        {"profiling": {"timeout": "12s", "timeBudget": "5s"}},
+        (("ProfilesReady", "False", "Failed", "profiling.timeout"), ("Updated", "True", "UpToDate", "")),
+    ),
+    "job-raves": Row(
+        {"profile": "nonsense"},
+        expected=(("ProfilesReady", "False", "Failed", ""), ("Updated", "True", "UpToDate", "")),
+    ),
+    "infeasible": Row(
+        TRAFFIC,
+        {"sloClasses": [{"name": "chat", "tpot": "1ms"}]},
+        (("SLOAttained", "False", "Infeasible", "best that this hardware reaches"),),
+    ),
+    "no-prometheus": Row(
+        spec={"metrics": {"source": "Prometheus"}},
+        expected=(("SpecValid", "False", "PrometheusNotConfigured", "prometheus.url"),),
+    ),
+    "refused": Row(
+        spec={"podTemplate": {"topologySpreadConstraints": [{"maxSkew": 0, "topologyKey": "zone"}]}},
+        expected=(("SpecValid", "False", "ChildRejected", "maxSkew"),),
+    ),
+    "waits": Row(
+        {"profile": "die"},
+        {"profiling": {"mode": "Required"}},
+        (
+            ("Updated", "False", "WaitingForProfile", "profiling.mode"),
+            ("Progressing", "False", "WaitingForProfile", ""),
+            ("Ready", "False", "NoReadyEndpoint", ""),
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def services(make: Make) -> dict[str, Service]:
+    return {name: make(name, standin=row.standin, **row.spec) for name, row in ROWS.items()}
+
+
+@pytest.mark.parametrize(("name", "expected"), [(n, e) for n, row in ROWS.items() for e in row.expected])
+def test_condition_says_what_is_the_case(services: dict[str, Service], name: str, expected: Expected) -> None:
+    """A row of the table: status, reason, and a sentence that says what to do."""
+    kind, status, reason, words = expected
+    found = services[name].wait(kind, status, reason, timeout_s=120)
+    assert words in found["message"]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_condition_is_there_from_first_sight(services: dict[str, Service], name: str) -> None:
+    """No condition is ever absent, and each says which generation it speaks of."""
+    document = services[name].read()
+    conditions = document["status"]["conditions"]
+    assert len({each["type"] for each in conditions}) == len(conditions) == 9
+    assert {each["observedGeneration"] for each in conditions} == {document["metadata"]["generation"]}
+
+
+def test_printer_columns_show_the_figures(services: dict[str, Service], cluster: Cluster) -> None:
+    """`kubectl get specsvc` is the first thing that a user looks at."""
+    service = services["good"]
+    service.wait("SLOAttained", "True")
+    wait_for("goodput in the status", lambda: service.read()["status"]["summary"]["goodput"])
+    header, line = cluster.kubectl("get", "specsvc", "good", "-n", service.namespace).splitlines()
+    assert header.split() == [
+        "NAME", "TARGET", "ACCELERATOR", "READY", "REPLICAS", "GOODPUT", "SPEEDUP", "ACCEPTANCE", "SLO", "AGE",
+    ]  # fmt: skip
+    assert "1.5" in line
+    assert "True" in line
+
+
+def test_a_job_that_failed_is_not_run_again(services: dict[str, Service], client: Client) -> None:
+    """A failed key runs again only on a changed spec or the annotation."""
+    service = services["job-dies"]
+    service.wait("ProfilesReady", "False", "Failed")
+    own = [job for job in client.list(JOB, service.namespace) if _owned_by(job, service)]
+    assert own == []
+    writes = service.child(DEPLOYMENT)["metadata"]["generation"]
+    assert writes == 1
+
+
+def test_what_went_wrong_is_an_event_on_the_service(services: dict[str, Service], cluster: Cluster) -> None:
+    """`kubectl describe` shows reason and sentence, once each."""
+    service = services["no-image"]
+    service.wait("Ready", "False", "ImagePullFailed")
+
+    def told() -> list[dict[str, Any]]:
+        events = cluster.get("events", namespace=service.namespace)
+        return [e for e in events if e["involvedObject"]["name"] == "no-image" and e["reason"] == "ImagePullFailed"]
+
+    found = wait_for("the event", told, 20)
+    assert {event["source"]["component"] for event in found} == {"outrider"}
+    assert len({event["message"] for event in found}) == len(found)
+
+
+def test_the_unloadable_draft_is_named_in_the_status(services: dict[str, Service]) -> None:
+    """The pod serves on without it, and the status says which draft and why."""
+    service = services["unloadable"]
+
+    def look() -> Any:
+        return [d for d in service.read()["status"].get("drafts", []) if not d["loaded"] and d["reason"]]
+
+    assert "its weights do not fit the target" in wait_for("the draft's reason", look)[0]["reason"]
+
+
+def test_a_service_that_waits_for_its_profile_has_no_pod(services: dict[str, Service]) -> None:
+    """profiling.mode: Required makes no revision before the profile is there."""
+    service = services["waits"]
+    service.wait("ProfilesReady", "False", "Failed")
+    assert service.children(POD, "outrider.dev/component=serving") == []
+
+
+def _owned_by(job: dict[str, Any], service: Service) -> bool:
+    uid = service.read()["metadata"]["uid"]
+    return any(owner["uid"] == uid for owner in job["metadata"].get("ownerReferences", []))
