@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, MutableMapping
@@ -176,7 +177,10 @@ def _method(drafter: Drafter, plan: LaunchPlan) -> dict[str, object]:
 
 
 def _graph_arguments(plan: LaunchPlan, speculative: dict[str, object] | None) -> list[str]:
-    if plan.boot.accelerator.on_cpu or speculative is None:
+    if plan.boot.accelerator.on_cpu:
+        # The compiler writes C++ on a CPU; an image without build tools would die of that while it warms up.
+        return [] if shutil.which("g++") else ["--enforce-eager"]
+    if speculative is None:
         return []
     requests = _max_num_seqs(plan.boot.engine.extra_args)
     sizes = graph_sizes(plan.boot.max_draft_tokens, requests)
