@@ -16,6 +16,7 @@ from outrider_runtime.control.batch import RequestOutcome
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Names = tuple[str | None, ...]
 
 AGE_HALF_LIFE_S = 30.0
 """Evidence ages by time: by observation alone, k = 0 would keep its own verdict for ever."""
@@ -45,6 +46,7 @@ class Acceptance:
         self._classes = RatioTable(shape[0], CLASS_TRIALS, cap=EVIDENCE_CAP)
         self._requests = RatioTable(shape[0], REQUEST_TRIALS, cap=REQUEST_CAP)
         self._request_hits = RatioTable(shape[0], 3.0, cap=20.0)
+        self._cached: tuple[tuple[Names, Names], Floats, Floats] | None = None
         self._aged_at: float | None = None
         self.alarms = 0
         self._refresh()
@@ -76,6 +78,7 @@ class Acceptance:
         self._refresh()
 
     def forget(self, request_id: str) -> None:
+        self._cached = None
         self._requests.forget(request_id)
         self._request_hits.forget(request_id)
 
@@ -84,23 +87,25 @@ class Acceptance:
         get = self.index.get
         return np.array([get(name, -1) for name in drafters], dtype=int)  # type: ignore[arg-type]
 
-    def paths(self, requests: Sequence[str], classes: Sequence[str | None]) -> tuple[Floats, Floats]:
+    def paths(self, requests: Names, classes: Names) -> tuple[Floats, Floats]:
         """Two (D, N, K): probability that the target accepts positions 1..j, given that they are proposed; and that
         the drafter has a proposal at position j (prompt lookup may find none)."""
-        factors = self._factors(requests, classes)
+        factors, hits = self._factors(requests, classes)
         hazards = np.minimum(self.hazards[:, None, :] * factors.T[:, :, None], MAX_HAZARD)
-        hits = self._request_hits.ratios(requests)  # (N, D)
         offers = np.minimum(self.hit_rates[:, None, :] * hits.T[:, :, None], 1.0)
         return hazards.cumprod(axis=2), offers
 
-    def paths_of(self, drafters: Ints, requests: Sequence[str], classes: Sequence[str | None]) -> Floats:
+    def paths_of(self, drafters: Ints, requests: Names, classes: Names) -> Floats:
         """(N, K): the same for the one drafter that each request's proposals came from."""
-        factors = self._factors(requests, classes)[np.arange(len(drafters)), drafters]
+        factors = self._factors(requests, classes)[0][np.arange(len(drafters)), drafters]
         return np.asarray(np.minimum(self.hazards[drafters] * factors[:, None], MAX_HAZARD).cumprod(axis=1))
 
-    def _factors(self, requests: Sequence[str], classes: Sequence[str | None]) -> Floats:
-        """(N, D)"""
-        return np.asarray(self._requests.ratios(requests) * self._classes.ratios(classes))
+    def _factors(self, requests: Names, classes: Names) -> tuple[Floats, Floats]:
+        """Two (N, D): factors on hazards and on hit rates. Both decisions of a step ask for the same."""
+        if self._cached is None or self._cached[0] != (requests, classes):
+            factors = self._requests.ratios(requests) * self._classes.ratios(classes)
+            self._cached = ((requests, classes), factors, self._request_hits.ratios(requests))
+        return self._cached[1], self._cached[2]
 
     def upper_paths(self) -> Floats:
         """(D, K): optimistic paths (one posterior standard deviation), offers included, for exploration."""
@@ -156,6 +161,7 @@ class Acceptance:
 
     def _refresh(self) -> None:
         """Posterior means; each position shrinks to the one before it, the first to the prior."""
+        self._cached = None
         self.hazards = np.empty_like(self.tried)  # (D, K)
         before: Floats | float = PRIOR_HAZARD
         for position in range(self.tried.shape[1]):

@@ -7,6 +7,7 @@ ranking is enough: the best set of any size is a prefix of it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,7 +62,7 @@ class TargetPrice:
         costs = (self.ragged,) if self.beyond is None else (self.ragged, self.beyond)
         bends = {cost.knee_tokens - self.n_batched for cost in costs if cost.per_batched_token_above_knee_s > 0}
         if self.beyond is not None:
-            bends.add(np.floor(self.largest_graph_tokens) - self.n_batched)
+            bends.add(math.floor(self.largest_graph_tokens) - self.n_batched)
         return [bend for bend in bends if bend > 0]
 
     def _seconds(self, more: Floats, cost: StepCost, fixed_s: float) -> Floats:
@@ -138,36 +139,32 @@ def values_by_draft_length(
     more = taken.sum(axis=2).cumsum(axis=2)  # (prices, S, K)
     worth = (taken * scores).sum(axis=2).cumsum(axis=2) - rate * price.ragged_s(more)
     most = float(more[0].max(initial=0.0))  # the lowest price takes most
-    ends = [end for bend in price.bends() for end in {np.floor(bend), np.ceil(bend)} if end < most]
+    ends = [end for bend in price.bends() for end in {math.floor(bend), math.ceil(bend)} if end < most]
     if most > budget:
         worth[more > budget] = -np.inf
-        ends = [end for end in ends if end < budget] + [max(0.0, float(budget))]
+        ends = [end for end in ends if end < budget] + [max(0, budget)]
     plain = -rate * price.plain_s()
     values = np.empty((len(gains), gains.shape[2] + 1))
     values[:, 0] = plain
     values[:, 1:] = np.maximum(worth.max(axis=0), plain)
-    if ends:
-        values[:, 1:] = np.maximum(values[:, 1:], _filled(scores, weights, np.array(ends), floors[0], price, rate))
+    for scenario in np.flatnonzero(more[0].max(axis=1) > min(ends, default=np.inf)):
+        filled = _filled(scores[scenario], weights[scenario], np.array(ends, dtype=float), floors[0], price, rate)
+        np.maximum(values[scenario, 1:], filled, out=values[scenario, 1:])
     if price.uniform is not None:
         values[:, 1:] = np.maximum(values[:, 1:], _uniform_values(scores, weights, price, rate, budget))
     return values
 
 
 def _filled(scores: Floats, weights: Floats, ends: Floats, floor: float, price: TargetPrice, rate: float) -> Floats:
-    """Worth of the highest positions that fill up to one of `ends` further tokens: (S, K)."""
-    positions = scores.shape[2]
-    result = np.empty((len(scores), positions))
-    seconds = price.ragged_s(ends)
-    for scenario, (score, weight) in enumerate(zip(scores.reshape(len(scores), -1), weights, strict=True)):
-        flat = weight.ravel()
-        candidates = ((flat > 0) & (score > floor)).nonzero()[0]
-        order = candidates[(-score[candidates]).argsort()]
-        allowed = (order % positions) <= np.arange(positions)[:, None]  # (K, M)
-        weighed = allowed * flat[order]
-        before = weighed.cumsum(axis=1) - weighed
-        tokens = [(np.minimum(weighed, np.maximum(end - before, 0.0)) @ score[order]) for end in ends]
-        result[scenario] = (np.array(tokens) - rate * seconds[:, None]).max(axis=0)
-    return result
+    """Worth of the highest positions (of (N, K)) that fill up to one of `ends` further tokens: (K,)."""
+    positions = scores.shape[1]
+    score, weight = scores.ravel(), weights.ravel()
+    candidates = ((weight > 0) & (score > floor)).nonzero()[0]
+    order = candidates[(-score[candidates]).argsort()]
+    weighed = weight[order] * ((order % positions) <= np.arange(positions)[:, None])  # (K, M)
+    before = weighed.cumsum(axis=1) - weighed
+    tokens = [np.minimum(weighed, np.maximum(end - before, 0.0)) @ score[order] for end in ends]
+    return np.asarray((np.array(tokens) - rate * price.ragged_s(ends)[:, None]).max(axis=0))
 
 
 def _uniform_values(scores: Floats, weights: Floats, price: TargetPrice, rate: float, budget: int) -> Floats:

@@ -68,6 +68,7 @@ class Controller:
         self._explorer = Explorer()
         self._tally = Tally(self._names, settings.max_draft_tokens)
         self._suspended: dict[str, str] = {}
+        self._usable = self._who_is_usable()
         self._pin: tuple[int, str | None] | None = None
         self._purpose = Purpose.FIXED
         self._decisions = 0
@@ -109,7 +110,7 @@ class Controller:
         """The plan where nothing is to be chosen: a pin, Static, Off, or no drafter that can run."""
         if self._pin is not None:
             return self._plan_for_one(batch, *self._pin, Purpose.FIXED)
-        usable = self._usable()
+        usable = self._usable
         if self._silent or not usable.any():
             return self._plan_for_one(batch, 0, None, Purpose.FIXED)
         if self._hot.mode is Mode.STATIC:
@@ -186,7 +187,7 @@ class Controller:
     def _problem(self, batch: Batch, step: Step, *, assume_ready: bool) -> DraftProblem:
         drafters = self.settings.drafters
         return draft_problem(
-            step, batch, self._acceptance, self._latency, drafters, self._usable(), self._limit,
+            step, batch, self._acceptance, self._latency, drafters, self._usable, self._limit,
             assume_ready=assume_ready,
         )  # fmt: skip
 
@@ -199,6 +200,7 @@ class Controller:
         drafter = int(bounds.argmax())
         idle = choice.draft_tokens == 0 or self._truth.off
         if not np.isfinite(bounds[drafter]) or not (idle or bounds[drafter] > choice.gain):
+            self._explorer.postpone()
             return None
         self._explorer.start(drafter, len(choice.drafters), self._limit)
         return self._explorer.step()
@@ -252,6 +254,7 @@ class Controller:
     def configure(self, hot: HotSettings) -> None:
         """Put new settings in force from the next decision on; what was learned stays."""
         self._hot = hot
+        self._usable = self._who_is_usable()
 
     def replace_latency(self, latency: LatencyModel | None) -> None:
         """A profile was loaded or changed; online corrections start anew."""
@@ -265,10 +268,12 @@ class Controller:
         """Use this drafter no more (it failed to load, raised, proposed nonsense); `resume` lifts it."""
         self._known(drafter)
         self._suspended[drafter] = reason
+        self._usable = self._who_is_usable()
 
     def resume(self, drafter: str) -> None:
         """Lift a suspension; evidence from before it has aged meanwhile."""
         self._suspended.pop(drafter, None)
+        self._usable = self._who_is_usable()
 
     def pin(self, draft_tokens: int | None, drafter: str | None = None) -> None:
         """Hold K and the drafter (profiler, benchmarks); None for `draft_tokens` releases the pin.
@@ -321,7 +326,7 @@ class Controller:
         tally = self._tally
         if self._silent:
             return Reason.OFF
-        if not self._usable().any():
+        if not self._usable.any():
             return Reason.NO_DRAFTER
         if tally.steps == 0 or (now is not None and now - tally.last_step_at > IDLE_S):
             return Reason.NO_TRAFFIC
@@ -342,7 +347,7 @@ class Controller:
             limit = min(limit, self._longest + 1)
         return limit
 
-    def _usable(self) -> NDArray[np.bool_]:
+    def _who_is_usable(self) -> NDArray[np.bool_]:
         """(D,): drafters that may run at all."""
         never = self._hot.draft_prefill is DraftPrefill.NEVER
         return np.array(

@@ -79,7 +79,7 @@ def _scenarios(problem: DraftProblem) -> Bools:
         return problem.usable[None]
     if len(problem.usable) == 1:
         return problem.usable[None]
-    both = np.stack([problem.usable, problem.usable])
+    both = np.repeat(problem.usable[None], 2, axis=0)
     both[0, problem.neural] = False
     return both
 

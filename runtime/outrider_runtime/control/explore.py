@@ -11,6 +11,7 @@ from outrider_runtime.control.batch import Purpose, StepOutcome
 from outrider_runtime.control.decision import DraftProblem
 
 INTERVAL_STEPS = 150
+POSTPONE_STEPS = 16
 LOSS_SHARE = 0.01
 """Of busy time that blocks may cost over plain decoding."""
 FIRST_CREDIT_S = 0.25
@@ -44,6 +45,10 @@ class Explorer:
         self._left = BLOCK_STEPS_FEW if requests < FEW_REQUESTS else BLOCK_STEPS
         self._block = Block(drafter, min(BLOCK_TOKENS, max_draft_tokens))
         self._since = 0
+
+    def postpone(self) -> None:
+        """Nothing is worth exploring now; look again soon."""
+        self._since = INTERVAL_STEPS - POSTPONE_STEPS
 
     def step(self) -> Block | None:
         """One closed-loop decision; the block that runs, or None."""

@@ -26,7 +26,7 @@ class Columns(NamedTuple):
     """Requests turned about: one tuple per field of RequestView, in its order. Built at once by zip, as a batch of 64
     has to be ready in a few microseconds."""
 
-    id: tuple[str, ...] = ()
+    id: tuple[str | None, ...] = ()
     slo_class: tuple[str | None, ...] = ()
     context_tokens: tuple[int, ...] = ()
     prefill_tokens: tuple[int, ...] = ()
