@@ -75,6 +75,14 @@ def _json(status: HTTPStatus, document: Any) -> Page:
     return Page(status, "application/json", json.dumps(document).encode())
 
 
+class _AdminServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that hangs up is no event; the base class prints a traceback."""
+        logger.debug("admin request from %s ended early", client_address, exc_info=True)
+
+
 def serve_admin(listener: socket.socket, pages: AdminPages) -> ThreadingHTTPServer:
     """Answer the admin port from a daemon thread, on a socket that already listens."""
 
@@ -99,9 +107,8 @@ def serve_admin(listener: socket.socket, pages: AdminPages) -> ThreadingHTTPServ
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class's name)
             """Probes come every few seconds; they are not worth a line each."""
 
-    server = ThreadingHTTPServer(listener.getsockname()[:2], Handler, bind_and_activate=False)
+    server = _AdminServer(listener.getsockname()[:2], Handler, bind_and_activate=False)
     server.socket.close()  # the one that the base class made; ours is bound already
     server.socket = listener
-    server.daemon_threads = True
     threading.Thread(target=server.serve_forever, name="outrider-admin", daemon=True).start()
     return server
