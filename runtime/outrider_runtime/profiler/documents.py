@@ -1,0 +1,137 @@
+"""From a series of measurements to the profile documents that the Job reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Mapping
+
+from outrider_crds import profile as api
+from outrider_crds.profile import DrafterProfile, ProfileKeys, ProfilingResult, TargetProfile
+from outrider_crds.spec import Drafter
+
+from outrider_runtime.control.batch import ExecutionMode
+from outrider_runtime.control.costs import Shape, StepCost
+from outrider_runtime.identity import engine_version
+from outrider_runtime.profiler import failures
+from outrider_runtime.profiler.failures import ProfilingError
+from outrider_runtime.profiler.fitting import LEAST_TO_FIT, FittedCost, fit_cost, fit_modes
+from outrider_runtime.profiler.samples import Measurement, drafter_measurements, median_spread, target_measurements
+from outrider_runtime.profiler.session import Series
+
+NOISY_SPREAD = 0.25
+"""Above this run-to-run spread the coefficients would say more about the neighbours than about the model."""
+DIGITS = 4
+
+
+def fit_target(series: Series) -> dict[ExecutionMode, FittedCost]:
+    """Raises ProfilingError when too little was measured, or the machine was too noisy to believe it."""
+    measurements = target_measurements(series.visits)
+    fitted = fit_modes(measurements, series.held_out)
+    if not fitted:
+        raise _too_little(len(measurements))
+    _check_quiet(measurements)
+    return fitted
+
+
+def fit_drafter(series: Series, drafter: Drafter) -> FittedCost:
+    """Raises ProfilingError as `fit_target` does, and when the drafter did not run."""
+    measurements = drafter_measurements(series.visits, drafter.name)
+    if series.suspended:
+        raise ProfilingError(failures.DRAFTER_FAILED, series.suspended)
+    if len(measurements) < LEAST_TO_FIT:
+        raise _too_little(len(measurements))
+    if drafter.neural is not None:
+        _check_quiet(measurements)
+        return fit_cost(measurements, series.held_out, passes=True)
+    # A lookup takes well under a millisecond: its spread is that of the clock and of nobody's concern.
+    return fit_cost([_lookup(m) for m in measurements], series.held_out)
+
+
+def target_profile(
+    fitted: Mapping[ExecutionMode, FittedCost],
+    series: Series,
+    *,
+    keys: ProfileKeys,
+    model: str,
+    device: str,
+    commit: str,
+    now: str,
+) -> TargetProfile:
+    return TargetProfile(
+        key=keys.target,
+        model=model,
+        product=keys.product,
+        device=device,
+        engine_version=engine_version(),
+        commit=commit,
+        costs={api.ExecutionMode(mode.value): step_cost(one.cost) for mode, one in fitted.items()},
+        error_percent=held_out_percent(fitted.values()),
+        spread_percent=_percent(median_spread(target_measurements(series.visits))),
+        measured_at=now,
+    )
+
+
+def drafter_profile(fitted: FittedCost, drafter: Drafter, *, key: str, commit: str, now: str) -> DrafterProfile:
+    return DrafterProfile(
+        key=key,
+        name=drafter.name,
+        cost=step_cost(fitted.cost),
+        autoregressive=drafter.neural is not None,
+        error_percent=held_out_percent([fitted]),
+        commit=commit,
+        measured_at=now,
+    )
+
+
+def held_out_percent(fitted: Iterable[FittedCost]) -> float:
+    """Median relative error over all held-out shapes, in percent; over all shapes where none was held out."""
+    fitted = list(fitted)
+    errors = [error for one in fitted for error in one.errors]
+    return _percent(statistics.median(errors or [judged.error for one in fitted for judged in one.judged]))
+
+
+def step_cost(cost: StepCost) -> api.StepCost:
+    """As many digits as the measurement carries: the result has to fit into a termination message."""
+    return api.StepCost(**{name: float(f"{value:.{DIGITS}g}") for name, value in dataclasses.asdict(cost).items()})
+
+
+def termination_message(result: ProfilingResult) -> str:
+    """The result in at most 4096 bytes: where failures crowd it, their sentences are cut, never a measurement."""
+    limit = failures.MESSAGE_LIMIT
+    while True:
+        text = _json(result)
+        if len(text.encode()) <= api.TERMINATION_MESSAGE_LIMIT or limit < 20:
+            return text
+        limit //= 2
+        shorter = [f.model_copy(update={"message": f.message[:limit]}) for f in result.failures]
+        result = result.model_copy(update={"failures": shorter})
+
+
+def _json(result: ProfilingResult) -> str:
+    return result.model_dump_json(by_alias=True, exclude_none=True, exclude_defaults=True)
+
+
+def _lookup(measurement: Measurement) -> Measurement:
+    """Prompt lookup scans the requests' tokens; what the target's pass held does not matter to it."""
+    shape = measurement.shape
+    return dataclasses.replace(measurement, shape=Shape(shape.n_context, 0.0, shape.n_requests))
+
+
+def _check_quiet(measurements: list[Measurement]) -> None:
+    spread = median_spread(measurements)
+    if spread > NOISY_SPREAD:
+        raise ProfilingError(
+            failures.NOISY,
+            f"the same shape took {spread:.0%} longer from one run to the next; leave the machine to the profiling Job "
+            "or raise profiling.timeBudget, then annotate the service with outrider.dev/reprofile",
+        )
+
+
+def _too_little(count: int) -> ProfilingError:
+    text = f"{count} shapes were measured and {LEAST_TO_FIT} are the least; raise profiling.timeBudget"
+    return ProfilingError(failures.TIME_BUDGET_TOO_SMALL, text)
+
+
+def _percent(share: float) -> float:
+    return round(100 * share, 2)

@@ -1,0 +1,152 @@
+"""Drives vLLM's engine from shape to shape: fills the batch, writes the proposals, collects the outcomes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from outrider_runtime.control.batch import StepOutcome
+from outrider_runtime.control.costs import Shape
+from outrider_runtime.profiler.grid import HEADROOM_TOKENS, GridPoint, Limits, Pace
+from outrider_runtime.profiler.protocol import Ask
+from outrider_runtime.profiler.samples import Sample, Visit
+from outrider_runtime.vllm_plugin.loop import ControlLoop
+
+SEED = 7
+LONGEST_SET_UP = 10_000
+"""Steps; a batch that is not decoding by then never will be (no KV memory left, say)."""
+_PACE_BATCH = 8
+_PACE_CONTEXT = 64
+
+
+class Driver:
+    """One engine, in this process, synchronous."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._core = engine.engine_core.engine_core
+        self._scheduler = self._core.scheduler
+        self._loop: ControlLoop = self._scheduler.outrider
+        self._outcomes: list[StepOutcome] = []
+        self._loop.listeners.append(self._outcomes.append)
+        self._rng = np.random.default_rng(SEED)
+        self._vocabulary = int(self._core.vllm_config.model_config.get_vocab_size())
+        self._batch: list[str] = []
+        self._group: tuple[int, str | None] = 0, None
+        """Context and drafter of the batch."""
+        self._serial = 0
+
+    def limits(self) -> Limits:
+        config = self._core.vllm_config
+        speculative = config.speculative_config
+        return Limits(
+            max_requests=self._scheduler.max_num_running_reqs,
+            max_model_len=config.model_config.max_model_len,
+            max_draft_tokens=speculative.num_speculative_tokens if speculative else 0,
+            step_tokens=self._scheduler.max_num_scheduled_tokens,
+            kv_tokens=config.cache_config.num_gpu_blocks * config.cache_config.block_size,
+        )
+
+    def pace(self) -> Pace:
+        """Rough step times, from two batches without a drafter; the first steps also warm the engine up."""
+        limits = self.limits()
+        batch = min(_PACE_BATCH, limits.max_requests)
+        one = self._shortest(GridPoint(_PACE_CONTEXT, 1))
+        many = self._shortest(GridPoint(_PACE_CONTEXT, batch, limits.max_draft_tokens))
+        tokens = batch * (limits.max_draft_tokens + 1) - 1
+        return Pace(one, max(many - one, 0.01 * one) / max(tokens, 1))
+
+    def visit(self, ask: Ask) -> Visit:
+        """Measure one shape. The batch stays, for the next shape to grow from."""
+        self._loop.pin(ask.point.verify if ask.drafter else 0, ask.drafter)
+        self._arrange(ask.point, ask.drafter)
+        measured = [self._measured_step(ask.point) for _ in range(ask.settle + ask.steps)][ask.settle :]
+        samples = tuple(sample for sample in measured if sample is not None)
+        return Visit(ask.point, samples, self._suspension(ask.drafter))
+
+    def _suspension(self, drafter: str | None) -> str:
+        counters = self._loop.snapshot().drafters.get(drafter or "")
+        return counters.suspended if counters else ""
+
+    def _shortest(self, point: GridPoint) -> float:
+        visit = self.visit(Ask(point, None, steps=3, settle=2))
+        return min(sample.target_s for sample in visit.samples)
+
+    def _arrange(self, point: GridPoint, drafter: str | None) -> None:
+        """Bring `point.batch` requests of `point.context` cached tokens to where they decode."""
+        if (point.context, drafter) != self._group or len(self._batch) > point.batch or self._grown_long():
+            self._clear()
+        self._group = point.context, drafter
+        while len(self._batch) < point.batch:
+            self._batch.append(self._add(_prompt(self._vocabulary, drafter, len(self._batch), point.context + 1)))
+        for _ in range(LONGEST_SET_UP):
+            if self._all_decode(point.batch):
+                return
+            self._engine.step()
+        raise RuntimeError(f"the engine never got a batch of {point.batch} x {point.context} tokens to decode")
+
+    def _all_decode(self, batch: int) -> bool:
+        running = self._scheduler.running
+        return len(running) == batch and all(_decodes(request) for request in running)
+
+    def _grown_long(self) -> bool:
+        longest = max((request.num_tokens for request in self._scheduler.running), default=0)
+        return bool(longest > self._group[0] + HEADROOM_TOKENS // 2)
+
+    def _measured_step(self, point: GridPoint) -> Sample | None:
+        added = self._add(self._random_tokens(point.prefill)) if point.prefill else None
+        self._propose(point)
+        self._outcomes.clear()
+        self._engine.step()
+        if added is not None:
+            self._engine.abort_request([added])
+        return _sample(self._outcomes[-1]) if self._outcomes else None
+
+    def _propose(self, point: GridPoint) -> None:
+        """Random proposals in place of whatever the drafter found."""
+        for index, request in enumerate(self._scheduler.running):
+            length = 0 if point.uneven and index % 2 else point.verify
+            request.spec_token_ids = self._random_tokens(length) if _decodes(request) else []
+
+    def _add(self, tokens: Sequence[int]) -> str:
+        from vllm import SamplingParams
+
+        self._serial += 1
+        name = f"profile-{self._serial}"
+        endless = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=1 << 20, detokenize=False)
+        self._engine.add_request(name, {"prompt_token_ids": list(tokens)}, endless)
+        return name
+
+    def _clear(self) -> None:
+        """Drop every request. One more step makes the worker forget them."""
+        self._engine.abort_request(self._batch)
+        self._batch = []
+        if self._scheduler.has_requests():
+            self._engine.step()
+
+    def _random_tokens(self, count: int) -> list[int]:
+        return [int(token) for token in self._rng.integers(0, self._vocabulary, size=count)]
+
+
+def _decodes(request: Any) -> bool:
+    return bool(request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0)
+
+
+def _prompt(vocabulary: int, drafter: str | None, index: int, length: int) -> list[int]:
+    """Prompt `index`; the same at every visit, so that the prefix cache spares most of its prefill.
+
+    Each drafter has prompts of its own: blocks that were computed without a neural draft lack its KV.
+    """
+    seed = [SEED, index, *(drafter or "").encode()]
+    return [int(token) for token in np.random.default_rng(seed).integers(0, vocabulary, size=length)]
+
+
+def _sample(outcome: StepOutcome) -> Sample:
+    target_s = outcome.target_s
+    if math.isnan(target_s):
+        target_s = outcome.step_s - sum(outcome.draft_s.values())
+    shape = Shape(outcome.n_context, outcome.n_batched, outcome.n_requests, outcome.n_context_query)
+    return Sample(shape, outcome.mode, target_s, outcome.draft_plan.draft_tokens, dict(outcome.draft_s))

@@ -1,0 +1,87 @@
+"""Why a measurement was not to be had: a reason for the condition and a sentence for the user."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+
+from outrider_crds.profile import ProfilingFailure
+
+from outrider_runtime.profiler.protocol import Failed
+
+MODEL_NOT_FOUND = "ModelNotFound"
+VOCABULARY_MISMATCH = "VocabularyMismatch"
+DRAFTER_FAILED = "DrafterFailed"
+OUT_OF_MEMORY = "OutOfMemory"
+ENGINE_FAILED = "EngineFailed"
+NOISY = "Noisy"
+TIME_BUDGET_TOO_SMALL = "TimeBudgetTooSmall"
+
+MESSAGE_LIMIT = 400
+"""Characters: eight drafters' failures must fit into a termination message of 4096 bytes."""
+_MEMORY = ("out of memory", "no available memory", "not enough memory", "cannot allocate memory", "kv cache space")
+_MEMORY_KINDS = ("OutOfMemoryError", "MemoryError")
+_MISSING = (
+    "is not a valid model identifier",
+    "does not appear to have a file named",
+    "cannot be had from the hub",
+    "no such file or directory",
+    "repository not found",
+    "has no config.json",
+    "cannot find any model weights",
+)
+
+
+class ProfilingError(Exception):
+    """A part of the profile cannot be measured; carries what the result will say."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
+def failure(reason: str, message: str, drafter: str = "") -> ProfilingFailure:
+    """The failure as the result reports it, its sentence cut where it would crowd out the rest."""
+    text = " ".join(message.split())
+    if len(text) > MESSAGE_LIMIT:
+        text = f"{text[: MESSAGE_LIMIT - 4]} ..."
+    return ProfilingFailure(reason=reason, message=text, drafter=drafter)
+
+
+def of_exception(error: BaseException) -> Failed:
+    """Class and remedy of what an engine raised while it started or ran."""
+    kinds = {type(e).__name__ for e in _chain(error)}
+    text = " / ".join(dict.fromkeys(str(e).strip() or type(e).__name__ for e in _chain(error)))
+    return Failed(_reason(text, kinds), f"{type(error).__name__}: {text}")
+
+
+def of_exit(exit_code: int | None, last_lines: str) -> Failed:
+    """An engine process that died without a word."""
+    if exit_code == -signal.SIGKILL:
+        text = "the engine process was killed, most likely for memory; raise podTemplate.resources.limits.memory"
+        return Failed(OUT_OF_MEMORY, text)
+    return Failed(
+        _reason(last_lines, ()), f"the engine process ended with code {exit_code}; its last lines: {last_lines}"
+    )
+
+
+def of_obstacle(sentence: str) -> str:
+    """Reason for a drafter that cannot be hosted, from the sentence of the pool's check."""
+    if sentence.startswith("vocabulary mismatch"):
+        return VOCABULARY_MISMATCH
+    return MODEL_NOT_FOUND if _reason(sentence, ()) == MODEL_NOT_FOUND else DRAFTER_FAILED
+
+
+def _reason(text: str, kinds: Iterable[str]) -> str:
+    lower = text.lower()
+    if any(kind in _MEMORY_KINDS for kind in kinds) or any(phrase in lower for phrase in _MEMORY):
+        return OUT_OF_MEMORY
+    return MODEL_NOT_FOUND if any(phrase in lower for phrase in _MISSING) else ENGINE_FAILED
+
+
+def _chain(error: BaseException) -> Iterable[BaseException]:
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__ or current.__context__

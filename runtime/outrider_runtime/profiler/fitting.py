@@ -1,0 +1,103 @@
+"""Samples to coefficients, with the error on shapes that the fit never saw."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from outrider_runtime.control.batch import ExecutionMode
+from outrider_runtime.control.costs import Shape, StepCost
+from outrider_runtime.control.fit import LARGER_FORM_GAIN, Fit, Form, Sample, fit, predicted_s, relative_error
+from outrider_runtime.profiler.grid import GridPoint
+from outrider_runtime.profiler.samples import Measurement
+
+LEAST_TO_FIT = 5
+"""Measurements of one execution mode below which it gets no coefficients of its own."""
+VALIDATE_EVERY = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One measured shape against the fit that did, or did not, see it."""
+
+    measurement: Measurement
+    predicted_s: float
+    held_out: bool
+
+    @property
+    def error(self) -> float:
+        """|predicted - measured| / measured."""
+        return abs(self.predicted_s - self.measurement.seconds) / self.measurement.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class FittedCost:
+    cost: StepCost
+    """Fitted to every measurement, the held-out ones included."""
+    form: Form
+    judged: tuple[Judged, ...]
+    """By the fit that did not see the held-out shapes."""
+
+    @property
+    def errors(self) -> list[float]:
+        """Relative errors of the held-out shapes."""
+        return [judged.error for judged in self.judged if judged.held_out]
+
+
+def fit_cost(
+    measurements: Sequence[Measurement], held_out: Collection[GridPoint], *, passes: bool = False
+) -> FittedCost:
+    """Coefficients for one execution mode, or for one drafter (`passes`: autoregressive, K passes a step).
+
+    The form is chosen on a third of the seen shapes, so that the held-out ones judge it without having chosen it.
+    """
+    samples = {m.point: _sample(m, passes) for m in measurements}
+    seen = [m for m in measurements if m.point not in held_out] or list(measurements)
+    form = _choose_form([samples[m.point] for m in seen])
+    blind = _fit([samples[m.point] for m in seen], form)
+    judged = tuple(
+        Judged(m, predicted_s(blind.cost, samples[m.point]), held_out=m.point in held_out) for m in measurements
+    )
+    return FittedCost(_fit(list(samples.values()), form).cost, form, judged)
+
+
+def fit_modes(measurements: Sequence[Measurement], held_out: Collection[GridPoint]) -> dict[ExecutionMode, FittedCost]:
+    """One set of coefficients for each execution mode that was measured often enough."""
+    fitted = {}
+    for mode in ExecutionMode:
+        of_mode = [m for m in measurements if m.mode == mode]
+        if len(of_mode) >= LEAST_TO_FIT:
+            fitted[mode] = fit_cost(of_mode, held_out)
+    return fitted
+
+
+def _fit(samples: Sequence[Sample], form: Form) -> Fit:
+    return fit(samples, forms=[form])
+
+
+def _choose_form(samples: Sequence[Sample]) -> Form:
+    """The smallest form that holds on shapes it was not fitted to (three-fold)."""
+    best, lowest = Form.BASE, _cross_error(samples, Form.BASE)
+    for form in (Form.PER_REQUEST, Form.PER_CONTEXT_QUERY, Form.FULL):
+        error = _cross_error(samples, form)
+        if error < LARGER_FORM_GAIN * lowest:
+            best, lowest = form, error
+    return best
+
+
+def _cross_error(samples: Sequence[Sample], form: Form) -> float:
+    folds = [samples[start::VALIDATE_EVERY] for start in range(VALIDATE_EVERY)]
+    errors = []
+    for fold in folds:
+        rest = [sample for sample in samples if sample not in fold]
+        if rest and fold:
+            errors.append(relative_error(_fit(rest, form).cost, fold))
+    return sum(errors) / len(errors) if errors else 0.0
+
+
+def _sample(measurement: Measurement, passes: bool) -> Sample:
+    shape = measurement.shape
+    if not passes or measurement.draft_tokens <= 1:
+        return Sample(shape, measurement.seconds)
+    later = Shape(shape.n_context, shape.n_requests, shape.n_requests, shape.n_context / 1000)
+    return Sample(shape, measurement.seconds, later=later, later_passes=measurement.draft_tokens - 1)

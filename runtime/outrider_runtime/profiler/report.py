@@ -1,0 +1,127 @@
+"""The profile for people: a table on the terminal; JSON and a plot in a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from outrider_runtime.control.costs import StepCost
+from outrider_runtime.profiler.documents import held_out_percent
+from outrider_runtime.profiler.fitting import FittedCost, Judged
+from outrider_runtime.profiler.run import Profile
+
+_TERMS = {
+    "constant_s": "constant",
+    "per_batched_token_s": "per batched token",
+    "per_batched_token_above_knee_s": "... above the knee",
+    "per_context_token_s": "per 1000 context tokens",
+    "per_request_s": "per request",
+    "per_context_query_s": "per 1000 context x query",
+}
+_THOUSANDS = {"per_context_token_s"}
+
+
+def print_report(profile: Profile, out: TextIO) -> None:
+    """Coefficients, held-out error, and each shape measured against predicted."""
+    for title, fitted in _fits(profile).items():
+        out.write(f"\n{title} ({fitted.form.value} form), held-out error {held_out_percent([fitted]):.1f}%\n")
+        out.writelines(f"  {line}\n" for line in _coefficients(fitted.cost))
+        out.writelines(f"  {line}\n" for line in _table(fitted.judged))
+    target = profile.target
+    if target is not None:
+        out.write(f"\ntarget {target.model} on {target.device}: held-out error {target.error_percent:.1f}%, ")
+        out.write(f"run-to-run spread {target.spread_percent:.1f}%, measured in {profile.measured_s:.0f} s\n")
+    for failure in profile.failures:
+        out.write(f"\nnot measured: {failure.drafter or 'target'}: {failure.reason}: {failure.message}\n")
+
+
+def write_report(profile: Profile, folder: Path) -> None:
+    """`report.json`, and `report.png` where matplotlib is installed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.json").write_text(json.dumps(as_json(profile), indent=2) + "\n", encoding="utf-8")
+    fits = _fits(profile)
+    if fits:
+        _plot(fits, folder / "report.png")
+
+
+def as_json(profile: Profile) -> dict[str, Any]:
+    fits = {title: [_row(judged) for judged in fitted.judged] for title, fitted in _fits(profile).items()}
+    return {"result": profile.result().wire(), "measuredSeconds": round(profile.measured_s, 1), "shapes": fits}
+
+
+def _fits(profile: Profile) -> Mapping[str, FittedCost]:
+    target = {f"target, {mode.value} steps": fitted for mode, fitted in profile.fitted_target.items()}
+    return target | {f"drafter {name}": fitted for name, fitted in profile.fitted_drafters.items()}
+
+
+def _coefficients(cost: StepCost) -> Iterable[str]:
+    for name, label in _TERMS.items():
+        value = getattr(cost, name) * (1000 if name in _THOUSANDS else 1)
+        if value:
+            knee = f" ({cost.knee_tokens:.0f} tokens)" if "knee" in name else ""
+            yield f"{label:<26} {value * 1e3:10.4f} ms{knee}"
+
+
+def _table(judged: Iterable[Judged]) -> Iterable[str]:
+    yield f"{'shape':<58} {'measured':>10} {'predicted':>10} {'error':>7} {'spread':>7}"
+    for one in sorted(judged, key=lambda j: j.measurement.point):
+        measurement = one.measurement
+        name = f"{measurement.point}" + (f"  K {measurement.draft_tokens}" if measurement.draft_tokens else "")
+        yield (
+            f"{name:<58} {measurement.seconds * 1e3:7.2f} ms {one.predicted_s * 1e3:7.2f} ms {one.error:>7.1%} "
+            f"{measurement.spread:>7.1%}{'  held out' if one.held_out else ''}"
+        )
+
+
+def _row(judged: Judged) -> dict[str, Any]:
+    measurement = judged.measurement
+    shape = measurement.shape
+    return {
+        "batch": measurement.point.batch,
+        "context": measurement.point.context,
+        "verify": measurement.point.verify,
+        "uneven": measurement.point.uneven,
+        "prefill": measurement.point.prefill,
+        "draftTokens": measurement.draft_tokens,
+        "contextTokens": shape.n_context,
+        "batchedTokens": shape.n_batched,
+        "measuredMs": round(measurement.seconds * 1e3, 4),
+        "predictedMs": round(judged.predicted_s * 1e3, 4),
+        "errorPercent": round(judged.error * 100, 2),
+        "heldOut": judged.held_out,
+    }
+
+
+def _plot(fits: Mapping[str, FittedCost], path: Path) -> None:
+    try:
+        import matplotlib
+    except ImportError:  # not part of the runtime image
+        return
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(fits), figsize=(5 * len(fits), 4.5), squeeze=False)
+    for axis, (title, fitted) in zip(axes[0], fits.items(), strict=True):
+        _scatter(axis, title, fitted)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _scatter(axis: Any, title: str, fitted: FittedCost) -> None:
+    """Predicted over measured: on the diagonal the model is right."""
+    longest = max(judged.measurement.seconds for judged in fitted.judged) * 1e3
+    axis.plot([0, longest], [0, longest], color="grey", linewidth=0.8)
+    for held_out, label, marker in ((False, "fitted", "o"), (True, "held out", "x")):
+        chosen = [judged for judged in fitted.judged if judged.held_out is held_out]
+        axis.scatter(
+            [judged.measurement.seconds * 1e3 for judged in chosen],
+            [judged.predicted_s * 1e3 for judged in chosen],
+            marker=marker, label=label,
+        )  # fmt: skip
+    axis.set(
+        title=f"{title}\nheld-out error {held_out_percent([fitted]):.1f}%", xlabel="measured ms", ylabel="predicted ms"
+    )
+    axis.legend()

@@ -1,0 +1,234 @@
+"""The whole profile: which engines to start, what each measures, and what the result says about what failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import zip_longest
+
+from outrider_crds.profile import DrafterProfile, ProfileKeys, ProfilingFailure, ProfilingResult, TargetProfile
+from outrider_crds.runtime_config import BootConfig, HotConfig
+from outrider_crds.spec import Drafter, DraftMethod, DraftPrefill, PromptLookup, SpeculationMode
+
+from outrider_runtime.control.batch import ExecutionMode
+from outrider_runtime.identity import weights_commit
+from outrider_runtime.profiler import failures, session
+from outrider_runtime.profiler.documents import drafter_profile, fit_drafter, fit_target, target_profile
+from outrider_runtime.profiler.failures import ProfilingError, failure
+from outrider_runtime.profiler.fitting import FittedCost
+from outrider_runtime.profiler.protocol import Ready
+from outrider_runtime.profiler.remote import Engine, engine
+from outrider_runtime.vllm_plugin.launch import LaunchPlan, Paths, after_failure, plan_launch
+from outrider_runtime.vllm_plugin.pool import read_config
+
+STAND_IN = "outrider-stand-in"
+"""A prompt lookup that only makes the engine verify proposals, where the pool has none of its own."""
+
+StartEngine = Callable[[LaunchPlan], AbstractContextManager[Engine]]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to measure."""
+
+    boot: BootConfig
+    keys: ProfileKeys
+    target: bool
+    drafters: tuple[Drafter, ...]
+
+
+@dataclass(slots=True)
+class Profile:
+    """What was measured and what was not."""
+
+    target: TargetProfile | None = None
+    drafters: list[DrafterProfile] = field(default_factory=list)
+    failures: list[ProfilingFailure] = field(default_factory=list)
+    fitted_target: Mapping[ExecutionMode, FittedCost] = field(default_factory=dict)
+    fitted_drafters: dict[str, FittedCost] = field(default_factory=dict)
+    """By drafter name; these two are for the report."""
+    measured_s: float = 0.0
+
+    def result(self) -> ProfilingResult:
+        return ProfilingResult(target=self.target, drafters=self.drafters, failures=self.failures)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one engine start measures; it can host one prompt lookup and one neural drafter."""
+
+    target: bool
+    lookup: Drafter | None
+    neural: Drafter | None
+
+    @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        return tuple(drafter for drafter in (self.lookup, self.neural) if drafter is not None)
+
+    @property
+    def empty(self) -> bool:
+        return not (self.target or self.drafters)
+
+
+def parts(wanted: Wanted) -> list[Part]:
+    """As few engine starts as possible; the target is measured in the first."""
+    lookups = [d for d in wanted.drafters if d.method is DraftMethod.PROMPT_LOOKUP]
+    neural = [d for d in wanted.drafters if d.method is not DraftMethod.PROMPT_LOOKUP]
+    pairs = list(zip_longest(lookups, neural)) or [(None, None)]
+    return [Part(wanted.target and index == 0, *pair) for index, pair in enumerate(pairs)]
+
+
+class Profiler:
+    """Measures part after part; a failure of one costs the others nothing."""
+
+    def __init__(self, wanted: Wanted, paths: Paths, budget_s: float, say: Say, start: StartEngine = engine) -> None:
+        self._wanted = wanted
+        self._paths = paths
+        self._budget_left_s = budget_s
+        self._say = say
+        self._start = start
+        self._profile = Profile()
+
+    def run(self) -> Profile:
+        try:
+            target = self._wanted.boot.target
+            read_config(target, self._paths.models.location(target, "target"))
+        except (OSError, ValueError) as error:
+            self._fail(failures.MODEL_NOT_FOUND, f"the target cannot be read: {error}")
+            return self._profile
+        for part in parts(self._wanted):
+            if not part.empty:
+                self._measure_part(part)
+        return self._profile
+
+    def _measure_part(self, part: Part) -> None:
+        plan = self._plan(part)
+        hosted = {drafter.name for drafter in plan.pool.hosted}
+        for name, sentence in plan.pool.dropped.items():
+            self._fail(failures.of_obstacle(sentence), sentence, name)
+        part = Part(part.target, _kept(part.lookup, hosted), _kept(part.neural, hosted))
+        if not part.empty:
+            self._run_engine(part, plan)
+
+    def _run_engine(self, part: Part, plan: LaunchPlan) -> None:
+        """Measure `part`; where its neural drafter keeps the engine from starting, measure the rest without it."""
+        try:
+            self._measure(part, plan)
+        except ProfilingError as error:
+            rest = Part(part.target, part.lookup, None)
+            if part.neural is None:
+                self._fail(error.reason, error.message, "" if part.target else _name(part.lookup))
+                return
+            smaller = after_failure(plan)
+            cause = smaller.pool.dropped.get(part.neural.name, error.message) if smaller else error.message
+            reason = error.reason if error.reason == failures.OUT_OF_MEMORY else failures.DRAFTER_FAILED
+            self._fail(reason, cause, part.neural.name)
+            if not rest.empty:
+                self._measure_part(rest)
+
+    def _plan(self, part: Part) -> LaunchPlan:
+        lookup = part.lookup
+        if lookup is None and part.target:
+            lookup = Drafter(name=STAND_IN, method=DraftMethod.PROMPT_LOOKUP, prompt_lookup=PromptLookup())
+        pool = [drafter for drafter in (lookup, part.neural) if drafter is not None]
+        boot = self._wanted.boot.model_copy(update={"draft_pool": pool})
+        hot = HotConfig(
+            mode=SpeculationMode.CLOSED_LOOP, draft_prefill=DraftPrefill.AUTO, max_draft_tokens=boot.max_draft_tokens
+        )
+        return plan_launch(boot, hot, self._paths)
+
+    def _measure(self, part: Part, plan: LaunchPlan) -> None:
+        """Start the engine, measure, and keep what came of it, also when the engine fails on the way."""
+        self._say(f"starting the engine for {_named(part)} (this does not count towards the time budget)")
+        began = time.monotonic()
+        with self._start(plan) as running:
+            ready = running.wait_ready(lambda: None)
+            self._say(f"the engine is up after {time.monotonic() - began:.0f} s on {ready.device}")
+            series = self._series(part, plan, ready)
+            budget = session.Budget(self._budget_left_s, time.monotonic())
+            try:
+                session.run(list(series.values()), running.visit, budget, self._say)
+            finally:
+                self._profile.measured_s += budget.elapsed_s
+                self._budget_left_s -= budget.elapsed_s
+                self._keep(part, series, ready)
+
+    def _series(self, part: Part, plan: LaunchPlan, ready: Ready) -> dict[str, session.Series]:
+        """By drafter name, the target's under the empty name. Prompt lookup is measured along with the target."""
+        lookup, neural = plan.pool.prompt_lookup, part.neural
+        share = self._budget_left_s / 2 if part.target and neural else self._budget_left_s
+        series = {}
+        if part.target:
+            series[""] = session.target_series(ready.limits, ready.pace, _name(lookup) or None, share)
+        elif part.lookup is not None:
+            series[part.lookup.name] = session.drafter_series(
+                ready.limits, ready.pace, part.lookup.name, share, neural=False
+            )
+        if neural is not None:
+            series[neural.name] = session.drafter_series(ready.limits, ready.pace, neural.name, share, neural=True)
+        return series
+
+    def _keep(self, part: Part, series: Mapping[str, session.Series], ready: Ready) -> None:
+        if part.target:
+            self._guarded("", lambda: self._keep_target(series[""], ready))
+        for drafter in part.drafters:
+            one = series.get(drafter.name) or series[""]
+            self._guarded(drafter.name, lambda d=drafter, s=one: self._keep_drafter(d, s))  # type: ignore[misc]
+
+    def _keep_target(self, series: session.Series, ready: Ready) -> None:
+        boot = self._wanted.boot
+        fitted = fit_target(series)
+        self._profile.fitted_target = fitted
+        commit = weights_commit(self._paths.models.location(boot.target, "target"), boot.target.revision)
+        self._profile.target = target_profile(
+            fitted,
+            series,
+            keys=self._wanted.keys,
+            model=boot.target.name,
+            device=ready.device,
+            commit=commit,
+            now=_now(),
+        )
+
+    def _keep_drafter(self, drafter: Drafter, series: session.Series) -> None:
+        commit = ""
+        if drafter.neural is not None:
+            model = drafter.neural.model
+            commit = weights_commit(self._paths.models.location(model, drafter.name), model.revision)
+        fitted = fit_drafter(series, drafter)
+        self._profile.fitted_drafters[drafter.name] = fitted
+        key = self._wanted.keys.drafters[drafter.name]
+        self._profile.drafters.append(drafter_profile(fitted, drafter, key=key, commit=commit, now=_now()))
+
+    def _guarded(self, drafter: str, keep: Callable[[], None]) -> None:
+        try:
+            keep()
+        except ProfilingError as error:
+            self._fail(error.reason, error.message, drafter)
+
+    def _fail(self, reason: str, message: str, drafter: str = "") -> None:
+        if any(known.drafter == drafter for known in self._profile.failures):
+            return  # the first failure is the cause, later ones are its echo
+        self._profile.failures.append(failure(reason, message, drafter))
+        self._say(f"{drafter or 'target'}: {reason}: {message}")
+
+
+def _kept(drafter: Drafter | None, hosted: Sequence[str] | set[str]) -> Drafter | None:
+    return drafter if drafter is not None and drafter.name in hosted else None
+
+
+def _name(drafter: Drafter | None) -> str:
+    return drafter.name if drafter is not None else ""
+
+
+def _named(part: Part) -> str:
+    names = ["the target"] if part.target else []
+    return ", ".join(names + [f"drafter {drafter.name!r}" for drafter in part.drafters])
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,197 @@
+"""One engine's measurements: rounds over the grid, interleaved, inside the time budget."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from outrider_runtime.control.batch import ExecutionMode
+from outrider_runtime.control.costs import Shape, StepCost
+from outrider_runtime.profiler import failures
+from outrider_runtime.profiler.failures import ProfilingError
+from outrider_runtime.profiler.fitting import LEAST_TO_FIT, fit_cost
+from outrider_runtime.profiler.grid import (
+    LEAST_SHAPES,
+    GridPoint,
+    Limits,
+    Pace,
+    drafter_grid,
+    held_out,
+    interleaved,
+    most_informative,
+    target_grid,
+    within,
+)
+from outrider_runtime.profiler.protocol import Ask
+from outrider_runtime.profiler.samples import Visit, median_spread, target_measurements
+
+STEPS = 4
+SETTLE = 1
+MOST_ROUNDS = 4
+LEAST_ROUNDS = 2
+GOOD_SPREAD = 0.03
+"""Below this run-to-run spread further rounds would only repeat what is known."""
+TARGET_SHAPES = (20, 12)
+"""At most: uniform, ragged."""
+DRAFTER_SHAPES = (10, 8)
+"""At most: a neural drafter's, a prompt lookup's."""
+CROSSOVER_ALPHA = 0.7
+"""Acceptance rate at which the crossover is looked for; a middling drafter's."""
+
+Measure = Callable[[Ask], Visit]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Seconds that measuring may take, running since `started`."""
+
+    total_s: float
+    started: float
+    clock: Callable[[], float] = time.monotonic
+
+    @property
+    def elapsed_s(self) -> float:
+        return self.clock() - self.started
+
+    @property
+    def left_s(self) -> float:
+        return self.total_s - self.elapsed_s
+
+
+@dataclass(slots=True)
+class Series:
+    """What one role (the target, or one drafter) asks for, and what came of it."""
+
+    drafter: str | None
+    """Who proposes while it is measured."""
+    order: list[GridPoint]
+    """The most informative first."""
+    held_out: frozenset[GridPoint]
+    visits: list[Visit] = field(default_factory=list)
+
+    @property
+    def suspended(self) -> str:
+        """Why its drafter did not run, in a sentence; empty when it did."""
+        return next((visit.suspended for visit in reversed(self.visits) if visit.suspended), "")
+
+
+def target_series(limits: Limits, pace: Pace, drafter: str | None, budget_s: float) -> Series:
+    """The target's shapes, as many as `budget_s` pays for; `drafter` proposes where lengths above 0 are verified."""
+    grid = within(target_grid(limits), pace, budget_s)
+    even = most_informative([p for p in grid if not p.ragged], pace)[: TARGET_SHAPES[0]]
+    ragged = most_informative([p for p in grid if p.ragged], pace)[: TARGET_SHAPES[1]]
+    kept = held_out(even) | held_out(ragged)
+    return Series(drafter, _affordable(_alternating(even, ragged), pace, budget_s), kept)
+
+
+def drafter_series(limits: Limits, pace: Pace, drafter: str, budget_s: float, *, neural: bool) -> Series:
+    """A drafter's shapes; its own passes are taken to double the step."""
+    doubled = Pace(2 * pace.step_s, 2 * pace.token_s) if neural else pace
+    grid = within(drafter_grid(limits, neural=neural), doubled, budget_s)
+    order = most_informative(grid, doubled)[: DRAFTER_SHAPES[0 if neural else 1]]
+    return Series(drafter, _affordable(order, doubled, budget_s), frozenset(order[5::3]))
+
+
+def run(series: Sequence[Series], measure: Measure, budget: Budget, progress: Progress) -> None:
+    """Visit every shape of all series in turn, again and again until they repeat well or the budget is spent.
+
+    Rounds fight noise: a shape's visits lie far apart in time. Raises ProfilingError when the engine fails; what
+    was measured before stays in the series.
+    """
+    for number in range(MOST_ROUNDS):
+        before = budget.elapsed_s
+        for one in series:
+            _round(one, number, measure, budget, progress)
+        if number == 0:
+            _check_enough(series, budget)
+            _add_crossover(series)
+        took = budget.elapsed_s - before
+        if (number + 1 >= LEAST_ROUNDS and _settled(series)) or budget.left_s < 0.3 * took:
+            break
+
+
+def _round(series: Series, number: int, measure: Measure, budget: Budget, progress: Progress) -> None:
+    points = interleaved(series.order)
+    for index, point in enumerate(points):
+        if budget.left_s <= 0:
+            return
+        series.visits.append(measure(Ask(point, _asked(series, point), STEPS, SETTLE)))
+        progress(
+            f"round {number + 1}: shape {index + 1} of {len(points)}, {budget.elapsed_s:.0f} s elapsed, "
+            f"{max(0.0, budget.left_s):.0f} s of the budget left: {point}"
+        )
+
+
+def _asked(series: Series, point: GridPoint) -> str | None:
+    return series.drafter if point.verify else None
+
+
+def _check_enough(series: Sequence[Series], budget: Budget) -> None:
+    for one in series:
+        seen = {visit.point for visit in one.visits}
+        if len(seen) < min(LEAST_SHAPES, len(one.order)):
+            raise ProfilingError(
+                failures.TIME_BUDGET_TOO_SMALL,
+                f"the time budget of {budget.total_s:.0f} s was spent after {len(seen)} shapes and {LEAST_SHAPES} are "
+                f"the least; set profiling.timeBudget to {math.ceil(3 * budget.total_s)}s or more",
+            )
+
+
+def _settled(series: Sequence[Series]) -> bool:
+    return all(median_spread(target_measurements(one.visits)) <= GOOD_SPREAD for one in series)
+
+
+def _add_crossover(series: Sequence[Series]) -> None:
+    """Hold out shapes on both sides of the batch size where speculation stops paying: errors hurt most there."""
+    for one in series:
+        if one.drafter is None or not any(p.verify == 0 for p in one.order):
+            continue
+        points = [p for p in crossover(one) if p not in one.order]
+        one.order += points
+        one.held_out |= frozenset(points)
+
+
+def crossover(series: Series) -> list[GridPoint]:
+    """Shapes around the batch size at which verifying about half of the longest proposals gains nothing."""
+    even = [m for m in target_measurements(series.visits) if m.mode is ExecutionMode.UNIFORM]
+    if len(even) < LEAST_TO_FIT:
+        return []
+    cost = fit_cost(even, ()).cost
+    context = min(m.point.context for m in even)
+    length = sorted({m.point.verify for m in even})[-2:][0]
+    largest = max(m.point.batch for m in even)
+    pays = [batch for batch in range(1, largest + 1) if _gain(cost, context, batch, length) > 1.0]
+    edge = max(pays, default=1)
+    around = {max(1, round(0.75 * edge)), min(largest, round(1.25 * edge) + 1)}
+    return [GridPoint(context, batch, length) for batch in sorted(around)] if length else []
+
+
+def _gain(cost: StepCost, context: int, batch: int, length: int) -> float:
+    """Goodput with `length` verified tokens over goodput without, the draft for free (TurboSpec eq. 1)."""
+    accepted = (1 - CROSSOVER_ALPHA ** (length + 1)) / (1 - CROSSOVER_ALPHA)
+    return accepted * cost.seconds(_shape(context, batch, 1)) / cost.seconds(_shape(context, batch, length + 1))
+
+
+def _shape(context: int, batch: int, tokens: int) -> Shape:
+    return Shape(batch * context, batch * tokens, batch, batch * tokens * context / 1000)
+
+
+def _alternating(first: Sequence[GridPoint], second: Sequence[GridPoint]) -> list[GridPoint]:
+    """Both orders woven into one in proportion, so that a prefix holds some of each."""
+    ranked = [(index / max(1, len(order)), point) for order in (first, second) for index, point in enumerate(order)]
+    return [point for _, point in sorted(ranked, key=lambda pair: pair[0])]
+
+
+def _affordable(order: Sequence[GridPoint], pace: Pace, budget_s: float) -> list[GridPoint]:
+    """The longest prefix whose least number of rounds fits the budget, with some in reserve."""
+    spent = 0.0
+    kept: list[GridPoint] = []
+    for point in order:
+        spent += LEAST_ROUNDS * ((STEPS + SETTLE) * pace.seconds(point) + 0.5 * point.batch * pace.token_s)
+        if spent > 0.8 * budget_s and len(kept) >= LEAST_SHAPES:
+            break
+        kept.append(point)
+    return kept
