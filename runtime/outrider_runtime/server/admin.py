@@ -78,7 +78,7 @@ def _json(status: HTTPStatus, document: Any) -> Page:
 class _AdminServer(ThreadingHTTPServer):
     daemon_threads = True
 
-    def handle_error(self, request: object, client_address: object) -> None:
+    def handle_error(self, _request: object, client_address: object) -> None:
         """A client that hangs up is no event; the base class prints a traceback."""
         logger.debug("admin request from %s ended early", client_address, exc_info=True)
 
