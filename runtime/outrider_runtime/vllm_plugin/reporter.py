@@ -45,6 +45,7 @@ class Reporter(threading.Thread):
         self._started_at = started_at
         self._hot = loop.plan.hot
         self._config_error = ""
+        self._last_failure = ""
         self._profile = ProfileState()
         self._product = ""
         self._stamps: dict[str, tuple[Stamp | None, ...]] = {}
@@ -54,12 +55,19 @@ class Reporter(threading.Thread):
         while not self._stopped.is_set():
             try:
                 self.tick()
-            except Exception:  # the thread is the pod's only voice: it must outlive any one failure
-                logger.exception("outrider: state could not be reported")
+                self._last_failure = ""
+            except Exception as error:  # the thread is the pod's only voice: it must outlive any one failure
+                self._log_once(error)
             self._stopped.wait(WRITE_EVERY_S)
 
     def stop(self) -> None:
         self._stopped.set()
+
+    def _log_once(self, error: Exception) -> None:
+        """Four times a second would drown the log."""
+        if str(error) != self._last_failure:
+            logger.error("outrider: state could not be reported", exc_info=error)
+        self._last_failure = str(error)
 
     def tick(self) -> None:
         """One round: pick up what changed, then write the state."""
@@ -168,9 +176,9 @@ def _speedup(seen: ControllerSnapshot) -> SpeedupState:
     counted = seen.speedup
     return SpeedupState(
         probes=counted.probes,
-        baseline_tokens=counted.baseline_tokens,
+        baseline_tokens=round(counted.baseline_tokens),  # neighbours weigh by the probe's length: no whole numbers
         baseline_s=counted.baseline_s,
-        speculative_tokens=counted.speculative_tokens,
+        speculative_tokens=round(counted.speculative_tokens),
         speculative_s=counted.speculative_s,
     )
 

@@ -66,7 +66,8 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
         """Proposals in the batch's order; ragged lists in synchronous scheduling, a tensor in asynchronous."""
         order = attached_order(scheduler_output)
         if order is None:  # vLLM's own dummy step
-            return super().propose_draft_token_ids(scheduler_output, sampled_token_ids, *arguments)
+            stock: torch.Tensor = super().propose_draft_token_ids(scheduler_output, sampled_token_ids, *arguments)
+            return stock
         neural = self._propose_neural(order, scheduler_output, sampled_token_ids, arguments)
         if self.use_async_scheduling:
             return self._propose_async(neural, sampled_token_ids)
