@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -14,9 +15,10 @@ from pydantic import ValidationError
 
 from outrider_runtime.local_manifest import LocalManifestError, load_local_service
 from outrider_runtime.server.errors import StartupError
-from outrider_runtime.vllm_plugin.launch import Paths
+from outrider_runtime.vllm_plugin.launch import RUN_DIR_VARIABLE, Paths
 
 _TMPFS = Path("/dev/shm")
+_PREFIX = "outrider-"
 _Config = TypeVar("_Config", BootConfig, HotConfig)
 
 
@@ -55,13 +57,23 @@ def write_hot(file: Path, hot: HotConfig) -> None:
     part.replace(file)
 
 
-def run_folder() -> Path:
-    """A folder of this process's own for what crosses between its processes, in memory where there is some."""
-    parent = _TMPFS if os.access(_TMPFS, os.W_OK) else None
+def run_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """A folder of this process's own for what crosses between its processes, in memory where there is some.
+
+    Beneath OUTRIDER_RUN_DIR where that is set: a volume of the pod's, on which a container that crashed may have left
+    its own, with a state that must not pass for this process's. Raises StartupError when nothing can be written.
+    """
+    volume = environ.get(RUN_DIR_VARIABLE)
+    if volume:
+        for left in Path(volume).glob(f"{_PREFIX}*"):
+            shutil.rmtree(left, ignore_errors=True)
+    parent = volume or (_TMPFS if os.access(_TMPFS, os.W_OK) else None)
     try:
-        return Path(tempfile.mkdtemp(prefix="outrider-", dir=parent))
+        return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     except OSError as error:
-        raise StartupError(f"no folder to write to ({error}); mount a writable /tmp or set TMPDIR") from error
+        raise StartupError(
+            f"no folder to write to ({error}); set {RUN_DIR_VARIABLE} to one, or mount a writable /tmp"
+        ) from error
 
 
 def _read(file: Path, what: str, parse: Callable[[str], _Config]) -> _Config:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from outrider_runtime.server import environment
+from outrider_runtime.server.config import run_folder
 from outrider_runtime.server.environment import server_environment
+from outrider_runtime.server.errors import StartupError
 
 
 def test_a_home_that_cannot_be_written_is_replaced(tmp_path: Path) -> None:
@@ -37,3 +39,19 @@ def test_downloads_go_to_the_model_cache_where_it_is_mounted(tmp_path: Path, mon
     assert "HF_HOME" not in server_environment({}, tmp_path)
     monkeypatch.setattr(environment, "MODEL_CACHE_DIR", str(tmp_path))
     assert server_environment({}, tmp_path)["HF_HOME"] == str(tmp_path)
+
+
+def test_a_crashed_containers_state_is_not_taken_for_ones_own(tmp_path: Path) -> None:
+    """The run volume outlives a container: its last snapshot would make a loading pod look ready."""
+    crashed = run_folder({"OUTRIDER_RUN_DIR": str(tmp_path)})
+    (crashed / "state.json").write_text("{}")
+    fresh = run_folder({"OUTRIDER_RUN_DIR": str(tmp_path)})
+    assert fresh.parent == tmp_path
+    assert list(tmp_path.iterdir()) == [fresh]
+    assert list(fresh.iterdir()) == []
+
+
+def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    """The remedy stands in the sentence."""
+    with pytest.raises(StartupError, match="set OUTRIDER_RUN_DIR to one"):
+        run_folder({"OUTRIDER_RUN_DIR": str(tmp_path / "missing")})
