@@ -27,8 +27,9 @@ PRODUCTS_ANNOTATION = "outrider.dev/products"
 """Comma-separated products that a pod may land on; profiling Jobs for them give way to it while it waits."""
 _STARTUP_PERIOD_S = 2
 _ENDPOINT_REMOVAL_S = 5
-"""The container hears of its end only after this time, when the Service no longer sends to it (so that the drain
-itself needs no time of grace)."""
+"""The container hears of its end only after this time, when the Service sends it no new connections."""
+_CONNECTION_GRACE_S = 2
+"""Then it answers with `Connection: close` for so long, so that clients with open connections move on in order."""
 _SHUTDOWN_MARGIN_S = 15
 
 
@@ -45,7 +46,15 @@ def pod_template(
     runtime = {
         **container(spec, CONTAINER, image, pull_policy, volumes),
         "command": ["outrider-runtime"],
-        "args": ["serve", "--config", BOOT_FILE, "--drain-grace", "0s", "--drain-timeout", f"{drain_s}s"],
+        "args": [
+            "serve",
+            "--config",
+            BOOT_FILE,
+            "--drain-grace",
+            f"{_CONNECTION_GRACE_S}s",
+            "--drain-timeout",
+            f"{drain_s}s",
+        ],
         "ports": [
             {"name": "http", "containerPort": SERVING_PORT, "protocol": "TCP"},
             {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
