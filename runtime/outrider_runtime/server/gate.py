@@ -34,6 +34,8 @@ OPEN_PATHS = frozenset(
 """Everything else that vLLM serves (metrics, adapters, raw sampling parameters, scaling) stays inside the pod."""
 OPEN_PREFIXES = ("/v1/responses/",)
 MAX_BODY_BYTES = 64 * 1024 * 1024
+POLICY_VIOLATION = 1008
+"""WebSocket close code (RFC 6455)."""
 
 _HEADER = SLO_CLASS_HEADER.lower().encode()
 
@@ -54,6 +56,9 @@ class RequestGate:
         self._facts = facts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": POLICY_VIOLATION})  # speech models; none is served here
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)  # the lifespan of vLLM's app
             return

@@ -187,6 +187,18 @@ async def test_a_body_too_large_for_any_model_is_refused_before_it_is_whole(serv
     assert received <= MAX_BODY_BYTES // len(chunk) + 2
 
 
+async def test_a_websocket_is_closed(service: Service) -> None:
+    """vLLM's own realtime route stays closed, as every route that is not named open."""
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    await service.gate({"type": "websocket", "path": "/v1/realtime"}, None, send)  # type: ignore[arg-type]
+    assert [message["type"] for message in sent] == ["websocket.close"]
+    assert service.engine.bodies == []
+
+
 async def test_the_engine_apps_lifespan_runs(service: Service) -> None:
     """vLLM's app starts its background tasks there."""
     await service.gate({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
