@@ -128,8 +128,10 @@ def _gained(
 
 
 def _window(history: History, end: float, window_s: float) -> Figures | None:
-    last, first = _look_at(history, end), _look_at(history, end - window_s * (1 - _TOLERANCE))
-    if last is None or first is None or last.at - first.at < window_s * (1 - _TOLERANCE):
+    last = _look_at(history, end)
+    # Counted back from the look itself: counted from `end`, a look that is some seconds old would find no partner.
+    first = _look_at(history, last.at - window_s * (1 - _TOLERANCE)) if last is not None else None
+    if last is None or first is None:
         return None
     earliest = next((look for look in history.looks if look.at >= end - PROBE_WINDOWS * window_s), first)
     return figures_of(

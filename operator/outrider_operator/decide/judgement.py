@@ -27,6 +27,8 @@ USED_SHARE = 0.05
 BELOW_BASELINE = 0.95
 """A measured speed-up under this is a loss beyond what probes scatter."""
 
+_MEASURED_REASONS = frozenset({Reason.GOODPUT_AS_PREDICTED, Reason.BELOW_BASELINE, Reason.ATTAINED, Reason.MISSED})
+
 Judge = Callable[[SpeculativeServiceSpec, Figures], Verdict]
 
 
@@ -128,25 +130,24 @@ def _two_windows(observed: Observed, intent: Intent, kind: ConditionType, judge:
 
     The first verdict after Unknown needs one window; after that one odd minute changes nothing.
     """
-    windows = observed.figures
+    windows, standing = observed.figures, _standing(observed, kind)
     if windows.error:
         return unknown(Reason.METRICS_UNAVAILABLE, windows.error)
-    standing = find_condition(observed.status.conditions, kind)
     if windows.current is None:
-        if standing is None or standing.status is ConditionStatus.UNKNOWN:
-            return unknown(Reason.NO_TRAFFIC, "Not measured for a whole window yet.")
-        return _kept(observed, kind)
+        return standing or unknown(Reason.NO_TRAFFIC, "Not measured for a whole window yet.")
     now = judge(intent.spec, windows.current)
-    if standing is None or standing.status in (now.status, ConditionStatus.UNKNOWN):
+    if standing is None or standing.status is now.status:
         return now
     before = judge(intent.spec, windows.previous) if windows.previous is not None else None
-    return now if before is not None and before.status is now.status else _kept(observed, kind)
+    return now if before is not None and before.status is now.status else standing
 
 
-def _kept(observed: Observed, kind: ConditionType) -> Verdict:
-    standing = find_condition(observed.status.conditions, kind)
-    assert standing is not None
-    return Verdict(standing.status, Reason(standing.reason), standing.message)
+def _standing(observed: Observed, kind: ConditionType) -> Verdict | None:
+    """The measured verdict that stands; None where there is none (Infeasible comes from the profile)."""
+    found = find_condition(observed.status.conditions, kind)
+    if found is None or found.status is ConditionStatus.UNKNOWN or found.reason not in _MEASURED_REASONS:
+        return None
+    return Verdict(found.status, Reason(found.reason), found.message)
 
 
 def _without_figures(observed: Observed) -> Verdict:

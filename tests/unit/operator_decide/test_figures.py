@@ -1,0 +1,358 @@
+"""Figures: sums over pods and windows that survive restarts, and what the status says about them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from outrider_crds.state import (
+    TPOT_BUCKETS_S,
+    ChoiceState,
+    DrafterState,
+    Histogram,
+    RuntimeState,
+    SLOClassState,
+    SpeedupState,
+)
+from outrider_crds.status import ConditionType as C
+from outrider_operator.decide.figures import History, forget, record, windows
+from outrider_operator.decide.numbers import percentile_s, three_digits, time_text
+from outrider_operator.decide.status import status_write
+from outrider_operator.model import DrafterFigures as Drafter
+from outrider_operator.model import Figures, FigureWindows, SLOClassFigures
+
+from tests.unit.operator_decide.world import START, World, manifest
+
+WINDOW_S = 60.0
+
+
+def state(tokens: int = 0, *, started_at: float = START, **fields: Any) -> RuntimeState:
+    return RuntimeState(
+        service="chat",
+        namespace="default",
+        revision="r",
+        config_hash="h",
+        started_at=started_at,
+        now=START,
+        ready=True,
+        plugin_active=True,
+        output_tokens=tokens,
+        **fields,
+    )
+
+
+def watched(steps: list[dict[str, RuntimeState]], every_s: float = 10.0) -> tuple[History, float]:
+    """A history of looks `every_s` apart, and the time of the last."""
+    history, now = History(), START
+    for step, states in enumerate(steps):
+        now = START + step * every_s
+        history = record(history, states, len(states), now, WINDOW_S)
+    return history, now
+
+
+def tokens_in_window(steps: list[dict[str, RuntimeState]]) -> float | None:
+    history, now = watched(steps)
+    current = windows(history, now, WINDOW_S).current
+    return current.output_tokens if current is not None else None
+
+
+def test_goodput_is_summed_over_pods() -> None:
+    """Two pods at 10 and 20 tokens a look, six looks in the window."""
+    assert tokens_in_window([{"a": state(10 * i), "b": state(20 * i)} for i in range(10)]) == 180
+
+
+def test_a_restarted_pod_loses_nothing_and_counts_nothing_twice() -> None:
+    """A process that starts again counts from 0; what it had counted before stays in the sum."""
+    before = [{"a": state(1000 + 10 * i)} for i in range(5)]
+    after = [{"a": state(10 * i, started_at=START + 41)} for i in range(1, 6)]
+    assert tokens_in_window(before + after) == 60
+
+
+def test_a_pod_that_misses_a_look_is_counted_at_the_next() -> None:
+    """A slow answer is no loss."""
+    steps = [{"a": state(10 * i)} for i in range(10)]
+    steps[5] = {}
+    assert tokens_in_window(steps) == 60
+
+
+def test_an_operator_that_starts_late_does_not_count_the_past() -> None:
+    """A pod's counters since yesterday are not this minute's goodput."""
+    assert tokens_in_window([{"a": state(1_000_000 + 10 * i, started_at=START - 86400)} for i in range(10)]) == 60
+
+
+def test_a_pod_that_starts_while_we_watch_counts_from_its_first_token() -> None:
+    """A new process's first tokens fall between two looks."""
+    steps: list[dict[str, RuntimeState]] = [{} for _ in range(5)]
+    steps += [{"b": state(7 * i, started_at=START + 45)} for i in range(1, 6)]
+    assert tokens_in_window(steps) == 35
+
+
+def test_there_are_no_figures_before_a_whole_window() -> None:
+    """Half a window would be noise."""
+    history, now = watched([{"a": state(10 * i)} for i in range(4)])
+    assert windows(history, now, WINDOW_S) == FigureWindows()
+
+
+def test_the_window_before_is_its_own() -> None:
+    """Two windows, each with its own sum: what hysteresis stands on."""
+    steps = [{"a": state(10 * min(i, 6) + 100 * max(0, i - 6))} for i in range(13)]
+    history, now = watched(steps)
+    found = windows(history, now, WINDOW_S)
+    assert found.current is not None
+    assert found.previous is not None
+    assert (found.previous.output_tokens, found.current.output_tokens) == (60, 600)
+
+
+def test_a_history_does_not_grow_and_forgets_pods_that_are_gone() -> None:
+    """50 services for weeks in 150 MB."""
+    history = History()
+    for i in range(500):
+        history = record(history, {f"pod-{i // 50}": state(i)}, 1, START + 5 * i, WINDOW_S)
+        history = forget(history, {f"pod-{i // 50}"})
+    assert len(history.looks) < 80
+    assert len(history.pods) == 1
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 50), st.booleans()), min_size=14, max_size=40))
+def test_no_restart_or_silence_makes_tokens_up(steps: list[tuple[bool, int, bool]]) -> None:
+    """Whatever a pod does, the sum never exceeds what it produced and misses only what nobody could see."""
+    history, process, count, produced, unseen = History(), START, 0, 0, 0
+    for step, (restarts, gained, answers) in enumerate(steps):
+        now = START + 10.0 * step
+        if restarts and step:
+            unseen += count - seen_of(history, process)
+            process, count = now - 1, 0
+        count, produced = count + gained, produced + gained
+        history = record(history, {"a": state(count, started_at=process)} if answers else {}, 1, now, WINDOW_S)
+    total = history.looks[-1].totals.get(("output_tokens",), 0.0)
+    assert produced - unseen - (count - seen_of(history, process)) == total
+
+
+def seen_of(history: History, process: float) -> int:
+    """What that process of the pod had counted when it last answered."""
+    found = history.pods.get("a")
+    return int(found[1].get(("output_tokens",), 0)) if found is not None and found[0] == process else 0
+
+
+def test_percentiles_come_from_merged_histograms() -> None:
+    """Counts of pods are added before the quantile is taken, not the quantiles averaged."""
+    fast, slow = [0] * (len(TPOT_BUCKETS_S) + 1), [0] * (len(TPOT_BUCKETS_S) + 1)
+    fast[5], slow[17] = 99, 1
+
+    def chat(counts: list[int], scale: int) -> SLOClassState:
+        tpot = Histogram(counts=[scale * count for count in counts])
+        return SLOClassState(name="chat", finished=sum(tpot.counts), attained=0, tpot=tpot, ttft=Histogram(counts=[]))
+
+    steps = [{"a": state(slo_classes=[chat(fast, i)]), "b": state(slo_classes=[chat(slow, i)])} for i in range(9)]
+    history, now = watched(steps)
+    figures = windows(history, now, WINDOW_S).current
+    assert figures is not None
+    counts = figures.slo_classes["chat"].tpot_counts
+    assert sum(counts) == 600
+    assert TPOT_BUCKETS_S[4] <= (percentile_s(counts, TPOT_BUCKETS_S, 0.5) or 0) <= TPOT_BUCKETS_S[5]
+    assert (percentile_s(counts, TPOT_BUCKETS_S, 0.999) or 0) > TPOT_BUCKETS_S[15]
+
+
+def test_acceptance_is_accepted_over_tried_summed() -> None:
+    """Not the mean of the pods' rates: a busy pod weighs more."""
+    drafters = [
+        [{"tried": 90, "accepted": 81, "request_steps": 30}, {"tried": 10, "accepted": 1, "request_steps": 10}]
+    ][0]
+
+    def of(index: int, i: int) -> RuntimeState:
+        scaled = {name: value * i for name, value in drafters[index].items()}
+        draft = DrafterState(name="pld", loaded=True, **scaled)
+        return state(1000 * i, drafters=[draft], draft_length_steps=[10 * i, 40 * i])
+
+    history, now = watched([{"a": of(0, i), "b": of(1, i)} for i in range(9)])
+    world = World(manifest())
+    world.serve()
+    world.figures = windows(history, now, WINDOW_S)
+    plan = world.reconcile()
+    assert plan.status.summary is not None
+    assert plan.status.summary.acceptance == "82%"
+    assert plan.status.drafts[0].acceptance_rate == "0.82"
+    assert plan.status.drafts[0].accepted_length == "3.05"
+    assert plan.status.drafts[0].share_percent == "40"
+
+
+def test_three_significant_digits() -> None:
+    """Figures as printed; noise below that writes nothing."""
+    assert [three_digits(v) for v in (1234.5, 12.345, 0.12345, 0, 999.6)] == ["1230", "12.3", "0.123", "0", "1000"]
+    assert [time_text(v) for v in (0.0312, 1.5)] == ["31.2ms", "1.5s"]
+
+
+# --- conditions ---
+
+
+def figures(**fields: Any) -> Figures:
+    """A busy window in which speculation is used and pays."""
+    standard = Figures(
+        window_s=60,
+        pods_answered=1,
+        pods_ready=1,
+        output_tokens=6000,
+        request_steps=2000,
+        drafters={"pld": Drafter(tried=3000, accepted=2000, request_steps=1500)},
+        slo_classes={"chat": slo(100, 99)},
+        baseline_tokens=100,
+        baseline_s=2,
+        speculative_tokens=300,
+        speculative_s=4,
+    )
+    return replace(standard, **fields)
+
+
+def slo(finished: float, attained: float) -> SLOClassFigures:
+    return SLOClassFigures(finished, attained, (0.0,) * 10 + (finished,) + (0.0,) * 17)
+
+
+GOOD = figures()
+BAD = figures(speculative_tokens=150, slo_classes={"chat": slo(100, 50)})
+QUIET = figures(output_tokens=3, slo_classes={"chat": slo(1, 0)})
+
+
+def measured(world: World, current: Figures | None, previous: Figures | None, error: str = "") -> None:
+    world.figures = FigureWindows(current, previous, error)
+    world.now += 60
+    world.settle()
+
+
+@pytest.fixture
+def serving() -> World:
+    world = World(manifest())
+    world.serve()
+    world.report_states(drafters=[DrafterState(name="pld", loaded=True)], choice=ChoiceState(reason="Pays"))
+    return world
+
+
+@pytest.mark.parametrize("kind", [C.GOODPUT_HEALTHY, C.SLO_ATTAINED])
+def test_a_verdict_changes_only_after_two_windows(serving: World, kind: C) -> None:
+    """One bad minute is no alarm, one good one no all-clear."""
+    measured(serving, GOOD, None)
+    assert serving.condition(kind).status == "True"
+    measured(serving, BAD, GOOD)
+    assert serving.condition(kind).status == "True"
+    measured(serving, BAD, BAD)
+    assert serving.condition(kind).status == "False"
+    measured(serving, GOOD, BAD)
+    assert serving.condition(kind).status == "False"
+    measured(serving, GOOD, GOOD)
+    assert serving.condition(kind).status == "True"
+    assert serving.condition(C.READY).status == "True"
+
+
+@pytest.mark.parametrize("kind", [C.GOODPUT_HEALTHY, C.SLO_ATTAINED])
+def test_too_little_traffic_is_unknown_never_bad(serving: World, kind: C) -> None:
+    """Unknown/NoTraffic below a least sample; missing is never failed."""
+    measured(serving, QUIET, QUIET)
+    assert serving.reason(kind) == "Unknown/NoTraffic"
+    measured(serving, GOOD, GOOD)
+    measured(serving, QUIET, QUIET)
+    assert serving.reason(kind) == "Unknown/NoTraffic"
+
+
+@pytest.mark.parametrize("kind", [C.GOODPUT_HEALTHY, C.SLO_ATTAINED, C.SPECULATION_ACTIVE])
+def test_a_metrics_source_that_does_not_answer_is_unknown_with_its_words(serving: World, kind: C) -> None:
+    """MetricsUnavailable: not NoTraffic, not a failure."""
+    measured(serving, None, None, "Prometheus does not answer: timeout.")
+    assert serving.reason(kind) == "Unknown/MetricsUnavailable"
+    assert "timeout" in serving.condition(kind).message
+
+
+def test_a_restarted_operator_keeps_the_verdict_until_it_has_measured(serving: World) -> None:
+    """What hysteresis needs stands in the status, not in memory."""
+    measured(serving, BAD, BAD)
+    measured(serving, None, None)
+    assert serving.reason(C.SLO_ATTAINED) == "False/Missed"
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        (GOOD, "True/Pays"),
+        (figures(drafters={"pld": Drafter(30, 10, 20)}), "False/NotWorthIt"),
+        (BAD, "False/NotWorthIt"),
+        (QUIET, "Unknown/NoTraffic"),
+        (None, "Unknown/Measuring"),
+    ],
+)
+def test_speculation_active_says_whether_it_is_used_and_pays(
+    serving: World, window: Figures | None, expected: str
+) -> None:
+    """k = 0 is a right choice, not a fault."""
+    measured(serving, window, None)
+    assert serving.reason(C.SPECULATION_ACTIVE) == expected
+
+
+def test_speculation_that_is_off_or_has_no_drafter_says_so(serving: World) -> None:
+    """Off and NoDrafter; a drafter that could not load is named with its reason."""
+    serving.report_states(drafters=[DrafterState(name="pld", loaded=False, reason="no such file")])
+    serving.settle()
+    assert serving.reason(C.SPECULATION_ACTIVE) == "False/NoDrafter"
+    assert serving.observed().status.drafts[0].reason == "no such file"
+    serving.patch(speculation={"mode": "Off"})
+    serving.settle()
+    assert serving.reason(C.SPECULATION_ACTIVE) == "False/Off"
+
+
+def test_the_printer_columns_name_the_worst_class() -> None:
+    """GOODPUT, SPEEDUP, ACCEPTANCE, SLO."""
+    world = World(manifest(sloClasses=[{"name": "chat", "tpot": "50ms"}, {"name": "batch", "tpot": "1s"}]))
+    world.serve()
+    measured(world, figures(slo_classes={"chat": slo(100, 91), "batch": slo(100, 99)}), None)
+    summary, goodput = world.observed().status.summary, world.observed().status.goodput
+    assert summary is not None
+    assert goodput is not None
+    assert (summary.goodput, summary.speedup, summary.acceptance) == ("100 tok/s", "1.5x", "66.7%")
+    assert summary.slo == "91% chat"
+    assert (goodput.baseline_tokens_per_second, goodput.pods) == ("66.7", "1/1")
+    assert world.observed().status.slo_classes[0].tpot_p50.endswith("ms")
+
+
+def test_an_slo_that_nobody_can_meet_names_the_best_value() -> None:
+    """By the profile, for one request alone; known before there is any traffic."""
+    world = World(manifest(sloClasses=[{"name": "chat", "tpot": "1ms"}], speculation={"mode": "Off"}))
+    world.serve()
+    assert world.reason(C.SLO_ATTAINED) == "False/Infeasible"
+    assert "21ms" in world.condition(C.SLO_ATTAINED).message
+    assert "chat (1ms)" in world.condition(C.SLO_ATTAINED).message
+    world.patch(sloClasses=[{"name": "chat", "tpot": "22ms"}])
+    world.settle()
+    assert world.reason(C.SLO_ATTAINED) == "Unknown/NoTraffic"
+
+
+# --- when the status is written ---
+
+
+def test_conditions_are_written_at_once_and_figures_every_15_seconds(serving: World) -> None:
+    """At most four writes of figures a minute; none where three digits did not change."""
+    measured(serving, GOOD, GOOD)
+    old = serving.observed().status
+    serving.figures = FigureWindows(replace(GOOD, output_tokens=6001), GOOD)
+    assert not status_write(old, serving.reconcile().status, serving.now, serving.now - 60).now
+    serving.figures = FigureWindows(replace(GOOD, output_tokens=7000), GOOD)
+    new = serving.reconcile().status
+    assert status_write(old, new, serving.now, serving.now - 5).again_in_s == pytest.approx(10)
+    assert status_write(old, new, serving.now, serving.now - 15).now
+    assert status_write(old, new, serving.now, None).now
+    serving.figures = FigureWindows(BAD, BAD)
+    assert status_write(old, serving.reconcile().status, serving.now, serving.now).now
+
+
+def test_speedup_is_measured_over_several_windows() -> None:
+    """Probes are 1% of the steps: one window holds too few of them."""
+
+    def probed(i: int) -> RuntimeState:
+        return state(
+            10 * i,
+            speedup=SpeedupState(baseline_tokens=min(i, 5), baseline_s=1.0, speculative_tokens=9, speculative_s=1.0),
+        )
+
+    history, now = watched([{"a": probed(i)} for i in range(13)])
+    current = windows(history, now, WINDOW_S).current
+    assert current is not None
+    assert current.baseline_tokens == 5
