@@ -104,7 +104,8 @@ class Acceptance:
         """Two (N, D): factors on hazards and on hit rates. Both decisions of a step ask for the same."""
         if self._cached is None or self._cached[0] != (requests, classes):
             factors = self._requests.ratios(requests) * self._classes.ratios(classes)
-            self._cached = ((requests, classes), factors, self._request_hits.ratios(requests))
+            hits = self._request_hits.ratios(requests)
+            self._cached = ((requests, classes), factors, hits)
         return self._cached[1], self._cached[2]
 
     def upper_paths(self) -> Floats:
@@ -186,12 +187,18 @@ class RatioTable:
         self._free: list[int] = []
         # Row 0 stays empty: the ratio of a key that is not known is 1.
         self._counts = np.zeros((64, drafters, 2))  # (S, D, [observed, expected])
+        self._ratios: Floats | None = None
+        self._last: tuple[Sequence[Hashable], Ints] | None = None
 
     def ratios(self, keys: Sequence[Hashable]) -> Floats:
         """(N, D)"""
-        get = self._slots.get
-        rows = self._counts[[get(key, 0) for key in keys]]
-        return np.asarray((rows[..., 0] + self._strength) / (rows[..., 1] + self._strength))
+        if self._ratios is None:
+            observed, expected = self._counts[..., 0], self._counts[..., 1]
+            self._ratios = (observed + self._strength) / (expected + self._strength)  # (S, D)
+        if self._last is None or self._last[0] != keys:
+            get = self._slots.get
+            self._last = (keys, np.array([get(key, 0) for key in keys], dtype=int))
+        return np.asarray(self._ratios[self._last[1]])
 
     def add(self, keys: Sequence[Hashable], drafter: int, observed: NDArray[Any], expected: Floats) -> None:
         """observed, expected: (N,); a key may stand more than once."""
@@ -200,17 +207,21 @@ class RatioTable:
         np.add.at(counts, slots, np.stack([observed, expected], axis=1))
         excess = np.minimum(1.0, self._cap / np.maximum(counts[slots, 1:], 1e-9))
         counts[slots] = counts[slots] * excess
+        self._ratios = None
 
     def age(self, keep: float) -> None:
         self._counts *= keep
+        self._ratios = None
 
     def reset(self, drafter: int) -> None:
         self._counts[:, drafter] = 0
+        self._ratios = None
 
     def forget(self, key: Hashable) -> None:
         slot = self._slots.pop(key, None)
         if slot is not None:
             self._counts[slot] = 0
+            self._ratios = self._last = None
             self._free.append(slot)
 
     def _slot(self, key: Hashable) -> int:
@@ -220,4 +231,5 @@ class RatioTable:
             if slot >= len(self._counts):
                 self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
             self._slots[key] = slot
+            self._last = None
         return slot

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from outrider_runtime.control.costs import StepCost
 
+CHORDS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Between the lowest and the highest price of a token: where prefixes are looked at when bends are near."""
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -51,11 +54,29 @@ class TargetPrice:
             return self.fixed_beyond_s + _seconds_of(tokens, self.beyond)
         return self.fixed_uniform_s + _seconds_of(tokens, cost)
 
-    def token_prices_s(self) -> list[float]:
-        """What one more token may cost: below and above each knee, lowest first."""
+    def lowest_s(self) -> float:
+        """The cheapest that one more token can be; a position worth less is never chosen."""
+        if self.beyond is None:
+            return self.ragged.per_batched_token_s
+        return min(self.ragged.per_batched_token_s, self.beyond.per_batched_token_s)
+
+    def floors_s(self, bent: bool) -> list[float]:
+        """Prices of a token at which to look for the best prefix, lowest first; `bent`: a bend may lie in reach."""
+        if not bent:
+            return [self._token_s()]
         costs = (self.ragged,) if self.beyond is None else (self.ragged, self.beyond)
-        below = {cost.per_batched_token_s for cost in costs}
-        return sorted(below | {cost.per_batched_token_s + cost.per_batched_token_above_knee_s for cost in costs})
+        low = self.lowest_s()
+        high = max(cost.per_batched_token_s + cost.per_batched_token_above_knee_s for cost in costs)
+        if high == low:
+            high = 2 * low + 1e-12
+        return [low + share * (high - low) for share in CHORDS]
+
+    def _token_s(self) -> float:
+        """What the next token costs."""
+        past_graphs = self.beyond is not None and self.n_batched > self.largest_graph_tokens
+        cost = self.beyond if past_graphs and self.beyond is not None else self.ragged
+        above = self.n_batched >= cost.knee_tokens
+        return cost.per_batched_token_s + (cost.per_batched_token_above_knee_s if above else 0.0)
 
     def bends(self) -> list[float]:
         """Further tokens at which the price of one more changes: knees, and the end of the graphs."""
@@ -101,7 +122,7 @@ def best_lengths(gains: Floats, query_costs_s: Floats, price: TargetPrice, rate:
 
 def _best_ragged(gains: Floats, scores: Floats, price: TargetPrice, rate: float, budget: int) -> Lengths:
     flat = scores.ravel()
-    worthwhile = (gains.ravel() > 0) & (flat > rate * price.token_prices_s()[0])
+    worthwhile = (gains.ravel() > 0) & (flat > rate * price.lowest_s())
     candidates = worthwhile.nonzero()[0]
     order = candidates[(-flat[candidates]).argsort()][: max(0, budget)]
     values = -rate * price.ragged_s(np.arange(len(order) + 1, dtype=float))
@@ -128,52 +149,56 @@ def values_by_draft_length(
 
     gains: (S, N, K) products of hazards of the chosen drafters, 0 where a request may not speculate. offers: the
     same shape, the probability that there is a proposal; a position costs and gains in that proportion, so the
-    ranking is still the product of hazards. The best verification lengths are assumed for every K. Along the
-    ranking the worth is concave between the price's bends, so its maximum is where the score falls to a token's
-    price, or at a bend: only those prefixes are looked at.
+    ranking is still the product of hazards. The best verification lengths are assumed for every K.
+
+    Along the ranking the worth is concave between the price's bends, so its maximum lies where the score falls to a
+    token's price, or at a bend. No sorting is needed: "all positions that score more than a price" is a prefix of
+    the ranking. What a prefix that ends at a bend gains is read off the chord between two such prefixes: exact where
+    no bend is crossed, never too high elsewhere (verification then ranks exactly).
     """
     scores = gains - rate * query_costs_s[:, None] if query_costs_s.any() else gains
-    weights = np.where(gains > 0, offers, 0.0)
-    floors = rate * np.array(price.token_prices_s())
-    taken = weights * (scores > floors[:, None, None, None])  # (prices, S, N, K)
-    more = taken.sum(axis=2).cumsum(axis=2)  # (prices, S, K)
-    worth = (taken * scores).sum(axis=2).cumsum(axis=2) - rate * price.ragged_s(more)
-    most = float(more[0].max(initial=0.0))  # the lowest price takes most
-    ends = [end for bend in price.bends() for end in {math.floor(bend), math.ceil(bend)} if end < most]
-    if most > budget:
-        worth[more > budget] = -np.inf
-        ends = [end for end in ends if end < budget] + [max(0, budget)]
-    plain = -rate * price.plain_s()
-    values = np.empty((len(gains), gains.shape[2] + 1))
-    values[:, 0] = plain
-    values[:, 1:] = np.maximum(worth.max(axis=0), plain)
-    for scenario in np.flatnonzero(more[0].max(axis=1) > min(ends, default=np.inf)):
-        filled = _filled(scores[scenario], weights[scenario], np.array(ends, dtype=float), floors[0], price, rate)
-        np.maximum(values[scenario, 1:], filled, out=values[scenario, 1:])
-    if price.uniform is not None:
-        values[:, 1:] = np.maximum(values[:, 1:], _uniform_values(scores, weights, price, rate, budget))
+    requests, positions = gains.shape[1:]
+    ends = [end for end in (*price.bends(), float(budget)) if end < requests * positions]
+    floors = rate * np.array(price.floors_s(bool(ends)))
+    taken = offers * (scores > floors[:, None, None, None])  # (floors, S, N, K)
+    more = taken.sum(axis=2).cumsum(axis=2)  # (floors, S, K)
+    taken *= scores
+    worth = taken.sum(axis=2).cumsum(axis=2)
+    values = np.empty((len(gains), positions + 1))
+    values[:, 0] = -rate * price.plain_s()
+    best = values[:, 1:]
+    (worth - rate * price.ragged_s(more) - np.where(more > budget, np.inf, 0.0)).max(axis=0, out=best)
+    for end in ends:
+        reached = _at_end(more, worth, max(0.0, end)) - rate * float(price.ragged_s(np.array(max(0.0, end))))
+        np.maximum(best, reached, out=best)
+    if price.uniform is not None and price.uniform is not price.ragged:
+        # Only where the neural drafter serves all requests can they verify equally many: the last scenario.
+        np.maximum(best[-1], _uniform_values(scores[-1], gains[-1], offers[-1], price, rate, budget), out=best[-1])
+    np.maximum(best, values[:, :1], out=best)
     return values
 
 
-def _filled(scores: Floats, weights: Floats, ends: Floats, floor: float, price: TargetPrice, rate: float) -> Floats:
-    """Worth of the highest positions (of (N, K)) that fill up to one of `ends` further tokens: (K,)."""
-    positions = scores.shape[1]
-    score, weight = scores.ravel(), weights.ravel()
-    candidates = ((weight > 0) & (score > floor)).nonzero()[0]
-    order = candidates[(-score[candidates]).argsort()]
-    weighed = weight[order] * ((order % positions) <= np.arange(positions)[:, None])  # (K, M)
-    before = weighed.cumsum(axis=1) - weighed
-    tokens = [np.minimum(weighed, np.maximum(end - before, 0.0)) @ score[order] for end in ends]
-    return np.asarray((np.array(tokens) - rate * price.ragged_s(ends)[:, None]).max(axis=0))
+def _at_end(more: Floats, worth: Floats, end: float) -> Floats:
+    """Tokens gained by the prefix that ends at `end` proposals: (S, K), -inf where no prefix goes so far.
+
+    more, worth: (floors, S, K), proposals and gain of the prefixes that are known, the longest first.
+    """
+    longer, shorter = more[:-1], more[1:]
+    share = (end - shorter) / np.maximum(longer - shorter, 1e-9)
+    chord = worth[1:] + share * (worth[:-1] - worth[1:])
+    inside = (shorter <= end) & (end <= longer)
+    return np.asarray(np.where(inside, chord, -np.inf).max(axis=0))
 
 
-def _uniform_values(scores: Floats, weights: Floats, price: TargetPrice, rate: float, budget: int) -> Floats:
-    """Worth of all requests verifying the same k <= K: (S, K); -inf where some request cannot."""
-    requests = scores.shape[1]
-    sizes = np.arange(1, scores.shape[2] + 1)
-    possible = (weights >= 1.0).all(axis=1) & (sizes * requests <= budget)  # (S, K)
-    worth = scores.sum(axis=1).cumsum(axis=1) - rate * price.uniform_s((sizes * requests).astype(float))
-    return np.asarray(np.maximum.accumulate(np.where(possible, worth, -np.inf), axis=1))
+def _uniform_values(
+    scores: Floats, gains: Floats, offers: Floats, price: TargetPrice, rate: float, budget: int
+) -> Floats:
+    """Worth of all requests verifying the same k <= K: (K,), from (N, K); -inf where some request cannot."""
+    requests, positions = scores.shape
+    sizes = np.arange(1, positions + 1) * requests
+    possible = ((gains > 0) & (offers >= 1.0)).all(axis=0) & (sizes <= budget)
+    worth = scores.sum(axis=0).cumsum() - rate * price.uniform_s(sizes.astype(float))
+    return np.asarray(np.maximum.accumulate(np.where(possible, worth, -np.inf)))
 
 
 def _token_seconds(tokens: Floats, cost: StepCost, fixed_s: float) -> Floats:

@@ -119,12 +119,12 @@ class Controller:
 
     def _closed_loop_plan(self, batch: Batch) -> DraftPlan:
         step = next_step(batch, self._latency, self._goodput)
-        problem = self._problem(batch, step, assume_ready=False)
+        problem = self._problem(step, assume_ready=False)
         choice = choose_draft(problem)
         self._decisions += 1
-        self._update_gate(batch, step, problem, choice)
+        self._update_gate(step, problem, choice)
         block = self._explorer.step() or self._new_block(problem, choice)
-        prefill = any(view.prefill_tokens for view in batch.requests)
+        prefill = any(step.now.prefill_tokens)
         speculating = choice.draft_tokens > 0 and not self._truth.off
         if self._truth.next_is_probe(len(batch.requests), speculating=speculating, prefill=prefill):
             return self._plan(batch, step, _nothing(choice), Purpose.PROBE)
@@ -170,24 +170,24 @@ class Controller:
             return False
         return any(view.draft_ready or view.prefill_tokens > 0 for view in batch.requests)
 
-    def _update_gate(self, batch: Batch, step: Step, problem: DraftProblem, choice: DraftChoice) -> None:
+    def _update_gate(self, step: Step, problem: DraftProblem, choice: DraftChoice) -> None:
         """Tell the gate whether the neural draft would be used here if its KV were whole for every request."""
-        neural, requests = problem.neural, len(batch.requests)
+        neural, requests = problem.neural, len(step.now.id)
         if neural == NOBODY or step.requests == 0:
             return
-        if any(view.output_tokens == 0 and view.prefill_tokens > 0 for view in batch.requests):
+        if any(step.now.prefill_tokens):
             self._gate.new_request()
         if not problem.usable[neural].all():
             if self._decisions % CHECK_GATE_EVERY:
                 return
-            choice = choose_draft(self._problem(batch, step, assume_ready=True))
+            choice = choose_draft(self._problem(step, assume_ready=True))
         self._gate.update(requests, worth=bool((choice.drafters == neural).any()))
         self._gated = self._gate.closed(requests)
 
-    def _problem(self, batch: Batch, step: Step, *, assume_ready: bool) -> DraftProblem:
+    def _problem(self, step: Step, *, assume_ready: bool) -> DraftProblem:
         drafters = self.settings.drafters
         return draft_problem(
-            step, batch, self._acceptance, self._latency, drafters, self._usable, self._limit,
+            step, self._acceptance, self._latency, drafters, self._usable, self._limit,
             assume_ready=assume_ready,
         )  # fmt: skip
 

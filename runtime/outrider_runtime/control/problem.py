@@ -47,7 +47,10 @@ class Columns(NamedTuple):
 class Step:
     """The step that is priced: its decoding requests, and the target's cost around them."""
 
+    now: Columns
+    """All requests of the batch."""
     decoding: Columns
+    """Those that decode in the step that is priced."""
     positions: Iterable[int]
     """Of the decoding requests in `Batch.requests`."""
     price: TargetPrice
@@ -95,6 +98,7 @@ def _step(
     plain_s = price.plain_s()
     per_query = price.ragged.per_context_query_s / 1000
     return Step(
+        now=every,
         decoding=decoding,
         positions=positions,
         price=price,
@@ -125,7 +129,7 @@ def verification_gains(step: Step, acceptance: Acceptance, limit: int) -> Floats
 
 
 def draft_problem(
-    step: Step, batch: Batch, acceptance: Acceptance, latency: OnlineLatency,
+    step: Step, acceptance: Acceptance, latency: OnlineLatency,
     drafters: tuple[DrafterSpec, ...], usable: NDArray[np.bool_], limit: int, *, assume_ready: bool = False,
 ) -> DraftProblem:  # fmt: skip
     """`usable`: (D,), drafters that may run at all. `assume_ready`: as if the draft's KV were whole everywhere."""
@@ -145,7 +149,7 @@ def draft_problem(
         offers=offers,
         usable=able,
         neural=neural,
-        draft_s=draft_seconds(batch, latency, drafters, limit),
+        draft_s=draft_seconds(step.now, latency, drafters, limit),
         query_costs_s=step.query_costs_s,
         price=step.price,
         rate=step.rate,
@@ -153,20 +157,17 @@ def draft_problem(
     )
 
 
-def draft_seconds(batch: Batch, latency: OnlineLatency, drafters: tuple[DrafterSpec, ...], limit: int) -> Floats:
-    """(D, K+1): each drafter's seconds at the end of the step that `batch` runs. Passes after the first cost alike."""
-    first = draft_shape(batch)
-    lengths = np.arange(limit)
-    seconds = np.zeros((len(drafters), limit + 1))
-    for number, drafter in enumerate(drafters):
-        once = latency.draft_s(drafter.name, first, 1)
-        twice = latency.draft_s(drafter.name, first, 2)
-        seconds[number, 1:] = once + (twice - once) * lengths
-    return seconds
+def draft_seconds(now: Columns, latency: OnlineLatency, drafters: tuple[DrafterSpec, ...], limit: int) -> Floats:
+    """(D, K+1): each drafter's seconds at the end of the step that runs `now`. Passes after the first cost alike."""
+    first = draft_shape(now)
+    pairs = [(latency.draft_s(each.name, first, 1), latency.draft_s(each.name, first, 2)) for each in drafters]
+    return np.array([[0.0, *[once + (twice - once) * more for more in range(limit)]] for once, twice in pairs])
 
 
-def draft_shape(batch: Batch) -> Shape:
+def draft_shape(now: Columns) -> Shape:
     """Of the draft's first pass: every token of the target's step, prefill and proposals that fail included."""
-    n_context = sum([view.context_tokens for view in batch.requests])
-    n_batched = sum([view.prefill_tokens or 1 + view.proposed for view in batch.requests])
-    return Shape(float(n_context), float(n_batched), float(len(batch.requests)), n_context / 1000)
+    prefill = sum(now.prefill_tokens)
+    decoding = len(now.id) if prefill == 0 else now.prefill_tokens.count(0)
+    n_context = sum(now.context_tokens)
+    n_batched = prefill + decoding + sum(now.proposed)
+    return Shape(float(n_context), float(n_batched), float(len(now.id)), n_context / 1000)
