@@ -15,7 +15,7 @@ from outrider_runtime.control.costs import Shape, StepCost
 from outrider_runtime.identity import engine_version
 from outrider_runtime.profiler import failures
 from outrider_runtime.profiler.failures import ProfilingError
-from outrider_runtime.profiler.fitting import LEAST_TO_FIT, FittedCost, fit_cost, fit_modes
+from outrider_runtime.profiler.fitting import FittedCost, fit_cost, fit_modes
 from outrider_runtime.profiler.samples import Measurement, drafter_measurements, median_spread, target_measurements
 from outrider_runtime.profiler.session import Series
 
@@ -26,12 +26,11 @@ DIGITS = 4
 
 def fit_target(series: Series) -> dict[ExecutionMode, FittedCost]:
     """Raises ProfilingError when too little was measured, or the machine was too noisy to believe it."""
+    _check_enough(series)
     measurements = target_measurements(series.visits)
-    fitted = fit_modes(measurements, series.held_out)
-    if not fitted:
-        raise _too_little(len(measurements))
     _check_quiet(measurements)
-    return fitted
+    fitted = fit_modes(measurements, series.held_out)
+    return fitted or {ExecutionMode.RAGGED: fit_cost(measurements, series.held_out)}
 
 
 def fit_drafter(series: Series, drafter: Drafter) -> FittedCost:
@@ -39,8 +38,9 @@ def fit_drafter(series: Series, drafter: Drafter) -> FittedCost:
     measurements = drafter_measurements(series.visits, drafter.name)
     if series.suspended:
         raise ProfilingError(failures.DRAFTER_FAILED, series.suspended)
-    if len(measurements) < LEAST_TO_FIT:
-        raise _too_little(len(measurements))
+    if not measurements:
+        raise ProfilingError(failures.DRAFTER_FAILED, "it proposed nothing in any of the measured steps")
+    _check_enough(series)
     if drafter.neural is not None:
         _check_quiet(measurements)
         return fit_cost(measurements, series.held_out, passes=True)
@@ -128,9 +128,14 @@ def _check_quiet(measurements: list[Measurement]) -> None:
         )
 
 
-def _too_little(count: int) -> ProfilingError:
-    text = f"{count} shapes were measured and {LEAST_TO_FIT} are the least; raise profiling.timeBudget"
-    return ProfilingError(failures.TIME_BUDGET_TOO_SMALL, text)
+def _check_enough(series: Series) -> None:
+    if not series.enough:
+        count = len({visit.point for visit in series.visits})
+        raise ProfilingError(
+            failures.TIME_BUDGET_TOO_SMALL,
+            f"the time budget was spent after {count} shapes, {max(1, series.needed)} are the least; raise "
+            "profiling.timeBudget",
+        )
 
 
 def _percent(share: float) -> float:

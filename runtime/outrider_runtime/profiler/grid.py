@@ -1,7 +1,7 @@
 """Which steps to measure: a grid over batch, context, verification length and prefill, the best first.
 
 The order is a greedy D-optimal design: each next shape is the one that tells most about the coefficients, given
-those before it, per second it takes. A smaller time budget measures a shorter prefix of the same order.
+those before it, for the time it takes. A smaller time budget measures a shorter prefix of the same order.
 """
 
 from __future__ import annotations
@@ -131,16 +131,18 @@ def _ragged(limits: Limits, context: int, batch: int) -> list[GridPoint]:
 
 
 def within(points: Iterable[GridPoint], pace: Pace, budget_s: float) -> list[GridPoint]:
-    """Those that the budget can pay for: no step over 1/150 of it, no set-up of a batch over 1/12."""
+    """Those that the budget can pay for: no step over 1/150 of it, no set-up of a batch over 1/15."""
     return [
         point
         for point in points
-        if pace.seconds(point) <= budget_s / 150 and point.batch * point.context * pace.token_s <= budget_s / 12
+        if pace.seconds(point) <= budget_s / 150 and point.batch * point.context * pace.token_s <= budget_s / 15
     ]
 
 
 def most_informative(points: Sequence[GridPoint], pace: Pace) -> list[GridPoint]:
     """`points` in the order of a greedy D-optimal design, weighted by what each costs to measure."""
+    if not points:
+        return []
     features = np.array([_features(point) / pace.seconds(point) for point in points])  # (shapes, coefficients)
     features /= np.maximum(np.abs(features).max(axis=0), 1e-12)
     cost = np.array([pace.step_s + pace.seconds(point) for point in points])
@@ -150,7 +152,7 @@ def most_informative(points: Sequence[GridPoint], pace: Pace) -> list[GridPoint]
     while left:
         rows = features[left]
         gain = np.log1p(np.einsum("ij,jk,ik->i", rows, inverse, rows))  # log-determinant that each shape adds
-        best = left.pop(int((gain / cost[left]).argmax()))
+        best = left.pop(int((gain / np.sqrt(cost[left])).argmax()))
         order.append(points[best])
         step = inverse @ features[best]
         inverse -= np.outer(step, step) / (1.0 + features[best] @ step)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from itertools import zip_longest
 
 from outrider_crds.profile import DrafterProfile, ProfileKeys, ProfilingFailure, ProfilingResult, TargetProfile
@@ -70,8 +71,13 @@ class Part:
         return tuple(drafter for drafter in (self.lookup, self.neural) if drafter is not None)
 
     @property
+    def names(self) -> list[str]:
+        """As failures name them: the target is the empty name."""
+        return [""] * self.target + [drafter.name for drafter in self.drafters]
+
+    @property
     def empty(self) -> bool:
-        return not (self.target or self.drafters)
+        return not self.names
 
 
 def parts(wanted: Wanted) -> list[Part]:
@@ -115,20 +121,28 @@ class Profiler:
             self._run_engine(part, plan)
 
     def _run_engine(self, part: Part, plan: LaunchPlan) -> None:
-        """Measure `part`; where its neural drafter keeps the engine from starting, measure the rest without it."""
+        """Measure `part`; where its neural drafter brings the engine down, measure the rest without it."""
         try:
             self._measure(part, plan)
+            return
         except ProfilingError as error:
-            rest = Part(part.target, part.lookup, None)
+            rest = self._missing(part)
             if part.neural is None:
-                self._fail(error.reason, error.message, "" if part.target else _name(part.lookup))
+                for name in rest.names:
+                    self._fail(error.reason, error.message, name)
                 return
             smaller = after_failure(plan)
             cause = smaller.pool.dropped.get(part.neural.name, error.message) if smaller else error.message
-            reason = error.reason if error.reason == failures.OUT_OF_MEMORY else failures.DRAFTER_FAILED
+            reason = failures.DRAFTER_FAILED if error.reason == failures.ENGINE_FAILED else error.reason
             self._fail(reason, cause, part.neural.name)
-            if not rest.empty:
-                self._measure_part(rest)
+        if not rest.empty:
+            self._measure_part(rest)
+
+    def _missing(self, part: Part) -> Part:
+        """What of `part` is not measured yet, its neural drafter aside."""
+        measured = {profile.name for profile in self._profile.drafters}
+        lookup = None if part.lookup is None or part.lookup.name in measured else part.lookup
+        return Part(part.target and self._profile.target is None, lookup, None)
 
     def _plan(self, part: Part) -> LaunchPlan:
         lookup = part.lookup
@@ -143,6 +157,9 @@ class Profiler:
 
     def _measure(self, part: Part, plan: LaunchPlan) -> None:
         """Start the engine, measure, and keep what came of it, also when the engine fails on the way."""
+        if self._budget_left_s <= 0:
+            text = f"the time budget was spent before {_named(part)} had a turn; raise profiling.timeBudget"
+            raise ProfilingError(failures.TIME_BUDGET_TOO_SMALL, text)
         self._say(f"starting the engine for {_named(part)} (this does not count towards the time budget)")
         began = time.monotonic()
         with self._start(plan) as running:
@@ -152,10 +169,13 @@ class Profiler:
             budget = session.Budget(self._budget_left_s, time.monotonic())
             try:
                 session.run(list(series.values()), running.visit, budget, self._say)
+            except ProfilingError:
+                self._keep(part, series, ready, on_failure=lambda *_: None)  # the engine's end is the failure to tell
+                raise
             finally:
                 self._profile.measured_s += budget.elapsed_s
                 self._budget_left_s -= budget.elapsed_s
-                self._keep(part, series, ready)
+            self._keep(part, series, ready, on_failure=self._fail)
 
     def _series(self, part: Part, plan: LaunchPlan, ready: Ready) -> dict[str, session.Series]:
         """By drafter name, the target's under the empty name. Prompt lookup is measured along with the target."""
@@ -172,12 +192,24 @@ class Profiler:
             series[neural.name] = session.drafter_series(ready.limits, ready.pace, neural.name, share, neural=True)
         return series
 
-    def _keep(self, part: Part, series: Mapping[str, session.Series], ready: Ready) -> None:
+    def _keep(
+        self,
+        part: Part,
+        series: Mapping[str, session.Series],
+        ready: Ready,
+        on_failure: Callable[[str, str, str], None],
+    ) -> None:
+        """Put into the profile whatever was measured well enough; each of the others is a failure of its own."""
+        keeps: dict[str, Callable[[], None]] = {}
         if part.target:
-            self._guarded("", lambda: self._keep_target(series[""], ready))
+            keeps[""] = lambda: self._keep_target(series[""], ready)
         for drafter in part.drafters:
-            one = series.get(drafter.name) or series[""]
-            self._guarded(drafter.name, lambda d=drafter, s=one: self._keep_drafter(d, s))  # type: ignore[misc]
+            keeps[drafter.name] = partial(self._keep_drafter, drafter, series.get(drafter.name) or series[""])
+        for name, keep in keeps.items():
+            try:
+                keep()
+            except ProfilingError as error:
+                on_failure(error.reason, error.message, name)
 
     def _keep_target(self, series: session.Series, ready: Ready) -> None:
         boot = self._wanted.boot
@@ -203,12 +235,6 @@ class Profiler:
         self._profile.fitted_drafters[drafter.name] = fitted
         key = self._wanted.keys.drafters[drafter.name]
         self._profile.drafters.append(drafter_profile(fitted, drafter, key=key, commit=commit, now=_now()))
-
-    def _guarded(self, drafter: str, keep: Callable[[], None]) -> None:
-        try:
-            keep()
-        except ProfilingError as error:
-            self._fail(error.reason, error.message, drafter)
 
     def _fail(self, reason: str, message: str, drafter: str = "") -> None:
         if any(known.drafter == drafter for known in self._profile.failures):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from outrider_runtime.control.batch import ExecutionMode
 from outrider_runtime.control.costs import Shape, StepCost
-from outrider_runtime.profiler import failures
-from outrider_runtime.profiler.failures import ProfilingError
 from outrider_runtime.profiler.fitting import LEAST_TO_FIT, fit_cost
 from outrider_runtime.profiler.grid import (
     LEAST_SHAPES,
@@ -31,6 +28,8 @@ STEPS = 4
 SETTLE = 1
 MOST_ROUNDS = 4
 LEAST_ROUNDS = 2
+FIRST_ROUND_SHARE = 0.45
+"""Share of the budget after which no new shapes are taken up: every shape is to be visited twice."""
 GOOD_SPREAD = 0.03
 """Below this run-to-run spread further rounds would only repeat what is known."""
 TARGET_SHAPES = (20, 12)
@@ -71,6 +70,25 @@ class Series:
     """The most informative first."""
     held_out: frozenset[GridPoint]
     visits: list[Visit] = field(default_factory=list)
+    title: str = "target"
+    needed: int = field(init=False)
+    """Shapes below which a fit would be a guess with coefficients."""
+
+    def __post_init__(self) -> None:
+        self.needed = min(LEAST_SHAPES, len(self.order))
+
+    @property
+    def enough(self) -> bool:
+        return 0 < self.needed <= len({visit.point for visit in self.visits})
+
+    def asked(self, point: GridPoint) -> str | None:
+        """Who proposes at `point`."""
+        return self.drafter if point.verify else None
+
+    def keep_visited(self) -> None:
+        """Forget the shapes that there was no time for."""
+        seen = {visit.point for visit in self.visits}
+        self.order = [point for point in self.order if point in seen]
 
     @property
     def suspended(self) -> str:
@@ -92,7 +110,7 @@ def drafter_series(limits: Limits, pace: Pace, drafter: str, budget_s: float, *,
     doubled = Pace(2 * pace.step_s, 2 * pace.token_s) if neural else pace
     grid = within(drafter_grid(limits, neural=neural), doubled, budget_s)
     order = most_informative(grid, doubled)[: DRAFTER_SHAPES[0 if neural else 1]]
-    return Series(drafter, _affordable(order, doubled, budget_s), frozenset(order[5::3]))
+    return Series(drafter, _affordable(order, doubled, budget_s), frozenset(order[5::3]), title=f"drafter {drafter}")
 
 
 def run(series: Sequence[Series], measure: Measure, budget: Budget, progress: Progress) -> None:
@@ -101,43 +119,46 @@ def run(series: Sequence[Series], measure: Measure, budget: Budget, progress: Pr
     Rounds fight noise: a shape's visits lie far apart in time. Raises ProfilingError when the engine fails; what
     was measured before stays in the series.
     """
-    for number in range(MOST_ROUNDS):
-        before = budget.elapsed_s
+    visit = _Visitor(measure, budget, progress)
+    _first_round(series, visit)
+    _add_crossover(series)
+    for number in range(2, MOST_ROUNDS + 1):
         for one in series:
-            _round(one, number, measure, budget, progress)
-        if number == 0:
-            _check_enough(series, budget)
-            _add_crossover(series)
-        took = budget.elapsed_s - before
-        if (number + 1 >= LEAST_ROUNDS and _settled(series)) or budget.left_s < 0.3 * took:
-            break
-
-
-def _round(series: Series, number: int, measure: Measure, budget: Budget, progress: Progress) -> None:
-    points = interleaved(series.order)
-    for index, point in enumerate(points):
-        if budget.left_s <= 0:
+            visit.all(one, one.order, number)
+        if budget.left_s <= 0 or _settled(series):
             return
-        series.visits.append(measure(Ask(point, _asked(series, point), STEPS, SETTLE)))
-        progress(
-            f"round {number + 1}: shape {index + 1} of {len(points)}, {budget.elapsed_s:.0f} s elapsed, "
-            f"{max(0.0, budget.left_s):.0f} s of the budget left: {point}"
-        )
 
 
-def _asked(series: Series, point: GridPoint) -> str | None:
-    return series.drafter if point.verify else None
+@dataclass(frozen=True, slots=True)
+class _Visitor:
+    measure: Measure
+    budget: Budget
+    progress: Progress
 
-
-def _check_enough(series: Sequence[Series], budget: Budget) -> None:
-    for one in series:
-        seen = {visit.point for visit in one.visits}
-        if len(seen) < min(LEAST_SHAPES, len(one.order)):
-            raise ProfilingError(
-                failures.TIME_BUDGET_TOO_SMALL,
-                f"the time budget of {budget.total_s:.0f} s was spent after {len(seen)} shapes and {LEAST_SHAPES} are "
-                f"the least; set profiling.timeBudget to {math.ceil(3 * budget.total_s)}s or more",
+    def all(self, series: Series, points: Sequence[GridPoint], number: int) -> None:
+        """Visit `points` in an order that spares prefills, until the budget is spent."""
+        for point in interleaved(points):
+            if self.budget.left_s <= 0:
+                return
+            series.visits.append(self.measure(Ask(point, series.asked(point), STEPS, SETTLE)))
+            shape = len({visit.point for visit in series.visits})
+            self.progress(
+                f"round {number}, {series.title}: shape {shape} of {len(series.order)}, {self.budget.elapsed_s:.0f} s "
+                f"elapsed, {max(0.0, self.budget.left_s):.0f} s of the budget left: {point}"
             )
+
+
+def _first_round(series: Sequence[Series], visit: _Visitor) -> None:
+    """A first look at every shape, a few of each series at a time, the most informative first.
+
+    Where the machine is slower than it seemed, what is left out at the end is what matters least.
+    """
+    for start in range(0, max((len(one.order) for one in series), default=0), LEAST_SHAPES):
+        for one in series:
+            if start == 0 or visit.budget.elapsed_s < FIRST_ROUND_SHARE * visit.budget.total_s:
+                visit.all(one, one.order[start : start + LEAST_SHAPES], 1)
+    for one in series:
+        one.keep_visited()
 
 
 def _settled(series: Sequence[Series]) -> bool:

@@ -1,0 +1,87 @@
+"""The time budget: kept, used well, and refused when it is too small."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from outrider_runtime.profiler import session
+from outrider_runtime.profiler.documents import fit_target
+from outrider_runtime.profiler.failures import ProfilingError
+from outrider_runtime.profiler.grid import GridPoint, Limits, Pace, held_out, most_informative, target_grid
+
+from tests.unit.profiler.machine import LIMITS, PACE, Machine
+
+
+def spent(machine: Machine, budget_s: float) -> tuple[float, session.Series]:
+    series = session.target_series(LIMITS, PACE, "lookup", budget_s)
+    session.run([series], machine.visit, session.Budget(budget_s, 0.0, machine.clock), lambda _text: None)
+    return machine.now, series
+
+
+@pytest.mark.parametrize("budget_s", [15.0, 40.0, 300.0])
+def test_measuring_ends_within_the_budget_and_one_shape(budget_s):
+    """`profiling.timeBudget` is a promise to whoever waits for the accelerator."""
+    took, _ = spent(Machine(noise=0.5), budget_s)
+    assert took <= budget_s + 2.0
+
+
+def test_a_smaller_budget_measures_fewer_shapes():
+    """The design says so: the most informative ones stay."""
+    few, many = spent(Machine(), 8.0)[1], spent(Machine(), 120.0)[1]
+    assert len(few.order) < len(many.order)
+
+
+def test_a_quiet_machine_is_done_before_the_budget_is_spent():
+    """Rounds that only repeat what is known are left out: the demo and a patched-in draft are quick."""
+    took, _ = spent(Machine(), 300.0)
+    assert took < 60
+
+
+def test_a_budget_that_pays_for_nothing_is_refused_with_what_would_do():
+    """A fit of three shapes would be a guess with coefficients."""
+    with pytest.raises(ProfilingError, match=r"raise profiling\.timeBudget") as caught:
+        fit_target(spent(Machine(), 0.2)[1])
+    assert caught.value.reason == "TimeBudgetTooSmall"
+
+
+def test_each_shape_is_visited_in_every_round_not_in_one_block():
+    """A neighbour's slow half minute must not fall on the visits of one shape alone."""
+    machine = Machine(noise=0.3)
+    spent(machine, 120.0)
+    first = machine.asked[0].point
+    visits = [index for index, ask in enumerate(machine.asked) if ask.point == first]
+    assert len(visits) >= 2
+    assert min(later - earlier for earlier, later in pairwise(visits)) > 10
+
+
+def test_the_first_shapes_already_span_the_model():
+    """Most informative first: the first seven hold short and long, small and large."""
+    order = most_informative([p for p in target_grid(LIMITS) if not p.ragged], PACE)[:7]
+    assert len({p.context for p in order}) >= 2
+    assert {1, 32} & {p.batch for p in order}
+    assert max(p.batched for p in order) >= 32
+    assert min(p.batched for p in order) == 1
+
+
+def test_no_shape_leaves_the_engines_limits():
+    """A shape that cannot be scheduled would hang the profile."""
+    tight = Limits(max_requests=5, max_model_len=300, max_draft_tokens=3, step_tokens=40, kv_tokens=2000)
+    grid = target_grid(tight)
+    assert grid
+    assert all(p.batch <= 5 and p.batched <= 40 and p.context < 300 for p in grid)
+    assert all(p.batch * p.context <= 2000 for p in grid)
+
+
+def test_an_engine_without_speculation_is_measured_at_plain_decoding_only():
+    """No speculative config: nothing could verify a proposal."""
+    plain = Limits(max_requests=8, max_model_len=2048, max_draft_tokens=0, step_tokens=2048, kv_tokens=40_000)
+    assert {p.verify for p in target_grid(plain)} == {0}
+
+
+def test_held_out_shapes_are_never_the_ones_that_span_the_design():
+    """Without its corners the fit would have to extrapolate to every held-out shape."""
+    points = [GridPoint(64, batch, verify) for batch in (1, 2, 4, 8, 16) for verify in (0, 1, 4)]
+    order = most_informative(points, Pace(0.01, 0.001))
+    assert not held_out(order) & set(order[:6])
+    assert 2 <= len(held_out(order)) <= 4

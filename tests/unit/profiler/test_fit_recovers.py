@@ -1,0 +1,121 @@
+"""What the profiler says about a machine whose cost is known."""
+
+from __future__ import annotations
+
+import pytest
+from outrider_crds.spec import Drafter, PromptLookup
+from outrider_runtime.control.batch import ExecutionMode
+from outrider_runtime.control.costs import Shape
+from outrider_runtime.profiler import session
+from outrider_runtime.profiler.documents import fit_drafter, fit_target, held_out_percent
+from outrider_runtime.profiler.failures import ProfilingError
+
+from tests.unit.profiler.machine import EAGLE, LIMITS, LOOKUP, PACE, TARGET, Machine, shape_of
+
+BUDGET_S = 90.0
+
+
+def measured(machine: Machine, *, budget_s: float = BUDGET_S) -> session.Series:
+    series = session.target_series(LIMITS, PACE, "lookup", budget_s)
+    budget = session.Budget(budget_s, machine.now, machine.clock)
+    session.run([series], machine.visit, budget, lambda _text: None)
+    return series
+
+
+def measured_drafter(machine: Machine, name: str, *, neural: bool) -> session.Series:
+    series = session.drafter_series(LIMITS, PACE, name, BUDGET_S, neural=neural)
+    session.run([series], machine.visit, session.Budget(BUDGET_S, machine.now, machine.clock), lambda _text: None)
+    return series
+
+
+def drafter(name: str) -> Drafter:
+    return Drafter(name=name, method="PromptLookup", prompt_lookup=PromptLookup())
+
+
+def eagle() -> Drafter:
+    model = {"name": "head", "source": {"hostPath": {"path": "/head"}}}
+    return Drafter.model_validate({"name": "eagle", "method": "Eagle", "eagle": {"model": model}})
+
+
+def test_a_quiet_machine_is_predicted_within_a_percent_everywhere():
+    """The fit finds constant, slopes and knee, so that it also holds between and beyond the measured shapes."""
+    fitted = fit_target(measured(Machine()))[ExecutionMode.UNIFORM]
+    for shape in (Shape(100, 3, 3, 0.1), Shape(5000, 20, 10, 10), Shape(9000, 200, 40, 45)):
+        assert fitted.cost.seconds(shape) == pytest.approx(TARGET.seconds(shape), rel=0.01)
+    assert held_out_percent([fitted]) < 0.5
+
+
+def test_noise_and_spikes_of_neighbours_leave_the_prediction_within_ten_percent():
+    """Lowest of several medians: one step in ten that takes three times as long must not show."""
+    machine = Machine(noise=0.15, spikes=0.1)
+    fitted = fit_target(measured(machine))
+    assert held_out_percent(fitted.values()) <= 10
+    for visit in machine.asked:
+        shape = shape_of(visit.point)
+        mode = ExecutionMode.RAGGED if visit.point.ragged else ExecutionMode.UNIFORM
+        assert fitted[mode].cost.seconds(shape) == pytest.approx(TARGET.seconds(shape), rel=0.2)
+
+
+def test_a_machine_of_another_form_gets_an_error_that_says_so():
+    """The error is honest: held-out shapes are judged by a fit that never saw them."""
+
+    def staircase(shape: Shape) -> float:
+        return 0.01 * (1 + 3 * (shape.n_batched // 12 % 2)) + 1e-6 * shape.n_context
+
+    assert held_out_percent(fit_target(measured(Machine(target=staircase))).values()) > 15
+
+
+def test_held_out_shapes_do_not_take_part_in_the_fit_that_judges_them():
+    """A held-out shape that was measured ten times too long shows up with its whole error."""
+    series = measured(Machine())
+    victim = next(iter(sorted(p for p in series.held_out if not p.ragged)))
+    lying = Machine(target=lambda shape: TARGET.seconds(shape) * (10 if shape == shape_of(victim) else 1))
+    fitted = fit_target(measured(lying))[ExecutionMode.UNIFORM]
+    judged = next(j for j in fitted.judged if j.measurement.point == victim)
+    assert judged.held_out
+    assert judged.error == pytest.approx(0.9, abs=0.02)
+
+
+def test_shapes_on_both_sides_of_the_crossover_are_held_out():
+    """Where speculation stops paying is where an error costs most: the stated error covers it."""
+    series = measured(Machine())
+    length = 2
+    pays = [
+        batch
+        for batch in range(1, 33)
+        if 2.19 * TARGET.seconds(Shape(batch * 64, batch, batch))
+        > TARGET.seconds(Shape(batch * 64, batch * (length + 1), batch))
+    ]
+    held_out = {p.batch for p in series.held_out if p.verify == length and p.context == 64}
+    assert any(batch <= max(pays) for batch in held_out)
+    assert any(batch > max(pays) for batch in held_out)
+
+
+def test_an_autoregressive_drafter_is_priced_by_the_pass():
+    """T_draft(K) = T_d(context, batched) + (K-1) T_d(context, n): one coefficient set predicts every K."""
+    fitted = fit_drafter(measured_drafter(Machine(noise=0.05), "eagle", neural=True), eagle())
+    assert fitted.cost.constant_s == pytest.approx(EAGLE.cost.constant_s, rel=0.1)
+    assert fitted.cost.per_batched_token_s == pytest.approx(EAGLE.cost.per_batched_token_s, rel=0.25)
+    assert held_out_percent([fitted]) < 10
+
+
+def test_a_prompt_lookup_costs_a_constant_and_a_share_per_request():
+    """Its cost must not depend on the tokens of the target's pass, which it never sees."""
+    fitted = fit_drafter(measured_drafter(Machine(), "lookup", neural=False), drafter("lookup"))
+    assert fitted.cost.per_batched_token_s == 0
+    assert fitted.cost.seconds(Shape(0, 0, 16)) == pytest.approx(LOOKUP.cost.seconds(Shape(0, 0, 16)), rel=0.05)
+
+
+def test_a_machine_that_never_repeats_itself_is_called_noisy():
+    """Coefficients of such a run would mislead every later choice: none are given."""
+    with pytest.raises(ProfilingError, match="longer from one run to the next") as caught:
+        fit_target(measured(Machine(drift=2.0)))
+    assert caught.value.reason == "Noisy"
+
+
+def test_a_drafter_that_the_engine_suspended_failed_and_says_why():
+    """A head that raises in its forward must not look like a cheap one."""
+    machine = Machine(suspended={"eagle": "suspended for 30 s: size mismatch"})
+    with pytest.raises(ProfilingError, match="size mismatch") as caught:
+        fit_drafter(measured_drafter(machine, "eagle", neural=True), eagle())
+    assert caught.value.reason == "DrafterFailed"
