@@ -1,0 +1,88 @@
+"""helm, bound to a cluster, and the values under which the chart runs on it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from setup.steps import REPOSITORY
+from tests.cluster.cluster import Cluster
+
+CHART = REPOSITORY / "charts" / "outrider"
+SYSTEM = "outrider-system"
+RELEASE = "outrider"
+# The runtime image of services that name none: the previous chart's and this one's must differ to tell them apart.
+PREVIOUS_RUNTIME = "outrider.local/standin:dev"
+PRESENT_RUNTIME = "outrider.local/runtime-cpu:dev"
+
+
+class HelmError(Exception):
+    """helm ended with an error; the message is its own."""
+
+
+def helm(cluster: Cluster, *arguments: str) -> str:
+    """Output of `helm ARGUMENTS`."""
+    environment = cluster.environment
+    program = shutil.which("helm", path=environment["PATH"])
+    assert program is not None, "there is no helm: `make deps` builds one"
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False, env=environment)
+    if done.returncode != 0:
+        raise HelmError(done.stderr.strip())
+    return done.stdout
+
+
+def install(cluster: Cluster, verb: str, chart: Path, values_file: str) -> None:
+    """`helm install` or `helm upgrade` of the release, until its operator is ready; else HelmError with its log."""
+    try:
+        helm(
+            cluster, verb, RELEASE, str(chart), "-n", SYSTEM, "-f", values_file, "--wait", "--timeout", "180s",
+            *(["--create-namespace"] if verb == "install" else []),
+        )  # fmt: skip
+    except HelmError as error:
+        log = cluster.try_kubectl("logs", "-n", SYSTEM, f"deployment/{RELEASE}", "--tail=30")
+        raise HelmError(f"{error}\nThe operator's log:\n{log.stdout}{log.stderr}") from None
+
+
+def values(runtime: str = PRESENT_RUNTIME, **more: Any) -> dict[str, Any]:
+    """Values for the local cluster: its images are the checkout."""
+    return {
+        "operator": {"image": {"repository": "outrider.local/operator", "tag": "dev"}},
+        "runtime": {"image": {"cpu": runtime, "gpu": runtime}},
+        "allowHostPath": True,
+        **more,
+    }
+
+
+def rendered(cluster: Cluster, folder: Path, chart_values: dict[str, Any], name: str = RELEASE) -> list[dict[str, Any]]:
+    """The objects of `helm template`."""
+    text = helm(cluster, "template", name, str(CHART), "-n", SYSTEM, "-f", write_values(folder, chart_values))
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def write_values(folder: Path, chart_values: dict[str, Any]) -> str:
+    path = folder / "values.yaml"
+    path.write_text(json.dumps(chart_values))
+    return str(path)
+
+
+def previous_chart(folder: Path) -> Path:
+    """The chart as an earlier release stands in for it: an older version, fewer alerts, a CRD without a field.
+
+    There is no earlier release yet; what an upgrade must cope with is that version, CRD and defaults change.
+    """
+    chart = folder / "previous"
+    shutil.copytree(CHART, chart)
+    about = yaml.safe_load((chart / "Chart.yaml").read_text())
+    (chart / "Chart.yaml").write_text(yaml.safe_dump({**about, "version": "0.0.9", "appVersion": "0.0.9"}))
+    (chart / "templates" / "prometheusrule.yaml").unlink()
+    crd_file = next((chart / "files").glob("speculativeservices*.yaml"))
+    crd = yaml.safe_load(crd_file.read_text())
+    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    del spec["properties"]["paused"]
+    crd_file.write_text(yaml.safe_dump(crd))
+    return chart

@@ -1,0 +1,204 @@
+"""The chart's life on a real cluster: the previous release, the upgrade, the uninstall, and Roles alone.
+
+One story, in order: each fixture goes on from where the one before it ended.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from outrider_crds.generate import CRD_NAME
+from outrider_operator.kinds import DEPLOYMENT, LEASE, POD, SERVICE
+
+from tests.cluster.cluster import Cluster
+from tests.operator import manifests
+from tests.operator.chart.release import (
+    CHART,
+    PREVIOUS_RUNTIME,
+    RELEASE,
+    SYSTEM,
+    helm,
+    install,
+    previous_chart,
+    values,
+    write_values,
+)
+from tests.operator.client import Client, Service, wait_for
+
+pytestmark = pytest.mark.cluster
+
+TEAM = "team-a"
+ACCOUNT = f"system:serviceaccount:{SYSTEM}:{RELEASE}"
+
+
+@pytest.fixture(scope="module")
+def client(bare: Cluster) -> Client:
+    for namespace in (TEAM, "team-b"):
+        bare.kubectl("create", "namespace", namespace)
+    return Client(str(bare.kubeconfig))
+
+
+@pytest.fixture(scope="module")
+def previous(bare: Cluster, client: Client, tmp_path_factory: pytest.TempPathFactory) -> Service:
+    """The previous release of the chart, and a service that it brought up."""
+    folder = tmp_path_factory.mktemp("previous")
+    chart = previous_chart(folder)
+    file = write_values(folder, values(PREVIOUS_RUNTIME))
+    install(bare, "install", chart, file)
+    client.create(SERVICE, manifests.service("chat", TEAM))
+    service = Service(client, TEAM, "chat")
+    wait_for("the service to be Ready", lambda: service.condition("Ready").get("status") == "True", 60)
+    return service
+
+
+@pytest.fixture(scope="module")
+def upgraded(bare: Cluster, previous: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The upgrade to this chart; gives the serving pod as it was before."""
+    before = _serving_pod(previous)
+    folder = tmp_path_factory.mktemp("present")
+    install(bare, "upgrade", CHART, write_values(folder, values()))
+    holder = lambda: previous.client.get(LEASE, SYSTEM, RELEASE)["spec"]["holderIdentity"]  # type: ignore[index] # noqa: E731
+    newest = _operator_pod(previous.client)
+    wait_for("the new operator to take the Lease", lambda: holder() == newest, 40)
+    return before
+
+
+def test_the_previous_release_serves(previous: Service) -> None:
+    """The operator works under its own service account: children, profile, annotation, status, and events."""
+    wait_for("the profile", lambda: previous.condition("ProfilesReady").get("status") == "True", 60)
+    assert previous.read()["status"]["runtimeImage"] == PREVIOUS_RUNTIME
+
+
+def test_an_upgrade_restarts_no_serving_pod(upgraded: dict[str, Any], previous: Service) -> None:
+    """The new operator's default image is another one; the pod, its container and its revision stay as they were."""
+    previous.patch({"sloClasses": [{"name": "chat", "tpot": "60ms"}]})  # proves that the new operator reconciles
+    generation = previous.read()["metadata"]["generation"]
+    wait_for(
+        "the new operator to bring the new config to the pod",
+        lambda: _is_true(previous.condition("Updated"), generation),
+        60,
+    )
+    pod = _serving_pod(previous)
+    assert pod["metadata"]["uid"] == upgraded["metadata"]["uid"]
+    assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+    assert previous.read()["status"]["runtimeImage"] == PREVIOUS_RUNTIME
+
+
+def test_an_upgrade_brings_the_new_crd(upgraded: dict[str, Any], previous: Service) -> None:
+    """A field that the previous CRD did not have is kept, not pruned."""
+    del upgraded
+    assert previous.patch({"paused": True})["spec"]["paused"] is True
+    assert previous.patch({"paused": False})["spec"]["paused"] is False
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("list speculativeservices.outrider.dev -A", "yes"),
+        ("update speculativeservices.outrider.dev --subresource=status -A", "yes"),
+        ("patch deployments.apps -A", "yes"),
+        ("watch nodes", "yes"),
+        ("create leases.coordination.k8s.io -n outrider-system", "yes"),
+        ("update leases.coordination.k8s.io/outrider -n outrider-system", "yes"),
+        ("update leases.coordination.k8s.io/other -n outrider-system", "no"),
+        ("update leases.coordination.k8s.io/outrider -n team-a", "no"),
+        ("get secrets -n team-a", "no"),
+        ("list secrets -A", "no"),
+        ("create secrets -n outrider-system", "no"),
+        ("patch speculativeservices.outrider.dev -A", "no"),
+        ("delete deployments.apps -A", "no"),
+        ("delete services -A", "no"),
+        ("delete pods -A", "no"),
+        ("create pods -A", "no"),
+        ("get pods --subresource=log -A", "no"),
+        ("create pods --subresource=exec -A", "no"),
+        ("patch nodes", "no"),
+        ("get namespaces", "no"),
+        ("list customresourcedefinitions.apiextensions.k8s.io", "no"),
+        ("create clusterrolebindings.rbac.authorization.k8s.io", "no"),
+        ("create serviceaccounts --subresource=token -n team-a", "no"),
+    ],
+)
+def test_the_operator_may_do_its_work_and_no_more(
+    bare: Cluster, upgraded: dict[str, Any], question: str, answer: str
+) -> None:
+    """The real authorizer's answers for the real service account."""
+    del upgraded
+    done = bare.try_kubectl("auth", "can-i", f"--as={ACCOUNT}", *question.split())
+    assert done.stdout.strip() == answer, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("role", "question", "answer"),
+    [
+        ("view", "get speculativeservices", "yes"),
+        ("view", "patch speculativeservices", "no"),
+        ("edit", "create speculativeservices", "yes"),
+        ("edit", "patch speculativeservices --subresource=scale", "yes"),
+        ("edit", "update speculativeservices --subresource=status", "no"),
+        ("admin", "delete speculativeservices", "yes"),
+    ],
+)
+def test_users_get_their_rights_from_the_clusters_own_roles(
+    bare: Cluster, upgraded: dict[str, Any], role: str, question: str, answer: str
+) -> None:
+    """Someone with edit on a namespace can run services in it: the roles aggregate."""
+    del upgraded
+    binding = f"{role}-of-team-a"
+    if not bare.exists("rolebinding", binding, namespace=TEAM):
+        bare.kubectl("create", "rolebinding", binding, f"--clusterrole={role}", f"--user={role}-user", "-n", TEAM)
+    ask = lambda: bare.try_kubectl("auth", "can-i", f"--as={role}-user", "-n", TEAM, *question.split())  # noqa: E731
+    bare.wait_until(f"{role} can {question}: {answer}", lambda: ask().stdout.strip() == answer, 20)
+
+
+def test_an_uninstall_leaves_the_service_and_its_pods(
+    bare: Cluster, upgraded: dict[str, Any], previous: Service
+) -> None:
+    """`helm uninstall` stops the operator; the CRD, the service and the serving pod are as they were."""
+    helm(bare, "uninstall", RELEASE, "-n", SYSTEM, "--wait")
+    assert previous.client.get(DEPLOYMENT, SYSTEM, RELEASE) is None
+    assert bare.exists("crd", CRD_NAME)
+    assert previous.read()["metadata"].get("deletionTimestamp") is None
+    assert _serving_pod(previous)["metadata"]["uid"] == upgraded["metadata"]["uid"]
+
+
+def test_roles_alone_are_enough(bare: Cluster, upgraded: dict[str, Any], previous: Service, tmp_path: Path) -> None:
+    """With watchNamespaces and no ClusterRole the operator serves its namespaces, and only those.
+
+    The release takes over the service that the uninstalled one left, without a restart of its pod.
+    """
+    scoped = values(
+        rbac={"clusterScoped": False},
+        watchNamespaces=[TEAM],
+        crd={"install": False},
+        profiling={"priorityClass": {"create": False}},
+    )
+    install(bare, "install", CHART, write_values(tmp_path, scoped))
+    client = previous.client
+    client.create(SERVICE, manifests.service("second", TEAM))
+    client.create(SERVICE, manifests.service("foreign", "team-b"))
+    second = Service(client, TEAM, "second")
+    wait_for("the service in the watched namespace", lambda: second.condition("Ready").get("status") == "True", 90)
+    wait_for("its profile", lambda: second.condition("ProfilesReady").get("status") == "True", 60)
+    assert "status" not in Service(client, "team-b", "foreign").read()
+    assert _serving_pod(previous)["metadata"]["uid"] == upgraded["metadata"]["uid"]
+    assert bare.try_kubectl("auth", "can-i", f"--as={ACCOUNT}", "list", "nodes").stdout.strip() == "no"
+    assert bare.try_kubectl("auth", "can-i", f"--as={ACCOUNT}", "list", "pods", "-n", "team-b").stdout.strip() == "no"
+
+
+def _serving_pod(service: Service) -> dict[str, Any]:
+    (pod,) = service.client.list(POD, service.namespace, f"outrider.dev/service={service.name}")
+    return pod
+
+
+def _operator_pod(client: Client) -> str:
+    """Name of the operator's pod that is not on its way out."""
+    pods = client.list(POD, SYSTEM, f"app.kubernetes.io/instance={RELEASE}")
+    (present,) = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    return str(present["metadata"]["name"])
+
+
+def _is_true(found: dict[str, Any], generation: int) -> bool:
+    return found.get("status") == "True" and found.get("observedGeneration") == generation
