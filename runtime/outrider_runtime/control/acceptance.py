@@ -33,7 +33,9 @@ MAX_HAZARD = 0.99
 
 
 class Acceptance:
-    """Discounted Beta counts. Shapes: D drafters, K positions, C classes, S request slots, N requests asked for."""
+    """Discounted Beta counts. Shapes: D drafters, K positions, C classes, S request slots, N requests asked for.
+
+    Answers are position-major, (K, N): sums over requests are then the fast ones."""
 
     def __init__(self, drafters: Iterable[str], max_draft_tokens: int) -> None:
         self.index = {name: number for number, name in enumerate(drafters)}
@@ -88,17 +90,17 @@ class Acceptance:
         return np.array([get(name, -1) for name in drafters], dtype=int)  # type: ignore[arg-type]
 
     def paths(self, requests: Names, classes: Names) -> tuple[Floats, Floats]:
-        """Two (D, N, K): probability that the target accepts positions 1..j, given that they are proposed; and that
+        """Two (D, K, N): probability that the target accepts positions 1..j, given that they are proposed; and that
         the drafter has a proposal at position j (prompt lookup may find none)."""
         factors, hits = self._factors(requests, classes)
-        hazards = np.minimum(self.hazards[:, None, :] * factors.T[:, :, None], MAX_HAZARD)
-        offers = np.minimum(self.hit_rates[:, None, :] * hits.T[:, :, None], 1.0)
-        return hazards.cumprod(axis=2), offers
+        hazards = np.minimum(self.hazards[:, :, None] * factors.T[:, None, :], MAX_HAZARD)
+        offers = np.minimum(self.hit_rates[:, :, None] * hits.T[:, None, :], 1.0)
+        return hazards.cumprod(axis=1), offers
 
     def paths_of(self, drafters: Ints, requests: Names, classes: Names) -> Floats:
-        """(N, K): the same for the one drafter that each request's proposals came from."""
+        """(K, N): the same for the one drafter that each request's proposals came from."""
         factors = self._factors(requests, classes)[0][np.arange(len(drafters)), drafters]
-        return np.asarray(np.minimum(self.hazards[drafters] * factors[:, None], MAX_HAZARD).cumprod(axis=1))
+        return np.asarray(np.minimum(self.hazards.T[:, drafters] * factors, MAX_HAZARD).cumprod(axis=0))
 
     def _factors(self, requests: Names, classes: Names) -> tuple[Floats, Floats]:
         """Two (N, D): factors on hazards and on hit rates. Both decisions of a step ask for the same."""

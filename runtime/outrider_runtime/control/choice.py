@@ -107,13 +107,13 @@ class Lengths:
 def best_lengths(gains: Floats, query_costs_s: Floats, price: TargetPrice, rate: float, budget: int) -> Lengths:
     """The best of all ragged and uniform plans for proposals that are there.
 
-    gains: (N, K), the product of hazards, 0 where a request has no proposal or may not verify it.
+    gains: (K, N), the product of hazards, 0 where a request has no proposal or may not verify it.
     query_costs_s: (N,), what a further query token costs for its request's context.
     rate: lambda in tokens per second. budget: most proposals the step may verify in all.
     """
-    scores = gains - rate * query_costs_s[:, None] if query_costs_s.any() else gains
+    scores = gains - rate * query_costs_s if query_costs_s.any() else gains
     ragged = _best_ragged(gains, scores, price, rate, budget)
-    if price.uniform is None or len(gains) == 0:
+    if price.uniform is None or gains.size == 0:
         return ragged
     uniform = _best_uniform(gains, scores, price, rate, budget)
     # Equal worth: the uniform plan, whose graph is the cheaper one to be wrong about.
@@ -128,16 +128,16 @@ def _best_ragged(gains: Floats, scores: Floats, price: TargetPrice, rate: float,
     values = -rate * price.ragged_s(np.arange(len(order) + 1, dtype=float))
     values[1:] += flat[order].cumsum()
     best = int(values.argmax())
-    lengths = np.bincount(order[:best] // gains.shape[1], minlength=len(gains))
+    lengths = np.bincount(order[:best] % gains.shape[1], minlength=gains.shape[1])
     return Lengths(lengths, float(values[best]))
 
 
 def _best_uniform(gains: Floats, scores: Floats, price: TargetPrice, rate: float, budget: int) -> Lengths:
-    requests = len(gains)
-    longest = int((gains > 0).sum(axis=1).min())
+    requests = gains.shape[1]
+    longest = int((gains > 0).all(axis=1).sum())  # chains have no gaps
     most = min(longest, max(0, budget) // requests)  # k = 0 is always among them
     values = -rate * price.uniform_s(np.arange(most + 1, dtype=float) * requests)
-    values[1:] += scores.sum(axis=0).cumsum()[:most]
+    values[1:] += scores[:most].sum(axis=1).cumsum()
     best = int(values.argmax())
     return Lengths(np.full(requests, best), float(values[best]))
 
@@ -147,7 +147,7 @@ def values_by_draft_length(
 ) -> Floats:
     """Worth of proposing K = 0..max tokens, before the draft's own cost, in each of S scenarios: (S, K+1).
 
-    gains: (S, N, K) products of hazards of the chosen drafters, 0 where a request may not speculate. offers: the
+    gains: (S, K, N) products of hazards of the chosen drafters, 0 where a request may not speculate. offers: the
     same shape, the probability that there is a proposal; a position costs and gains in that proportion, so the
     ranking is still the product of hazards. The best verification lengths are assumed for every K.
 
@@ -156,21 +156,23 @@ def values_by_draft_length(
     the ranking. What a prefix that ends at a bend gains is read off the chord between two such prefixes: exact where
     no bend is crossed, never too high elsewhere (verification then ranks exactly).
     """
-    scores = gains - rate * query_costs_s[:, None] if query_costs_s.any() else gains
-    requests, positions = gains.shape[1:]
-    ends = [end for end in (*price.bends(), float(budget)) if end < requests * positions]
+    scores = gains - rate * query_costs_s if query_costs_s.any() else gains
+    positions, requests = gains.shape[1:]
+    ends = [max(0.0, end) for end in (*price.bends(), float(budget)) if end < requests * positions]
     floors = rate * np.array(price.floors_s(bool(ends)))
-    taken = offers * (scores > floors[:, None, None, None])  # (floors, S, N, K)
-    more = taken.sum(axis=2).cumsum(axis=2)  # (floors, S, K)
+    taken = offers * (scores > floors[:, None, None, None])  # (floors, S, K, N)
+    more = taken.sum(axis=3).cumsum(axis=2)  # (floors, S, K)
     taken *= scores
-    worth = taken.sum(axis=2).cumsum(axis=2)
+    worth = taken.sum(axis=3).cumsum(axis=2)
     values = np.empty((len(gains), positions + 1))
     values[:, 0] = -rate * price.plain_s()
     best = values[:, 1:]
-    (worth - rate * price.ragged_s(more) - np.where(more > budget, np.inf, 0.0)).max(axis=0, out=best)
-    for end in ends:
-        reached = _at_end(more, worth, max(0.0, end)) - rate * float(price.ragged_s(np.array(max(0.0, end))))
-        np.maximum(best, reached, out=best)
+    net = worth - rate * price.ragged_s(more)
+    if budget < requests * positions:
+        net[more > budget] = -np.inf
+    net.max(axis=0, out=best)
+    if ends:
+        np.maximum(best, _at_ends(more, worth, np.array(ends), price, rate), out=best)
     if price.uniform is not None and price.uniform is not price.ragged:
         # Only where the neural drafter serves all requests can they verify equally many: the last scenario.
         np.maximum(best[-1], _uniform_values(scores[-1], gains[-1], offers[-1], price, rate, budget), out=best[-1])
@@ -178,26 +180,27 @@ def values_by_draft_length(
     return values
 
 
-def _at_end(more: Floats, worth: Floats, end: float) -> Floats:
-    """Tokens gained by the prefix that ends at `end` proposals: (S, K), -inf where no prefix goes so far.
+def _at_ends(more: Floats, worth: Floats, ends: Floats, price: TargetPrice, rate: float) -> Floats:
+    """Worth of the best prefix that ends at one of `ends` (E,) proposals: (S, K), -inf where none goes so far.
 
     more, worth: (floors, S, K), proposals and gain of the prefixes that are known, the longest first.
     """
     longer, shorter = more[:-1], more[1:]
-    share = (end - shorter) / np.maximum(longer - shorter, 1e-9)
-    chord = worth[1:] + share * (worth[:-1] - worth[1:])
-    inside = (shorter <= end) & (end <= longer)
-    return np.asarray(np.where(inside, chord, -np.inf).max(axis=0))
+    slope = (worth[:-1] - worth[1:]) / np.maximum(longer - shorter, 1e-9)
+    at = ends[:, None, None, None]
+    chord = worth[1:] + slope * (at - shorter) - (rate * price.ragged_s(ends))[:, None, None, None]
+    inside = (shorter <= at) & (at <= longer)
+    return np.asarray(np.where(inside, chord, -np.inf).max(axis=(0, 1)))
 
 
 def _uniform_values(
     scores: Floats, gains: Floats, offers: Floats, price: TargetPrice, rate: float, budget: int
 ) -> Floats:
-    """Worth of all requests verifying the same k <= K: (K,), from (N, K); -inf where some request cannot."""
-    requests, positions = scores.shape
+    """Worth of all requests verifying the same k <= K: (K,), from (K, N); -inf where some request cannot."""
+    positions, requests = scores.shape
     sizes = np.arange(1, positions + 1) * requests
-    possible = ((gains > 0) & (offers >= 1.0)).all(axis=0) & (sizes <= budget)
-    worth = scores.sum(axis=0).cumsum() - rate * price.uniform_s(sizes.astype(float))
+    possible = ((gains > 0) & (offers >= 1.0)).all(axis=1) & (sizes <= budget)
+    worth = scores.sum(axis=1).cumsum() - rate * price.uniform_s(sizes.astype(float))
     return np.asarray(np.maximum.accumulate(np.where(possible, worth, -np.inf)))
 
 

@@ -104,7 +104,7 @@ class Controller:
         if self._purpose is Purpose.CHOICE:
             return best_lengths(gains, step.query_costs_s, step.price, step.rate, step.budget).lengths
         # Exploring, pinned or static: everything that was proposed, as far as it fits.
-        return _fitting((gains > 0).sum(axis=1), step.budget)
+        return _fitting((gains > 0).sum(axis=0), step.budget)
 
     def _fixed_plan(self, batch: Batch) -> DraftPlan | None:
         """The plan where nothing is to be chosen: a pin, Static, Off, or no drafter that can run."""

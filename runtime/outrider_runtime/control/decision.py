@@ -22,9 +22,9 @@ class DraftProblem:
     """All that a choice of drafters and draft length rests on. D drafters, N decoding requests, K positions."""
 
     gains: Floats
-    """(D, N, K): products of hazards; 0 past a request's room."""
+    """(D, K, N): products of hazards; 0 past a request's room."""
     offers: Floats
-    """(D, N, K): probability that the drafter has a proposal there."""
+    """(D, K, N): probability that the drafter has a proposal there."""
     usable: Bools
     """(D, N)"""
     neural: int
@@ -63,13 +63,13 @@ def choose_draft(problem: DraftProblem) -> DraftChoice:
     if not scenarios.any():
         return nothing
     worth = _worth_by_position(problem)
-    drafters = _best_drafters(worth.sum(axis=2), scenarios)
+    drafters = _best_drafters(worth.sum(axis=1), scenarios)
     values = _values(problem, drafters)
     best = int(values.argmax())  # the first of equal ones: without the neural draft, and the shortest
     scenario, draft_tokens = divmod(best, values.shape[1])
     if draft_tokens == 0:
         return nothing
-    chosen = _best_drafters(worth[:, :, :draft_tokens].sum(axis=2), scenarios[scenario : scenario + 1])[0]
+    chosen = _best_drafters(worth[:, :draft_tokens].sum(axis=1), scenarios[scenario : scenario + 1])[0]
     return DraftChoice(draft_tokens, chosen, float(values[scenario, draft_tokens]), plain)
 
 
@@ -85,12 +85,12 @@ def _scenarios(problem: DraftProblem) -> Bools:
 
 
 def _worth_by_position(problem: DraftProblem) -> Floats:
-    """(D, N, K): what each position adds, its own target cost deducted; positions that do not pay count 0."""
+    """(D, K, N): what each position adds, its own target cost deducted; positions that do not pay count 0."""
     price = problem.price
     cost = price.ragged.per_batched_token_s
     if price.n_batched >= price.ragged.knee_tokens:
         cost += price.ragged.per_batched_token_above_knee_s
-    spent = problem.rate * (cost + problem.query_costs_s[:, None])
+    spent = problem.rate * (cost + problem.query_costs_s)
     return np.asarray(np.maximum(problem.gains - spent, 0.0) * problem.offers)
 
 
@@ -107,8 +107,9 @@ def _best_drafters(worth: Floats, scenarios: Bools) -> Ints:
 def _values(problem: DraftProblem, drafters: Ints) -> Floats:
     """(S, K+1): worth of each draft length with these drafters (S, N), the drafts' own time included."""
     requests = np.arange(drafters.shape[1])
-    gains = problem.gains[drafters, requests] * (drafters != NOBODY)[:, :, None]
-    offers = problem.offers[drafters, requests]
+    # Advanced indices around a slice put K last: (S, N, K), so back to (S, K, N).
+    gains = problem.gains[drafters, :, requests].swapaxes(1, 2) * (drafters != NOBODY)[:, None]
+    offers = problem.offers[drafters, :, requests].swapaxes(1, 2)
     values = values_by_draft_length(gains, offers, problem.query_costs_s, problem.price, problem.rate, problem.budget)
     used = (drafters[:, None] == np.arange(len(problem.gains))[:, None]).any(axis=2)  # (S, D)
     values[:, 1:] -= problem.rate * (used @ problem.draft_s[:, 1:])

@@ -118,13 +118,13 @@ def _decoding(batch: Batch, every: Columns, filling: Iterable[int], produced: in
 
 
 def verification_gains(step: Step, acceptance: Acceptance, limit: int) -> Floats:
-    """(N, K): products of hazards of the real proposals that wait, 0 where there is none or no room for it."""
+    """(K, N): products of hazards of the real proposals that wait, 0 where there is none or no room for it."""
     columns = step.decoding
     drafters = acceptance.numbers(columns.drafter)
     proposed, left = np.array(columns.proposed, dtype=int), np.array(columns.remaining_tokens, dtype=int)
     room = np.where(drafters == NOBODY, 0, np.minimum(np.minimum(proposed, left - 1), limit))
     gains = acceptance.paths_of(drafters, columns.id, columns.slo_class)
-    gains *= np.arange(gains.shape[1]) < room[:, None]
+    gains *= np.arange(len(gains))[:, None] < room
     return gains
 
 
@@ -135,11 +135,11 @@ def draft_problem(
     """`usable`: (D,), drafters that may run at all. `assume_ready`: as if the draft's KV were whole everywhere."""
     columns = step.decoding
     gains, offers = acceptance.paths(columns.id, columns.slo_class)
-    gains, offers = gains[:, :, :limit], offers[:, :, :limit]
+    gains, offers = gains[:, :limit], offers[:, :limit]
     room = min(columns.remaining_tokens, default=0) - 2  # one token comes from this step
     if room < limit:
         left = np.array(columns.remaining_tokens, dtype=int)
-        gains = gains * (np.arange(limit) < left[:, None] - 2)
+        gains = gains * (np.arange(limit)[:, None] < left - 2)
     neural = next((number for number, drafter in enumerate(drafters) if drafter.neural), NOBODY)
     able = np.repeat(usable[:, None], step.requests, axis=1)  # (D, N)
     if neural != NOBODY and not assume_ready:
