@@ -34,12 +34,15 @@ def main() -> int:
     options = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console = Console()
+    keep = False  # an interrupted demo leaves nothing behind, whatever was asked for
     cluster = Cluster(state=STATE, progress=console.say)
     try:
         console.step("A real Kubernetes on this machine")
         cluster.start(keep=options.keep)
         Demo(console, cluster, yaml.safe_load(MANIFEST.read_text(encoding="utf-8"))).run()
+        keep = options.keep
     except (ClusterError, TimeoutError, subprocess.CalledProcessError) as error:
+        keep = options.keep  # to look at what went wrong
         console.say(f"The demo stops here: {error}")
         _explain(cluster, console)
         return 1
@@ -47,7 +50,7 @@ def main() -> int:
         console.say("interrupted")
         return 130
     finally:
-        _leave(cluster, console, keep=options.keep)
+        _leave(cluster, console, keep=keep)
     return 0
 
 
