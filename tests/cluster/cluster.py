@@ -18,7 +18,7 @@ from typing import Any
 
 from setup import binaries, system
 from setup.steps import CACHE, REPOSITORY, SetupError, say
-from tests.cluster import control, leftovers, network, sandbox
+from tests.cluster import cgroups, control, leftovers, network, sandbox
 from tests.cluster.errors import ClusterError
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.layout import Layout
@@ -162,7 +162,7 @@ class Cluster(Kubectl):
     def _launch(self, lock: int) -> None:
         """Start process 1 in namespaces of its own; the lock is its from now on."""
         try:
-            leftovers.remove_dead_cgroups()
+            cgroups.remove_dead()
             leftovers.clear_state(self.layout, keep_logs=False)
             self.layout.logs.mkdir(parents=True)
             self._process, self._lease = _unshare(self.layout, lock)
@@ -183,7 +183,7 @@ class Cluster(Kubectl):
                 "do": "build",
                 "binaries": str(programs),
                 "subnets": subnets.number,
-                "cgroup": leftovers.cgroup_of(pid),
+                "cgroup": cgroups.name_of(pid),
                 "nodes": nodes,
             }
         )
@@ -235,7 +235,7 @@ class Cluster(Kubectl):
         assert lock is not None
         if record is not None and record.number >= 0:
             network.unlink(Subnets(record.number))
-        leftovers.remove_dead_cgroups(patience_s=3)
+        cgroups.remove_dead(patience_s=3)
         leftovers.clear_state(self.layout, keep_logs=True)
         os.close(lock)
 

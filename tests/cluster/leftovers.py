@@ -1,52 +1,12 @@
-"""What a cluster that was killed may leave, empty cgroups and its state folder, and their removal."""
+"""What a cluster leaves in its state folder, and whether one lives there."""
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import shutil
-import time
-from pathlib import Path
 
 from tests.cluster.layout import Layout
-
-_PREFIX = "outrider-"
-_CGROUPS = Path("/sys/fs/cgroup")
-
-
-def cgroup_of(pid: int) -> str:
-    """The parent of a cluster's containers, named after its first process."""
-    return f"{_PREFIX}{pid}"
-
-
-def cgroup_folders() -> list[Path]:
-    """Every such cgroup of this machine: one for each controller (v1) or one in all (v2)."""
-    return [*_CGROUPS.glob(f"{_PREFIX}*"), *_CGROUPS.glob(f"*/{_PREFIX}*")]
-
-
-def remove_dead_cgroups(patience_s: float = 0.0) -> None:
-    """Remove those whose cluster is gone; its last processes may take a moment to leave."""
-    deadline = time.monotonic() + patience_s
-    while [folder for folder in cgroup_folders() if not _alive(folder) and not _removed(folder)]:
-        if time.monotonic() > deadline:
-            return
-        time.sleep(0.05)
-
-
-def _alive(folder: Path) -> bool:
-    try:
-        program = Path("/proc", folder.name.removeprefix(_PREFIX), "comm").read_text().strip()
-    except OSError:
-        return False
-    return program == "unshare"
-
-
-def _removed(folder: Path) -> bool:
-    for path, _, _ in os.walk(folder, topdown=False):
-        with contextlib.suppress(OSError):
-            Path(path).rmdir()
-    return not folder.exists()
 
 
 def clear_state(layout: Layout, *, keep_logs: bool) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import certificates, control, control_plane, network, sandbox
+from tests.cluster import certificates, cgroups, control, control_plane, network, sandbox
 from tests.cluster.errors import ClusterError
 from tests.cluster.layout import Layout
 from tests.cluster.node import Node, prepare_images
@@ -84,6 +84,7 @@ class Supervisor:
     ) -> None:
         """Bring the whole cluster up; the machine waits for its nodes to be Ready."""
         self._binaries, self._subnets, self._cgroup = Path(binaries), Subnets(subnets), cgroup
+        cgroups.create(cgroup)
         network.build_inside(self._subnets)
         certificates.sign_control_plane(self._layout, self._binaries, self._subnets)
         control_plane.write_audit_policy(self._layout)

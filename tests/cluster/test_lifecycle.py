@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from setup.steps import REPOSITORY
-from tests.cluster import leftovers
+from tests.cluster import cgroups
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 from tests.cluster.network import ip
@@ -46,7 +46,7 @@ class Traces:
     def of(cls, cluster: Cluster, pid: int) -> Traces:
         subnets = cluster.subnets
         index = Path("/sys/class/net", subnets.interface, "ifindex").read_text()
-        return cls(str(Path(f"/proc/{pid}/ns/pid_for_children").readlink()), index, subnets, leftovers.cgroup_of(pid))
+        return cls(str(Path(f"/proc/{pid}/ns/pid_for_children").readlink()), index, subnets, cgroups.name_of(pid))
 
     def assert_gone(self) -> None:
         """No process, link, route, mount; a cgroup without processes may stay."""
@@ -60,7 +60,7 @@ class Traces:
         left = [f"process {pid}" for pid in _processes_in(self.process_namespace)]
         if index.exists() and index.read_text() == self.interface_index:  # not another cluster's
             left += [self.subnets.interface, *ip("route", "show", "dev", self.subnets.interface).splitlines()]
-        for folder in leftovers.cgroup_folders():
+        for folder in cgroups.folders():
             if folder.name == self.cgroup:
                 left += [str(each) for each in folder.rglob("cgroup.procs") if each.read_text().strip()]
         return left
@@ -117,7 +117,7 @@ def test_two_clusters_side_by_side_and_a_killed_owner_takes_its_own_along(
     assert cluster.ready_nodes() >= {"node-1"}
 
     second.stop()
-    assert [folder for folder in leftovers.cgroup_folders() if folder.name == traces.cgroup] == []
+    assert [folder for folder in cgroups.folders() if folder.name == traces.cgroup] == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "logs"]
 
 
