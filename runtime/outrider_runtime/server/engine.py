@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 import socket
 import time
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 BEAT_S = 0.5
+SAME_SIGNAL_S = 1.0
+"""Programs that signal a process and then its group send one signal twice."""
+UNBOUNDED_DRAIN_S = 24 * 3600
+TEARDOWN_S = 10
 
 
 class EngineDiedError(Exception):
@@ -53,6 +58,7 @@ class EngineServer:
     loop_beat: float | None = None
     _client: Any = None
     _server: uvicorn.Server | None = None
+    _signalled_at: float | None = None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def view(self) -> ServerView:
@@ -73,7 +79,8 @@ class EngineServer:
 
         async with build_async_engine_client(arguments) as client:
             await self._serve_client(client, arguments, listener)
-            died = client.errored
+            # Ctrl-C reaches the engine's process, too: one that drained first and left has not died.
+            died = client.errored and self._signalled_at is None
         if died:
             raise EngineDiedError("the engine process has died; its own last lines above say why")
 
@@ -92,6 +99,8 @@ class EngineServer:
         try:
             await self._server.serve(sockets=[listener])
         finally:
+            # No request is left that the engine should wait for; it only has to let go of its device.
+            client.vllm_config.shutdown_timeout = 0 if self._server.force_exit else TEARDOWN_S
             self.phase = Phase.DRAINING
             for task in self._tasks:
                 task.cancel()
@@ -103,10 +112,13 @@ class EngineServer:
 
     def _on_signal(self) -> None:
         assert self._server is not None
-        if self.phase is Phase.DRAINING:
-            logger.warning("second signal: stopping at once")
-            self._server.force_exit = self._server.should_exit = True
+        now = time.monotonic()
+        if self._signalled_at is not None:
+            if now - self._signalled_at > SAME_SIGNAL_S:
+                logger.warning("second signal: stopping at once")
+                self._server.force_exit = self._server.should_exit = True
             return
+        self._signalled_at = now
         self.phase = Phase.DRAINING
         self._tasks.append(asyncio.create_task(self._drain(self._server)))
 
@@ -125,7 +137,7 @@ class EngineServer:
             await asyncio.sleep(BEAT_S)
 
 
-def parse_arguments(words: list[str]) -> Namespace:
+def parse_arguments(words: list[str], drain: Drain) -> Namespace:
     """vLLM's own parse of its server's arguments. Raises StartupError with the argument that it does not take."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
@@ -139,6 +151,8 @@ def parse_arguments(words: list[str]) -> Namespace:
     cli_env_setup()
     arguments: Namespace = make_arg_parser(Parser(prog="vllm serve")).parse_args(words)
     arguments.model = arguments.model_tag
+    # Ctrl-C in a terminal goes to every process: the engine's, too, must finish its requests then.
+    arguments.shutdown_timeout = math.ceil(UNBOUNDED_DRAIN_S if drain.timeout_s is None else drain.timeout_s)
     configure_logging_from_args(arguments)
     try:
         validate_parsed_serve_args(arguments)

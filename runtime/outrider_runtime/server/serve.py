@@ -93,7 +93,7 @@ def _serve_until_drained(plan: LaunchPlan, watch: EngineWatch, listener: socket.
         watch.follow(server.view)
         signal.signal(signal.SIGTERM, _interrupt)  # until the server has handlers of its own
         try:
-            uvloop.run(server.serve(parse_arguments(engine_arguments(remaining)), listener))
+            uvloop.run(server.serve(parse_arguments(engine_arguments(remaining), drain), listener))
         except (StartupError, EngineDiedError):
             raise
         except Exception as error:

@@ -1,6 +1,7 @@
-"""JSON as RFC 8259 has it: no NaN, no Infinity, no number beyond a double.
+"""JSON as RFC 8259 has it: no NaN, no Infinity, no number beyond a double, no integer beyond 64 bits.
 
-Python's parser (and so the engine's) takes them, and a NaN temperature or penalty would reach the sampler.
+Python's parser (and so the engine's) takes them. A NaN temperature or penalty would reach the sampler, and a larger
+integer cannot cross to the engine's process.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from typing import Any, NoReturn
 
 from outrider_runtime.server.errors import RequestError
 
+_INT64_DIGITS = len(str(-(2**63)))
+
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """The JSON object in `body`. Raises RequestError (400) that says what is wrong and where."""
     try:
-        document = json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
+        document = json.loads(body, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_int64)
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
         raise RequestError("the body is nested too deeply") from None
     except json.JSONDecodeError as error:
         raise RequestError(f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
-    except ValueError as error:  # an integer of thousands of digits
-        raise RequestError(f"the body holds a number that cannot be used: {error}") from None
     if not isinstance(document, dict):
         raise RequestError(f"the body must be a JSON object, not {_kind(document)}")
     return document
@@ -36,6 +37,13 @@ def _refuse_constant(name: str) -> NoReturn:
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
+        raise RequestError(f"the number {text[:40]} in the body is too large")
+    return number
+
+
+def _int64(text: str) -> int:
+    number = int(text) if len(text) <= _INT64_DIGITS else None
+    if number is None or not -(2**63) <= number < 2**63:
         raise RequestError(f"the number {text[:40]} in the body is too large")
     return number
 

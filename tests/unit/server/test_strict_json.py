@@ -23,7 +23,8 @@ from outrider_runtime.server.strict_json import parse_object
         (b'{"temperature": NaN}', "NaN, which is not a JSON number"),
         (b'{"temperature": -Infinity}', "-Infinity, which is not a JSON number"),
         (b'{"temperature": 1e999}', "1e999 in the body is too large"),
-        (b'{"max_tokens": ' + b"9" * 5000 + b"}", "a number that cannot be used"),
+        (b'{"top_k": 9223372036854775808}', "9223372036854775808 in the body is too large"),
+        (b'{"max_tokens": ' + b"9" * 5000 + b"}", "9 in the body is too large"),
     ],
 )
 def test_a_body_that_is_no_plain_json_object_is_refused_with_a_sentence(body: bytes, sentence: str) -> None:
@@ -43,3 +44,4 @@ def test_no_bytes_raise_anything_else(body: bytes) -> None:
 def test_ordinary_numbers_pass_unchanged() -> None:
     """Strictness costs nothing that JSON allows."""
     assert parse_object(b'{"a": 1, "b": -0.5, "c": 1e300, "d": 1e-320}') == {"a": 1, "b": -0.5, "c": 1e300, "d": 1e-320}
+    assert parse_object(b'{"seed": -9223372036854775808}') == {"seed": -(2**63)}
