@@ -15,7 +15,6 @@ from outrider_operator.kinds import Kind, component, labels_of, name_of, namespa
 from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
 from outrider_operator.lease import Lease
 from outrider_operator.measurements import Measurements
-from outrider_operator.metrics.pods import PodStates
 from outrider_operator.metrics.prometheus import PrometheusFigures
 from outrider_operator.model import SERVICE_LABEL, SERVING, Object, Settings
 from outrider_operator.observe import Observer
@@ -39,13 +38,8 @@ class Controller:
         self._api = api
         self._queue = WorkQueue()
         self._cache = Cache()
-        self._measurements = Measurements(
-            PodStates(self._cache, self._queue.add),
-            PrometheusFigures(configuration.prometheus_url, settings.window_s)
-            if configuration.prometheus_url
-            else None,
-            settings.window_s,
-        )
+        prometheus = configuration.prometheus_url and PrometheusFigures(configuration.prometheus_url, settings.window_s)
+        self._measurements = Measurements(self._cache, self._queue.add, prometheus or None, settings.window_s)
         self._reconciler = Reconciler(
             self._cache,
             Observer(api, self._cache, self._measurements, watch_nodes=configuration.watch_nodes),

@@ -65,7 +65,7 @@ class Reconciler:
         self._note(key, service, rejections)
         if rejections != observed.rejections:
             plan = self._decide(replace(observed, rejections=rejections), self._settings)
-        figures_due_s = await self._status_writer.write(service, plan.status)
+        figures_due_s = await self._status_writer.write(service, observed.status, plan.status)
         self._measurements.expect_news(key, not _updated(plan.status))
         for event in plan.events if figures_due_s is None else ():
             self._events.post(service, warning=event.warning, reason=event.reason, message=event.message)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from kubernetes import config
-from outrider_operator.kinds import SERVICE, Kind
+from outrider_operator.kinds import DEPLOYMENT, POD, SERVICE, Kind
 
 T = TypeVar("T")
 _MERGE = "application/merge-patch+json"
@@ -79,7 +79,7 @@ def _typed(kind: Kind, document: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": kind.api_version, "kind": kind.kind, **document}
 
 
-def wait_for(what: str, look: Callable[[], T], timeout_s: float = 60.0, every_s: float = 0.1) -> T:
+def wait_for(what: str, look: Callable[[], T | None], timeout_s: float = 60.0, every_s: float = 0.1) -> T:
     """The first truthy answer of `look`; AssertionError with the last one when none comes in time."""
     deadline = time.monotonic() + timeout_s
     while not (found := look()):
@@ -123,7 +123,7 @@ class Service:
             kind, self.namespace, ",".join(filter(None, [f"outrider.dev/service={self.name}", selector]))
         )
 
-    def wait(self, kind: str, status: str, reason: str | None = None, timeout_s: float = 90.0) -> dict[str, Any]:
+    def wait(self, kind: str, status: str, reason: str | None = None, timeout_s: float = 180.0) -> dict[str, Any]:
         """Until the condition has the status (and reason); returns it."""
 
         def look() -> dict[str, Any] | None:
@@ -131,13 +131,11 @@ class Service:
             return found if found.get("status") == status and reason in (None, found["reason"]) else None
 
         try:
-            found = wait_for(f"{self.name}: {kind}={status}/{reason}", look, timeout_s)
+            return wait_for(f"{self.name}: {kind}={status}/{reason}", look, timeout_s)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{json.dumps(self.read().get('status'), indent=1)}") from None
-        assert found is not None
-        return found
 
-    def wait_updated(self, timeout_s: float = 90.0) -> dict[str, Any]:
+    def wait_updated(self, timeout_s: float = 180.0) -> dict[str, Any]:
         """Until what CI waits for: the current generation runs everywhere."""
         return wait_for(f"{self.name} to be up to date\n", self._updated, timeout_s)
 
@@ -146,3 +144,26 @@ class Service:
         found = condition(document, "Updated")
         current = found.get("observedGeneration") == document["metadata"]["generation"]
         return document if current and found["status"] == "True" else None
+
+    @property
+    def revision(self) -> str:
+        """Revision that the Deployment asks for."""
+        labels: dict[str, str] = self.child(DEPLOYMENT)["spec"]["template"]["metadata"]["labels"]
+        return labels["outrider.dev/revision"]
+
+    def pods(self) -> list[dict[str, Any]]:
+        """Serving pods that are not being deleted."""
+        pods = self.children(POD, "outrider.dev/component=serving")
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+
+    def ready_pods(self) -> list[dict[str, Any]]:
+        return [pod for pod in self.pods() if is_ready(pod)]
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def uids(documents: list[dict[str, Any]]) -> set[str]:
+    return {document["metadata"]["uid"] for document in documents}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def environment(**standin: object) -> list[dict[str, str]]:
     return [{"name": name, "value": value} for name, value in variables.items()]
 
 
-def service(name: str, namespace: str, *, standin: dict[str, object] | None = None, **spec: Any) -> dict[str, Any]:
+def service(name: str, namespace: str, *, standin: Mapping[str, object] | None = None, **spec: Any) -> dict[str, Any]:
     """A SpeculativeService of a target of its own (its name), so that no profile is shared by chance."""
     engine = {"env": environment(**(standin or {})), **spec.pop("engine", {})}
     return {

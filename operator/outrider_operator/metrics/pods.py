@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
 URGENT_EVERY_S = 1.0
-BUSY_EVERY_S = 5.0
 IDLE_EVERY_S = 15.0
 TIMEOUT_S = 2.0
 CONCURRENCY = 32
@@ -52,9 +51,10 @@ class PodStates:
     waits for something that only the pod can tell (that a new configuration is in force).
     """
 
-    def __init__(self, cache: Cache, changed: Callable[[Key], None]) -> None:
+    def __init__(self, cache: Cache, changed: Callable[[Key], None], busy_every_s: float) -> None:
         self._cache = cache
         self._changed = changed
+        self._busy_every_s = busy_every_s
         self._pods: dict[str, _Pod] = {}  # by uid
         self._urgent: set[Key] = set()
 
@@ -103,7 +103,7 @@ class PodStates:
     def _interval_s(self, pod: _Pod) -> float:
         if pod.key in self._urgent:
             return URGENT_EVERY_S
-        return BUSY_EVERY_S if pod.busy else IDLE_EVERY_S
+        return self._busy_every_s if pod.busy else IDLE_EVERY_S
 
     def _follow_cache(self) -> None:
         """Poll the pods that are ready now, and no others."""

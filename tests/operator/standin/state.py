@@ -32,7 +32,7 @@ class Behaviour:
     """Goodput; 0 is a service without traffic."""
     speedup: float = 1.5
     """Below 1 the choice is not to speculate."""
-    attained_percent: float = 99.0
+    attained_percent: float = 100.0
     """Share of requests that meet their class."""
     reckless: bool = False
     """Speculates even where that loses."""
@@ -50,7 +50,7 @@ class Behaviour:
         return Behaviour(
             tokens_per_s=number("TOKENS_PER_S", 0.0),
             speedup=number("SPEEDUP", 1.5),
-            attained_percent=number("ATTAINED_PERCENT", 99.0),
+            attained_percent=number("ATTAINED_PERCENT", 100.0),
             reckless="STANDIN_RECKLESS" in environment,
             unloadable=environment.get("STANDIN_UNLOADABLE", ""),
             start_s=number("START_S", 0.2),
@@ -126,7 +126,7 @@ def _drafter(name: str, behaviour: Behaviour, load_s: float) -> DrafterState:
 
 
 def _slo_class(name: str, behaviour: Behaviour, load_s: float) -> SLOClassState:
-    finished = int(load_s * 4)
+    finished = int(load_s * 400)
     tpot = [0] * (len(TPOT_BUCKETS_S) + 1)
     tpot[TPOT_BUCKETS_S.index(0.02)] = finished
     ttft = [0] * (len(TTFT_BUCKETS_S) + 1)
@@ -145,8 +145,8 @@ def _speedup(behaviour: Behaviour, load_s: float) -> SpeedupState:
     probe_s = load_s * 0.05
     return SpeedupState(
         probes=int(load_s),
-        baseline_tokens=int(probe_s * 100),
+        baseline_tokens=int(probe_s * 100_000),
         baseline_s=probe_s,
-        speculative_tokens=int(probe_s * 100 * behaviour.speedup),
+        speculative_tokens=int(probe_s * 100_000 * behaviour.speedup),
         speculative_s=probe_s,
     )

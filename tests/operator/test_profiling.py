@@ -1,0 +1,180 @@
+"""Profiling Jobs: one per product and only for what is missing; shared, stored, and out of the way of serving."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from outrider_crds.profile import REPROFILE_ANNOTATION, TARGET_FILE
+from outrider_crds.runtime_config import PRODUCT_ANNOTATION
+from outrider_operator.kinds import CONFIG_MAP, JOB, SERVICE
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.fixtures import PRODUCTS
+from tests.operator.client import Client, Service, uids, wait_for
+from tests.operator.conftest import Make
+from tests.operator.manifests import EAGLE, LOOKUP, on_gpu
+
+pytestmark = pytest.mark.cluster
+
+H200, A100, L4 = PRODUCTS
+SHARED_TARGET = {"name": "tests/shared", "source": {"hostPath": {"path": "/srv"}}}
+
+
+class Jobs:
+    """Every profiling Job that ever was in a namespace: finished ones are deleted soon."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self._audit = cluster.layout.audit
+        self._namespace = namespace
+
+    def created(self) -> list[str]:
+        """Names, one for each creation that succeeded."""
+        names = []
+        for line in self._audit.read_text().splitlines():
+            entry = json.loads(line)
+            what = entry.get("objectRef", {})
+            made = entry["verb"] == "create" and entry.get("responseStatus", {}).get("code") == 201
+            if made and what.get("resource") == "jobs" and what.get("namespace") == self._namespace:
+                names.append(what["name"])
+        return names
+
+
+@pytest.fixture(scope="module")
+def jobs(cluster: Cluster, namespace: str) -> Jobs:
+    return Jobs(cluster, namespace)
+
+
+@pytest.fixture(scope="module")
+def services(make: Make) -> dict[str, Service]:
+    return {
+        "full": make("full", **on_gpu([H200], count=5), engine={"tensorParallelSize": 5}),
+        "three": make("three", **on_gpu([H200, A100, L4])),
+        "pool": make("pool"),
+        "first": make("first", target=SHARED_TARGET, standin={"profile_s": 2}),
+        "second": make("second", target=SHARED_TARGET, standin={"profile_s": 2}),
+        "careful": make("careful", profiling={"mode": "Required"}, standin={"profile_s": 2}),
+    }
+
+
+def test_three_products_get_three_jobs(services: dict[str, Service], jobs: Jobs, client: Client) -> None:
+    """One latency profile for each product that the service names, measured on a node of that product."""
+    service = services["three"]
+    service.wait("ProfilesReady", "True", "Profiled", timeout_s=150)
+    profiles = {p["product"]: p["configMap"] for p in service.read()["status"]["profiles"]}
+    assert set(profiles) == {H200, A100, L4}
+    assert len(set(profiles.values())) == 3
+    for product, name in profiles.items():
+        assert jobs.created().count(name) == 1
+        profile = client.get(CONFIG_MAP, service.namespace, name)
+        assert profile is not None
+        assert json.loads(profile["data"][TARGET_FILE])["product"] == product
+
+
+def test_a_pod_learns_which_product_it_runs_on(services: dict[str, Service], cluster: Cluster) -> None:
+    """The operator annotates it once it is scheduled; the downward API tells the runtime."""
+    service = services["three"]
+    service.wait_updated(150)
+    pod = service.ready_pods()[0]
+    node = cluster.get("node", pod["spec"]["nodeName"])
+    product = node["metadata"]["labels"]["nvidia.com/gpu.product"]
+    wait_for("the annotation", lambda: service.pods()[0]["metadata"]["annotations"].get(PRODUCT_ANNOTATION) == product)
+
+
+def test_a_patched_in_draft_is_all_that_is_measured(services: dict[str, Service], jobs: Jobs) -> None:
+    """A new drafter costs one drafter's measurement: the target's coefficients stay as they were."""
+    service = services["pool"]
+    service.wait("ProfilesReady", "True", timeout_s=150)
+    before = _profile(service)
+    service.patch({"draftPool": [LOOKUP, EAGLE]})
+    wait_for("the second measurement", lambda: len(_profile(service)) == len(before) + 1, 90)
+    service.wait("ProfilesReady", "True")
+    assert all(_profile(service)[key] == value for key, value in before.items())
+    assert jobs.created().count(service.read()["status"]["profiles"][0]["configMap"]) == 2
+
+
+def test_the_annotation_measures_again(services: dict[str, Service], client: Client, jobs: Jobs) -> None:
+    """outrider.dev/reprofile with a new value: every part is measured anew, once."""
+    service = services["pool"]
+    service.wait("ProfilesReady", "True", timeout_s=150)
+    name = service.read()["status"]["profiles"][0]["configMap"]
+    count = jobs.created().count(name)
+    annotations = {"metadata": {"annotations": {REPROFILE_ANNOTATION: "once"}}}
+    client.patch(SERVICE, service.namespace, service.name, annotations)
+    wait_for("one more Job", lambda: jobs.created().count(name) == count + 1)
+    wait_for("the Job to go", lambda: client.get(JOB, service.namespace, name) is None)
+    assert jobs.created().count(name) == count + 1
+
+
+def test_two_services_share_a_profile(services: dict[str, Service], jobs: Jobs, client: Client) -> None:
+    """One Job for both; the profile outlives the first of them and goes with the last."""
+    first, second = services["first"], services["second"]
+    for service in (first, second):
+        service.wait("ProfilesReady", "True", timeout_s=150)
+    names = {service.read()["status"]["profiles"][0]["configMap"] for service in (first, second)}
+    assert len(names) == 1
+    (name,) = names
+    assert jobs.created().count(name) == 1
+    wait_for("two owners", lambda: _owners(client, first.namespace, name) == uids([first.read(), second.read()]))
+    client.delete(SERVICE, first.namespace, first.name)
+    wait_for("one owner", lambda: _owners(client, first.namespace, name) == uids([second.read()]), 60)
+    second.wait("ProfilesReady", "True")
+    client.delete(SERVICE, second.namespace, second.name)
+    wait_for("the profile to go", lambda: client.get(CONFIG_MAP, first.namespace, name) is None, 60)
+
+
+def test_required_waits_for_its_profile(services: dict[str, Service]) -> None:
+    """profiling.mode: Required: the first pod is made after the profile."""
+    service = services["careful"]
+    service.wait_updated(150)
+    profiled = service.condition("ProfilesReady")
+    assert profiled["status"] == "True"
+    pod = service.ready_pods()[0]
+    assert pod["metadata"]["creationTimestamp"] >= profiled["lastTransitionTime"]
+
+
+def test_no_room_for_the_surge_pod(services: dict[str, Service]) -> None:
+    """All GPUs are taken: NoCapacity after a minute, naming the remedy; the old pod serves on, and the remedy works."""
+    service = services["full"]
+    service.wait_updated(150)
+    before = uids(service.ready_pods())
+    service.patch({"engine": {"maxModelLen": 512}})
+    found = service.wait("Progressing", "False", "NoCapacity", timeout_s=120)
+    assert "maxUnavailable: 1" in found["message"]
+    assert uids(service.ready_pods()) == before
+    assert service.condition("Ready")["status"] == "True"
+    service.patch({"rollout": {"maxUnavailable": 1, "maxSurge": 0}})
+    service.wait_updated(120)
+    assert uids(service.ready_pods()).isdisjoint(before)
+
+
+def test_a_job_gives_way_to_a_serving_pod(services: dict[str, Service], make: Make, client: Client) -> None:
+    """While a serving pod waits for the same accelerator the Job goes, and the pod gets its GPUs."""
+    services["three"].wait("ProfilesReady", "True", timeout_s=150)
+    three = {"engine": {"tensorParallelSize": 3}, **on_gpu([L4], count=3)}  # two of them fit beside a pod of one GPU
+    small = make("small", standin={"profile": "hang"}, **three)
+    job = wait_for("the Job to take its GPUs", lambda: _running_jobs(client, small), 120)
+    serving = uids(small.ready_pods())
+    needs = make("needs", profiling={"mode": "Skip"}, **three)
+    needs.wait_updated(120)
+    assert job.isdisjoint(uids(client.list(JOB, small.namespace)))
+    assert uids(small.ready_pods()) == serving
+
+
+def _running_jobs(client: Client, service: Service) -> set[str]:
+    """Uids of the service's Jobs whose pod runs."""
+    uid = service.read()["metadata"]["uid"]
+    jobs = client.list(JOB, service.namespace)
+    own = [job for job in jobs if any(owner["uid"] == uid for owner in job["metadata"]["ownerReferences"])]
+    return uids([job for job in own if job.get("status", {}).get("ready")])
+
+
+def _profile(service: Service) -> dict[str, str]:
+    name = service.read()["status"]["profiles"][0]["configMap"]
+    data: dict[str, str] = service.child(CONFIG_MAP, name)["data"]
+    return {key: value for key, value in data.items() if "failures" not in key}
+
+
+def _owners(client: Client, namespace: str, name: str) -> set[str]:
+    profile = client.get(CONFIG_MAP, namespace, name)
+    return {owner["uid"] for owner in (profile or {"metadata": {}})["metadata"].get("ownerReferences", [])}

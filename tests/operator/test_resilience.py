@@ -1,0 +1,266 @@
+"""Whatever dies, and whenever: it ends in the same place, with no second Job and no deleted pod."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from outrider_operator.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    JOB,
+    KUBERNETES_SERVICE,
+    LEASE,
+    POD,
+    REPLICA_SET,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    Kind,
+)
+
+from tests.cluster.cluster import Cluster
+from tests.operator.client import Client, Service, uids, wait_for
+from tests.operator.conftest import WINDOW, Make
+from tests.operator.process import NAMESPACE, OperatorProcess
+
+pytestmark = pytest.mark.cluster
+
+CHILDREN = (SERVICE_ACCOUNT, CONFIG_MAP, KUBERNETES_SERVICE, DISRUPTION_BUDGET, DEPLOYMENT, REPLICA_SET, POD, JOB)
+
+
+@pytest.fixture(scope="module")
+def steady(make: Make) -> Service:
+    service = make("steady", replicas=2)
+    service.wait_updated(150)
+    service.wait("ProfilesReady", "True")
+    return service
+
+
+def test_kopf_leaves_no_trace(steady: Service) -> None:
+    """No annotation, finalizer or status of the framework's: a service is deletable while the operator is down."""
+    document = steady.read()
+    assert "finalizers" not in document["metadata"]
+    assert "annotations" not in document["metadata"]
+    assert "kopf" not in json.dumps(document)
+    for kind in CHILDREN:
+        assert "kopf" not in json.dumps(steady.children(kind))
+
+
+def test_an_idle_operator_does_not_write(steady: Service, operator_process: OperatorProcess, cluster: Cluster) -> None:
+    """A settled service costs no API write, Lease renewals aside, resyncs included."""
+    del steady
+    operator_process.stop()
+    operator_process.start(OUTRIDER_RESYNC_INTERVAL="1s")
+    time.sleep(3)
+    before, counted = len(_writes(cluster)), operator_process.metric("outrider_operator_reconciles_total")
+    time.sleep(6)
+    assert _writes(cluster)[before:] == []
+    assert operator_process.metric("outrider_operator_reconciles_total") >= counted + 4
+    operator_process.stop()
+    operator_process.start(OUTRIDER_RESYNC_INTERVAL="60s")
+
+
+@pytest.mark.parametrize(
+    "kind", [SERVICE_ACCOUNT, KUBERNETES_SERVICE, DISRUPTION_BUDGET, DEPLOYMENT], ids=lambda k: k.kind
+)
+def test_a_deleted_child_comes_back(steady: Service, client: Client, kind: Kind) -> None:
+    """Deleted by hand: made anew at once. (The Deployment's pods are kept, as with --cascade=orphan.)"""
+    before = steady.child(kind)["metadata"]["uid"]
+    client.delete(kind, steady.namespace, steady.name, policy="Orphan")
+    wait_for(f"the {kind.kind}", lambda: _other(client.get(kind, steady.namespace, steady.name), before), 30)
+
+
+@pytest.mark.parametrize("suffix", ["hot", "revision"])
+def test_a_deleted_config_comes_back(steady: Service, client: Client, suffix: str) -> None:
+    """The pods' configuration, too: a new pod could not start without it."""
+    name = f"steady-{steady.revision if suffix == 'revision' else suffix}"
+    before = steady.child(CONFIG_MAP, name)
+    client.delete(CONFIG_MAP, steady.namespace, name)
+    made = wait_for(name, lambda: _other(client.get(CONFIG_MAP, steady.namespace, name), before["metadata"]["uid"]), 30)
+    assert made["data"] == before["data"]
+
+
+def test_changes_by_hand_are_taken_back(steady: Service, client: Client) -> None:
+    """Fields that Outrider sets come back; fields that others add stay."""
+    before = uids(steady.pods())
+    client.patch(DEPLOYMENT, steady.namespace, "steady", {"spec": {"replicas": 5, "progressDeadlineSeconds": 7}})
+    client.patch(CONFIG_MAP, steady.namespace, "steady-hot", {"data": {"config.json": "{}"}})
+    client.patch(KUBERNETES_SERVICE, steady.namespace, "steady", {"spec": {"selector": {"outrider.dev/service": "x"}}})
+    ours = {"metadata": {"labels": {"team": "search", "outrider.dev/service": "other"}}}
+    client.patch(DISRUPTION_BUDGET, steady.namespace, "steady", ours)
+
+    def restored() -> bool:
+        deployment, hot = steady.child(DEPLOYMENT)["spec"], steady.child(CONFIG_MAP, "steady-hot")["data"]
+        selector = steady.child(KUBERNETES_SERVICE)["spec"]["selector"]
+        labels = steady.child(DISRUPTION_BUDGET)["metadata"]["labels"]
+        return (
+            (deployment["replicas"], deployment["progressDeadlineSeconds"]) == (2, 60)
+            and "mode" in hot["config.json"]
+            and selector["outrider.dev/service"] == "steady"
+            and labels["outrider.dev/service"] == "steady"
+            and labels["team"] == "search"
+        )
+
+    wait_for("what Outrider sets", restored, 30)
+    wait_for("two pods", lambda: len(steady.ready_pods()) == len(steady.pods()) == 2, 60)
+    assert uids(steady.pods()) & before
+
+
+def test_an_object_of_another_controller_is_left_alone(
+    make: Make, client: Client, namespace: str, cluster: Cluster
+) -> None:
+    """NameConflict names the object; nothing of it changes, and the service comes up once it is gone."""
+    owner = client.create(CONFIG_MAP, {"metadata": {"name": "their-owner", "namespace": namespace}})
+    reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "their-owner", "controller": True}
+    metadata = {
+        "name": "taken",
+        "namespace": namespace,
+        "ownerReferences": [{**reference, "uid": owner["metadata"]["uid"]}],
+    }
+    spec = {"selector": {"app": "theirs"}, "ports": [{"port": 80}]}
+    theirs = client.create(KUBERNETES_SERVICE, {"metadata": metadata, "spec": spec})
+    service = make("taken", profiling={"mode": "Skip"})
+    found = service.wait("SpecValid", "False", "NameConflict")
+    assert "Service taken belongs to ConfigMap their-owner" in found["message"]
+    kept = client.get(KUBERNETES_SERVICE, namespace, "taken")
+    assert kept is not None
+    assert kept["metadata"]["resourceVersion"] == theirs["metadata"]["resourceVersion"]
+    assert client.get(DEPLOYMENT, namespace, "taken") is None
+    client.delete(KUBERNETES_SERVICE, namespace, "taken")
+    service.wait("SpecValid", "True", timeout_s=90)
+    service.wait_updated(90)
+    del cluster
+
+
+def test_killed_in_the_middle_of_everything(make: Make, operator_process: OperatorProcess, cluster: Cluster) -> None:
+    """SIGKILL again and again while a service comes up and rolls out: one Job, and no pod deleted twice."""
+    service = make("shaken", replicas=2, standin={"profile_s": 3})
+    for pause in (0.3, 0.6, 1.2, 2.0):
+        time.sleep(pause)
+        operator_process.kill()
+        operator_process.start()
+    service.wait_updated(150)
+    service.wait("ProfilesReady", "True", timeout_s=120)
+    name = service.read()["status"]["profiles"][0]["configMap"]
+    assert _created(cluster, "jobs", service.namespace).count(name) == 1
+    service.patch({"engine": {"maxModelLen": 512}})
+    for pause in (0.2, 0.8):
+        time.sleep(pause)
+        operator_process.kill()
+        operator_process.start()
+    service.wait_updated(150)
+    assert len(_created(cluster, "replicasets", service.namespace, "shaken-")) == 2
+
+
+def test_the_api_server_goes_away(
+    steady: Service, operator_process: OperatorProcess, cluster: Cluster, make: Make
+) -> None:
+    """The same process goes on once it is back: no restart, no deleted pod, and new work is done."""
+    steady.wait_updated(90)
+    before = uids(steady.pods())
+    cluster.kill_apiserver()
+    time.sleep(15)
+    assert operator_process.running()
+    cluster.restart_apiserver()
+    assert uids(steady.pods()) == before
+    make("later", profiling={"mode": "Skip"}).wait_updated(120)
+    assert operator_process.running()
+    assert uids(steady.pods()) == before
+
+
+def test_an_upgrade_restarts_no_serving_pod(steady: Service, operator_process: OperatorProcess, make: Make) -> None:
+    """The default image is resolved once per service; a new release's default is for new services."""
+    steady.wait_updated(90)
+    before, image = uids(steady.pods()), steady.read()["status"]["runtimeImage"]
+    operator_process.stop()
+    new = "outrider.local/runtime-cpu:dev"
+    operator_process.start(OUTRIDER_RUNTIME_CPU_IMAGE=new, OUTRIDER_RUNTIME_IMAGE=new)
+    newer = make("newer", profiling={"mode": "Skip"})
+    newer.wait_updated(90)
+    assert newer.ready_pods()[0]["spec"]["containers"][0]["image"] == new
+    assert uids(steady.pods()) == before
+    assert steady.read()["status"]["runtimeImage"] == image
+    operator_process.stop()
+    operator_process.start(OUTRIDER_RUNTIME_CPU_IMAGE=image, OUTRIDER_RUNTIME_IMAGE=image)
+
+
+def test_only_one_operator_is_active(
+    operator_process: OperatorProcess, cluster: Cluster, client: Client, tmp_path: Path
+) -> None:
+    """A second one stands by, alive, and takes over when the first gives the Lease back."""
+    second = OperatorProcess(cluster.kubeconfig, tmp_path / "second.log", OUTRIDER_POD_NAME="second")
+    second.start(OUTRIDER_METRICS_WINDOW=WINDOW)
+    try:
+        assert operator_process.metric("outrider_operator_leading") == 1
+        assert second.metric("outrider_operator_leading") == 0
+        assert operator_process.stop() == 0
+        wait_for("the second to lead", lambda: second.metric("outrider_operator_leading") == 1, 10)
+        assert _holder(client) == "second"
+    finally:
+        second.stop()
+        operator_process.start()
+    wait_for("the first to lead again", lambda: _holder(client) == "operator", 20)
+
+
+def test_deleting_a_service_removes_everything(make: Make, client: Client, operator_process: OperatorProcess) -> None:
+    """By garbage collection alone, so also while the operator is down."""
+    up, down = make("goes-up"), make("goes-down")
+    for service in (up, down):
+        service.wait_updated(120)
+        service.wait("ProfilesReady", "True", timeout_s=120)
+    client.delete(SERVICE, up.namespace, up.name)
+    wait_for("nothing to be left of it", lambda: _left(up) == [], 60)
+    operator_process.stop()
+    client.delete(SERVICE, down.namespace, down.name)
+    try:
+        wait_for("nothing to be left of it", lambda: _left(down) == [], 60)
+    finally:
+        operator_process.start()
+
+
+def _other(document: dict[str, Any] | None, uid: str) -> dict[str, Any] | None:
+    return document if document is not None and document["metadata"]["uid"] != uid else None
+
+
+def _left(service: Service) -> list[str]:
+    """Children that are still there, and profiles that only they used."""
+    labelled = [child for kind in CHILDREN for child in service.children(kind)]
+    profiles = [
+        document
+        for document in service.client.list(CONFIG_MAP, service.namespace, "outrider.dev/component=profile")
+        if document["metadata"]["annotations"]["outrider.dev/model"] == f"tests/{service.name}"
+    ]
+    return [f"{child.get('kind')} {child['metadata']['name']}" for child in labelled + profiles]
+
+
+def _holder(client: Client) -> str:
+    lease = client.get(LEASE, NAMESPACE, "outrider-operator")
+    return lease["spec"]["holderIdentity"] if lease else ""
+
+
+def _audit(cluster: Cluster) -> list[dict[str, Any]]:
+    """All writes so far; a line that is being written is left out."""
+    return [
+        json.loads(line) for line in cluster.layout.audit.read_text().splitlines(keepends=True) if line.endswith("\n")
+    ]
+
+
+def _writes(cluster: Cluster) -> list[str]:
+    """What the operator wrote: it is the only one with its user agent."""
+    entries = [entry for entry in _audit(cluster) if entry.get("userAgent") == "outrider-operator"]
+    told = [(entry["verb"], entry["objectRef"]["resource"], entry["objectRef"].get("name", "")) for entry in entries]
+    return [" ".join(each) for each in told if each[1] != "leases"]
+
+
+def _created(cluster: Cluster, resource: str, namespace: str, prefix: str = "") -> list[str]:
+    names = []
+    for entry in _audit(cluster):
+        what, code = entry.get("objectRef", {}), entry.get("responseStatus", {}).get("code")
+        ours = (what.get("resource"), what.get("namespace")) == (resource, namespace)
+        if entry["verb"] == "create" and code == 201 and ours and what.get("name", "").startswith(prefix):
+            names.append(what["name"])
+    return names

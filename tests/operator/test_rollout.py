@@ -1,0 +1,198 @@
+"""How a change of the spec reaches the pods: hot, not at all, or as a revision that rolls out."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.request
+from typing import Any
+
+import pytest
+from outrider_crds.runtime_config import ADMIN_PORT, CONFIG_KEY, SERVING_PORT, STATE_PATH, HotConfig, config_hash
+from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, POD
+
+from tests.cluster.cluster import Cluster
+from tests.operator.client import Service, uids, wait_for
+from tests.operator.conftest import Make
+from tests.operator.manifests import CLASSES, EAGLE, LOOKUP, environment
+
+pytestmark = pytest.mark.cluster
+
+HOT: dict[str, dict[str, Any]] = {
+    "speculation.mode": {"speculation": {"mode": "Off"}},
+    "speculation.draftPrefill": {"speculation": {"draftPrefill": "Never"}},
+    "speculation.maxDraftTokens, lower": {"speculation": {"maxDraftTokens": 2}},
+    "sloClasses": {"sloClasses": [CLASSES[0]]},
+    "defaultSLOClass": {"defaultSLOClass": "chat"},
+}
+NO_EFFECT: dict[str, dict[str, Any]] = {
+    "replicas": {"replicas": 3},
+    "rollout": {"rollout": {"maxSurge": 2, "progressDeadline": "90s"}},
+    "profiling": {"profiling": {"timeBudget": "1m"}},
+    "paused": {"paused": True},
+}
+REVISION: dict[str, dict[str, Any]] = {
+    "speculation.maxDraftTokens, higher": {"speculation": {"maxDraftTokens": 9}},
+    "draftPool": {"draftPool": [LOOKUP, EAGLE]},
+    "engine.maxModelLen": {"engine": {"maxModelLen": 512}},
+    "engine.dtype": {"engine": {"dtype": "float32"}},
+    "engine.extraArgs": {"engine": {"extraArgs": ["--max-num-seqs=8"]}},
+    "engine.env": {"engine": {"env": environment(tokens_per_s=1)}},
+    "target.revision": {"target": {"revision": "v2"}},
+    "modelCache": {"modelCache": {"emptyDir": {"sizeLimit": "1Gi"}}},
+    "accelerator.nodeSelector": {"accelerator": {"nodeSelector": {"disk": "fast"}}},
+    "podTemplate.labels": {"podTemplate": {"labels": {"team": "search"}}},
+    "podTemplate.image": {"podTemplate": {"image": "outrider.local/runtime-cpu:dev"}},
+}
+
+
+@pytest.fixture(scope="module")
+def services(make: Make) -> dict[str, Service]:
+    """All services of this module, started together."""
+    return {
+        "hot": make("hot", replicas=2),
+        "empty": make("empty", replicas=0, profiling={"mode": "Skip"}),
+        "surge": make("surge", replicas=2, profiling={"mode": "Skip"}),
+        "swap": make(
+            "swap",
+            replicas=2,
+            profiling={"mode": "Skip"},
+            rollout={"maxSurge": 0, "maxUnavailable": 1, "drainTimeout": "5s", "progressDeadline": "60s"},
+        ),
+        "hasty": make("hasty", profiling={"mode": "Skip"}),
+    }
+
+
+@pytest.fixture(scope="module")
+def hot(services: dict[str, Service]) -> Service:
+    service = services["hot"]
+    service.wait_updated(120)
+    service.wait("ProfilesReady", "True")
+    return service
+
+
+@pytest.mark.parametrize("field", HOT)
+def test_hot_field_takes_effect_without_a_restart(hot: Service, field: str) -> None:
+    """`mode: Off` must not reload a 70B model: the same pods report the new configuration."""
+    before, revision = uids(hot.pods()), hot.revision
+    hot.patch(HOT[field])
+    hot.wait_updated()
+    assert uids(hot.pods()) == before
+    assert hot.revision == revision
+    config = json.loads(hot.child(CONFIG_MAP, "hot-hot")["data"][CONFIG_KEY])
+    assert {_reported(pod)["configHash"] for pod in hot.ready_pods()} == {_hash(config)}
+
+
+@pytest.mark.parametrize("field", NO_EFFECT)
+def test_field_without_effect_restarts_nothing(hot: Service, field: str) -> None:
+    """Pods that run go on running, and no revision is made."""
+    before, revision = uids(hot.pods()), hot.revision
+    generation = hot.patch(NO_EFFECT[field])["metadata"]["generation"]
+    wait_for("the change to be seen", lambda: hot.condition("SpecValid")["observedGeneration"] == generation)
+    assert uids(hot.pods()) >= before
+    assert hot.revision == revision
+
+
+@pytest.mark.parametrize("field", REVISION)
+def test_other_field_makes_a_revision(services: dict[str, Service], field: str) -> None:
+    """Everything else: a new immutable ConfigMap, named in the pods' label."""
+    service = services["empty"]
+    wait_for("the Deployment", lambda: service.client.get(DEPLOYMENT, service.namespace, "empty"))
+    before = service.revision
+    service.patch(REVISION[field])
+    wait_for(f"a revision for {field}", lambda: service.revision != before)
+    assert service.child(CONFIG_MAP, f"empty-{service.revision}")["immutable"] is True
+
+
+@pytest.mark.parametrize(("name", "least"), [("surge", 2), ("swap", 1)])
+def test_rollout_keeps_enough_pods_ready(services: dict[str, Service], name: str, least: int) -> None:
+    """Sampled every 200 ms, never fewer ready pods of all revisions than replicas - maxUnavailable; a running
+    request of a replaced pod is answered to its end."""
+    service = services[name]
+    service.wait_updated(120)
+    before = service.revision
+    request = Request(service.ready_pods()[0]["status"]["podIP"], tokens=60)
+    service.patch({"engine": {"maxModelLen": 2048}})
+    samples = []
+    while not (service.revision != before and service.condition("Updated")["status"] == "True"):
+        samples.append(len(service.ready_pods()))
+        time.sleep(0.2)
+        assert len(samples) < 600, "the rollout does not end"
+    assert min(samples) >= least
+    assert request.answer().endswith("data: [DONE]\n\n")
+    assert {pod["metadata"]["labels"]["outrider.dev/revision"] for pod in service.pods()} == {service.revision}
+
+
+def test_five_quick_patches_end_at_the_last(services: dict[str, Service]) -> None:
+    """Coalesced: the last one runs, and ConfigMaps of revisions that nobody needs are gone."""
+    service = services["hasty"]
+    service.wait_updated(120)
+    for length in (101, 102, 103, 104, 105):
+        service.patch({"engine": {"maxModelLen": length}})
+    service.wait_updated(120)
+    boot = json.loads(service.child(CONFIG_MAP, f"hasty-{service.revision}")["data"][CONFIG_KEY])
+    assert boot["engine"]["maxModelLen"] == 105
+    assert {pod["metadata"]["labels"]["outrider.dev/revision"] for pod in service.ready_pods()} == {service.revision}
+
+
+def test_a_revert_in_mid_rollout_keeps_the_old_pods(services: dict[str, Service]) -> None:
+    """A revision that never gets ready is taken back: the old pods served all along."""
+    service = services["hasty"]
+    service.wait_updated(120)
+    before, revision = uids(service.ready_pods()), service.revision
+    good = service.read()["spec"]["engine"]
+    service.patch({"engine": {"env": environment(start_s=-1)}})
+    wait_for("a pod of the bad revision", lambda: uids(service.pods()) > before)
+    assert service.condition("Ready")["status"] == "True"
+    service.patch({"engine": good})
+    service.wait_updated(120)
+    assert uids(service.ready_pods()) == before
+    assert service.revision == revision
+
+
+def test_scale_during_a_rollout(services: dict[str, Service], cluster: Cluster) -> None:
+    """`kubectl scale` (as an autoscaler would) and a rollout at once: both arrive."""
+    service = services["hasty"]
+    service.wait_updated(120)
+    service.patch({"engine": {"maxModelLen": 333}})
+    cluster.kubectl("scale", "specsvc/hasty", "--replicas=3", "-n", service.namespace)
+    service.wait_updated(120)
+    wait_for("three pods", lambda: len(service.ready_pods()) == 3, 60)
+    document = service.read()
+    assert document["status"]["replicas"] == document["spec"]["replicas"] == 3
+    assert service.child(DEPLOYMENT)["spec"]["replicas"] == 3
+    assert {pod["metadata"]["labels"]["outrider.dev/revision"] for pod in service.ready_pods()} == {service.revision}
+    selected = service.client.list(POD, service.namespace, document["status"]["selector"])
+    assert uids(selected) == uids(service.pods())
+
+
+class Request:
+    """A streamed request that runs in the background."""
+
+    def __init__(self, address: str, tokens: int) -> None:
+        body = json.dumps({"model": "any", "stream": True, "max_tokens": tokens}).encode()
+        url = f"http://{address}:{SERVING_PORT}/v1/chat/completions"
+        self._response = urllib.request.urlopen(url, data=body, timeout=60)
+        self._text = b""
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def answer(self) -> str:
+        self._thread.join(60)
+        return self._text.decode()
+
+    def _read(self) -> None:
+        with self._response as response:
+            self._text = response.read()
+
+
+def _reported(pod: dict[str, Any]) -> dict[str, Any]:
+    url = f"http://{pod['status']['podIP']}:{ADMIN_PORT}{STATE_PATH}"
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        state: dict[str, Any] = json.load(answer)
+    return state
+
+
+def _hash(config: dict[str, Any]) -> str:
+    return config_hash(HotConfig.model_validate(config))
