@@ -88,27 +88,39 @@ class Reason(StrEnum):
 
 class Condition(Model):
     type: ConditionType
+    """What it tells about: SpecValid, Ready, Updated and so on."""
     status: ConditionStatus
+    """True, False, or Unknown where nothing was measured or observed yet."""
     reason: Annotated[str, Field(min_length=1, max_length=64)]
+    """Why, in one word for programs."""
     message: Message = ""
+    """Why, in a sentence for people; where something is wrong, with what to do."""
     observed_generation: int = 0
+    """metadata.generation that it was decided for."""
     last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+    """When the status last changed."""
 
 
 class Summary(Model):
     """Strings for the printer columns."""
 
     goodput: Text = ""
+    """Tokens per second that reach users, over all pods."""
     speedup: Text = ""
+    """Measured goodput against that of the same pods without speculation."""
     acceptance: Text = ""
+    """Share of tried draft tokens that the target accepted."""
     slo: Text = ""
+    """The class with the lowest attainment, and its attainment."""
 
 
 class Goodput(Model):
     tokens_per_second: Text
+    """Tokens that reached users, per second, summed over pods."""
     baseline_tokens_per_second: Text = ""
     """Measured without speculation, in probe blocks on the same load; empty when no probe ran in the window."""
     speedup: Text = ""
+    """tokensPerSecond against the probe blocks' rate; empty when no probe ran in the window."""
     window: Text
     """Length of the window, a duration."""
     tokens: int
@@ -119,48 +131,75 @@ class Goodput(Model):
 
 class SLOClassStatus(Model):
     name: Text
+    """The class's name in spec.sloClasses."""
     attainment_percent: Text = ""
+    """Share of finished requests that met the class."""
     tpot_p50: Text = ""
+    """Median time per output token after the first."""
     tpot_p99: Text = ""
+    """99th percentile of the time per output token after the first."""
     requests: int = 0
     """Requests that finished in the window."""
 
 
 class DraftStatus(Model):
     name: Text
+    """The drafter's name in spec.draftPool."""
     profiled: bool = False
+    """Its cost is measured on every product."""
     loaded: bool = False
+    """Every ready pod has it loaded."""
     reason: Text = ""
     """Why it is not loaded or not used, in a sentence."""
     acceptance_rate: Text = ""
+    """Accepted draft tokens, of those that were tried, in the window."""
     accepted_length: Text = ""
+    """Tokens that a request gained in a step with this drafter, bonus token included."""
     share_percent: Text = ""
     """Share of engine steps' requests that used it in the window."""
 
 
 class ProfileStatus(Model):
     product: Text
+    """One of spec.accelerator.products."""
     config_map: Text = ""
+    """ConfigMap with the latency profile."""
     error_percent: Text = ""
+    """Error of the latency model on shapes that it was not fitted to."""
     profiled_at: Text = ""
+    """When it was measured."""
     stale: bool = False
+    """It is older than spec.profiling.maxAge, or does not fit the pods' device or engine."""
     failed_key: Text = ""
     """Key whose measurement failed; it runs again only on a changed spec or `outrider.dev/reprofile`."""
     message: Message = ""
+    """What went wrong with the measurement, with the pod's own last lines."""
 
 
 class SpeculativeServiceStatus(Model):
     """What Outrider observed."""
 
     observed_generation: int = 0
+    """metadata.generation that this status was decided for."""
     replicas: int = 0
+    """Serving pods that exist."""
     ready_replicas: int = 0
+    """Serving pods that are ready."""
     updated_replicas: int = 0
+    """Serving pods of the current revision."""
     selector: Annotated[str, Field(max_length=512)] = ""
+    """Label selector of the serving pods, for autoscalers."""
     runtime_image: Text = ""
+    """The release's runtime image that the service started with; a new operator does not change it."""
     conditions: Annotated[list[Condition], Field(max_length=16), MapList("type")] = []
+    """One of each type."""
     summary: Summary | None = None
+    """Figures for the printer columns."""
     goodput: Goodput | None = None
+    """Goodput over the last window."""
     slo_classes: Annotated[list[SLOClassStatus], Field(max_length=8), MapList("name")] = []
+    """Attainment and latency of each SLO class over the last window."""
     drafts: Annotated[list[DraftStatus], Field(max_length=8), MapList("name")] = []
+    """Each drafter of the pool."""
     profiles: Annotated[list[ProfileStatus], Field(max_length=8), MapList("product")] = []
+    """The latency profile of each product."""

@@ -35,9 +35,10 @@ def test_every_list_text_and_map_of_the_spec_is_bounded() -> None:
     assert unbounded == []
 
 
-def test_every_field_of_the_spec_is_described() -> None:
+@pytest.mark.parametrize("part", ["spec", "status"])
+def test_every_field_is_described(part: str) -> None:
     """`kubectl explain` says something about each."""
-    silent = [path for path, node in _fields(_schema()["properties"]["spec"], "spec") if not node.get("description")]
+    silent = [path for path, node in _fields(_schema()["properties"][part], part) if not node.get("description")]
     assert silent == []
 
 
