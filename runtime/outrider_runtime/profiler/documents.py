@@ -19,7 +19,7 @@ from outrider_runtime.profiler.fitting import FittedCost, fit_cost, fit_modes
 from outrider_runtime.profiler.samples import Measurement, drafter_measurements, median_spread, target_measurements
 from outrider_runtime.profiler.session import Series
 
-NOISY_SPREAD = 0.25
+NOISY_SPREAD = 0.4
 """Above this run-to-run spread the coefficients would say more about the neighbours than about the model."""
 DIGITS = 4
 
@@ -38,9 +38,9 @@ def fit_drafter(series: Series, drafter: Drafter) -> FittedCost:
     measurements = drafter_measurements(series.visits, drafter.name)
     if series.suspended:
         raise ProfilingError(failures.DRAFTER_FAILED, series.suspended)
-    if not measurements:
-        raise ProfilingError(failures.DRAFTER_FAILED, "it proposed nothing in any of the measured steps")
     _check_enough(series)
+    if not measurements:
+        raise ProfilingError(failures.DRAFTER_FAILED, "it did not run in any of the measured steps")
     if drafter.neural is not None:
         _check_quiet(measurements)
         return fit_cost(measurements, series.held_out, passes=True)

@@ -51,7 +51,7 @@ class Driver:
         )
 
     def pace(self) -> Pace:
-        """Rough step times, from two batches without a drafter; the first steps also warm the engine up."""
+        """Rough step times, from the smallest batch and a larger one; the first steps also warm the engine up."""
         limits = self.limits()
         batch = min(_PACE_BATCH, limits.max_requests)
         one = self._shortest(GridPoint(_PACE_CONTEXT, 1))
@@ -72,7 +72,9 @@ class Driver:
         return counters.suspended if counters else ""
 
     def _shortest(self, point: GridPoint) -> float:
-        visit = self.visit(Ask(point, None, steps=3, settle=2))
+        hosted = self._loop.plan.pool.hosted
+        drafter = hosted[0].name if hosted and point.verify else None
+        visit = self.visit(Ask(point, drafter, steps=5, settle=2))
         return min(sample.target_s for sample in visit.samples)
 
     def _arrange(self, point: GridPoint, drafter: str | None) -> None:

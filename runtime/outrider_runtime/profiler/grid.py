@@ -16,6 +16,7 @@ CONTEXTS = (64, 512, 2048, 8192)
 PREFILLS = (64, 256, 1024)
 HEADROOM_TOKENS = 160
 """Tokens that a request may grow by while its shapes are measured."""
+FEW = 3
 KNEE_GUESSES = (16, 64)
 """Where a bend is looked for before anything is measured: the design must see both sides of it."""
 HELD_OUT_EVERY = 4
@@ -131,11 +132,16 @@ def _ragged(limits: Limits, context: int, batch: int) -> list[GridPoint]:
 
 
 def within(points: Iterable[GridPoint], pace: Pace, budget_s: float) -> list[GridPoint]:
-    """Those that the budget can pay for: no step over 1/150 of it, no set-up of a batch over 1/15."""
+    """Those that the budget can pay for: no step over 1/150 of it, no set-up of a batch over 1/15.
+
+    Steps of up to a few times the shortest stay whatever the budget: with fewer there is nothing to fit.
+    """
+    longest_step_s = max(budget_s / 150, FEW * pace.step_s)
+    longest_setup_s = max(budget_s / 15, FEW * FEW * CONTEXTS[0] * pace.token_s)
     return [
         point
         for point in points
-        if pace.seconds(point) <= budget_s / 150 and point.batch * point.context * pace.token_s <= budget_s / 15
+        if pace.seconds(point) <= longest_step_s and point.batch * point.context * pace.token_s <= longest_setup_s
     ]
 
 

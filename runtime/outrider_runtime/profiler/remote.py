@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
@@ -26,6 +27,7 @@ from outrider_runtime.vllm_plugin.launch import LaunchPlan, prepare
 HOST_MODULE = "outrider_runtime.profiler.host"
 SILENCE_LIMIT_S = 180.0
 """No answer for one shape in this time: the engine hangs."""
+HEARTBEAT_S = 15.0
 CLOSE_S = 20.0
 LAST_LINES = 3
 
@@ -38,10 +40,11 @@ class Engine:
         self._connection = connection
         self._log = log
 
-    def wait_ready(self, on_wait: Callable[[], None]) -> Ready:
-        """Facts of the engine once it has started; calls `on_wait` about once a second until then."""
-        while not self._connection.poll(1.0) and self._process.poll() is None:
-            on_wait()
+    def wait_ready(self, on_wait: Callable[[float], None]) -> Ready:
+        """Facts of the engine once it has started; until then tells `on_wait` now and then the seconds so far."""
+        began = time.monotonic()
+        while not self._connection.poll(HEARTBEAT_S) and self._process.poll() is None:
+            on_wait(time.monotonic() - began)
         message = self._receive(SILENCE_LIMIT_S)
         if not isinstance(message, Ready):
             raise ProfilingError(failures.ENGINE_FAILED, f"the engine process said {message!r} in place of Ready")

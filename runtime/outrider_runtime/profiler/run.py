@@ -145,7 +145,8 @@ class Profiler:
         return Part(part.target and self._profile.target is None, lookup, None)
 
     def _plan(self, part: Part) -> LaunchPlan:
-        lookup = part.lookup
+        """Beside what is measured the engine hosts the service's prompt lookup, as it does when it serves."""
+        lookup = part.lookup or next((d for d in self._wanted.boot.draft_pool if d.neural is None), None)
         if lookup is None and part.target:
             lookup = Drafter(name=STAND_IN, method=DraftMethod.PROMPT_LOOKUP, prompt_lookup=PromptLookup())
         pool = [drafter for drafter in (lookup, part.neural) if drafter is not None]
@@ -163,7 +164,7 @@ class Profiler:
         self._say(f"starting the engine for {_named(part)} (this does not count towards the time budget)")
         began = time.monotonic()
         with self._start(plan) as running:
-            ready = running.wait_ready(lambda: None)
+            ready = running.wait_ready(lambda waited_s: self._say(f"the engine is starting, {waited_s:.0f} s so far"))
             self._say(f"the engine is up after {time.monotonic() - began:.0f} s on {ready.device}")
             series = self._series(part, plan, ready)
             budget = session.Budget(self._budget_left_s, time.monotonic())

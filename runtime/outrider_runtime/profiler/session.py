@@ -26,7 +26,7 @@ from outrider_runtime.profiler.samples import Visit, median_spread, target_measu
 
 STEPS = 4
 SETTLE = 1
-MOST_ROUNDS = 4
+MOST_ROUNDS = 8
 LEAST_ROUNDS = 2
 FIRST_ROUND_SHARE = 0.45
 """Share of the budget after which no new shapes are taken up: every shape is to be visited twice."""
@@ -135,15 +135,14 @@ class _Visitor:
     budget: Budget
     progress: Progress
 
-    def all(self, series: Series, points: Sequence[GridPoint], number: int) -> None:
-        """Visit `points` in an order that spares prefills, until the budget is spent."""
-        for point in interleaved(points):
+    def all(self, series: Series, points: Sequence[GridPoint], number: int, before: int = 0) -> None:
+        """Visit `points` in an order that spares prefills, until the budget is spent; `before` were in this round."""
+        for index, point in enumerate(interleaved(points), start=before + 1):
             if self.budget.left_s <= 0:
                 return
             series.visits.append(self.measure(Ask(point, series.asked(point), STEPS, SETTLE)))
-            shape = len({visit.point for visit in series.visits})
             self.progress(
-                f"round {number}, {series.title}: shape {shape} of {len(series.order)}, {self.budget.elapsed_s:.0f} s "
+                f"round {number}, {series.title}: shape {index} of {len(series.order)}, {self.budget.elapsed_s:.0f} s "
                 f"elapsed, {max(0.0, self.budget.left_s):.0f} s of the budget left: {point}"
             )
 
@@ -156,7 +155,7 @@ def _first_round(series: Sequence[Series], visit: _Visitor) -> None:
     for start in range(0, max((len(one.order) for one in series), default=0), LEAST_SHAPES):
         for one in series:
             if start == 0 or visit.budget.elapsed_s < FIRST_ROUND_SHARE * visit.budget.total_s:
-                visit.all(one, one.order[start : start + LEAST_SHAPES], 1)
+                visit.all(one, one.order[start : start + LEAST_SHAPES], 1, before=start)
     for one in series:
         one.keep_visited()
 

@@ -59,7 +59,7 @@ class Machine:
         steps = [self._step(ask) for _ in range(ask.settle + ask.steps)]
         return Visit(ask.point, tuple(steps[ask.settle :]), self.suspended.get(ask.drafter or "", ""))
 
-    def wait_ready(self, _on_wait: Callable[[], None]) -> Ready:
+    def wait_ready(self, _on_wait: Callable[[float], None]) -> Ready:
         return Ready(LIMITS, PACE, "Synthetic 9000")
 
     def _step(self, ask: Ask) -> Sample:

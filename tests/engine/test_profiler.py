@@ -1,0 +1,157 @@
+"""`outrider-profile` with real vLLM, the real model and the real EAGLE-3 head, as the Job runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from outrider_crds.profile import ExecutionMode, ProfilingResult
+from outrider_runtime.identity import engine_version, weights_commit
+
+from tests.engine.engines import EAGLE_HEAD, TARGET
+
+pytestmark = pytest.mark.model
+
+MANIFEST = """
+apiVersion: outrider.dev/v1alpha1
+kind: SpeculativeService
+metadata: {{name: chat}}
+spec:
+  target: {{name: smollm2, source: {{hostPath: {{path: {target}}}}}}}
+  draftPool:
+  - {{name: lookup, method: PromptLookup, promptLookup: {{}}}}
+  - {{name: eagle, method: Eagle, eagle: {{model: {{name: head, source: {{hostPath: {{path: {head}}}}}}}}}}}
+  accelerator: {{products: [cpu]}}
+  speculation: {{maxDraftTokens: 3}}
+  engine:
+    maxModelLen: 512
+    extraArgs: [--max-num-seqs=8, --max-num-batched-tokens=512, --enforce-eager]
+    env: [{{name: VLLM_CPU_KVCACHE_SPACE, value: "1"}}]
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    output: str
+    result: ProfilingResult
+
+
+def command(folder: Path, *arguments: str, head: Path = EAGLE_HEAD) -> list[str]:
+    manifest = folder / "service.yaml"
+    manifest.write_text(MANIFEST.format(target=TARGET, head=head))
+    program = [sys.executable, "-m", "outrider_runtime.profiler.main", "-f", str(manifest)]
+    return [*program, "--result", str(folder / "termination-log"), *arguments]
+
+
+def profile(folder: Path, *arguments: str, head: Path = EAGLE_HEAD) -> Ran:
+    ended = subprocess.run(command(folder, *arguments, head=head), capture_output=True, text=True, timeout=600)
+    message = (folder / "termination-log").read_bytes()
+    assert len(message) <= 4096
+    return Ran(ended.returncode, ended.stdout + ended.stderr, ProfilingResult.model_validate_json(message))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Path]:
+    """Target, prompt lookup and EAGLE-3, measured once for the tests below."""
+    folder = tmp_path_factory.mktemp("profile")
+    return profile(folder, "--time-budget", "30s", "--report", str(folder / "report")), folder / "report"
+
+
+def test_target_and_drafters_are_measured_and_identified(whole):
+    """One run gives the coefficients of all three, and says what they were measured on."""
+    ran, _ = whole
+    assert ran.code == 0, ran.output
+    assert ran.result.failures == [], ran.output
+    target = ran.result.target
+    assert target is not None
+    assert target.engine_version == engine_version()
+    assert target.device
+    assert target.commit == weights_commit(str(TARGET))
+    assert ExecutionMode.UNIFORM in target.costs
+    assert 1e-3 < target.costs[ExecutionMode.UNIFORM].constant_s < 1
+    drafters = {drafter.name: drafter for drafter in ran.result.drafters}
+    assert set(drafters) == {"lookup", "eagle"}
+    assert drafters["eagle"].autoregressive
+    assert drafters["eagle"].commit == weights_commit(str(EAGLE_HEAD))
+
+
+def test_a_drafts_pass_costs_less_than_the_targets_and_a_lookup_next_to_nothing(whole):
+    """What the choice of lengths rests on: a mix-up of the two clocks would show here."""
+    costs = {drafter.name: drafter.cost for drafter in whole[0].result.drafters}
+    target = whole[0].result.target.costs[ExecutionMode.UNIFORM]
+    one = {name: cost.constant_s + cost.per_request_s + cost.per_batched_token_s for name, cost in costs.items()}
+    step = target.constant_s + target.per_request_s + target.per_batched_token_s
+    assert one["lookup"] < one["eagle"] < step
+
+
+def test_the_error_is_stated_on_shapes_that_were_held_out(whole):
+    """The figure in the status is one that the fit did not see; it may be large on a noisy machine, never absent."""
+    ran, report = whole
+    shapes = json.loads((report / "report.json").read_text())["shapes"]
+    held_out = [shape for fit in shapes.values() for shape in fit if shape["heldOut"]]
+    assert len(held_out) >= 3
+    assert ran.result.target.error_percent < 60
+    assert "held-out error" in ran.output
+
+
+def test_progress_and_a_report_are_shown_to_whoever_ran_it(whole):
+    """Shape k of n, time elapsed and budget left while it runs; table, JSON and plot in the end."""
+    ran, report = whole
+    assert "shape 1 of " in ran.output
+    assert "of the budget left" in ran.output
+    assert "per batched token" in ran.output
+    assert (report / "report.png").stat().st_size > 10_000
+
+
+def test_an_added_drafter_is_measured_alone_and_quickly(tmp_path):
+    """A patched-in draft costs one drafter's measurement: the target's grid is left alone."""
+    ran = profile(tmp_path, "--drafter", "eagle", "--time-budget", "15s")
+    assert ran.code == 0, ran.output
+    assert ran.result.target is None
+    assert [drafter.name for drafter in ran.result.drafters] == ["eagle"]
+    assert ran.result.failures == []
+
+
+def test_a_head_with_broken_weights_fails_alone_and_says_why(tmp_path):
+    """Its config is right, so only the engine finds out."""
+    head = tmp_path / "head"
+    shutil.copytree(EAGLE_HEAD, head)
+    (head / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0not json")
+    ran = profile(tmp_path, "--drafter", "eagle", "--time-budget", "10s", head=head)
+    assert ran.code == 1
+    assert [(failure.reason, failure.drafter) for failure in ran.result.failures] == [("DrafterFailed", "eagle")]
+    assert "header" in ran.result.failures[0].message.lower()
+
+
+def test_a_stopped_job_writes_nothing_and_leaves_no_engine_behind(tmp_path):
+    """SIGTERM (the Job gives way to a serving pod): nothing was concluded, so nothing is reported."""
+    running = subprocess.Popen(command(tmp_path, "--target"), stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    assert "starting the engine" in running.stdout.readline()
+    engine = _child(running.pid)
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(60) == 143
+    running.stdout.close()
+    assert not (tmp_path / "termination-log").exists()
+    assert not Path(f"/proc/{engine}").exists()
+
+
+def _child(parent: int) -> int:
+    """The engine process of the profiler `parent`; it comes up within seconds."""
+    children = Path(f"/proc/{parent}/task/{parent}/children")
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for child in map(int, children.read_text().split()):
+            if os.getpgid(child) == child:
+                return child
+        time.sleep(0.05)
+    raise AssertionError("no engine process came up")
