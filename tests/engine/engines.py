@@ -72,7 +72,9 @@ def boot_config(drafters: Sequence[Drafter], max_draft_tokens: int = 3, extra: S
     )
 
 
-def make_plan(drafters: Sequence[Drafter], hot: HotConfig | None = None, extra: Sequence[str] = ()) -> launch.LaunchPlan:
+def make_plan(
+    drafters: Sequence[Drafter], hot: HotConfig | None = None, extra: Sequence[str] = ()
+) -> launch.LaunchPlan:
     run_dir = tempfile.mkdtemp(prefix="outrider-test-")
     hot = hot or hot_config()
     paths = launch.Paths(

@@ -103,7 +103,7 @@ class ControlLoop:
 
     def snapshot(self) -> ControllerSnapshot:
         with self._lock:
-            return self._controller.snapshot()
+            return self._controller.snapshot(self._clock())
 
     def _resume_due(self) -> None:
         if not self._suspended_until:
@@ -121,6 +121,7 @@ class ControlLoop:
         return DraftOrder(
             draft_tokens=plan.draft_tokens,
             run_neural=plan.run_neural,
+            neural_tokens=plan.neural_tokens,
             lookup_requests=frozenset(view.id for view, name in chosen if name is not None and name == lookup),
             neural_requests=frozenset(view.id for view, name in chosen if name is not None and name == neural),
         )

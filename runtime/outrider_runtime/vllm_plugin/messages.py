@@ -19,7 +19,9 @@ class DraftOrder:
     draft_tokens: int
     """K; 0 for no proposals."""
     run_neural: bool
-    """Whether the neural draft's forward runs; at K = 0 it runs its first pass only."""
+    """Whether the neural draft's forward runs."""
+    neural_tokens: int = 0
+    """Tokens that it proposes; 0: its first pass only, which keeps its KV whole."""
     lookup_requests: frozenset[str] = frozenset()
     """Ids of requests that prompt lookup proposes for."""
     neural_requests: frozenset[str] = frozenset()

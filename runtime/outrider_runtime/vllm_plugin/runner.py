@@ -78,18 +78,21 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
     def _propose_neural(
         self, order: DraftOrder, scheduler_output: SchedulerOutput, sampled_token_ids: Any, arguments: tuple[Any, ...]
     ) -> torch.Tensor | None:
-        """(batch, K) proposals of the neural drafter; None when it did not run. Never raises."""
+        """(batch, neural_tokens) proposals of the neural drafter; None when it did not run. Never raises."""
         if not order.run_neural or self.speculative_config.method == "ngram":
             return None
         if not super()._input_fits_in_drafter(arguments[-2]):  # common_attn_metadata
             return None
         began_at = time.perf_counter()
+        planned = scheduler_output.num_spec_tokens_to_schedule
+        scheduler_output.num_spec_tokens_to_schedule = order.neural_tokens
         try:
             proposals: torch.Tensor = super().propose_draft_token_ids(scheduler_output, sampled_token_ids, *arguments)
         except Exception as error:  # whatever a drafter does, requests go on
             self._report.failures["neural"] = _sentence(error)
             return None
         finally:
+            scheduler_output.num_spec_tokens_to_schedule = planned  # the scheduler's own, in one process
             self._report.neural_s = time.perf_counter() - began_at
         return proposals
 

@@ -1,0 +1,110 @@
+"""A drafter that cannot load is dropped before the engine starts, with a sentence; the pod serves without it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from outrider_crds.runtime_config import BootConfig
+from outrider_crds.spec import Drafter
+from outrider_runtime.vllm_plugin.pool import ModelPlaces, choose_pool
+
+from tests.engine.engines import boot_config, draft_model, eagle, lookup, model
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], "vocab_size": 100, "hidden_size": 64}
+EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 100, "hidden_size": 64}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Any:
+    def write(name: str, config: Any, tokens: dict[str, int] | None = None) -> Path:
+        path = tmp_path / name
+        path.mkdir()
+        (path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+        if tokens is not None:
+            (path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": tokens}}))
+        return path
+
+    return write
+
+
+def boot(target: Path, *drafters: Drafter) -> BootConfig:
+    return boot_config(drafters).model_copy(update={"target": model(target)})
+
+
+def dropped(target: Path, drafter: Drafter) -> str:
+    """The reason for which `drafter` alone is dropped; empty when it is hosted."""
+    pool = choose_pool(boot(target, drafter), ModelPlaces(mounted=False))
+    assert bool(pool.hosted) != bool(pool.dropped)
+    return pool.dropped.get(drafter.name, "")
+
+
+def test_a_good_drafter_is_hosted(folder: Any) -> None:
+    target = folder("target", LLAMA)
+    assert dropped(target, eagle(folder("head", EAGLE3))) == ""
+    assert dropped(target, draft_model(folder("small", LLAMA))) == ""
+
+
+def test_a_path_that_does_not_exist_is_named(folder: Any, tmp_path: Path) -> None:
+    reason = dropped(folder("target", LLAMA), eagle(tmp_path / "nowhere"))
+    assert "nowhere" in reason
+    assert "config.json" in reason
+
+
+def test_a_config_that_is_no_json_is_named(folder: Any) -> None:
+    assert "cannot be read" in dropped(folder("target", LLAMA), eagle(folder("head", "{not json")))
+
+
+@pytest.mark.parametrize("config", ["[]", "null", "3"])
+def test_a_config_that_is_no_object_is_named(folder: Any, config: str) -> None:
+    assert "not a JSON object" in dropped(folder("target", LLAMA), eagle(folder("head", config)))
+
+
+def test_another_vocabulary_size_is_named_with_both_sizes(folder: Any) -> None:
+    reason = dropped(folder("target", LLAMA), draft_model(folder("small", {**LLAMA, "vocab_size": 99})))
+    assert "99" in reason
+    assert "100" in reason
+
+
+def test_another_vocabulary_of_the_same_size_is_found(folder: Any) -> None:
+    """Bug: sizes agree, tokens do not: every proposal would be rejected, and nobody would know why."""
+    target = folder("target", LLAMA, {"a": 0, "b": 1})
+    assert "not the same" in dropped(target, draft_model(folder("small", LLAMA, {"a": 1, "b": 0})))
+    assert dropped(target, draft_model(folder("same", LLAMA, {"a": 0, "b": 1}))) == ""
+
+
+def test_a_draft_model_given_as_eagle_head_is_named(folder: Any) -> None:
+    assert "DraftModel" in dropped(folder("target", LLAMA), eagle(folder("small", LLAMA)))
+
+
+def test_an_eagle_head_given_as_draft_model_is_named(folder: Any) -> None:
+    assert "Eagle" in dropped(folder("target", LLAMA), draft_model(folder("head", EAGLE3)))
+
+
+def test_a_head_for_a_target_of_another_width_is_named(folder: Any) -> None:
+    reason = dropped(folder("target", LLAMA), eagle(folder("head", {**EAGLE3, "hidden_size": 32})))
+    assert "32" in reason
+    assert "64" in reason
+
+
+def test_the_first_neural_drafter_that_loads_is_hosted(folder: Any, tmp_path: Path) -> None:
+    """Promise: the pool's order decides, but a broken entry does not take the place of a good one."""
+    broken = draft_model(tmp_path / "nowhere", "broken")
+    good = eagle(folder("head", EAGLE3), "good")
+    spare = draft_model(folder("small", LLAMA), "spare")
+    pool = choose_pool(
+        boot(folder("target", LLAMA), lookup("first"), broken, good, spare, lookup("second")),
+        ModelPlaces(mounted=False),
+    )
+    assert pool.neural == good
+    assert pool.prompt_lookup == lookup("first")
+    assert set(pool.dropped) == {"broken", "spare", "second"}
+    assert "good" in pool.dropped["spare"]
+
+
+def test_in_a_pod_models_are_looked_for_where_they_are_mounted(folder: Any) -> None:
+    head = eagle(folder("head", EAGLE3))
+    assert head.neural is not None
+    assert ModelPlaces().location(head.neural.model, "eagle") == "/var/lib/outrider/models/eagle"

@@ -1,0 +1,146 @@
+"""The engine's arguments and environment: what the plugin needs is there, what the user set wins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from outrider_crds.runtime_config import BootConfig
+from outrider_crds.spec import Accelerator, Engine, EnvVar
+from outrider_runtime.vllm_plugin import launch
+from outrider_runtime.vllm_plugin.pool import Pool
+from outrider_runtime.vllm_plugin.versions import UntestedEngineError, check_engine_version
+
+from tests.engine.engines import boot_config, draft_model, eagle, hot_config, lookup
+
+HEAD = Path("/heads/eagle")
+
+
+def plan_of(boot: BootConfig, pool: Pool) -> launch.LaunchPlan:
+    paths = launch.Paths(run_dir="/run/outrider")
+    return launch.LaunchPlan(boot=boot, hot=hot_config(), paths=paths, pool=pool, engine_version="0.32.0")
+
+
+def on_gpu(boot: BootConfig, **engine: object) -> BootConfig:
+    update = {"accelerator": Accelerator(products=["NVIDIA-H200"], count=1), "engine": Engine(**engine)}
+    return boot.model_copy(update=update)
+
+
+def test_without_a_draft_pool_there_is_no_speculative_config() -> None:
+    """Promise: NoDrafter means plain vLLM underneath, not speculation with nothing to speculate."""
+    plan = plan_of(boot_config([]), Pool())
+    assert launch.speculative_config(plan) is None
+    assert not any(argument.startswith("--speculative-config") for argument in launch.engine_arguments(plan))
+
+
+def test_every_draft_length_has_a_place_in_the_table() -> None:
+    """Bug: a K that the table does not name has no CUDA graph on a GPU and runs eagerly."""
+    config = launch.speculative_config(plan_of(boot_config([lookup()], 5), Pool(prompt_lookup=lookup())))
+    assert config is not None
+    assert [row[2] for row in config["num_speculative_tokens_per_batch_size"]] == [0, 1, 2, 3, 4, 5]  # type: ignore[attr-defined]
+    assert config["num_speculative_tokens"] == 5
+
+
+def test_a_neural_drafter_is_what_vllm_hosts_when_the_pool_has_one() -> None:
+    """Promise: prompt lookup beside a neural drafter costs no second engine."""
+    plan = plan_of(boot_config([lookup(), eagle(HEAD)]), Pool(prompt_lookup=lookup(), neural=eagle(HEAD)))
+    config = launch.speculative_config(plan)
+    assert config is not None
+    assert config["method"] == "eagle3"
+
+
+def test_extra_arguments_come_last_so_that_the_user_decides() -> None:
+    """argparse takes the last value of a flag."""
+    plan = plan_of(boot_config([], extra=["--max-num-seqs=3"]), Pool())
+    arguments = launch.engine_arguments(plan)
+    assert arguments[-1] == "--max-num-seqs=3"
+    assert arguments[0] == launch.target_location(plan)
+
+
+def test_graphs_exist_for_whole_batches_at_each_length() -> None:
+    """Bug: 7 requests that verify 4 tokens each are 28 tokens; without a graph of 28 the step is padded to 32."""
+    sizes = launch.graph_sizes(max_draft_tokens=5, max_requests=256)
+    for requests in (1, 2, 4, 8, 16, 32):
+        for draft_tokens in range(6):
+            assert requests * (draft_tokens + 1) in sizes
+    assert max(sizes) == launch.LARGEST_GRAPH_TOKENS
+    assert max(launch.graph_sizes(max_draft_tokens=3, max_requests=8)) == 32
+
+
+@pytest.mark.parametrize("extra", [["--max-num-seqs=8"], ["--max-num-seqs", "8"], ["--max_num_seqs=8"]])
+def test_graphs_respect_the_users_batch_limit(extra: list[str]) -> None:
+    """A graph for more requests than may run is memory for nothing."""
+    boot = on_gpu(boot_config([lookup()]), extra_args=extra)
+    arguments = launch.engine_arguments(plan_of(boot, Pool(prompt_lookup=lookup())))
+    start = arguments.index("--cudagraph-capture-sizes") + 1
+    sizes = [int(argument) for argument in arguments[start:] if argument.isdigit()]
+    assert max(number for number in sizes if number != 8) == 32
+
+
+def test_a_mixed_pool_on_a_gpu_runs_synchronously_in_the_first_runner() -> None:
+    """Promise: prompt lookup reads sampled tokens on the CPU; asynchronous scheduling has none there."""
+    boot = on_gpu(boot_config([lookup(), eagle(HEAD)]))
+    plan = plan_of(boot, Pool(prompt_lookup=lookup(), neural=eagle(HEAD)))
+    assert "--no-async-scheduling" in launch.engine_arguments(plan)
+    assert launch.engine_environment(plan, {})["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+
+
+def test_eagle_alone_on_a_gpu_runs_in_the_second_runner() -> None:
+    """Promise: full CUDA graphs where vLLM has them."""
+    boot = on_gpu(boot_config([eagle(HEAD)]))
+    plan = plan_of(boot, Pool(neural=eagle(HEAD)))
+    assert launch.engine_environment(plan, {})["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    assert "--no-async-scheduling" not in launch.engine_arguments(plan)
+
+
+def test_what_the_pod_sets_wins_over_our_defaults() -> None:
+    """Promise: engine.env and the pod's environment are the user's."""
+    boot = boot_config([draft_model(HEAD)])
+    boot = boot.model_copy(update={"engine": Engine(env=[EnvVar(name="VLLM_CPU_KVCACHE_SPACE", value="7")])})
+    environment = launch.engine_environment(plan_of(boot, Pool()), {"VLLM_CPU_OMP_THREADS_BIND": "0-3"})
+    assert environment["VLLM_CPU_KVCACHE_SPACE"] == "7"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in environment
+    assert environment["OUTRIDER_RUN_DIR"] == "/run/outrider"
+
+
+@pytest.mark.parametrize(("limit", "gib"), [(None, 2), (1 << 30, 1), (16 << 30, 4)])
+def test_the_cpu_cache_leaves_room_for_the_rest_of_the_pod(limit: int | None, gib: int) -> None:
+    """Bug: vLLM's own default takes 90% of the node's memory, whatever the pod's limit."""
+    assert launch.cpu_cache_gib(limit) == gib
+
+
+@pytest.mark.parametrize("version", ["0.31.2", "0.33.0", "1.0", ""])
+def test_an_untested_vllm_is_refused_with_the_tested_ones_named(version: str) -> None:
+    """Promise: refuse to start with a sentence, not fail in a user's request."""
+    with pytest.raises(UntestedEngineError, match=r"0\.32"):
+        check_engine_version(version)
+
+
+def test_a_tested_vllm_is_accepted() -> None:
+    assert check_engine_version("0.32.4") == "0.32.4"
+
+
+def test_the_engine_core_finds_the_plan_in_the_run_folder(tmp_path: Path) -> None:
+    """Promise: one environment variable is all that crosses to vLLM's processes."""
+    plan = plan_of(boot_config([lookup()]), Pool(prompt_lookup=lookup()))
+    plan = plan.model_copy(update={"paths": launch.Paths(run_dir=str(tmp_path / "run"))})
+    environ: dict[str, str] = {}
+    launch.prepare(plan, environ)
+    assert launch.load_plan(environ) == plan
+    assert json.loads((tmp_path / "run" / launch.PLAN_FILE).read_text())["boot"]["service"] == "chat"
+
+
+def test_a_drafter_that_failed_to_load_is_left_out_of_the_next_attempt(tmp_path: Path) -> None:
+    """Promise: a drafter never keeps a pod down; the state names it with the reason."""
+    pool = Pool(prompt_lookup=lookup(), neural=eagle(HEAD))
+    plan = plan_of(boot_config([lookup(), eagle(HEAD)]), pool)
+    plan = plan.model_copy(update={"paths": launch.Paths(run_dir=str(tmp_path))})
+    assert launch.after_failure(plan) is None, "nothing says that the drafter was the cause"
+    (tmp_path / launch.FAILURE_FILE).write_text("weights are cut off\n")
+    smaller = launch.after_failure(plan)
+    assert smaller is not None
+    assert smaller.pool.neural is None
+    assert smaller.pool.prompt_lookup == lookup()
+    assert smaller.pool.dropped == {"eagle": "weights are cut off"}
+    assert launch.after_failure(smaller) is None, "no drafter is left to blame"
