@@ -41,7 +41,7 @@ class OnlineLatency:
         self._neural = {drafter.name: drafter.neural for drafter in drafters}
         self._largest_graph = math.inf if largest_graph_tokens is None else float(largest_graph_tokens)
         self._learned = LearnedCost()
-        self._target_scale = Multipliers(2, half_life=30, strength=2)
+        self._target_scale = Multipliers(2, half_life=40, strength=0.3)
         self._draft_scale = {drafter.name: Multipliers(2, half_life=8, strength=1) for drafter in drafters}
         self._absurd_run = 0
         self._cache: dict[ExecutionMode, StepCost] = {}
@@ -90,7 +90,7 @@ class OnlineLatency:
         if not self._plausible(seconds, predicted):
             return False
         if self.learning and self._learned.observe(shape, seconds):
-            self._target_scale = Multipliers(2, half_life=30, strength=2)
+            self._target_scale = Multipliers(2, half_life=40, strength=0.3)
         cost = self._base(mode)
         parts = np.array([cost.constant_s, cost.seconds(shape) - cost.constant_s])
         if parts.sum() > 0:

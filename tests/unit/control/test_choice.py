@@ -1,0 +1,200 @@
+"""The choice of lengths is the best there is for the model, within every budget."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outrider_runtime.control.choice import TargetPrice, best_lengths, values_by_draft_length
+from outrider_runtime.control.costs import StepCost
+from outrider_runtime.control.decision import NOBODY, DraftProblem, choose_draft
+
+COSTS = st.builds(
+    StepCost,
+    per_batched_token_s=st.floats(1e-4, 0.02),
+    per_batched_token_above_knee_s=st.sampled_from([0.0, 0.005, 0.02]),
+    knee_tokens=st.integers(0, 12).map(float),
+    constant_s=st.floats(0.001, 0.03),
+)
+
+
+@st.composite
+def prices(draw, requests: int, *, bends: bool = True) -> TargetPrice:  # type: ignore[no-untyped-def]
+    ragged = draw(COSTS)
+    if not bends:
+        ragged = replace(ragged, per_batched_token_above_knee_s=0.0)
+    uniform = draw(st.none() | COSTS) if bends else draw(st.sampled_from([None, ragged]))
+    beyond = draw(st.none() | COSTS) if bends else None
+    return TargetPrice(
+        n_batched=float(requests),
+        uniform=uniform,
+        ragged=ragged,
+        beyond=beyond,
+        largest_graph_tokens=draw(st.integers(1, 12)) if beyond else float("inf"),
+        fixed_uniform_s=(uniform or ragged).constant_s,
+        fixed_ragged_s=ragged.constant_s,
+        fixed_beyond_s=beyond.constant_s if beyond else 0.0,
+    )
+
+
+@st.composite
+def chains(draw, requests: int, positions: int) -> np.ndarray:  # type: ignore[no-untyped-def,type-arg]
+    """(K, N) products of hazards; each request's chain ends somewhere."""
+    hazards = np.array(
+        draw(st.lists(st.floats(0.05, 0.99), min_size=requests * positions, max_size=requests * positions))
+    )
+    gains = hazards.reshape(positions, requests).cumprod(axis=0)
+    lengths = np.array(draw(st.lists(st.integers(0, positions), min_size=requests, max_size=requests)))
+    return np.where(np.arange(positions)[:, None] < lengths, gains, 0.0)
+
+
+def worth(lengths, gains, query, price: TargetPrice, rate: float, *, uniform: bool) -> float:  # type: ignore[no-untyped-def]
+    tokens = sum(gains[:length, i].sum() - rate * query[i] * length for i, length in enumerate(lengths))
+    seconds = price.uniform_s if uniform else price.ragged_s
+    return float(tokens - rate * seconds(np.array(float(sum(lengths)))))
+
+
+def exhaustive(gains, query, price: TargetPrice, rate: float, budget: int) -> float:  # type: ignore[no-untyped-def]
+    """The best worth of all lengths there are, ragged and uniform."""
+    most = (gains > 0).sum(axis=0)
+    best = -np.inf
+    for lengths in itertools.product(*(range(limit + 1) for limit in most)):
+        if sum(lengths) > max(0, budget):
+            continue
+        best = max(best, worth(lengths, gains, query, price, rate, uniform=False))
+        if price.uniform is not None and len(set(lengths)) == 1:
+            best = max(best, worth(lengths, gains, query, price, rate, uniform=True))
+    return best
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.integers(1, 3), st.integers(1, 4), st.floats(1.0, 120.0), st.integers(-1, 12))
+def test_no_other_lengths_are_worth_more(data, requests, positions, rate, budget):  # type: ignore[no-untyped-def]
+    """Design, choice of lengths: the joint choice equals exhaustive search, knees and graphs included."""
+    gains = data.draw(chains(requests, positions))
+    price = data.draw(prices(requests))
+    query = np.array(data.draw(st.lists(st.sampled_from([0.0, 0.001, 0.01]), min_size=requests, max_size=requests)))
+    if price.beyond is not None:
+        query = np.zeros(requests)
+    found = best_lengths(gains, query, price, rate, budget)
+    assert (found.lengths <= (gains > 0).sum(axis=0)).all()
+    assert found.lengths.sum() <= max(0, budget)
+    best = exhaustive(gains, query, price, rate, budget)
+    if price.beyond is None or price.beyond.per_batched_token_s >= price.ragged.per_batched_token_s:
+        assert found.value == pytest.approx(best, abs=1e-9)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.data(), st.integers(1, 3), st.integers(1, 4), st.floats(1.0, 120.0))
+def test_draft_lengths_are_valued_as_exhaustive_search_values_them(data, requests, positions, rate):  # type: ignore[no-untyped-def]
+    """For every K the value is that of the best verification lengths up to K."""
+    gains = data.draw(chains(requests, positions))
+    price = data.draw(prices(requests, bends=False))
+    query = np.zeros(requests)
+    values = values_by_draft_length(gains[None], np.ones_like(gains)[None], query, price, rate, budget=100)[0]
+    for length in range(positions + 1):
+        best = exhaustive(gains[:length], query, price, rate, budget=100)
+        assert values[length] == pytest.approx(best, abs=1e-9)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.data(), st.integers(1, 3), st.integers(1, 4), st.floats(1.0, 120.0), st.integers(0, 12))
+def test_a_bend_in_the_cost_never_makes_a_draft_length_look_better_than_it_is(data, requests, positions, rate, budget):  # type: ignore[no-untyped-def]
+    """Across a knee or a budget values are read off chords: at most the truth, and never under k = 0."""
+    gains = data.draw(chains(requests, positions))
+    price = data.draw(prices(requests))
+    price = replace(price, beyond=None, uniform=None, fixed_uniform_s=price.fixed_ragged_s)
+    query = np.zeros(requests)
+    values = values_by_draft_length(gains[None], np.ones_like(gains)[None], query, price, rate, budget)[0]
+    for length in range(positions + 1):
+        best = exhaustive(gains[:length], query, price, rate, budget)
+        assert values[0] - 1e-9 <= values[length] <= best + 1e-9
+
+
+def problem(gains, draft_s, *, rate, per_token_s, neural=NOBODY, usable=None):  # type: ignore[no-untyped-def]
+    drafters, _, requests = gains.shape
+    cost = StepCost(per_batched_token_s=per_token_s, constant_s=0.01)
+    return DraftProblem(
+        gains=gains,
+        offers=np.ones_like(gains),
+        usable=np.ones((drafters, requests), dtype=bool) if usable is None else usable,
+        neural=neural,
+        draft_s=np.array([[0.0, *seconds] for seconds in draft_s]),
+        query_costs_s=np.zeros(requests),
+        price=TargetPrice(float(requests), cost, cost, None, float("inf"), 0.01, 0.01, 0.0),
+        rate=rate,
+        budget=100,
+    )
+
+
+def exhaustive_drafters(case: DraftProblem) -> float:
+    """The best worth over all drafters per request, draft lengths and verification lengths (linear target cost)."""
+    drafters, positions, requests = case.gains.shape
+    best = -case.rate * case.price.plain_s()
+    token_s = case.rate * case.price.ragged.per_batched_token_s
+    for length in range(1, positions + 1):
+        for chosen in itertools.product(range(-1, drafters), repeat=requests):
+            used = {drafter for drafter in chosen if drafter >= 0}
+            value = -case.rate * case.price.plain_s() - case.rate * sum(case.draft_s[d, length] for d in used)
+            for request, drafter in enumerate(chosen):
+                if drafter >= 0:
+                    value += np.maximum(case.gains[drafter, :length, request] - token_s, 0).sum()
+            best = max(best, value)
+    return best
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.integers(1, 3), st.integers(1, 3), st.floats(5.0, 100.0), st.floats(1e-4, 5e-3))
+def test_one_drafter_is_used_as_exhaustive_search_would(data, requests, positions, rate, per_token):  # type: ignore[no-untyped-def]
+    """K and who speculates are jointly the best there is, the draft's own time included."""
+    gains = data.draw(chains(requests, positions))[None]
+    steps = data.draw(st.lists(st.floats(0.0, 0.01), min_size=positions, max_size=positions))
+    case = problem(gains, [np.cumsum(steps)], rate=rate, per_token_s=per_token, neural=0)
+    choice = choose_draft(case)
+    assert choice.value == pytest.approx(exhaustive_drafters(case), abs=1e-9)
+
+
+def test_each_request_gets_the_drafter_that_suits_it():
+    """Pool: prompt lookup for the request that repeats its prompt, the neural draft for the other, in one step."""
+    gains = np.zeros((2, 2, 2))
+    gains[0, :, 0] = [0.9, 0.8]  # lookup suits request 0
+    gains[1, :, 1] = [0.8, 0.64]  # neural suits request 1
+    case = problem(gains, [[0.0001, 0.0001], [0.001, 0.002]], rate=70, per_token_s=0.001, neural=1)
+    choice = choose_draft(case)
+    assert choice.drafters.tolist() == [0, 1]
+    assert choice.value == pytest.approx(exhaustive_drafters(case))
+
+
+def test_the_neural_draft_does_not_run_for_a_gain_that_its_time_eats():
+    """The forward covers the whole batch, so it runs only if what it adds over the lookups pays for it."""
+    gains = np.zeros((2, 1, 2))
+    gains[0] = [[0.5, 0.5]]
+    gains[1] = [[0.55, 0.55]]
+    case = problem(gains, [[0.0001], [0.01]], rate=70, per_token_s=0.001, neural=1)
+    assert choose_draft(case).drafters.tolist() == [0, 0]
+
+
+def test_a_drafter_that_may_not_run_is_not_chosen():
+    """Suspended drafters, and the neural one for requests whose draft KV has holes."""
+    gains = np.full((1, 2, 2), 0.9)
+    usable = np.array([[True, False]])
+    case = problem(gains, [[0.0, 0.0]], rate=50, per_token_s=0.001, neural=0, usable=usable)
+    assert choose_draft(case).drafters.tolist() == [0, NOBODY]
+
+
+def test_speculation_stops_where_the_batch_fills_the_hardware():
+    """TurboSpec, figure 5a: long proposals for small batches, short ones and none for large ones."""
+    cost = StepCost(per_batched_token_s=1e-5, per_batched_token_above_knee_s=2e-3, knee_tokens=16, constant_s=0.01)
+    totals = []
+    for requests in (1, 4, 8, 16):
+        gains = np.repeat(np.cumprod(np.full(6, 0.7))[:, None], requests, axis=1)
+        price = TargetPrice(float(requests), None, cost, None, float("inf"), 0.01, 0.01, 0.0)
+        rate = requests / price.plain_s()
+        totals.append(best_lengths(gains, np.zeros(requests), price, rate, 1000).lengths.mean())
+    assert totals == sorted(totals, reverse=True)
+    assert totals[0] == 6
+    assert totals[-1] == 0
