@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from setup import system
 from setup.steps import CACHE, REPOSITORY, SetupError, locked, run
 
 VENV = REPOSITORY / ".venv"
@@ -77,5 +79,7 @@ def _install() -> None:
 
 
 def _install_uv() -> None:
+    if importlib.util.find_spec("ensurepip") is None:  # Debian's Python comes without
+        system.install(["python3-venv"])
     run("uv: making a virtual environment for it", [sys.executable, "-m", "venv", "--clear", str(_TOOLS)])
     run("uv: installing from PyPI", [str(_TOOLS / "bin" / "python"), "-m", "pip", "install", "--quiet", "uv"])

@@ -32,7 +32,7 @@ def run(what: str, command: Sequence[str], *, env: Mapping[str, str] | None = No
 
     Its output goes to a log beside the cache; SetupError quotes the last lines of it.
     """
-    log = CACHE / "logs" / f"{what.split()[0]}-{os.getpid()}.log"
+    log = CACHE / "logs" / f"{what.split()[0].rstrip(':')}-{os.getpid()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     say(f"  {what} ...")

@@ -33,8 +33,7 @@ def packages() -> None:
     """Install what is missing; nothing at all happens, apt included, where nothing is."""
     extend_path()
     if missing := missing_packages():
-        with locked("apt"):
-            _install(missing)
+        install(missing)
 
 
 def missing_packages() -> list[str]:
@@ -70,13 +69,14 @@ def prometheus_folder() -> Path:
     return CACHE / "prometheus" / "usr" / "bin"
 
 
-def _install(missing: list[str]) -> None:
+def install(missing: list[str]) -> None:
+    """Install Debian packages; SetupError where that is not ours to do."""
     wanted = " ".join(missing)
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise SetupError(f"This machine lacks {wanted}: run `apt-get install {wanted}` as root, or what equals it.")
-    run("apt-get update", ["apt-get", "update", "-qq"])
     command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
-    with _no_services():
+    with locked("apt"), _no_services():
+        run("apt-get update", ["apt-get", "update", "-qq"])
         run(f"apt-get install {wanted}", command, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
 
 
