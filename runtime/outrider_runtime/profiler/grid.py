@@ -16,7 +16,7 @@ CONTEXTS = (64, 512, 2048, 8192)
 PREFILLS = (64, 256, 1024)
 HEADROOM_TOKENS = 160
 """Tokens that a request may grow by while its shapes are measured."""
-FEW = 3
+SMALL_BATCH = 8
 KNEE_GUESSES = (16, 64)
 """Where a bend is looked for before anything is measured: the design must see both sides of it."""
 HELD_OUT_EVERY = 4
@@ -132,17 +132,20 @@ def _ragged(limits: Limits, context: int, batch: int) -> list[GridPoint]:
 
 
 def within(points: Iterable[GridPoint], pace: Pace, budget_s: float) -> list[GridPoint]:
-    """Those that the budget can pay for: no step over 1/150 of it, no set-up of a batch over 1/15.
+    """Those that the budget can pay for: no step over 1/60 of it, no set-up of a batch over 1/10.
 
-    Steps of up to a few times the shortest stay whatever the budget: with fewer there is nothing to fit.
+    Small batches stay whatever the budget: a pace taken in a bad moment must not leave a grid without extent.
     """
-    longest_step_s = max(budget_s / 150, FEW * pace.step_s)
-    longest_setup_s = max(budget_s / 15, FEW * FEW * CONTEXTS[0] * pace.token_s)
-    return [
-        point
-        for point in points
-        if pace.seconds(point) <= longest_step_s and point.batch * point.context * pace.token_s <= longest_setup_s
-    ]
+
+    def payable(point: GridPoint) -> bool:
+        set_up_s = point.batch * point.context * pace.token_s
+        return pace.seconds(point) <= budget_s / 60 and set_up_s <= budget_s / 10
+
+    return [point for point in points if _small(point) or payable(point)]
+
+
+def _small(point: GridPoint) -> bool:
+    return point.batch <= SMALL_BATCH and point.context == CONTEXTS[0] and not point.prefill
 
 
 def most_informative(points: Sequence[GridPoint], pace: Pace) -> list[GridPoint]:

@@ -181,16 +181,16 @@ class Profiler:
     def _series(self, part: Part, plan: LaunchPlan, ready: Ready) -> dict[str, session.Series]:
         """By drafter name, the target's under the empty name. Prompt lookup is measured along with the target."""
         lookup, neural = plan.pool.prompt_lookup, part.neural
-        share = self._budget_left_s / 2 if part.target and neural else self._budget_left_s
+        budget_s = self._budget_left_s
         series = {}
         if part.target:
-            series[""] = session.target_series(ready.limits, ready.pace, _name(lookup) or None, share)
+            series[""] = session.target_series(ready.limits, ready.pace, _name(lookup) or None, budget_s)
         elif part.lookup is not None:
             series[part.lookup.name] = session.drafter_series(
-                ready.limits, ready.pace, part.lookup.name, share, neural=False
+                ready.limits, ready.pace, part.lookup.name, budget_s, neural=False
             )
         if neural is not None:
-            series[neural.name] = session.drafter_series(ready.limits, ready.pace, neural.name, share, neural=True)
+            series[neural.name] = session.drafter_series(ready.limits, ready.pace, neural.name, budget_s, neural=True)
         return series
 
     def _keep(

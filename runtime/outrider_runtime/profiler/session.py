@@ -27,7 +27,6 @@ from outrider_runtime.profiler.samples import Visit, median_spread, target_measu
 STEPS = 4
 SETTLE = 1
 MOST_ROUNDS = 8
-LEAST_ROUNDS = 2
 FIRST_ROUND_SHARE = 0.45
 """Share of the budget after which no new shapes are taken up: every shape is to be visited twice."""
 GOOD_SPREAD = 0.03
@@ -97,12 +96,12 @@ class Series:
 
 
 def target_series(limits: Limits, pace: Pace, drafter: str | None, budget_s: float) -> Series:
-    """The target's shapes, as many as `budget_s` pays for; `drafter` proposes where lengths above 0 are verified."""
+    """The target's shapes; `drafter` proposes where lengths above 0 are verified."""
     grid = within(target_grid(limits), pace, budget_s)
     even = most_informative([p for p in grid if not p.ragged], pace)[: TARGET_SHAPES[0]]
     ragged = most_informative([p for p in grid if p.ragged], pace)[: TARGET_SHAPES[1]]
     kept = held_out(even) | held_out(ragged)
-    return Series(drafter, _affordable(_alternating(even, ragged), pace, budget_s), kept)
+    return Series(drafter, _alternating(even, ragged), kept)
 
 
 def drafter_series(limits: Limits, pace: Pace, drafter: str, budget_s: float, *, neural: bool) -> Series:
@@ -110,7 +109,7 @@ def drafter_series(limits: Limits, pace: Pace, drafter: str, budget_s: float, *,
     doubled = Pace(2 * pace.step_s, 2 * pace.token_s) if neural else pace
     grid = within(drafter_grid(limits, neural=neural), doubled, budget_s)
     order = most_informative(grid, doubled)[: DRAFTER_SHAPES[0 if neural else 1]]
-    return Series(drafter, _affordable(order, doubled, budget_s), frozenset(order[5::3]), title=f"drafter {drafter}")
+    return Series(drafter, order, frozenset(order[5::3]), title=f"drafter {drafter}")
 
 
 def run(series: Sequence[Series], measure: Measure, budget: Budget, progress: Progress) -> None:
@@ -203,15 +202,3 @@ def _alternating(first: Sequence[GridPoint], second: Sequence[GridPoint]) -> lis
     """Both orders woven into one in proportion, so that a prefix holds some of each."""
     ranked = [(index / max(1, len(order)), point) for order in (first, second) for index, point in enumerate(order)]
     return [point for _, point in sorted(ranked, key=lambda pair: pair[0])]
-
-
-def _affordable(order: Sequence[GridPoint], pace: Pace, budget_s: float) -> list[GridPoint]:
-    """The longest prefix whose least number of rounds fits the budget, with some in reserve."""
-    spent = 0.0
-    kept: list[GridPoint] = []
-    for point in order:
-        spent += LEAST_ROUNDS * ((STEPS + SETTLE) * pace.seconds(point) + 0.5 * point.batch * pace.token_s)
-        if spent > 0.8 * budget_s and len(kept) >= LEAST_SHAPES:
-            break
-        kept.append(point)
-    return kept
