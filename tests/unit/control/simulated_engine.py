@@ -40,6 +40,8 @@ class World:
     """Standard deviation of the log of every measured time."""
     overhead_s: float = 0.0002
     """Of the step's wall time, outside of target and draft."""
+    hidden_s: float = 0.0
+    """What a speculative step costs beyond that and no worker measures."""
     neural: str | None = None
 
 
@@ -134,6 +136,7 @@ class SimulatedEngine:
         target_s = self._noisy(self.world.target.seconds(shape))
         draft_s = {name: self._noisy(s) for name, s in self._draft_seconds(plan, shape).items()}
         step_s = target_s + sum(draft_s.values()) + self.world.overhead_s
+        step_s += self.world.hidden_s if any(verified) else 0.0
         self.now += step_s
         self._propose(plan, prefill)
         outcome = StepOutcome(
