@@ -60,6 +60,7 @@ class Reason(StrEnum):
     SCALED_TO_ZERO = "ScaledToZero"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     POD_CRASHING = "PodCrashing"
+    POD_CANNOT_START = "PodCannotStart"
     # Updated, Progressing
     UP_TO_DATE = "UpToDate"
     ROLLING_OUT = "RollingOut"

@@ -100,10 +100,16 @@ class KubernetesApi:
                 return None
             raise
 
-    async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> tuple[list[Object], str]:
-        """All objects, fetched page by page, and the resource version to watch from."""
+    async def list(
+        self, kind: Kind, namespace: str | None, selector: str = "", *, fields: str = ""
+    ) -> tuple[list[Object], str]:
+        """All objects (of a label and a field selector), page by page, and the resource version to watch from."""
         objects: list[Object] = []
-        query: list[tuple[str, str]] = [("limit", str(PAGE_SIZE)), ("labelSelector", selector)]
+        query: list[tuple[str, str]] = [
+            ("limit", str(PAGE_SIZE)),
+            ("labelSelector", selector),
+            ("fieldSelector", fields),
+        ]
         token = ""
         while True:
             page = await self._request("GET", kind.path(namespace), query=[*query, ("continue", token)])

@@ -134,7 +134,7 @@ class Observed:
     pods: tuple[Object, ...] = ()
     """Serving pods of the service."""
     pod_warnings: Mapping[str, str] = field(default_factory=dict)
-    """Pod name -> newest Warning event ("FailedMount: ..."), for pods that are not ready; may be empty."""
+    """Pod name -> newest Warning event ("FailedMount: ..."), for pods and Job pods that have no container yet."""
     states: Mapping[str, RuntimeState] = field(default_factory=dict)
     """Pod name -> its newest state, for pods that answered lately."""
     waiting_pods: tuple[Object, ...] = ()

@@ -6,6 +6,7 @@ import time
 
 from outrider_operator import kinds
 from outrider_operator.cache import Cache
+from outrider_operator.decide.pods import is_being_created
 from outrider_operator.kinds import Kind, child_kind, component, labels_of, name_of, namespace_of
 from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.measurements import Measurements
@@ -22,6 +23,9 @@ from outrider_operator.model import (
 )
 from outrider_operator.work_queue import Key
 
+_PODS_ASKED_ABOUT = 4
+"""One of them is named in the conditions; a rollout of hundreds must not become a request each."""
+
 
 class Observer:
     """Reads the cache; asks the API server only for children that the cache does not hold."""
@@ -36,17 +40,22 @@ class Observer:
 
     async def observe(self, service: Object, rejections: tuple[Rejection, ...]) -> Observed:
         key = Key(namespace_of(service), name_of(service))
+        pods = tuple(pod for pod in self._labelled(kinds.POD, key) if component(pod) == SERVING)
+        job_pods = self._of_component(kinds.POD, key.namespace, PROFILING)
         return Observed(
             service=service,
             now=time.time(),
             nodes=self._all_nodes(),
             children=await self._children(key),
             replica_sets=self._labelled(kinds.REPLICA_SET, key),
-            pods=tuple(pod for pod in self._labelled(kinds.POD, key) if component(pod) == SERVING),
+            pods=pods,
+            pod_warnings=await self._warnings(
+                key.namespace, [pod for pod in (*pods, *job_pods) if is_being_created(pod)]
+            ),
             states=self._measurements.states(key),
             waiting_pods=tuple(pod for pod in self._cache.all(kinds.POD) if waits_for_a_node(pod)),
             jobs=self._of_component(kinds.JOB, key.namespace, PROFILING),
-            job_pods=self._of_component(kinds.POD, key.namespace, PROFILING),
+            job_pods=job_pods,
             profiles={
                 name_of(profile): profile for profile in self._of_component(kinds.CONFIG_MAP, key.namespace, PROFILE)
             },
@@ -66,6 +75,17 @@ class Observer:
             if child is not None:
                 children[kind, name] = child
         return children
+
+    async def _warnings(self, namespace: str, pods: list[Object]) -> dict[str, str]:
+        """The newest Warning of each pod that is being created: why its volumes or its network are not there."""
+        warnings: dict[str, str] = {}
+        for pod in pods[:_PODS_ASKED_ABOUT]:
+            fields = f"involvedObject.uid={pod['metadata']['uid']},type=Warning"
+            events, _ = await self._api.list(kinds.EVENT, namespace, fields=fields)
+            if events:
+                newest = max(events, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
+                warnings[name_of(pod)] = f"{newest.get('reason', '')}: {newest.get('message', '')}"
+        return warnings
 
     def _labelled(self, kind: Kind, key: Key) -> tuple[Object, ...]:
         return tuple(

@@ -8,10 +8,6 @@
 - apiGroups: [outrider.dev]
   resources: [speculativeservices/status]
   verbs: [update]
-# Children name their service as owner with blockOwnerDeletion, which some clusters allow only with this verb.
-- apiGroups: [outrider.dev]
-  resources: [speculativeservices/finalizers]
-  verbs: [update]
 # Children that live as long as the service. get, list, watch: compare with what should be; create, patch: server-side
 # apply. No delete: the garbage collector removes them with the service.
 - apiGroups: [apps]
@@ -40,8 +36,9 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, patch]
-# Events on the services.
+# Events on the services; list: those of a pod that cannot start, for the sentence in the condition (a missing model
+# folder shows nowhere else).
 - apiGroups: ["", events.k8s.io]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [create, patch, list]
 {{- end }}

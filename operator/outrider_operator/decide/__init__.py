@@ -16,7 +16,7 @@ from outrider_operator.decide.intent import Intent, intent
 from outrider_operator.decide.judgement import goodput_healthy, slo_attained, speculation_active
 from outrider_operator.decide.measurements import Measurement, measurements, plan_jobs, stale_in_s
 from outrider_operator.decide.ownership import selector
-from outrider_operator.decide.pods import ready
+from outrider_operator.decide.pods import next_creation_check_s, ready
 from outrider_operator.decide.profile_maps import plan_profile_maps
 from outrider_operator.decide.profiles import profile_statuses, profiles_ready
 from outrider_operator.decide.reading import integer, is_being_deleted
@@ -120,5 +120,5 @@ def _next_look_s(
     """The nearest moment at which time alone changes a decision."""
     running = asked.running.name if asked.running is not None else ""
     aging = [stale_in_s(asked, each.store, observed.now) for each in found]
-    moments = [*waits, *aging, next_capacity_check_s(observed, settings, running)]
+    moments = [*waits, *aging, next_capacity_check_s(observed, settings, running), next_creation_check_s(observed)]
     return min((moment for moment in moments if moment is not None and moment > 0), default=None)

@@ -29,6 +29,9 @@ _START_REASONS = frozenset(
 _CRASHES = 2
 """Restarts from which on a pod that is not ready counts as crashing, also between two crashes."""
 _LAST_LINES = 4
+_PATIENCE_S = 30.0
+"""Volumes may fail to mount at first (a ConfigMap that is just being made); from then on it is trouble."""
+_LOOK_AGAIN_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def trouble(observed: Observed, revision: str | None = None) -> Trouble | None:
     for pod in living(observed):
         if name_of(pod) in ready_names or (revision is not None and revision_of(pod) != revision):
             continue
-        if (found := _trouble(pod)) is not None:
+        if (found := _trouble(pod) or _stuck(observed, pod)) is not None:
             return found
     return None
 
@@ -90,6 +93,31 @@ def why_not_ready(observed: Observed, revision: str | None = None) -> str:
             continue
         return _still_starting(pod, observed.pod_warnings.get(name_of(pod), ""))
     return ""
+
+
+def is_being_created(pod: Object) -> bool:
+    """True for a pod that has a node and no container yet: what holds it up stands in its events only."""
+    statuses = items(pod, "status", "containerStatuses")
+    waiting = [text(status, "state", "waiting", "reason") for status in statuses]
+    return (
+        bool(text(pod, "spec", "nodeName"))
+        and not is_being_deleted(pod)
+        and text(pod, "status", "phase") in ("", "Pending")
+        and all(reason in ("ContainerCreating", "PodInitializing") for reason in waiting)
+    )
+
+
+def next_creation_check_s(observed: Observed) -> float | None:
+    """When to look at the events of pods that are being created: nothing else changes while a volume is missing."""
+    return _LOOK_AGAIN_S if any(is_being_created(pod) for pod in (*living(observed), *observed.job_pods)) else None
+
+
+def _stuck(observed: Observed, pod: Object) -> Trouble | None:
+    warning = observed.pod_warnings.get(name_of(pod), "")
+    created = unix_seconds(text(pod, "metadata", "creationTimestamp"))
+    if not warning or not is_being_created(pod) or created is None or observed.now - created < _PATIENCE_S:
+        return None
+    return Trouble(Reason.POD_CANNOT_START, f"Pod {name_of(pod)} cannot start: {cut(warning, 500)}")
 
 
 def _still_starting(pod: Object, warning: str) -> str:

@@ -62,20 +62,20 @@ def _lacking(observed: Observed, intent: Intent, each: Measurement) -> Verdict |
     return next((verdict for check in checks if (verdict := check(observed, intent, each)) is not None), None)
 
 
-def _unmeasured(_observed: Observed, intent: Intent, each: Measurement) -> Verdict | None:
+def _unmeasured(observed: Observed, intent: Intent, each: Measurement) -> Verdict | None:
     if each.store.covers(each.keys):
         return None
     failures = _failures(intent, each)
     if failures and not each.job_is_active:
         return _failed(each, failures)
-    return _waiting(intent, each)
+    return _waiting(observed, intent, each)
 
 
-def _waiting(intent: Intent, each: Measurement) -> Verdict:
+def _waiting(observed: Observed, intent: Intent, each: Measurement) -> Verdict:
     product, served_first = each.keys.product, ", ".join(each.served_first)
     learning = "pods learn their step times online meanwhile"
     if each.job_is_active:
-        return false(Reason.PROFILING, _job_sentence(each))
+        return false(Reason.PROFILING, _job_sentence(observed, each))
     if intent.spec.profiling.mode is ProfilingMode.SKIP:
         return false(Reason.LEARNING, f"{product}: profiling.mode is Skip; pods learn their step times online.")
     if intent.spec.paused:
@@ -161,15 +161,17 @@ def _words(failures: list[tuple[str, Failure]]) -> str:
     )
 
 
-def _job_sentence(each: Measurement) -> str:
+def _job_sentence(observed: Observed, each: Measurement) -> str:
     job = name_of(each.job) if each.job is not None else ""
     if is_running(each.pod):
         return f"{each.keys.product}: Job {job} is measuring; pods learn their step times online meanwhile."
-    why = scheduler_says(each.pod or {}) or _container_waits(each.pod) or "its pod is starting"
+    pod = each.pod or {}
+    warning = cut(observed.pod_warnings.get(name_of(pod), ""), 500)
+    why = scheduler_says(pod) or _container_waits(pod) or warning or "its pod is starting"
     return f"{each.keys.product}: Job {job} waits: {why.rstrip('.')}; pods learn their step times online meanwhile."
 
 
-def _container_waits(pod: Object | None) -> str:
+def _container_waits(pod: Object) -> str:
     for status in items(pod, "status", "containerStatuses"):
         waiting = mapping(status, "state", "waiting")
         if text(waiting, "reason") not in ("", "ContainerCreating", "PodInitializing"):

@@ -109,6 +109,22 @@ def test_the_first_pods_trouble_is_the_reason_of_ready_and_available() -> None:
     assert world.reason(C.READY) == "False/PodCrashing"
 
 
+def test_a_model_folder_that_is_not_there_is_said_in_the_kubelets_words() -> None:
+    """A volume that cannot be mounted shows in the pod's events only; it is trouble once it lasts."""
+    world = World(manifest())
+    world.settle()
+    new_pod(world, state={"waiting": {"reason": "ContainerCreating"}})
+    world.pod_warnings = {"new": "FailedMount: hostPath type check failed: /models/x is not a directory"}
+    plan = world.settle()
+    assert world.reason(C.READY) == "False/NoReadyEndpoint"
+    assert plan.requeue_after_s is not None, "no watch event tells of it"
+    world.now += 30
+    world.settle()
+    assert world.reason(C.READY) == "False/PodCannotStart"
+    assert world.reason(C.PROGRESSING) == "False/Stalled"
+    assert "/models/x is not a directory" in world.condition(C.PROGRESSING).message
+
+
 def test_a_rollout_past_its_deadline_is_stalled() -> None:
     """progressDeadline, as the Deployment reports it."""
     world = rolling()

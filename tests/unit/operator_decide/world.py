@@ -86,6 +86,7 @@ class World:
         self.job_pods: dict[str, Object] = {}
         self.states: dict[str, RuntimeState] = {}
         self.figures = FigureWindows()
+        self.pod_warnings: dict[str, str] = {}
         self.rejections: tuple[Rejection, ...] = ()
         self.created_jobs: list[Asked] = []
         self._numbers = itertools.count(1)
@@ -110,6 +111,7 @@ class World:
             replica_sets=of(self.replica_sets),
             pods=copy.deepcopy(of(self.pods)),
             states={n: s for n, s in self.states.items() if n in self.pods},
+            pod_warnings=self.pod_warnings,
             waiting_pods=tuple(p for p in self.pods.values() if not p["spec"].get("nodeName")),
             jobs=tuple(copy.deepcopy(d) for (kind, _), d in self.objects.items() if kind == JOB),
             job_pods=tuple(copy.deepcopy(p) for p in self.job_pods.values()),
