@@ -189,7 +189,8 @@ def test_roles_alone_are_enough(bare: Cluster, upgraded: dict[str, Any], previou
 
 
 def _serving_pod(service: Service) -> dict[str, Any]:
-    (pod,) = service.client.list(POD, service.namespace, f"outrider.dev/service={service.name}")
+    selector = f"outrider.dev/service={service.name},outrider.dev/component=serving"
+    (pod,) = service.client.list(POD, service.namespace, selector)
     return pod
 
 
