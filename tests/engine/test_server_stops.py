@@ -77,6 +77,7 @@ def test_a_signal_lets_running_requests_finish(bare_pod: Server) -> None:
     assert finished[0].status_code == 200
     assert finished[0].json()["usage"]["completion_tokens"] == 500
     assert bare_pod.process.wait(60) == 0
+    assert "draining: " in bare_pod.log.read_text(errors="replace")
 
 
 def test_a_server_whose_engine_dies_ends_with_a_sentence(laptop: Laptop) -> None:

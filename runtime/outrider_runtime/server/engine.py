@@ -54,6 +54,8 @@ class EngineServer:
 
     wrap: Callable[[App], App]
     drain: Drain
+    announce: Callable[[], None]
+    """Called once, when requests are taken."""
     phase: Phase = Phase.STARTING
     loop_beat: float | None = None
     _client: Any = None
@@ -96,6 +98,7 @@ class EngineServer:
         self._handle_signals()
         self._tasks.append(asyncio.create_task(self._beat()))
         self.phase = Phase.SERVING
+        self.announce()
         try:
             await self._server.serve(sockets=[listener])
         finally:

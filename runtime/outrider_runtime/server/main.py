@@ -34,7 +34,7 @@ POD_DRAIN_GRACE_S = 5.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 after a drain, 1 when the server could not start or its engine died, 2 for wrong usage."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s %(name)s: %(message)s")
+    _configure_logging()
     options = _parser().parse_args(arguments)
     try:
         run_dir = run_folder()
@@ -46,6 +46,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(error)
     finally:
         shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def _configure_logging() -> None:
+    """A handler of our own: vLLM and its libraries configure theirs, and the root logger, as they load."""
+    ours = logging.getLogger("outrider_runtime")
+    if ours.handlers:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s [outrider] %(message)s", "%m-%d %H:%M:%S"))
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
 
 
 def _failed(error: StartupError) -> int:

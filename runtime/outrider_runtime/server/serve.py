@@ -52,7 +52,7 @@ def serve(serving: Serving, listeners: Listeners, drain: Drain) -> int:
     watch = EngineWatch(read=lambda: read_snapshot(run_dir), blank=_blank(serving, time.time()))
     watch.start()
     serve_admin(listeners.admin, AdminPages(watch.vitals, watch.state))
-    _announce(serving, listeners)
+    logger.info("loading %s; state on %s%s", serving.boot.target.name, _address(listeners.admin), STATE_PATH)
     try:
         _serve_until_drained(plan, watch, listeners.api, drain)
     except EngineDiedError as error:
@@ -86,10 +86,13 @@ def _serve_until_drained(plan: LaunchPlan, watch: EngineWatch, listener: socket.
     def gated(app: App) -> App:
         return RequestGate(app, watch.gate_facts)
 
+    def announce() -> None:
+        logger.info("serving %s: OpenAI API on %s/v1", plan.boot.target.name, _address(listener))
+
     remaining: LaunchPlan | None = plan
     while remaining is not None:
         _prepare(remaining, os.environ)
-        server = EngineServer(wrap=gated, drain=drain)
+        server = EngineServer(wrap=gated, drain=drain, announce=announce)
         watch.follow(server.view)
         signal.signal(signal.SIGTERM, _interrupt)  # until the server has handlers of its own
         try:
@@ -134,16 +137,6 @@ def _blank(serving: Serving, started_at: float) -> RuntimeState:
         for slo in serving.hot.slo_classes
     ]
     return blank_state(serving.boot, serving.hot, started_at=started_at).model_copy(update={"slo_classes": classes})
-
-
-def _announce(serving: Serving, listeners: Listeners) -> None:
-    logger.info(
-        "loading %s; OpenAI API on %s/v1, state on %s%s",
-        serving.boot.target.name,
-        _address(listeners.api),
-        _address(listeners.admin),
-        STATE_PATH,
-    )
 
 
 def _address(listener: socket.socket) -> str:
