@@ -7,12 +7,12 @@ from outrider_crds.state import TPOT_BUCKETS_S, DrafterState
 from outrider_crds.status import DraftStatus, Goodput, SLOClassStatus, Summary
 
 from outrider_operator.decide.intent import Intent
-from outrider_operator.decide.judgement import LEAST_TOKENS, attainment, speedup
 from outrider_operator.decide.measurements import Measurement
 from outrider_operator.decide.numbers import percentile_s, rounded, three_digits, time_text
 from outrider_operator.decide.pods import ready
 from outrider_operator.decide.profiles import failure_of
 from outrider_operator.decide.reading import cut, name_of
+from outrider_operator.decide.samples import LEAST_TOKENS, attainment, speedup
 from outrider_operator.model import DrafterFigures, Figures, Observed
 
 

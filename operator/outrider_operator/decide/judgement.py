@@ -7,25 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from outrider_crds.base import seconds
 from outrider_crds.conditions import find_condition
-from outrider_crds.spec import SLOClass, SpeculationMode, SpeculativeServiceSpec
+from outrider_crds.spec import SpeculationMode, SpeculativeServiceSpec
 from outrider_crds.status import ConditionStatus, ConditionType, Reason
 
+from outrider_operator.decide.feasibility import infeasible
 from outrider_operator.decide.intent import Intent
-from outrider_operator.decide.latency import best_tpot_s
 from outrider_operator.decide.measurements import Measurement
-from outrider_operator.decide.numbers import three_digits, time_text
+from outrider_operator.decide.numbers import three_digits
+from outrider_operator.decide.samples import LEAST_REQUESTS, LEAST_TOKENS, attainment, speedup, used_share
 from outrider_operator.decide.verdict import Verdict, false, true, unknown
 from outrider_operator.model import Figures, Observed
 
-LEAST_TOKENS = 50
-LEAST_REQUESTS = 10
-"""Below these a window says nothing."""
 USED_SHARE = 0.05
 """Speculation counts as used from this share of (request, step) pairs on: exploring while off takes 1%."""
 BELOW_BASELINE = 0.95
 """A measured speed-up under this is a loss beyond what probes scatter."""
+_STILL_USED_SHARE, _STILL_PAYS = 0.025, 0.9
+"""The same for a condition that is True: a load near the crossover must not flip it at every look."""
 
 _MEASURED_REASONS = frozenset({Reason.GOODPUT_AS_PREDICTED, Reason.BELOW_BASELINE, Reason.ATTAINED, Reason.MISSED})
 
@@ -46,7 +45,8 @@ def speculation_active(observed: Observed, intent: Intent) -> Verdict:
     figures = observed.figures.current
     if figures is None:
         return _without_figures(observed)
-    return _use(figures)
+    standing = find_condition(observed.status.conditions, ConditionType.SPECULATION_ACTIVE)
+    return _use(figures, active=standing is not None and standing.status is ConditionStatus.TRUE)
 
 
 def goodput_healthy(observed: Observed, intent: Intent) -> Verdict:
@@ -58,29 +58,16 @@ def slo_attained(observed: Observed, intent: Intent, found: list[Measurement]) -
     """True when every class that has traffic meets its objective; changes after two windows."""
     if not intent.spec.slo_classes:
         return unknown(Reason.NO_SLO_CLASSES, "spec.sloClasses is empty: there is nothing to attain.")
-    return _infeasible(observed, intent, found) or _two_windows(observed, intent, ConditionType.SLO_ATTAINED, _slo)
+    return infeasible(observed, intent, found) or _two_windows(observed, intent, ConditionType.SLO_ATTAINED, _slo)
 
 
-def speedup(figures: Figures) -> float | None:
-    """Measured goodput with speculation over that of the probes without; None when no probe ran."""
-    probed = min(figures.baseline_tokens, figures.baseline_s, figures.speculative_tokens, figures.speculative_s) > 0
-    if not probed:
-        return None
-    return (figures.speculative_tokens / figures.speculative_s) / (figures.baseline_tokens / figures.baseline_s)
-
-
-def used_share(figures: Figures) -> float:
-    """Share of (request, step) pairs that verified a proposal."""
-    used = sum(drafter.request_steps for drafter in figures.drafters.values())
-    return used / figures.request_steps if figures.request_steps > 0 else 0.0
-
-
-def _use(figures: Figures) -> Verdict:
+def _use(figures: Figures, *, active: bool) -> Verdict:
     if figures.output_tokens < LEAST_TOKENS:
         return unknown(Reason.NO_TRAFFIC, f"Fewer than {LEAST_TOKENS} tokens in the last window.")
     share, gain = used_share(figures), speedup(figures)
     percent = three_digits(100 * share)
-    if share < USED_SHARE:
+    least_share, least_gain = (_STILL_USED_SHARE, _STILL_PAYS) if active else (USED_SHARE, BELOW_BASELINE)
+    if share < least_share:
         return false(
             Reason.NOT_WORTH_IT,
             f"Plain decoding is faster at this load: {percent}% of requests' steps speculate (to see when it changes).",
@@ -88,7 +75,7 @@ def _use(figures: Figures) -> Verdict:
     if gain is None:
         return true(Reason.PAYS, f"{percent}% of requests' steps speculate; the speed-up is being measured.")
     measured = f"{percent}% of requests' steps speculate; measured speed-up {three_digits(gain)}x."
-    return true(Reason.PAYS, measured) if gain >= BELOW_BASELINE else false(Reason.NOT_WORTH_IT, measured)
+    return true(Reason.PAYS, measured) if gain >= least_gain else false(Reason.NOT_WORTH_IT, measured)
 
 
 def _goodput(_spec: SpeculativeServiceSpec, figures: Figures) -> Verdict:
@@ -115,14 +102,6 @@ def _slo(spec: SpeculativeServiceSpec, figures: Figures) -> Verdict:
     if any(100 * share < slo.objective_percent for slo, share in judged):
         return false(Reason.MISSED, f"Requests within their SLO, by class: {told}. Add replicas, or loosen the class.")
     return true(Reason.ATTAINED, f"Requests within their SLO, by class: {told}.")
-
-
-def attainment(figures: Figures, name: str) -> float | None:
-    """Share of finished requests that met the class; None below the least sample."""
-    found = figures.slo_classes.get(name)
-    if found is None or found.finished < LEAST_REQUESTS:
-        return None
-    return found.attained / found.finished
 
 
 def _two_windows(observed: Observed, intent: Intent, kind: ConditionType, judge: Judge) -> Verdict:
@@ -154,40 +133,3 @@ def _without_figures(observed: Observed) -> Verdict:
     if observed.figures.error:
         return unknown(Reason.METRICS_UNAVAILABLE, observed.figures.error)
     return unknown(Reason.MEASURING, "Not measured for a whole window yet.")
-
-
-def _infeasible(observed: Observed, intent: Intent, found: list[Measurement]) -> Verdict | None:
-    """False when a class asks for less time per token than any measured product can reach."""
-    best = [value for each in found if (value := _best_tpot_s(observed, intent, each)) is not None]
-    if len(best) < len(found) or not best:
-        return None
-    reachable_s = min(best)
-    beyond = [slo for slo in intent.spec.slo_classes if seconds(slo.tpot) < reachable_s]
-    return _infeasible_sentence(beyond, reachable_s) if beyond else None
-
-
-def _infeasible_sentence(beyond: list[SLOClass], reachable_s: float) -> Verdict:
-    asked = " and ".join(f"{slo.name} ({slo.tpot})" for slo in beyond)
-    return false(
-        Reason.INFEASIBLE,
-        f"No request can meet the tpot of {asked}: by the latency profile the best that this hardware reaches, for "
-        f"one request alone, is {time_text(reachable_s)}. Set tpot above it, or use a faster product or draft.",
-    )
-
-
-def _best_tpot_s(observed: Observed, intent: Intent, each: Measurement) -> float | None:
-    if each.store.target is None or not each.store.has_target(each.keys):
-        return None
-    measured = {
-        name: each.store.drafters[key] for name, key in each.keys.drafters.items() if key in each.store.drafters
-    }
-    figures = observed.figures.current
-    acceptance = {
-        name: drafter.accepted / drafter.tried
-        for name, drafter in (figures.drafters.items() if figures is not None else ())
-        if drafter.tried >= LEAST_TOKENS
-    }
-    speculating = intent.spec.speculation.mode is not SpeculationMode.OFF
-    return best_tpot_s(
-        each.store.target, measured if speculating else {}, acceptance, intent.spec.speculation.max_draft_tokens
-    )

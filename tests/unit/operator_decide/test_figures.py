@@ -325,6 +325,26 @@ def test_an_slo_that_nobody_can_meet_names_the_best_value() -> None:
     assert world.reason(C.SLO_ATTAINED) == "Unknown/NoTraffic"
 
 
+def test_an_slo_that_requests_do_meet_is_feasible_whatever_the_profile_says(serving: World) -> None:
+    """What was measured on real requests wins over the model."""
+    serving.patch(sloClasses=[{"name": "chat", "tpot": "1ms"}], speculation={"mode": "Off"})
+    measured(serving, GOOD, GOOD)
+    assert serving.reason(C.SLO_ATTAINED) == "True/Attained"
+    measured(serving, BAD, BAD)
+    assert serving.reason(C.SLO_ATTAINED) == "False/Infeasible"
+
+
+def test_a_load_at_the_crossover_does_not_flip_speculation_active(serving: World) -> None:
+    """Each flip is a write and an event."""
+    measured(serving, GOOD, None)
+    for share in (0.04, 0.06, 0.03, 0.055):
+        measured(serving, figures(drafters={"pld": Drafter(300, 200, 2000 * share)}), None)
+        assert serving.reason(C.SPECULATION_ACTIVE) == "True/Pays"
+    measured(serving, figures(drafters={"pld": Drafter(300, 200, 20)}), None)
+    measured(serving, figures(drafters={"pld": Drafter(300, 200, 80)}), None)
+    assert serving.reason(C.SPECULATION_ACTIVE) == "False/NotWorthIt"
+
+
 # --- when the status is written ---
 
 
