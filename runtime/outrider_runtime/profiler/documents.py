@@ -21,14 +21,14 @@ from outrider_runtime.profiler.session import Series
 
 NOISY_SPREAD = 0.4
 """Above this run-to-run spread the coefficients would say more about the neighbours than about the model."""
+CLOCK_S = 5e-4
 DIGITS = 4
 
 
 def fit_target(series: Series) -> dict[ExecutionMode, FittedCost]:
-    """Raises ProfilingError when too little was measured, or the machine was too noisy to believe it."""
+    """Raises ProfilingError when too little was measured."""
     _check_enough(series)
     measurements = target_measurements(series.visits)
-    _check_quiet(measurements)
     fitted = fit_modes(measurements, series.held_out)
     return fitted or {ExecutionMode.RAGGED: fit_cost(measurements, series.held_out)}
 
@@ -42,9 +42,7 @@ def fit_drafter(series: Series, drafter: Drafter) -> FittedCost:
     if not measurements:
         raise ProfilingError(failures.DRAFTER_FAILED, "it did not run in any of the measured steps")
     if drafter.neural is not None:
-        _check_quiet(measurements)
         return fit_cost(measurements, series.held_out, passes=True)
-    # A lookup takes well under a millisecond: its spread is that of the clock and of nobody's concern.
     return fit_cost([_lookup(m) for m in measurements], series.held_out)
 
 
@@ -118,8 +116,13 @@ def _lookup(measurement: Measurement) -> Measurement:
     return dataclasses.replace(measurement, shape=Shape(shape.n_context, 0.0, shape.n_requests))
 
 
-def _check_quiet(measurements: list[Measurement]) -> None:
-    spread = median_spread(measurements)
+def check_quiet(fitted: Iterable[FittedCost]) -> None:
+    """Raises ProfilingError where the machine was too noisy for its measurements to be believed.
+
+    Times around a tenth of a millisecond (a prompt lookup's) spread with the clock; that is nobody's concern.
+    """
+    measurements = [judged.measurement for one in fitted for judged in one.judged]
+    spread = median_spread([m for m in measurements if m.seconds > CLOCK_S])
     if spread > NOISY_SPREAD:
         raise ProfilingError(
             failures.NOISY,

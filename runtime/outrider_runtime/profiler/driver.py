@@ -35,8 +35,8 @@ class Driver:
         self._rng = np.random.default_rng(SEED)
         self._vocabulary = int(self._core.vllm_config.model_config.get_vocab_size())
         self._batch: list[str] = []
-        self._group: tuple[int, str | None] = 0, None
-        """Context and drafter of the batch."""
+        self._group = 0, False
+        """Context of the batch, and whether the neural draft saw its prompts."""
         self._serial = 0
 
     def limits(self) -> Limits:
@@ -79,11 +79,13 @@ class Driver:
 
     def _arrange(self, point: GridPoint, drafter: str | None) -> None:
         """Bring `point.batch` requests of `point.context` cached tokens to where they decode."""
-        if (point.context, drafter) != self._group or len(self._batch) > point.batch or self._grown_long():
+        neural = self._loop.plan.pool.neural
+        group = point.context, neural is not None and drafter == neural.name
+        if group != self._group or len(self._batch) > point.batch or self._grown_long():
             self._clear()
-        self._group = point.context, drafter
+        self._group = group
         while len(self._batch) < point.batch:
-            self._batch.append(self._add(_prompt(self._vocabulary, drafter, len(self._batch), point.context + 1)))
+            self._batch.append(self._add(_prompt(self._vocabulary, group, len(self._batch))))
         for _ in range(LONGEST_SET_UP):
             if self._all_decode(point.batch):
                 return
@@ -137,13 +139,15 @@ def _decodes(request: Any) -> bool:
     return bool(request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0)
 
 
-def _prompt(vocabulary: int, drafter: str | None, index: int, length: int) -> list[int]:
+def _prompt(vocabulary: int, group: tuple[int, bool], index: int) -> list[int]:
     """Prompt `index`; the same at every visit, so that the prefix cache spares most of its prefill.
 
-    Each drafter has prompts of its own: blocks that were computed without a neural draft lack its KV.
+    It is one token longer than its context: the cache holds whole blocks, and the last token is always computed.
+    A neural draft has prompts of its own: blocks that were computed without it lack its KV.
     """
-    seed = [SEED, index, *(drafter or "").encode()]
-    return [int(token) for token in np.random.default_rng(seed).integers(0, vocabulary, size=length)]
+    context, neural = group
+    tokens = np.random.default_rng([SEED, index, neural]).integers(0, vocabulary, size=context + 1)
+    return [int(token) for token in tokens]
 
 
 def _sample(outcome: StepOutcome) -> Sample:

@@ -17,7 +17,7 @@ from outrider_crds.spec import Drafter, DraftMethod, DraftPrefill, PromptLookup,
 from outrider_runtime.control.batch import ExecutionMode
 from outrider_runtime.identity import weights_commit
 from outrider_runtime.profiler import failures, session
-from outrider_runtime.profiler.documents import drafter_profile, fit_drafter, fit_target, target_profile
+from outrider_runtime.profiler.documents import check_quiet, drafter_profile, fit_drafter, fit_target, target_profile
 from outrider_runtime.profiler.failures import ProfilingError, failure
 from outrider_runtime.profiler.fitting import FittedCost
 from outrider_runtime.profiler.protocol import Ready
@@ -51,7 +51,7 @@ class Profile:
     failures: list[ProfilingFailure] = field(default_factory=list)
     fitted_target: Mapping[ExecutionMode, FittedCost] = field(default_factory=dict)
     fitted_drafters: dict[str, FittedCost] = field(default_factory=dict)
-    """By drafter name; these two are for the report."""
+    """By drafter name. These two are for the report: they also hold what was too noisy for a profile."""
     measured_s: float = 0.0
 
     def result(self) -> ProfilingResult:
@@ -216,6 +216,7 @@ class Profiler:
         boot = self._wanted.boot
         fitted = fit_target(series)
         self._profile.fitted_target = fitted
+        check_quiet(fitted.values())
         commit = weights_commit(self._paths.models.location(boot.target, "target"), boot.target.revision)
         self._profile.target = target_profile(
             fitted,
@@ -234,6 +235,7 @@ class Profiler:
             commit = weights_commit(self._paths.models.location(model, drafter.name), model.revision)
         fitted = fit_drafter(series, drafter)
         self._profile.fitted_drafters[drafter.name] = fitted
+        check_quiet([fitted])
         key = self._wanted.keys.drafters[drafter.name]
         self._profile.drafters.append(drafter_profile(fitted, drafter, key=key, commit=commit, now=_now()))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from outrider_runtime.control.batch import ExecutionMode
@@ -38,32 +38,25 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One shape's cost: noise only ever adds time, so the lowest of its visits' medians stands for it."""
+    """One shape's cost: noise only ever adds time, so its fastest step stands for it."""
 
     point: GridPoint
     shape: Shape
     mode: ExecutionMode
     seconds: float
     spread: float
-    """How much higher the second lowest visit was, as a share; NaN with one visit."""
+    """How much slower the fastest step of the second best visit was, as a share; NaN with one visit."""
     draft_tokens: int = 0
 
 
 def target_measurements(visits: Iterable[Visit]) -> list[Measurement]:
     """One measurement per shape, from the target's times."""
-    return [
-        m for group in _by_point(visits) if (m := _measure(group, [[s.target_s for s in v.samples] for v in group]))
-    ]
+    return _measure(visits, lambda sample: sample.target_s)
 
 
 def drafter_measurements(visits: Iterable[Visit], drafter: str) -> list[Measurement]:
     """One measurement per shape in which `drafter` ran, from its times."""
-    measured = []
-    for group in _by_point(visits):
-        ran = [Visit(v.point, tuple(s for s in v.samples if drafter in s.draft_s)) for v in group]
-        ran = [visit for visit in ran if visit.samples]
-        measured.append(_measure(ran, [[s.draft_s[drafter] for s in v.samples] for v in ran]))
-    return [m for m in measured if m is not None]
+    return _measure(visits, lambda sample: sample.draft_s.get(drafter, math.nan))
 
 
 def median_spread(measurements: Sequence[Measurement]) -> float:
@@ -72,32 +65,16 @@ def median_spread(measurements: Sequence[Measurement]) -> float:
     return statistics.median(spreads) if spreads else 0.0
 
 
-def _by_point(visits: Iterable[Visit]) -> list[list[Visit]]:
-    groups: dict[GridPoint, list[Visit]] = {}
+def _measure(visits: Iterable[Visit], seconds: Callable[[Sample], float]) -> list[Measurement]:
+    groups: dict[GridPoint, list[Sample]] = {}  # point -> the fastest step of each visit
     for visit in visits:
-        groups.setdefault(visit.point, []).append(visit)
-    return list(groups.values())
+        timed = [sample for sample in visit.samples if seconds(sample) > 0]  # NaN: not measured
+        if timed:
+            groups.setdefault(visit.point, []).append(min(timed, key=seconds))
+    return [_measurement(point, sorted(fastest, key=seconds), seconds) for point, fastest in groups.items()]
 
 
-def _measure(visits: Sequence[Visit], times: Sequence[Sequence[float]]) -> Measurement | None:
-    medians = [statistics.median(t) if t else math.nan for t in times]
-    usable = [index for index, median in enumerate(medians) if math.isfinite(median) and median > 0]
-    if not usable:
-        return None
-    ranked = sorted(usable, key=lambda index: medians[index])
-    best = visits[ranked[0]]
-    middle = best.samples[len(best.samples) // 2]
-    lowest = medians[ranked[0]]
-    spread = medians[ranked[1]] / lowest - 1.0 if len(ranked) > 1 else math.nan
-    return Measurement(best.point, mean_shape(best.samples), middle.mode, lowest, spread, middle.draft_tokens)
-
-
-def mean_shape(samples: Sequence[Sample]) -> Shape:
-    """Contexts grow by a token a step: the visit's mean stands for it."""
-    count = len(samples)
-    return Shape(
-        n_context=sum(s.shape.n_context for s in samples) / count,
-        n_batched=sum(s.shape.n_batched for s in samples) / count,
-        n_requests=sum(s.shape.n_requests for s in samples) / count,
-        n_context_query=sum(s.shape.n_context_query for s in samples) / count,
-    )
+def _measurement(point: GridPoint, ranked: Sequence[Sample], seconds: Callable[[Sample], float]) -> Measurement:
+    best = ranked[0]
+    spread = seconds(ranked[1]) / seconds(best) - 1.0 if len(ranked) > 1 else math.nan
+    return Measurement(point, best.shape, best.mode, seconds(best), spread, best.draft_tokens)
