@@ -124,13 +124,16 @@ class Controller:
         self._decisions += 1
         self._update_gate(step, problem, choice)
         block = self._explorer.step() or self._new_block(problem, choice)
-        prefill = any(step.now.prefill_tokens)
         speculating = choice.draft_tokens > 0 and not self._truth.off
+        prefill = any(step.now.prefill_tokens)
         if self._truth.next_is_probe(len(batch.requests), speculating=speculating, prefill=prefill):
             return self._plan(batch, step, _nothing(choice), Purpose.PROBE)
         if block is not None:
+            if not self._explorer.running:
+                self._gate.shut()
             return self._plan_for_one(batch, block.draft_tokens, self._names[block.drafter], Purpose.EXPLORE)
-        return self._plan(batch, step, choice if speculating else _nothing(choice), Purpose.CHOICE)
+        purpose = Purpose.EXPLORE if self._gate.window else Purpose.CHOICE
+        return self._plan(batch, step, choice if speculating else _nothing(choice), purpose)
 
     def _plan(self, batch: Batch, step: Step, choice: DraftChoice, purpose: Purpose) -> DraftPlan:
         """`choice` for the engine. The neural draft also runs, proposing nothing, to keep its KV whole."""
@@ -173,16 +176,17 @@ class Controller:
     def _update_gate(self, step: Step, problem: DraftProblem, choice: DraftChoice) -> None:
         """Tell the gate whether the neural draft would be used here if its KV were whole for every request."""
         neural, requests = problem.neural, len(step.now.id)
-        if neural == NOBODY or step.requests == 0:
+        self._gate.step()
+        if neural == NOBODY or step.requests == 0 or not self._usable[neural]:
             return
-        if any(step.now.prefill_tokens):
-            self._gate.new_request()
+        if self._gate.closed(requests) and any(step.now.prefill_tokens) and self._explorer.due():
+            self._gate.let_through()
         if not problem.usable[neural].all():
             if self._decisions % CHECK_GATE_EVERY:
                 return
             choice = choose_draft(self._problem(step, assume_ready=True))
-        self._gate.update(requests, worth=bool((choice.drafters == neural).any()))
-        self._gated = self._gate.closed(requests)
+        self._gate.update(requests, worth=bool((choice.drafters == neural).any()) and not self._truth.off)
+        self._gated = requests >= self._gate.threshold
 
     def _problem(self, step: Step, *, assume_ready: bool) -> DraftProblem:
         drafters = self.settings.drafters
@@ -197,12 +201,13 @@ class Controller:
             return None
         bounds = upper_bounds(problem, self._acceptance.upper_paths())
         bounds[np.unique(choice.drafters[choice.drafters != NOBODY])] = -np.inf
-        drafter = int(bounds.argmax())
-        idle = choice.draft_tokens == 0 or self._truth.off
-        if not np.isfinite(bounds[drafter]) or not (idle or bounds[drafter] > choice.gain):
+        drafter = problem.neural if self._gate.window else int(bounds.argmax())
+        if not np.isfinite(bounds[drafter]):
+            return None
+        if choice.draft_tokens > 0 and not self._truth.off and bounds[drafter] <= choice.gain:
             self._explorer.postpone()
             return None
-        self._explorer.start(drafter, len(choice.drafters), self._limit)
+        self._explorer.start(drafter, int(problem.usable[drafter].sum()), self._limit)
         return self._explorer.step()
 
     # -- what came of it ---------------------------------------------------------------------------------------
@@ -219,7 +224,8 @@ class Controller:
             return
         self._tally.busy_s += outcome.step_s
         plain_rate = self._plain_rate(outcome)
-        self._goodput.observe(outcome.tokens, outcome.step_s, plain_rate)
+        if outcome.prefill_tokens == 0:
+            self._goodput.observe(outcome.tokens, outcome.step_s, plain_rate)
         self._explorer.observe(outcome, plain_rate)
         self._truth.observe(outcome)
         self._longest = max(self._longest, max((request.verified for request in outcome.requests), default=0))

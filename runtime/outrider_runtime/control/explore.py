@@ -14,12 +14,13 @@ INTERVAL_STEPS = 150
 POSTPONE_STEPS = 16
 LOSS_SHARE = 0.01
 """Of busy time that blocks may cost over plain decoding."""
-FIRST_CREDIT_S = 0.25
+FIRST_CREDIT_S = 0.05
+MOST_CREDIT_S = 0.25
 BLOCK_STEPS = 4
 BLOCK_STEPS_FEW = 8
 """With few requests a step brings few trials."""
 FEW_REQUESTS = 4
-BLOCK_TOKENS = 2
+BLOCK_TOKENS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,10 @@ class Explorer:
         """Nothing is worth exploring now; look again soon."""
         self._since = INTERVAL_STEPS - POSTPONE_STEPS
 
+    @property
+    def running(self) -> bool:
+        return self._left > 0
+
     def step(self) -> Block | None:
         """One closed-loop decision; the block that runs, or None."""
         self._since += 1
@@ -60,7 +65,7 @@ class Explorer:
 
     def observe(self, outcome: StepOutcome, plain_rate: float) -> None:
         """Earn from each step, and pay for those of a block what plain decoding would have saved."""
-        self._credit_s = min(self._credit_s + LOSS_SHARE * outcome.step_s, 10 * FIRST_CREDIT_S)
+        self._credit_s = min(self._credit_s + LOSS_SHARE * outcome.step_s, MOST_CREDIT_S)
         explores = (outcome.verify_plan.purpose, outcome.draft_plan.purpose)
         if Purpose.EXPLORE in explores and outcome.prefill_tokens == 0 and plain_rate > 0:
             self._credit_s -= max(0.0, outcome.step_s - outcome.tokens / plain_rate)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 
 HOLD_STEPS = 8
-"""Decisions in a row before the gate moves: a hole in the draft's KV lasts as long as its request."""
+"""Decisions in a row before the gate closes: a hole in the draft's KV lasts as long as its request."""
+REOPEN_LOOKS = 2
+"""Looks in a row that find the draft worth running before a closed gate opens."""
 REOPEN_SHARE = 0.8
-"""Below this share of the threshold the gate opens."""
-RESET_STEPS = 800
-"""Every so many steps a closed gate opens for a new request, or it would never learn that traffic has changed."""
-WINDOW_STEPS = 16
-"""How long it opens then: time for that request's prompt and for one block of exploration."""
+"""Below this share of the threshold the first such look opens it."""
+WINDOW_STEPS = 24
+"""How long a closed gate may let one new request through: its prompt, then a block of exploration. TurboSpec resets
+the threshold every RESETSTEPS; here the explorer says when, as it knows what that may cost."""
 
 
 class DraftGate:
@@ -21,28 +22,33 @@ class DraftGate:
         self.threshold = math.inf
         self._idle = 0
         self._wanted = 0
-        self._closed_steps = 0
         self._window = 0
 
     def update(self, requests: int, worth: bool) -> None:
-        """One decision of the closed loop, not of a probe or a block of exploration. `worth`: the neural draft would
-        be used at this batch if its KV were whole for every request."""
+        """One look of the closed loop, not of a probe or a block of exploration. `worth`: the neural draft would be
+        used at this batch if its KV were whole for every request."""
         self._idle = 0 if worth else self._idle + 1
         self._wanted = self._wanted + 1 if worth else 0
         if self._idle >= HOLD_STEPS:
             self.threshold = min(self.threshold, float(requests))
-        elif self._wanted >= HOLD_STEPS:
+        elif self._wanted >= REOPEN_LOOKS or (worth and requests < REOPEN_SHARE * self.threshold):
             self.threshold = math.inf
-        if worth and requests < REOPEN_SHARE * self.threshold:
-            self.threshold = math.inf
-        self._closed_steps = self._closed_steps + 1 if self.closed(requests) else 0
+
+    def step(self) -> None:
+        """One decision of the closed loop."""
         self._window = max(0, self._window - 1)
 
     def closed(self, requests: int) -> bool:
         """Whether the draft's prefill and every other draft forward is skipped at this batch."""
         return requests >= self.threshold and self._window == 0
 
-    def new_request(self) -> None:
-        """A prompt starts; every RESET_STEPS one of them goes through the draft although the gate is closed."""
-        if self._closed_steps >= RESET_STEPS:
-            self._window = WINDOW_STEPS
+    @property
+    def window(self) -> bool:
+        """A closed gate lets a new request through."""
+        return self._window > 0
+
+    def let_through(self) -> None:
+        self._window = WINDOW_STEPS
+
+    def shut(self) -> None:
+        self._window = 0

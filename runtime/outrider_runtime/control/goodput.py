@@ -12,6 +12,10 @@ class Goodput:
     What is averaged is the ratio of measured tokens to those that plain decoding would have given in the same time
     at the same batch. It moves slowly where goodput itself jumps with the load, so lambda is right from the first
     step after a jump; at a steady batch it equals the EWMA of measured goodput.
+
+    Only steps without prefill count: every output token brings its share of prompt work along, whatever the draft
+    length, so a second is worth what decoding makes of it (with prefill in it, a busy engine would look slow, time
+    cheap, and speculation worthwhile just where it is not).
     """
 
     def __init__(self) -> None:

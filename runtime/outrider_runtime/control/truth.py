@@ -16,6 +16,8 @@ PROBE_STEPS = 4
 PERIOD_STEPS = 400
 """Between probes: 1% of steps."""
 FIRST_PROBE_AFTER = 60
+RETRY_PROBE_AFTER = 12
+"""After speculation was off: know soon whether it still loses."""
 SUSPICIOUS_PERIOD_STEPS = 80
 """After a probe that looked better than speculation."""
 NEIGHBOURS = 32
@@ -115,7 +117,7 @@ class Truth:
             self._off_steps, self._off_requests = self._backoff, requests
             self._backoff = min(2 * self._backoff, LAST_BACKOFF_STEPS)
             self._weight = self._evidence = 0.0
-            self._wait = FIRST_PROBE_AFTER // 2
+            self._wait = RETRY_PROBE_AFTER
             self._speculative.clear()
         elif mean < 0:
             self._wait = SUSPICIOUS_PERIOD_STEPS
