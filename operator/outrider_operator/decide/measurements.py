@@ -31,6 +31,9 @@ from outrider_operator.model import JOB, Adoption, Delete, Object, Observed, Set
 
 _RESULT_PATIENCE_S = 30.0
 """The pod's last words may reach the watch later than the end of its Job."""
+_WORDS_S = 2.0
+_STORE_S = 0.5
+"""What the operator writes itself wakes nobody: look again when a result is stored, or a Job made room for another."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +86,15 @@ def plan_jobs(observed: Observed, settings: Settings, intent: Intent, found: lis
         elif is_finished(each.job):
             if _is_stored(observed, each):
                 deletes.append(_deletion(each.job))
-            elif not _is_readable(observed, each.job, each.pod):
-                waits.append(2.0)
+            else:
+                waits.append(_STORE_S if _is_readable(observed, each.job, each.pod) else _WORDS_S)
         elif _must_stop(observed, intent, each):
             deletes.append(_deletion(each.job))
         elif observed.uid not in owner_uids(each.job):
             owner = owner_reference(observed, controller=False)
             adopts.append(Adoption(JOB, name_of(each.job), uid_of(each.job), owner))
+    if deletes:
+        waits.append(_STORE_S)
     return JobPlan(tuple(creates), tuple(adopts), tuple(deletes), min(waits, default=None))
 
 

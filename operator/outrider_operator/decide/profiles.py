@@ -13,7 +13,7 @@ from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.job_manifest import attempt_hash
 from outrider_operator.decide.job_outcome import is_running
 from outrider_operator.decide.measurements import Measurement
-from outrider_operator.decide.pods import living, scheduler_says
+from outrider_operator.decide.pods import living, scheduler_says, unschedulable_since
 from outrider_operator.decide.profile_store import Failure
 from outrider_operator.decide.reading import annotation, cut, items, mapping, name_of, text
 from outrider_operator.decide.verdict import Verdict, false, true
@@ -75,7 +75,8 @@ def _waiting(observed: Observed, intent: Intent, each: Measurement) -> Verdict:
     product, served_first = each.keys.product, ", ".join(each.served_first)
     learning = "pods learn their step times online meanwhile"
     if each.job_is_active:
-        return false(Reason.PROFILING, _job_sentence(observed, each))
+        no_room = each.pod is not None and unschedulable_since(each.pod) is not None
+        return false(Reason.LEARNING if no_room else Reason.PROFILING, _job_sentence(observed, each))
     if intent.spec.profiling.mode is ProfilingMode.SKIP:
         return false(Reason.LEARNING, f"{product}: profiling.mode is Skip; pods learn their step times online.")
     if intent.spec.paused:

@@ -40,8 +40,9 @@ def test_a_service_is_measured_rolled_out_and_updated() -> None:
     assert len(world.jobs()) == 1
     assert world.reason(C.PROFILES_READY) == "False/Profiling"
     world.measure(world.jobs()[0])
-    world.reconcile()
+    plan = world.reconcile()
     assert len(world.jobs()) == 1, "the Job stays until its result is seen to be stored"
+    assert plan.requeue_after_s is not None, "the operator's own write of the result wakes nobody"
     world.settle()
     assert world.jobs() == []
     assert world.reason(C.UPDATED) == "False/ConfigPending"

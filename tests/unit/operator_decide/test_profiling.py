@@ -221,6 +221,20 @@ def test_a_job_gives_way_to_a_serving_pod_and_starts_again_after_it() -> None:
     assert len(world.jobs()) == 1
 
 
+def test_a_job_that_finds_no_room_means_learning() -> None:
+    """All GPUs may be taken by those who serve: that is no failure, however long it lasts."""
+    world = started(accelerator={"products": ["NVIDIA-L4"]}, nodes=(gpu_node("a", "NVIDIA-L4", 1),))
+    job = world.jobs()[0]
+    pod = unschedulable(world, "job-pod", world.now)
+    world.job_pods[job] = world.pods.pop("job-pod")
+    pod["metadata"]["labels"] = {"batch.kubernetes.io/job-name": job}
+    world.now += 7200
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "False/Learning"
+    assert "insufficient nvidia.com/gpu" in world.condition(C.PROFILES_READY).message
+    assert world.jobs() == [job]
+
+
 def test_a_pod_that_no_node_could_ever_take_does_not_stop_profiling() -> None:
     """A wrong nodeSelector must not keep Jobs away for ever."""
     world = started()
