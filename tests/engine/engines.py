@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from outrider_crds.spec import (
     Drafter,
     DraftMethod,
     DraftPrefill,
+    Dtype,
     Engine,
     HostPathSource,
     ModelRef,
@@ -25,10 +27,13 @@ from outrider_crds.spec import (
     SLOClass,
     SpeculationMode,
 )
+from outrider_runtime.control.batch import StepOutcome
 from outrider_runtime.vllm_plugin import launch
+from outrider_runtime.vllm_plugin.loop import ControlLoop
 
 MODELS = Path.home() / ".cache/outrider/models"
 TARGET = MODELS / "smollm2-135m-instruct"
+POOR_DRAFT = MODELS / "smollm2-135m-first-layers"
 EAGLE_HEAD = Path(__file__).parents[2] / "examples/models/smollm2-135m-eagle3"
 ENGINE_ARGUMENTS = ("--max-model-len=1024", "--max-num-seqs=16", "--max-num-batched-tokens=512", "--enforce-eager")
 
@@ -67,7 +72,8 @@ def boot_config(drafters: Sequence[Drafter], max_draft_tokens: int = 3, extra: S
         target=model(TARGET),
         draft_pool=list(drafters),
         accelerator=Accelerator(products=["cpu"]),
-        engine=Engine(extra_args=[*ENGINE_ARGUMENTS, *extra]),
+        # Whole numbers of float32 do not depend on how many tokens share a pass; those of bfloat16 may.
+        engine=Engine(dtype=Dtype.FLOAT32, extra_args=[*ENGINE_ARGUMENTS, *extra]),
         max_draft_tokens=max_draft_tokens,
     )
 
@@ -87,13 +93,29 @@ def make_plan(
 @contextmanager
 def engine(plan: launch.LaunchPlan) -> Iterator[Any]:
     """A `vllm.LLM` in this process; closed again with its threads and its distributed state."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    # One thread: two that wait for each other crawl when other tests share the cores.
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", OMP_NUM_THREADS="1", VLLM_LOGGING_LEVEL="ERROR")
     launch.prepare(plan)
+    _hide_dunders_of_llvmlite()
     llm = start(launch.engine_arguments(plan))
     try:
         yield llm
     finally:
         stop(llm)
+
+
+def _hide_dunders_of_llvmlite() -> None:
+    """vLLM looks at the `__dict__` of everything that is imported when it starts; llvmlite's library object (there
+    since an engine before this one compiled with numba) answers with a function, and vLLM falls over it."""
+    library: Any = type(importlib.import_module("llvmlite.binding.ffi").lib)
+    resolve = library.__getattr__
+
+    def resolve_functions(self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return resolve(self, name)
+
+    library.__getattr__ = resolve_functions
 
 
 def start(arguments: list[str]) -> Any:
@@ -103,10 +125,8 @@ def start(arguments: list[str]) -> Any:
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    parser = make_arg_parser(FlexibleArgumentParser())
-    parsed = parser.parse_args(["--model", *arguments])
-    engine_args = EngineArgs.from_cli_args(parsed)
-    return LLM.from_engine_args(engine_args)
+    parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", *arguments])
+    return LLM.from_engine_args(EngineArgs.from_cli_args(parsed))
 
 
 def stop(llm: Any) -> None:
@@ -116,3 +136,72 @@ def stop(llm: Any) -> None:
     del llm
     gc.collect()
     cleanup_dist_env_and_memory()
+
+
+class Bench:
+    """An engine in this process, driven step by step; what its loop saw is kept in `steps`."""
+
+    def __init__(self, llm: Any, plan: launch.LaunchPlan) -> None:
+        self.llm = llm
+        self.plan = plan
+        core = llm.llm_engine.engine_core.engine_core
+        self.scheduler = core.scheduler
+        self.runner = core.model_executor.driver_worker.worker.model_runner
+        self.loop: ControlLoop = self.scheduler.outrider
+        self.steps: list[StepOutcome] = []
+        self.loop.listeners.append(self.steps.append)
+
+    def fresh(self) -> None:
+        """Forget what earlier tests left: pins, steps, cached prefixes."""
+        self.loop.pin(None)
+        self.steps.clear()
+        self.llm.reset_prefix_cache()
+
+    def generate(self, prompts: Sequence[str], *, arrive_every: int = 0, **sampling: Any) -> list[list[int]]:
+        """Tokens of each prompt; `arrive_every` steps between arrivals, so that the batch changes all the time."""
+        return self.run([(prompt, sampling) for prompt in prompts], arrive_every=arrive_every)
+
+    def run(
+        self,
+        requests: Sequence[tuple[str, dict[str, Any]]],
+        *,
+        arrive_every: int = 0,
+        before_step: Callable[[int], None] = lambda _step: None,
+        abort_at: Mapping[int, str] | None = None,
+    ) -> list[list[int]]:
+        """Tokens per request; requests are called "0", "1", ... for `abort_at` (step -> request)."""
+        engine, tokens = self.llm.llm_engine, {str(index): list[int]() for index in range(len(requests))}
+        waiting = list(enumerate(requests))
+        step = 0
+        while waiting or engine.has_unfinished_requests():
+            while waiting and step >= waiting[0][0] * arrive_every:
+                index, (prompt, sampling) = waiting.pop(0)
+                engine.add_request(str(index), prompt, _sampling(sampling))
+            if abort_at and step in abort_at:
+                engine.abort_request([abort_at[step]])
+            before_step(step)
+            for output in engine.step():
+                tokens[output.request_id] = list(output.outputs[0].token_ids)
+            step += 1
+        return list(tokens.values())
+
+    def accepted(self, drafter: str) -> int:
+        return sum(one.accepted for step in self.steps for one in step.requests if one.drafter == drafter)
+
+    def verified(self, drafter: str | None = None) -> int:
+        return sum(
+            one.verified for step in self.steps for one in step.requests if drafter is None or one.drafter == drafter
+        )
+
+
+def _sampling(sampling: dict[str, Any]) -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(**{"temperature": 0.0, "max_tokens": 32, "ignore_eos": True} | sampling)
+
+
+@contextmanager
+def bench(drafters: Sequence[Drafter], **plan: Any) -> Iterator[Bench]:
+    made = make_plan(drafters, **plan)
+    with engine(made) as llm:
+        yield Bench(llm, made)

@@ -63,7 +63,7 @@ class ControlLoop:
         with self._lock:
             self._resume_due()
             plan = self._controller.plan_draft(batch)
-        return plan, self._order(batch, plan)
+        return plan, self.order(batch, plan)
 
     def observe(self, outcome: StepOutcome) -> None:
         with self._lock:
@@ -85,6 +85,12 @@ class ControlLoop:
             self._suspensions[drafter] = again + 1
             self._suspended_until[drafter] = self._clock() + pause_s
             self._controller.suspend(drafter, f"suspended for {pause_s:.0f} s: {reason}")
+
+    def resume(self, drafter: str) -> None:
+        """Lift a suspension now."""
+        with self._lock:
+            self._suspended_until.pop(drafter, None)
+            self._controller.resume(drafter)
 
     def configure(self, hot: HotConfig) -> None:
         """Put a hot config in force; takes effect with the next decision."""
@@ -113,7 +119,8 @@ class ControlLoop:
             del self._suspended_until[drafter]
             self._controller.resume(drafter)
 
-    def _order(self, batch: Batch, plan: DraftPlan) -> DraftOrder:
+    def order(self, batch: Batch, plan: DraftPlan) -> DraftOrder:
+        """`plan` as the worker needs it."""
         pool = self.plan.pool
         lookup = pool.prompt_lookup.name if pool.prompt_lookup else None
         neural = pool.neural.name if pool.neural else None
