@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -251,6 +252,32 @@ def test_without_a_node_of_the_product_there_is_a_deployment_and_a_sentence_but_
     found = world.condition(C.PROFILES_READY)
     assert found.reason == "NoMatchingNode"
     assert "nvidia.com/gpu.product=NVIDIA-H200" in found.message
+
+
+@pytest.mark.parametrize(
+    ("tolerations", "fits"),
+    [
+        ([], False),
+        ([{"key": "gpu", "operator": "Exists"}], True),
+        ([{"operator": "Exists"}], True),
+        ([{"key": "gpu", "value": "yes"}], True),
+        ([{"key": "gpu", "value": "no"}], False),
+        ([{"key": "other", "operator": "Exists"}], False),
+        ([{"key": "gpu", "operator": "Exists", "effect": "NoExecute"}], False),
+    ],
+)
+def test_a_tainted_node_counts_only_where_the_spec_tolerates_it(tolerations: list[dict[str, str]], fits: bool) -> None:
+    """NoMatchingNode is what the scheduler would say."""
+    node = replace(gpu_node("a", "NVIDIA-L4"), taints=({"key": "gpu", "value": "yes", "effect": "NoSchedule"},))
+    world = started(accelerator={"products": ["NVIDIA-L4"], "tolerations": tolerations}, nodes=(node,))
+    assert world.reason(C.PROFILES_READY) == ("False/Profiling" if fits else "False/NoMatchingNode")
+
+
+def test_a_node_with_too_few_gpus_does_not_count() -> None:
+    """A pod of four GPUs never fits a node of two."""
+    four = {"accelerator": {"products": ["NVIDIA-L4"], "count": 4}, "engine": {"tensorParallelSize": 4}}
+    assert started(**four, nodes=(gpu_node("a", "NVIDIA-L4", 2),)).reason(C.PROFILES_READY) == "False/NoMatchingNode"
+    assert started(**four, nodes=(gpu_node("a", "NVIDIA-L4", 4),)).reason(C.PROFILES_READY) == "False/Profiling"
 
 
 @pytest.mark.parametrize("spec", [{"profiling": {"mode": "Skip"}}, {"paused": True}])
