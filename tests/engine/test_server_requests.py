@@ -74,6 +74,10 @@ def test_a_request_counts_for_its_slo_class(
     def finished() -> dict[str, int]:
         return {slo.name: slo.finished for slo in server.state().slo_classes}
 
+    def counted_by_vllm() -> float:
+        return sum(server.metric("vllm:request_success_total", finished_reason=reason) for reason in ("stop", "length"))
+
+    server.wait_until("the counts", lambda: sum(finished().values()) == counted_by_vllm(), 5)
     before = finished()
     assert server.chat(headers=headers, **fields).status_code == 200
     expected = {name: count + (name == counted) for name, count in before.items()}
