@@ -104,14 +104,15 @@ class Lengths:
     value: float
 
 
-def best_lengths(gains: Floats, query_costs_s: Floats, price: TargetPrice, rate: float, budget: int) -> Lengths:
+def best_lengths(gains: Floats, token_costs_s: Floats, price: TargetPrice, rate: float, budget: int) -> Lengths:
     """The best of all ragged and uniform plans for proposals that are there.
 
     gains: (K, N), the product of hazards, 0 where a request has no proposal or may not verify it.
-    query_costs_s: (N,), what a further query token costs for its request's context.
+    token_costs_s: (N,), what a verified token costs beyond the target's price: for its request's context, and in the
+    draft's first pass, which covers it.
     rate: lambda in tokens per second. budget: most proposals the step may verify in all.
     """
-    scores = gains - rate * query_costs_s if query_costs_s.any() else gains
+    scores = gains - rate * token_costs_s if token_costs_s.any() else gains
     ragged = _best_ragged(gains, scores, price, rate, budget)
     if price.uniform is None or gains.size == 0:
         return ragged
@@ -143,22 +144,24 @@ def _best_uniform(gains: Floats, scores: Floats, price: TargetPrice, rate: float
 
 
 def values_by_draft_length(
-    gains: Floats, offers: Floats, query_costs_s: Floats, price: TargetPrice, rate: float, budget: int
+    gains: Floats, offers: Floats, token_costs_s: Floats, price: TargetPrice, rate: float, budget: int
 ) -> Floats:
     """Worth of proposing K = 0..max tokens, before the draft's own cost, in each of S scenarios: (S, K+1).
 
     gains: (S, K, N) products of hazards of the chosen drafters, 0 where a request may not speculate. offers: the
     same shape, the probability that there is a proposal; a position costs and gains in that proportion, so the
-    ranking is still the product of hazards. The best verification lengths are assumed for every K.
+    ranking is still the product of hazards. token_costs_s: (S, N), as in best_lengths. The best verification lengths
+    are assumed for every K.
 
     Along the ranking the worth is concave between the price's bends, so its maximum lies where the score falls to a
     token's price, or at a bend. No sorting is needed: "all positions that score more than a price" is a prefix of
     the ranking. What a prefix that ends at a bend gains is read off the chord between two such prefixes: exact where
     no bend is crossed, never too high elsewhere (verification then ranks exactly).
     """
-    scores = gains - rate * query_costs_s if query_costs_s.any() else gains
+    scores = gains - rate * token_costs_s[:, None] if token_costs_s.any() else gains
     positions, requests = gains.shape[1:]
-    ends = [max(0.0, end) for end in (*price.bends(), float(budget)) if end < requests * positions]
+    room = float(max(0, budget))
+    ends = [end for end in {room, *(min(bend, room) for bend in price.bends())} if end < requests * positions]
     floors = rate * np.array(price.floors_s(bool(ends)))
     taken = offers * (scores > floors[:, None, None, None])  # (floors, S, K, N)
     more = taken.sum(axis=3).cumsum(axis=2)  # (floors, S, K)
@@ -168,8 +171,8 @@ def values_by_draft_length(
     values[:, 0] = -rate * price.plain_s()
     best = values[:, 1:]
     net = worth - rate * price.ragged_s(more)
-    if budget < requests * positions:
-        net[more > budget] = -np.inf
+    if room < requests * positions:
+        net[more > room] = -np.inf
     net.max(axis=0, out=best)
     if ends:
         np.maximum(best, _at_ends(more, worth, np.array(ends), price, rate), out=best)

@@ -71,6 +71,7 @@ class Controller:
         self._usable = self._who_is_usable()
         self._pin: tuple[int, str | None] | None = None
         self._purpose = Purpose.FIXED
+        self._neural_proposes = False
         self._decisions = 0
         self._decision_s = 0.0
         self._gated = False
@@ -95,6 +96,7 @@ class Controller:
         self._acceptance.age(batch.now)
         plan = self._fixed_plan(batch) or self._closed_loop_plan(batch)
         self._purpose = plan.purpose
+        self._neural_proposes = plan.neural_tokens > 0
         self._decision_s += self._clock() - started
         return plan
 
@@ -102,9 +104,15 @@ class Controller:
         """(N,): lengths for the decoding requests of `step`."""
         gains = verification_gains(step, self._acceptance, self.settings.max_draft_tokens)
         if self._purpose is Purpose.CHOICE:
-            return best_lengths(gains, step.query_costs_s, step.price, step.rate, step.budget).lengths
+            costs = step.query_costs_s + self._next_pass_token_s()
+            return best_lengths(gains, costs, step.price, step.rate, step.budget).lengths
         # Exploring, pinned or static: everything that was proposed, as far as it fits.
         return _fitting((gains > 0).sum(axis=0), step.budget)
+
+    def _next_pass_token_s(self) -> float:
+        """What a verified token costs in the neural draft's next first pass, if that goes on as it did."""
+        neural = self.settings.neural
+        return self._latency.draft_token_s(neural.name) if neural is not None and self._neural_proposes else 0.0
 
     def _fixed_plan(self, batch: Batch) -> DraftPlan | None:
         """The plan where nothing is to be chosen: a pin, Static, Off, or no drafter that can run."""

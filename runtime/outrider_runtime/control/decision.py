@@ -32,7 +32,9 @@ class DraftProblem:
     draft_s: Floats
     """(D, K+1): the drafter's seconds for each draft length; column 0 is not used."""
     query_costs_s: Floats
-    """(N,)"""
+    """(N,): what a verified token costs for its request's context."""
+    neural_token_s: float
+    """What it costs in the neural draft's first pass, which covers every token of the target's step."""
     price: TargetPrice
     rate: float
     """lambda, tokens per second."""
@@ -90,7 +92,9 @@ def _worth_by_position(problem: DraftProblem) -> Floats:
     cost = price.ragged.per_batched_token_s
     if price.n_batched >= price.ragged.knee_tokens:
         cost += price.ragged.per_batched_token_above_knee_s
-    spent = problem.rate * (cost + problem.query_costs_s)
+    spent = problem.rate * (cost + problem.query_costs_s + np.zeros((len(problem.gains), 1, 1)))  # (D, 1, N)
+    if problem.neural != NOBODY:
+        spent[problem.neural] += problem.rate * problem.neural_token_s
     return np.asarray(np.maximum(problem.gains - spent, 0.0) * problem.offers)
 
 
@@ -110,7 +114,8 @@ def _values(problem: DraftProblem, drafters: Ints) -> Floats:
     # Advanced indices around a slice put K last: (S, N, K), so back to (S, K, N).
     gains = problem.gains[drafters, :, requests].swapaxes(1, 2) * (drafters != NOBODY)[:, None]
     offers = problem.offers[drafters, :, requests].swapaxes(1, 2)
-    values = values_by_draft_length(gains, offers, problem.query_costs_s, problem.price, problem.rate, problem.budget)
     used = (drafters[:, None] == np.arange(len(problem.gains))[:, None]).any(axis=2)  # (S, D)
+    costs = problem.query_costs_s + problem.neural_token_s * used[:, problem.neural, None]  # (S, N)
+    values = values_by_draft_length(gains, offers, costs, problem.price, problem.rate, problem.budget)
     values[:, 1:] -= problem.rate * (used @ problem.draft_s[:, 1:])
     return values

@@ -76,13 +76,11 @@ class OnlineLatency:
 
     def draft_s(self, name: str, first: Shape, draft_tokens: int) -> float:
         """T_draft(K); `first` is the shape of the first pass (prompt lookup: the requests that are asked)."""
-        drafter = self._draft_cache.get(name)
-        if drafter is None:
-            constant, slope = self._draft_scale[name].values.tolist()
-            base = self._draft_base(name)
-            drafter = DrafterCost(_scaled(base.cost, constant, slope), base.autoregressive)
-            self._draft_cache[name] = drafter
-        return drafter.seconds(first, draft_tokens)
+        return self._draft(name).seconds(first, draft_tokens)
+
+    def draft_token_s(self, name: str) -> float:
+        """What one more token costs in a draft pass."""
+        return self._draft(name).cost.per_batched_token_s
 
     def observe_target(self, shape: Shape, mode: ExecutionMode, seconds: float) -> bool:
         """False when the time is absurd and was dropped."""
@@ -134,6 +132,16 @@ class OnlineLatency:
             constant, slope = self._target_scale.values.tolist()
             cost = self._cache[mode] = _scaled(self._base(mode), constant, slope)
         return cost
+
+    def _draft(self, name: str) -> DrafterCost:
+        """Corrected."""
+        drafter = self._draft_cache.get(name)
+        if drafter is None:
+            constant, slope = self._draft_scale[name].values.tolist()
+            base = self._draft_base(name)
+            drafter = DrafterCost(_scaled(base.cost, constant, slope), base.autoregressive)
+            self._draft_cache[name] = drafter
+        return drafter
 
     def _draft_parts(self, name: str, first: Shape, draft_tokens: int) -> NDArray[np.float64]:
         """(2,): the part that is there at each call, and the part that grows with the call's tokens."""

@@ -149,25 +149,23 @@ def draft_problem(
         offers=offers,
         usable=able,
         neural=neural,
-        draft_s=draft_seconds(step.now, latency, drafters, limit),
+        draft_s=draft_seconds(columns, latency, drafters, limit),
         query_costs_s=step.query_costs_s,
+        neural_token_s=latency.draft_token_s(drafters[neural].name) if neural != NOBODY else 0.0,
         price=step.price,
         rate=step.rate,
         budget=step.budget,
     )
 
 
-def draft_seconds(now: Columns, latency: OnlineLatency, drafters: tuple[DrafterSpec, ...], limit: int) -> Floats:
-    """(D, K+1): each drafter's seconds at the end of the step that runs `now`. Passes after the first cost alike."""
-    first = draft_shape(now)
-    pairs = [(latency.draft_s(each.name, first, 1), latency.draft_s(each.name, first, 2)) for each in drafters]
-    return np.array([[0.0, *[once + (twice - once) * more for more in range(limit)]] for once, twice in pairs])
+def draft_seconds(decoding: Columns, latency: OnlineLatency, drafters: tuple[DrafterSpec, ...], limit: int) -> Floats:
+    """(D, K+1): each drafter's seconds for each draft length. Passes after the first cost alike.
 
-
-def draft_shape(now: Columns) -> Shape:
-    """Of the draft's first pass: every token of the target's step, prefill and proposals that fail included."""
-    prefill = sum(now.prefill_tokens)
-    decoding = len(now.id) if prefill == 0 else now.prefill_tokens.count(0)
-    n_context = sum(now.context_tokens)
-    n_batched = prefill + decoding + sum(now.proposed)
-    return Shape(float(n_context), float(n_batched), float(len(now.id)), n_context / 1000)
+    A token a request, in the first pass too: what that pass costs for the tokens being verified belongs to the choice
+    of verifying them (`neural_token_s`), and what it costs for prompts is spent anyway to keep the draft's KV whole.
+    """
+    requests, context = float(len(decoding.id)), float(sum(decoding.context_tokens))
+    shape = Shape(context, requests, requests, context / 1000)
+    pairs = [(latency.draft_s(each.name, shape, 1), latency.draft_s(each.name, shape, 2)) for each in drafters]
+    rows = [[0.0, *[once + (twice - once) * more for more in range(limit)]] for once, twice in pairs]
+    return np.array(rows).reshape(len(drafters), limit + 1)

@@ -95,7 +95,7 @@ def test_draft_lengths_are_valued_as_exhaustive_search_values_them(data, request
     gains = data.draw(chains(requests, positions))
     price = data.draw(prices(requests, bends=False))
     query = np.zeros(requests)
-    values = values_by_draft_length(gains[None], np.ones_like(gains)[None], query, price, rate, budget=100)[0]
+    values = values_by_draft_length(gains[None], np.ones_like(gains)[None], query[None], price, rate, budget=100)[0]
     for length in range(positions + 1):
         best = exhaustive(gains[:length], query, price, rate, budget=100)
         assert values[length] == pytest.approx(best, abs=1e-9)
@@ -109,13 +109,13 @@ def test_a_bend_in_the_cost_never_makes_a_draft_length_look_better_than_it_is(da
     price = data.draw(prices(requests))
     price = replace(price, beyond=None, uniform=None, fixed_uniform_s=price.fixed_ragged_s)
     query = np.zeros(requests)
-    values = values_by_draft_length(gains[None], np.ones_like(gains)[None], query, price, rate, budget)[0]
+    values = values_by_draft_length(gains[None], np.ones_like(gains)[None], query[None], price, rate, budget)[0]
     for length in range(positions + 1):
         best = exhaustive(gains[:length], query, price, rate, budget)
         assert values[0] - 1e-9 <= values[length] <= best + 1e-9
 
 
-def problem(gains, draft_s, *, rate, per_token_s, neural=NOBODY, usable=None):  # type: ignore[no-untyped-def]
+def problem(gains, draft_s, *, rate, per_token_s, neural=NOBODY, usable=None, neural_token_s=0.0):  # type: ignore[no-untyped-def]
     drafters, _, requests = gains.shape
     cost = StepCost(per_batched_token_s=per_token_s, constant_s=0.01)
     return DraftProblem(
@@ -125,6 +125,7 @@ def problem(gains, draft_s, *, rate, per_token_s, neural=NOBODY, usable=None):  
         neural=neural,
         draft_s=np.array([[0.0, *seconds] for seconds in draft_s]),
         query_costs_s=np.zeros(requests),
+        neural_token_s=neural_token_s,
         price=TargetPrice(float(requests), cost, cost, None, float("inf"), 0.01, 0.01, 0.0),
         rate=rate,
         budget=100,
@@ -140,20 +141,28 @@ def exhaustive_drafters(case: DraftProblem) -> float:
         for chosen in itertools.product(range(-1, drafters), repeat=requests):
             used = {drafter for drafter in chosen if drafter >= 0}
             value = -case.rate * case.price.plain_s() - case.rate * sum(case.draft_s[d, length] for d in used)
+            cost = token_s + (case.rate * case.neural_token_s if case.neural in used else 0.0)
             for request, drafter in enumerate(chosen):
                 if drafter >= 0:
-                    value += np.maximum(case.gains[drafter, :length, request] - token_s, 0).sum()
+                    value += np.maximum(case.gains[drafter, :length, request] - cost, 0).sum()
             best = max(best, value)
     return best
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.data(), st.integers(1, 3), st.integers(1, 3), st.floats(5.0, 100.0), st.floats(1e-4, 5e-3))
-def test_one_drafter_is_used_as_exhaustive_search_would(data, requests, positions, rate, per_token):  # type: ignore[no-untyped-def]
+@given(
+    st.data(),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.floats(5.0, 100.0),
+    st.floats(1e-4, 5e-3),
+    st.sampled_from([0.0, 1e-3]),
+)
+def test_one_drafter_is_used_as_exhaustive_search_would(data, requests, positions, rate, per_token, pass_s):  # type: ignore[no-untyped-def]
     """K and who speculates are jointly the best there is, the draft's own time included."""
     gains = data.draw(chains(requests, positions))[None]
     steps = data.draw(st.lists(st.floats(0.0, 0.01), min_size=positions, max_size=positions))
-    case = problem(gains, [np.cumsum(steps)], rate=rate, per_token_s=per_token, neural=0)
+    case = problem(gains, [np.cumsum(steps)], rate=rate, per_token_s=per_token, neural=0, neural_token_s=pass_s)
     choice = choose_draft(case)
     assert choice.value == pytest.approx(exhaustive_drafters(case), abs=1e-9)
 
