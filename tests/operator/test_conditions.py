@@ -125,6 +125,15 @@ ROWS = {
             ("Progressing", "False", "Stalled", "outrider.local/nowhere:1"),
         ),
     ),
+    "no-model": Row(
+        spec={"target": {"name": "tests/no-model", "source": {"hostPath": {"path": "/srv/nowhere"}}}},
+        expected=(
+            ("Ready", "False", "PodCannotStart", "/srv/nowhere"),
+            ("Progressing", "False", "Stalled", "/srv/nowhere"),
+            ("ProfilesReady", "False", "Profiling", "/srv/nowhere"),
+        ),
+        profiled=True,
+    ),
     "no-node": Row(
         spec=on_gpu(["NVIDIA-GB300"]),
         expected=(
@@ -171,7 +180,7 @@ ROWS = {
         profiled=True,
     ),
     "infeasible": Row(
-        TRAFFIC,
+        {**TRAFFIC, "attained_percent": 10},
         {"sloClasses": [{"name": "chat", "tpot": "1ms"}]},
         (("SLOAttained", "False", "Infeasible", "best that this hardware reaches"),),
         profiled=True,

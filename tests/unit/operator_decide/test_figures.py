@@ -299,6 +299,24 @@ def test_speculation_that_is_off_or_has_no_drafter_says_so(serving: World) -> No
     assert serving.reason(C.SPECULATION_ACTIVE) == "False/Off"
 
 
+def test_a_draft_is_loaded_when_every_ready_pod_has_it() -> None:
+    """One pod without it is enough to say no, and why; nobody's word is no yes."""
+    world = World(manifest(replicas=2))
+    world.serve()
+    assert not world.observed().status.drafts[0].loaded
+    world.report_states(drafters=[DrafterState(name="pld", loaded=True)])
+    world.settle()
+    assert world.observed().status.drafts[0].loaded
+    one = next(iter(world.states))
+    without = [DrafterState(name="pld", loaded=False, reason="out of memory")]
+    world.states[one] = world.states[one].model_copy(update={"drafters": without})
+    world.settle()
+    assert (world.observed().status.drafts[0].loaded, world.observed().status.drafts[0].reason) == (
+        False,
+        "out of memory",
+    )
+
+
 def test_the_printer_columns_name_the_worst_class() -> None:
     """GOODPUT, SPEEDUP, ACCEPTANCE, SLO."""
     world = World(manifest(sloClasses=[{"name": "chat", "tpot": "50ms"}, {"name": "batch", "tpot": "1s"}]))

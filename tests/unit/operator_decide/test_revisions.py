@@ -185,6 +185,8 @@ def test_a_required_profile_holds_the_new_revision_back() -> None:
     world.settle()
     assert world.revision() == first
     assert world.deployment()["spec"]["replicas"] == 3
+    assert world.reason(C.PROGRESSING) == "False/WaitingForProfile"
+    assert world.reason(C.UPDATED) == "False/WaitingForProfile"
     world.roll_out()
     world.settle()
     world.measure(world.jobs()[0])
