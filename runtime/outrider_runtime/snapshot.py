@@ -7,7 +7,6 @@ is asked, and adds what only it knows (`ready`, `now`). No other module is used 
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 from outrider_crds.runtime_config import BootConfig, HotConfig, config_hash
@@ -15,8 +14,6 @@ from outrider_crds.state import RuntimeState
 
 SNAPSHOT_FILE = "state.json"
 WRITE_EVERY_S = 0.25
-STALE_AFTER_S = 10.0
-"""The writer is a thread of its own: a silence this long means that the engine core is gone or stuck."""
 
 
 def write_snapshot(run_dir: str | Path, state: RuntimeState) -> None:
@@ -34,19 +31,6 @@ def read_snapshot(run_dir: str | Path) -> RuntimeState | None:
     except FileNotFoundError:
         return None
     return RuntimeState.model_validate_json(text)
-
-
-def present_state(run_dir: str | Path, *, serving: bool, blank: RuntimeState, now: float | None = None) -> RuntimeState:
-    """What the state endpoint answers: the engine core's snapshot, or `blank` before it has reported.
-
-    `serving`: the API server takes requests. Ready only while the engine core reports, too.
-    """
-    at = time.time() if now is None else now
-    written = read_snapshot(run_dir)
-    if written is None:
-        return blank.model_copy(update={"now": at, "ready": False, "plugin_active": False})
-    active = at - written.now <= STALE_AFTER_S
-    return written.model_copy(update={"now": at, "ready": serving and active, "plugin_active": active})
 
 
 def blank_state(boot: BootConfig, hot: HotConfig, *, started_at: float) -> RuntimeState:

@@ -11,7 +11,7 @@ from outrider_crds.profile import DrafterProfile, ExecutionMode, ProfileKeys, St
 from outrider_crds.runtime_config import HotConfig, config_hash
 from outrider_crds.spec import SpeculationMode
 from outrider_crds.state import ProfileSource, RuntimeState
-from outrider_runtime.snapshot import blank_state, present_state, read_snapshot, write_snapshot
+from outrider_runtime.snapshot import blank_state, read_snapshot, write_snapshot
 from outrider_runtime.vllm_plugin import launch
 from outrider_runtime.vllm_plugin.loop import ControlLoop
 from outrider_runtime.vllm_plugin.pool import Pool
@@ -181,17 +181,3 @@ def test_readers_see_whole_states_while_one_is_written(tmp_path: Path) -> None:
     finally:
         stop.set()
         writer.join()
-
-
-def test_a_pod_is_ready_only_while_its_engine_core_reports(pod: Pod) -> None:
-    """Promise: readiness asserts that the plugin really is active."""
-    blank = blank_state(pod.loop.plan.boot, hot_config(), started_at=1.0)
-    before = present_state(pod.run_dir, serving=True, blank=blank)
-    assert not before.ready
-    assert not before.plugin_active
-    now = pod.tick().now
-    assert present_state(pod.run_dir, serving=True, blank=blank, now=now + 1).ready
-    assert not present_state(pod.run_dir, serving=False, blank=blank, now=now + 1).ready
-    silent = present_state(pod.run_dir, serving=True, blank=blank, now=now + 60)
-    assert not silent.ready
-    assert not silent.plugin_active
