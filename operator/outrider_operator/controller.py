@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from typing import Any
 
 from outrider_operator import kinds, telemetry
@@ -53,8 +54,8 @@ class Controller:
         self._lease = Lease(api, configuration.namespace, configuration.lease_name, configuration.pod_name)
         self._cache.subscribe(self._wake)
         self._task: asyncio.Task[None] | None = None
-        self.stopped = asyncio.Event()
-        """Set when the work ended by itself, which it never should: the process must end then."""
+        self.failed = False
+        """True once the work ended by itself, which it never should."""
 
     async def start(self) -> None:
         """Called once, before services are watched."""
@@ -112,6 +113,7 @@ class Controller:
             group.create_task(watches.run(), name="watches")
             group.create_task(self._measurements.run(), name="measurements")
             await watches.listed()
+            await self._measurements.first_round()
             group.create_task(self._resync(), name="resync")
             for number in range(WORKERS):
                 group.create_task(self._worker(), name=f"worker {number}")
@@ -149,7 +151,7 @@ class Controller:
         while True:
             for namespace in self._configuration.watch_namespaces or (None,):
                 try:
-                    services, _ = await self._api.list(kinds.SERVICE, namespace)
+                    services, _ = await self._api.list_all(kinds.SERVICE, namespace)
                     self._cache.relisted(kinds.SERVICE, namespace, services)
                 except (ApiError, *UNREACHABLE) as error:
                     logger.warning("Cannot list the services of %s: %r", namespace or "all namespaces", error)
@@ -182,4 +184,5 @@ class Controller:
     def _note_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             logger.error("The operator cannot go on", exc_info=task.exception())
-            self.stopped.set()
+            self.failed = True
+            signal.raise_signal(signal.SIGTERM)  # kopf's own way to end; its stop flag delays every end by 5 s

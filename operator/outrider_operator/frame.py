@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import kopf
 from kubernetes.aio.client.configuration import Configuration as ClientConfiguration
@@ -18,7 +18,7 @@ from outrider_operator.kinds import SERVICE
 from outrider_operator.model import Object
 
 # kopf gives up (and ends the process) after the last of these; an API server may be away for long.
-_API_RETRY_PAUSES_S = (1, 1, 2, 3, 5, 8, 13, *(15,) * 240)
+_API_RETRY_PAUSES_S = (1, 1, 2, 3, *(5,) * 720)
 # A line for every event, probe and request.
 _CHATTY = ("kopf.objects", "kopf.activities", "aiohttp.access")
 
@@ -52,7 +52,11 @@ class Events:
         if self._context is None:
             raise RuntimeError("no service was seen yet, so there is none to post an event on")
         self._context.run(
-            kopf.event, kopf.Body(service), type="Warning" if warning else "Normal", reason=reason, message=message
+            kopf.event,
+            kopf.Body(cast(Any, service)),
+            type="Warning" if warning else "Normal",
+            reason=reason,
+            message=message,
         )
 
 

@@ -100,7 +100,7 @@ class KubernetesApi:
                 return None
             raise
 
-    async def list(
+    async def list_all(
         self, kind: Kind, namespace: str | None, selector: str = "", *, fields: str = ""
     ) -> tuple[list[Object], str]:
         """All objects (of a label and a field selector), page by page, and the resource version to watch from."""

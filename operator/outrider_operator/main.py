@@ -45,11 +45,10 @@ async def _run(configuration: Configuration) -> bool:
             clusterwide=not configuration.watch_namespaces,
             namespaces=configuration.watch_namespaces,
             liveness_endpoint=f"http://0.0.0.0:{configuration.health_port}/healthz",
-            stop_flag=controller.stopped,
         )
     finally:
         await api.close()
-    return controller.stopped.is_set()
+    return controller.failed
 
 
 def settings_of(configuration: Configuration) -> Settings:

@@ -52,6 +52,10 @@ class Measurements:
             if self._prometheus is not None:
                 group.create_task(self._prometheus.run(), name="queries to Prometheus")
 
+    async def first_round(self) -> None:
+        """Return once every pod that is ready now was asked, so that no pod is taken for a silent one."""
+        await self._pods.ask_all()
+
     def states(self, key: Key) -> Mapping[str, RuntimeState]:
         return self._pods.states(key)
 

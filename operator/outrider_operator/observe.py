@@ -81,7 +81,7 @@ class Observer:
         warnings: dict[str, str] = {}
         for pod in pods[:_PODS_ASKED_ABOUT]:
             fields = f"involvedObject.uid={pod['metadata']['uid']},type=Warning"
-            events, _ = await self._api.list(kinds.EVENT, namespace, fields=fields)
+            events, _ = await self._api.list_all(kinds.EVENT, namespace, fields=fields)
             if events:
                 newest = max(events, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
                 warnings[name_of(pod)] = f"{newest.get('reason', '')}: {newest.get('message', '')}"

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 MANAGED_BY = "app.kubernetes.io/managed-by"
 CHILD_SELECTOR = f"{MANAGED_BY}=outrider"
 _FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 15.0
+_LONGEST_PAUSE_S = 5.0
 
 
 class Watches:
@@ -74,7 +74,7 @@ class _Loop:
             pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
 
     async def _list(self) -> None:
-        documents, self._version = await self._api.list(self._kind, self._namespace, self._selector)
+        documents, self._version = await self._api.list_all(self._kind, self._namespace, self._selector)
         self._cache.relisted(self._kind, self._namespace, documents)
         self.listed.set()
 

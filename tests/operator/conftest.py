@@ -16,6 +16,7 @@ from tests.operator.client import Client, Service
 from tests.operator.process import NAMESPACE, OperatorProcess
 
 WINDOW = "12s"
+RESYNC = "15s"
 
 Make = Callable[..., Service]
 
@@ -36,7 +37,8 @@ def operator_process(
     """The one operator of the session. A test that stops it starts it again."""
     del client
     log = tmp_path_factory.mktemp("operator") / "operator.log"
-    process = OperatorProcess(cluster.kubeconfig, log, OUTRIDER_METRICS_WINDOW=WINDOW)
+    variables = {"OUTRIDER_METRICS_WINDOW": WINDOW, "OUTRIDER_RESYNC_INTERVAL": RESYNC}
+    process = OperatorProcess(cluster.kubeconfig, log, **variables)
     process.start()
     yield process
     process.stop()

@@ -57,6 +57,17 @@ def services(make: Make) -> dict[str, Service]:
     }
 
 
+@pytest.fixture(scope="module")
+def crowded(services: dict[str, Service]) -> tuple[Service, set[str]]:
+    """A rollout that has no room, begun early (the verdict takes a minute), and the pods that it is to replace."""
+    service = services["full"]
+    service.wait_updated(150)
+    before = uids(service.ready_pods())
+    service.patch({"engine": {"maxModelLen": 512}})
+    return service, before
+
+
+@pytest.mark.usefixtures("crowded")
 def test_three_products_get_three_jobs(services: dict[str, Service], jobs: Jobs, client: Client) -> None:
     """One latency profile for each product that the service names, measured on a node of that product."""
     service = services["three"]
@@ -133,12 +144,9 @@ def test_required_waits_for_its_profile(services: dict[str, Service]) -> None:
     assert pod["metadata"]["creationTimestamp"] >= profiled["lastTransitionTime"]
 
 
-def test_no_room_for_the_surge_pod(services: dict[str, Service]) -> None:
+def test_no_room_for_the_surge_pod(crowded: tuple[Service, set[str]]) -> None:
     """All GPUs are taken: NoCapacity after a minute, naming the remedy; the old pod serves on, and the remedy works."""
-    service = services["full"]
-    service.wait_updated(150)
-    before = uids(service.ready_pods())
-    service.patch({"engine": {"maxModelLen": 512}})
+    service, before = crowded
     found = service.wait("Progressing", "False", "NoCapacity", timeout_s=120)
     assert "maxUnavailable: 1" in found["message"]
     assert uids(service.ready_pods()) == before
@@ -153,6 +161,7 @@ def test_a_job_gives_way_to_a_serving_pod(services: dict[str, Service], make: Ma
     services["three"].wait("ProfilesReady", "True", timeout_s=150)
     three = {"engine": {"tensorParallelSize": 3}, **on_gpu([L4], count=3)}  # two of them fit beside a pod of one GPU
     small = make("small", standin={"profile": "hang"}, **three)
+    small.wait_updated(120)
     job = wait_for("the Job to take its GPUs", lambda: _running_jobs(client, small), 120)
     serving = uids(small.ready_pods())
     needs = make("needs", profiling={"mode": "Skip"}, **three)

@@ -24,7 +24,7 @@ from outrider_operator.kinds import (
 
 from tests.cluster.cluster import Cluster
 from tests.operator.client import Client, Service, uids, wait_for
-from tests.operator.conftest import WINDOW, Make
+from tests.operator.conftest import RESYNC, WINDOW, Make
 from tests.operator.process import NAMESPACE, OperatorProcess
 
 pytestmark = pytest.mark.cluster
@@ -61,7 +61,7 @@ def test_an_idle_operator_does_not_write(steady: Service, operator_process: Oper
     assert _writes(cluster)[before:] == []
     assert operator_process.metric("outrider_operator_reconciles_total") >= counted + 4
     operator_process.stop()
-    operator_process.start(OUTRIDER_RESYNC_INTERVAL="60s")
+    operator_process.start(OUTRIDER_RESYNC_INTERVAL=RESYNC)
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,11 @@ def test_a_deleted_child_comes_back(steady: Service, client: Client, kind: Kind)
 def test_a_deleted_config_comes_back(steady: Service, client: Client, suffix: str) -> None:
     """The pods' configuration, too: a new pod could not start without it."""
     name = f"steady-{steady.revision if suffix == 'revision' else suffix}"
-    before = steady.child(CONFIG_MAP, name)
+    before, pods = steady.child(CONFIG_MAP, name), uids(steady.pods())
     client.delete(CONFIG_MAP, steady.namespace, name)
     made = wait_for(name, lambda: _other(client.get(CONFIG_MAP, steady.namespace, name), before["metadata"]["uid"]), 30)
-    assert made["data"] == before["data"]
+    assert made["data"]["config.json"] == before["data"]["config.json"]
+    assert uids(steady.pods()) == pods
 
 
 def test_changes_by_hand_are_taken_back(steady: Service, client: Client) -> None:
@@ -110,9 +111,7 @@ def test_changes_by_hand_are_taken_back(steady: Service, client: Client) -> None
     assert uids(steady.pods()) & before
 
 
-def test_an_object_of_another_controller_is_left_alone(
-    make: Make, client: Client, namespace: str, cluster: Cluster
-) -> None:
+def test_an_object_of_another_controller_is_left_alone(make: Make, client: Client, namespace: str) -> None:
     """NameConflict names the object; nothing of it changes, and the service comes up once it is gone."""
     owner = client.create(CONFIG_MAP, {"metadata": {"name": "their-owner", "namespace": namespace}})
     reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "their-owner", "controller": True}
@@ -133,7 +132,6 @@ def test_an_object_of_another_controller_is_left_alone(
     client.delete(KUBERNETES_SERVICE, namespace, "taken")
     service.wait("SpecValid", "True", timeout_s=90)
     service.wait_updated(90)
-    del cluster
 
 
 def test_killed_in_the_middle_of_everything(make: Make, operator_process: OperatorProcess, cluster: Cluster) -> None:

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.5
 URGENT_EVERY_S = 1.0
 IDLE_EVERY_S = 15.0
-TIMEOUT_S = 2.0
+_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 CONCURRENCY = 32
 LATELY_S = 3 * IDLE_EVERY_S
 MOST_BYTES = 1 << 20
@@ -57,6 +57,7 @@ class PodStates:
         self._busy_every_s = busy_every_s
         self._pods: dict[str, _Pod] = {}  # by uid
         self._urgent: set[Key] = set()
+        self._limit = asyncio.Semaphore(CONCURRENCY)
 
     def states(self, key: Key) -> dict[str, RuntimeState]:
         """Pod name -> newest state, of pods that answered lately."""
@@ -88,17 +89,19 @@ class PodStates:
 
     async def run(self) -> None:
         """Poll until cancelled."""
-        limit = asyncio.Semaphore(CONCURRENCY)
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-        async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group:
             while True:
                 now = asyncio.get_running_loop().time()
                 self._follow_cache()
                 for pod in self._pods.values():
                     if not pod.polling and now - pod.polled_at >= self._interval_s(pod):
-                        pod.polled_at, pod.polling = now, True
-                        group.create_task(self._poll(session, limit, pod))
+                        group.create_task(self._poll(pod))
                 await asyncio.sleep(TICK_S)
+
+    async def ask_all(self) -> None:
+        """Poll every ready pod once, now."""
+        self._follow_cache()
+        await asyncio.gather(*(self._poll(pod) for pod in self._pods.values()))
 
     def _interval_s(self, pod: _Pod) -> float:
         if pod.key in self._urgent:
@@ -117,9 +120,10 @@ class PodStates:
         for uid in self._pods.keys() - ready.keys():
             del self._pods[uid]
 
-    async def _poll(self, session: aiohttp.ClientSession, limit: asyncio.Semaphore, pod: _Pod) -> None:
+    async def _poll(self, pod: _Pod) -> None:
+        pod.polled_at, pod.polling = asyncio.get_running_loop().time(), True
         try:
-            async with limit:
+            async with self._limit, aiohttp.ClientSession(timeout=_TIMEOUT) as session:
                 state = await _read(session, pod.address)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             telemetry.POLLS.labels(outcome="failed").inc()
