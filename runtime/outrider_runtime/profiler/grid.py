@@ -132,14 +132,14 @@ def _ragged(limits: Limits, context: int, batch: int) -> list[GridPoint]:
 
 
 def within(points: Iterable[GridPoint], pace: Pace, budget_s: float) -> list[GridPoint]:
-    """Those that the budget can pay for: no step over 1/60 of it, no set-up of a batch over 1/10.
+    """Those that the budget can pay for: no step over 1/300 of it, no set-up of a batch over 1/20.
 
     Small batches stay whatever the budget: a pace taken in a bad moment must not leave a grid without extent.
     """
 
     def payable(point: GridPoint) -> bool:
         set_up_s = point.batch * point.context * pace.token_s
-        return pace.seconds(point) <= budget_s / 60 and set_up_s <= budget_s / 10
+        return pace.seconds(point) <= budget_s / 300 and set_up_s <= budget_s / 20
 
     return [point for point in points if _small(point) or payable(point)]
 

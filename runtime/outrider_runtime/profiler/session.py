@@ -168,8 +168,8 @@ def _add_crossover(series: Sequence[Series]) -> None:
     for one in series:
         if one.drafter is None or not any(p.verify == 0 for p in one.order):
             continue
-        points = [p for p in crossover(one) if p not in one.order]
-        one.order += points
+        points = crossover(one)
+        one.order += [point for point in points if point not in one.order]
         one.held_out |= frozenset(points)
 
 
@@ -180,7 +180,7 @@ def crossover(series: Series) -> list[GridPoint]:
         return []
     cost = fit_cost(even, ()).cost
     context = min(m.point.context for m in even)
-    length = sorted({m.point.verify for m in even})[-2:][0]
+    length = sorted({m.point.verify for m in even})[-2:][0]  # the second longest
     largest = max(m.point.batch for m in even)
     pays = [batch for batch in range(1, largest + 1) if _gain(cost, context, batch, length) > 1.0]
     edge = max(pays, default=1)
