@@ -6,6 +6,7 @@ machine does not have is looked for by its last name in the model folder (`--mod
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,7 @@ def load_local_service(manifest: Path, model_root: Path = DEFAULT_MODEL_ROOT) ->
         max_draft_tokens=spec.speculation.max_draft_tokens,
     )
     target = _localised(spec.target, "target", roots)
-    if target.source.host_path is not None and not Path(target.source.host_path.path).is_dir():
+    if target.source.host_path is not None and not _is_there(Path(target.source.host_path.path)):
         raise LocalManifestError(_missing(spec.target, roots))
     pool = [_localised_drafter(drafter, roots) for drafter in spec.draft_pool]
     return LocalService(boot=boot.model_copy(update={"target": target, "draft_pool": pool}), hot=hot_config(spec))
@@ -68,13 +69,18 @@ def _localised(model: ModelRef, user: str, roots: Sequence[Path]) -> ModelRef:
     if model.source.host_path is None:
         return model
     path = Path(model.source.host_path.path)
-    found = next((folder for folder in _candidates(path, roots) if folder.is_dir()), path)
+    found = next((folder for folder in _candidates(path, roots) if _is_there(folder)), path)
     source = ModelSource(host_path=HostPathSource(path=str(found)))
     return model.model_copy(update={"source": source})
 
 
 def _candidates(path: Path, roots: Sequence[Path]) -> list[Path]:
     return [path, *(root / path.name for root in roots)]
+
+
+def _is_there(folder: Path) -> bool:
+    """A folder that this user may not enter is as good as none."""
+    return os.access(folder, os.R_OK | os.X_OK)
 
 
 def _missing(model: ModelRef, roots: Sequence[Path]) -> str:

@@ -68,15 +68,22 @@ def _plan(serving: Serving) -> LaunchPlan:
         plan = plan_launch(serving.boot, serving.hot, serving.paths)
     except UntestedEngineError as error:
         raise StartupError(str(error)) from error
-    location = Path(target_location(plan))
-    if location.is_absolute() and not (location / "config.json").is_file():
-        raise StartupError(
-            f"the target {serving.boot.target.name!r} is not there: {location} has no config.json; "
-            "check the path in spec.target.source"
-        )
+    _check_target(serving.boot.target.name, Path(target_location(plan)))
     for name, reason in plan.pool.dropped.items():
         logger.warning("drafter %r is not used: %s", name, reason)
     return plan
+
+
+def _check_target(name: str, location: Path) -> None:
+    """A folder must hold a model that this user can read; a name on the hub is the engine's to find."""
+    if not location.is_absolute():
+        return
+    remedy = "check the path in spec.target.source, and that the pod's user may read it"
+    if not os.access(location / "config.json", os.R_OK):
+        raise StartupError(f"the target {name!r} is not there: {location} has no readable config.json; {remedy}")
+    closed = sorted(file.name for file in location.iterdir() if not os.access(file, os.R_OK))
+    if closed:  # safetensors writes weights that their owner alone can read
+        raise StartupError(f"the target {name!r} cannot be read: no permission for {', '.join(closed)} in {location}")
 
 
 def _serve_until_drained(plan: LaunchPlan, watch: EngineWatch, listener: socket.socket, drain: Drain) -> None:

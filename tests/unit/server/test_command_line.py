@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,8 +88,39 @@ def test_a_corrupt_hot_config_stops_the_start(tmp_path: Path, capsys: pytest.Cap
 def test_a_target_that_is_not_in_its_volume_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Issue 3: the model path does not exist."""
     message = _fails(_files(tmp_path), capsys)
-    assert "the target 'tiny' is not there: /var/lib/outrider/models/target has no config.json" in message
+    assert "the target 'tiny' is not there: /var/lib/outrider/models/target has no readable config.json" in message
     assert "spec.target.source" in message
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="changes its user, which needs root")
+def test_weights_that_the_pods_user_may_not_read_are_named(tmp_path: Path) -> None:
+    """safetensors writes mode 0600: a root user's conversion is closed to a non-root pod (design, section 6)."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").touch(mode=0o600)
+    boot = {**BOOT, "target": {"name": str(model), "source": {"hub": {}}}}
+    arguments = [*_files(tmp_path, boot=boot), "--port", "0", "--admin-port", "0"]
+    for folder in [tmp_path, *list(tmp_path.parents)[:2]]:
+        folder.chmod(0o755)
+    status, stderr = _as_pods_user(arguments, tmp_path / "stderr")
+    assert status == 1
+    assert "no permission for model.safetensors" in stderr
+    assert "Traceback" not in stderr
+
+
+def _as_pods_user(arguments: list[str], output: Path) -> tuple[int, str]:
+    """Exit status and stderr as user 65532; forked, because the interpreter itself may be root's alone."""
+    output.touch()
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(output, os.O_WRONLY), 2)
+        sys.stderr = os.fdopen(2, "w")
+        os.setgroups([])
+        os.setgid(65532)
+        os.setuid(65532)
+        os._exit(command.main(arguments))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), output.read_text()
 
 
 def test_a_laptop_is_told_where_the_target_was_looked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
