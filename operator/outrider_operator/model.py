@@ -197,12 +197,13 @@ class Delete:
 
 @dataclass(frozen=True)
 class Adoption:
-    """Add one owner reference to a shared Job: a strategic merge patch, with the uid as a precondition."""
+    """Change one owner reference of a shared Job: a strategic merge patch, with the uid as a precondition."""
 
     kind: str
     name: str
     uid: str
     owner: Object
+    """The reference to add; or {"$patch": "delete", "uid": ...} to take one off."""
 
 
 @dataclass(frozen=True)

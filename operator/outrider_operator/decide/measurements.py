@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from outrider_crds.base import digest, seconds
@@ -73,9 +72,9 @@ def measurements(observed: Observed, intent: Intent) -> list[Measurement]:
 
 def plan_jobs(observed: Observed, settings: Settings, intent: Intent, found: list[Measurement]) -> JobPlan:
     """Deletes and creations of Jobs. A finished one goes only once its outcome stands in the ConfigMap."""
-    deletes = [*_unwanted(observed, intent)]
+    leave = _leave(observed, intent)
+    deletes, adopts = [*leave.delete], [*leave.adopt]
     creates: list[Object] = []
-    adopts: list[Adoption] = []
     waits: list[float] = []
     for each in found:
         if each.job is None:
@@ -236,12 +235,17 @@ def _could_run(observed: Observed, pod: Object) -> bool:
     return nodes is None or any(labels_match(node, wanted) and tolerates(node, tolerations) for node in nodes)
 
 
-def _unwanted(observed: Observed, intent: Intent) -> Iterator[Delete]:
-    """Jobs that only this service asked for and asks for no more."""
+def _leave(observed: Observed, intent: Intent) -> JobPlan:
+    """Jobs that this service asks for no more: the last user deletes, the others take their name off."""
     wanted = {profile_name(keys.target) for keys in intent.wanted.keys}
-    for job in observed.jobs:
-        if name_of(job) not in wanted and owner_uids(job) == {observed.uid} and not is_being_deleted(job):
-            yield _deletion(job)
+    mine = [job for job in observed.jobs if observed.uid in owner_uids(job) and not is_being_deleted(job)]
+    left = [job for job in mine if name_of(job) not in wanted]
+    alone = [job for job in left if owner_uids(job) == {observed.uid}]
+    release = {"$patch": "delete", "uid": observed.uid}
+    return JobPlan(
+        adopt=tuple(Adoption(JOB, name_of(job), uid_of(job), release) for job in left if job not in alone),
+        delete=tuple(_deletion(job) for job in alone),
+    )
 
 
 def _deletion(job: Object) -> Delete:

@@ -8,7 +8,7 @@ the pods of a revision that the user did not touch.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider_crds.base import digest
 from outrider_crds.profile import ProfileKeys
@@ -16,6 +16,7 @@ from outrider_crds.runtime_config import CONFIG_KEY, BootConfig, boot_config
 from outrider_crds.spec import SpeculativeServiceSpec
 from pydantic import ValidationError
 
+from outrider_operator.decide.drift import contains
 from outrider_operator.decide.ownership import Ownership, labels, owner_reference, ownership
 from outrider_operator.decide.pod_template import pod_template
 from outrider_operator.decide.reading import annotation, label, mapping, name_of, text
@@ -58,7 +59,8 @@ def wanted_revision(observed: Observed, settings: Settings, spec: SpeculativeSer
     ]
     if fitting:
         return min(fitting, key=lambda r: (r.name != current, r.boot.max_draft_tokens, r.name))
-    return _lost(observed, spec, image, inputs) or _new(observed, settings, spec, image, inputs)
+    lost = _lost(observed, settings, spec, image, inputs)
+    return lost or _made(observed, settings, spec, image, inputs, spec.speculation.max_draft_tokens)
 
 
 def stored_revisions(observed: Observed) -> list[Revision]:
@@ -116,34 +118,37 @@ def revision_annotations(revision: Revision) -> dict[str, str]:
     return {INPUTS_LABEL: revision.inputs, BOOT_TOKENS_ANNOTATION: str(revision.boot.max_draft_tokens)}
 
 
-def _lost(observed: Observed, spec: SpeculativeServiceSpec, image: str, inputs: str) -> Revision | None:
-    """The Deployment's revision where only its ConfigMap is gone: made again from the Deployment, nothing restarts."""
+def _lost(
+    observed: Observed, settings: Settings, spec: SpeculativeServiceSpec, image: str, inputs: str
+) -> Revision | None:
+    """The Deployment's revision where only its ConfigMap is gone: made again without restarting anything."""
     deployment, name = observed.deployment or {}, current_revision_name(observed)
     most = annotation(deployment, BOOT_TOKENS_ANNOTATION)
     if not name or annotation(deployment, INPUTS_LABEL) != inputs or not most.isdecimal():
         return None
     if int(most) < spec.speculation.max_draft_tokens or revision_name(inputs, int(most)) != name:
         return None
-    boot = _boot(observed, spec, name, image, int(most))
-    template = mapping(deployment, "spec", "template")
-    metadata = {key: mapping(template, "metadata", key) for key in ("labels", "annotations")}
-    return Revision(name=name, inputs=inputs, boot=boot, template={"metadata": metadata, "spec": template["spec"]})
+    made = _made(observed, settings, spec, image, inputs, int(most))
+    live = mapping(deployment, "spec", "template")
+    if contains(live, made.template):
+        return made
+    # Made by another release, which rendered it otherwise: what runs is what counts.
+    metadata = {key: mapping(live, "metadata", key) for key in ("labels", "annotations")}
+    return replace(made, template={"metadata": metadata, "spec": mapping(live, "spec")})
 
 
 def revision_name(inputs: str, max_draft_tokens: int) -> str:
     return digest({"inputs": inputs, "maxDraftTokens": max_draft_tokens})
 
 
-def _boot(observed: Observed, spec: SpeculativeServiceSpec, name: str, image: str, most: int) -> BootConfig:
-    return boot_config(
+def _made(
+    observed: Observed, settings: Settings, spec: SpeculativeServiceSpec, image: str, inputs: str, most: int
+) -> Revision:
+    """The revision for `inputs`, built for `most` draft tokens, as this release renders it."""
+    name = revision_name(inputs, most)
+    boot = boot_config(
         spec, service=observed.name, namespace=observed.namespace, revision=name, image=image, max_draft_tokens=most
     )
-
-
-def _new(observed: Observed, settings: Settings, spec: SpeculativeServiceSpec, image: str, inputs: str) -> Revision:
-    most = spec.speculation.max_draft_tokens
-    name = revision_name(inputs, most)
-    boot = _boot(observed, spec, name, image, most)
     template = pod_template(spec, observed.name, name, image, settings.image_pull_policy, boot.profile_keys)
     return Revision(name=name, inputs=inputs, boot=boot, template=template)
 

@@ -192,6 +192,23 @@ def test_a_job_is_adopted_by_a_second_service_that_needs_it() -> None:
     assert [o["uid"] for o in owners] == ["uid-one", "uid-two"]
 
 
+def test_a_job_that_nobody_wants_any_more_is_stopped() -> None:
+    """A changed target frees the accelerator, but not while another service still needs the measurement."""
+    world = World(manifest("one"), manifest("two"))
+    for name in ("one", "two"):
+        world.settle(name)
+        world.roll_out(name)
+    world.settle("one")
+    world.settle("two")
+    (shared,) = world.jobs()
+    world.patch("one", target={"name": "org/other"})
+    world.settle("one")
+    assert [o["uid"] for o in world.objects[JOB, shared]["metadata"]["ownerReferences"]] == ["uid-two"]
+    world.patch("two", target={"name": "org/other"})
+    world.settle("two")
+    assert shared not in world.jobs()
+
+
 def unschedulable(world: World, name: str, since: float) -> dict[str, Any]:
     pod = world.add_pod(name, world.deployment()["spec"]["template"], ready=False, node=None)
     pod["status"] = {

@@ -173,7 +173,7 @@ def prepared(make: Callable[[], World]) -> Observed:
 
 
 @given(data=st.data(), make=st.sampled_from(WORLDS))
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_state_of_a_child_stops_the_operator(data: st.DataObject, make: Callable[[], World]) -> None:
     """Anyone may edit a child; a field of a wrong type reads as absent and the plan stays sound."""
     observed = prepared(make)
@@ -236,7 +236,7 @@ def happen(world: World, what: Any) -> None:
 
 
 @given(happenings=HAPPENINGS)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 def test_whatever_happens_it_ends_in_the_same_place(happenings: list[Any]) -> None:
     """Level-based: after any history the world comes to rest, and the pods run what a fresh service of that spec
     would (a revision built for more draft tokens serves as well)."""

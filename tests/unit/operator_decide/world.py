@@ -139,7 +139,9 @@ class World:
         for document in plan.apply:
             self._apply(document)
         for adoption in plan.adopt:
-            self.objects[adoption.kind, adoption.name]["metadata"]["ownerReferences"].append(adoption.owner)
+            metadata = self.objects[adoption.kind, adoption.name]["metadata"]
+            others = [ref for ref in metadata["ownerReferences"] if ref["uid"] != adoption.owner["uid"]]
+            metadata["ownerReferences"] = others if "$patch" in adoption.owner else [*others, adoption.owner]
         for mark in plan.annotate:
             self.pods[mark.pod]["metadata"].setdefault("annotations", {}).update(mark.annotations)
         for delete in plan.delete:
