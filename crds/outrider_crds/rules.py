@@ -252,6 +252,14 @@ _PROCESS_RULES = (
         holds=lambda r: seconds(r.progress_deadline) >= 10,
         message="progressDeadline must be at least 10s, the time a pod has to get ready: write a longer one",
     ),
+    Rule(
+        # A rule for every duration: the API server's own type check lets a list through where a format is given.
+        on=Rollout,
+        field=".drainTimeout",
+        cel="self.drainTimeout <= duration('24h')",
+        holds=lambda r: seconds(r.drain_timeout) <= 24 * 3600,
+        message="drainTimeout must be at most 24h, for the old pod holds its hardware so long: write a shorter one",
+    ),
 )
 
 RULES: tuple[Rule, ...] = (

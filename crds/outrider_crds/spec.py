@@ -33,13 +33,18 @@ def _named(variable: dict[str, Any]) -> dict[str, Any]:
     return variable
 
 
+def _is_amount(amount: object) -> bool:
+    """What `x-kubernetes-int-or-string` takes: text, or a number of 64 bits."""
+    return isinstance(amount, str) or (type(amount) is int and -(2**63) <= amount < 2**63)
+
+
 def _quantities(resources: dict[str, Any]) -> dict[str, Any]:
     for block in ("limits", "requests"):
         amounts = resources.get(block, {})
         if not isinstance(amounts, dict) or len(amounts) > 16:
             raise PydanticCustomError("resources", "{block} must map at most 16 resources to amounts", {"block": block})
         for name, amount in amounts.items():
-            if isinstance(amount, bool) or not isinstance(amount, int | str):
+            if not _is_amount(amount):
                 problem = {"block": block, "name": name}
                 raise PydanticCustomError("resources", "{block}.{name} must be a quantity such as 500m or 4Gi", problem)
     return resources

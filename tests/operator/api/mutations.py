@@ -39,14 +39,40 @@ _VALUES: dict[str, list[Any]] = {
     "objectivePercent": [0, 1, 100, 101], "replicas": [0, 1001, 2.0, 2.5],
 }  # fmt: skip
 
+# What no field expects, of every JSON type.
+_ANYTHING: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    10**30,
+    "",
+    "x",
+    "1",
+    [],
+    [None],
+    [{}],
+    ["x"],
+    {},
+    {"a": None},
+    {"a": {}},
+]
+
 
 def mutated(manifest: dict[str, Any], source: random.Random) -> dict[str, Any]:
     """A copy of `manifest` with one to three changes; about half of the results stay valid."""
     changed = copy.deepcopy(manifest)
     for _ in range(source.randint(1, 3)):
-        holder, key = source.choice(list(_places(changed)))
-        if key in _VALUES and source.random() < 0.85:
+        places = _places(changed)
+        if not places:
+            break
+        holder, key = source.choice(places)
+        chance = source.random()
+        if key in _VALUES and chance < 0.75:
             holder[key] = copy.deepcopy(source.choice(_VALUES[key]))
+        elif chance < 0.85:
+            holder[key] = copy.deepcopy(source.choice(_ANYTHING))
         else:
             del holder[key]
     return changed
