@@ -236,11 +236,14 @@ def _could_run(observed: Observed, pod: Object) -> bool:
 
 
 def _leave(observed: Observed, intent: Intent) -> JobPlan:
-    """Jobs that this service asks for no more: the last user deletes, the others take their name off."""
+    """Jobs that this service asks for no more: the last user deletes, the others take their name off.
+
+    Two that leave in one moment may leave a Job without any owner: whoever sees it next deletes it.
+    """
     wanted = {profile_name(keys.target) for keys in intent.wanted.keys}
-    mine = [job for job in observed.jobs if observed.uid in owner_uids(job) and not is_being_deleted(job)]
-    left = [job for job in mine if name_of(job) not in wanted]
-    alone = [job for job in left if owner_uids(job) == {observed.uid}]
+    others = [job for job in observed.jobs if name_of(job) not in wanted and not is_being_deleted(job)]
+    left = [job for job in others if observed.uid in owner_uids(job)]
+    alone = [job for job in others if owner_uids(job) <= {observed.uid}]
     release = {"$patch": "delete", "uid": observed.uid}
     return JobPlan(
         adopt=tuple(Adoption(JOB, name_of(job), uid_of(job), release) for job in left if job not in alone),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from typing import Any
@@ -206,6 +207,11 @@ def test_a_job_that_nobody_wants_any_more_is_stopped() -> None:
     assert [o["uid"] for o in world.objects[JOB, shared]["metadata"]["ownerReferences"]] == ["uid-two"]
     world.patch("two", target={"name": "org/other"})
     world.settle("two")
+    assert shared not in world.jobs()
+    ownerless = copy.deepcopy(world.objects[JOB, world.jobs()[0]])
+    ownerless["metadata"] |= {"name": shared, "ownerReferences": []}
+    world.objects[JOB, shared] = ownerless
+    world.settle("one")
     assert shared not in world.jobs()
 
 
