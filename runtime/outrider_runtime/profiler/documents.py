@@ -12,6 +12,7 @@ from outrider_crds.spec import Drafter
 
 from outrider_runtime.control.batch import ExecutionMode
 from outrider_runtime.control.costs import Shape, StepCost
+from outrider_runtime.control.fit import Form
 from outrider_runtime.identity import engine_version
 from outrider_runtime.profiler import failures
 from outrider_runtime.profiler.failures import ProfilingError
@@ -43,7 +44,7 @@ def fit_drafter(series: Series, drafter: Drafter) -> FittedCost:
         raise ProfilingError(failures.DRAFTER_FAILED, "it did not run in any of the measured steps")
     if drafter.neural is not None:
         return fit_cost(measurements, series.held_out, passes=True)
-    return fit_cost([_lookup(m) for m in measurements], series.held_out)
+    return fit_cost([_lookup(m) for m in measurements], series.held_out, form=Form.PER_REQUEST)
 
 
 def target_profile(

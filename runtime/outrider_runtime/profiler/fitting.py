@@ -13,6 +13,8 @@ from outrider_runtime.profiler.samples import Measurement
 
 LEAST_TO_FIT = 5
 """Measurements of one execution mode below which it gets no coefficients of its own."""
+LEAST_FOR_LARGER_FORM = 10
+"""Shapes below which a larger form would follow the noise."""
 VALIDATE_EVERY = 3
 
 
@@ -45,15 +47,19 @@ class FittedCost:
 
 
 def fit_cost(
-    measurements: Sequence[Measurement], held_out: Collection[GridPoint], *, passes: bool = False
+    measurements: Sequence[Measurement],
+    held_out: Collection[GridPoint],
+    *,
+    passes: bool = False,
+    form: Form | None = None,
 ) -> FittedCost:
     """Coefficients for one execution mode, or for one drafter (`passes`: autoregressive, K passes a step).
 
-    The form is chosen on a third of the seen shapes, so that the held-out ones judge it without having chosen it.
+    Where `form` is not given, it is chosen by the seen shapes alone, so that the held-out ones judge it.
     """
     samples = {m.point: _sample(m, passes) for m in measurements}
     seen = [m for m in measurements if m.point not in held_out] or list(measurements)
-    form = _choose_form([samples[m.point] for m in seen])
+    form = form or _choose_form([samples[m.point] for m in seen])
     blind = _fit([samples[m.point] for m in seen], form)
     judged = tuple(
         Judged(m, predicted_s(blind.cost, samples[m.point]), held_out=m.point in held_out) for m in measurements
@@ -77,6 +83,8 @@ def _fit(samples: Sequence[Sample], form: Form) -> Fit:
 
 def _choose_form(samples: Sequence[Sample]) -> Form:
     """The smallest form that holds on shapes it was not fitted to (three-fold)."""
+    if len(samples) < LEAST_FOR_LARGER_FORM:
+        return Form.BASE
     best, lowest = Form.BASE, _cross_error(samples, Form.BASE)
     for form in (Form.PER_REQUEST, Form.PER_CONTEXT_QUERY, Form.FULL):
         error = _cross_error(samples, form)

@@ -24,7 +24,7 @@ from outrider_runtime.profiler.grid import (
 from outrider_runtime.profiler.protocol import Ask
 from outrider_runtime.profiler.samples import Visit, median_spread, target_measurements
 
-STEPS = 4
+STEPS = 3
 SETTLE = 1
 MOST_ROUNDS = 8
 FIRST_ROUND_SHARE = 0.45
