@@ -26,10 +26,10 @@ from outrider_runtime.profiler.samples import Visit, median_spread, target_measu
 
 STEPS = 3
 SETTLE = 1
-MOST_ROUNDS = 8
+MOST_ROUNDS = 5
 FIRST_ROUND_SHARE = 0.45
 """Share of the budget after which no new shapes are taken up: every shape is to be visited twice."""
-GOOD_SPREAD = 0.03
+GOOD_SPREAD = 0.05
 """Below this run-to-run spread further rounds would only repeat what is known."""
 TARGET_SHAPES = (20, 12)
 """At most: uniform, ragged."""
