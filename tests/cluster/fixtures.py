@@ -24,6 +24,8 @@ PRODUCTS = ("NVIDIA-H200", "NVIDIA-A100-SXM4-80GB", "NVIDIA-L4")
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster, None, None]:
     """The session's cluster: a plain node (node-1) and one for each of PRODUCTS."""
+    if os.environ.get("CLUSTER") == "existing":
+        pytest.skip("CLUSTER=existing: this test needs nodes of several GPU products, which only the rig has.")
     state = tmp_path_factory.mktemp("cluster")
     try:
         check_machine(state)
