@@ -170,6 +170,28 @@ def test_a_job_gives_way_to_a_serving_pod(services: dict[str, Service], make: Ma
     assert uids(small.ready_pods()) == serving
 
 
+def test_a_service_that_leaves_a_measurement_does_not_stop_it(make: Make, client: Client) -> None:
+    """Two services wait for one Job; one changes its target: the Job goes on for the other, and goes with that one."""
+    target = {"name": "tests/left", "source": {"hostPath": {"path": "/srv"}}}
+    stays, leaves = (make(name, target=target, standin={"profile": "hang"}) for name in ("stays", "leaves"))
+    both = uids([stays.read(), leaves.read()])
+    job = wait_for("a Job of both", lambda: _job_of(client, stays.namespace, both), 120)
+    leaves.patch({"target": {"name": "tests/another"}})
+    wait_for("a Job of one", lambda: _job_of(client, stays.namespace, uids([stays.read()])) == job, 60)
+    stays.patch({"target": {"name": "tests/yet-another"}})
+    wait_for("the Job to go", lambda: client.get(JOB, stays.namespace, job) is None, 60)
+
+
+def _job_of(client: Client, namespace: str, owners: set[str]) -> str:
+    """Name of the Job with exactly these owners; empty when there is none."""
+    found = [
+        job["metadata"]["name"]
+        for job in client.list(JOB, namespace)
+        if {owner["uid"] for owner in job["metadata"]["ownerReferences"]} == owners
+    ]
+    return found[0] if found else ""
+
+
 def _running_jobs(client: Client, service: Service) -> set[str]:
     """Uids of the service's Jobs whose pod runs."""
     uid = service.read()["metadata"]["uid"]
