@@ -43,10 +43,10 @@ RUN python3 -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["
 FROM ${PYTHON_IMAGE} AS operator
 RUN python3 -m pip uninstall --yes --quiet --root-user-action=ignore pip \
  && groupadd --gid 65532 outrider \
- && useradd --uid 65532 --gid 65532 --no-log-init --home-dir /home/outrider --create-home --shell /usr/sbin/nologin outrider
+ && useradd --key UID_MAX=65533 --uid 65532 --gid 65532 --no-log-init --home-dir /home/outrider --create-home --shell /usr/sbin/nologin outrider
 COPY --from=operator-packages /opt/venv /opt/venv
 COPY --from=outrider /opt/outrider /opt/outrider
-ENV PATH=/opt/outrider/bin:/opt/venv/bin:/usr/local/bin:/usr/bin:/bin PYTHONPATH=/opt/outrider/lib PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+ENV PATH=/opt/outrider/bin:/opt/venv/bin:${PATH} PYTHONPATH=/opt/outrider/lib PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 65532:65532
 RUN python3 -c 'import outrider_operator.main'
 ENTRYPOINT ["outrider-operator"]
@@ -55,7 +55,7 @@ ENTRYPOINT ["outrider-operator"]
 FROM ${VLLM_IMAGE} AS runtime
 USER root
 RUN groupadd --gid 65532 outrider \
- && useradd --uid 65532 --gid 65532 --no-log-init --home-dir /home/outrider --create-home --shell /usr/sbin/nologin outrider
+ && useradd --key UID_MAX=65533 --uid 65532 --gid 65532 --no-log-init --home-dir /home/outrider --create-home --shell /usr/sbin/nologin outrider
 COPY --from=outrider /opt/outrider /opt/outrider
 ENV PATH=/opt/outrider/bin:${PATH} PYTHONPATH=/opt/outrider/lib PYTHONUNBUFFERED=1
 WORKDIR /
@@ -72,10 +72,10 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/* \
  && python3 -m pip uninstall --yes --quiet --root-user-action=ignore pip \
  && groupadd --gid 65532 outrider \
- && useradd --uid 65532 --gid 65532 --no-log-init --home-dir /home/outrider --create-home --shell /usr/sbin/nologin outrider
+ && useradd --key UID_MAX=65533 --uid 65532 --gid 65532 --no-log-init --home-dir /home/outrider --create-home --shell /usr/sbin/nologin outrider
 COPY --from=runtime-cpu-packages /opt/venv /opt/venv
 COPY --from=outrider /opt/outrider /opt/outrider
-ENV PATH=/opt/outrider/bin:/opt/venv/bin:/usr/local/bin:/usr/bin:/bin PYTHONPATH=/opt/outrider/lib PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+ENV PATH=/opt/outrider/bin:/opt/venv/bin:${PATH} PYTHONPATH=/opt/outrider/lib PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 65532:65532
 RUN outrider-runtime --help > /dev/null && outrider-profile --help > /dev/null
 ENTRYPOINT ["outrider-runtime"]
