@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 from outrider_crds.state import RuntimeState
 
-START_S = 240.0
+START_S = 600.0
 MODEL_ROOT = Path("~/.cache/outrider/models").expanduser()
 TARGET = MODEL_ROOT / "smollm2-135m-instruct"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "smollm2-cpu.yaml"
