@@ -130,14 +130,22 @@ class Service:
             found = self.condition(kind)
             return found if found.get("status") == status and reason in (None, found["reason"]) else None
 
-        try:
-            return wait_for(f"{self.name}: {kind}={status}/{reason}", look, timeout_s)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{json.dumps(self.read().get('status'), indent=1)}") from None
+        return self._wait_for(f"{self.name}: {kind}={status}/{reason}", look, timeout_s)
 
     def wait_updated(self, timeout_s: float = 180.0) -> dict[str, Any]:
         """Until what CI waits for: the current generation runs everywhere."""
-        return wait_for(f"{self.name} to be up to date\n", self._updated, timeout_s)
+        return self._wait_for(f"{self.name} to be up to date", self._updated, timeout_s)
+
+    def _wait_for(self, what: str, look: Callable[[], T | None], timeout_s: float) -> T:
+        """As wait_for; a failure shows the status and the pods."""
+        try:
+            return wait_for(what, look, timeout_s)
+        except AssertionError as error:
+            told = [
+                json.dumps(self.read().get("status"), indent=1),
+                *(json.dumps(pod["status"]) for pod in self.pods()),
+            ]
+            raise AssertionError("\n".join([str(error), *told])) from None
 
     def _updated(self) -> dict[str, Any] | None:
         document = self.read()

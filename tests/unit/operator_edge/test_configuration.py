@@ -1,0 +1,49 @@
+"""The operator's environment: a bad value stops it with a sentence that names the variable."""
+
+from __future__ import annotations
+
+import pytest
+from outrider_operator.configuration import ConfigurationError, read_configuration
+
+MINIMAL = {"OUTRIDER_NAMESPACE": "outrider-system", "OUTRIDER_POD_NAME": "operator-0"}
+
+
+def test_the_namespace_alone_is_required() -> None:
+    configuration = read_configuration(MINIMAL)
+    assert configuration.watch_namespaces == ()
+    assert configuration.resync_interval_s == 60.0
+    with pytest.raises(ConfigurationError, match="OUTRIDER_NAMESPACE is not set"):
+        read_configuration({})
+
+
+def test_values_are_read_in_their_units() -> None:
+    configuration = read_configuration(
+        {
+            **MINIMAL,
+            "OUTRIDER_WATCH_NAMESPACES": "b, a,,a",
+            "OUTRIDER_RESYNC_INTERVAL": "1m30s",
+            "OUTRIDER_ALLOW_HOST_PATH": "true",
+            "OUTRIDER_PROMETHEUS_URL": "http://prometheus:9090/",
+        }
+    )
+    assert configuration.watch_namespaces == ("a", "b")
+    assert configuration.resync_interval_s == 90.0
+    assert configuration.allow_host_path is True
+    assert configuration.prometheus_url == "http://prometheus:9090"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("ALLOW_HOST_PATH", "yes", "must be true or false"),
+        ("RESYNC_INTERVAL", "often", "is not a duration"),
+        ("PROMETHEUS_URL", "prometheus:9090", "must start with http"),
+        ("HEALTH_PORT", "70000", "between 1 and 65535"),
+        ("HEALTH_PORT", "http", "invalid literal"),
+        ("LOG_LEVEL", "chatty", "must be one of debug, info"),
+        ("RUNTIME_IMAGE_PULL_POLICY", "Sometimes", "must be one of Always"),
+    ],
+)
+def test_a_bad_value_is_named(name: str, value: str, sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"OUTRIDER_{name}='{value}'.*{sentence}"):
+        read_configuration({**MINIMAL, f"OUTRIDER_{name}": value})

@@ -1,0 +1,82 @@
+"""The work queue: what a service can rely on, however events come."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from outrider_operator.work_queue import FIRST_RETRY_S, LONGEST_RETRY_S, Key, WorkQueue
+
+A, B = Key("ns", "a"), Key("ns", "b")
+
+
+async def test_many_wake_ups_are_one_reconcile() -> None:
+    """Coalesced: a storm of events costs one look."""
+    queue = WorkQueue()
+    for _ in range(100):
+        queue.add(A)
+    assert await queue.get() == A
+    assert not await _has_next(queue)
+
+
+async def test_a_change_while_at_work_is_looked_at_afterwards() -> None:
+    """The worker may have read the state before the change; and no second worker takes the key meanwhile."""
+    queue = WorkQueue()
+    queue.add(A)
+    assert await queue.get() == A
+    queue.add(A)
+    assert not await _has_next(queue)
+    queue.done(A)
+    assert await queue.get() == A
+
+
+async def test_one_key_does_not_hold_up_another() -> None:
+    queue = WorkQueue()
+    queue.add(A)
+    queue.add(B)
+    assert [await queue.get(), await queue.get()] == [A, B]
+
+
+async def test_back_off_doubles_up_to_a_limit_and_ends_with_success() -> None:
+    """A failing service neither spins nor is given up."""
+    queue = WorkQueue()
+    delays = [queue.retry(A) for _ in range(12)]
+    assert delays[:3] == [FIRST_RETRY_S, 2 * FIRST_RETRY_S, 4 * FIRST_RETRY_S]
+    assert delays[-1] == LONGEST_RETRY_S
+    queue.done(A)
+    assert queue.retry(A) == FIRST_RETRY_S
+
+
+async def test_the_earlier_of_two_later_looks_counts() -> None:
+    """Requeue-after never postpones a look that was due sooner."""
+    queue = WorkQueue()
+    queue.add_after(A, 0.02)
+    queue.add_after(A, 60.0)
+    queue.add_after(B, 60.0)
+    queue.add_after(B, 0.01)
+    assert await asyncio.wait_for(queue.get(), 1) == B
+    assert await asyncio.wait_for(queue.get(), 1) == A
+
+
+async def test_a_deleted_service_is_not_looked_at_again() -> None:
+    queue = WorkQueue()
+    queue.add_after(A, 0.01)
+    queue.forget(A)
+    assert not await _has_next(queue)
+
+
+async def _has_next(queue: WorkQueue) -> bool:
+    try:
+        await asyncio.wait_for(queue.get(), 0.05)
+    except TimeoutError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("failures", [2000])
+async def test_a_service_that_always_fails_overflows_nothing(failures: int) -> None:
+    """2 ** 2000 is no float."""
+    queue = WorkQueue()
+    for _ in range(failures):
+        queue.retry(A)
+    assert queue.retry(A) == LONGEST_RETRY_S
