@@ -16,7 +16,6 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-
 from outrider_runtime.control.batch import (
     Batch,
     ExecutionMode,
@@ -79,7 +78,7 @@ def measure(batch_size: int) -> Point:
 
 
 def _controller() -> Controller:
-    modes = {mode: TARGET for mode in ExecutionMode}
+    modes = dict.fromkeys(ExecutionMode, TARGET)
     hot = HotSettings(max_draft_tokens=DRAFT_TOKENS)
     pool = (DrafterSpec("prompt-lookup", neural=False), DrafterSpec("eagle", neural=True))
     return Controller(

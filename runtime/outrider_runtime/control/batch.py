@@ -65,7 +65,7 @@ class RequestView(NamedTuple):
     drafter: str | None = None
     """Who made those proposals."""
     draft_ready: bool = False
-    """The neural draft's KV covers this request without a hole."""
+    """The neural draft's KV covers the request's context without a hole (so true for one whose prompt begins)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ LEAST_STEPS = 20
 """Before so many steps nothing is said about the worth of speculation."""
 IDLE_S = 10.0
 """No step for so long means no traffic."""
+WARM_TRIALS = 12.0
+"""First positions tried before a drafter counts as known."""
 CHECK_GATE_EVERY = 8
 """Decisions between two looks at what the neural draft would bring to requests whose draft KV has holes."""
 
@@ -193,6 +195,8 @@ class Controller:
             if self._decisions % CHECK_GATE_EVERY:
                 return
             choice = choose_draft(self._problem(step, assume_ready=True))
+        if self._acceptance.tried[neural, 0] < WARM_TRIALS and not self._gate.closed(requests):
+            return  # warm-up: a drafter that was never tried is not turned away
         self._gate.update(requests, worth=bool((choice.drafters == neural).any()) and not self._truth.off)
         self._gated = requests >= self._gate.threshold
 
@@ -204,15 +208,18 @@ class Controller:
         )  # fmt: skip
 
     def _new_block(self, problem: DraftProblem, choice: DraftChoice) -> Block | None:
-        """Start to explore the drafter with the highest upper bound, if it may beat the choice or nothing is chosen."""
-        if not self._explorer.due() or not problem.usable.any():
+        """Start to explore: a drafter that is hardly known at once; else, every so often, the one with the highest
+        upper bound, where that beats the choice or nothing is chosen."""
+        able = problem.usable.any(axis=1)
+        unknown = able & (self._acceptance.tried[:, 0] < WARM_TRIALS)
+        if not able.any() or not self._explorer.due(eager=bool(unknown.any())):
             return None
         bounds = upper_bounds(problem, self._acceptance.upper_paths())
-        bounds[np.unique(choice.drafters[choice.drafters != NOBODY])] = -np.inf
+        bounds[unknown] = np.inf
+        bounds[np.unique(choice.drafters[choice.drafters != NOBODY])] = -np.inf  # the choice tries these anyway
         drafter = problem.neural if self._gate.window else int(bounds.argmax())
-        if not np.isfinite(bounds[drafter]):
-            return None
-        if choice.draft_tokens > 0 and not self._truth.off and bounds[drafter] <= choice.gain:
+        speculating = choice.draft_tokens > 0 and not self._truth.off
+        if bounds[drafter] <= (choice.gain if speculating else -np.inf):
             self._explorer.postpone()
             return None
         self._explorer.start(drafter, int(problem.usable[drafter].sum()), self._limit)

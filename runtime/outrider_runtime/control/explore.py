@@ -11,6 +11,7 @@ from outrider_runtime.control.batch import Purpose, StepOutcome
 from outrider_runtime.control.decision import DraftProblem
 
 INTERVAL_STEPS = 150
+EAGER_INTERVAL_STEPS = 4
 POSTPONE_STEPS = 16
 LOSS_SHARE = 0.01
 """Of busy time that blocks may cost over plain decoding."""
@@ -38,9 +39,10 @@ class Explorer:
         self._block: Block | None = None
         self._credit_s = FIRST_CREDIT_S
 
-    def due(self) -> bool:
-        """A block may start: the interval is over and its cost is earned."""
-        return self._left == 0 and self._since >= INTERVAL_STEPS and self._credit_s > 0
+    def due(self, *, eager: bool = False) -> bool:
+        """A block may start: the interval is over and its cost is earned. `eager`: some drafter is hardly known."""
+        interval = EAGER_INTERVAL_STEPS if eager else INTERVAL_STEPS
+        return self._left == 0 and self._since >= interval and self._credit_s > 0
 
     def start(self, drafter: int, requests: int, max_draft_tokens: int) -> None:
         self._left = BLOCK_STEPS_FEW if requests < FEW_REQUESTS else BLOCK_STEPS
@@ -49,7 +51,7 @@ class Explorer:
 
     def postpone(self) -> None:
         """Nothing is worth exploring now; look again soon."""
-        self._since = INTERVAL_STEPS - POSTPONE_STEPS
+        self._since = -POSTPONE_STEPS if self._since < INTERVAL_STEPS else INTERVAL_STEPS - POSTPONE_STEPS
 
     @property
     def running(self) -> bool:
@@ -72,12 +74,14 @@ class Explorer:
 
 
 def upper_bounds(problem: DraftProblem, upper_paths: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(D,): what a block with each drafter would gain if it accepted as much as it may; -inf where none can use it.
+    """(D,): what each drafter would gain in a step if it accepted as much as it may; -inf where none can use it.
 
     upper_paths: (D, K), optimistic products of hazards.
     """
-    tokens = min(BLOCK_TOKENS, upper_paths.shape[1], problem.draft_s.shape[1] - 1)
     served = problem.usable.sum(axis=1)
-    target_s = problem.price.ragged.per_batched_token_s * tokens * served
-    gains = served * upper_paths[:, :tokens].sum(axis=1) - problem.rate * (target_s + problem.draft_s[:, tokens])
-    return np.where(served > 0, gains, -np.inf)
+    lengths = problem.draft_s.shape[1] - 1
+    tokens = served[:, None] * np.arange(1, lengths + 1)  # (D, K)
+    target_s = problem.price.ragged.per_batched_token_s * tokens
+    gains = served[:, None] * upper_paths[:, :lengths].cumsum(axis=1)
+    best = (gains - problem.rate * (target_s + problem.draft_s[:, 1:])).max(axis=1)
+    return np.where(served > 0, best, -np.inf)

@@ -53,7 +53,8 @@ class _Request:
     context: int = 0
     produced: int = 0
     first_at: float = 0.0
-    ready: bool = False
+    ready: bool = True
+    """The draft's KV covers its context, so far without a hole."""
     proposed: int = 0
     asked: int = 0
     drafter: str | None = None
@@ -196,7 +197,7 @@ class SimulatedEngine:
 
     def _propose(self, plan: DraftPlan, prefill: list[int]) -> None:
         for request, chunk, drafter in zip(self.running, prefill, plan.drafters, strict=True):
-            request.ready = plan.run_neural and (request.ready or (bool(chunk) and plan.prefill_draft))
+            request.ready = request.ready and plan.run_neural and (not chunk or plan.prefill_draft)
             hit = drafter is not None and self.rng.random() < self.world.hit.get(drafter, 1.0)
             request.drafter, request.asked = drafter, plan.draft_tokens if drafter is not None else 0
             request.proposed = plan.draft_tokens if hit else 0
