@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from setup.steps import REPOSITORY
-from tests.cluster.cluster import Cluster
+from tests.cluster.kubectl import Kubectl
 
 CHART = REPOSITORY / "charts" / "outrider"
 SYSTEM = "outrider-system"
@@ -25,7 +25,7 @@ class HelmError(Exception):
     """helm ended with an error; the message is its own."""
 
 
-def helm(cluster: Cluster, *arguments: str) -> str:
+def helm(cluster: Kubectl, *arguments: str) -> str:
     """Output of `helm ARGUMENTS`."""
     environment = cluster.environment
     program = shutil.which("helm", path=environment["PATH"])
@@ -36,7 +36,7 @@ def helm(cluster: Cluster, *arguments: str) -> str:
     return done.stdout
 
 
-def install(cluster: Cluster, verb: str, chart: Path, values_file: str) -> None:
+def install(cluster: Kubectl, verb: str, chart: Path, values_file: str) -> None:
     """`helm install` or `helm upgrade` of the release, until its operator is ready; else HelmError with its log."""
     try:
         helm(
@@ -58,7 +58,7 @@ def values(runtime: str = PRESENT_RUNTIME, **more: Any) -> dict[str, Any]:
     }
 
 
-def rendered(cluster: Cluster, folder: Path, chart_values: dict[str, Any], name: str = RELEASE) -> list[dict[str, Any]]:
+def rendered(cluster: Kubectl, folder: Path, chart_values: dict[str, Any], name: str = RELEASE) -> list[dict[str, Any]]:
     """The objects of `helm template`."""
     text = helm(cluster, "template", name, str(CHART), "-n", SYSTEM, "-f", write_values(folder, chart_values))
     return [document for document in yaml.safe_load_all(text) if document]

@@ -59,9 +59,8 @@ def upgraded(bare: Cluster, previous: Service, tmp_path_factory: pytest.TempPath
     before = _serving_pod(previous)
     folder = tmp_path_factory.mktemp("present")
     install(bare, "upgrade", CHART, write_values(folder, values()))
-    holder = lambda: previous.client.get(LEASE, SYSTEM, RELEASE)["spec"]["holderIdentity"]  # type: ignore[index] # noqa: E731
     newest = _operator_pod(previous.client)
-    wait_for("the new operator to take the Lease", lambda: holder() == newest, 40)
+    wait_for("the new operator to take the Lease", lambda: _holder(previous.client) == newest, 60)
     return before
 
 
@@ -149,8 +148,12 @@ def test_users_get_their_rights_from_the_clusters_own_roles(
     binding = f"{role}-of-team-a"
     if not bare.exists("rolebinding", binding, namespace=TEAM):
         bare.kubectl("create", "rolebinding", binding, f"--clusterrole={role}", f"--user={role}-user", "-n", TEAM)
-    ask = lambda: bare.try_kubectl("auth", "can-i", f"--as={role}-user", "-n", TEAM, *question.split())  # noqa: E731
-    bare.wait_until(f"{role} can {question}: {answer}", lambda: ask().stdout.strip() == answer, 20)
+
+    def answered() -> bool:
+        done = bare.try_kubectl("auth", "can-i", f"--as={role}-user", "-n", TEAM, *question.split())
+        return done.stdout.strip() == answer
+
+    bare.wait_until(f"{role} can {question}: {answer}", answered, 20)
 
 
 def test_an_uninstall_leaves_the_service_and_its_pods(
@@ -192,6 +195,12 @@ def _serving_pod(service: Service) -> dict[str, Any]:
     selector = f"outrider.dev/service={service.name},outrider.dev/component=serving"
     (pod,) = service.client.list(POD, service.namespace, selector)
     return pod
+
+
+def _holder(client: Client) -> str:
+    lease = client.get(LEASE, SYSTEM, RELEASE)
+    assert lease is not None, "the operator has made no Lease"
+    return str(lease["spec"]["holderIdentity"])
 
 
 def _operator_pod(client: Client) -> str:

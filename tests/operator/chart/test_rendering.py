@@ -10,10 +10,11 @@ import pytest
 import yaml
 from outrider_crds.generate import crd
 from outrider_operator import telemetry
+from outrider_operator.configuration import read_configuration
 from outrider_runtime.server.metrics import METRICS
 from prometheus_client.metrics import MetricWrapperBase
 
-from tests.cluster.cluster import Cluster
+from tests.cluster.kubectl import Kubectl
 from tests.operator.chart.release import CHART, HelmError, helm, rendered, values
 
 pytestmark = pytest.mark.cluster  # helm and its Kubernetes come with the cluster
@@ -37,62 +38,83 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-def test_lint_is_clean(cluster: Cluster) -> None:
+def test_lint_is_clean(any_cluster: Kubectl) -> None:
     """`helm lint --strict` says nothing but that there is no icon."""
-    found = [line for line in helm(cluster, "lint", "--strict", str(CHART)).splitlines() if line.startswith("[")]
+    found = [line for line in helm(any_cluster, "lint", "--strict", str(CHART)).splitlines() if line.startswith("[")]
     assert found == ["[INFO] Chart.yaml: icon is recommended"]
 
 
 @pytest.mark.parametrize("chosen", [{}, EVERYTHING, {"watchNamespaces": ["a", "b"]}], ids=["none", "all", "roles"])
-def test_every_object_has_a_place_and_a_name(cluster: Cluster, tmp_path: Path, chosen: dict[str, Any]) -> None:
+def test_every_object_has_a_place_and_a_name(any_cluster: Kubectl, tmp_path: Path, chosen: dict[str, Any]) -> None:
     """Every combination of the values renders, and the CRD is the repository's."""
-    objects = rendered(cluster, tmp_path, chosen)
+    objects = rendered(any_cluster, tmp_path, chosen)
     names = [(o["kind"], o["metadata"].get("namespace", ""), o["metadata"]["name"]) for o in objects]
     assert len(set(names)) == len(names)
     assert [o for o in objects if o["kind"] == "CustomResourceDefinition"] == [crd()]
 
 
-def test_a_misspelled_value_is_an_error(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_misspelled_value_is_an_error(any_cluster: Kubectl, tmp_path: Path) -> None:
     """values.schema.json is closed: a typo does not silently leave the default."""
     with pytest.raises(HelmError, match="allowHostPaths"):
-        rendered(cluster, tmp_path, {"allowHostPaths": True})
+        rendered(any_cluster, tmp_path, {"allowHostPaths": True})
 
 
-def test_the_schema_knows_every_value(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_schema_knows_every_value(any_cluster: Kubectl, tmp_path: Path) -> None:
     """The defaults themselves pass the schema, each of them written out."""
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
-    assert rendered(cluster, tmp_path, defaults)
+    assert rendered(any_cluster, tmp_path, defaults)
 
 
-def test_no_rule_names_secrets_or_everything(cluster: Cluster, tmp_path: Path) -> None:
+def test_every_setting_of_the_operator_is_set(any_cluster: Kubectl, tmp_path: Path) -> None:
+    """The chart and the operator's configuration know the same variables, and the chart's defaults are legal."""
+    (deployment,) = [o for o in rendered(any_cluster, tmp_path, {}) if o["kind"] == "Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    environment = _Asked({v["name"]: v.get("value", "from-the-pod") for v in container["env"]})
+    read_configuration(environment)
+    assert environment.asked == {name for name in environment if name.startswith("OUTRIDER_")}
+
+
+class _Asked(dict[str, str]):
+    """Remembers which keys were looked up."""
+
+    def __init__(self, content: dict[str, str]) -> None:
+        super().__init__(content)
+        self.asked: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+
+def test_no_rule_names_secrets_or_everything(any_cluster: Kubectl, tmp_path: Path) -> None:
     """Least privilege, by the text of the rules: the chart gives nobody a verb on Secrets, and no wildcard."""
-    for document in rendered(cluster, tmp_path, EVERYTHING):
+    for document in rendered(any_cluster, tmp_path, EVERYTHING):
         for rule in document.get("rules") or []:
             assert "secrets" not in rule["resources"]
             assert "*" not in [*rule["resources"], *rule["verbs"], *rule["apiGroups"]]
 
 
-def test_roles_alone_need_namespaces(cluster: Cluster, tmp_path: Path) -> None:
+def test_roles_alone_need_namespaces(any_cluster: Kubectl, tmp_path: Path) -> None:
     """Without cluster-wide rights the chart makes nothing cluster-scoped, and says what it needs."""
     with pytest.raises(HelmError, match="watchNamespaces: name the namespaces to serve"):
-        rendered(cluster, tmp_path, {"rbac": {"clusterScoped": False}})
+        rendered(any_cluster, tmp_path, {"rbac": {"clusterScoped": False}})
     chosen = {
         "rbac": {"clusterScoped": False},
         "watchNamespaces": ["a"],
         "crd": {"install": False},
         "profiling": {"priorityClass": {"create": False}},
     }
-    assert all(o["metadata"].get("namespace") for o in rendered(cluster, tmp_path, chosen))
+    assert all(o["metadata"].get("namespace") for o in rendered(any_cluster, tmp_path, chosen))
 
 
-def test_alerts_use_metrics_that_exist(cluster: Cluster, tmp_path: Path) -> None:
+def test_alerts_use_metrics_that_exist(any_cluster: Kubectl, tmp_path: Path) -> None:
     """An alert on a metric that nobody exports would never fire."""
     known = {spec.name for spec in METRICS} | {
         f"{metric._name}{'_total' if metric._type == 'counter' else ''}"
         for metric in vars(telemetry).values()
         if isinstance(metric, MetricWrapperBase)
     }
-    (rules,) = [o for o in rendered(cluster, tmp_path, values(**EVERYTHING)) if o["kind"] == "PrometheusRule"]
+    (rules,) = [o for o in rendered(any_cluster, tmp_path, values(**EVERYTHING)) if o["kind"] == "PrometheusRule"]
     alerts = [alert for group in rules["spec"]["groups"] for alert in group["rules"]]
     used = {name for alert in alerts for name in re.findall(r"\boutrider_\w+", alert["expr"])} - {
         "outrider_namespace",
