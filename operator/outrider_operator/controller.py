@@ -128,6 +128,9 @@ class Controller:
         """One reconcile; whatever goes wrong is logged with its reason and tried again later."""
         try:
             look_again_s = await self._reconciler.reconcile(key)
+        except asyncio.CancelledError:
+            self._queue.done(key)  # the Lease is lost; whoever holds it next looks at every service
+            raise
         except ObserveAgain as change:
             logger.debug("%s: %s", key, change)
             self._retry(key, "observed again")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextvars
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, cast
 
 import kopf
@@ -42,22 +44,23 @@ class Events:
 
     def __init__(self) -> None:
         self._context: contextvars.Context | None = None
+        self._early: list[Callable[[], None]] = []
 
     def use_current_context(self) -> None:
         """kopf hands its queue to handlers in context variables; keep them for the work outside of handlers."""
         if self._context is None:
             self._context = contextvars.copy_context()
+            for post in self._early:
+                self._context.run(post)
 
     def post(self, service: Object, *, warning: bool, reason: str, message: str) -> None:
+        """Queue an Event; before kopf has shown its first service, for later."""
+        body, level = kopf.Body(cast(Any, service)), "Warning" if warning else "Normal"
+        post = partial(kopf.event, body, type=level, reason=reason, message=message)
         if self._context is None:
-            raise RuntimeError("no service was seen yet, so there is none to post an event on")
-        self._context.run(
-            kopf.event,
-            kopf.Body(cast(Any, service)),
-            type="Warning" if warning else "Normal",
-            reason=reason,
-            message=message,
-        )
+            self._early.append(post)
+        else:
+            self._context.run(post)
 
 
 def build_registry(operator: Operator, events: Events, client: ClientConfiguration) -> kopf.OperatorRegistry:

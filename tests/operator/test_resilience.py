@@ -166,6 +166,8 @@ def test_the_api_server_goes_away(
     cluster.restart_apiserver()
     assert uids(steady.pods()) == before
     make("later", profiling={"mode": "Skip"}).wait_updated(120)
+    steady.patch({"speculation": {"mode": "Off"}})
+    steady.wait_updated(60)
     assert operator_process.running()
     assert uids(steady.pods()) == before
 
