@@ -13,7 +13,7 @@ from outrider_runtime.profiler.samples import Measurement
 
 LEAST_TO_FIT = 5
 """Measurements of one execution mode below which it gets no coefficients of its own."""
-LEAST_FOR_LARGER_FORM = 10
+LEAST_FOR_LARGER_FORM = 8
 """Shapes below which a larger form would follow the noise."""
 VALIDATE_EVERY = 3
 

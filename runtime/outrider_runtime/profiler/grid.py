@@ -98,7 +98,7 @@ def drafter_grid(limits: Limits, *, neural: bool) -> list[GridPoint]:
         for batch in batches(limits, context):
             points += [GridPoint(context, batch, verify) for verify in sorted(ends)]
             if neural:
-                points += [GridPoint(context, batch, 1, prefill=p) for p in PREFILLS[:2] if fits(limits, context, p)]
+                points += [GridPoint(context, batch, 1, prefill=tokens) for tokens in prefills(limits, batch)[:2]]
     return [p for p in points if p.batched <= limits.step_tokens]
 
 
@@ -119,15 +119,18 @@ def lengths(limits: Limits) -> list[int]:
     return sorted({0, min(1, most), (most + 1) // 2, most})
 
 
-def fits(limits: Limits, context: int, prefill: int) -> bool:
-    return context + prefill + HEADROOM_TOKENS // 4 <= limits.max_model_len
+def prefills(limits: Limits, batch: int) -> list[int]:
+    """Lengths of a prompt that may run beside `batch` decoding requests; it needs a place in the batch as well."""
+    longest = limits.max_model_len - HEADROOM_TOKENS // 4
+    return [tokens for tokens in PREFILLS if tokens <= longest and batch < limits.max_requests]
 
 
 def _ragged(limits: Limits, context: int, batch: int) -> list[GridPoint]:
-    points = [GridPoint(context, batch, 0, prefill=p) for p in PREFILLS if fits(limits, context, p)]
-    if limits.max_draft_tokens and batch > 1:
-        points.append(GridPoint(context, batch, limits.max_draft_tokens, uneven=True))
-        points += [GridPoint(context, batch, limits.max_draft_tokens, prefill=PREFILLS[0])]
+    most = limits.max_draft_tokens
+    points = [GridPoint(context, batch, 0, prefill=tokens) for tokens in prefills(limits, batch)]
+    if most and batch > 1:
+        points.append(GridPoint(context, batch, most, uneven=True))
+        points += [GridPoint(context, batch, most, prefill=tokens) for tokens in prefills(limits, batch)[:1]]
     return points
 
 

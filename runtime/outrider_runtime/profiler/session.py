@@ -10,6 +10,7 @@ from outrider_runtime.control.batch import ExecutionMode
 from outrider_runtime.control.costs import Shape, StepCost
 from outrider_runtime.profiler.fitting import LEAST_TO_FIT, fit_cost
 from outrider_runtime.profiler.grid import (
+    HELD_OUT_EVERY,
     LEAST_SHAPES,
     GridPoint,
     Limits,
@@ -33,7 +34,7 @@ GOOD_SPREAD = 0.05
 """Below this run-to-run spread further rounds would only repeat what is known."""
 TARGET_SHAPES = (20, 12)
 """At most: uniform, ragged."""
-DRAFTER_SHAPES = (10, 8)
+DRAFTER_SHAPES = (12, 8)
 """At most: a neural drafter's, a prompt lookup's."""
 CROSSOVER_ALPHA = 0.7
 """Acceptance rate at which the crossover is looked for; a middling drafter's."""
@@ -85,9 +86,11 @@ class Series:
         return self.drafter if point.verify else None
 
     def keep_visited(self) -> None:
-        """Forget the shapes that there was no time for."""
+        """Forget the shapes that there was no time for. A short design holds out its least informative quarter."""
         seen = {visit.point for visit in self.visits}
         self.order = [point for point in self.order if point in seen]
+        if not self.held_out & seen:
+            self.held_out |= frozenset(self.order[len(self.order) - len(self.order) // HELD_OUT_EVERY :])
 
     @property
     def suspended(self) -> str:

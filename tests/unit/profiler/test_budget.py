@@ -10,7 +10,7 @@ from outrider_runtime.profiler.documents import fit_target
 from outrider_runtime.profiler.failures import ProfilingError
 from outrider_runtime.profiler.grid import GridPoint, Limits, Pace, held_out, most_informative, target_grid
 
-from tests.unit.profiler.machine import LIMITS, PACE, Machine
+from tests.unit.profiler.machine import LIMITS, PACE, TARGET, Machine
 
 
 def spent(machine: Machine, budget_s: float) -> tuple[float, session.Series]:
@@ -30,6 +30,16 @@ def test_a_smaller_budget_measures_fewer_shapes():
     """The design says so: the most informative ones stay."""
     few, many = spent(Machine(), 8.0)[1], spent(Machine(), 120.0)[1]
     assert len(few.order) < len(many.order)
+
+
+def test_a_profile_that_was_cut_short_still_judges_itself_on_shapes_it_did_not_see():
+    """An error on fitted shapes alone would flatter exactly the profile that knows least."""
+    slower_than_it_seemed = Machine(target=lambda shape: 10 * TARGET.seconds(shape))
+    _, series = spent(slower_than_it_seemed, 10.0)
+    assert series.enough
+    assert len(series.order) < 12
+    fitted = fit_target(series)
+    assert any(one.errors for one in fitted.values())
 
 
 def test_a_quiet_machine_is_done_before_the_budget_is_spent():
@@ -66,11 +76,12 @@ def test_the_first_shapes_already_span_the_model():
 
 def test_no_shape_leaves_the_engines_limits():
     """A shape that cannot be scheduled would hang the profile."""
-    tight = Limits(max_requests=5, max_model_len=300, max_draft_tokens=3, step_tokens=40, kv_tokens=2000)
+    tight = Limits(max_requests=4, max_model_len=300, max_draft_tokens=3, step_tokens=40, kv_tokens=2000)
     grid = target_grid(tight)
     assert grid
-    assert all(p.batch <= 5 and p.batched <= 40 and p.context < 300 for p in grid)
+    assert all(p.batch <= 4 and p.batched <= 40 and p.context < 300 for p in grid)
     assert all(p.batch * p.context <= 2000 for p in grid)
+    assert all(p.batch < 4 for p in grid if p.prefill), "a full batch has no place for a prompt"
 
 
 def test_an_engine_without_speculation_is_measured_at_plain_decoding_only():
