@@ -1,8 +1,9 @@
 """decide(observed, settings) -> Plan: everything that the operator decides, without any I/O.
 
 One module per concern: `specification` (may the spec be applied), `revisions` and `intent` (what it asks for),
-`workloads` and `services` (children), `measurements` and `profile_maps` (profiling), `rollout`, `availability`,
-`profiles` and `judgement` (conditions), `figures` and `figure_status` (numbers), `status` (all of it together).
+`workloads` and `services` (children), `measurements`, `job_plan` and `profile_maps` (profiling), `rollout`,
+`availability`, `profiles` and `judgement` (conditions), `figures` and `figure_status` (numbers), `status` (all
+of it together).
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from outrider_crds.status import ConditionStatus, ConditionType, SpeculativeServ
 from outrider_operator.decide import figure_status
 from outrider_operator.decide.availability import available, endpoint_ready
 from outrider_operator.decide.intent import Intent, intent
+from outrider_operator.decide.job_plan import plan_jobs
 from outrider_operator.decide.judgement import goodput_healthy, slo_attained, speculation_active
-from outrider_operator.decide.measurements import Measurement, measurements, plan_jobs, stale_in_s
+from outrider_operator.decide.measurements import Measurement, measurements, stale_in_s
 from outrider_operator.decide.ownership import selector
 from outrider_operator.decide.pods import next_creation_check_s, ready
 from outrider_operator.decide.profile_maps import plan_profile_maps
@@ -119,6 +121,6 @@ def _next_look_s(
 ) -> float | None:
     """The nearest moment at which time alone changes a decision."""
     running = asked.running.name if asked.running is not None else ""
-    aging = [stale_in_s(asked, each.store, observed.now) for each in found]
+    aging = [stale_in_s(asked, each.keys, each.store, observed.now) for each in found]
     moments = [*waits, *aging, next_capacity_check_s(observed, settings, running), next_creation_check_s(observed)]
     return min((moment for moment in moments if moment is not None and moment > 0), default=None)

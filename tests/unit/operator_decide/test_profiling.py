@@ -259,12 +259,36 @@ def test_a_job_that_finds_no_room_means_learning() -> None:
     assert world.jobs() == [job]
 
 
-def test_a_pod_that_no_node_could_ever_take_does_not_stop_profiling() -> None:
-    """A wrong nodeSelector must not keep Jobs away for ever."""
+@pytest.mark.parametrize("problem", ["selector", "resources", "taint"])
+def test_a_pod_that_no_node_could_ever_take_does_not_stop_profiling(problem: str) -> None:
+    """A wrong nodeSelector, or more memory than any node has, must not keep Jobs away for ever."""
     world = started()
-    unschedulable(world, "lost", world.now)["spec"]["nodeSelector"] = {"zone": "nowhere"}
+    pod = unschedulable(world, "lost", world.now)["spec"]
+    if problem == "selector":
+        pod["nodeSelector"] = {"zone": "nowhere"}
+    elif problem == "resources":
+        pod["containers"][0]["resources"] = {"requests": {"memory": "1Ti"}}
+    else:
+        world.nodes = (replace(CPU_NODE, taints=({"key": "gpu", "effect": "NoSchedule"},)),)
     world.settle()
     assert len(world.jobs()) == 1
+
+
+def test_an_old_drafter_of_someone_else_does_not_make_a_profile_stale() -> None:
+    """A profile keeps drafters that were measured for others, or before; only those of the spec count."""
+    world = World(manifest(draftPool=[PLD, EAGLE], profiling={"maxAge": "24h"}))
+    world.serve()
+    world.now += 20 * 3600
+    world.services["chat"]["metadata"]["annotations"] = {"outrider.dev/reprofile": "a"}
+    world.patch(draftPool=[PLD])
+    world.settle()
+    world.roll_out()
+    world.settle()
+    world.measure(world.jobs()[0])
+    world.settle()
+    world.now += 6 * 3600
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "True/Profiled"
 
 
 def test_without_a_node_of_the_product_there_is_a_deployment_and_a_sentence_but_no_job() -> None:
@@ -291,7 +315,13 @@ def test_without_a_node_of_the_product_there_is_a_deployment_and_a_sentence_but_
 )
 def test_a_tainted_node_counts_only_where_the_spec_tolerates_it(tolerations: list[dict[str, str]], fits: bool) -> None:
     """NoMatchingNode is what the scheduler would say."""
-    node = replace(gpu_node("a", "NVIDIA-L4"), taints=({"key": "gpu", "value": "yes", "effect": "NoSchedule"},))
+    taints = (
+        {"key": "gpu", "value": "yes", "effect": "NoSchedule"},
+        {"key": "bare", "effect": "NoSchedule"},
+        {"key": "soft", "effect": "PreferNoSchedule"},
+    )
+    node = replace(gpu_node("a", "NVIDIA-L4"), taints=taints)
+    tolerations = [*tolerations, {"key": "bare"}]
     world = started(accelerator={"products": ["NVIDIA-L4"], "tolerations": tolerations}, nodes=(node,))
     assert world.reason(C.PROFILES_READY) == ("False/Profiling" if fits else "False/NoMatchingNode")
 

@@ -48,10 +48,12 @@ EAGLE = {"name": "eagle", "method": "Eagle", "eagle": {"model": {"name": "org/ea
 
 
 def gpu_node(name: str, product: str, gpus: int = 8) -> Node:
-    return Node(name, {"nvidia.com/gpu.product": product}, (), {"nvidia.com/gpu": str(gpus)})
+    return Node(
+        name, {"nvidia.com/gpu.product": product}, (), {"nvidia.com/gpu": str(gpus), "cpu": "64", "memory": "1Ti"}
+    )
 
 
-CPU_NODE = Node("node-1")
+CPU_NODE = Node("node-1", allocatable={"cpu": "2", "memory": "16Gi"})
 
 
 def manifest(name: str = "chat", **spec: Any) -> Object:
