@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from outrider_operator.configuration import read_configuration
 from outrider_runtime.server.metrics import METRICS
 from prometheus_client.metrics import MetricWrapperBase
 
+from setup.system import prometheus
 from tests.cluster.kubectl import Kubectl
 from tests.operator.chart.release import CHART, HelmError, helm, rendered, values
 
@@ -122,3 +124,16 @@ def test_alerts_use_metrics_that_exist(any_cluster: Kubectl, tmp_path: Path) -> 
     }
     assert used - known == set()
     assert all(alert["annotations"]["runbook"] and alert["annotations"]["summary"] for alert in alerts)
+
+
+def test_alerts_fire_when_they_should(any_cluster: Kubectl, tmp_path: Path) -> None:
+    """Prometheus' own rule tester: what fires on a healthy service, on a broken one, and on too little traffic."""
+    (rules,) = [o for o in rendered(any_cluster, tmp_path, EVERYTHING) if o["kind"] == "PrometheusRule"]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules["spec"]))
+    cases = yaml.safe_load((Path(__file__).parent / "alerts.yaml").read_text())
+    (tmp_path / "cases.yaml").write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], **cases}))
+    promtool = prometheus().parent / "promtool"
+    done = subprocess.run(
+        [promtool, "test", "rules", tmp_path / "cases.yaml"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
