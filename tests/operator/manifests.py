@@ -40,7 +40,7 @@ def service(name: str, namespace: str, *, standin: Mapping[str, object] | None =
             "draftPool": [LOOKUP],
             "accelerator": {"products": ["cpu"]},
             "sloClasses": CLASSES,
-            "rollout": {"drainTimeout": "5s", "progressDeadline": "60s"},
+            "rollout": {"drainTimeout": "5s", "progressDeadline": "300s"},
             "engine": engine,
             **spec,
         },

@@ -61,7 +61,7 @@ def services(make: Make) -> dict[str, Service]:
 def crowded(services: dict[str, Service]) -> tuple[Service, set[str]]:
     """A rollout that has no room, begun early (the verdict takes a minute), and the pods that it is to replace."""
     service = services["full"]
-    service.wait_updated(150)
+    service.wait_updated(240)
     before = uids(service.ready_pods())
     service.patch({"engine": {"maxModelLen": 512}})
     return service, before
@@ -71,7 +71,7 @@ def crowded(services: dict[str, Service]) -> tuple[Service, set[str]]:
 def test_three_products_get_three_jobs(services: dict[str, Service], jobs: Jobs, client: Client) -> None:
     """One latency profile for each product that the service names, measured on a node of that product."""
     service = services["three"]
-    service.wait("ProfilesReady", "True", "Profiled", timeout_s=150)
+    service.wait("ProfilesReady", "True", "Profiled", timeout_s=240)
     profiles = {p["product"]: p["configMap"] for p in service.read()["status"]["profiles"]}
     assert set(profiles) == {H200, A100, L4}
     assert len(set(profiles.values())) == 3
@@ -85,7 +85,7 @@ def test_three_products_get_three_jobs(services: dict[str, Service], jobs: Jobs,
 def test_a_pod_learns_which_product_it_runs_on(services: dict[str, Service], cluster: Cluster) -> None:
     """The operator annotates it once it is scheduled; the downward API tells the runtime."""
     service = services["three"]
-    service.wait_updated(150)
+    service.wait_updated(240)
     pod = service.ready_pods()[0]
     node = cluster.get("node", pod["spec"]["nodeName"])
     product = node["metadata"]["labels"]["nvidia.com/gpu.product"]
@@ -95,7 +95,7 @@ def test_a_pod_learns_which_product_it_runs_on(services: dict[str, Service], clu
 def test_a_patched_in_draft_is_all_that_is_measured(services: dict[str, Service], jobs: Jobs) -> None:
     """A new drafter costs one drafter's measurement: the target's coefficients stay as they were."""
     service = services["pool"]
-    service.wait("ProfilesReady", "True", timeout_s=150)
+    service.wait("ProfilesReady", "True", timeout_s=240)
     before = _profile(service)
     service.patch({"draftPool": [LOOKUP, EAGLE]})
     wait_for("the second measurement", lambda: len(_profile(service)) == len(before) + 1, 90)
@@ -107,7 +107,7 @@ def test_a_patched_in_draft_is_all_that_is_measured(services: dict[str, Service]
 def test_the_annotation_measures_again(services: dict[str, Service], client: Client, jobs: Jobs) -> None:
     """outrider.dev/reprofile with a new value: every part is measured anew, once."""
     service = services["pool"]
-    service.wait("ProfilesReady", "True", timeout_s=150)
+    service.wait("ProfilesReady", "True", timeout_s=240)
     name = service.read()["status"]["profiles"][0]["configMap"]
     count = jobs.created().count(name)
     annotations = {"metadata": {"annotations": {REPROFILE_ANNOTATION: "once"}}}
@@ -121,7 +121,7 @@ def test_two_services_share_a_profile(services: dict[str, Service], jobs: Jobs, 
     """One Job for both; the profile outlives the first of them and goes with the last."""
     first, second = services["first"], services["second"]
     for service in (first, second):
-        service.wait("ProfilesReady", "True", timeout_s=150)
+        service.wait("ProfilesReady", "True", timeout_s=240)
     names = {service.read()["status"]["profiles"][0]["configMap"] for service in (first, second)}
     assert len(names) == 1
     (name,) = names
@@ -137,7 +137,7 @@ def test_two_services_share_a_profile(services: dict[str, Service], jobs: Jobs, 
 def test_required_waits_for_its_profile(services: dict[str, Service]) -> None:
     """profiling.mode: Required: the first pod is made after the profile."""
     service = services["careful"]
-    service.wait_updated(150)
+    service.wait_updated(240)
     profiled = service.condition("ProfilesReady")
     assert profiled["status"] == "True"
     pod = service.ready_pods()[0]
@@ -147,25 +147,25 @@ def test_required_waits_for_its_profile(services: dict[str, Service]) -> None:
 def test_no_room_for_the_surge_pod(crowded: tuple[Service, set[str]]) -> None:
     """All GPUs are taken: NoCapacity after a minute, naming the remedy; the old pod serves on, and the remedy works."""
     service, before = crowded
-    found = service.wait("Progressing", "False", "NoCapacity", timeout_s=120)
+    found = service.wait("Progressing", "False", "NoCapacity", timeout_s=240)
     assert "maxUnavailable: 1" in found["message"]
     assert uids(service.ready_pods()) == before
     assert service.condition("Ready")["status"] == "True"
     service.patch({"rollout": {"maxUnavailable": 1, "maxSurge": 0}})
-    service.wait_updated(120)
+    service.wait_updated(240)
     assert uids(service.ready_pods()).isdisjoint(before)
 
 
 def test_a_job_gives_way_to_a_serving_pod(services: dict[str, Service], make: Make, client: Client) -> None:
     """While a serving pod waits for the same accelerator the Job goes, and the pod gets its GPUs."""
-    services["three"].wait("ProfilesReady", "True", timeout_s=150)
+    services["three"].wait("ProfilesReady", "True", timeout_s=240)
     three = {"engine": {"tensorParallelSize": 3}, **on_gpu([L4], count=3)}  # two of them fit beside a pod of one GPU
     small = make("small", standin={"profile": "hang"}, **three)
-    small.wait_updated(120)
+    small.wait_updated(240)
     job = wait_for("the Job to take its GPUs", lambda: _running_jobs(client, small), 120)
     serving = uids(small.ready_pods())
     needs = make("needs", profiling={"mode": "Skip"}, **three)
-    needs.wait_updated(120)
+    needs.wait_updated(240)
     assert job.isdisjoint(uids(client.list(JOB, small.namespace)))
     assert uids(small.ready_pods()) == serving
 

@@ -58,7 +58,7 @@ def services(make: Make) -> dict[str, Service]:
             "swap",
             replicas=2,
             profiling={"mode": "Skip"},
-            rollout={"maxSurge": 0, "maxUnavailable": 1, "drainTimeout": "5s", "progressDeadline": "60s"},
+            rollout={"maxSurge": 0, "maxUnavailable": 1, "drainTimeout": "5s", "progressDeadline": "300s"},
         ),
         "hasty": make("hasty", profiling={"mode": "Skip"}),
     }
@@ -67,7 +67,7 @@ def services(make: Make) -> dict[str, Service]:
 @pytest.fixture(scope="module")
 def hot(services: dict[str, Service]) -> Service:
     service = services["hot"]
-    service.wait_updated(120)
+    service.wait_updated(240)
     service.wait("ProfilesReady", "True")
     return service
 
@@ -110,7 +110,7 @@ def test_rollout_keeps_enough_pods_ready(services: dict[str, Service], name: str
     """Sampled every 200 ms, never fewer ready pods of all revisions than replicas - maxUnavailable; a running
     request of a replaced pod is answered to its end."""
     service = services[name]
-    service.wait_updated(120)
+    service.wait_updated(240)
     before = service.revision
     request = Request(service.ready_pods()[0]["status"]["podIP"], tokens=60)
     service.patch({"engine": {"maxModelLen": 2048}})
@@ -127,10 +127,10 @@ def test_rollout_keeps_enough_pods_ready(services: dict[str, Service], name: str
 def test_five_quick_patches_end_at_the_last(services: dict[str, Service]) -> None:
     """Coalesced: the last one runs, and ConfigMaps of revisions that nobody needs are gone."""
     service = services["hasty"]
-    service.wait_updated(120)
+    service.wait_updated(240)
     for length in (101, 102, 103, 104, 105):
         service.patch({"engine": {"maxModelLen": length}})
-    service.wait_updated(120)
+    service.wait_updated(240)
     boot = json.loads(service.child(CONFIG_MAP, f"hasty-{service.revision}")["data"][CONFIG_KEY])
     assert boot["engine"]["maxModelLen"] == 105
     assert {pod["metadata"]["labels"]["outrider.dev/revision"] for pod in service.ready_pods()} == {service.revision}
@@ -139,14 +139,14 @@ def test_five_quick_patches_end_at_the_last(services: dict[str, Service]) -> Non
 def test_a_revert_in_mid_rollout_keeps_the_old_pods(services: dict[str, Service]) -> None:
     """A revision that never gets ready is taken back: the old pods served all along."""
     service = services["hasty"]
-    service.wait_updated(120)
+    service.wait_updated(240)
     before, revision = uids(service.ready_pods()), service.revision
     good = service.read()["spec"]["engine"]
     service.patch({"engine": {"env": environment(start_s=-1)}})
     wait_for("a pod of the bad revision", lambda: uids(service.pods()) > before)
     assert service.condition("Ready")["status"] == "True"
     service.patch({"engine": good})
-    service.wait_updated(120)
+    service.wait_updated(240)
     assert uids(service.ready_pods()) == before
     assert service.revision == revision
 
@@ -154,10 +154,10 @@ def test_a_revert_in_mid_rollout_keeps_the_old_pods(services: dict[str, Service]
 def test_scale_during_a_rollout(services: dict[str, Service], cluster: Cluster) -> None:
     """`kubectl scale` (as an autoscaler would) and a rollout at once: both arrive."""
     service = services["hasty"]
-    service.wait_updated(120)
+    service.wait_updated(240)
     service.patch({"engine": {"maxModelLen": 333}})
     cluster.kubectl("scale", "specsvc/hasty", "--replicas=3", "-n", service.namespace)
-    service.wait_updated(120)
+    service.wait_updated(240)
     wait_for("three pods", lambda: len(service.ready_pods()) == 3, 60)
     document = service.read()
     assert document["status"]["replicas"] == document["spec"]["replicas"] == 3
