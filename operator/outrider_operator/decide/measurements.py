@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from outrider_crds.base import digest, seconds
 from outrider_crds.profile import REPROFILE_ANNOTATION, ProfileKeys
+from outrider_crds.spec import CPU_PRODUCT
 
 from outrider_operator.decide.intent import Intent, store_of
 from outrider_operator.decide.job_manifest import Asked, asked_of, attempt_hash
 from outrider_operator.decide.job_outcome import absorb, has_ended, is_finished, pod_of
 from outrider_operator.decide.placement import node_fits
+from outrider_operator.decide.pods import starting
 from outrider_operator.decide.profile_store import Store
 from outrider_operator.decide.reading import (
     annotation,
@@ -41,7 +43,7 @@ class Measurement:
     """Older than profiling.maxAge."""
     node_fits: bool
     served_first: tuple[str, ...]
-    """Names of serving pods that wait for the same accelerator."""
+    """Names of serving pods that need the same accelerator and have not got it yet."""
 
     @property
     def job_is_active(self) -> bool:
@@ -81,8 +83,15 @@ def _measurement(observed: Observed, intent: Intent, keys: ProfileKeys) -> Measu
         pod=pod,
         stale=(left := stale_in_s(intent, keys, store, observed.now)) is not None and left <= 0,
         node_fits=observed.nodes is None or any(node_fits(n, intent.spec, keys.product) for n in observed.nodes),
-        served_first=tuple(name_of(pod) for pod in waiting_for(observed, keys.product)),
+        served_first=tuple(name_of(pod) for pod in _served_first(observed, intent, keys.product)),
     )
+
+
+def _served_first(observed: Observed, intent: Intent, product: str) -> list[Object]:
+    """Pods that wait for a node; on cpu, where everyone shares the cores, those that start as well: two engines that
+    load at once take more than twice as long, and what would be measured is the other one's load."""
+    busy = starting(observed, seconds(intent.spec.rollout.progress_deadline)) if product == CPU_PRODUCT else []
+    return [*waiting_for(observed, product), *busy]
 
 
 def _with_outcome(observed: Observed, store: Store, job: Object | None, pod: Object | None) -> Store:

@@ -86,7 +86,7 @@ def _waiting(observed: Observed, intent: Intent, each: Measurement) -> Verdict:
     if served_first:
         return false(
             Reason.WAITING_FOR_SERVING_POD,
-            f"{product}: serving pod {served_first} waits for the same accelerator and goes first; {learning}.",
+            f"{product}: serving pod {served_first} needs the same accelerator and goes first; {learning}.",
         )
     return false(Reason.LEARNING, f"{product}: not measured yet; {learning}.")
 

@@ -259,6 +259,29 @@ def test_a_job_that_finds_no_room_means_learning() -> None:
     assert world.jobs() == [job]
 
 
+def test_on_cpu_the_serving_pod_starts_before_its_hardware_is_measured() -> None:
+    """They share the cores: the pod is ready sooner, and the Job measures the model, not the other's start."""
+    world = World(manifest())
+    world.settle()
+    world.roll_out(ready=False)
+    world.settle()
+    assert world.jobs() == []
+    assert world.reason(C.PROFILES_READY) == "False/WaitingForServingPod"
+    world.roll_out()
+    world.settle()
+    assert len(world.jobs()) == 1
+
+
+def test_a_pod_that_never_starts_does_not_keep_its_hardware_from_being_measured() -> None:
+    """At most for rollout.progressDeadline."""
+    world = World(manifest(rollout={"progressDeadline": "5m"}))
+    world.settle()
+    world.roll_out(ready=False)
+    world.now += 300
+    world.settle()
+    assert len(world.jobs()) == 1
+
+
 @pytest.mark.parametrize("problem", ["selector", "resources", "taint"])
 def test_a_pod_that_no_node_could_ever_take_does_not_stop_profiling(problem: str) -> None:
     """A wrong nodeSelector, or more memory than any node has, must not keep Jobs away for ever."""

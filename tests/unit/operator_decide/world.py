@@ -187,7 +187,7 @@ class World:
             "status": {
                 "phase": "Running",
                 "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
-                "containerStatuses": [{"name": "runtime", "restartCount": 0, "image": "x", "state": {"running": {}}}],
+                "containerStatuses": [{"name": "runtime", "restartCount": 0, "image": "x", "started": ready}],
             },
         }
         pod["metadata"]["creationTimestamp"] = rfc3339(self.now)
