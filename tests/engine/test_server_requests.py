@@ -26,7 +26,7 @@ def test_a_chat_request_is_answered_with_the_plugin_active(laptop: Laptop) -> No
     answer = server.chat(REPETITIVE, max_tokens=48, temperature=0)
     assert answer.status_code == 200
     tokens = answer.json()["usage"]["completion_tokens"]
-    server.wait_until("the state", lambda: server.state().output_tokens >= before.output_tokens + tokens, 5)
+    server.wait_until("the state", lambda: server.state().output_tokens >= before.output_tokens + tokens, 30)
     state = server.state()
     assert state.ready
     assert state.plugin_active
@@ -77,11 +77,11 @@ def test_a_request_counts_for_its_slo_class(
     def counted_by_vllm() -> float:
         return sum(server.metric("vllm:request_success_total", finished_reason=reason) for reason in ("stop", "length"))
 
-    server.wait_until("the counts", lambda: sum(finished().values()) == counted_by_vllm(), 5)
+    server.wait_until("the counts", lambda: sum(finished().values()) == counted_by_vllm(), 30)
     before = finished()
     assert server.chat(headers=headers, **fields).status_code == 200
     expected = {name: count + (name == counted) for name, count in before.items()}
-    server.wait_until("the count", lambda: finished() != before, 5)
+    server.wait_until("the count", lambda: finished() != before, 30)
     assert finished() == expected
     assert server.metric("outrider_slo_class_finished_total", slo_class=counted) == expected[counted]
 
@@ -113,7 +113,7 @@ BAD_CHATS = {
     "infinite temperature": b'{"model": "' + MODEL.encode() + b'", "messages": [], "temperature": 1e999}',
     "negative temperature": _chat(temperature=-1),
     "top_p beyond 1": _chat(top_p=2),
-    "top_k of 19 digits": _chat(top_k=10**18, temperature=1),
+    "top_k of 31 digits": _chat(top_k=10**30, temperature=1),
     "huge n": _chat(n=10**6),
     "n of 0": _chat(n=0),
     "huge seed": _chat(seed=2**70),
@@ -188,7 +188,7 @@ def test_a_client_that_hangs_up_frees_the_engine(laptop: Laptop) -> None:
     with server.api.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_lines())
         assert _running(server) == 1
-    server.wait_until("the abort", lambda: _running(server) == 0, 10)
+    server.wait_until("the abort", lambda: _running(server) == 0, 30)
 
 
 def _running(server: Server) -> float:

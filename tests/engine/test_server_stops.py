@@ -66,9 +66,9 @@ def test_a_signal_lets_running_requests_finish(bare_pod: Server) -> None:
     with httpx.Client(base_url=str(bare_pod.api.base_url), timeout=60) as other:
         request = threading.Thread(target=lambda: finished.append(other.post("/v1/completions", json=body)))
         request.start()
-        bare_pod.wait_until("the request", lambda: bare_pod.metric("vllm:num_requests_running") == 1, 10)
+        bare_pod.wait_until("the request", lambda: bare_pod.metric("vllm:num_requests_running") == 1, 30)
         bare_pod.process.send_signal(signal.SIGTERM)
-        bare_pod.wait_until("the drain", lambda: "draining" in bare_pod.admin.get("/readyz").text, 2)
+        bare_pod.wait_until("the drain", lambda: "draining" in bare_pod.admin.get("/readyz").text, 2.5)
         assert bare_pod.probe("/livez") == 200
         late = bare_pod.chat()
         assert late.status_code == 200
