@@ -97,8 +97,10 @@ class Driver:
         return len(running) == batch and all(_decodes(request) for request in running)
 
     def _grown_long(self) -> bool:
-        longest = max((request.num_tokens for request in self._scheduler.running), default=0)
-        return bool(longest > self._group[0] + HEADROOM_TOKENS // 2)
+        """Requests gain a token a step: before they reach the model's length limit, start from their prompts again."""
+        context, _ = self._group
+        room = min(HEADROOM_TOKENS, self._core.vllm_config.model_config.max_model_len - context)
+        return any(request.num_tokens > context + room // 2 for request in self._scheduler.running)
 
     def _measured_step(self, point: GridPoint) -> Sample | None:
         added = self._add(self._random_tokens(point.prefill)) if point.prefill else None

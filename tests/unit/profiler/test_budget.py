@@ -5,10 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from outrider_runtime.profiler import session
 from outrider_runtime.profiler.documents import fit_target
 from outrider_runtime.profiler.failures import ProfilingError
-from outrider_runtime.profiler.grid import GridPoint, Limits, Pace, held_out, most_informative, target_grid
+from outrider_runtime.profiler.grid import GridPoint, Limits, Pace, held_out, most_informative, target_grid, within
 
 from tests.unit.profiler.machine import LIMITS, PACE, TARGET, Machine
 
@@ -96,3 +98,28 @@ def test_held_out_shapes_are_never_the_ones_that_span_the_design():
     order = most_informative(points, Pace(0.01, 0.001))
     assert not held_out(order) & set(order[:6])
     assert 2 <= len(held_out(order)) <= 4
+
+
+@given(
+    limits=st.builds(
+        Limits,
+        max_requests=st.integers(1, 600),
+        max_model_len=st.integers(16, 200_000),
+        max_draft_tokens=st.integers(0, 16),
+        step_tokens=st.integers(32, 16_384),
+        kv_tokens=st.integers(200, 2_000_000),
+    ),
+    pace=st.builds(Pace, step_s=st.floats(1e-4, 2), token_s=st.floats(1e-7, 0.1)),
+    budget_s=st.floats(1, 3600),
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_the_engine_there_is_a_grid_it_can_run(limits, pace, budget_s):
+    """From a laptop's CPU in a bad moment to a GPU with a long context: something to measure, nothing that hangs."""
+    grid = within(target_grid(limits), pace, budget_s)
+    assert grid
+    assert sorted(most_informative(grid, pace)) == sorted(grid)
+    for point in grid:
+        assert point.batch + (point.prefill > 0) <= limits.max_requests
+        assert point.batched <= limits.step_tokens
+        assert point.context < limits.max_model_len
+        assert point.verify <= limits.max_draft_tokens
