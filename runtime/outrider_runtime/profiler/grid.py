@@ -139,16 +139,17 @@ def within(points: Iterable[GridPoint], pace: Pace, budget_s: float) -> list[Gri
 
     Small batches stay whatever the budget: a pace taken in a bad moment must not leave a grid without extent.
     """
+    points = list(points)
+    shortest = min((point.context for point in points), default=0)
+
+    def small(point: GridPoint) -> bool:
+        return point.batch <= SMALL_BATCH and point.context == shortest and not point.prefill
 
     def payable(point: GridPoint) -> bool:
         set_up_s = point.batch * point.context * pace.token_s
         return pace.seconds(point) <= budget_s / 300 and set_up_s <= budget_s / 20
 
-    return [point for point in points if _small(point) or payable(point)]
-
-
-def _small(point: GridPoint) -> bool:
-    return point.batch <= SMALL_BATCH and point.context == CONTEXTS[0] and not point.prefill
+    return [point for point in points if small(point) or payable(point)]
 
 
 def most_informative(points: Sequence[GridPoint], pace: Pace) -> list[GridPoint]:
