@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from dataclasses import dataclass
 
 from outrider_crds.base import digest
@@ -50,12 +51,9 @@ class Applier:
         """Returns the children that the API server refused. Raises ObserveAgain, ApiError or UNREACHABLE."""
         rejections = [await self._send(document, create=True) for document in plan.create]
         rejections += [await self._send(document, create=False) for document in plan.apply]
-        for adoption in plan.adopt:
-            await self._adopt(adoption, namespace)
-        for annotate in plan.annotate:
-            await self._annotate(annotate, namespace)
-        for delete in plan.delete:
-            await self._delete(delete, namespace)
+        rejections += [await _refusal(a.kind, a.name, self._adopt(a, namespace)) for a in plan.adopt]
+        rejections += [await _refusal(POD.kind, a.pod, self._annotate(a, namespace)) for a in plan.annotate]
+        rejections += [await _refusal(d.kind, d.name, self._delete(d, namespace)) for d in plan.delete]
         return tuple(rejection for rejection in rejections if rejection is not None)
 
     def forget(self, namespace: str, name: str) -> None:
@@ -69,17 +67,13 @@ class Applier:
         refusal, now = self._refusals.get(key), asyncio.get_running_loop().time()
         if refusal is not None and refusal.document == content and now - refusal.at < RETRY_REFUSED_S:
             return refusal.rejection
-        try:
-            await (self._create(document) if create else self._apply(document))
-        except ApiError as error:
-            if not error.rejected:
-                raise
-            rejection = Rejection(document["kind"], name_of(document), error.message)
-            logger.warning("%s %s/%s was refused: %s", *key, error.message)
+        action = self._create(document) if create else self._apply(document)
+        rejection = await _refusal(document["kind"], name_of(document), action)
+        if rejection is None:
+            self._refusals.pop(key, None)
+        else:
             self._refusals[key] = _Refusal(content, now, rejection)
-            return rejection
-        self._refusals.pop(key, None)
-        return None
+        return rejection
 
     async def _create(self, document: Object) -> None:
         kind, namespace, name = kind_of(document), namespace_of(document), name_of(document)
@@ -143,6 +137,18 @@ class Applier:
         """Into the cache, if the watch (which selects by label) will keep it up to date there."""
         if (document["metadata"].get("labels") or {}).get(MANAGED_BY_LABEL) == MANAGER:
             self._cache.wrote(kind, document)
+
+
+async def _refusal(kind: str, name: str, action: Coroutine[None, None, None]) -> Rejection | None:
+    """Do it; an object that the API server refuses for what is in it must not keep the status from being written."""
+    try:
+        await action
+    except ApiError as error:
+        if not error.rejected:
+            raise
+        logger.warning("%s %s was refused: %s", kind, name, error.message)
+        return Rejection(kind, name, error.message)
+    return None
 
 
 def _document(kind: Kind, namespace: str, metadata: Object) -> Object:

@@ -22,8 +22,10 @@ from outrider_operator.kinds import Kind, kind_of, name_of, namespace_of
 from outrider_operator.model import FIELD_MANAGER, Object
 
 PAGE_SIZE = 250
-REQUEST_TIMEOUT_S = 30.0
 WATCH_TIMEOUT_S = 240
+_REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30)
+# The server sends a bookmark a minute: a stream that is silent for longer is dead.
+_WATCH_TIMEOUT = aiohttp.ClientTimeout(total=WATCH_TIMEOUT_S + 30, sock_read=100)
 APPLY_PATCH = "application/apply-patch+yaml"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _STRICT = ("fieldValidation", "Strict")
@@ -74,6 +76,7 @@ UNREACHABLE = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 async def load_configuration() -> Configuration:
     """The cluster's address and credentials: the service account's in a pod, else the kubeconfig's."""
     configuration = Configuration()
+    configuration.connection_pool_maxsize = 0  # no limit: every watch holds a connection, and namespaces may be many
     if _SERVICE_ACCOUNT_TOKEN.exists():
         load_incluster_config(client_configuration=configuration)
     else:
@@ -129,7 +132,7 @@ class KubernetesApi:
             ("resourceVersion", resource_version),
             ("timeoutSeconds", str(WATCH_TIMEOUT_S)),
         ]
-        response = await self._send("GET", kind.path(namespace), query=query, timeout_s=WATCH_TIMEOUT_S + 30)
+        response = await self._send("GET", kind.path(namespace), query=query, timeout=_WATCH_TIMEOUT)
         try:
             while line := await response.content.readline():
                 event = json.loads(line)
@@ -196,7 +199,7 @@ class KubernetesApi:
         body: Any = None,
         query: list[tuple[str, str]] | None = None,
         content_type: str = "application/json",
-        timeout_s: float = REQUEST_TIMEOUT_S,
+        timeout: aiohttp.ClientTimeout = _REQUEST_TIMEOUT,
     ) -> aiohttp.ClientResponse:
         parameters = [(name, value) for name, value in query or [] if value]
         request = await self._client.param_serialize(
@@ -207,7 +210,7 @@ class KubernetesApi:
             body=body,
             auth_settings=["BearerToken"],
         )
-        answer = await self._client.call_api(*request, _request_timeout=aiohttp.ClientTimeout(total=timeout_s))
+        answer = await self._client.call_api(*request, _request_timeout=timeout)
         response: aiohttp.ClientResponse = answer.response
         if response.status >= 400:
             raise _error(response.status, await response.text())

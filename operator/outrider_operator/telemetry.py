@@ -5,7 +5,9 @@ from __future__ import annotations
 from prometheus_client import Counter, Gauge, Histogram
 
 WRITES = Counter("outrider_operator_api_writes", "Requests that write to the API server.", ["verb", "kind"])
-RECONCILES = Counter("outrider_operator_reconciles", "Reconciles by outcome: done, retried, rejected.", ["outcome"])
+RECONCILES = Counter(
+    "outrider_operator_reconciles", "Reconciles by outcome: done, observed again, retried, failed.", ["outcome"]
+)
 RECONCILE_SECONDS = Histogram("outrider_operator_reconcile_seconds", "Duration of a reconcile, its writes included.")
 QUEUE_LENGTH = Gauge("outrider_operator_queue_length", "Services waiting for a reconcile.")
 WAIT_SECONDS = Histogram("outrider_operator_wait_seconds", "From a service's wake-up to the start of its reconcile.")

@@ -67,7 +67,7 @@ class _Loop:
             except ApiError as error:
                 if not error.expired:
                     logger.warning("Cannot watch %s, trying again in %.1f s: %s", self.name, pause_s, error)
-            except UNREACHABLE as error:
+            except (*UNREACHABLE, ValueError) as error:  # ValueError: a line that is cut off, or no JSON
                 logger.warning("Lost the watch of %s, trying again in %.1f s: %r", self.name, pause_s, error)
             telemetry.WATCH_RESTARTS.labels(kind=self._kind.kind).inc()
             await asyncio.sleep(pause_s)
@@ -88,3 +88,4 @@ class _Loop:
                     self._cache.gone(self._kind, document)
                 elif event in ("ADDED", "MODIFIED"):
                     self._cache.seen(self._kind, document)
+            await asyncio.sleep(_FIRST_PAUSE_S)
