@@ -20,6 +20,8 @@ class Laptop:
     server: Server
     manifest: Path
     profiles: Path
+    run_volume: Path
+    """Where the server makes its run folder."""
 
     def edit(self, **speculation: object) -> None:
         """Change `spec.speculation` in the manifest."""
@@ -36,10 +38,14 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
     manifest.write_text(EXAMPLE.read_text())
     shutil.copytree(EXAMPLE.parent / "models", folder / "models")
     profiles.mkdir()
-    arguments = ("-f", str(manifest), "--profiles", str(profiles))
-    server = Server(folder / "server.log", TARGET.name, *arguments)
+    run_volume = folder / "run"
+    run_volume.mkdir()
+    server = Server(
+        folder / "server.log", TARGET.name, "-f", str(manifest), "--profiles", str(profiles),
+        environment={"OUTRIDER_RUN_DIR": str(run_volume)},
+    )  # fmt: skip
     try:
         server.wait_until("readiness", server.is_ready)
-        yield Laptop(server, manifest, profiles)
+        yield Laptop(server, manifest, profiles, run_volume)
     finally:
         server.stop()

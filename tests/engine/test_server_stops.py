@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import psutil
@@ -35,9 +34,7 @@ def bare_pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     boot = write_json(folder / "boot.json", boot_document(extra_arguments=stock))
     hot = write_json(folder / "hot.json", HOT)
     arguments = ("--config", str(boot), "--hot-config", str(hot), "--profiles", str(folder), "--podinfo", str(folder))
-    server = Server(
-        folder / "server.log", str(TARGET), *arguments, "--drain-grace", "3s", environment={"TMPDIR": str(folder)}
-    )
+    server = Server(folder / "server.log", str(TARGET), *arguments, "--drain-grace", "3s")
     try:
         server.wait_until("the API", server.is_listening)
         yield server
@@ -61,9 +58,9 @@ def test_a_pod_whose_plugin_is_not_active_never_becomes_ready(bare_pod: Server) 
 
 def test_a_signal_lets_running_requests_finish(bare_pod: Server) -> None:
     """Graceful termination: unready first, new requests still served for a while, running ones to their end, exit 0."""
-    body = {"model": bare_pod.model, "prompt": "Once", "max_tokens": 500, "ignore_eos": True}
+    body = {"model": bare_pod.model, "prompt": "Once", "max_tokens": 250, "ignore_eos": True}
     finished: list[httpx.Response] = []
-    with httpx.Client(base_url=str(bare_pod.api.base_url), timeout=60) as other:
+    with httpx.Client(base_url=str(bare_pod.api.base_url), timeout=300) as other:
         request = threading.Thread(target=lambda: finished.append(other.post("/v1/completions", json=body)))
         request.start()
         bare_pod.wait_until("the request", lambda: bare_pod.metric("vllm:num_requests_running") == 1, 30)
@@ -73,9 +70,9 @@ def test_a_signal_lets_running_requests_finish(bare_pod: Server) -> None:
         late = bare_pod.chat()
         assert late.status_code == 200
         assert late.headers["connection"] == "close"
-        request.join(60)
+        request.join(300)
     assert finished[0].status_code == 200
-    assert finished[0].json()["usage"]["completion_tokens"] == 500
+    assert finished[0].json()["usage"]["completion_tokens"] == 250
     assert bare_pod.process.wait(60) == 0
     assert "draining: " in bare_pod.log.read_text(errors="replace")
 
@@ -85,11 +82,10 @@ def test_a_server_whose_engine_dies_ends_with_a_sentence(laptop: Laptop) -> None
     server = laptop.server
     family = psutil.Process(server.process.pid).children(recursive=True)
     engine = next(child for child in family if "EngineCore" in " ".join(child.cmdline()))
-    run_dir = Path(engine.environ()["OUTRIDER_RUN_DIR"])
-    assert run_dir.is_dir()
+    assert list(laptop.run_volume.iterdir())
     os.kill(engine.pid, signal.SIGKILL)
     assert server.process.wait(60) == 1
     assert "outrider-runtime: the engine process has died" in server.last_lines(15)
-    assert not run_dir.exists()
+    assert not list(laptop.run_volume.iterdir())
     psutil.wait_procs(family, timeout=30)
     assert not [child for child in family if child.is_running()]
