@@ -58,6 +58,7 @@ def test_a_service_is_measured_rolled_out_and_updated() -> None:
         C.READY: "True/EndpointReady",
     }
     assert plan.status.profiles[0].error_percent == "4"
+    assert plan.status.profiles[0].config_map.startswith("outrider-profile-")
     assert plan.status.drafts[0].profiled
 
 

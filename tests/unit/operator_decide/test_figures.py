@@ -327,7 +327,7 @@ def test_the_printer_columns_name_the_worst_class() -> None:
     assert goodput is not None
     assert (summary.goodput, summary.speedup, summary.acceptance) == ("100 tok/s", "1.5x", "66.7%")
     assert summary.slo == "91% chat"
-    assert (goodput.baseline_tokens_per_second, goodput.pods) == ("66.7", "1/1")
+    assert (goodput.baseline_tokens_per_second, goodput.pods, goodput.window) == ("66.7", "1/1", "60s")
     assert world.observed().status.slo_classes[0].tpot_p50.endswith("ms")
 
 

@@ -40,7 +40,8 @@ def test_a_job_that_dies_or_prints_nonsense_is_a_condition_with_its_last_lines(m
     world.now += 3600
     world.settle()
     assert len(world.created_jobs) == 1
-    assert world.observed().status.profiles[0].failed_key == world.created_jobs[0].keys.target
+    profile = world.observed().status.profiles[0]
+    assert (profile.failed_key, profile.config_map) == (world.created_jobs[0].keys.target, "")
 
 
 def test_a_failed_key_runs_again_on_a_changed_spec_or_on_request() -> None:
