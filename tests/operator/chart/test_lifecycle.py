@@ -35,8 +35,10 @@ ACCOUNT = f"system:serviceaccount:{SYSTEM}:{RELEASE}"
 
 @pytest.fixture(scope="module")
 def client(bare: Cluster) -> Client:
-    for namespace in (TEAM, "team-b"):
+    for namespace in (SYSTEM, TEAM, "team-b"):
         bare.kubectl("create", "namespace", namespace)
+    # The operator's pod must pass the strictest of Kubernetes' pod security standards.
+    bare.kubectl("label", "namespace", SYSTEM, "pod-security.kubernetes.io/enforce=restricted")
     return Client(str(bare.kubeconfig))
 
 
