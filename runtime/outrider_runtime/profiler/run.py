@@ -97,6 +97,7 @@ class Profiler:
         self._budget_left_s = budget_s
         self._say = say
         self._start = start
+        self._turns_left = 1
         self._profile = Profile()
 
     def run(self) -> Profile:
@@ -106,9 +107,10 @@ class Profiler:
         except (OSError, ValueError) as error:
             self._fail(failures.MODEL_NOT_FOUND, f"the target cannot be read: {error}")
             return self._profile
-        for part in parts(self._wanted):
-            if not part.empty:
-                self._measure_part(part)
+        turns = [part for part in parts(self._wanted) if not part.empty]
+        for index, part in enumerate(turns):
+            self._turns_left = len(turns) - index
+            self._measure_part(part)
         return self._profile
 
     def _measure_part(self, part: Part) -> None:
@@ -166,8 +168,8 @@ class Profiler:
         with self._start(plan) as running:
             ready = running.wait_ready(lambda waited_s: self._say(f"the engine is starting, {waited_s:.0f} s so far"))
             self._say(f"the engine is up after {time.monotonic() - began:.0f} s on {ready.device}")
-            series = self._series(part, plan, ready)
-            budget = session.Budget(self._budget_left_s, time.monotonic())
+            budget = session.Budget(self._budget_left_s / self._turns_left, time.monotonic())
+            series = self._series(part, plan, ready, budget.total_s)
             try:
                 session.run(list(series.values()), running.visit, budget, self._say)
             except ProfilingError:
@@ -178,10 +180,9 @@ class Profiler:
                 self._budget_left_s -= budget.elapsed_s
             self._keep(part, series, ready, on_failure=self._fail)
 
-    def _series(self, part: Part, plan: LaunchPlan, ready: Ready) -> dict[str, session.Series]:
+    def _series(self, part: Part, plan: LaunchPlan, ready: Ready, budget_s: float) -> dict[str, session.Series]:
         """By drafter name, the target's under the empty name. Prompt lookup is measured along with the target."""
         lookup, neural = plan.pool.prompt_lookup, part.neural
-        budget_s = self._budget_left_s
         series = {}
         if part.target:
             series[""] = session.target_series(ready.limits, ready.pace, _name(lookup) or None, budget_s)
