@@ -1,0 +1,77 @@
+"""One service from chart to answers: real operator in the cluster, real vLLM, real model; shared by every test here."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from demo.console import Console
+from demo.load import Load
+from demo.service import Follower, JsonObject, is_true
+from setup.steps import REPOSITORY
+from tests.cluster.cluster import Cluster
+from tests.cluster.spec import ClusterSpec
+
+NAME = "smollm2"
+MODEL = "smollm2-135m-instruct"
+PATIENCE_S = 900.0  # a busy machine is slow, not wrong
+
+
+@dataclass(frozen=True)
+class Service:
+    """The example's service on its own cluster."""
+
+    cluster: Cluster
+    follower: Follower
+
+    def until(self, what: str, *kinds: str) -> JsonObject:
+        """The service once these conditions are True for its newest generation."""
+        return self.follower.until(lambda service: is_true(service, *kinds), timeout_s=PATIENCE_S, what=what)
+
+    def patch(self, patch: str) -> None:
+        self.cluster.kubectl("patch", "specsvc", NAME, "--type=merge", "-p", patch)
+
+    def pods(self) -> list[JsonObject]:
+        found: list[JsonObject] = self.cluster.get(
+            "pods", selector=f"outrider.dev/service={NAME},outrider.dev/component=serving"
+        )
+        return found
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.cluster.get('service', NAME)['spec']['clusterIP']}"
+
+    @contextmanager
+    def load(self, concurrency: int) -> Generator[Load, None, None]:
+        """Chat requests through the Service while the block runs; afterwards every one of them has ended."""
+        load = Load(self.url, MODEL, ("interactive", "batch"), max_tokens=48, concurrency=concurrency)
+        thread = threading.Thread(target=lambda: asyncio.run(load.run()))
+        thread.start()
+        try:
+            yield load
+        finally:
+            load.stop()
+            thread.join()
+
+
+@pytest.fixture(scope="session")
+def service(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Generator[Service, None, None]:
+    """Installed with helm and applied with kubectl, as a user would; Ready, Updated and profiled."""
+    del cluster  # it says, by its skip, where there can be none; this operator needs one of its own
+    with Cluster(ClusterSpec(nodes=1), Path(tmp_path_factory.mktemp("e2e"))) as own:
+        subprocess.run(
+            ["helm", "install", "outrider", "charts/outrider", "-n", "outrider-system", "--create-namespace",
+             "-f", "demo/values.yaml", "--wait", "--timeout", "5m"],
+            check=True, cwd=REPOSITORY, env=own.environment, capture_output=True,
+        )  # fmt: skip
+        own.kubectl("apply", "-f", str(REPOSITORY / "examples" / "smollm2-cpu.yaml"))
+        started = Service(own, Follower(own.kubectl, Console(), NAME))
+        started.until("a profiled service with a ready pod", "Ready", "ProfilesReady", "Updated")
+        yield started
