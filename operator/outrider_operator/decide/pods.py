@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from outrider_crds.status import Reason
@@ -85,14 +86,14 @@ def scheduler_says(pod: Object) -> str:
 
 
 def trouble(observed: Observed, revision: str | None = None) -> Trouble | None:
-    """The trouble of the first unready pod that has one, of `revision` or of all."""
+    """The trouble of the first unready pod that has one, of `revision` or of all; else of making pods at all."""
     ready_names = {name_of(pod) for pod in ready(observed)}
     for pod in living(observed):
         if name_of(pod) in ready_names or (revision is not None and revision_of(pod) != revision):
             continue
         if (found := _trouble(pod) or _stuck(observed, pod)) is not None:
             return found
-    return None
+    return _refused(observed)
 
 
 def why_not_ready(observed: Observed, revision: str | None = None) -> str:
@@ -130,6 +131,16 @@ def _stuck(observed: Observed, pod: Object) -> Trouble | None:
     if not warning or not is_being_created(pod) or created is None or observed.now - created < _PATIENCE_S:
         return None
     return Trouble(Reason.POD_CANNOT_START, f"Pod {name_of(pod)} cannot start: {cut(warning, 500)}")
+
+
+def _refused(observed: Observed) -> Trouble | None:
+    """Pods that the API server does not let the Deployment make: a quota, a policy, a missing priority class."""
+    failure = condition_of(observed.deployment or {}, "ReplicaFailure")
+    if failure.get("status") != "True":
+        return None
+    # Without the pod's made-up name, which is another one at each attempt: the sentence would change for ever.
+    said = re.sub(r'^pods "[^"]*" is ', "it is ", text(failure, "message"))
+    return Trouble(Reason.POD_CANNOT_START, f"No pod can be made: {cut(said, 500)}")
 
 
 def _still_starting(pod: Object, warning: str) -> str:

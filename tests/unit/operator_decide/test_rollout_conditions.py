@@ -125,6 +125,23 @@ def test_a_model_folder_that_is_not_there_is_said_in_the_kubelets_words() -> Non
     assert "/models/x is not a directory" in world.condition(C.PROGRESSING).message
 
 
+def test_pods_that_a_policy_or_a_quota_forbids_are_said_in_the_api_servers_words() -> None:
+    """There is no pod to look at: the Deployment alone knows."""
+    world = World(manifest())
+    world.settle()
+    message = 'pods "chat-1" is forbidden: violates PodSecurity "restricted:latest": hostPath volumes'
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message}
+    world.deployment()["status"] = {"conditions": [failure]}
+    world.settle()
+    assert world.reason(C.READY) == "False/PodCannotStart"
+    assert world.reason(C.PROGRESSING) == "False/Stalled"
+    said = world.condition(C.PROGRESSING).message
+    assert "PodSecurity" in said
+    failure["message"] = message.replace("chat-1", "chat-2")
+    world.settle()
+    assert world.condition(C.PROGRESSING).message == said
+
+
 def test_a_rollout_past_its_deadline_is_stalled() -> None:
     """progressDeadline, as the Deployment reports it."""
     world = rolling()
