@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from outrider_runtime.control.batch import RequestOutcome
 
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 Names = tuple[str | None, ...]
 
 AGE_HALF_LIFE_S = 30.0
 """Evidence ages by time: by observation alone, k = 0 would keep its own verdict for ever."""
+WARM_TRIALS = 12.0
 EVIDENCE_CAP = 150.0
 """Most trials a position's estimate rests on, so that it follows the traffic."""
 PRIOR_HAZARD = 0.6
@@ -29,13 +30,13 @@ REQUEST_TRIALS = 6.0
 REQUEST_CAP = 60.0
 RECENT_TRIALS = 24.0
 ALARM_SIGMAS = 3.5
-MAX_HAZARD = 0.99
+MAX_HAZARD = np.float32(0.99)
 
 
 class Acceptance:
     """Discounted Beta counts. Shapes: D drafters, K positions, C classes, S request slots, N requests asked for.
 
-    Answers are position-major, (K, N): sums over requests are then the fast ones."""
+    Answers are position-major, (K, N), and in single precision: they are asked for twice a step."""
 
     def __init__(self, drafters: Iterable[str], max_draft_tokens: int) -> None:
         self.index = {name: number for number, name in enumerate(drafters)}
@@ -51,6 +52,8 @@ class Acceptance:
         self._cached: tuple[tuple[Names, Names], Floats, Floats] | None = None
         self._aged_at: float | None = None
         self.alarms = 0
+        self.met = np.zeros(shape[0], dtype=bool)
+        """(D,): drafters that were tried often enough once to be no strangers."""
         self._refresh()
 
     def observe(self, outcomes: Iterable[RequestOutcome], now: float) -> None:
@@ -61,6 +64,7 @@ class Acceptance:
             return
         for name in {o.drafter for o in asked if o.drafter is not None}:
             self._observe_drafter(self.index[name], [o for o in asked if o.drafter == name])
+        self.met |= self.tried[:, 0] >= WARM_TRIALS
         self._cap()
         self._alarm()
         self._refresh()
@@ -93,14 +97,14 @@ class Acceptance:
         """Two (D, K, N): probability that the target accepts positions 1..j, given that they are proposed; and that
         the drafter has a proposal at position j (prompt lookup may find none)."""
         factors, hits = self._factors(requests, classes)
-        hazards = np.minimum(self.hazards[:, :, None] * factors.T[:, None, :], MAX_HAZARD)
-        offers = np.minimum(self.hit_rates[:, :, None] * hits.T[:, None, :], 1.0)
+        hazards = np.minimum(self._hazards32[:, :, None] * factors.T[:, None], MAX_HAZARD)
+        offers = np.minimum(self._hit_rates32[:, :, None] * hits.T[:, None], np.float32(1.0))
         return hazards.cumprod(axis=1), offers
 
     def paths_of(self, drafters: Ints, requests: Names, classes: Names) -> Floats:
         """(K, N): the same for the one drafter that each request's proposals came from."""
         factors = self._factors(requests, classes)[0][np.arange(len(drafters)), drafters]
-        return np.asarray(np.minimum(self.hazards.T[:, drafters] * factors, MAX_HAZARD).cumprod(axis=0))
+        return np.asarray(np.minimum(self._hazards32.T[:, drafters] * factors, MAX_HAZARD).cumprod(axis=0))
 
     def _factors(self, requests: Names, classes: Names) -> tuple[Floats, Floats]:
         """Two (N, D): factors on hazards and on hit rates. Both decisions of a step ask for the same."""
@@ -172,6 +176,8 @@ class Acceptance:
             before = (self.accepted[:, position] + PRIOR_TRIALS * before) / total
             self.hazards[:, position] = before
         self.hit_rates = (self._offered + 2.0) / (self._asked + 2.0)  # (D, K)
+        self._hazards32 = self.hazards.astype(np.float32)
+        self._hit_rates32 = self.hit_rates.astype(np.float32)
 
 
 def _reached(lengths: Ints, positions: int) -> Ints:
@@ -196,7 +202,7 @@ class RatioTable:
         """(N, D)"""
         if self._ratios is None:
             observed, expected = self._counts[..., 0], self._counts[..., 1]
-            self._ratios = (observed + self._strength) / (expected + self._strength)  # (S, D)
+            self._ratios = ((observed + self._strength) / (expected + self._strength)).astype(np.float32)  # (S, D)
         if self._last is None or self._last[0] != keys:
             get = self._slots.get
             self._last = (keys, np.array([get(key, 0) for key in keys], dtype=int))

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider_runtime.control.costs import StepCost
 
-CHORDS = (0.0, 0.25, 0.5, 0.75, 1.0)
+CHORDS = (0.0, 0.4, 1.0)
 """Between the lowest and the highest price of a token: where prefixes are looked at when bends are near."""
 
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 
 
@@ -112,7 +113,7 @@ def best_lengths(gains: Floats, token_costs_s: Floats, price: TargetPrice, rate:
     draft's first pass, which covers it.
     rate: lambda in tokens per second. budget: most proposals the step may verify in all.
     """
-    scores = gains - rate * token_costs_s if token_costs_s.any() else gains
+    scores = gains - (rate * token_costs_s).astype(gains.dtype) if token_costs_s.any() else gains
     ragged = _best_ragged(gains, scores, price, rate, budget)
     if price.uniform is None or gains.size == 0:
         return ragged
@@ -122,12 +123,11 @@ def best_lengths(gains: Floats, token_costs_s: Floats, price: TargetPrice, rate:
 
 
 def _best_ragged(gains: Floats, scores: Floats, price: TargetPrice, rate: float, budget: int) -> Lengths:
-    flat = scores.ravel()
-    worthwhile = (gains.ravel() > 0) & (flat > rate * price.lowest_s())
-    candidates = worthwhile.nonzero()[0]
-    order = candidates[(-flat[candidates]).argsort()][: max(0, budget)]
+    flat = scores.ravel()  # a gain of 0 scores 0 or less, so it is no candidate
+    candidates = (flat > rate * price.lowest_s()).nonzero()[0]
+    order = candidates[flat[candidates].argsort()[::-1]][: max(0, budget)]
     values = -rate * price.ragged_s(np.arange(len(order) + 1, dtype=float))
-    values[1:] += flat[order].cumsum()
+    values[1:] += flat[order].cumsum(dtype=float)
     best = int(values.argmax())
     lengths = np.bincount(order[:best] % gains.shape[1], minlength=gains.shape[1])
     return Lengths(lengths, float(values[best]))
@@ -158,15 +158,15 @@ def values_by_draft_length(
     the ranking. What a prefix that ends at a bend gains is read off the chord between two such prefixes: exact where
     no bend is crossed, never too high elsewhere (verification then ranks exactly).
     """
-    scores = gains - rate * token_costs_s[:, None] if token_costs_s.any() else gains
+    scores = gains - (rate * token_costs_s[:, None]).astype(gains.dtype) if token_costs_s.any() else gains
     positions, requests = gains.shape[1:]
     room = float(max(0, budget))
     ends = [end for end in {room, *(min(bend, room) for bend in price.bends())} if end < requests * positions]
-    floors = rate * np.array(price.floors_s(bool(ends)))
+    floors = np.array([rate * floor for floor in price.floors_s(bool(ends))], dtype=gains.dtype)
     taken = offers * (scores > floors[:, None, None, None])  # (floors, S, K, N)
-    more = taken.sum(axis=3).cumsum(axis=2)  # (floors, S, K)
+    more = taken.sum(axis=3).cumsum(axis=2, dtype=float)  # (floors, S, K)
     taken *= scores
-    worth = taken.sum(axis=3).cumsum(axis=2)
+    worth = taken.sum(axis=3).cumsum(axis=2, dtype=float)
     values = np.empty((len(gains), positions + 1))
     values[:, 0] = -rate * price.plain_s()
     best = values[:, 1:]

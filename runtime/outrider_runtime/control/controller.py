@@ -37,8 +37,9 @@ LEAST_STEPS = 20
 """Before so many steps nothing is said about the worth of speculation."""
 IDLE_S = 10.0
 """No step for so long means no traffic."""
-WARM_TRIALS = 12.0
-"""First positions tried before a drafter counts as known."""
+MANY_REQUESTS = 32
+KEEP_STEPS_MANY, KEEP_STEPS_FEW = 3, 1
+"""How many steps repeat a choice of drafters and draft length while the same requests decode."""
 CHECK_GATE_EVERY = 8
 """Decisions between two looks at what the neural draft would bring to requests whose draft KV has holes."""
 
@@ -74,7 +75,10 @@ class Controller:
         self._pin: tuple[int, str | None] | None = None
         self._purpose = Purpose.FIXED
         self._neural_proposes = False
-        self._decisions = 0
+        self._kept: DraftPlan | None = None
+        self._kept_for: dict[str | None, str | None] = {}
+        self._since_choice = 0
+        self._looks = 0
         self._decision_s = 0.0
         self._gated = False
         self._longest = 1
@@ -128,22 +132,50 @@ class Controller:
         return None
 
     def _closed_loop_plan(self, batch: Batch) -> DraftPlan:
+        kept = self._kept_plan(batch)
+        if kept is not None:
+            return kept
         step = next_step(batch, self._latency, self._goodput)
         problem = self._problem(step, assume_ready=False)
         choice = choose_draft(problem)
-        self._decisions += 1
+        passed, self._since_choice = 1 + self._since_choice, 0
         self._update_gate(step, problem, choice)
-        block = self._explorer.step() or self._new_block(problem, choice)
+        block = self._explorer.step(passed) or self._new_block(problem, choice)
         speculating = choice.draft_tokens > 0 and not self._truth.off
         prefill = any(step.now.prefill_tokens)
-        if self._truth.next_is_probe(len(batch.requests), speculating=speculating, prefill=prefill):
+        self._kept = None
+        if self._truth.next_is_probe(len(batch.requests), passed, speculating=speculating, prefill=prefill):
             return self._plan(batch, step, _nothing(choice), Purpose.PROBE)
         if block is not None:
             if not self._explorer.running:
                 self._gate.shut()
             return self._plan_for_one(batch, block.draft_tokens, self._names[block.drafter], Purpose.EXPLORE)
-        purpose = Purpose.EXPLORE if self._gate.window else Purpose.CHOICE
-        return self._plan(batch, step, choice if speculating else _nothing(choice), purpose)
+        if self._gate.window:
+            return self._plan(batch, step, choice if speculating else _nothing(choice), Purpose.EXPLORE)
+        self._kept = self._plan(batch, step, choice if speculating else _nothing(choice), Purpose.CHOICE)
+        self._kept_for = dict(zip(step.now.id, self._kept.drafters, strict=True))
+        return self._kept
+
+    def _kept_plan(self, batch: Batch) -> DraftPlan | None:
+        """The last choice once more: one step hardly changes what is known, the less the larger the batch is.
+
+        Verification lengths are chosen anew at every step all the same.
+        """
+        kept = self._kept
+        most = KEEP_STEPS_MANY if len(batch.requests) >= MANY_REQUESTS else KEEP_STEPS_FEW
+        if kept is None or self._since_choice >= most:
+            return None
+        for view in batch.requests:
+            drafter = self._kept_for.get(view.id, "")
+            if drafter == "" or view.prefill_tokens or view.remaining_tokens <= self._limit + 2:
+                return None
+            if kept.neural_tokens and not view.draft_ready:
+                return None
+        drafters = tuple([self._kept_for[view.id] for view in batch.requests])
+        if kept.draft_tokens > 0 and not any(drafters):
+            return None
+        self._since_choice += 1
+        return kept if drafters == kept.drafters else dataclasses.replace(kept, drafters=drafters)
 
     def _plan(self, batch: Batch, step: Step, choice: DraftChoice, purpose: Purpose) -> DraftPlan:
         """`choice` for the engine. The neural draft also runs, proposing nothing, to keep its KV whole."""
@@ -192,10 +224,11 @@ class Controller:
         if self._gate.closed(requests) and any(step.now.prefill_tokens) and self._explorer.due():
             self._gate.let_through()
         if not problem.usable[neural].all():
-            if self._decisions % CHECK_GATE_EVERY:
+            self._looks += 1
+            if self._looks % CHECK_GATE_EVERY:
                 return
             choice = choose_draft(self._problem(step, assume_ready=True))
-        if self._acceptance.tried[neural, 0] < WARM_TRIALS and not self._gate.closed(requests):
+        if not self._acceptance.met[neural] and not self._gate.closed(requests):
             return  # warm-up: a drafter that was never tried is not turned away
         self._gate.update(requests, worth=bool((choice.drafters == neural).any()) and not self._truth.off)
         self._gated = requests >= self._gate.threshold
@@ -211,7 +244,7 @@ class Controller:
         """Start to explore: a drafter that is hardly known at once; else, every so often, the one with the highest
         upper bound, where that beats the choice or nothing is chosen."""
         able = problem.usable.any(axis=1)
-        unknown = able & (self._acceptance.tried[:, 0] < WARM_TRIALS)
+        unknown = able & ~self._acceptance.met
         if not able.any() or not self._explorer.due(eager=bool(unknown.any())):
             return None
         bounds = upper_bounds(problem, self._acceptance.upper_paths())
@@ -276,6 +309,7 @@ class Controller:
         """Put new settings in force from the next decision on; what was learned stays."""
         self._hot = hot
         self._usable = self._who_is_usable()
+        self._kept = None
 
     def replace_latency(self, latency: LatencyModel | None) -> None:
         """A profile was loaded or changed; online corrections start anew."""
@@ -289,6 +323,7 @@ class Controller:
         """Use this drafter no more (it failed to load, raised, proposed nonsense); `resume` lifts it."""
         self._known(drafter)
         self._suspended[drafter] = reason
+        self._kept = None
         self._usable = self._who_is_usable()
 
     def resume(self, drafter: str) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider_runtime.control.choice import TargetPrice, values_by_draft_length
 
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+LEAST_GAIN = 1e-5
+"""Tokens; less is rounding, and no reason to speculate."""
 NOBODY = -1
 """In place of a drafter's number: nothing is proposed for the request."""
 
@@ -69,9 +72,12 @@ def choose_draft(problem: DraftProblem) -> DraftChoice:
     values = _values(problem, drafters)
     best = int(values.argmax())  # the first of equal ones: without the neural draft, and the shortest
     scenario, draft_tokens = divmod(best, values.shape[1])
-    if draft_tokens == 0:
+    if draft_tokens == 0 or values[scenario, draft_tokens] - plain < LEAST_GAIN:
         return nothing
-    chosen = _best_drafters(worth[:, :draft_tokens].sum(axis=1), scenarios[scenario : scenario + 1])[0]
+    chosen = drafters[scenario]
+    if len(worth) > 1 and draft_tokens < worth.shape[1]:
+        # Who serves a request best may be another where the chain is shorter.
+        chosen = _best_drafters(worth[:, :draft_tokens].sum(axis=1), scenarios[scenario : scenario + 1])[0]
     return DraftChoice(draft_tokens, chosen, float(values[scenario, draft_tokens]), plain)
 
 
@@ -92,10 +98,14 @@ def _worth_by_position(problem: DraftProblem) -> Floats:
     cost = price.ragged.per_batched_token_s
     if price.n_batched >= price.ragged.knee_tokens:
         cost += price.ragged.per_batched_token_above_knee_s
-    spent = problem.rate * (cost + problem.query_costs_s + np.zeros((len(problem.gains), 1, 1)))  # (D, 1, N)
+    spent = np.full((len(problem.gains), 1, 1), problem.rate * cost, dtype=problem.gains.dtype)
     if problem.neural != NOBODY:
         spent[problem.neural] += problem.rate * problem.neural_token_s
-    return np.asarray(np.maximum(problem.gains - spent, 0.0) * problem.offers)
+    if problem.query_costs_s.any():
+        spent = spent + problem.rate * problem.query_costs_s  # (D, 1, N)
+    worth = np.maximum(problem.gains - spent, 0.0)
+    worth *= problem.offers
+    return worth
 
 
 def _best_drafters(worth: Floats, scenarios: Bools) -> Ints:
@@ -110,12 +120,18 @@ def _best_drafters(worth: Floats, scenarios: Bools) -> Ints:
 
 def _values(problem: DraftProblem, drafters: Ints) -> Floats:
     """(S, K+1): worth of each draft length with these drafters (S, N), the drafts' own time included."""
-    requests = np.arange(drafters.shape[1])
-    # Advanced indices around a slice put K last: (S, N, K), so back to (S, K, N).
-    gains = problem.gains[drafters, :, requests].swapaxes(1, 2) * (drafters != NOBODY)[:, None]
-    offers = problem.offers[drafters, :, requests].swapaxes(1, 2)
+    gains, offers = _of_chosen(problem.gains, drafters), _of_chosen(problem.offers, drafters)
+    offers = offers * (drafters != NOBODY)[:, None]
     used = (drafters[:, None] == np.arange(len(problem.gains))[:, None]).any(axis=2)  # (S, D)
     costs = problem.query_costs_s + problem.neural_token_s * used[:, problem.neural, None]  # (S, N)
     values = values_by_draft_length(gains, offers, costs, problem.price, problem.rate, problem.budget)
     values[:, 1:] -= problem.rate * (used @ problem.draft_s[:, 1:])
     return values
+
+
+def _of_chosen(values: Floats, drafters: Ints) -> Floats:
+    """(S, K, N): of `values` (D, K, N) those of each request's drafter, (S, N); anything where it has none."""
+    chosen = np.broadcast_to(values[0], (len(drafters), *values.shape[1:]))
+    for number in range(1, len(values)):
+        chosen = np.where((drafters == number)[:, None], values[number], chosen)
+    return chosen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,9 +58,9 @@ class Explorer:
     def running(self) -> bool:
         return self._left > 0
 
-    def step(self) -> Block | None:
-        """One closed-loop decision; the block that runs, or None."""
-        self._since += 1
+    def step(self, passed: int = 1) -> Block | None:
+        """One closed-loop decision, `passed` steps after the last one; the block that runs, or None."""
+        self._since += passed
         if self._left == 0:
             return None
         self._left -= 1
@@ -73,7 +74,7 @@ class Explorer:
             self._credit_s -= max(0.0, outcome.step_s - outcome.tokens / plain_rate)
 
 
-def upper_bounds(problem: DraftProblem, upper_paths: NDArray[np.float64]) -> NDArray[np.float64]:
+def upper_bounds(problem: DraftProblem, upper_paths: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
     """(D,): what each drafter would gain in a step if it accepted as much as it may; -inf where none can use it.
 
     upper_paths: (D, K), optimistic products of hazards.

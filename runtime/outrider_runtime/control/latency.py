@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-from numpy.typing import NDArray
-
 from outrider_runtime.control.batch import ExecutionMode
 from outrider_runtime.control.choice import TargetPrice
 from outrider_runtime.control.costs import DrafterCost, LatencyModel, Shape, StepCost
@@ -41,8 +38,8 @@ class OnlineLatency:
         self._neural = {drafter.name: drafter.neural for drafter in drafters}
         self._largest_graph = math.inf if largest_graph_tokens is None else float(largest_graph_tokens)
         self._learned = LearnedCost()
-        self._target_scale = Multipliers(2, half_life=40, strength=0.3)
-        self._draft_scale = {drafter.name: Multipliers(2, half_life=8, strength=1) for drafter in drafters}
+        self._target_scale = Multipliers(half_life=40, strength=0.3)
+        self._draft_scale = {drafter.name: Multipliers(half_life=8, strength=1) for drafter in drafters}
         self._absurd_run = 0
         self._cache: dict[ExecutionMode, StepCost] = {}
         self._draft_cache: dict[str, DrafterCost] = {}
@@ -88,11 +85,12 @@ class OnlineLatency:
         if not self._plausible(seconds, predicted):
             return False
         if self.learning and self._learned.observe(shape, seconds):
-            self._target_scale = Multipliers(2, half_life=40, strength=0.3)
+            self._target_scale = Multipliers(half_life=40, strength=0.3)
         cost = self._base(mode)
-        parts = np.array([cost.constant_s, cost.seconds(shape) - cost.constant_s])
-        if parts.sum() > 0:
-            self._target_scale.observe(parts, min(seconds, WINSOR_FACTOR * max(predicted, parts.sum() / 4)))
+        total = cost.seconds(shape)
+        if total > 0:
+            most = WINSOR_FACTOR * max(predicted, total / 4)
+            self._target_scale.observe(cost.constant_s, total - cost.constant_s, min(seconds, most))
         self._cache.clear()
         self._draft_cache.clear()
         return True
@@ -104,9 +102,9 @@ class OnlineLatency:
         predicted = self.draft_s(name, first, draft_tokens)
         if not _is_time(seconds) or seconds > max(ABSURD_S, ABSURD_FACTOR * predicted):
             return False
-        parts = self._draft_parts(name, first, draft_tokens)
-        if parts.sum() > 0:
-            self._draft_scale[name].observe(parts, min(seconds, WINSOR_FACTOR * predicted))
+        calls, tokens = self._draft_parts(name, first, draft_tokens)
+        if calls + tokens > 0:
+            self._draft_scale[name].observe(calls, tokens, min(seconds, WINSOR_FACTOR * predicted))
         self._draft_cache.clear()
         return True
 
@@ -129,7 +127,7 @@ class OnlineLatency:
     def _corrected(self, mode: ExecutionMode) -> StepCost:
         cost = self._cache.get(mode)
         if cost is None:
-            constant, slope = self._target_scale.values.tolist()
+            constant, slope = self._target_scale.values
             cost = self._cache[mode] = _scaled(self._base(mode), constant, slope)
         return cost
 
@@ -137,18 +135,18 @@ class OnlineLatency:
         """Corrected."""
         drafter = self._draft_cache.get(name)
         if drafter is None:
-            constant, slope = self._draft_scale[name].values.tolist()
+            constant, slope = self._draft_scale[name].values
             base = self._draft_base(name)
             drafter = DrafterCost(_scaled(base.cost, constant, slope), base.autoregressive)
             self._draft_cache[name] = drafter
         return drafter
 
-    def _draft_parts(self, name: str, first: Shape, draft_tokens: int) -> NDArray[np.float64]:
-        """(2,): the part that is there at each call, and the part that grows with the call's tokens."""
+    def _draft_parts(self, name: str, first: Shape, draft_tokens: int) -> tuple[float, float]:
+        """The part that is there at each call, and the part that grows with the call's tokens."""
         drafter = self._draft_base(name)
         constant = DrafterCost(StepCost(constant_s=drafter.cost.constant_s), drafter.autoregressive)
         calls = constant.seconds(first, draft_tokens)
-        return np.array([calls, drafter.seconds(first, draft_tokens) - calls])
+        return calls, drafter.seconds(first, draft_tokens) - calls
 
     def _draft_base(self, name: str) -> DrafterCost:
         """Uncorrected: as profiled, else a guess from the target's cost."""

@@ -49,24 +49,39 @@ def _feasible(gram: Floats, moment: Floats, active: NDArray[np.bool_], start: Fl
 
 
 class Multipliers:
-    """Recursive least squares with forgetting on a cost that is a sum of parts: `y ~ sum_f m_f * part_f`.
+    """Recursive least squares with forgetting on a cost of two parts: `y ~ m_1 * part_1 + m_2 * part_2`.
 
-    Parts are seconds as a model predicts them, so every multiplier is 1 where the model is right. The prior counts
+    Parts are seconds as a model predicts them, so both multipliers are 1 where the model is right. The prior counts
     as `strength` observations of 1: directions that the last data do not show return to the model instead of
-    drifting, and one slow step moves little. Errors are relative to the prediction.
+    drifting, and one slow step moves little. Errors are relative to the prediction. Plain floats: this runs at every
+    step, and arrays of two would cost fifty times as much.
     """
 
-    def __init__(self, parts: int, *, half_life: float, strength: float) -> None:
+    def __init__(self, *, half_life: float, strength: float) -> None:
         self._keep = 0.5 ** (1.0 / half_life)
-        self._ridge = strength * np.eye(parts)
-        self._gram = np.zeros((parts, parts))
-        self._moment = np.zeros(parts)
-        self.values = np.ones(parts)
+        self._strength = strength
+        self._a11 = self._a12 = self._a22 = self._b1 = self._b2 = 0.0
+        self.values = (1.0, 1.0)
 
-    def observe(self, parts: Floats, seconds: float) -> None:
-        """One observation: `parts` (p,) as predicted, their sum positive, and what was measured."""
-        relative = parts / parts.sum()
-        target = seconds / parts.sum()
-        self._gram = self._keep * self._gram + np.outer(relative, relative)
-        self._moment = self._keep * self._moment + relative * target
-        self.values = non_negative(self._gram + self._ridge, self._moment + self._ridge.sum(axis=0))
+    def observe(self, first: float, second: float, seconds: float) -> None:
+        """One observation: the parts as predicted, their sum positive, and what was measured."""
+        total, keep = first + second, self._keep
+        x, y, target = first / total, second / total, seconds / total
+        self._a11 = keep * self._a11 + x * x
+        self._a12 = keep * self._a12 + x * y
+        self._a22 = keep * self._a22 + y * y
+        self._b1 = keep * self._b1 + x * target
+        self._b2 = keep * self._b2 + y * target
+        self.values = self._solve()
+
+    def _solve(self) -> tuple[float, float]:
+        """The non-negative solution of the normal equations with the prior on their diagonal."""
+        a11, a12, a22 = self._a11 + self._strength, self._a12, self._a22 + self._strength
+        b1, b2 = self._b1 + self._strength, self._b2 + self._strength
+        determinant = a11 * a22 - a12 * a12  # positive: the prior makes it so
+        first, second = (a22 * b1 - a12 * b2) / determinant, (a11 * b2 - a12 * b1) / determinant
+        if first < 0:
+            return 0.0, max(0.0, b2 / a22)
+        if second < 0:
+            return max(0.0, b1 / a11), 0.0
+        return first, second

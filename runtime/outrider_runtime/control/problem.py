@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from outrider_runtime.control.goodput import Goodput
 from outrider_runtime.control.latency import OnlineLatency
 from outrider_runtime.control.settings import DrafterSpec
 
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 
 
@@ -104,7 +104,7 @@ def _step(
         price=price,
         query_costs_s=np.array(decoding.context_tokens) * per_query if per_query > 0 else np.zeros(requests),
         rate=goodput.rate(requests / plain_s) if plain_s > 0 else 0.0,
-        budget=min(batch.token_budget, batch.free_kv_tokens) - requests - prefill,
+        budget=min(batch.token_budget, batch.free_kv_tokens) - len(every.id) - prefill,  # a token each, at least
     )
 
 

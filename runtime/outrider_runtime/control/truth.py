@@ -64,10 +64,11 @@ class Truth:
         self._weight = self._evidence = 0.0
         self._wait = min(self._wait, SUSPICIOUS_PERIOD_STEPS)
 
-    def next_is_probe(self, requests: int, *, speculating: bool, prefill: bool) -> bool:
-        """One closed-loop decision. A probe starts only among speculative steps without prefill."""
+    def next_is_probe(self, requests: int, passed: int = 1, *, speculating: bool, prefill: bool) -> bool:
+        """One closed-loop decision, `passed` steps after the last one. A probe starts only among speculative steps
+        without prefill."""
         if self.off:
-            self._off_steps -= 1
+            self._off_steps -= min(passed, self._off_steps)
             if requests < 0.7 * self._off_requests:
                 self.lift()
         if self._block_left > 0:
@@ -75,7 +76,7 @@ class Truth:
             return True
         if not speculating:
             return False
-        self._wait -= 1
+        self._wait -= passed
         if self._wait > 0 or prefill or len(self._speculative) < LEAST_NEIGHBOURS:
             return False
         self._block_left = PROBE_STEPS - 1

@@ -71,7 +71,7 @@ def exhaustive(gains, query, price: TargetPrice, rate: float, budget: int) -> fl
     return best
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data(), st.integers(1, 3), st.integers(1, 4), st.floats(1.0, 120.0), st.integers(-1, 12))
 def test_no_other_lengths_are_worth_more(data, requests, positions, rate, budget):  # type: ignore[no-untyped-def]
     """Design, choice of lengths: the joint choice equals exhaustive search, knees and graphs included."""
@@ -88,7 +88,7 @@ def test_no_other_lengths_are_worth_more(data, requests, positions, rate, budget
         assert found.value == pytest.approx(best, abs=1e-9)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(st.data(), st.integers(1, 3), st.integers(1, 4), st.floats(1.0, 120.0))
 def test_draft_lengths_are_valued_as_exhaustive_search_values_them(data, requests, positions, rate):  # type: ignore[no-untyped-def]
     """For every K the value is that of the best verification lengths up to K."""
@@ -101,7 +101,7 @@ def test_draft_lengths_are_valued_as_exhaustive_search_values_them(data, request
         assert values[length] == pytest.approx(best, abs=1e-9)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(st.data(), st.integers(1, 3), st.integers(1, 4), st.floats(1.0, 120.0), st.integers(0, 12))
 def test_a_bend_in_the_cost_never_makes_a_draft_length_look_better_than_it_is(data, requests, positions, rate, budget):  # type: ignore[no-untyped-def]
     """Across a knee or a budget values are read off chords: at most the truth, and never under k = 0."""
@@ -149,7 +149,7 @@ def exhaustive_drafters(case: DraftProblem) -> float:
     return best
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(
     st.data(),
     st.integers(1, 3),

@@ -187,8 +187,8 @@ def test_a_first_draft_pass_covers_every_token_and_the_others_the_batch():
 
 def test_directions_without_data_stay_with_the_model():
     """At one steady shape intercept and slope cannot be told apart: neither may drift away."""
-    multipliers = Multipliers(2, half_life=40, strength=0.3)
+    multipliers = Multipliers(half_life=40, strength=0.3)
     rng = np.random.default_rng(0)
     for _ in range(2000):
-        multipliers.observe(np.array([0.01, 0.001]), 0.011 * math.exp(rng.normal(0, 0.1)))
+        multipliers.observe(0.01, 0.001, 0.011 * math.exp(rng.normal(0, 0.1)))
     assert multipliers.values == pytest.approx([1.0, 1.0], abs=0.1)
