@@ -114,14 +114,15 @@ def _old_pods_serve(observed: Observed, revision: Revision) -> str:
 
 
 def _behind(observed: Observed, intent: Intent, serving: list[Object]) -> list[str]:
-    """Names of ready pods of another revision, or whose last state does not have the current config."""
-    assert intent.running is not None
+    """Ready pods of another revision, or whose last state does not have the current config, and why."""
     late = []
     for pod in serving:
         state = observed.states.get(name_of(pod))
-        current = state is not None and state.config_hash == intent.hot_hash
-        if not current or revision_of(pod) != intent.running.name:
-            late.append(f"{name_of(pod)} ({state.config_error})" if state and state.config_error else name_of(pod))
+        current = intent.running is not None and revision_of(pod) == intent.running.name
+        if state is None:
+            late.append(f"{name_of(pod)} (no answer on its state endpoint)")
+        elif not current or state.config_hash != intent.hot_hash:
+            late.append(f"{name_of(pod)} ({state.config_error})" if state.config_error else name_of(pod))
     return sorted(late)
 
 

@@ -46,6 +46,7 @@ def test_a_service_is_measured_rolled_out_and_updated() -> None:
     world.settle()
     assert world.jobs() == []
     assert world.reason(C.UPDATED) == "False/ConfigPending"
+    assert "no answer on its state endpoint" in world.condition(C.UPDATED).message
     world.report_states()
     plan = world.settle()
     assert is_idle(plan)
