@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-STALE_S = 15.0
+STALE_S = 30.0
 """The engine writes its state four times a second; a starved machine may delay that, but not by this much."""
 WEDGED_S = 180.0
 """Longer than any one step, a first-use kernel compilation included."""

@@ -40,7 +40,7 @@ def test_a_pod_whose_plugin_did_not_load_is_never_ready() -> None:
 
 def test_a_pod_whose_plugin_fell_silent_is_not_ready() -> None:
     """A controller that hangs would leave requests without speculation, and the state without a writer."""
-    assert "last reported 16 s ago" in why_not_ready(replace(HEALTHY, report_age_s=STALE_S + 1))
+    assert "last reported 31 s ago" in why_not_ready(replace(HEALTHY, report_age_s=STALE_S + 1))
 
 
 def test_a_draining_pod_is_alive_but_not_ready() -> None:
