@@ -1,4 +1,4 @@
-"""The Dockerfile agrees with the repository; what only a build can tell is said in CONTRIBUTING.
+"""The Dockerfile agrees with the repository; docs/images.md says how to build.
 
 These hold it against the files that it copies and the pods that run its images.
 """
