@@ -95,6 +95,7 @@ def build_registry(operator: Operator, events: Events, client: ClientConfigurati
 
 def configure(settings: kopf.OperatorSettings) -> None:
     settings.posting.loggers = False
+    settings.posting.default_backoffs = (1, 5)  # an Event is not worth more, least of all in a namespace that goes
     settings.posting.reporting_component = "outrider"
     settings.posting.event_name_prefix = "outrider-"
     settings.networking.error_backoffs = _API_RETRY_PAUSES_S

@@ -134,7 +134,7 @@ class Service:
 
     def wait_updated(self, timeout_s: float = 180.0) -> dict[str, Any]:
         """Until what CI waits for: the current generation runs everywhere."""
-        return self._wait_for(f"{self.name} to be up to date", self._updated, timeout_s)
+        return self._wait_for(f"{self.name} to be up to date", self.updated, timeout_s)
 
     def _wait_for(self, what: str, look: Callable[[], T | None], timeout_s: float) -> T:
         """As wait_for; a failure shows the status and the pods."""
@@ -147,7 +147,8 @@ class Service:
             ]
             raise AssertionError("\n".join([str(error), *told])) from None
 
-    def _updated(self) -> dict[str, Any] | None:
+    def updated(self) -> dict[str, Any] | None:
+        """The service, if Updated is True of its current generation."""
         document = self.read()
         found = condition(document, "Updated")
         current = found.get("observedGeneration") == document["metadata"]["generation"]

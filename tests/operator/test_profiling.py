@@ -59,7 +59,11 @@ def services(make: Make) -> dict[str, Service]:
 
 @pytest.fixture(scope="module")
 def crowded(services: dict[str, Service]) -> tuple[Service, set[str]]:
-    """A rollout that has no room, begun early (the verdict takes a minute), and the pods that it is to replace."""
+    """A rollout that has no room, and the pods that it is to replace.
+
+    Begun early, since the verdict takes a minute, but after the Jobs on that product: they would give way.
+    """
+    services["three"].wait("ProfilesReady", "True", timeout_s=240)
     service = services["full"]
     service.wait_updated(240)
     before = uids(service.ready_pods())
@@ -67,7 +71,6 @@ def crowded(services: dict[str, Service]) -> tuple[Service, set[str]]:
     return service, before
 
 
-@pytest.mark.usefixtures("crowded")
 def test_three_products_get_three_jobs(services: dict[str, Service], jobs: Jobs, client: Client) -> None:
     """One latency profile for each product that the service names, measured on a node of that product."""
     service = services["three"]
@@ -82,6 +85,7 @@ def test_three_products_get_three_jobs(services: dict[str, Service], jobs: Jobs,
         assert json.loads(profile["data"][TARGET_FILE])["product"] == product
 
 
+@pytest.mark.usefixtures("crowded")
 def test_a_pod_learns_which_product_it_runs_on(services: dict[str, Service], cluster: Cluster) -> None:
     """The operator annotates it once it is scheduled; the downward API tells the runtime."""
     service = services["three"]

@@ -111,11 +111,10 @@ def test_rollout_keeps_enough_pods_ready(services: dict[str, Service], name: str
     request of a replaced pod is answered to its end."""
     service = services[name]
     service.wait_updated(240)
-    before = service.revision
     request = Request(service.ready_pods()[0]["status"]["podIP"], tokens=60)
     service.patch({"engine": {"maxModelLen": 2048}})
     samples = []
-    while not (service.revision != before and service.condition("Updated")["status"] == "True"):
+    while not service.updated():
         samples.append(len(service.ready_pods()))
         time.sleep(0.2)
         assert len(samples) < 600, "the rollout does not end"
