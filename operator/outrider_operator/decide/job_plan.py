@@ -19,6 +19,8 @@ from outrider_operator.model import JOB, Adoption, Delete, Object, Observed, Set
 
 _WORDS_S = 2.0
 """A pod's last words follow the end of its Job within moments."""
+_SERVING_POD_S = 5.0
+"""The pod that goes first may be another service's: nothing of this one changes when it has its node."""
 _STORE_S = 0.5
 """What the operator writes itself wakes nobody: look again when a result is stored, or a Job made room for another."""
 
@@ -41,6 +43,8 @@ def plan_jobs(observed: Observed, settings: Settings, intent: Intent, found: lis
         if each.job is None:
             if _may_start(observed, intent, each):
                 creates.append(job_manifest(observed, settings, intent.spec, intent.image, each.asked))
+            elif each.asked and each.served_first:
+                waits.append(_SERVING_POD_S)
         elif is_being_deleted(each.job):
             continue
         elif is_finished(each.job):

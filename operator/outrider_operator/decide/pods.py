@@ -57,13 +57,13 @@ def ready(observed: Observed) -> list[Object]:
 
 
 def starting(observed: Observed, within_s: float) -> list[Object]:
-    """Pods that have a node, have not passed their start-up probe yet, and are younger than `within_s`."""
+    """Pods that have a node, may yet pass their start-up probe, and are younger than `within_s`."""
     return [
         pod
         for pod in living(observed)
         if text(pod, "spec", "nodeName")
         and not any(status.get("started") for status in items(pod, "status", "containerStatuses"))
-        and _trouble(pod) is None
+        and (_trouble(pod) or _stuck(observed, pod)) is None
         and observed.now - (unix_seconds(text(pod, "metadata", "creationTimestamp")) or 0.0) < within_s
     ]
 

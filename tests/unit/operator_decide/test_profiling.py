@@ -238,8 +238,9 @@ def test_a_job_gives_way_to_a_serving_pod_and_starts_again_after_it() -> None:
     world = started(accelerator={"products": ["NVIDIA-L4"]}, nodes=(gpu_node("a", "NVIDIA-L4", 1),))
     assert len(world.jobs()) == 1
     unschedulable(world, "surge", world.now)
-    world.settle()
+    plan = world.settle()
     assert world.jobs() == []
+    assert plan.requeue_after_s == pytest.approx(5), "another service's pod wakes nobody here"
     assert world.reason(C.PROFILES_READY) == "False/WaitingForServingPod"
     world.pods["surge"]["spec"]["nodeName"] = "a"
     world.settle()
@@ -269,6 +270,19 @@ def test_on_cpu_the_serving_pod_starts_before_its_hardware_is_measured() -> None
     assert world.jobs() == []
     assert world.reason(C.PROFILES_READY) == "False/WaitingForServingPod"
     world.roll_out()
+    world.settle()
+    assert len(world.jobs()) == 1
+
+
+def test_a_pod_that_cannot_start_does_not_keep_its_hardware_from_being_measured() -> None:
+    """Its volumes are not there: it uses no core, and the Job may well say the same."""
+    world = World(manifest())
+    world.settle()
+    world.roll_out(ready=False)
+    (pod,) = world.pods.values()
+    pod["status"] = {"phase": "Pending", "containerStatuses": []}
+    world.pod_warnings = {pod["metadata"]["name"]: "FailedMount: no such folder"}
+    world.now += 30
     world.settle()
     assert len(world.jobs()) == 1
 
