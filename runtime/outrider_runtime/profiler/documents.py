@@ -30,6 +30,9 @@ DIGITS = 4
 def fit_target(series: Series) -> dict[ExecutionMode, FittedCost]:
     """Raises ProfilingError when too little was measured."""
     _check_enough(series)
+    if not series.repeated:
+        text = "no shape could be measured twice within the time budget; raise profiling.timeBudget"
+        raise ProfilingError(failures.TIME_BUDGET_TOO_SMALL, text)
     measurements = target_measurements(series.visits)
     fitted = fit_modes(measurements, series.held_out)
     return fitted or {ExecutionMode.RAGGED: fit_cost(measurements, series.held_out)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -71,7 +72,8 @@ def _table(judged: Iterable[Judged]) -> Iterable[str]:
         name = f"{measurement.point}" + (f"  K {measurement.draft_tokens}" if measurement.draft_tokens else "")
         yield (
             f"{name:<58} {measurement.seconds * 1e3:7.2f} ms {one.predicted_s * 1e3:7.2f} ms {one.error:>7.1%} "
-            f"{measurement.spread:>7.1%}{'  held out' if one.held_out else ''}"
+            f"{'once' if math.isnan(measurement.spread) else format(measurement.spread, '.1%'):>7}"
+            f"{'  held out' if one.held_out else ''}"
         )
 
 
@@ -90,6 +92,7 @@ def _row(judged: Judged) -> dict[str, Any]:
         "measuredMs": round(measurement.seconds * 1e3, 4),
         "predictedMs": round(judged.predicted_s * 1e3, 4),
         "errorPercent": round(judged.error * 100, 2),
+        "spreadPercent": None if math.isnan(measurement.spread) else round(measurement.spread * 100, 2),
         "heldOut": judged.held_out,
     }
 

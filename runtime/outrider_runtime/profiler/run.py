@@ -91,12 +91,21 @@ def parts(wanted: Wanted) -> list[Part]:
 class Profiler:
     """Measures part after part; a failure of one costs the others nothing."""
 
-    def __init__(self, wanted: Wanted, paths: Paths, budget_s: float, say: Say, start: StartEngine = engine) -> None:
+    def __init__(
+        self,
+        wanted: Wanted,
+        paths: Paths,
+        budget_s: float,
+        say: Say,
+        start: StartEngine = engine,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._wanted = wanted
         self._paths = paths
         self._budget_left_s = budget_s
         self._say = say
         self._start = start
+        self._clock = clock
         self._turns_left = 1
         self._profile = Profile()
 
@@ -164,11 +173,11 @@ class Profiler:
             text = f"the time budget was spent before {_named(part)} had a turn; raise profiling.timeBudget"
             raise ProfilingError(failures.TIME_BUDGET_TOO_SMALL, text)
         self._say(f"starting the engine for {_named(part)} (this does not count towards the time budget)")
-        began = time.monotonic()
+        began = self._clock()
         with self._start(plan) as running:
             ready = running.wait_ready(lambda waited_s: self._say(f"the engine is starting, {waited_s:.0f} s so far"))
-            self._say(f"the engine is up after {time.monotonic() - began:.0f} s on {ready.device}")
-            budget = session.Budget(self._budget_left_s / self._turns_left, time.monotonic())
+            self._say(f"the engine is up after {self._clock() - began:.0f} s on {ready.device}")
+            budget = session.Budget(self._budget_left_s / self._turns_left, self._clock(), self._clock)
             series = self._series(part, plan, ready, budget.total_s)
             try:
                 session.run(list(series.values()), running.visit, budget, self._say)

@@ -84,6 +84,11 @@ class Series:
     def enough(self) -> bool:
         return 0 < self.needed <= len({visit.point for visit in self.visits})
 
+    @property
+    def repeated(self) -> bool:
+        """Some shape was visited twice, so that the run-to-run spread is known."""
+        return len(self.visits) > len({visit.point for visit in self.visits})
+
     def asked(self, point: GridPoint) -> str | None:
         """Who proposes at `point`."""
         return self.drafter if point.verify else None

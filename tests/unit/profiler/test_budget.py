@@ -37,7 +37,7 @@ def test_a_smaller_budget_measures_fewer_shapes():
 def test_a_profile_that_was_cut_short_still_judges_itself_on_shapes_it_did_not_see():
     """An error on fitted shapes alone would flatter exactly the profile that knows least."""
     slower_than_it_seemed = Machine(target=lambda shape: 10 * TARGET.seconds(shape))
-    _, series = spent(slower_than_it_seemed, 10.0)
+    _, series = spent(slower_than_it_seemed, 12.0)
     assert series.enough
     assert len(series.order) < 12
     fitted = fit_target(series)
@@ -123,3 +123,13 @@ def test_whatever_the_engine_there_is_a_grid_it_can_run(limits, pace, budget_s):
         assert point.batched <= limits.step_tokens
         assert point.context < limits.max_model_len
         assert point.verify <= limits.max_draft_tokens
+
+
+def test_a_target_that_was_measured_once_only_is_no_profile():
+    """Without a repeat nobody can say how noisy the machine was; a spread of 0% would be a claim."""
+    slow = Machine(target=lambda shape: 10 * TARGET.seconds(shape))
+    _, series = spent(slow, 6.5)
+    assert series.enough
+    with pytest.raises(ProfilingError, match="measured twice") as caught:
+        fit_target(series)
+    assert caught.value.reason == "TimeBudgetTooSmall"

@@ -45,11 +45,13 @@ def service(tmp_path: Path, *, target: str | None = None, **draft: object) -> Sp
     )
 
 
-def profile(tmp_path: Path, spec: SpeculativeServiceSpec, start, *, target: bool = True, names=("lookup", "eagle")):
+def profile(
+    tmp_path: Path, spec: SpeculativeServiceSpec, start, *, target=True, names=("lookup", "eagle"), clock=time.monotonic
+):
     boot = boot_config(spec, service="s", namespace="n", revision="r", image="i", max_draft_tokens=4)
     wanted = Wanted(boot, profile_keys(spec, "cpu", "i"), target, tuple(d for d in spec.draft_pool if d.name in names))
     paths = Paths(mounted=False, run_dir=str(tmp_path / "run"))
-    return Profiler(wanted, paths, 60.0, lambda _text: None, start).run()
+    return Profiler(wanted, paths, 60.0, lambda _text: None, start, clock).run()
 
 
 def reasons(found) -> dict[str, str]:

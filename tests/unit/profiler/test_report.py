@@ -1,0 +1,54 @@
+"""What a person who runs `outrider-profile` by hand gets to see."""
+
+from __future__ import annotations
+
+import io
+import json
+
+from outrider_runtime.profiler.report import as_json, print_report, write_report
+
+from tests.unit.profiler.machine import Machine, starter
+from tests.unit.profiler.test_failures import profile, service
+
+
+def test_the_table_names_every_shape_its_error_and_what_was_held_out(tmp_path):
+    """Measured beside predicted, so that a reader can see where the model is wrong."""
+    found = profile(tmp_path, service(tmp_path), starter(Machine(noise=0.05)))
+    out = io.StringIO()
+    print_report(found, out)
+    text = out.getvalue()
+    assert "target, uniform steps" in text
+    assert "drafter eagle" in text
+    held_out = [line for line in text.splitlines() if line.endswith("held out")]
+    assert len(held_out) == sum(len(fit.errors) for fit in _fits(found))
+    assert f"held-out error {found.target.error_percent:.1f}%" in text
+
+
+def test_what_could_not_be_measured_stands_in_the_report(tmp_path):
+    found = profile(tmp_path, service(tmp_path, vocab_size=7), starter(Machine()))
+    out = io.StringIO()
+    print_report(found, out)
+    assert "not measured: eagle: VocabularyMismatch" in out.getvalue()
+
+
+def test_a_noisy_machines_measurements_are_shown_though_no_profile_is_given(tmp_path):
+    """Who has to find the noisy neighbour needs to see the times."""
+    machine = Machine(drift=1.5)
+    found = profile(tmp_path, service(tmp_path), starter(machine), clock=machine.clock)
+    assert found.target is None
+    assert as_json(found)["shapes"]["target, uniform steps"]
+
+
+def test_json_and_plot_are_written(tmp_path):
+    """For a pull request or a notebook: the same figures, and measured over predicted as a picture."""
+    found = profile(tmp_path, service(tmp_path), starter(Machine(noise=0.05)))
+    write_report(found, tmp_path / "report")
+    document = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert document["result"]["target"]["errorPercent"] == found.target.error_percent
+    row = document["shapes"]["drafter eagle"][0]
+    assert {"batch", "context", "draftTokens", "measuredMs", "predictedMs", "heldOut", "spreadPercent"} <= set(row)
+    assert (tmp_path / "report" / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def _fits(found):
+    return [*found.fitted_target.values(), *found.fitted_drafters.values()]
