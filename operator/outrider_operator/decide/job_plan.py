@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider_crds.spec import ProfilingMode
 
@@ -34,44 +34,54 @@ class JobPlan:
 
 
 def plan_jobs(observed: Observed, settings: Settings, intent: Intent, found: list[Measurement]) -> JobPlan:
-    """Deletes and creations of Jobs. A finished one goes only once its outcome stands in the ConfigMap."""
-    leave = _leave(observed, intent)
-    deletes, adopts = [*leave.delete], [*leave.adopt]
-    creates: list[Object] = []
-    waits: list[float] = []
-    for each in found:
-        if each.job is None:
-            if _may_start(observed, intent, each):
-                creates.append(job_manifest(observed, settings, intent.spec, intent.image, each.asked))
-            elif each.asked and each.served_first:
-                waits.append(_SERVING_POD_S)
-        elif is_being_deleted(each.job):
-            continue
-        elif is_finished(each.job):
-            if _is_stored(observed, each):
-                deletes.append(_deletion(each.job))
-            else:
-                waits.append(_STORE_S if is_readable(observed, each.job, each.pod) else _WORDS_S)
-        elif _must_stop(observed, intent, each):
-            deletes.append(_deletion(each.job))
-        elif observed.uid not in owner_uids(each.job):
-            owner = owner_reference(observed, controller=False)
-            adopts.append(Adoption(JOB, name_of(each.job), uid_of(each.job), owner))
-    if deletes:
-        waits.append(_STORE_S)
-    return JobPlan(tuple(creates), tuple(adopts), tuple(deletes), min(waits, default=None))
-
-
-def _may_start(observed: Observed, intent: Intent, each: Measurement) -> bool:
-    required = intent.spec.profiling.mode is ProfilingMode.REQUIRED
-    return (
-        bool(each.asked)
-        and intent.spec.profiling.mode is not ProfilingMode.SKIP
-        and not intent.spec.paused
-        and (each.node_fits or required)  # the pending pod of a required measurement may bring a node up
-        and not each.served_first
-        and _serving_pods_are_placed(observed, intent)
+    """The next step for each product's Job, and for those that this service asks for no more."""
+    steps = [_leave(observed, intent), *(_step(observed, settings, intent, each) for each in found)]
+    return JobPlan(
+        create=tuple(job for step in steps for job in step.create),
+        adopt=tuple(adoption for step in steps for adoption in step.adopt),
+        delete=tuple(deletion for step in steps for deletion in step.delete),
+        requeue_after_s=min((s.requeue_after_s for s in steps if s.requeue_after_s is not None), default=None),
     )
+
+
+def _step(observed: Observed, settings: Settings, intent: Intent, each: Measurement) -> JobPlan:
+    if each.job is None:
+        return _begin(observed, settings, intent, each)
+    if is_being_deleted(each.job):
+        return JobPlan()
+    if is_finished(each.job):
+        return _end(observed, each, each.job)
+    if _must_stop(observed, intent, each, each.job):
+        return _deletion(each.job)
+    if observed.uid in owner_uids(each.job):
+        return JobPlan()
+    owner = owner_reference(observed, controller=False)
+    return JobPlan(adopt=(Adoption(JOB, name_of(each.job), uid_of(each.job), owner),))
+
+
+def _begin(observed: Observed, settings: Settings, intent: Intent, each: Measurement) -> JobPlan:
+    if not each.asked or _is_off(intent):
+        return JobPlan()
+    if each.served_first:
+        return JobPlan(requeue_after_s=_SERVING_POD_S)
+    required = intent.spec.profiling.mode is ProfilingMode.REQUIRED
+    # The pending pod of a required measurement may bring a node up.
+    if not (each.node_fits or required) or not _serving_pods_are_placed(observed, intent):
+        return JobPlan()
+    return JobPlan(create=(job_manifest(observed, settings, intent.spec, intent.image, each.asked),))
+
+
+def _end(observed: Observed, each: Measurement, job: Object) -> JobPlan:
+    """A finished Job goes only once its outcome stands in the ConfigMap: when absorbing it changes nothing."""
+    if not is_readable(observed, job, each.pod):
+        return JobPlan(requeue_after_s=_WORDS_S)
+    if store_of(observed, each.keys.target) != each.store:
+        return JobPlan(requeue_after_s=_STORE_S)
+    return _deletion(job)
+
+
+def _is_off(intent: Intent) -> bool:
+    return intent.spec.paused or intent.spec.profiling.mode is ProfilingMode.SKIP
 
 
 def _serving_pods_are_placed(observed: Observed, intent: Intent) -> bool:
@@ -86,17 +96,16 @@ def _serving_pods_are_placed(observed: Observed, intent: Intent) -> bool:
     return bool(seen == mapping(deployment, "metadata").get("generation", 0) and created >= intent.spec.replicas)
 
 
-def _must_stop(observed: Observed, intent: Intent, each: Measurement) -> bool:
+def _must_stop(observed: Observed, intent: Intent, each: Measurement, job: Object) -> bool:
     """Active Jobs stop when a serving pod cannot be placed, when profiling is switched off, or when the settings of
     one that could not even start were changed. Another service's Job is only stopped for a serving pod."""
-    assert each.job is not None
     if any(unschedulable_since(pod) is not None for pod in waiting_for(observed, each.keys.product)):
         return True
-    if owner_uids(each.job) - {observed.uid}:
+    if owner_uids(job) - {observed.uid}:
         return False
-    if intent.spec.paused or intent.spec.profiling.mode is ProfilingMode.SKIP:
+    if _is_off(intent):
         return True
-    asked = asked_of(each.job)
+    asked = asked_of(job)
     changed = asked is None or asked.attempt != attempt_hash(intent.spec, intent.image)
     return changed and not is_running(each.pod)
 
@@ -111,18 +120,11 @@ def _leave(observed: Observed, intent: Intent) -> JobPlan:
     left = [job for job in others if observed.uid in owner_uids(job)]
     alone = [job for job in others if owner_uids(job) <= {observed.uid}]
     release = {"$patch": "delete", "uid": observed.uid}
-    return JobPlan(
-        adopt=tuple(Adoption(JOB, name_of(job), uid_of(job), release) for job in left if job not in alone),
-        delete=tuple(_deletion(job) for job in alone),
-    )
+    releases = tuple(Adoption(JOB, name_of(job), uid_of(job), release) for job in left if job not in alone)
+    return replace(_deletion(*alone), adopt=releases)
 
 
-def _is_stored(observed: Observed, each: Measurement) -> bool:
-    """True when absorbing the outcome of the finished Job changes nothing."""
-    assert each.job is not None
-    readable = is_readable(observed, each.job, each.pod)
-    return readable and store_of(observed, each.keys.target) == each.store
-
-
-def _deletion(job: Object) -> Delete:
-    return Delete(JOB, name_of(job), uid_of(job))
+def _deletion(*jobs: Object) -> JobPlan:
+    """Something may now take the room: look again."""
+    deletes = tuple(Delete(JOB, name_of(job), uid_of(job)) for job in jobs)
+    return JobPlan(delete=deletes, requeue_after_s=_STORE_S if deletes else None)

@@ -45,7 +45,7 @@ def test_a_rollout_is_told_and_the_old_pods_serve() -> None:
 
 def test_no_room_for_the_surge_pod_names_max_unavailable_after_a_minute() -> None:
     """NoCapacity only after 60 s, woken by the operator's own clock; the sentence says what to do."""
-    world = rolling()
+    world = rolling(profiling={"mode": "Skip"})
     unschedulable(world, "new", world.now)
     plan = world.settle()
     assert world.reason(C.PROGRESSING) == "True/RollingOut"
