@@ -144,3 +144,14 @@ def test_a_drafter_that_failed_to_load_is_left_out_of_the_next_attempt(tmp_path:
     assert smaller.pool.prompt_lookup == lookup()
     assert smaller.pool.dropped == {"eagle": "weights are cut off"}
     assert launch.after_failure(smaller) is None, "no drafter is left to blame"
+
+
+def test_a_drafter_that_vllms_config_refuses_is_left_out(tmp_path: Path) -> None:
+    """vLLM checks some of a draft before any worker starts."""
+    plan = plan_of(boot_config([eagle(HEAD)]), Pool(neural=eagle(HEAD)))
+    plan = plan.model_copy(update={"paths": launch.Paths(run_dir=str(tmp_path))})
+    refusal = ValueError("1 validation error for SpeculativeConfig\n  Value error, no such architecture")
+    smaller = launch.after_failure(plan, refusal)
+    assert smaller is not None
+    assert "no such architecture" in smaller.pool.dropped["eagle"]
+    assert launch.after_failure(plan, ValueError("out of memory")) is None

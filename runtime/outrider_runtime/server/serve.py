@@ -116,7 +116,7 @@ def _serve_until_drained(plan: LaunchPlan, watch: EngineWatch, listener: socket.
 
 def _without_guilty_drafter(plan: LaunchPlan, error: Exception) -> LaunchPlan:
     logger.exception("the engine did not start")
-    smaller = after_failure(plan)
+    smaller = after_failure(plan, error)
     if smaller is None:
         raise StartupError(f"the engine did not start: {error}") from error
     assert plan.pool.neural is not None

@@ -3,7 +3,7 @@
     plan = plan_launch(boot, hot, paths)     # reads the drafts' configs; drops drafters that cannot load
     prepare(plan)                            # environment and the plan's file, for vLLM's processes
     arguments = engine_arguments(plan)       # as `vllm serve` takes them: [model, "--flag=value", ...]
-    smaller = after_failure(plan)            # if the engine did not start: the plan without the guilty drafter
+    smaller = after_failure(plan, error)     # if the engine did not start: the plan without the guilty drafter
 
 The engine core and the worker are processes of their own; they find the plan as `launch.json` in the folder that
 the environment variable OUTRIDER_RUN_DIR names. In one process (tests, the profiler) the same holds.
@@ -36,6 +36,7 @@ from outrider_runtime.vllm_plugin.versions import check_engine_version
 RUN_DIR_VARIABLE = "OUTRIDER_RUN_DIR"
 PLAN_FILE = "launch.json"
 FAILURE_FILE = "drafter-failure.txt"
+SPECULATIVE_CONFIG = "SpeculativeConfig"  # named in the error when vLLM refuses one
 SCHEDULER_CLASS = "outrider_runtime.vllm_plugin.scheduler.outrider_scheduler"
 CPU_WORKER_CLASS = "outrider_runtime.vllm_plugin.cpu.OutriderCPUWorker"
 GPU_WORKER_CLASS = "outrider_runtime.vllm_plugin.gpu.OutriderGPUWorker"
@@ -82,16 +83,22 @@ def plan_launch(boot: BootConfig, hot: HotConfig, paths: Paths) -> LaunchPlan:
     )
 
 
-def after_failure(plan: LaunchPlan) -> LaunchPlan | None:
+def after_failure(plan: LaunchPlan, error: Exception | None = None) -> LaunchPlan | None:
     """The plan without the neural drafter that kept the engine from starting; None when no drafter was the cause.
 
-    A worker that fails while it loads the drafter writes why into the run folder before it dies.
+    A worker that fails while it loads the drafter writes why into the run folder before it dies; `error`, if given,
+    is what the engine's start raised here: vLLM refuses some drafters while it resolves its config.
     """
-    note = Path(plan.paths.run_dir, FAILURE_FILE)
-    if plan.pool.neural is None or not note.is_file():
+    if plan.pool.neural is None:
         return None
-    reason = note.read_text(encoding="utf-8").strip()
-    note.unlink()
+    note = Path(plan.paths.run_dir, FAILURE_FILE)
+    if note.is_file():
+        reason = note.read_text(encoding="utf-8").strip()
+        note.unlink()
+    elif error is not None and SPECULATIVE_CONFIG in str(error):
+        reason = f"the engine refuses it: {' '.join(str(error).split())[:300]}"
+    else:
+        return None
     return plan.model_copy(update={"pool": plan.pool.without_neural(reason)})
 
 

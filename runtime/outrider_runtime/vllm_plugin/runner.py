@@ -28,7 +28,11 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
     """For the runners of CPU and GPU alike; comes before vLLM's class in the order of methods."""
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
-        super().__init__(vllm_config, device)
+        try:
+            super().__init__(vllm_config, device)  # no weights yet, but the drafter is built and checked here
+        except Exception as error:
+            note_drafter_failure(error)
+            raise
         self._lookup = lookup_host(load_plan(), self.max_model_len)
         self._vocabulary_size = int(self.model_config.get_vocab_size())
         self._report = StepReport()
@@ -54,6 +58,12 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
             self._report.target_s = spent - (self._report.lookup_s or 0.0) - (self._report.neural_s or 0.0)
             attach(output, self._report)
         return output
+
+    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
+        """Sample a step without proposals as plain decoding does: vLLM would run its rejection sampler over nothing,
+        which costs time, and raises on a CPU when a request has a top-k."""
+        proposed = spec_decode_metadata is not None and spec_decode_metadata.max_spec_len > 0
+        return super()._sample(logits, spec_decode_metadata if proposed else None)
 
     def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
         """Always hand over to `propose_draft_token_ids`: near max_model_len vLLM would give the whole batch zeros

@@ -203,7 +203,8 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         if request.sampling_params is not None and request.sampling_params.seed is not None:
             return 1
         given = request.num_output_tokens
-        return max(0, min(request.max_tokens - given, self.max_model_len - request.num_tokens))
+        remaining: int = min(request.max_tokens - given, self.max_model_len - request.num_tokens)
+        return max(0, remaining)
 
     def _blocks(self, request_id: str, first: int, last: int) -> list[int]:
         managers = self.kv_cache_manager.coordinator.single_type_managers
