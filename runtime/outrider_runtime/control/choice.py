@@ -19,6 +19,8 @@ from outrider_runtime.control.costs import StepCost
 CHORDS = (0.0, 0.4, 1.0)
 """Between the lowest and the highest price of a token: where prefixes are looked at when bends are near."""
 
+FAR_TOKENS = 1e6
+"""More than any step proposes: where the last straight piece of a cost ends."""
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 
@@ -50,10 +52,7 @@ class TargetPrice:
 
     def plain_s(self) -> float:
         """Seconds without any proposal."""
-        cost, tokens = self.uniform or self.ragged, self.n_batched
-        if self.beyond is not None and tokens > self.largest_graph_tokens:
-            return self.fixed_beyond_s + _seconds_of(tokens, self.beyond)
-        return self.fixed_uniform_s + _seconds_of(tokens, cost)
+        return self._seconds_at(0.0, self.uniform or self.ragged, self.fixed_uniform_s)
 
     def lowest_s(self) -> float:
         """The cheapest that one more token can be; a position worth less is never chosen."""
@@ -88,12 +87,22 @@ class TargetPrice:
         return [bend for bend in bends if bend > 0]
 
     def _seconds(self, more: Floats, cost: StepCost, fixed_s: float) -> Floats:
-        tokens = more + self.n_batched
-        seconds = _token_seconds(tokens, cost, fixed_s)
-        if self.beyond is None:
-            return seconds
-        past = _token_seconds(tokens, self.beyond, self.fixed_beyond_s)
-        return np.where(tokens > self.largest_graph_tokens, past, seconds)
+        """Read off the cost's corners, as one call: it is piecewise linear."""
+        corners = [0.0, FAR_TOKENS]
+        if cost.per_batched_token_above_knee_s > 0:
+            corners.append(max(0.0, cost.knee_tokens - self.n_batched))
+        if self.beyond is not None:
+            last = max(0.0, math.floor(self.largest_graph_tokens) - self.n_batched)
+            corners += [last, last + 1e-6, max(0.0, self.beyond.knee_tokens - self.n_batched)]
+        corners.sort()
+        return np.asarray(np.interp(more, corners, [self._seconds_at(corner, cost, fixed_s) for corner in corners]))
+
+    def _seconds_at(self, more: float, cost: StepCost, fixed_s: float) -> float:
+        tokens = self.n_batched + more
+        if self.beyond is not None and tokens > self.largest_graph_tokens:
+            cost, fixed_s = self.beyond, self.fixed_beyond_s
+        above = max(0.0, tokens - cost.knee_tokens)
+        return fixed_s + cost.per_batched_token_s * tokens + cost.per_batched_token_above_knee_s * above
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,15 +214,3 @@ def _uniform_values(
     possible = ((gains > 0) & (offers >= 1.0)).all(axis=1) & (sizes <= budget)
     worth = scores.sum(axis=1).cumsum() - rate * price.uniform_s(sizes.astype(float))
     return np.asarray(np.maximum.accumulate(np.where(possible, worth, -np.inf)))
-
-
-def _token_seconds(tokens: Floats, cost: StepCost, fixed_s: float) -> Floats:
-    seconds = cost.per_batched_token_s * tokens + fixed_s
-    if cost.per_batched_token_above_knee_s > 0:
-        seconds += cost.per_batched_token_above_knee_s * np.maximum(tokens - cost.knee_tokens, 0.0)
-    return seconds
-
-
-def _seconds_of(tokens: float, cost: StepCost) -> float:
-    above = max(0.0, tokens - cost.knee_tokens)
-    return cost.per_batched_token_s * tokens + cost.per_batched_token_above_knee_s * above

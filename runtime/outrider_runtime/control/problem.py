@@ -69,7 +69,9 @@ class Step:
 def this_step(batch: Batch, latency: OnlineLatency, goodput: Goodput) -> Step:
     """The step about to be scheduled, before any proposal is verified."""
     every = Columns.of(batch.requests)
-    filling = [now + later for now, later in zip(every.prefill_tokens, every.prefill_left, strict=True)]
+    filling: Iterable[int] = every.prefill_tokens
+    if any(every.prefill_left):
+        filling = [now + later for now, later in zip(every.prefill_tokens, every.prefill_left, strict=True)]
     return _step(batch, every, filling, sum(every.prefill_tokens), 0, latency, goodput)
 
 
