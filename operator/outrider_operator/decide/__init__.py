@@ -8,6 +8,8 @@ of it together).
 
 from __future__ import annotations
 
+from typing import Any
+
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import ConditionStatus, ConditionType, SpeculativeServiceStatus
 
@@ -64,13 +66,11 @@ def _serve(observed: Observed, settings: Settings, spec: SpeculativeServiceSpec,
 def _status(
     observed: Observed, settings: Settings, asked: Intent, found: list[Measurement], verdict: Verdict
 ) -> SpeculativeServiceStatus:
-    spec, figures = asked.spec, observed.figures.current
+    spec = asked.spec
     status = _counted(observed).model_copy(
         update={
             "runtime_image": asked.default_image,
-            "summary": figure_status.summary(spec, figures),
-            "goodput": figure_status.goodput(figures),
-            "slo_classes": figure_status.slo_classes(spec, figures),
+            **_figures(observed, spec),
             "drafts": figure_status.drafts(observed, asked, found),
             "profiles": profile_statuses(observed, asked, found),
         }
@@ -87,6 +87,17 @@ def _status(
         ConditionType.SLO_ATTAINED: slo_attained(observed, asked, found),
     }
     return with_verdicts(status, verdicts, observed.generation, observed.now)
+
+
+def _figures(observed: Observed, spec: SpeculativeServiceSpec) -> dict[str, Any]:
+    if figure_status.between_windows(observed):
+        return {}
+    figures = observed.figures.current
+    return {
+        "summary": figure_status.summary(spec, figures),
+        "goodput": figure_status.goodput(figures),
+        "slo_classes": figure_status.slo_classes(spec, figures),
+    }
 
 
 def _leave_children(observed: Observed, verdict: Verdict, spec: SpeculativeServiceSpec | None) -> Plan:

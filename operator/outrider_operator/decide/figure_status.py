@@ -15,6 +15,13 @@ from outrider_operator.decide.reading import cut, name_of
 from outrider_operator.decide.samples import LEAST_TOKENS, attainment, speedup
 from outrider_operator.model import DrafterFigures, Figures, Observed
 
+_MEASURED = {"acceptance_rate", "accepted_length", "share_percent"}
+
+
+def between_windows(observed: Observed) -> bool:
+    """True in the minute after the operator's start, which the pods served through: the figures so far stand."""
+    return observed.figures.current is None and not observed.figures.error and bool(ready(observed))
+
 
 def goodput(figures: Figures | None) -> Goodput | None:
     if figures is None:
@@ -91,12 +98,14 @@ def _draft(
     states = [state for pod in ready(observed) if (state := observed.states.get(name_of(pod))) is not None]
     reports = [drafter for state in states for drafter in state.drafters if drafter.name == name]
     measured = figures.drafters.get(name) if figures is not None else None
+    standing = next((draft for draft in observed.status.drafts if draft.name == name), None)
+    kept = standing if between_windows(observed) else None
     return DraftStatus(
         name=name,
         profiled=bool(found) and all(each.keys.drafters.get(name) in each.store.drafters for each in found),
         loaded=bool(reports) and all(report.loaded for report in reports),
         reason=cut(_reason(intent, found, name, reports)),
-        **_measured(measured, figures),
+        **(_measured(measured, figures) if kept is None else kept.model_dump(include=_MEASURED)),
     )
 
 

@@ -12,6 +12,7 @@ from outrider_crds.spec import SpeculationMode, SpeculativeServiceSpec
 from outrider_crds.status import ConditionStatus, ConditionType, Reason
 
 from outrider_operator.decide.feasibility import infeasible
+from outrider_operator.decide.figure_status import between_windows
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.measurements import Measurement
 from outrider_operator.decide.numbers import three_digits
@@ -132,4 +133,7 @@ def _standing(observed: Observed, kind: ConditionType) -> Verdict | None:
 def _without_figures(observed: Observed) -> Verdict:
     if observed.figures.error:
         return unknown(Reason.METRICS_UNAVAILABLE, observed.figures.error)
+    standing = find_condition(observed.status.conditions, ConditionType.SPECULATION_ACTIVE)
+    if standing is not None and standing.reason in (Reason.PAYS, Reason.NOT_WORTH_IT) and between_windows(observed):
+        return Verdict(standing.status, Reason(standing.reason), standing.message)
     return unknown(Reason.MEASURING, "Not measured for a whole window yet.")

@@ -270,6 +270,19 @@ def test_a_restarted_operator_keeps_the_verdict_until_it_has_measured(serving: W
     assert serving.reason(C.SLO_ATTAINED) == "False/Missed"
 
 
+def test_a_restarted_operator_keeps_the_figures_until_it_has_measured(serving: World) -> None:
+    """An upgrade of the operator must not blank `kubectl get`, nor make SpeculationActive flap."""
+    measured(serving, GOOD, GOOD)
+    before = serving.observed().status
+    assert before.summary is not None
+    measured(serving, None, None)
+    after = serving.observed().status
+    assert (after.summary, after.goodput, after.slo_classes, after.drafts) == (
+        before.summary, before.goodput, before.slo_classes, before.drafts,
+    )  # fmt: skip
+    assert serving.reason(C.SPECULATION_ACTIVE) == "True/Pays"
+
+
 @pytest.mark.parametrize(
     ("window", "expected"),
     [
