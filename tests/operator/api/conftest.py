@@ -15,8 +15,11 @@ def api(any_cluster: Cluster | ExistingCluster) -> Cluster | ExistingCluster:
     """The cluster, with Outrider's CRD established and published."""
     any_cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD_FILE))
     any_cluster.kubectl("wait", "--for=condition=Established", f"crd/{CRD_NAME}", "--timeout=30s")
-    explains = lambda: any_cluster.try_kubectl("explain", "specsvc.spec.draftPool").returncode == 0  # noqa: E731
-    any_cluster.wait_until("the CRD is in the API server's OpenAPI document", explains, 30)
+
+    def explained() -> bool:
+        return any_cluster.try_kubectl("explain", "specsvc.spec.draftPool").returncode == 0
+
+    any_cluster.wait_until("the CRD is in the API server's OpenAPI document", explained, 30)
     return any_cluster
 
 
