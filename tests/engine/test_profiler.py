@@ -115,7 +115,7 @@ def test_progress_and_a_report_are_shown_to_whoever_ran_it(whole):
     ran, report = whole
     assert "shape 1 of " in ran.output
     assert "of the budget left" in ran.output
-    assert "per batched token" in ran.output
+    assert "predicted" in ran.output
     assert (report / "report.png").stat().st_size > 10_000
 
 
