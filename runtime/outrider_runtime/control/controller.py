@@ -57,18 +57,18 @@ class Controller:
         rng: np.random.Generator,
     ) -> None:
         """`latency` None: learn every cost from the engine's own steps. `clock` times the decisions themselves
-        (time.perf_counter); all other times come in with `Batch.now` and `StepOutcome.now`."""
+        (time.perf_counter); all other times come in with `Batch.now` and `StepOutcome.now`. `rng` spreads probes and
+        exploration, so that they do not fall into step with periodic traffic."""
         self.settings = settings
         self._hot = settings.hot
         self._clock = clock
-        self._rng = rng
         self._names = [drafter.name for drafter in settings.drafters]
         self._acceptance = Acceptance(self._names, settings.max_draft_tokens)
         self._latency = OnlineLatency(latency, settings.drafters, settings.largest_graph_tokens)
         self._goodput = Goodput()
         self._gate = DraftGate()
-        self._truth = Truth()
-        self._explorer = Explorer()
+        self._truth = Truth(rng)
+        self._explorer = Explorer(rng)
         self._tally = Tally(self._names, settings.max_draft_tokens)
         self._suspended: dict[str, str] = {}
         self._usable = self._who_is_usable()
@@ -150,8 +150,8 @@ class Controller:
             if not self._explorer.running:
                 self._gate.shut()
             return self._plan_for_one(batch, block.draft_tokens, self._names[block.drafter], Purpose.EXPLORE)
-        if self._gate.window:
-            return self._plan(batch, step, choice if speculating else _nothing(choice), Purpose.EXPLORE)
+        if self._gate.window and not speculating:
+            return self._plan(batch, step, _nothing(choice), Purpose.EXPLORE)
         self._kept = self._plan(batch, step, choice if speculating else _nothing(choice), Purpose.CHOICE)
         self._kept_for = dict(zip(step.now.id, self._kept.drafters, strict=True))
         return self._kept
@@ -228,9 +228,10 @@ class Controller:
             if self._looks % CHECK_GATE_EVERY:
                 return
             choice = choose_draft(self._problem(step, assume_ready=True))
-        if not self._acceptance.met[neural] and not self._gate.closed(requests):
-            return  # warm-up: a drafter that was never tried is not turned away
-        self._gate.update(requests, worth=bool((choice.drafters == neural).any()) and not self._truth.off)
+        warming_up = not self._acceptance.met[neural] and not self._gate.closed(requests)
+        if warming_up or self._truth.off:
+            return  # the threshold is for load: neither a stranger nor the guard moves it
+        self._gate.update(requests, worth=bool((choice.drafters == neural).any()))
         self._gated = requests >= self._gate.threshold
 
     def _problem(self, step: Step, *, assume_ready: bool) -> DraftProblem:
@@ -314,6 +315,7 @@ class Controller:
     def replace_latency(self, latency: LatencyModel | None) -> None:
         """A profile was loaded or changed; online corrections start anew."""
         self._latency = OnlineLatency(latency, self.settings.drafters, self.settings.largest_graph_tokens)
+        self._kept = None
 
     def forget(self, request_id: str) -> None:
         """The request has finished or was aborted; unknown ids are fine."""

@@ -34,7 +34,8 @@ class Block:
 class Explorer:
     """Keeps the account of what exploring cost, and says when a block may start."""
 
-    def __init__(self) -> None:
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
         self._since = 0
         self._left = 0
         self._block: Block | None = None
@@ -48,7 +49,7 @@ class Explorer:
     def start(self, drafter: int, requests: int, max_draft_tokens: int) -> None:
         self._left = BLOCK_STEPS_FEW if requests < FEW_REQUESTS else BLOCK_STEPS
         self._block = Block(drafter, min(BLOCK_TOKENS, max_draft_tokens))
-        self._since = 0
+        self._since = int(self._rng.integers(INTERVAL_STEPS // 10))
 
     def postpone(self) -> None:
         """Nothing is worth exploring now; look again soon."""

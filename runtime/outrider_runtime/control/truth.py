@@ -41,7 +41,8 @@ class _Timed:
 class Truth:
     """Says when to probe, compares, and forbids speculation where it loses."""
 
-    def __init__(self) -> None:
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
         self.counters = SpeedupCounters()
         self._speculative: deque[_Timed] = deque(maxlen=NEIGHBOURS)
         self._plain: list[_Timed] = []
@@ -80,7 +81,7 @@ class Truth:
         if self._wait > 0 or prefill or len(self._speculative) < LEAST_NEIGHBOURS:
             return False
         self._block_left = PROBE_STEPS - 1
-        self._wait = PERIOD_STEPS
+        self._wait = round(PERIOD_STEPS * self._rng.uniform(0.9, 1.1))
         return True
 
     def observe(self, outcome: StepOutcome) -> None:
