@@ -1,0 +1,70 @@
+"""The draft-prefill gate's threshold, and the price of time."""
+
+from __future__ import annotations
+
+import pytest
+from outrider_runtime.control.gate import HOLD_STEPS, WINDOW_STEPS, DraftGate
+from outrider_runtime.control.goodput import Goodput
+
+
+def closed_at(requests: int) -> DraftGate:
+    gate = DraftGate()
+    for _ in range(HOLD_STEPS):
+        gate.update(requests, worth=False)
+    return gate
+
+
+def test_one_bad_step_does_not_close_the_gate():
+    """A hole in the draft's KV lasts as long as its request, so a flicker must not make one."""
+    gate = DraftGate()
+    for _ in range(5 * HOLD_STEPS):
+        gate.update(16, worth=False)
+        gate.update(16, worth=True)
+    assert not gate.closed(16)
+
+
+def test_the_gate_remembers_the_batch_at_which_the_draft_stopped_to_pay():
+    """TurboSpec section 4.2: above the threshold the draft's prefill is skipped, below it runs."""
+    gate = closed_at(16)
+    assert gate.closed(16)
+    assert gate.closed(40)
+    assert not gate.closed(15)
+
+
+def test_the_gate_opens_with_hysteresis():
+    """Near the threshold it takes two looks that find the draft worth running, well below it one."""
+    gate = closed_at(16)
+    gate.update(15, worth=True)
+    assert gate.closed(16)
+    gate.update(15, worth=True)
+    assert not gate.closed(16)
+    gate = closed_at(16)
+    gate.update(4, worth=True)
+    assert not gate.closed(16)
+
+
+def test_a_closed_gate_lets_a_request_through_for_a_while():
+    """Or it would never learn that the traffic has changed."""
+    gate = closed_at(16)
+    gate.let_through()
+    assert not gate.closed(16)
+    for _ in range(WINDOW_STEPS):
+        gate.step()
+    assert gate.closed(16)
+
+
+def test_at_a_steady_batch_lambda_is_measured_goodput():
+    """Whatever the model says plain decoding would give there."""
+    goodput = Goodput()
+    for _ in range(500):
+        goodput.observe(tokens=12, step_s=0.02, plain_rate=400.0)
+    assert goodput.tokens_per_s == pytest.approx(600)
+    assert goodput.rate(400.0) == pytest.approx(600, rel=0.02)
+
+
+def test_lambda_is_right_from_the_first_step_after_a_jump_of_the_load():
+    """From 24 requests to one: goodput falls to an eighth at once, the price of time with it."""
+    goodput = Goodput()
+    for _ in range(500):
+        goodput.observe(tokens=24, step_s=0.046, plain_rate=521.0)
+    assert goodput.rate(67.0) == pytest.approx(67, rel=0.02)
