@@ -75,8 +75,16 @@ def _programs() -> dict[str, str]:
 
 
 def _program(entry: str) -> bytes:
+    """Guarded as pip's own: a spawned process imports it, and must not serve once more."""
     module, function = entry.split(":")
-    return f"#!{_OURS}/venv/bin/python\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n".encode()
+    lines = [
+        f"#!{_OURS}/venv/bin/python",
+        "import sys",
+        f"from {module} import {function}",
+        'if __name__ == "__main__":',
+        f"    sys.exit({function}())",
+    ]
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def _passwd(users: dict[str, tuple[int, str]]) -> bytes:
