@@ -26,6 +26,8 @@ class _Bucket:
     seconds: float = 0.0
 
     def add(self, shape: Shape, seconds: float) -> None:
+        if self.count >= 3:  # noise only ever adds time, and a few hiccups would tilt the whole fit
+            seconds = min(seconds, 2.0 * self.seconds)
         self.count = min(self.count + 1.0, BUCKET_CAP)
         share = 1.0 / self.count
         self.n_context += share * (shape.n_context - self.n_context)
