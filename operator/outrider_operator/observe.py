@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from outrider_operator import kinds
 from outrider_operator.cache import Cache
 from outrider_operator.decide.pods import is_being_created
 from outrider_operator.kinds import Kind, child_kind, component, labels_of, name_of, namespace_of
-from outrider_operator.kubernetes_api import KubernetesApi
+from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.measurements import Measurements
 from outrider_operator.model import (
     PROFILE,
@@ -22,6 +23,8 @@ from outrider_operator.model import (
     child_names,
 )
 from outrider_operator.work_queue import Key
+
+logger = logging.getLogger(__name__)
 
 _PODS_ASKED_ABOUT = 4
 """One of them is named in the conditions; a rollout of hundreds must not become a request each."""
@@ -81,7 +84,11 @@ class Observer:
         warnings: dict[str, str] = {}
         for pod in pods[:_PODS_ASKED_ABOUT]:
             fields = f"involvedObject.uid={pod['metadata']['uid']},type=Warning"
-            events, _ = await self._api.list_all(kinds.EVENT, namespace, fields=fields)
+            try:
+                events, _ = await self._api.list_all(kinds.EVENT, namespace, fields=fields)
+            except ApiError as error:  # a better sentence is not worth a reconcile
+                logger.warning("Cannot read the events of pod %s/%s: %s", namespace, name_of(pod), error)
+                break
             if events:
                 newest = max(events, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
                 warnings[name_of(pod)] = f"{newest.get('reason', '')}: {newest.get('message', '')}"

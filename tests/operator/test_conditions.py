@@ -130,7 +130,7 @@ ROWS = {
         expected=(
             ("Ready", "False", "PodCannotStart", "/srv/nowhere"),
             ("Progressing", "False", "Stalled", "/srv/nowhere"),
-            ("ProfilesReady", "False", "WaitingForServingPod", "no-model"),
+            ("ProfilesReady", "False", "Profiling", " waits: "),
         ),
         profiled=True,
     ),
