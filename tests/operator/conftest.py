@@ -30,11 +30,11 @@ def client(cluster: Cluster) -> Client:
     return Client(str(cluster.kubeconfig))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def operator_process(
     cluster: Cluster, client: Client, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[OperatorProcess, None, None]:
-    """The one operator of the session. A test that stops it starts it again."""
+    """The one operator of these tests. A test that stops it starts it again."""
     del client
     log = tmp_path_factory.mktemp("operator") / "operator.log"
     variables = {"OUTRIDER_METRICS_WINDOW": WINDOW, "OUTRIDER_RESYNC_INTERVAL": RESYNC}
