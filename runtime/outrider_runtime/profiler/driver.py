@@ -18,6 +18,7 @@ from outrider_runtime.vllm_plugin.loop import ControlLoop
 SEED = 7
 LONGEST_SET_UP = 10_000
 """Steps; a batch that is not decoding by then never will be (no KV memory left, say)."""
+AGREEMENT = 0.03
 _PACE_BATCH = 8
 _PACE_CONTEXT = 64
 
@@ -63,9 +64,14 @@ class Driver:
         """Measure one shape. The batch stays, for the next shape to grow from."""
         self._loop.pin(ask.point.verify if ask.drafter else 0, ask.drafter)
         self._arrange(ask.point, ask.drafter)
-        measured = [self._measured_step(ask.point) for _ in range(ask.settle + ask.steps)][ask.settle :]
-        samples = tuple(sample for sample in measured if sample is not None)
-        return Visit(ask.point, samples, self._suspension(ask.drafter))
+        for _ in range(ask.settle):
+            self._measured_step(ask.point)
+        samples: list[Sample] = []
+        for done in range(ask.most_steps):
+            if done >= ask.steps and _agree(samples):
+                break
+            samples += self._measured_step(ask.point)
+        return Visit(ask.point, tuple(samples), self._suspension(ask.drafter))
 
     def _suspension(self, drafter: str | None) -> str:
         counters = self._loop.snapshot().drafters.get(drafter or "")
@@ -74,7 +80,7 @@ class Driver:
     def _shortest(self, point: GridPoint) -> float:
         hosted = self._loop.plan.pool.hosted
         drafter = hosted[0].name if hosted and point.verify else None
-        visit = self.visit(Ask(point, drafter, steps=5, settle=2))
+        visit = self.visit(Ask(point, drafter, steps=3, most_steps=9, settle=2))
         return min(sample.target_s for sample in visit.samples)
 
     def _arrange(self, point: GridPoint, drafter: str | None) -> None:
@@ -102,14 +108,15 @@ class Driver:
         room = min(HEADROOM_TOKENS, self._core.vllm_config.model_config.max_model_len - context)
         return any(request.num_tokens > context + room // 2 for request in self._scheduler.running)
 
-    def _measured_step(self, point: GridPoint) -> Sample | None:
+    def _measured_step(self, point: GridPoint) -> list[Sample]:
+        """One step of `point`; empty where the plugin reported none."""
         added = self._add(self._random_tokens(point.prefill)) if point.prefill else None
         self._propose(point)
         self._outcomes.clear()
         self._engine.step()
         if added is not None:
             self._engine.abort_request([added])
-        return _sample(self._outcomes[-1]) if self._outcomes else None
+        return [_sample(outcome) for outcome in self._outcomes]
 
     def _propose(self, point: GridPoint) -> None:
         """Random proposals in place of whatever the drafter found."""
@@ -135,6 +142,12 @@ class Driver:
 
     def _random_tokens(self, count: int) -> list[int]:
         return [int(token) for token in self._rng.integers(0, self._vocabulary, size=count)]
+
+
+def _agree(samples: Sequence[Sample]) -> bool:
+    """The two fastest steps took about the same: neither of them was disturbed."""
+    fastest = sorted(sample.target_s + sum(sample.draft_s.values()) for sample in samples)[:2]
+    return len(fastest) == 2 and fastest[1] <= (1 + AGREEMENT) * fastest[0]
 
 
 def _decodes(request: Any) -> bool:

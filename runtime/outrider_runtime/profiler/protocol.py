@@ -29,10 +29,13 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Measure `steps` steps of one shape, after `settle` that only warm up."""
+    """Measure steps of one shape, after `settle` that only warm up, until the two fastest agree."""
 
     point: GridPoint
     drafter: str | None
     """Who proposes at the end of each step; None: nobody."""
     steps: int
-    settle: int
+    """At least so many."""
+    most_steps: int
+    """However they disagree."""
+    settle: int = 1

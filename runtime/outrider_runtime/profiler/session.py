@@ -27,7 +27,8 @@ from outrider_runtime.profiler.protocol import Ask
 from outrider_runtime.profiler.samples import Visit, median_spread, target_measurements
 
 STEPS = 3
-SETTLE = 1
+MOST_STEPS = 9
+"""Steps of one visit: more where the machine is busy, so that one of them may run undisturbed."""
 USUAL_ROUNDS = 5
 FIRST_ROUND_SHARE = 0.45
 """Share of the budget after which no new shapes are taken up: every shape is to be visited twice."""
@@ -150,7 +151,7 @@ class _Visitor:
         for index, point in enumerate(interleaved(points), start=before + 1):
             if self.budget.left_s <= 0:
                 return
-            series.visits.append(self.measure(Ask(point, series.asked(point), STEPS, SETTLE)))
+            series.visits.append(self.measure(Ask(point, series.asked(point), STEPS, MOST_STEPS)))
             self.progress(
                 f"round {number}, {series.title}: shape {index} of {len(series.order)}, {self.budget.elapsed_s:.0f} s "
                 f"elapsed, {max(0.0, self.budget.left_s):.0f} s of the budget left: {point}"
