@@ -17,7 +17,7 @@ import yaml
 
 from demo.console import Console
 from demo.load import Load
-from demo.service import Follower, JsonObject, condition, is_true
+from demo.service import Follower, JsonObject, condition, is_measured, is_true
 from setup.steps import REPOSITORY
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
@@ -41,7 +41,7 @@ def main() -> int:
         cluster.start(keep=options.keep)
         Demo(console, cluster, yaml.safe_load(MANIFEST.read_text(encoding="utf-8"))).run()
         keep = options.keep
-    except (ClusterError, TimeoutError, subprocess.CalledProcessError) as error:
+    except (ClusterError, TimeoutError, subprocess.SubprocessError) as error:
         keep = options.keep  # to look at what went wrong
         console.say(f"The demo stops here: {error}")
         _explain(cluster, console)
@@ -88,7 +88,7 @@ class Demo:
         self._console.step(f"kubectl apply -f {MANIFEST.relative_to(REPOSITORY)}")
         self._console.block(self._cluster.kubectl("apply", "-f", str(MANIFEST)))
         self._follow.until(
-            lambda service: is_true(service, "Ready", "ProfilesReady", "Updated"),
+            lambda service: is_true(service, "Ready", "Updated") and is_measured(service),
             timeout_s=600, what="a profiled service with a ready pod",
         )  # fmt: skip
         self._show()
@@ -117,7 +117,7 @@ class Demo:
         drafts = [d["name"] for d in yaml.safe_load(PATCH.read_text(encoding="utf-8"))["spec"]["draftPool"]]
         await asyncio.to_thread(
             self._follow.until,
-            lambda service: is_true(service, "Updated", "ProfilesReady", "Ready") and _measured(service, drafts),
+            lambda service: is_true(service, "Updated", "Ready") and is_measured(service) and _accepted(service, drafts),
             timeout_s=600, what="the rollout of the new draft, with its acceptance measured",
         )  # fmt: skip
         load.stop()
@@ -150,7 +150,7 @@ class Demo:
         subprocess.run(["helm", *arguments], check=True, cwd=REPOSITORY, env=self._cluster.environment, stdout=-3)
 
 
-def _measured(service: JsonObject, drafts: list[str]) -> bool:
+def _accepted(service: JsonObject, drafts: list[str]) -> bool:
     """Does the status tell an acceptance rate for every one of these drafts?"""
     rows = service.get("status", {}).get("drafts", [])
     known = {row["name"] for row in rows if row.get("acceptanceRate")}

@@ -14,7 +14,7 @@ import pytest
 
 from demo.console import Console
 from demo.load import Load
-from demo.service import Follower, JsonObject, is_true
+from demo.service import Follower, JsonObject, is_measured, is_true
 from setup.steps import REPOSITORY
 from tests.cluster.cluster import Cluster
 from tests.cluster.spec import ClusterSpec
@@ -31,9 +31,12 @@ class Service:
     cluster: Cluster
     follower: Follower
 
-    def until(self, what: str, *kinds: str) -> JsonObject:
-        """The service once these conditions are True for its newest generation."""
-        return self.follower.until(lambda service: is_true(service, *kinds), timeout_s=PATIENCE_S, what=what)
+    def until_updated(self) -> JsonObject:
+        """The service once ready pods run its newest generation and its profiles are measured."""
+        return self.follower.until(
+            lambda service: is_true(service, "Ready", "Updated") and is_measured(service),
+            timeout_s=PATIENCE_S, what="a profiled service with a ready pod",
+        )  # fmt: skip
 
     def patch(self, patch: str) -> None:
         self.cluster.kubectl("patch", "specsvc", NAME, "--type=merge", "-p", patch)
@@ -73,5 +76,5 @@ def service(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Gener
         )  # fmt: skip
         own.kubectl("apply", "-f", str(REPOSITORY / "examples" / "smollm2-cpu.yaml"))
         started = Service(own, Follower(own.kubectl, Console(), NAME))
-        started.until("a profiled service with a ready pod", "Ready", "ProfilesReady", "Updated")
+        started.until_updated()
         yield started

@@ -57,7 +57,7 @@ def test_mode_off_takes_effect_without_a_restart(service: Service) -> None:
     """`speculation.mode: Off` is hot: the same pod, no restart, and the condition says Off."""
     before = [(pod["metadata"]["uid"], pod["status"]["containerStatuses"][0]["restartCount"]) for pod in service.pods()]
     service.patch('{"spec": {"speculation": {"mode": "Off"}}}')
-    service.until("the hot config", "Updated")
+    service.until_updated()
     with service.load(concurrency=1) as load:
         service.follower.until(
             lambda seen: condition(seen, "SpeculationActive").get("reason") == "Off",
@@ -67,7 +67,7 @@ def test_mode_off_takes_effect_without_a_restart(service: Service) -> None:
     assert load.errors == []
     assert after == before
     service.patch('{"spec": {"speculation": {"mode": "ClosedLoop"}}}')
-    service.until("the hot config", "Updated")
+    service.until_updated()
 
 
 def test_another_draft_rolls_out_without_a_failed_request(service: Service) -> None:
@@ -76,7 +76,7 @@ def test_another_draft_rolls_out_without_a_failed_request(service: Service) -> N
     target_before = service.cluster.get("configmap", profile)["data"]["target.json"]
     with service.load(concurrency=1) as load:
         service.cluster.kubectl("patch", "specsvc", NAME, "--type=merge", "--patch-file", str(OTHER_DRAFT))
-        service.until("the rollout", "Updated", "ProfilesReady", "Ready")
+        service.until_updated()
         seen = service.follower.until(_accepts, timeout_s=PATIENCE_S, what="the new draft's acceptance")
     assert load.errors == []
     assert len(load.answers) > 0

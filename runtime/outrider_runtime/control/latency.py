@@ -19,7 +19,7 @@ ABSURD_S = 1.0
 """A step that took longer than both says that the machine slept, not what a step costs."""
 ABSURD_RUN = 8
 """So many in a row are no accident: the costs have changed."""
-WINSOR_FACTOR = 4.0
+WINSOR_FACTOR = 2.5
 """One slow step counts as at most so many times its prediction."""
 NEURAL_SHARE = 0.15
 """A draft's pass before its first measurement, as a share of the target's."""
@@ -38,8 +38,10 @@ class OnlineLatency:
         self._neural = {drafter.name: drafter.neural for drafter in drafters}
         self._largest_graph = math.inf if largest_graph_tokens is None else float(largest_graph_tokens)
         self._learned = LearnedCost()
-        self._target_scale = Multipliers(half_life=40, strength=0.3)
-        self._draft_scale = {drafter.name: Multipliers(half_life=8, strength=1) for drafter in drafters}
+        self._target_scale = _target_multipliers()
+        self._draft_scale = {
+            drafter.name: Multipliers(half_life=12, strength=0.3, likeness=1.0) for drafter in drafters
+        }
         self._absurd_run = 0
         self._cache: dict[ExecutionMode, StepCost] = {}
         self._draft_cache: dict[str, DrafterCost] = {}
@@ -85,11 +87,11 @@ class OnlineLatency:
         if not self._plausible(seconds, predicted):
             return False
         if self.learning and self._learned.observe(shape, seconds):
-            self._target_scale = Multipliers(half_life=40, strength=0.3)
+            self._target_scale = _target_multipliers()
         cost = self._base(mode)
         total = cost.seconds(shape)
         if total > 0:
-            most = WINSOR_FACTOR * max(predicted, total / 4)
+            most = WINSOR_FACTOR * max(predicted, total / WINSOR_FACTOR)
             self._target_scale.observe(cost.constant_s, total - cost.constant_s, min(seconds, most))
         self._cache.clear()
         self._draft_cache.clear()
@@ -156,6 +158,10 @@ class OnlineLatency:
             return DrafterCost(StepCost(constant_s=LOOKUP_S), autoregressive=False)
         target = self._base(ExecutionMode.RAGGED)
         return DrafterCost(_scaled(target, NEURAL_SHARE, NEURAL_SHARE), autoregressive=True)
+
+
+def _target_multipliers() -> Multipliers:
+    return Multipliers(half_life=50, strength=0.3, likeness=0.6)
 
 
 def _is_time(seconds: float) -> bool:

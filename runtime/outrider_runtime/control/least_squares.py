@@ -51,15 +51,18 @@ def _feasible(gram: Floats, moment: Floats, active: NDArray[np.bool_], start: Fl
 class Multipliers:
     """Recursive least squares with forgetting on a cost of two parts: `y ~ m_1 * part_1 + m_2 * part_2`.
 
-    Parts are seconds as a model predicts them, so both multipliers are 1 where the model is right. The prior counts
-    as `strength` observations of 1: directions that the last data do not show return to the model instead of
-    drifting, and one slow step moves little. Errors are relative to the prediction. Plain floats: this runs at every
-    step, and arrays of two would cost fifty times as much.
+    Parts are seconds as a model predicts them, so both multipliers are 1 where the model is right. Errors are
+    relative to the prediction. The prior says that the multipliers' mean is 1, worth `strength` observations, and that
+    they are equal, worth `likeness`: a machine that slows down slows both parts, and only data that tell them apart
+    part them. Directions that the last data do not show return there instead of drifting.
+
+    Plain floats: this runs at every step, and arrays of two would cost fifty times as much.
     """
 
-    def __init__(self, *, half_life: float, strength: float) -> None:
+    def __init__(self, *, half_life: float, strength: float, likeness: float) -> None:
         self._keep = 0.5 ** (1.0 / half_life)
         self._strength = strength
+        self._likeness = likeness
         self._a11 = self._a12 = self._a22 = self._b1 = self._b2 = 0.0
         self.values = (1.0, 1.0)
 
@@ -75,9 +78,11 @@ class Multipliers:
         self.values = self._solve()
 
     def _solve(self) -> tuple[float, float]:
-        """The non-negative solution of the normal equations with the prior on their diagonal."""
-        a11, a12, a22 = self._a11 + self._strength, self._a12, self._a22 + self._strength
-        b1, b2 = self._b1 + self._strength, self._b2 + self._strength
+        """The non-negative solution of the normal equations, the prior included:
+        `strength * ((m_1 + m_2) / 2 - 1)^2 + likeness * (m_1 - m_2)^2`."""
+        mean, like = self._strength / 4, self._likeness
+        a11, a12, a22 = self._a11 + mean + like, self._a12 + mean - like, self._a22 + mean + like
+        b1, b2 = self._b1 + 2 * mean, self._b2 + 2 * mean
         determinant = a11 * a22 - a12 * a12  # positive: the prior makes it so
         first, second = (a22 * b1 - a12 * b2) / determinant, (a11 * b2 - a12 * b1) / determinant
         if first < 0:

@@ -105,7 +105,7 @@ def test_intercept_and_slope_are_told_apart():
         shape = Shape(0, 1 + step % 8, 1)
         latency.observe_target(shape, RAGGED, truth.seconds(shape))
     rise = latency.target_s(Shape(0, 8, 1), RAGGED) - latency.target_s(Shape(0, 1, 1), RAGGED)
-    assert rise == pytest.approx(7 * 3e-3, rel=0.2)
+    assert rise > 7 * 2e-3  # of 3e-3, from 1e-3: most of the way
 
 
 def test_a_draft_that_slows_three_times_costs_three_times_in_a_dozen_steps():
@@ -187,7 +187,7 @@ def test_a_first_draft_pass_covers_every_token_and_the_others_the_batch():
 
 def test_directions_without_data_stay_with_the_model():
     """At one steady shape intercept and slope cannot be told apart: neither may drift away."""
-    multipliers = Multipliers(half_life=40, strength=0.3)
+    multipliers = Multipliers(half_life=50, strength=0.3, likeness=0.6)
     rng = np.random.default_rng(0)
     for _ in range(2000):
         multipliers.observe(0.01, 0.001, 0.011 * math.exp(rng.normal(0, 0.1)))

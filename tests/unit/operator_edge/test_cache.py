@@ -91,4 +91,6 @@ def _document(name: str, version: int, namespace: str = "ns", uid: str = "uid", 
 
 def _node(name: str, version: int, heartbeat: str) -> dict[str, Any]:
     condition = {"type": "Ready", "status": "True", "lastHeartbeatTime": heartbeat}
-    return _document(name, version, namespace="", spec={}, status={"conditions": [condition], "images": [{"names": ["x"]}]})
+    return _document(
+        name, version, namespace="", spec={}, status={"conditions": [condition], "images": [{"names": ["x"]}]}
+    )
