@@ -117,7 +117,7 @@ class Demo:
         drafts = [d["name"] for d in yaml.safe_load(PATCH.read_text(encoding="utf-8"))["spec"]["draftPool"]]
         await asyncio.to_thread(
             self._follow.until,
-            lambda service: is_true(service, "Updated", "Ready") and is_measured(service) and _accepted(service, drafts),
+            lambda it: is_true(it, "Updated", "Ready") and is_measured(it) and _accepted(it, drafts),
             timeout_s=600, what="the rollout of the new draft, with its acceptance measured",
         )  # fmt: skip
         load.stop()
