@@ -91,8 +91,8 @@ class Controller:
         lengths = [0] * len(batch.requests)
         if any(view.proposed > 0 for view in batch.requests) and not self._silent:
             step = this_step(batch, self._latency, self._goodput)
-            for position, length in zip(step.positions, self._verification(step), strict=True):
-                lengths[position] = int(length)
+            for position, length in zip(step.positions, self._verification(step).tolist(), strict=True):
+                lengths[position] = length
         self._decision_s += self._clock() - started
         return VerifyPlan(tuple(lengths), self._purpose)
 

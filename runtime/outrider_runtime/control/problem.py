@@ -123,10 +123,15 @@ def verification_gains(step: Step, acceptance: Acceptance, limit: int) -> Floats
     """(K, N): products of hazards of the real proposals that wait, 0 where there is none or no room for it."""
     columns = step.decoding
     drafters = acceptance.numbers(columns.drafter)
-    proposed, left = np.array(columns.proposed, dtype=int), np.array(columns.remaining_tokens, dtype=int)
-    room = np.where(drafters == NOBODY, 0, np.minimum(np.minimum(proposed, left - 1), limit))
     gains = acceptance.paths_of(drafters, columns.id, columns.slo_class)
-    gains *= np.arange(len(gains))[:, None] < room
+    proposed = np.array(columns.proposed, dtype=int)
+    if min(columns.remaining_tokens, default=0) > limit:  # nearly always
+        room = np.where(drafters == NOBODY, 0, proposed)
+    else:
+        left = np.array(columns.remaining_tokens, dtype=int)
+        room = np.where(drafters == NOBODY, 0, np.minimum(proposed, left - 1))
+    if len(room) and room.min() < len(gains):
+        gains *= np.arange(len(gains))[:, None] < room
     return gains
 
 
