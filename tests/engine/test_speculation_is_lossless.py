@@ -93,7 +93,8 @@ def test_the_closed_loop_by_itself(engine: Bench, reference: list[list[int]]) ->
 
 
 def test_a_hole_in_the_drafts_cache_breaks_nothing(engine: Bench, reference: list[list[int]]) -> None:
-    """Promise: steps without the draft leave holes; requests with one are not drafted for, new ones are."""
+    """Promise: steps without the draft leave holes. A draft model is not asked for requests with one, an EAGLE head
+    is: its acceptance does not suffer (`holes_matter`). New requests are drafted for either way."""
     for drafter in drafters(engine):
         engine.fresh()
         tokens = engine.run(
@@ -102,10 +103,9 @@ def test_a_hole_in_the_drafts_cache_breaks_nothing(engine: Bench, reference: lis
             before_step=lambda step, d=drafter: engine.loop.pin(0 if step < 10 else 3, d),  # type: ignore[misc]
         )
         assert tokens == reference
-        neural = engine.plan.pool.neural
         asked = {one.id.split("-")[0] for step in engine.steps for one in step.requests if one.drafter == drafter}
         assert "5" in asked, "a request that came after the gate opened is drafted for"
-        assert ("0" in asked) == (neural is None or drafter != neural.name)
+        assert ("0" in asked) != (drafter == "draft")
 
 
 def test_requests_of_one_batch_use_different_drafters(engine: Bench, reference: list[list[int]]) -> None:

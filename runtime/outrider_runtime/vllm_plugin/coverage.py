@@ -2,7 +2,7 @@
 
 The draft's KV lies in the same blocks as the target's. A step that skips the draft's forward leaves a hole in every
 request of the step, and in blocks that the prefix cache may hand to later requests. Proposals over a hole would be
-junk, so such a request is not drafted for by the neural drafter again.
+junk, so such a request is not drafted for by the draft model again (EAGLE heads: see `scheduler.holes_matter`).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,11 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
             return [[] for _ in self.input_batch.req_ids]
         rows = neural.tolist() if neural is not None else []
         began_at = time.perf_counter()
+        sampled = None  # vLLM has written them into the history already
+        if order.lookup_requests and not isinstance(sampled_token_ids, list):
+            sampled = sampled_token_ids.tolist()
         proposals = [
-            self._lookup_row(index, sampled_token_ids, order.draft_tokens)
+            self._lookup_row(index, sampled[index] if sampled else (), order.draft_tokens)
             if name in order.lookup_requests
             else rows[index]
             if rows and name in order.neural_requests
@@ -137,17 +141,13 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
             self._report.lookup_s = time.perf_counter() - began_at
         return self._inside_vocabulary(proposals, order)
 
-    def _lookup_row(self, index: int, sampled_token_ids: Any, draft_tokens: int) -> list[int]:
+    def _lookup_row(self, index: int, sampled: Sequence[int], draft_tokens: int) -> list[int]:
         if self._lookup is None or self.discard_request_mask.np[index]:
             return []  # an unfinished prompt
         known = int(self.input_batch.num_tokens_no_spec[index])
         history = self.input_batch.token_ids_cpu[index, :known]
-        if isinstance(sampled_token_ids, list):
-            sampled = []  # vLLM has already written them into the history
-        else:
-            sampled = [token for token in sampled_token_ids[index].tolist() if token >= 0]
         try:
-            return self._lookup.propose(history, sampled, draft_tokens)
+            return self._lookup.propose(history, [token for token in sampled if token >= 0], draft_tokens)
         except Exception as error:  # whatever a drafter does, requests go on
             self._report.failures["lookup"] = _sentence(error)
             return []
