@@ -62,8 +62,15 @@ class Traces:
             left += [self.subnets.interface, *ip("route", "show", "dev", self.subnets.interface).splitlines()]
         for folder in cgroups.folders():
             if folder.name == self.cgroup:
-                left += [str(each) for each in folder.rglob("cgroup.procs") if each.read_text().strip()]
+                left += [str(each) for each in folder.rglob("cgroup.procs") if _holds_processes(each)]
         return left
+
+
+def _holds_processes(procs: Path) -> bool:
+    try:
+        return procs.read_text().strip() != ""
+    except OSError:
+        return False  # the cgroup was removed meanwhile
 
 
 def _processes_in(namespace: str) -> list[int]:
