@@ -15,7 +15,7 @@ from outrider_runtime.snapshot import blank_state, read_snapshot, write_snapshot
 from outrider_runtime.vllm_plugin import launch
 from outrider_runtime.vllm_plugin.loop import ControlLoop
 from outrider_runtime.vllm_plugin.pool import Pool
-from outrider_runtime.vllm_plugin.profiles import Identity
+from outrider_runtime.vllm_plugin.profiles import Identity, product_of_pod
 from outrider_runtime.vllm_plugin.reporter import Reporter
 
 from tests.engine.engines import boot_config, draft_model, hot_config, lookup
@@ -142,6 +142,18 @@ def test_other_weights_of_the_same_shape_are_used_but_said(pod: Pod) -> None:
     state = pod.tick()
     assert "def" in state.profile.mismatch
     assert state.profile.source is ProfileSource.MOUNTED
+
+
+def test_the_product_is_the_one_that_the_operator_annotated(tmp_path: Path) -> None:
+    """Promise: a service of several products learns until its pod's node is known; then its profile is read."""
+    products = ["NVIDIA-H100", "NVIDIA-H200"]
+    assert product_of_pod(tmp_path, ["cpu"]) == "cpu"
+    assert product_of_pod(tmp_path, products) == "", "no downward-API file yet"
+    annotations = tmp_path / "annotations"
+    annotations.write_text('kubernetes.io/config.source="api"\n')
+    assert product_of_pod(tmp_path, products) == ""
+    annotations.write_text('kubernetes.io/config.source="api"\noutrider.dev/product="NVIDIA-H200"\n')
+    assert product_of_pod(tmp_path, products) == "NVIDIA-H200"
 
 
 def test_a_drafter_that_was_dropped_is_named_with_its_reason(pod: Pod) -> None:
