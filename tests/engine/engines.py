@@ -91,17 +91,32 @@ def make_plan(
 
 
 @contextmanager
+def own_environment(**variables: str) -> Iterator[None]:
+    """What an engine's start sets in the environment, and `variables`, end with the block: other tests start
+    servers with this process's environment. vLLM keeps what it has read, so that is forgotten, too."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        vllm_variables: Any = importlib.import_module("vllm.envs")
+        vllm_variables.disable_envs_cache()
+
+
+@contextmanager
 def engine(plan: launch.LaunchPlan) -> Iterator[Any]:
     """A `vllm.LLM` in this process; closed again with its threads and its distributed state."""
     # One thread: two that wait for each other crawl when other tests share the cores.
-    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", OMP_NUM_THREADS="1", VLLM_LOGGING_LEVEL="ERROR")
-    launch.prepare(plan)
-    _hide_dunders_of_llvmlite()
-    llm = start(launch.engine_arguments(plan))
-    try:
-        yield llm
-    finally:
-        stop(llm)
+    with own_environment(VLLM_ENABLE_V1_MULTIPROCESSING="0", OMP_NUM_THREADS="1", VLLM_LOGGING_LEVEL="ERROR"):
+        launch.prepare(plan)
+        _hide_dunders_of_llvmlite()
+        llm = start(launch.engine_arguments(plan))
+        try:
+            yield llm
+        finally:
+            stop(llm)
 
 
 def _hide_dunders_of_llvmlite() -> None:

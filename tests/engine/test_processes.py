@@ -16,7 +16,7 @@ from outrider_runtime.snapshot import read_snapshot
 from outrider_runtime.vllm_plugin import launch
 
 from tests.engine import engines
-from tests.engine.engines import EAGLE_HEAD, eagle, hot_config, lookup, make_plan
+from tests.engine.engines import EAGLE_HEAD, eagle, hot_config, lookup, make_plan, own_environment
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
@@ -41,26 +41,23 @@ def wait_for(run_dir: str, wanted: Callable[[RuntimeState], bool], what: str) ->
     raise AssertionError(f"the state never showed {what}: {read_snapshot(run_dir)}")
 
 
-def test_a_draft_that_cannot_load_is_dropped_and_the_pod_serves(
-    cut_head: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_draft_that_cannot_load_is_dropped_and_the_pod_serves(cut_head: Path) -> None:
     """Promise: dropped, named with its reason, and the rest works: orders, reports, state and hot config cross."""
-    for name, value in {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "OMP_NUM_THREADS": "1"}.items():
-        monkeypatch.setenv(name, value)
-    plan = make_plan([lookup(), eagle(cut_head)])
-    launch.prepare(plan)
-    with pytest.raises(Exception, match=r"(?i)engine core|worker"):  # vLLM says no more than that
-        engines.start(launch.engine_arguments(plan))
+    with own_environment(VLLM_ENABLE_V1_MULTIPROCESSING="1", OMP_NUM_THREADS="1"):
+        plan = make_plan([lookup(), eagle(cut_head)])
+        launch.prepare(plan)
+        with pytest.raises(Exception, match=r"(?i)engine core|worker"):  # vLLM says no more than that
+            engines.start(launch.engine_arguments(plan))
 
-    smaller = launch.after_failure(plan)
-    assert smaller is not None, "the worker left no note"
-    assert "cannot be loaded" in smaller.pool.dropped["eagle"]
-    launch.prepare(smaller)
-    llm = engines.start(launch.engine_arguments(smaller))
-    try:
-        serves_and_reports(llm, smaller)
-    finally:
-        llm.llm_engine.engine_core.shutdown()
+        smaller = launch.after_failure(plan)
+        assert smaller is not None, "the worker left no note"
+        assert "cannot be loaded" in smaller.pool.dropped["eagle"]
+        launch.prepare(smaller)
+        llm = engines.start(launch.engine_arguments(smaller))
+        try:
+            serves_and_reports(llm, smaller)
+        finally:
+            llm.llm_engine.engine_core.shutdown()
 
 
 def serves_and_reports(llm: object, plan: launch.LaunchPlan) -> None:
