@@ -64,7 +64,7 @@ class Service:
             thread.join()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def service(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Generator[Service, None, None]:
     """Installed with helm and applied with kubectl, as a user would; Ready, Updated and profiled."""
     del cluster  # it says, by its skip, where there can be none; this operator needs one of its own
