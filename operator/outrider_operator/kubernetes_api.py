@@ -24,8 +24,8 @@ from outrider_operator.model import FIELD_MANAGER, Object
 PAGE_SIZE = 250
 WATCH_TIMEOUT_S = 240
 _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30)
-# The server sends a bookmark a minute: a stream that is silent for longer is dead.
-_WATCH_TIMEOUT = aiohttp.ClientTimeout(total=WATCH_TIMEOUT_S + 30, sock_read=100)
+# The server sends a bookmark about every minute: a stream that is silent for much longer is dead.
+_WATCH_TIMEOUT = aiohttp.ClientTimeout(total=WATCH_TIMEOUT_S + 30, sock_read=150)
 APPLY_PATCH = "application/apply-patch+yaml"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _STRICT = ("fieldValidation", "Strict")
