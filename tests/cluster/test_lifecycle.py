@@ -128,10 +128,17 @@ def test_two_clusters_side_by_side_and_a_killed_owner_takes_its_own_along(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "logs"]
 
 
+def _hear_ctrl_c() -> None:
+    """A job in the background ignores Ctrl-C, and so would all that it starts; a CI may run these tests as one."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_while_a_cluster_starts_leaves_nothing(tmp_path: Path) -> None:
     """The shell's own cluster, interrupted half-way."""
     command = [sys.executable, "-m", "tests.cluster", "--state", str(tmp_path), "up"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, preexec_fn=_hear_ctrl_c
+    )  # fmt: skip
     cluster = Cluster(state=tmp_path)
     assert process.stderr is not None
     assert "API server" in process.stderr.readline()
