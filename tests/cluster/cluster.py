@@ -33,6 +33,7 @@ _PROGRAMS = {
     "containerd": "containerd", "ctr": "containerd", "runc": "runc",
 }  # fmt: skip
 _READY_S = 120.0
+_INOTIFY_INSTANCES = 1024
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Cluster(Kubectl):
         """Return when every node is Ready; on any failure nothing of the cluster is left."""
         began = time.monotonic()
         check_machine(self.layout.state)
+        _allow_watches()
         programs = _binaries()
         lock = leftovers.take_lock(self.layout)
         if lock is None:
@@ -268,6 +270,14 @@ def check_machine(state: Path) -> None:
         raise ClusterError("Run this with the virtual environment's Python, .venv/bin/python: pods run from it.")
     cni_plugins()
     sandbox.refuse_hidden(state)
+
+
+def _allow_watches() -> None:
+    """A node holds about twenty inotify instances; Debian's limit of 128 a user stops the sixth node's kubelet."""
+    limit = Path("/proc/sys/fs/inotify/max_user_instances")
+    if int(limit.read_text()) < _INOTIFY_INSTANCES:
+        with contextlib.suppress(OSError):  # a container may not: then fewer nodes fit
+            limit.write_text(str(_INOTIFY_INSTANCES))
 
 
 def _binaries() -> Path:
