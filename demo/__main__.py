@@ -17,7 +17,7 @@ import yaml
 
 from demo.console import Console
 from demo.load import Load
-from demo.service import Follower, JsonObject, condition, is_measured, is_true
+from demo.service import Follower, JsonObject, condition, is_measured, is_true, shows_acceptance
 from setup.steps import REPOSITORY
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
@@ -114,10 +114,11 @@ class Demo:
         running = asyncio.create_task(load.run())
         patch = ("patch", "specsvc", self._name, "--type=merge", "--patch-file", str(PATCH))
         self._console.block(await asyncio.to_thread(self._cluster.kubectl, *patch))
-        drafts = [d["name"] for d in yaml.safe_load(PATCH.read_text(encoding="utf-8"))["spec"]["draftPool"]]
+        patched = yaml.safe_load(PATCH.read_text(encoding="utf-8"))["spec"]["draftPool"]
+        drafts = {draft["name"] for draft in patched} - {draft["name"] for draft in self._spec["draftPool"]}
         await asyncio.to_thread(
             self._follow.until,
-            lambda it: is_true(it, "Updated", "Ready") and is_measured(it) and _accepted(it, drafts),
+            lambda it: is_true(it, "Updated", "Ready") and is_measured(it) and all(shows_acceptance(it, draft) for draft in drafts),
             timeout_s=600, what="the rollout of the new draft, with its acceptance measured",
         )  # fmt: skip
         load.stop()
@@ -147,14 +148,9 @@ class Demo:
         self._console.say(f"{len(answered)} requests answered, {tokens} tokens, {len(load.errors)} failed")
 
     def _helm(self, *arguments: str) -> None:
-        subprocess.run(["helm", *arguments], check=True, cwd=REPOSITORY, env=self._cluster.environment, stdout=-3)
-
-
-def _accepted(service: JsonObject, drafts: list[str]) -> bool:
-    """Does the status tell an acceptance rate for every one of these drafts?"""
-    rows = service.get("status", {}).get("drafts", [])
-    known = {row["name"] for row in rows if row.get("acceptanceRate")}
-    return set(drafts) <= known
+        subprocess.run(
+            ["helm", *arguments], check=True, cwd=REPOSITORY, env=self._cluster.environment, stdout=subprocess.DEVNULL
+        )
 
 
 def _explain(cluster: Cluster, console: Console) -> None:
@@ -171,7 +167,7 @@ def _leave(cluster: Cluster, console: Console, *, keep: bool) -> None:
         console.say("The cluster is up. To talk to it:")
         console.block(
             f"export KUBECONFIG={cluster.kubeconfig}\nkubectl get specsvc -w\n"
-            f"{sys.executable} -m tests.cluster down --state {STATE}   # removes everything"
+            f"{sys.executable} -m tests.cluster --state {STATE} down   # removes everything"
         )
         return
     cluster.stop()

@@ -59,14 +59,24 @@ def condition(service: JsonObject, kind: str) -> JsonObject:
 
 def is_true(service: JsonObject, *kinds: str) -> bool:
     """Are all these conditions True and of the newest generation?"""
-    generation = service.get("metadata", {}).get("generation")
-    found = [condition(service, kind) for kind in kinds]
-    return all(c.get("status") == "True" and c.get("observedGeneration") == generation for c in found)
+    return all(_current(service, kind).get("status") == "True" for kind in kinds)
 
 
 def is_measured(service: JsonObject) -> bool:
     """Is every profile there? One from a noisy machine serves too, and says so."""
-    return is_true(service, "ProfilesReady") or condition(service, "ProfilesReady").get("reason") == "Noisy"
+    return is_true(service, "ProfilesReady") or _current(service, "ProfilesReady").get("reason") == "Noisy"
+
+
+def shows_acceptance(service: JsonObject, draft: str) -> bool:
+    """Does the status tell how often this draft's tokens are accepted?"""
+    drafts = service.get("status", {}).get("drafts", [])
+    return any(row["name"] == draft and row.get("acceptanceRate") for row in drafts)
+
+
+def _current(service: JsonObject, kind: str) -> JsonObject:
+    """The condition of that type if it is of the newest generation, else {}."""
+    found = condition(service, kind)
+    return found if found.get("observedGeneration") == service.get("metadata", {}).get("generation") else {}
 
 
 def sentences(service: JsonObject) -> str:

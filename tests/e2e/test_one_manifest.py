@@ -10,7 +10,7 @@ import json
 import pytest
 import yaml
 
-from demo.service import JsonObject, condition
+from demo.service import JsonObject, condition, shows_acceptance
 from setup.steps import REPOSITORY
 from tests.e2e.conftest import NAME, PATIENCE_S, Service
 
@@ -77,7 +77,9 @@ def test_another_draft_rolls_out_without_a_failed_request(service: Service) -> N
     with service.load(concurrency=1) as load:
         service.cluster.kubectl("patch", "specsvc", NAME, "--type=merge", "--patch-file", str(OTHER_DRAFT))
         service.until_updated()
-        seen = service.follower.until(_accepts, timeout_s=PATIENCE_S, what="the new draft's acceptance")
+        seen = service.follower.until(
+            lambda it: shows_acceptance(it, "first-layers"), timeout_s=PATIENCE_S, what="the new draft's acceptance"
+        )
     assert load.errors == []
     assert len(load.answers) > 0
     assert [d["name"] for d in seen["status"]["drafts"]] == [
@@ -102,10 +104,3 @@ def _has_figures(service: JsonObject) -> bool:
     attained = all(each.get("attainmentPercent") for each in status.get("sloClasses", [])) and status.get("sloClasses")
     known = condition(service, "SpeculationActive").get("status") in {"True", "False"}
     return bool(status.get("goodput") and attained and known)
-
-
-def _accepts(service: JsonObject) -> bool:
-    return any(
-        draft["name"] == "first-layers" and draft.get("acceptanceRate")
-        for draft in service.get("status", {}).get("drafts", [])
-    )
