@@ -118,7 +118,11 @@ class Demo:
         drafts = {draft["name"] for draft in patched} - {draft["name"] for draft in self._spec["draftPool"]}
         await asyncio.to_thread(
             self._follow.until,
-            lambda it: is_true(it, "Updated", "Ready") and is_measured(it) and all(shows_acceptance(it, draft) for draft in drafts),
+            lambda it: (
+                is_true(it, "Updated", "Ready")
+                and is_measured(it)
+                and all(shows_acceptance(it, draft) for draft in drafts)
+            ),
             timeout_s=600, what="the rollout of the new draft, with its acceptance measured",
         )  # fmt: skip
         load.stop()
