@@ -1,0 +1,82 @@
+"""The observing half: everything that finished steps have taught, which the planning half reads."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from outrider_runtime.control.acceptance import Acceptance
+from outrider_runtime.control.batch import DraftPlan, ExecutionMode, StepOutcome
+from outrider_runtime.control.costs import LatencyModel, Shape
+from outrider_runtime.control.explore import Explorer
+from outrider_runtime.control.goodput import Goodput
+from outrider_runtime.control.latency import OnlineLatency
+from outrider_runtime.control.settings import Settings
+from outrider_runtime.control.tally import Tally
+from outrider_runtime.control.truth import Truth
+
+LONGEST_STEP_S = 120.0
+
+
+class Evidence:
+    """Acceptance, step times, goodput, and what probes and exploration measured."""
+
+    def __init__(self, settings: Settings, latency: LatencyModel | None, rng: np.random.Generator) -> None:
+        self._settings = settings
+        names = [drafter.name for drafter in settings.drafters]
+        self.acceptance = Acceptance(names, settings.max_draft_tokens)
+        self.replace_latency(latency)
+        self.goodput = Goodput()
+        self.truth = Truth(rng)
+        self.explorer = Explorer(rng)
+        self.tally = Tally(names, settings.max_draft_tokens)
+        self.longest = 1
+        """Most tokens that any request ever verified."""
+
+    def replace_latency(self, latency: LatencyModel | None) -> None:
+        """A profile was loaded or changed; online corrections start anew. None: learn every cost."""
+        self.latency = OnlineLatency(latency, self._settings.drafters, self._settings.largest_graph_tokens)
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Learn from a finished step. Absurd times (NaN, negative, a suspended machine) are dropped and counted."""
+        self.tally.observe(outcome)
+        alarms = self.acceptance.alarms
+        self.acceptance.observe(outcome.requests, outcome.now)
+        if self.acceptance.alarms > alarms:
+            self.truth.lift()
+        if not self._observe_times(outcome):
+            self.tally.dropped_steps += 1
+            return
+        self.tally.busy_s += outcome.step_s
+        plain_rate = self._plain_rate(outcome)
+        if outcome.prefill_tokens == 0:
+            self.goodput.observe(outcome.tokens, outcome.step_s, plain_rate)
+        self.explorer.observe(outcome, plain_rate)
+        self.truth.observe(outcome)
+        self.longest = max(self.longest, max((request.verified for request in outcome.requests), default=0))
+
+    def _observe_times(self, outcome: StepOutcome) -> bool:
+        """False when one of the step's times is absurd."""
+        drafts_s = sum(outcome.draft_s.values())
+        target_s = outcome.step_s - drafts_s if math.isnan(outcome.target_s) else outcome.target_s
+        requests = outcome.n_requests
+        shape = Shape(outcome.n_context, outcome.n_batched, requests, outcome.n_context_query)
+        if not math.isfinite(outcome.step_s) or not 0 < outcome.step_s < LONGEST_STEP_S:
+            return False
+        plausible = self.latency.observe_target(shape, outcome.mode, target_s)
+        for name, seconds in outcome.draft_s.items():
+            passes = self._passes(outcome.draft_plan, name)
+            plausible &= self.latency.observe_draft(name, shape, passes, seconds)
+        return plausible
+
+    def _passes(self, plan: DraftPlan, name: str) -> int:
+        neural = self._settings.neural
+        return max(1, plan.neural_tokens if neural is not None and neural.name == name else plan.draft_tokens)
+
+    def _plain_rate(self, outcome: StepOutcome) -> float:
+        """Modelled tokens per second of plain decoding at this step's batch."""
+        requests = max(1, len(outcome.requests))
+        shape = Shape(outcome.n_context, requests, requests, outcome.n_context / 1000)
+        seconds = self.latency.target_s(shape, ExecutionMode.UNIFORM)
+        return requests / seconds if seconds > 0 else 0.0

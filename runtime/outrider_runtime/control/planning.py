@@ -1,0 +1,239 @@
+"""The planning half: from what is known to the two plans of a step."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_runtime.control.batch import Batch, DraftPlan, Purpose, VerifyPlan
+from outrider_runtime.control.choice import best_lengths
+from outrider_runtime.control.decision import NOBODY, DraftChoice, DraftProblem, choose_draft
+from outrider_runtime.control.evidence import Evidence
+from outrider_runtime.control.explore import Block, upper_bounds
+from outrider_runtime.control.gate import DraftGate
+from outrider_runtime.control.problem import Step, draft_problem, next_step, this_step, verification_gains
+from outrider_runtime.control.roster import Roster
+from outrider_runtime.control.settings import DraftPrefill, Mode
+
+MANY_REQUESTS = 32
+KEEP_STEPS_MANY, KEEP_STEPS_FEW = 3, 1
+"""How many steps repeat a choice of drafters and draft length while the same requests decode."""
+CHECK_GATE_EVERY = 8
+"""Decisions between two looks at what the neural draft would bring to requests whose draft KV has holes."""
+
+
+class Planner:
+    """Holds what one decision leaves for the next: the kept choice, the gate, the purpose of what is under way."""
+
+    def __init__(self, roster: Roster, evidence: Evidence) -> None:
+        self._roster = roster
+        self._evidence = evidence
+        self._gate = DraftGate()
+        self._purpose = Purpose.FIXED
+        self._neural_proposes = False
+        self._kept: DraftPlan | None = None
+        self._kept_for: dict[str | None, str | None] = {}
+        self._since_choice = 0
+        self._looks = 0
+        self.gated = False
+        """At the last look the batch was too large for the neural draft."""
+
+    def rethink(self) -> None:
+        """Something changed: the next decision keeps nothing of the last one."""
+        self._kept = None
+
+    # -- what is verified ---------------------------------------------------------------------------------------
+
+    def verify(self, batch: Batch) -> VerifyPlan:
+        lengths = [0] * len(batch.requests)
+        if any(view.proposed > 0 for view in batch.requests) and not self._roster.silent:
+            step = this_step(batch, self._evidence.latency, self._evidence.goodput)
+            for position, length in zip(step.positions, self._verification(step).tolist(), strict=True):
+                lengths[position] = length
+        return VerifyPlan(tuple(lengths), self._purpose)
+
+    def _verification(self, step: Step) -> NDArray[np.int64]:
+        """(N,): lengths for the decoding requests of `step`."""
+        gains = verification_gains(step, self._evidence.acceptance, self._roster.settings.max_draft_tokens)
+        if self._purpose is Purpose.CHOICE:
+            costs = step.query_costs_s + self._next_pass_token_s()
+            return best_lengths(gains, costs, step.price, step.rate, step.budget).lengths
+        # Exploring, pinned or static: everything that was proposed, as far as it fits.
+        return _fitting((gains > 0).sum(axis=0), step.budget)
+
+    def _next_pass_token_s(self) -> float:
+        """What a verified token costs in the neural draft's next first pass, if that goes on as it did."""
+        neural = self._roster.neural
+        runs = neural is not None and self._neural_proposes
+        return self._evidence.latency.draft_token_s(neural.name) if neural is not None and runs else 0.0
+
+    # -- what is proposed ---------------------------------------------------------------------------------------
+
+    def draft(self, batch: Batch) -> DraftPlan:
+        self._evidence.acceptance.age(batch.now)
+        plan = self._fixed_plan(batch) or self._closed_loop_plan(batch)
+        self._purpose = plan.purpose
+        self._neural_proposes = plan.neural_tokens > 0
+        return plan
+
+    def _fixed_plan(self, batch: Batch) -> DraftPlan | None:
+        """The plan where nothing is to be chosen: a pin, Static, Off, or no drafter that can run."""
+        roster = self._roster
+        if roster.pinned is not None:
+            return self._plan_for_one(batch, *roster.pinned, Purpose.FIXED)
+        if roster.silent or not roster.usable.any():
+            return self._plan_for_one(batch, 0, None, Purpose.FIXED)
+        if roster.hot.mode is Mode.STATIC:
+            first = roster.names[int(roster.usable.argmax())]
+            return self._plan_for_one(batch, roster.most_tokens, first, Purpose.FIXED)
+        return None
+
+    def _closed_loop_plan(self, batch: Batch) -> DraftPlan:
+        kept = self._kept_plan(batch)
+        if kept is not None:
+            return kept
+        truth, explorer = self._evidence.truth, self._evidence.explorer
+        step = next_step(batch, self._evidence.latency, self._evidence.goodput)
+        problem = self._problem(step, assume_ready=False)
+        choice = choose_draft(problem)
+        passed, self._since_choice = 1 + self._since_choice, 0
+        self._update_gate(step, problem, choice)
+        block = explorer.step(passed) or self._new_block(problem, choice)
+        speculating = choice.draft_tokens > 0 and not truth.off
+        prefill = any(step.now.prefill_tokens)
+        self._kept = None
+        if truth.next_is_probe(len(batch.requests), passed, speculating=speculating, prefill=prefill):
+            return self._plan(batch, step, _nothing(choice), Purpose.PROBE)
+        if block is not None:
+            if not explorer.running:
+                self._gate.shut()
+            return self._plan_for_one(batch, block.draft_tokens, self._roster.names[block.drafter], Purpose.EXPLORE)
+        if self._gate.window and not speculating:
+            return self._plan(batch, step, _nothing(choice), Purpose.EXPLORE)
+        self._kept = self._plan(batch, step, choice if speculating else _nothing(choice), Purpose.CHOICE)
+        self._kept_for = dict(zip(step.now.id, self._kept.drafters, strict=True))
+        return self._kept
+
+    def _kept_plan(self, batch: Batch) -> DraftPlan | None:
+        """The last choice once more: one step hardly changes what is known, the less the larger the batch is.
+
+        Verification lengths are chosen anew at every step all the same.
+        """
+        kept = self._kept
+        most = KEEP_STEPS_MANY if len(batch.requests) >= MANY_REQUESTS else KEEP_STEPS_FEW
+        if kept is None or self._since_choice >= most:
+            return None
+        limit = self._limit
+        for view in batch.requests:
+            drafter = self._kept_for.get(view.id, "")
+            if drafter == "" or view.prefill_tokens or view.remaining_tokens <= limit + 2:
+                return None
+            if kept.neural_tokens and not view.draft_ready:
+                return None
+        drafters = tuple([self._kept_for[view.id] for view in batch.requests])
+        if kept.draft_tokens > 0 and not any(drafters):
+            return None
+        self._since_choice += 1
+        return kept if drafters == kept.drafters else dataclasses.replace(kept, drafters=drafters)
+
+    def _plan(self, batch: Batch, step: Step, choice: DraftChoice, purpose: Purpose) -> DraftPlan:
+        """`choice` for the engine. The neural draft also runs, proposing nothing, to keep its KV whole."""
+        drafters: list[str | None] = [None] * len(batch.requests)
+        for position, number in zip(step.positions, choice.drafters.tolist(), strict=True):
+            drafters[position] = None if number == NOBODY else self._roster.names[number]
+        neural = self._roster.neural
+        used = neural is not None and neural.name in drafters
+        runs = used or self._keeps_draft_whole(batch)
+        tokens = choice.draft_tokens
+        return DraftPlan(tokens, tuple(drafters), runs, runs, tokens if used else 0, purpose)
+
+    def _plan_for_one(self, batch: Batch, draft_tokens: int, drafter: str | None, purpose: Purpose) -> DraftPlan:
+        """`draft_tokens` from one drafter for every request that it can serve."""
+        neural = self._roster.neural
+        is_neural = neural is not None and neural.name == drafter
+        served = [
+            drafter
+            if view.prefill_left == 0 and view.remaining_tokens > 2 and (view.draft_ready or not is_neural)
+            else None
+            for view in batch.requests
+        ]
+        tokens = draft_tokens if any(served) else 0
+        runs = is_neural and draft_tokens > 0
+        if purpose is Purpose.EXPLORE:
+            runs = runs or self._keeps_draft_whole(batch)
+        drafters = tuple(served) if tokens else (None,) * len(served)
+        return DraftPlan(tokens, drafters, runs, runs, tokens if is_neural else 0, purpose)
+
+    def _keeps_draft_whole(self, batch: Batch) -> bool:
+        if not self._roster.neural_runs:
+            return False
+        if self._roster.hot.draft_prefill is DraftPrefill.ALWAYS:
+            return True
+        if self._evidence.truth.off or self._gate.closed(len(batch.requests)):
+            return False
+        return any(view.draft_ready or view.prefill_tokens > 0 for view in batch.requests)
+
+    def _update_gate(self, step: Step, problem: DraftProblem, choice: DraftChoice) -> None:
+        """Tell the gate whether the neural draft would be used here if its KV were whole for every request."""
+        neural, requests = problem.neural, len(step.now.id)
+        self._gate.step()
+        if neural == NOBODY or step.requests == 0 or not self._roster.usable[neural]:
+            return
+        if self._gate.closed(requests) and any(step.now.prefill_tokens) and self._evidence.explorer.due():
+            self._gate.let_through()
+        if not problem.usable[neural].all():
+            self._looks += 1
+            if self._looks % CHECK_GATE_EVERY:
+                return
+            choice = choose_draft(self._problem(step, assume_ready=True))
+        warming_up = not self._evidence.acceptance.met[neural] and not self._gate.closed(requests)
+        if warming_up or self._evidence.truth.off:
+            return  # the threshold is for load: neither a stranger nor the guard moves it
+        self._gate.update(requests, worth=bool((choice.drafters == neural).any()))
+        self.gated = requests >= self._gate.threshold
+
+    def _problem(self, step: Step, *, assume_ready: bool) -> DraftProblem:
+        roster, evidence = self._roster, self._evidence
+        return draft_problem(
+            step, evidence.acceptance, evidence.latency, roster.settings.drafters, roster.usable, self._limit,
+            assume_ready=assume_ready,
+        )  # fmt: skip
+
+    def _new_block(self, problem: DraftProblem, choice: DraftChoice) -> Block | None:
+        """Start to explore: a drafter that is hardly known at once; else, every so often, the one with the highest
+        upper bound, where that beats the choice or nothing is chosen."""
+        acceptance, explorer = self._evidence.acceptance, self._evidence.explorer
+        able = problem.usable.any(axis=1)
+        unknown = able & ~acceptance.met
+        if not able.any() or not explorer.due(eager=bool(unknown.any())):
+            return None
+        bounds = upper_bounds(problem, acceptance.upper_paths())
+        bounds[unknown] = np.inf
+        bounds[np.unique(choice.drafters[choice.drafters != NOBODY])] = -np.inf  # the choice tries these anyway
+        drafter = problem.neural if self._gate.window else int(bounds.argmax())
+        speculating = choice.draft_tokens > 0 and not self._evidence.truth.off
+        if bounds[drafter] <= (choice.gain if speculating else -np.inf):
+            explorer.postpone()
+            return None
+        explorer.start(drafter, int(problem.usable[drafter].sum()), self._limit)
+        return explorer.step()
+
+    @property
+    def _limit(self) -> int:
+        """Most draft tokens at present. Without a profile one more than was tried: further would be extrapolation."""
+        limit = self._roster.most_tokens
+        if self._evidence.latency.learning:
+            limit = min(limit, self._evidence.longest + 1)
+        return limit
+
+
+def _nothing(choice: DraftChoice) -> DraftChoice:
+    return DraftChoice(0, np.full(len(choice.drafters), NOBODY), choice.plain_value, choice.plain_value)
+
+
+def _fitting(lengths: NDArray[np.int64], budget: int) -> NDArray[np.int64]:
+    """As much of `lengths` as the budget holds, from the first request on."""
+    before = np.cumsum(lengths) - lengths
+    return np.clip(budget - before, 0, lengths)
