@@ -87,6 +87,8 @@ class Figures:
     request_steps: float = 0.0
     """(request, step) pairs, speculative or not."""
     drafters: Mapping[str, DrafterFigures] = field(default_factory=dict)
+    drafters_long: Mapping[str, DrafterFigures] = field(default_factory=dict)
+    """In the probes' longer window: one that is only tried now and then may have no trial in this one."""
     slo_classes: Mapping[str, SLOClassFigures] = field(default_factory=dict)
     baseline_tokens: float = 0.0
     baseline_s: float = 0.0

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 from outrider_crds.state import RuntimeState
+from outrider_runtime.snapshot import WRITE_EVERY_S
 
 START_S = 600.0
 MODEL_ROOT = Path("~/.cache/outrider/models").expanduser()
@@ -72,6 +73,12 @@ class Server:
 
     def state(self) -> RuntimeState:
         return RuntimeState.model_validate_json(self.admin.get("/outrider/state").text)
+
+    def settled_state(self) -> RuntimeState:
+        """The state once no request runs and the engine core has written what it counted."""
+        self.wait_until("an idle engine", lambda: self.metric("vllm:num_requests_running") == 0, 30)
+        time.sleep(2 * WRITE_EVERY_S)
+        return self.state()
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of the metric's samples with these labels. Raises KeyError when there is none."""

@@ -69,8 +69,7 @@ def test_a_scrape_says_what_the_state_says(laptop: Laptop) -> None:
     """Both are one document; vLLM's own metrics are on the same page."""
     server = laptop.server
     _answer(server)
-    server.wait_until("an idle engine", lambda: server.metric("vllm:num_requests_running") == 0, 30)
-    state = server.state()
+    state = server.settled_state()
     assert server.metric("outrider_output_tokens_total") == state.output_tokens
     assert server.metric("outrider_steps_total") == state.steps
     assert server.metric("outrider_speculative_steps_total") == state.speculative_steps

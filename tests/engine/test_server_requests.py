@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from outrider_crds.state import RuntimeState
 
 from tests.engine.conftest import Laptop
 from tests.engine.server_process import Server
@@ -71,18 +72,14 @@ def test_a_request_counts_for_its_slo_class(
     """Attainment is counted per class, from header or body; the default class takes the rest."""
     server = laptop.server
 
-    def finished() -> dict[str, int]:
-        return {slo.name: slo.finished for slo in server.state().slo_classes}
+    def finished(state: RuntimeState) -> dict[str, int]:
+        return {slo.name: slo.finished for slo in state.slo_classes}
 
-    def counted_by_vllm() -> float:
-        return sum(server.metric("vllm:request_success_total", finished_reason=reason) for reason in ("stop", "length"))
-
-    server.wait_until("the counts", lambda: sum(finished().values()) == counted_by_vllm(), 30)
-    before = finished()
+    before = finished(server.settled_state())
     assert server.chat(headers=headers, **fields).status_code == 200
     expected = {name: count + (name == counted) for name, count in before.items()}
-    server.wait_until("the count", lambda: finished() != before, 30)
-    assert finished() == expected
+    server.wait_until("the count", lambda: finished(server.state()) != before, 30)
+    assert finished(server.state()) == expected
     assert server.metric("outrider_slo_class_finished_total", slo_class=counted) == expected[counted]
 
 

@@ -97,7 +97,6 @@ def _draft(
 ) -> DraftStatus:
     states = [state for pod in ready(observed) if (state := observed.states.get(name_of(pod))) is not None]
     reports = [drafter for state in states for drafter in state.drafters if drafter.name == name]
-    measured = figures.drafters.get(name) if figures is not None else None
     standing = next((draft for draft in observed.status.drafts if draft.name == name), None)
     kept = standing if between_windows(observed) else None
     return DraftStatus(
@@ -105,7 +104,7 @@ def _draft(
         profiled=bool(found) and all(each.keys.drafters.get(name) in each.store.drafters for each in found),
         loaded=bool(reports) and all(report.loaded for report in reports),
         reason=cut(_reason(intent, found, name, reports)),
-        **(_measured(measured, figures) if kept is None else kept.model_dump(include=_MEASURED)),
+        **(_measured(figures, name) if kept is None else kept.model_dump(include=_MEASURED)),
     )
 
 
@@ -116,11 +115,15 @@ def _reason(intent: Intent, found: list[Measurement], name: str, reports: list[D
     return said[0] if said else failures[0].message if failures else ""
 
 
-def _measured(drafter: DrafterFigures | None, figures: Figures | None) -> dict[str, str]:
-    if drafter is None or figures is None or drafter.tried < 1 or drafter.request_steps < 1:
+def _measured(figures: Figures | None, name: str) -> dict[str, str]:
+    if figures is None:
+        return {}
+    window = figures.drafters.get(name, DrafterFigures())
+    sample = window if window.tried >= LEAST_TOKENS else figures.drafters_long.get(name, window)
+    if sample.tried < 1 or sample.request_steps < 1:
         return {}
     return {
-        "acceptance_rate": three_digits(drafter.accepted / drafter.tried),
-        "accepted_length": three_digits(1 + drafter.accepted / drafter.request_steps),
-        "share_percent": three_digits(100 * drafter.request_steps / max(figures.request_steps, 1.0)),
+        "acceptance_rate": three_digits(sample.accepted / sample.tried),
+        "accepted_length": three_digits(1 + sample.accepted / sample.request_steps),
+        "share_percent": three_digits(100 * window.request_steps / max(figures.request_steps, 1.0)),
     }

@@ -18,8 +18,9 @@ Key = tuple[str, ...]
 Counters = Mapping[Key, float]
 """("output_tokens",), ("drafter", NAME, "tried"), ("class", NAME, "tpot", INDEX), ("probe", "baseline_s") ..."""
 
-PROBE_WINDOWS = 5
-"""Probes are 1% of the steps: the speed-up is measured over so many windows."""
+RARE_WINDOWS = 5
+"""Probes, and the trials of a drafter that does not pay, are 1% of the steps: they are counted over so many windows."""
+_RARE = {"probe", "drafter"}
 _TOLERANCE = 0.1
 """A window may be shorter than asked by this share: looks are not taken to the second."""
 
@@ -56,7 +57,7 @@ def record(
             totals[key] = totals.get(key, 0.0) + gained
     before = history.looks[-1].totals if history.looks else None
     look = Look(now, before if before == totals else totals, len(states), pods_ready)
-    horizon = now - (PROBE_WINDOWS + 1) * window_s
+    horizon = now - (RARE_WINDOWS + 1) * window_s
     looks = tuple(old for old in history.looks if old.at >= horizon)
     # A pod that does not answer this time keeps its counters: what it does meanwhile counts at its next answer.
     return History(looks=(*_thinned(looks, now - 2.5 * window_s), look), pods={**history.pods, **seen})
@@ -96,9 +97,8 @@ def counters(state: RuntimeState) -> dict[Key, float]:
     return {key: float(value) for key, value in found.items() if value}
 
 
-def figures_of(gained: Counters, probes: Counters, *, window_s: float, pods_answered: int, pods_ready: int) -> Figures:
-    """Figures from what the counters gained in a window, and (for the probes) in a longer one."""
-    drafters = {key[1] for key in gained if key[0] == "drafter"}
+def figures_of(gained: Counters, rare: Counters, *, window_s: float, pods_answered: int, pods_ready: int) -> Figures:
+    """Figures from what the counters gained in a window, and (where that is little) in a longer one, `rare`."""
     classes = {key[1] for key in gained if key[0] == "class"}
     return Figures(
         window_s=window_s,
@@ -106,12 +106,13 @@ def figures_of(gained: Counters, probes: Counters, *, window_s: float, pods_answ
         pods_ready=pods_ready,
         output_tokens=gained.get(("output_tokens",), 0.0),
         request_steps=gained.get(("request_steps",), 0.0),
-        drafters={name: _drafter(gained, name) for name in drafters},
+        drafters=_drafters(gained),
+        drafters_long=_drafters(rare),
         slo_classes={name: _slo_class(gained, name) for name in classes},
-        baseline_tokens=probes.get(("probe", "baseline_tokens"), 0.0),
-        baseline_s=probes.get(("probe", "baseline_s"), 0.0),
-        speculative_tokens=probes.get(("probe", "speculative_tokens"), 0.0),
-        speculative_s=probes.get(("probe", "speculative_s"), 0.0),
+        baseline_tokens=rare.get(("probe", "baseline_tokens"), 0.0),
+        baseline_s=rare.get(("probe", "baseline_s"), 0.0),
+        speculative_tokens=rare.get(("probe", "speculative_tokens"), 0.0),
+        speculative_s=rare.get(("probe", "speculative_s"), 0.0),
     )
 
 
@@ -133,7 +134,7 @@ def _window(history: History, end: float, window_s: float) -> Figures | None:
     first = _look_at(history, last.at - window_s * (1 - _TOLERANCE)) if last is not None else None
     if last is None or first is None:
         return None
-    earliest = next((look for look in history.looks if look.at >= end - PROBE_WINDOWS * window_s), first)
+    earliest = next((look for look in history.looks if look.at >= end - RARE_WINDOWS * window_s), first)
     return figures_of(
         _difference(last, first),
         _difference(last, earliest),
@@ -153,14 +154,18 @@ def _difference(last: Look, first: Look) -> dict[Key, float]:
 
 
 def _thinned(looks: tuple[Look, ...], before: float) -> tuple[Look, ...]:
-    """Looks that only the probes' long window still reads, cut down to the probes' counters."""
-    return tuple(look if look.at >= before else _probes_only(look) for look in looks)
+    """Looks that only the long window still reads, cut down to the counters that it needs."""
+    return tuple(look if look.at >= before else _rare_only(look) for look in looks)
 
 
-def _probes_only(look: Look) -> Look:
-    if all(key[0] == "probe" for key in look.totals):
+def _rare_only(look: Look) -> Look:
+    if all(key[0] in _RARE for key in look.totals):
         return look
-    return replace(look, totals={key: value for key, value in look.totals.items() if key[0] == "probe"})
+    return replace(look, totals={key: value for key, value in look.totals.items() if key[0] in _RARE})
+
+
+def _drafters(gained: Counters) -> dict[str, DrafterFigures]:
+    return {name: _drafter(gained, name) for name in {key[1] for key in gained if key[0] == "drafter"}}
 
 
 def _drafter(gained: Counters, name: str) -> DrafterFigures:

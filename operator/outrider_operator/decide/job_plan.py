@@ -13,6 +13,7 @@ from outrider_operator.decide.measurements import Measurement, is_readable
 from outrider_operator.decide.ownership import owner_reference, owner_uids
 from outrider_operator.decide.pods import unschedulable_since
 from outrider_operator.decide.reading import is_being_deleted, mapping, name_of, uid_of
+from outrider_operator.decide.revisions import current_revision_name
 from outrider_operator.decide.volumes import profile_name
 from outrider_operator.decide.waiting import waiting_for
 from outrider_operator.model import JOB, Adoption, Delete, Object, Observed, Settings
@@ -85,15 +86,16 @@ def _is_off(intent: Intent) -> bool:
 
 
 def _serving_pods_are_placed(observed: Observed, intent: Intent) -> bool:
-    """False in the moment between a change of the Deployment and its pods, which are to be scheduled first."""
+    """False in the moment between a change of the Deployment and its new pods, which are to be scheduled first."""
     if intent.spec.replicas == 0 or intent.running is None:
         return True
     deployment = observed.deployment
-    if deployment is None:
+    if deployment is None or current_revision_name(observed) != intent.running.name:
         return False
-    seen = mapping(deployment, "status").get("observedGeneration", 0)
-    created = mapping(deployment, "status").get("replicas", 0)
-    return bool(seen == mapping(deployment, "metadata").get("generation", 0) and created >= intent.spec.replicas)
+    status = mapping(deployment, "status")
+    seen = status.get("observedGeneration") == mapping(deployment, "metadata").get("generation")
+    created, updated = status.get("replicas", 0), status.get("updatedReplicas", 0)
+    return bool(seen and created >= intent.spec.replicas and updated > 0)
 
 
 def _must_stop(observed: Observed, intent: Intent, each: Measurement, job: Object) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from outrider_crds.state import TPOT_BUCKETS_S
 
-from outrider_operator.decide.figures import PROBE_WINDOWS, Counters, figures_of
+from outrider_operator.decide.figures import RARE_WINDOWS, Counters, figures_of
 from outrider_operator.decide.figures import Key as Counter
 from outrider_operator.model import Figures, FigureWindows
 from outrider_operator.work_queue import Key
@@ -42,18 +42,24 @@ def _fixed(*counter: str) -> Callable[[Labels], Counter]:
     return lambda _: counter
 
 
-# metric -> (its labels, the counter that a series of it is)
-_COUNTERS: dict[str, tuple[tuple[str, ...], Callable[[Labels], Counter]]] = {
-    "outrider_output_tokens_total": ((), _fixed("output_tokens")),
-    "outrider_draft_length_request_steps_total": ((), _fixed("request_steps")),
+Metrics = Mapping[str, tuple[tuple[str, ...], Callable[[Labels], Counter]]]
+"""Metric -> (its labels, the counter that a series of it is)."""
+
+_DRAFTERS: Metrics = {
     "outrider_drafter_request_steps_total": (("drafter",), _drafter("request_steps")),
     "outrider_drafter_tried_total": (("drafter",), _drafter("tried")),
     "outrider_drafter_accepted_total": (("drafter",), _drafter("accepted")),
+}
+_COUNTERS: Metrics = {
+    **_DRAFTERS,
+    "outrider_output_tokens_total": ((), _fixed("output_tokens")),
+    "outrider_draft_length_request_steps_total": ((), _fixed("request_steps")),
     "outrider_slo_class_finished_total": (("slo_class",), _slo_class("finished")),
     "outrider_slo_class_attained_total": (("slo_class",), _slo_class("attained")),
 }
 _TPOT = "outrider_slo_class_tpot_seconds_bucket"
-_PROBES = {
+_RARE: Metrics = {
+    **_DRAFTERS,
     "outrider_speedup_baseline_tokens_total": ((), _fixed("probe", "baseline_tokens")),
     "outrider_speedup_baseline_seconds_total": ((), _fixed("probe", "baseline_s")),
     "outrider_speedup_speculative_tokens_total": ((), _fixed("probe", "speculative_tokens")),
@@ -101,19 +107,17 @@ class PrometheusFigures:
 def _window(query: Query, window_s: float, offset: str) -> dict[Key, Figures]:
     """Figures of every service in the window that ended `offset` ago."""
     gained = _increases(query, _COUNTERS, f"[{window_s:.0f}s]{offset}")
-    probes = _increases(query, _PROBES, f"[{PROBE_WINDOWS * window_s:.0f}s]{offset}")
+    rare = _increases(query, _RARE, f"[{RARE_WINDOWS * window_s:.0f}s]{offset}")
     for key, counts in _tpot_counts(query, f"[{window_s:.0f}s]{offset}").items():
         gained[key].update(counts)
     answered = query(f"count by ({', '.join(_SERVICE)}) (outrider_ready{offset})")
     return {
-        key: figures_of(gained[key], probes[key], window_s=window_s, pods_answered=int(count), pods_ready=int(count))
+        key: figures_of(gained[key], rare[key], window_s=window_s, pods_answered=int(count), pods_ready=int(count))
         for key, _, count in _series(answered)
     }
 
 
-def _increases(
-    query: Query, metrics: Mapping[str, tuple[tuple[str, ...], Callable[[Labels], Counter]]], window: str
-) -> defaultdict[Key, dict[Counter, float]]:
+def _increases(query: Query, metrics: Metrics, window: str) -> defaultdict[Key, dict[Counter, float]]:
     """What each service's counters gained, summed over its pods."""
     gained: defaultdict[Key, dict[Counter, float]] = defaultdict(dict)
     for metric, (own_labels, counter) in metrics.items():

@@ -179,6 +179,17 @@ def test_acceptance_is_accepted_over_tried_summed() -> None:
     assert plan.status.drafts[0].share_percent == "40"
 
 
+def test_a_draft_that_is_seldom_tried_still_shows_its_acceptance() -> None:
+    """One that does not pay is explored now and then; a window without a trial does not make it unknown."""
+    tried_once = DrafterState(name="pld", loaded=True, tried=20, accepted=5, request_steps=10)
+    history, now = watched([{"a": state(0)}, *({"a": state(1000 * i, drafters=[tried_once])} for i in range(1, 13))])
+    world = World(manifest())
+    world.serve()
+    world.figures = windows(history, now, WINDOW_S)
+    (draft,) = world.reconcile().status.drafts
+    assert (draft.acceptance_rate, draft.accepted_length, draft.share_percent) == ("0.25", "1.5", "0")
+
+
 def test_three_significant_digits() -> None:
     """Figures as printed; noise below that writes nothing."""
     assert [three_digits(v) for v in (1234.5, 12.345, 0.12345, 0, 999.6)] == ["1230", "12.3", "0.123", "0", "1000"]

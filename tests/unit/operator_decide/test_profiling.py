@@ -203,14 +203,14 @@ def test_a_job_that_nobody_wants_any_more_is_stopped() -> None:
     world.settle("one")
     world.settle("two")
     (shared,) = world.jobs()
+    ownerless = copy.deepcopy(world.objects[JOB, shared])
     world.patch("one", target={"name": "org/other"})
     world.settle("one")
     assert [o["uid"] for o in world.objects[JOB, shared]["metadata"]["ownerReferences"]] == ["uid-two"]
     world.patch("two", target={"name": "org/other"})
     world.settle("two")
     assert shared not in world.jobs()
-    ownerless = copy.deepcopy(world.objects[JOB, world.jobs()[0]])
-    ownerless["metadata"] |= {"name": shared, "ownerReferences": []}
+    ownerless["metadata"]["ownerReferences"] = []
     world.objects[JOB, shared] = ownerless
     world.settle("one")
     assert shared not in world.jobs()
@@ -269,6 +269,21 @@ def test_on_cpu_the_serving_pod_starts_before_its_hardware_is_measured() -> None
     world.settle()
     assert world.jobs() == []
     assert world.reason(C.PROFILES_READY) == "False/WaitingForServingPod"
+    world.roll_out()
+    world.settle()
+    assert len(world.jobs()) == 1
+
+
+def test_a_new_draft_is_measured_after_the_new_pods_have_their_turn() -> None:
+    """Seen by the operator before the first pod of the new revision is made: the old ones are not meant."""
+    world = World(manifest())
+    world.serve()
+    world.patch(engine={"maxModelLen": 512})
+    world.settle()
+    deployment = world.deployment()
+    deployment["status"] |= {"observedGeneration": deployment["metadata"]["generation"], "updatedReplicas": 0}
+    world.settle()
+    assert world.jobs() == []
     world.roll_out()
     world.settle()
     assert len(world.jobs()) == 1
