@@ -1,0 +1,97 @@
+"""Which tokens run in the next step: vLLM's rules for continuous batching with chunked prefill."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider_runtime.simulate.books import BLOCK_TOKENS, KVCache, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the engine was started with."""
+
+    token_budget: int = 8192
+    """max_num_batched_tokens."""
+    max_requests: int = 256
+    """max_num_seqs."""
+    kv_tokens: int = 1 << 30
+    max_model_len: int = 1 << 30
+
+
+class Scheduler:
+    """Running requests first, each with its proposals or its next prompt chunk, then those that wait, in order; where
+    KV runs out, the one that came last gives way."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.cache = KVCache(limits.kv_tokens)
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+
+    def fits(self, request: Request) -> bool:
+        """Whether the request can ever run to its end here."""
+        tokens = request.prompt + request.output
+        return tokens <= min(self.limits.max_model_len, self.cache.blocks * BLOCK_TOKENS)
+
+    def schedule(self, lengths: Sequence[int], token_budget: int | None = None) -> list[Request]:
+        """The step's requests, `scheduled` and `verified` set.
+
+        `lengths`: proposals that each running request verifies, in the order of `running`. `token_budget`: of this
+        step, where it is less than the engine's.
+        """
+        budget = min(self.limits.token_budget, token_budget or self.limits.token_budget)
+        running, preempted = self._schedule_running(lengths, budget)
+        budget -= sum(request.scheduled for request in running)
+        if not preempted:
+            running += self._admit(budget)
+        return running
+
+    def _schedule_running(self, lengths: Sequence[int], budget: int) -> tuple[list[Request], bool]:
+        step: list[Request] = []
+        preempted = False
+        for request, length in list(zip(self.running, lengths, strict=True)):
+            if request.blocks == 0:
+                continue  # gave way to one before it
+            assert length == 0 or 0 < length <= min(request.proposed, request.output - request.produced - 1)
+            left = request.prompt + request.produced - request.context
+            tokens = min(left + length, budget)
+            if tokens == 0:
+                continue
+            while not self.cache.grow(request, request.context + tokens):
+                preempted = True
+                if self._preempt() is request:
+                    break
+            else:
+                request.scheduled, request.verified = tokens, max(0, tokens - left)
+                budget -= tokens
+                step.append(request)
+        return step, preempted
+
+    def _preempt(self) -> Request:
+        last = self.running.pop()
+        self.cache.release(last)
+        last.restart()
+        self.waiting.appendleft(last)
+        return last
+
+    def _admit(self, budget: int) -> list[Request]:
+        admitted: list[Request] = []
+        while self.waiting and budget > 0 and len(self.running) < self.limits.max_requests:
+            request = self.waiting[0]
+            tokens = min(request.left, budget)
+            if not self.cache.grow(request, tokens):
+                break
+            self.waiting.popleft()
+            request.scheduled, request.verified = tokens, 0
+            self.running.append(request)
+            admitted.append(request)
+            budget -= tokens
+        return admitted
+
+    def finish(self, done: Sequence[Request]) -> None:
+        for request in done:
+            self.cache.release(request)
+        self.running = [request for request in self.running if request.produced < request.output]
