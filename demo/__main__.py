@@ -25,9 +25,11 @@ from tests.cluster.errors import ClusterError
 MANIFEST = REPOSITORY / "examples" / "smollm2-cpu.yaml"
 PATCH = REPOSITORY / "examples" / "smollm2-other-draft-patch.yaml"
 STATE = Path("~/.cache/outrider/demo-cluster")
-PHASES = ((1, 45), (4, 45), (12, 45), (1, 45))
+PHASES = ((1, 30), (4, 30), (12, 30), (1, 30))
 """(concurrent requests, seconds): the load rises past the point where speculation pays, and falls again."""
 SHOW_EVERY_S = 15.0
+THINKING_S = 2.0
+"""A reader's, during the rollout: two engines share this machine while the new pod starts."""
 
 
 def main() -> int:
@@ -111,6 +113,7 @@ class Demo:
     async def _roll_out_another_draft(self) -> None:
         self._console.step(f"kubectl patch specsvc {self._name}: another draft, under load")
         load = self._load()
+        load.thinking_s = THINKING_S
         running = asyncio.create_task(load.run())
         patch = ("patch", "specsvc", self._name, "--type=merge", "--patch-file", str(PATCH))
         self._console.block(await asyncio.to_thread(self._cluster.kubectl, *patch))

@@ -35,11 +35,13 @@ class Load:
     slo_classes: tuple[str, ...] = ()
     max_tokens: int = 64
     concurrency: int = 1
+    thinking_s: float = 0.0
+    """Between an answer and the request that takes its place."""
     answers: list[Answer] = field(default_factory=list)
     _stopping: bool = False
 
     async def run(self) -> None:
-        """Keeps `concurrency` requests in flight until `stop`; then lets the running ones finish."""
+        """Keeps `concurrency` users busy until `stop`; then lets the running requests finish."""
         prompts = shuffled_prompts()
         running: set[asyncio.Task[Answer]] = set()
         async with httpx.AsyncClient(base_url=self.base_url, timeout=120.0) as client:
@@ -67,9 +69,11 @@ class Load:
             "stream_options": {"include_usage": True},
         }
         try:
-            return await _stream(client, body, headers)
+            answer = await _stream(client, body, headers)
         except (httpx.HTTPError, ValueError) as error:
-            return Answer(f"{type(error).__name__}: {error}", 0, 0.0, 0.0)
+            answer = Answer(f"{type(error).__name__}: {error}", 0, 0.0, 0.0)
+        await asyncio.sleep(0 if self._stopping else self.thinking_s)
+        return answer
 
 
 async def _stream(client: httpx.AsyncClient, body: dict[str, object], headers: dict[str, str]) -> Answer:

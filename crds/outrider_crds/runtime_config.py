@@ -30,7 +30,8 @@ PROFILES_DIR = "/etc/outrider/profiles"  # <PROFILES_DIR>/<product>/{target.json
 PODINFO_DIR = "/etc/outrider/podinfo"  # downward API: the file `annotations`, as the kubelet writes it
 PRODUCT_ANNOTATION = "outrider.dev/product"
 MODEL_CACHE_DIR = "/var/cache/outrider"  # HF_HOME; the modelCache volume
-MODEL_VOLUMES_DIR = "/var/lib/outrider/models"  # pvc and hostPath sources: <dir>/target, <dir>/<drafter name>
+MODEL_VOLUMES_DIR = "/var/lib/outrider/models"  # pvc and hostPath sources: <dir>/target, <dir>/draft-<drafter name>
+TARGET_MOUNT = "target"
 SERVING_PORT = 8000  # the OpenAI-compatible API, behind the Service
 ADMIN_PORT = 9000  # state, metrics and probes; not behind the Service
 STATE_PATH = "/outrider/state"
@@ -96,6 +97,11 @@ def hot_config(spec: SpeculativeServiceSpec) -> HotConfig:
 def config_hash(config: HotConfig) -> str:
     """Digest that a pod echoes in its state once the config is in force."""
     return digest(config.wire())
+
+
+def draft_mount(drafter: str) -> str:
+    """Folder under MODEL_VOLUMES_DIR of a drafter's model; no drafter's name can make it the target's."""
+    return f"draft-{drafter}"
 
 
 def model_location(model: ModelRef, mount: str) -> str:

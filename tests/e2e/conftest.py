@@ -52,9 +52,10 @@ class Service:
         return f"http://{self.cluster.get('service', NAME)['spec']['clusterIP']}"
 
     @contextmanager
-    def load(self, concurrency: int) -> Generator[Load, None, None]:
+    def load(self, concurrency: int, thinking_s: float = 0.0) -> Generator[Load, None, None]:
         """Chat requests through the Service while the block runs; afterwards every one of them has ended."""
-        load = Load(self.url, MODEL, ("interactive", "batch"), max_tokens=48, concurrency=concurrency)
+        classes = ("interactive", "batch")
+        load = Load(self.url, MODEL, classes, max_tokens=48, concurrency=concurrency, thinking_s=thinking_s)
         thread = threading.Thread(target=lambda: asyncio.run(load.run()))
         thread.start()
         try:

@@ -74,7 +74,7 @@ def test_another_draft_rolls_out_without_a_failed_request(service: Service) -> N
     """Only the new drafter is measured, no request fails meanwhile, and its acceptance shows in the status."""
     profile = service.follower.look()["status"]["profiles"][0]["configMap"]
     target_before = service.cluster.get("configmap", profile)["data"]["target.json"]
-    with service.load(concurrency=1) as load:
+    with service.load(concurrency=1, thinking_s=2.0) as load:
         service.cluster.kubectl("patch", "specsvc", NAME, "--type=merge", "--patch-file", str(OTHER_DRAFT))
         service.until_updated()
         seen = service.follower.until(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outrider_crds.runtime_config import BootConfig
+from outrider_crds.runtime_config import BootConfig, draft_mount
 from outrider_crds.spec import Drafter
 from outrider_runtime.vllm_plugin.pool import ModelPlaces, choose_pool
 
@@ -107,4 +107,4 @@ def test_the_first_neural_drafter_that_loads_is_hosted(folder: Any, tmp_path: Pa
 def test_in_a_pod_models_are_looked_for_where_they_are_mounted(folder: Any) -> None:
     head = eagle(folder("head", EAGLE3))
     assert head.neural is not None
-    assert ModelPlaces().location(head.neural.model, "eagle") == "/var/lib/outrider/models/eagle"
+    assert ModelPlaces().location(head.neural.model, draft_mount("eagle")) == "/var/lib/outrider/models/draft-eagle"

@@ -13,6 +13,8 @@ from outrider_crds.runtime_config import (
     MODEL_VOLUMES_DIR,
     PODINFO_DIR,
     PROFILES_DIR,
+    TARGET_MOUNT,
+    draft_mount,
 )
 from outrider_crds.spec import ModelRef, SpeculativeServiceSpec
 
@@ -38,7 +40,7 @@ def profile_name(target_key: str) -> str:
 
 def model_volumes(spec: SpeculativeServiceSpec) -> list[Mounted]:
     """Target and drafts that come from a claim or the node, read-only, and the cache for those from the hub."""
-    models = {"target": spec.target, **{d.name: d.neural.model for d in spec.draft_pool if d.neural}}
+    models = {TARGET_MOUNT: spec.target, **{draft_mount(d.name): d.neural.model for d in spec.draft_pool if d.neural}}
     mounted = [_model(mount, model) for mount, model in models.items() if model.source.hub is None]
     return [*mounted, _cache(spec)]
 

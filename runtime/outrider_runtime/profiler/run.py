@@ -11,7 +11,7 @@ from functools import partial
 from itertools import zip_longest
 
 from outrider_crds.profile import DrafterProfile, ProfileKeys, ProfilingFailure, ProfilingResult, TargetProfile
-from outrider_crds.runtime_config import BootConfig, HotConfig
+from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, HotConfig, draft_mount
 from outrider_crds.spec import Drafter, DraftMethod, DraftPrefill, PromptLookup, SpeculationMode
 
 from outrider_runtime.control.batch import ExecutionMode
@@ -112,7 +112,7 @@ class Profiler:
     def run(self) -> Profile:
         try:
             target = self._wanted.boot.target
-            read_config(target, self._paths.models.location(target, "target"))
+            read_config(target, self._paths.models.location(target, TARGET_MOUNT))
         except (OSError, ValueError) as error:
             self._fail(failures.MODEL_NOT_FOUND, f"the target cannot be read: {error}")
             return self._profile
@@ -227,7 +227,7 @@ class Profiler:
         fitted = fit_target(series)
         self._profile.fitted_target = fitted
         check_quiet(fitted.values())
-        commit = weights_commit(self._paths.models.location(boot.target, "target"), boot.target.revision)
+        commit = weights_commit(self._paths.models.location(boot.target, TARGET_MOUNT), boot.target.revision)
         self._profile.target = target_profile(
             fitted,
             series,
@@ -242,7 +242,7 @@ class Profiler:
         commit = ""
         if drafter.neural is not None:
             model = drafter.neural.model
-            commit = weights_commit(self._paths.models.location(model, drafter.name), model.revision)
+            commit = weights_commit(self._paths.models.location(model, draft_mount(drafter.name)), model.revision)
         fitted = fit_drafter(series, drafter)
         self._profile.fitted_drafters[drafter.name] = fitted
         check_quiet([fitted])

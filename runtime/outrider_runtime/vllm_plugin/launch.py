@@ -25,8 +25,10 @@ from outrider_crds.runtime_config import (
     PODINFO_DIR,
     PROFILES_DIR,
     SERVING_PORT,
+    TARGET_MOUNT,
     BootConfig,
     HotConfig,
+    draft_mount,
 )
 from outrider_crds.spec import Drafter, DraftMethod
 
@@ -121,7 +123,7 @@ def load_plan(environ: Mapping[str, str] = os.environ) -> LaunchPlan:
 
 def target_location(plan: LaunchPlan) -> str:
     """What the engine is given as the target: a folder, or a name on the hub."""
-    return plan.paths.models.location(plan.boot.target, "target")
+    return plan.paths.models.location(plan.boot.target, TARGET_MOUNT)
 
 
 def engine_arguments(plan: LaunchPlan) -> list[str]:
@@ -175,7 +177,7 @@ def _method(drafter: Drafter, plan: LaunchPlan) -> dict[str, object]:
     model = drafter.neural.model
     config: dict[str, object] = {
         "method": "eagle3" if drafter.method is DraftMethod.EAGLE else "draft_model",
-        "model": plan.paths.models.location(model, drafter.name),
+        "model": plan.paths.models.location(model, draft_mount(drafter.name)),
         "draft_tensor_parallel_size": plan.boot.engine.tensor_parallel_size,
     }
     if model.revision and model.source.hub is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider_crds.base import Model
-from outrider_crds.runtime_config import BootConfig, model_location
+from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, draft_mount, model_location
 from outrider_crds.spec import Drafter, DraftMethod, ModelRef
 
 CONFIG_FILE = "config.json"
@@ -68,14 +68,14 @@ def _obstacle(boot: BootConfig, drafter: Drafter, places: ModelPlaces) -> str:
         return ""
     draft = drafter.neural.model
     try:
-        draft_config = read_config(draft, places.location(draft, drafter.name))
-        target_config = read_config(boot.target, places.location(boot.target, "target"))
+        draft_config = read_config(draft, places.location(draft, draft_mount(drafter.name)))
+        target_config = read_config(boot.target, places.location(boot.target, TARGET_MOUNT))
     except (OSError, ValueError) as error:
         return str(error)
     return (
         _wrong_architecture(drafter, draft_config)
         or _wrong_vocabulary_size(draft_config, target_config)
-        or _wrong_tokens(places.location(draft, drafter.name), places.location(boot.target, "target"))
+        or _wrong_tokens(places.location(draft, draft_mount(drafter.name)), places.location(boot.target, TARGET_MOUNT))
         or _wrong_width(drafter, draft_config, target_config)
     )
 

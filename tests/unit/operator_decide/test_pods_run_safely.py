@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from outrider_operator.model import DISRUPTION_BUDGET, SERVICE, Object
 
 from tests.unit.operator_decide.world import EAGLE, World, gpu_node, manifest
@@ -64,13 +65,23 @@ def test_the_hubs_token_comes_from_the_secret_by_reference() -> None:
 
 
 def test_models_on_claims_are_mounted_read_only_where_the_runtime_looks() -> None:
-    """<MODEL_VOLUMES_DIR>/target and /<drafter>."""
+    """<MODEL_VOLUMES_DIR>/target and /draft-<drafter>."""
     claim = {"pvc": {"claimName": "models", "path": "a/b"}}
     draft = {**EAGLE, "eagle": {"model": {"name": "org/eagle", "source": claim}}}
     mounts = container(target={"name": "m", "source": claim}, draftPool=[draft])["volumeMounts"]
     found = {m["mountPath"]: m.get("readOnly") for m in mounts}
     assert found["/var/lib/outrider/models/target"] is True
-    assert found["/var/lib/outrider/models/eagle"] is True
+    assert found["/var/lib/outrider/models/draft-eagle"] is True
+
+
+@pytest.mark.parametrize("name", ["target", "cache"])
+def test_a_draft_may_have_any_name(name: str) -> None:
+    """None makes two volumes of one name: the API server would refuse the Deployment."""
+    source = {"pvc": {"claimName": "models", "path": "a"}}
+    draft = {**EAGLE, "name": name, "eagle": {"model": {"name": "org/eagle", "source": source}}}
+    pod = template(target={"name": "m", "source": source}, draftPool=[draft])
+    volumes = [volume["name"] for volume in pod["spec"]["volumes"]]
+    assert len(set(volumes)) == len(volumes)
 
 
 def test_a_users_pod_template_is_added_to_ours_and_never_replaces_the_product() -> None:
