@@ -62,7 +62,7 @@ ENV PATH=/opt/outrider/bin:${PATH} PYTHONPATH=/opt/outrider/lib PYTHONUNBUFFERED
 WORKDIR /
 USER 65532:65532
 # Fails the build where vLLM's image lacks something that Outrider needs.
-RUN outrider-runtime --help > /dev/null && outrider-profile --help > /dev/null
+RUN outrider-runtime --help > /dev/null && outrider-profile --help > /dev/null && outrider-simulate --help > /dev/null
 ENTRYPOINT ["outrider-runtime"]
 CMD ["serve"]
 
@@ -78,6 +78,6 @@ COPY --from=runtime-cpu-packages /opt/venv /opt/venv
 COPY --from=outrider /opt/outrider /opt/outrider
 ENV PATH=/opt/outrider/bin:/opt/venv/bin:${PATH} PYTHONPATH=/opt/outrider/lib PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 65532:65532
-RUN outrider-runtime --help > /dev/null && outrider-profile --help > /dev/null
+RUN outrider-runtime --help > /dev/null && outrider-profile --help > /dev/null && outrider-simulate --help > /dev/null
 ENTRYPOINT ["outrider-runtime"]
 CMD ["serve"]

@@ -6,7 +6,7 @@ VENV := $(CURDIR)/.venv
 PY := $(VENV)/bin/python
 SETUP := $(PYTHON3) -m setup
 
-.PHONY: help demo test test-fast lint deps deps-fast bench crds profile clean
+.PHONY: help demo test test-fast lint deps deps-fast bench crds profile simulate clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | column -t -s '|'
@@ -35,6 +35,9 @@ bench: deps ## the benchmarks of tests/benchmarks, results into tests/benchmarks
 
 profile: deps ## measure the example's latency profile on this machine and print the report
 	$(VENV)/bin/outrider-profile -f examples/smollm2-cpu.yaml --report .outrider/profile
+
+simulate: deps-fast ## what the example's pool would do on an H100 at 8 requests a second (docs/simulator.md)
+	$(VENV)/bin/outrider-simulate --manifest examples/llama-h200.yaml --profile llama-3.1-8b-h100 --rate 8 --compare --output .outrider/simulation
 
 deps: ## system packages, virtual environment, cluster binary, helm, model (cached)
 	@$(SETUP) all

@@ -33,7 +33,7 @@ class LocalService:
 
 def load_local_service(manifest: Path, model_root: Path = DEFAULT_MODEL_ROOT) -> LocalService:
     """What to run for `manifest` on this machine. Raises LocalManifestError."""
-    service = _read(manifest)
+    service = read_service(manifest)
     spec = service.spec
     roots = (model_root.expanduser(), manifest.absolute().parent / "models")
     boot = boot_config(
@@ -89,7 +89,8 @@ def _missing(model: ModelRef, roots: Sequence[Path]) -> str:
     return f"the target {model.name!r} is not on this machine; looked for the folders {looked}; see --model-root"
 
 
-def _read(manifest: Path) -> SpeculativeService:
+def read_service(manifest: Path) -> SpeculativeService:
+    """The one service in the file, validated and defaulted. Raises LocalManifestError."""
     try:
         return load_manifest(manifest.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -193,26 +192,3 @@ def within(arrivals: Iterable[Arrival], duration_s: float) -> list[Arrival]:
 
 def with_classes(arrivals: Iterable[Arrival], mix: ClassMix) -> list[Arrival]:
     return [arrival._replace(slo_class=mix.draw()) for arrival in arrivals]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkloadFigures:
-    """What a list of arrivals amounts to, for the report."""
-
-    requests: int
-    rate_per_s: float
-    mean_prompt_tokens: float
-    mean_output_tokens: float
-
-    @classmethod
-    def of(cls, arrivals: Sequence[Arrival], duration_s: float) -> WorkloadFigures:
-        count = max(1, len(arrivals))
-        return cls(
-            len(arrivals),
-            len(arrivals) / duration_s,
-            sum(arrival.prompt_tokens for arrival in arrivals) / count,
-            sum(arrival.output_tokens for arrival in arrivals) / count,
-        )
-
-    def as_json(self) -> dict[str, float]:
-        return dataclasses.asdict(self)
