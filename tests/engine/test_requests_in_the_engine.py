@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -162,6 +163,34 @@ def test_grammar_bound_requests_share_the_batch(engine: Bench) -> None:
     tokens = engine.run([("1 2 3 1 2 3 1 2 3 ", digits), GREEDY])
     text = engine.llm.get_tokenizer().decode(tokens[0], skip_special_tokens=True)
     assert text.strip() == "1 2 3 1 2 3 1 2 3 1 2 3"
+
+
+def test_a_lowered_token_budget_cuts_prompts_and_changes_no_answer(
+    engine: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Promise: while a tight class decodes, prompts come in smaller chunks, and only then."""
+    right = engine.run([GREEDY, (LONG, {})], arrive_every=2)
+    engine.fresh()
+    plan_verify = engine.loop.plan_verify
+    monkeypatch.setattr(
+        engine.loop, "plan_verify", lambda batch: dataclasses.replace(plan_verify(batch), token_budget=48)
+    )
+    assert engine.run([GREEDY, (LONG, {})], arrive_every=2) == right
+    both = [step for step in engine.steps if step.prefill_tokens and step.requests]
+    assert both, "a prompt was read while a request decoded"
+    assert max(step.n_batched for step in engine.steps) <= 48
+    assert engine.scheduler.max_num_scheduled_tokens == 512
+
+
+def test_a_waiting_request_of_a_tight_class_goes_before_loose_ones(engine: Bench) -> None:
+    """Promise: it is considered before the batch fills with loose ones, which keep their order."""
+    tight = {"extra_args": {"slo_class": "instant"}}
+    seen: list[list[str]] = []
+    engine.run(
+        [GREEDY, GREEDY, ("one two", tight), GREEDY, ("one two", tight)],
+        before_step=lambda _step: seen.append([request.request_id for request in engine.scheduler.waiting]),
+    )
+    assert [name.split("-")[0] for name in seen[0]] == ["2", "4", "0", "1", "3"]
 
 
 def test_without_a_pool_requests_are_counted_and_nothing_is_drafted() -> None:

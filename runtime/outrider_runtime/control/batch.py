@@ -38,6 +38,8 @@ class Purpose(StrEnum):
     """k = 0 to measure what plain decoding would do."""
     EXPLORE = "explore"
     """A short block with a drafter whose worth is uncertain."""
+    SLO = "slo"
+    """What keeps requests that are behind within their TPOT; it may cost goodput, so it is no measure of it."""
     FIXED = "fixed"
     """Mode Static or Off, a pin, or no drafter that can run."""
 
@@ -79,6 +81,8 @@ class Batch:
     """Batched tokens that one step may hold (max_num_batched_tokens)."""
     free_kv_tokens: int
     """Tokens that still fit into the KV cache, beyond what running requests hold."""
+    waiting: int = 0
+    """Requests that wait to be admitted (plan_verify)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,9 @@ class VerifyPlan:
     lengths: tuple[int, ...]
     """Aligned with `Batch.requests`: 0 <= length <= proposed, and <= remaining_tokens - 1."""
     purpose: Purpose = Purpose.CHOICE
-    """Purpose of the draft plan that made the proposals."""
+    """Purpose of the draft plan that made the proposals; SLO where classes changed the lengths."""
+    token_budget: int | None = None
+    """Most tokens that the step may batch, so that prompts break no TPOT; None: as many as the engine takes."""
 
 
 class RequestOutcome(NamedTuple):

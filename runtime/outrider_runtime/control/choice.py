@@ -63,7 +63,7 @@ class TargetPrice:
     def floors_s(self, bent: bool) -> list[float]:
         """Prices of a token at which to look for the best prefix, lowest first; `bent`: a bend may lie in reach."""
         if not bent:
-            return [self._token_s()]
+            return [self.token_s()]
         costs = (self.ragged,) if self.beyond is None else (self.ragged, self.beyond)
         low = self.lowest_s()
         high = max(cost.per_batched_token_s + cost.per_batched_token_above_knee_s for cost in costs)
@@ -71,7 +71,7 @@ class TargetPrice:
             high = 2 * low + 1e-12
         return [low + share * (high - low) for share in CHORDS]
 
-    def _token_s(self) -> float:
+    def token_s(self) -> float:
         """What the next token costs."""
         past_graphs = self.beyond is not None and self.n_batched > self.largest_graph_tokens
         cost = self.beyond if past_graphs and self.beyond is not None else self.ragged
@@ -114,53 +114,75 @@ class Lengths:
     value: float
 
 
-def best_lengths(gains: Floats, token_costs_s: Floats, price: TargetPrice, rate: float, budget: int) -> Lengths:
+def best_lengths(
+    gains: Floats, token_costs_s: Floats, price: TargetPrice, rate: float, budget: int,
+    *, forced: Ints | None = None, longest_s: float = math.inf,
+) -> Lengths:  # fmt: skip
     """The best of all ragged and uniform plans for proposals that are there.
 
     gains: (K, N), the product of hazards, 0 where a request has no proposal or may not verify it.
     token_costs_s: (N,), what a verified token costs beyond the target's price: for its request's context, and in the
     draft's first pass, which covers it.
-    rate: lambda in tokens per second. budget: most proposals the step may verify in all.
+    rate: lambda in tokens per second. budget: most proposals the step may verify in all. forced: (N,), positions that
+    are verified whatever they are worth; they fit into the budget. longest_s: what is verified beyond them must not
+    make the target's pass longer than this.
     """
     scores = gains - (rate * token_costs_s).astype(gains.dtype) if token_costs_s.any() else gains
-    ragged = _best_ragged(gains, scores, price, rate, budget)
+    ragged = _best_ragged(gains, scores, price, rate, budget, forced, longest_s)
     if price.uniform is None or gains.size == 0:
         return ragged
-    uniform = _best_uniform(gains, scores, price, rate, budget)
+    uniform = _best_uniform(gains, scores, price, rate, budget, forced, longest_s)
     # Equal worth: the uniform plan, whose graph is the cheaper one to be wrong about.
     return uniform if uniform.value >= ragged.value else ragged
 
 
-def _best_ragged(gains: Floats, scores: Floats, price: TargetPrice, rate: float, budget: int) -> Lengths:
+def _best_ragged(
+    gains: Floats, scores: Floats, price: TargetPrice, rate: float, budget: int, forced: Ints | None, longest_s: float
+) -> Lengths:
+    requests, taken, worth = gains.shape[1], 0, 0.0
+    if forced is not None:
+        first = np.arange(len(gains))[:, None] < forced
+        taken, worth = int(forced.sum()), float(scores[first].sum())
+        scores = np.where(first, -np.inf, scores)  # no candidates any more
     flat = scores.ravel()  # a gain of 0 scores 0 or less, so it is no candidate
     candidates = (flat > rate * price.lowest_s()).nonzero()[0]
-    order = candidates[flat[candidates].argsort()[::-1]][: max(0, budget)]
-    values = -rate * price.ragged_s(np.arange(len(order) + 1, dtype=float))
+    order = candidates[flat[candidates].argsort()[::-1]][: max(0, budget - taken)]
+    seconds = price.ragged_s(np.arange(taken, taken + len(order) + 1, dtype=float))
+    values = worth - rate * seconds
     values[1:] += flat[order].cumsum(dtype=float)
+    values[1:][seconds[1:] > longest_s] = -np.inf
     best = int(values.argmax())
-    lengths = np.bincount(order[:best] % gains.shape[1], minlength=gains.shape[1])
-    return Lengths(lengths, float(values[best]))
+    lengths = np.bincount(order[:best] % requests, minlength=requests)
+    return Lengths(lengths if forced is None else lengths + forced, float(values[best]))
 
 
-def _best_uniform(gains: Floats, scores: Floats, price: TargetPrice, rate: float, budget: int) -> Lengths:
+def _best_uniform(
+    gains: Floats, scores: Floats, price: TargetPrice, rate: float, budget: int, forced: Ints | None, longest_s: float
+) -> Lengths:
+    """Value -inf where no uniform plan holds what is forced."""
     requests = gains.shape[1]
     longest = int((gains > 0).all(axis=1).sum())  # chains have no gaps
     most = min(longest, max(0, budget) // requests)  # k = 0 is always among them
-    values = -rate * price.uniform_s(np.arange(most + 1, dtype=float) * requests)
+    seconds = price.uniform_s(np.arange(most + 1, dtype=float) * requests)
+    values = -rate * seconds
     values[1:] += scores[:most].sum(axis=1).cumsum()
+    if forced is not None:
+        values[: int(forced.max(initial=0))] = -np.inf
+        values[seconds > longest_s] = -np.inf
     best = int(values.argmax())
     return Lengths(np.full(requests, best), float(values[best]))
 
 
 def values_by_draft_length(
-    gains: Floats, offers: Floats, token_costs_s: Floats, price: TargetPrice, rate: float, budget: int
-) -> Floats:
+    gains: Floats, offers: Floats, token_costs_s: Floats, price: TargetPrice, rate: float, budget: int,
+    forced: NDArray[np.bool_] | None = None,
+) -> Floats:  # fmt: skip
     """Worth of proposing K = 0..max tokens, before the draft's own cost, in each of S scenarios: (S, K+1).
 
     gains: (S, K, N) products of hazards of the chosen drafters, 0 where a request may not speculate. offers: the
     same shape, the probability that there is a proposal; a position costs and gains in that proportion, so the
     ranking is still the product of hazards. token_costs_s: (S, N), as in best_lengths. The best verification lengths
-    are assumed for every K.
+    are assumed for every K. forced: (S, K, N), positions that are verified whatever they are worth.
 
     Along the ranking the worth is concave between the price's bends, so its maximum lies where the score falls to a
     token's price, or at a bend. No sorting is needed: "all positions that score more than a price" is a prefix of
@@ -172,7 +194,8 @@ def values_by_draft_length(
     room = float(max(0, budget))
     ends = [end for end in {room, *(min(bend, room) for bend in price.bends())} if end < requests * positions]
     floors = np.array([rate * floor for floor in price.floors_s(bool(ends))], dtype=gains.dtype)
-    taken = offers * (scores > floors[:, None, None, None])  # (floors, S, K, N)
+    above = scores > floors[:, None, None, None]  # (floors, S, K, N)
+    taken = offers * (above if forced is None else above | forced)
     more = taken.sum(axis=3).cumsum(axis=2, dtype=float)  # (floors, S, K)
     taken *= scores
     worth = taken.sum(axis=3).cumsum(axis=2, dtype=float)
@@ -185,6 +208,8 @@ def values_by_draft_length(
     net.max(axis=0, out=best)
     if ends:
         np.maximum(best, _at_ends(more, worth, np.array(ends), price, rate), out=best)
+    if forced is not None:
+        return values
     if price.uniform is not None and price.uniform is not price.ragged:
         # Only where the neural drafter serves all requests can they verify equally many: the last scenario.
         np.maximum(best[-1], _uniform_values(scores[-1], gains[-1], offers[-1], price, rate, budget), out=best[-1])

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_runtime.control.choice import TargetPrice, values_by_draft_length
+from outrider_runtime.control.slo import Clocks, forced_lengths, shortfalls
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
@@ -18,6 +19,19 @@ LEAST_GAIN = 1e-5
 """Tokens; less is rounding, and no reason to speculate."""
 NOBODY = -1
 """In place of a drafter's number: nothing is proposed for the request."""
+EQUAL_SHORTFALL = 0.02
+"""Tokens a request; draft lengths that leave those behind their TPOT as short as this are told apart by their worth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """Requests that are behind their TPOT and can still make it, as the step that is priced begins."""
+
+    clocks: Clocks
+    behind: Bools
+    """(N,)"""
+    step_s: float
+    """What a step takes at present."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +56,8 @@ class DraftProblem:
     rate: float
     """lambda, tokens per second."""
     budget: int
+    pressure: Pressure | None = None
+    """None: nobody is behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +69,8 @@ class DraftChoice:
     """`E[tokens] - lambda * T_step`, bonus tokens left out."""
     plain_value: float
     """The same for k = 0."""
+    for_slo: bool = False
+    """Goodput alone might have chosen otherwise."""
 
     @property
     def gain(self) -> float:
@@ -61,10 +79,13 @@ class DraftChoice:
 
 
 def choose_draft(problem: DraftProblem) -> DraftChoice:
-    """The best of: no speculation, the lookups alone, the lookups beside the neural drafter."""
+    """The best of: no speculation, the lookups alone, the lookups beside the neural drafter.
+
+    Where requests are behind their TPOT, first of all what leaves them least short.
+    """
     scenarios = _scenarios(problem)
     plain = -problem.rate * problem.price.plain_s()
-    nothing = DraftChoice(0, np.full(problem.usable.shape[1], NOBODY), plain, plain)
+    nothing = DraftChoice(0, np.full(problem.usable.shape[1], NOBODY), plain, plain, problem.pressure is not None)
     if not scenarios.any():
         return nothing
     worth = _worth_by_position(problem)
@@ -72,13 +93,15 @@ def choose_draft(problem: DraftProblem) -> DraftChoice:
     values = _values(problem, drafters)
     best = int(values.argmax())  # the first of equal ones: without the neural draft, and the shortest
     scenario, draft_tokens = divmod(best, values.shape[1])
-    if draft_tokens == 0 or values[scenario, draft_tokens] - plain < LEAST_GAIN:
+    gains_enough = problem.pressure is not None or values[scenario, draft_tokens] - plain >= LEAST_GAIN
+    if draft_tokens == 0 or not gains_enough:
         return nothing
     chosen = drafters[scenario]
     if len(worth) > 1 and draft_tokens < worth.shape[1]:
         # Who serves a request best may be another where the chain is shorter.
         chosen = _best_drafters(worth[:, :draft_tokens].sum(axis=1), scenarios[scenario : scenario + 1])[0]
-    return DraftChoice(draft_tokens, chosen, float(values[scenario, draft_tokens]), plain)
+    value = float(values[scenario, draft_tokens])
+    return DraftChoice(draft_tokens, chosen, value, plain, problem.pressure is not None)
 
 
 def _scenarios(problem: DraftProblem) -> Bools:
@@ -104,6 +127,8 @@ def _worth_by_position(problem: DraftProblem) -> Floats:
     if problem.query_costs_s.any():
         spent = spent + problem.rate * problem.query_costs_s  # (D, 1, N)
     worth = np.maximum(problem.gains - spent, 0.0)
+    if problem.pressure is not None:
+        worth[:, :, problem.pressure.behind] = problem.gains[:, :, problem.pressure.behind]  # at any cost
     worth *= problem.offers
     return worth
 
@@ -119,14 +144,44 @@ def _best_drafters(worth: Floats, scenarios: Bools) -> Ints:
 
 
 def _values(problem: DraftProblem, drafters: Ints) -> Floats:
-    """(S, K+1): worth of each draft length with these drafters (S, N), the drafts' own time included."""
+    """(S, K+1): worth of each draft length with these drafters (S, N), the drafts' own time included; -inf where
+    requests behind their TPOT would be left shorter than need be."""
     gains, offers = _of_chosen(problem.gains, drafters), _of_chosen(problem.offers, drafters)
     offers = offers * (drafters != NOBODY)[:, None]
     used = (drafters[:, None] == np.arange(len(problem.gains))[:, None]).any(axis=2)  # (S, D)
     costs = problem.query_costs_s + problem.neural_token_s * used[:, problem.neural, None]  # (S, N)
-    values = values_by_draft_length(gains, offers, costs, problem.price, problem.rate, problem.budget)
-    values[:, 1:] -= problem.rate * (used @ problem.draft_s[:, 1:])
+    forced = None if problem.pressure is None else _forced(problem, problem.pressure, gains * offers)
+    values = values_by_draft_length(gains, offers, costs, problem.price, problem.rate, problem.budget, forced)
+    draft_s = used @ problem.draft_s  # (S, K+1); column 0 is that of k = 0
+    values[:, 1:] -= problem.rate * draft_s[:, 1:]
+    if problem.pressure is not None and forced is not None:
+        short = _shortfalls(problem, problem.pressure, gains * offers, forced, draft_s)
+        bound = short.min() + EQUAL_SHORTFALL * problem.pressure.behind.sum()
+        values[short > bound] = -np.inf
     return values
+
+
+def _forced(problem: DraftProblem, pressure: Pressure, gains: Floats) -> Bools:
+    """(S, K, N): positions that requests behind their TPOT are to verify, from what they may gain, (S, K, N)."""
+    lengths = np.stack([
+        forced_lengths(pressure.clocks, pressure.behind, pressure.step_s, each, problem.price, problem.budget)
+        for each in gains
+    ])  # (S, N)  # fmt: skip
+    return np.asarray(np.arange(gains.shape[1])[:, None] < lengths[:, None])
+
+
+def _shortfalls(problem: DraftProblem, pressure: Pressure, gains: Floats, forced: Bools, draft_s: Floats) -> Floats:
+    """(S, K+1): tokens that those behind lack in all. What goodput asks for beside them makes the step longer."""
+    verified = forced | (gains > problem.rate * problem.price.token_s())
+    tokens = verified.sum(axis=2).cumsum(axis=1)  # (S, K)
+    step_s = draft_s + problem.price.plain_s()
+    step_s[:, 1:] = draft_s[:, 1:] + problem.price.ragged_s(tokens.astype(float))
+    gained = np.ones((len(gains), gains.shape[1] + 1, gains.shape[2]))  # the bonus token
+    gained[:, 1:] += (gains * verified).cumsum(axis=1)
+    short = [
+        shortfalls(pressure.clocks, pressure.behind, *each) for each in zip(gained, step_s, strict=True)
+    ]  # fmt: skip
+    return np.stack(short)
 
 
 def _of_chosen(values: Floats, drafters: Ints) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +14,13 @@ from outrider_runtime.control.decision import NOBODY, DraftChoice, DraftProblem,
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.explore import Block, upper_bounds
 from outrider_runtime.control.gate import DraftGate
+from outrider_runtime.control.pacing import drafts_s, lengths_for_slo, pressure, token_budget
 from outrider_runtime.control.problem import Step, draft_problem, next_step, this_step, verification_gains
 from outrider_runtime.control.roster import Roster
 from outrider_runtime.control.settings import DraftPrefill, Mode
+
+Floats = NDArray[np.floating[Any]]
+Ints = NDArray[np.int64]
 
 MANY_REQUESTS = 32
 KEEP_STEPS_MANY, KEEP_STEPS_FEW = 3, 1
@@ -31,8 +36,9 @@ class Planner:
         self._roster = roster
         self._evidence = evidence
         self._gate = DraftGate()
-        self._purpose = Purpose.FIXED
-        self._neural_proposes = False
+        self._last = DraftPlan(0, (), False, False, 0, Purpose.FIXED)
+        self._drafts_s = 0.0
+        """Seconds of the drafts at the end of a step, if they go on as they did; only where classes ask."""
         self._kept: DraftPlan | None = None
         self._kept_for: dict[str | None, str | None] = {}
         self._since_choice = 0
@@ -47,35 +53,59 @@ class Planner:
     # -- what is verified ---------------------------------------------------------------------------------------
 
     def verify(self, batch: Batch) -> VerifyPlan:
+        proposals = any(view.proposed > 0 for view in batch.requests) and not self._roster.silent
+        prompts = bool(self._roster.tpots_s) and (
+            batch.waiting > 0 or any(view.prefill_tokens for view in batch.requests)
+        )
         lengths = [0] * len(batch.requests)
-        if any(view.proposed > 0 for view in batch.requests) and not self._roster.silent:
-            step = this_step(batch, self._evidence.latency, self._evidence.goodput)
-            for position, length in zip(step.positions, self._verification(step).tolist(), strict=True):
-                lengths[position] = length
-        return VerifyPlan(tuple(lengths), self._purpose)
+        if not proposals and not prompts:
+            return VerifyPlan(tuple(lengths), self._last.purpose)
+        evidence = self._evidence
+        step = this_step(batch, evidence.latency, evidence.goodput)
+        gains = verification_gains(step, evidence.acceptance, self._roster.settings.max_draft_tokens)
+        chosen, purpose = self._verification(step, gains) if proposals else (None, self._last.purpose)
+        if chosen is None:
+            chosen = np.zeros(step.requests, dtype=int)
+        for position, length in zip(step.positions, chosen.tolist(), strict=True):
+            lengths[position] = length
+        budget = self._token_budget(batch, step, gains, chosen) if prompts else None
+        return VerifyPlan(tuple(lengths), purpose, budget)
 
-    def _verification(self, step: Step) -> NDArray[np.int64]:
-        """(N,): lengths for the decoding requests of `step`."""
-        gains = verification_gains(step, self._evidence.acceptance, self._roster.settings.max_draft_tokens)
-        if self._purpose is Purpose.CHOICE:
-            costs = step.query_costs_s + self._next_pass_token_s()
-            return best_lengths(gains, costs, step.price, step.rate, step.budget).lengths
-        # Exploring, pinned or static: everything that was proposed, as far as it fits.
-        return _fitting((gains > 0).sum(axis=0), step.budget)
+    def _verification(self, step: Step, gains: Floats) -> tuple[Ints, Purpose]:
+        """(N,): lengths for the decoding requests of `step`, and why."""
+        purpose = self._last.purpose
+        if purpose not in (Purpose.CHOICE, Purpose.SLO):
+            # Exploring, pinned or static: everything that was proposed, as far as it fits.
+            return _fitting((gains > 0).sum(axis=0), step.budget), purpose
+        costs = step.query_costs_s + self._next_pass_token_s()
+        best = best_lengths(gains, costs, step.price, step.rate, step.budget)
+        tpots_s = self._roster.tpots_s
+        paced = lengths_for_slo(step, gains, costs, best, tpots_s, self._drafts_s) if tpots_s else None
+        return (best.lengths, purpose) if paced is None else (paced.lengths, Purpose.SLO)
+
+    def _token_budget(self, batch: Batch, step: Step, gains: Floats, verified: Ints) -> int | None:
+        neural, latency = self._roster.neural, self._evidence.latency
+        covers = neural is not None and self._last.run_neural
+        return token_budget(
+            batch, step, gains, verified, latency, self._roster.tpots_s, draft_s=self._drafts_s,
+            draft_token_s=latency.draft_token_s(neural.name) if neural is not None and covers else 0.0,
+        )  # fmt: skip
 
     def _next_pass_token_s(self) -> float:
         """What a verified token costs in the neural draft's next first pass, if that goes on as it did."""
         neural = self._roster.neural
-        runs = neural is not None and self._neural_proposes
-        return self._evidence.latency.draft_token_s(neural.name) if neural is not None and runs else 0.0
+        proposes = neural is not None and self._last.neural_tokens > 0
+        return self._evidence.latency.draft_token_s(neural.name) if neural is not None and proposes else 0.0
 
     # -- what is proposed ---------------------------------------------------------------------------------------
 
     def draft(self, batch: Batch) -> DraftPlan:
         self._evidence.acceptance.age(batch.now)
         plan = self._fixed_plan(batch) or self._closed_loop_plan(batch)
-        self._purpose = plan.purpose
-        self._neural_proposes = plan.neural_tokens > 0
+        if self._roster.tpots_s and plan is not self._last:
+            neural = self._roster.neural
+            self._drafts_s = drafts_s(plan, neural.name if neural is not None else None, batch, self._evidence.latency)
+        self._last = plan
         return plan
 
     def _fixed_plan(self, batch: Batch) -> DraftPlan | None:
@@ -96,15 +126,15 @@ class Planner:
             return kept
         truth, explorer = self._evidence.truth, self._evidence.explorer
         step = next_step(batch, self._evidence.latency, self._evidence.goodput)
-        problem = self._problem(step, assume_ready=False)
+        problem = self._under_pressure(step, self._problem(step, assume_ready=False))
         choice = choose_draft(problem)
         passed, self._since_choice = 1 + self._since_choice, 0
         self._update_gate(step, problem, choice)
-        block = explorer.step(passed) or self._new_block(problem, choice)
+        block = explorer.step(passed) or (None if choice.for_slo else self._new_block(problem, choice))
         speculating = choice.draft_tokens > 0 and not truth.off
-        prefill = any(step.now.prefill_tokens)
+        busy = choice.for_slo or any(step.now.prefill_tokens)
         self._kept = None
-        if truth.next_is_probe(len(batch.requests), passed, speculating=speculating, prefill=prefill):
+        if truth.next_is_probe(len(batch.requests), passed, speculating=speculating, prefill=busy):
             return self._plan(batch, step, _nothing(choice), Purpose.PROBE)
         if block is not None:
             if not explorer.running:
@@ -112,9 +142,19 @@ class Planner:
             return self._plan_for_one(batch, block.draft_tokens, self._roster.names[block.drafter], Purpose.EXPLORE)
         if self._gate.window and not speculating:
             return self._plan(batch, step, _nothing(choice), Purpose.EXPLORE)
-        self._kept = self._plan(batch, step, choice if speculating else _nothing(choice), Purpose.CHOICE)
+        purpose = Purpose.SLO if choice.for_slo else Purpose.CHOICE
+        self._kept = self._plan(batch, step, choice if speculating else _nothing(choice), purpose)
         self._kept_for = dict(zip(step.now.id, self._kept.drafters, strict=True))
         return self._kept
+
+    def _under_pressure(self, step: Step, problem: DraftProblem) -> DraftProblem:
+        """`problem` with who will be behind their TPOT, if anybody."""
+        tpots_s = self._roster.tpots_s
+        if not tpots_s or step.requests == 0:
+            return problem
+        limit = self._roster.settings.max_draft_tokens
+        found = pressure(step, problem, self._evidence.acceptance, limit, tpots_s, self._drafts_s)
+        return problem if found is None else dataclasses.replace(problem, pressure=found)
 
     def _kept_plan(self, batch: Batch) -> DraftPlan | None:
         """The last choice once more: one step hardly changes what is known, the less the larger the batch is.
@@ -233,7 +273,7 @@ def _nothing(choice: DraftChoice) -> DraftChoice:
     return DraftChoice(0, np.full(len(choice.drafters), NOBODY), choice.plain_value, choice.plain_value)
 
 
-def _fitting(lengths: NDArray[np.int64], budget: int) -> NDArray[np.int64]:
+def _fitting(lengths: Ints, budget: int) -> Ints:
     """As much of `lengths` as the budget holds, from the first request on."""
     before = np.cumsum(lengths) - lengths
     return np.clip(budget - before, 0, lengths)

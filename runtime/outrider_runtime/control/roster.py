@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,6 +22,7 @@ class Roster:
         self.pinned: tuple[int, str | None] | None = None
         self.usable = self._who_is_usable()
         """(D,): drafters that may run at all."""
+        self._tpots_s = _tpots_s(settings.hot)
 
     @property
     def neural(self) -> DrafterSpec | None:
@@ -41,6 +44,11 @@ class Roster:
         return self.pinned is None and (self.hot.mode is Mode.OFF or self.most_tokens == 0)
 
     @property
+    def tpots_s(self) -> Mapping[str | None, float]:
+        """Class -> TPOT. Empty while pinned: a pin measures the engine as it is."""
+        return self._tpots_s if self.pinned is None else {}
+
+    @property
     def most_tokens(self) -> int:
         """Longest draft that engine and settings allow."""
         return max(0, min(self.settings.max_draft_tokens, self.hot.max_draft_tokens))
@@ -48,6 +56,7 @@ class Roster:
     def configure(self, hot: HotSettings) -> None:
         self.hot = hot
         self.usable = self._who_is_usable()
+        self._tpots_s = _tpots_s(hot)
 
     def suspend(self, drafter: str, reason: str) -> None:
         """Raises ValueError for a drafter that is not in the pool."""
@@ -80,3 +89,7 @@ class Roster:
     def _known(self, drafter: str | None) -> None:
         if drafter not in self.names:
             raise ValueError(f"drafter {drafter!r} is not in the pool {self.names}")
+
+
+def _tpots_s(hot: HotSettings) -> dict[str | None, float]:
+    return {one.name: one.tpot_s for one in hot.slo_classes}

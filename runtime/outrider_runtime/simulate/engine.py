@@ -84,7 +84,7 @@ class Engine:
         verify_plan = self.policy.plan_verify(
             self._batch([request.waiting_view(self.now, budget) for request in scheduler.running])
         )
-        requests = scheduler.schedule(verify_plan.lengths)
+        requests = scheduler.schedule(verify_plan.lengths, verify_plan.token_budget)
         views = [request.scheduled_view(self.now) for request in requests]
         draft_plan = self.policy.plan_draft(self._batch(views))
         prefill = [view.prefill_tokens for view in views]
@@ -98,7 +98,10 @@ class Engine:
 
     def _batch(self, views: Sequence[RequestView]) -> Batch:
         limits = self._scheduler.limits
-        return Batch(tuple(views), self.now, limits.token_budget, self._scheduler.cache.free_tokens)
+        scheduler = self._scheduler
+        return Batch(
+            tuple(views), self.now, limits.token_budget, scheduler.cache.free_tokens, waiting=len(scheduler.waiting)
+        )
 
     def _accept_arrivals(self) -> None:
         for arrival in self.source.due(self.now, self.active):

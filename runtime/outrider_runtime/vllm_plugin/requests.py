@@ -37,6 +37,11 @@ class RequestBook:
         times = self._times.get(name)
         return times.slo_class if times else None
 
+    def arrived_at(self, name: str) -> float:
+        """When the API server got the request; now for one that is not known."""
+        times = self._times.get(name)
+        return times.arrived_at if times else time.monotonic()
+
     def elapsed_s(self, name: str, now: float) -> float:
         """Seconds since the request's first token; 0 before it."""
         times = self._times.get(name)

@@ -11,6 +11,7 @@ which one runs is known only from the resolved config.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -18,6 +19,7 @@ from outrider_crds.spec import DraftMethod
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -34,6 +36,7 @@ from outrider_runtime.vllm_plugin.reporter import Reporter
 from outrider_runtime.vllm_plugin.requests import RequestBook
 from outrider_runtime.vllm_plugin.steps import Asked, StepRecord, step_outcome
 from outrider_runtime.vllm_plugin.versions import check_engine_version
+from outrider_runtime.vllm_plugin.waiting import decoding_first, place_last
 
 
 def outrider_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Scheduler:
@@ -49,11 +52,16 @@ def outrider_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Sc
 class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped here
     """The loop, for either scheduler; comes before vLLM's class in the order of methods."""
 
+    running: list[Request]
+    max_num_scheduled_tokens: int
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         plan = load_plan()
         self.outrider = ControlLoop(plan, largest_graph_tokens=_largest_graph(self.vllm_config))
         self._book = RequestBook(self.outrider.slo)
+        self._token_budget = self.max_num_scheduled_tokens
+        """The engine's own; vLLM's attribute is lower while a tight SLO class is protected."""
         self._coverage = DraftCoverage(self.block_size, self._blocks) if holes_matter(plan) else None
         self._asked: dict[str, Asked] = {}
         self._records: dict[int, StepRecord] = {}
@@ -69,12 +77,24 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         self._scheduled_at = time.monotonic()
         running = list(self.running)
-        self._verify_plan = self.outrider.plan_verify(self._batch([self._waiting_view(r) for r in running]))
+        views = [self._waiting_view(request) for request in running]
+        self._verify_plan = self.outrider.plan_verify(self._batch(views, waiting=len(self.waiting)))
         for request, length in zip(running, self._verify_plan.lengths, strict=True):
             if length < len(request.spec_token_ids):
                 # Assigned, never mutated: in asynchronous scheduling all requests share one list.
                 request.spec_token_ids = request.spec_token_ids[:length]
-        return super().schedule(throttle_prefills)
+        if self._verify_plan.token_budget is None:
+            return super().schedule(throttle_prefills)
+        return self._schedule_within(self._verify_plan.token_budget, throttle_prefills)
+
+    def _schedule_within(self, token_budget: int, throttle_prefills: bool) -> SchedulerOutput:
+        """Schedule with a lower token budget, so that prompts do not make a tight SLO class miss."""
+        self.running = decoding_first(self.running, lambda request: not request.is_prefill_chunk)
+        self.max_num_scheduled_tokens = min(token_budget, self._token_budget)
+        try:
+            return super().schedule(throttle_prefills)
+        finally:
+            self.max_num_scheduled_tokens = self._token_budget
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         self._plan_step(scheduler_output)
@@ -149,6 +169,17 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         super().add_request(request)
         extra = request.sampling_params.extra_args if request.sampling_params else None
         self._book.arrived(request.request_id, request.arrival_time, extra)
+        # With vLLM's priority policy (another kind of queue) the user gave an order of their own.
+        in_order = self.outrider.has_slo_classes and isinstance(self.waiting, FCFSRequestQueue)
+        if in_order and self.waiting and self.waiting[-1] is request:
+            place_last(self.waiting, self._due_at)
+
+    def _due_at(self, request: Request) -> float:
+        """When a waiting request has waited as long as its class bears; preempted ones go first."""
+        if request.status == RequestStatus.PREEMPTED:
+            return -math.inf
+        slo_class, arrived_at = self._book.slo_class(request.request_id), self._book.arrived_at(request.request_id)
+        return arrived_at + self.outrider.patience_s(slo_class)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
@@ -174,20 +205,21 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
 
     # -- what the controller sees ----------------------------------------------------------------------------------
 
-    def _batch(self, views: list[RequestView]) -> Batch:
+    def _batch(self, views: list[RequestView], waiting: int = 0) -> Batch:
         pool = self.kv_cache_manager.block_pool
         return Batch(
             requests=tuple(views),
             now=self._scheduled_at,
-            token_budget=self.max_num_scheduled_tokens,
+            token_budget=self._token_budget,
             free_kv_tokens=pool.get_num_free_blocks() * self.block_size,
+            waiting=waiting,
         )
 
     def _waiting_view(self, request: Request) -> RequestView:
         """A running request before the step is scheduled."""
         left = max(0, request.num_tokens + request.num_output_placeholders - request.num_computed_tokens)
         prefill = left if left > 1 else 0  # one token is the last sampled one: the request decodes
-        chunk = min(prefill, self.max_num_scheduled_tokens)
+        chunk = min(prefill, self._token_budget)
         return self._view(request, prefill=chunk, left=prefill - chunk, proposed=_real(request.spec_token_ids))
 
     def _scheduled_view(self, name: str, scheduler_output: SchedulerOutput) -> RequestView:

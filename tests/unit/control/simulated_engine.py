@@ -15,6 +15,7 @@ from outrider_runtime.control.batch import DraftPlan, ExecutionMode, StepOutcome
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.costs import DrafterCost, LatencyModel, StepCost
 from outrider_runtime.simulate import truth
+from outrider_runtime.simulate.books import Finished
 from outrider_runtime.simulate.engine import Engine
 from outrider_runtime.simulate.scheduling import Limits
 from outrider_runtime.simulate.workload import Arrival
@@ -57,11 +58,15 @@ class Record:
 
 
 class SimulatedEngine:
-    """`load` requests run at any time; a finished one is replaced in the next step."""
+    """`load` requests run at any time; a finished one is replaced in the next step. `classes`: the SLO class of each
+    request, by number."""
 
     def __init__(self, world: World, controller: Controller, *, load: int, seed: int = 0,
-                 prompt: int = 64, output: int = 96) -> None:  # fmt: skip
+                 prompt: int = 64, output: int = 96,
+                 classes: Callable[[int], str | None] = lambda _number: None) -> None:  # fmt: skip
         self.world, self.controller, self.load = world, controller, load
+        self._classes = classes
+        self._number = 0
         self._prompt, self._output = prompt, output
         self._rng = np.random.default_rng(seed)
         self._engine = Engine(
@@ -76,7 +81,15 @@ class SimulatedEngine:
         return self._history[start:]
 
     def due(self, now_s: float, active: int) -> Sequence[Arrival]:
-        return [Arrival(now_s, self._prompt, self._draw_output()) for _ in range(self.load - active)]
+        return [self._arrival(now_s) for _ in range(self.load - active)]
+
+    @property
+    def finished(self) -> list[Finished]:
+        return self._engine.finished
+
+    def _arrival(self, now_s: float) -> Arrival:
+        self._number += 1
+        return Arrival(now_s, self._prompt, self._draw_output(), self._classes(self._number))
 
     def next_at_s(self) -> float | None:
         return None

@@ -1,0 +1,104 @@
+"""SLO classes in the two plans: who is behind, what is verified for them, how much prompt a step may hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_runtime.control.acceptance import Acceptance
+from outrider_runtime.control.batch import Batch, DraftPlan
+from outrider_runtime.control.choice import Lengths, best_lengths
+from outrider_runtime.control.costs import Shape
+from outrider_runtime.control.decision import DraftProblem, Pressure
+from outrider_runtime.control.latency import OnlineLatency
+from outrider_runtime.control.problem import Columns, Step, verification_gains
+from outrider_runtime.control.slo import Clocks, behind, clocks, forced_lengths, longest_step_s, prompt_tokens
+
+Floats = NDArray[np.floating[Any]]
+Ints = NDArray[np.int64]
+TPOTs = Mapping[str | None, float]
+
+
+def lengths_for_slo(
+    step: Step, gains: Floats, costs: Floats, by_goodput: Lengths, tpots_s: TPOTs, draft_s: float
+) -> Lengths | None:
+    """The choice with the positions of those behind forced in; None where goodput's own choice serves all.
+
+    gains: (K, N). costs: (N,), see best_lengths. by_goodput: the choice without classes. draft_s: drafts of this step.
+    """
+    state = _clocks(step.decoding, tpots_s)
+    if state is None:
+        return None
+    seconds = float(step.price.ragged_s(np.array(float(by_goodput.lengths.sum())))) + draft_s
+    who = behind(state, seconds, gains)
+    if not who.any():
+        return None
+    forced = forced_lengths(state, who, seconds, gains, step.price, step.budget)
+    longest_s = longest_step_s(state, forced, gains, step.price, draft_s)
+    return best_lengths(gains, costs, step.price, step.rate, step.budget, forced=forced, longest_s=longest_s)
+
+
+def pressure(
+    step: Step, problem: DraftProblem, acceptance: Acceptance, limit: int, tpots_s: TPOTs, draft_s: float
+) -> Pressure | None:
+    """Who will be behind when the next step begins; None for nobody.
+
+    step: the next one, with what the step under way verifies in `proposed`; limit: most draft tokens.
+    """
+    state = _clocks(step.decoding, tpots_s)
+    if state is None:
+        return None
+    verified = float(sum(step.decoding.proposed))
+    step_s = float(step.price.ragged_s(np.array(verified))) + draft_s  # the next step is taken to be like this one
+    if not (state.later(step_s, np.ones(step.requests)).needed(step_s) > 1.0).any():
+        return None  # nobody, even if nothing is accepted
+    state = state.later(step_s, 1.0 + verification_gains(step, acceptance, limit).sum(axis=0))
+    best = np.where(problem.usable[:, None], problem.gains * problem.offers, 0.0).max(axis=0)  # (K, N)
+    who = behind(state, step_s, best)
+    return Pressure(state, who, step_s) if who.any() else None
+
+
+def token_budget(
+    batch: Batch, step: Step, gains: Floats, lengths: Ints, latency: OnlineLatency, tpots_s: TPOTs,
+    *, draft_s: float, draft_token_s: float,
+) -> int | None:  # fmt: skip
+    """Most tokens that the step may batch so that its prompts break no TPOT; None for as many as fit.
+
+    gains: (K, N). lengths: (N,), what the decoding requests verify.
+    """
+    state = _clocks(step.decoding, tpots_s)
+    if state is None:
+        return None
+    requests, verified = step.requests, int(lengths.sum())
+    gained = 1.0 + (gains * (np.arange(len(gains))[:, None] < lengths)).sum(axis=0)
+    context = float(sum(step.decoding.context_tokens))
+    plain = latency.price(Shape(context, requests, requests, context / 1000), uniform=False)
+    own = len(batch.requests) + verified
+    most = batch.token_budget - own
+    room = prompt_tokens(
+        state, gained, verified, plain, draft_s=draft_s, draft_token_s=draft_token_s, most=most
+    )  # fmt: skip
+    return None if room >= most else own + room
+
+
+def drafts_s(plan: DraftPlan, neural: str | None, batch: Batch, latency: OnlineLatency) -> float:
+    """Seconds that the drafts of `plan` take at the end of a step of `batch`."""
+    context, requests = float(sum(view.context_tokens for view in batch.requests)), float(len(batch.requests))
+    shape = Shape(context, requests, requests, context / 1000)
+    names = {name for name in plan.drafters if name is not None}
+    if plan.run_neural and neural is not None:
+        names.add(neural)
+    return math.fsum(
+        latency.draft_s(name, shape, max(1, plan.neural_tokens) if name == neural else plan.draft_tokens)
+        for name in names
+    )
+
+
+def _clocks(decoding: Columns, tpots_s: TPOTs) -> Clocks | None:
+    return clocks(
+        decoding.slo_class, decoding.elapsed_s, decoding.output_tokens, decoding.remaining_tokens, tpots_s
+    )  # fmt: skip

@@ -1,0 +1,167 @@
+"""SLO first: AdaServe's SLO-customised selection (section 4.3, algorithm 2) on chains. Pure functions on arrays.
+
+A request must gain `A(r) = (elapsed + t_step) / TPOT - tokens so far` tokens in a step to be on time at its end. Both
+count from the first token (TPOT does), so a request that is exactly on time before a step of one TPOT needs 1, which
+the bonus token gives. One that needs more is behind: the shortest prefix of its chain that is expected to give as
+much is verified before goodput is asked. N requests, K positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_runtime.control.choice import TargetPrice
+
+MOST_FORCED = 4
+"""AdaServe's n_max: positions of one request that goodput has no say in."""
+MARGIN = 0.95
+"""A step is planned to end this share of a TPOT in time: steps vary, and so does what is accepted."""
+HORIZON_TOKENS = 64
+"""Few answers use all of max_tokens: what is left is taken to be no longer than what was given, or than this."""
+LEAST_PROMPT_SHARE = 0.2
+"""By this share of its time prompts may lengthen every step, however tight: one that is never read never starts."""
+LARGE_CHUNK_TOKENS = 512
+"""Where a token costs nothing that was measured."""
+
+Floats = NDArray[np.floating[Any]]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Where each decoding request stands against its class, when the step begins. All (N,)."""
+
+    tpot_s: Floats
+    """Infinite for a request without a class."""
+    elapsed_s: Floats
+    """Since its first token."""
+    tokens: Floats
+    """After its first one."""
+    left: Floats
+    """Tokens that it may still produce."""
+
+    def needed(self, step_s: float) -> Floats:
+        """A(r): (N,), tokens that a step of `step_s` seconds must give; 0 or less for one that is ahead."""
+        return (self.elapsed_s + step_s) / self.tpot_s - self.tokens
+
+    def later(self, step_s: float, gained: Floats) -> Clocks:
+        """The same after a step that gave `gained` (N,) tokens."""
+        return Clocks(self.tpot_s, self.elapsed_s + step_s, self.tokens + gained, self.left - gained)
+
+    def within_reach(self, step_s: float, pace: Floats) -> Bools:
+        """(N,): those that can still end within their TPOT if each step gives `pace` (N,) tokens."""
+        horizon = np.minimum(self.left, np.maximum(self.tokens, HORIZON_TOKENS))
+        end_s = self.elapsed_s + step_s * horizon / pace
+        return np.asarray(end_s <= self.tpot_s * (self.tokens + horizon))
+
+    def deadlines_s(self, gained: Floats) -> Floats:
+        """(N,): how long a step that gives `gained` tokens may take."""
+        return self.tpot_s * (self.tokens + gained) - self.elapsed_s
+
+
+def clocks(
+    slo_classes: Sequence[str | None], elapsed_s: Sequence[float], output_tokens: Sequence[int],
+    remaining_tokens: Sequence[int], tpots_s: Mapping[str | None, float],
+) -> Clocks | None:  # fmt: skip
+    """None where no request has a class: then nobody can be behind."""
+    if not tpots_s or tpots_s.keys().isdisjoint(slo_classes):
+        return None
+    # The clock starts with the first token.
+    planned_s = [
+        MARGIN * tpots_s.get(name, math.inf) if tokens else math.inf
+        for name, tokens in zip(slo_classes, output_tokens, strict=True)
+    ]
+    return Clocks(
+        tpot_s=np.array(planned_s),
+        elapsed_s=np.array(elapsed_s, dtype=float),
+        tokens=np.maximum(np.array(output_tokens, dtype=float) - 1.0, 0.0),
+        left=np.array(remaining_tokens, dtype=float),
+    )
+
+
+def behind(state: Clocks, step_s: float, gains: Floats) -> Bools:
+    """(N,): requests that need more than the bonus token and can still make it; hopeless ones compete for goodput."""
+    late = state.needed(step_s) > 1.0
+    if not late.any():
+        return late
+    return np.asarray(late & state.within_reach(step_s, 1.0 + gains[:MOST_FORCED].sum(axis=0)))
+
+
+def forced_lengths(
+    state: Clocks, who: Bools, step_s: float, gains: Floats, price: TargetPrice, budget: int
+) -> Ints:  # fmt: skip
+    """(N,): positions that each of `who` verifies before goodput is asked.
+
+    gains: (K, N), products of hazards. The prefix ends where the request gets what it needs (at most K+1), after
+    MOST_FORCED positions, or where a further one would slow the step by more than it brings the request itself. The
+    slowest is served first where the budget does not hold all.
+    """
+    candidates = gains[:MOST_FORCED]
+    needed = np.minimum(state.needed(step_s), len(gains) + 1.0)
+    before = 1.0 + candidates.cumsum(axis=0) - candidates  # (n_max, N) tokens without this position
+    helps = candidates * step_s > before * price.token_s()
+    lengths = (who & (candidates > 0) & (before < needed) & helps).sum(axis=0)
+    return lengths if lengths.sum() <= budget else _slowest_first(lengths, needed, max(0, budget))
+
+
+def _slowest_first(lengths: Ints, needed: Floats, budget: int) -> Ints:
+    order = np.argsort(-needed, kind="stable")
+    ordered = lengths[order]
+    fitting = np.empty_like(lengths)
+    fitting[order] = np.clip(budget - (ordered.cumsum() - ordered), 0, ordered)
+    return fitting
+
+
+def longest_step_s(state: Clocks, forced: Ints, gains: Floats, price: TargetPrice, draft_s: float) -> float:
+    """Seconds that the target may take so that nobody whose positions are forced in misses for others' sake.
+
+    Those who miss even if nothing but the forced positions is verified set no limit. Infinite when nobody does.
+    """
+    granted = gains * (np.arange(len(gains))[:, None] < forced)
+    deadlines = state.deadlines_s(1.0 + granted.sum(axis=0)) - draft_s
+    least = float(price.ragged_s(np.array(float(forced.sum()))))
+    return float(deadlines[deadlines >= least].min(initial=math.inf))
+
+
+def shortfalls(
+    state: Clocks, who: Bools, gained: Floats, step_s: Floats
+) -> Floats:  # fmt: skip
+    """(K+1,): tokens that those behind lack in all, for each draft length.
+
+    gained: (K+1, N), tokens they are expected to get; step_s: (K+1,).
+    """
+    lacking = (state.elapsed_s + step_s[:, None]) / state.tpot_s - state.tokens - gained
+    return np.asarray((np.maximum(lacking, 0.0) * who).sum(axis=1))
+
+
+def prompt_tokens(
+    state: Clocks, gained: Floats, verified: int, price: TargetPrice, draft_s: float, draft_token_s: float, most: int
+) -> int:  # fmt: skip
+    """Prompt tokens that a step may take on without breaking a TPOT that can still be kept.
+
+    gained: (N,) tokens expected in the step. verified: proposals in it. price: of the batch without any prompt.
+    draft_token_s: seconds of a prompt token in the draft's first pass. most: what fits into the step.
+    """
+    least = float(price.ragged_s(np.array(float(verified))))
+    deadlines = state.deadlines_s(gained) - draft_s
+    kept = (deadlines >= least) | state.within_reach(least + draft_s, gained)  # hopeless ones set no limit
+    deadline = float(deadlines[kept].min(initial=math.inf))
+    smallest = least_chunk(price, verified)
+    if most <= smallest:
+        return most
+    chunks = np.unique(np.linspace(smallest, most, 65).astype(int))
+    in_time = price.ragged_s((verified + chunks).astype(float)) + draft_token_s * chunks <= deadline
+    return int(chunks[max(0, int(in_time.sum()) - 1)])
+
+
+def least_chunk(price: TargetPrice, verified: int) -> int:
+    """Prompt tokens that a step takes on in any case."""
+    step_s, token_s = float(price.ragged_s(np.array(float(verified)))), price.token_s()
+    return max(1, int(LEAST_PROMPT_SHARE * step_s / token_s)) if token_s > 0 else LARGE_CHUNK_TOKENS

@@ -1,0 +1,317 @@
+"""SLO first: who is behind is served first, within every budget, and classes that nobody misses change nothing."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outrider_runtime.control.batch import Batch, ExecutionMode, Purpose, RequestView
+from outrider_runtime.control.choice import TargetPrice, best_lengths
+from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.costs import DrafterCost, LatencyModel, StepCost
+from outrider_runtime.control.settings import DrafterSpec, HotSettings, Mode, Settings, SLOTarget
+from outrider_runtime.control.slo import (
+    MARGIN,
+    MOST_FORCED,
+    Clocks,
+    behind,
+    clocks,
+    forced_lengths,
+    least_chunk,
+    longest_step_s,
+    prompt_tokens,
+)
+
+from tests.unit.control.simulated_engine import SimulatedEngine, World
+from tests.unit.control.test_choice import chains, worth
+
+CPU = StepCost(per_batched_token_s=2e-3, constant_s=12.5e-3)
+EAGLE = DrafterCost(StepCost(per_batched_token_s=1e-4, constant_s=1e-3))
+MAX = 4
+
+
+def price(requests: int, cost: StepCost = CPU) -> TargetPrice:
+    return TargetPrice(requests, None, cost, None, float("inf"), cost.constant_s, cost.constant_s, 0.0)
+
+
+@st.composite
+def standings(draw, requests: int) -> Clocks:  # type: ignore[no-untyped-def]
+    """Requests ahead of their class, behind it, hopeless, and without one."""
+    numbers = st.lists(st.floats(0.0, 3.0), min_size=requests, max_size=requests)
+    tokens = np.array(draw(st.lists(st.integers(0, 60), min_size=requests, max_size=requests)), dtype=float)
+    tpot = np.array(draw(st.lists(st.sampled_from([0.02, 0.05, np.inf]), min_size=requests, max_size=requests)))
+    left = np.array(draw(st.lists(st.integers(1, 80), min_size=requests, max_size=requests)), dtype=float)
+    return Clocks(tpot, np.array(draw(numbers)), tokens, left)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data(), st.integers(1, 5), st.integers(1, 6), st.integers(0, 14))
+def test_those_behind_get_what_they_need_and_nobody_more_than_the_budget(data, requests, positions, budget):  # type: ignore[no-untyped-def]
+    """AdaServe, algorithm 2, on chains: the shortest prefix that suffices, n_max at most, the slowest first."""
+    gains = data.draw(chains(requests, positions))
+    state = data.draw(standings(requests))
+    step_s = data.draw(st.floats(0.005, 0.08))
+    who = behind(state, step_s, gains)
+    ample = forced_lengths(state, who, step_s, gains, price(requests), 10**6)
+    needed = np.minimum(state.needed(step_s), positions + 1)
+    assert (ample[~who] == 0).all()
+    assert (ample <= np.minimum((gains > 0).sum(axis=0), MOST_FORCED)).all()
+    for request in np.flatnonzero(ample):
+        assert 1 + gains[: ample[request] - 1, request].sum() < needed[request], "a shorter prefix would do"
+    forced = forced_lengths(state, who, step_s, gains, price(requests), budget)
+    assert forced.sum() == min(budget, ample.sum())
+    assert (forced <= ample).all()
+    slowest_first = np.argsort(-needed, kind="stable")
+    cut = [request for request in slowest_first if forced[request] < ample[request]]
+    if cut:
+        assert all(forced[later] == 0 for later in itertools.dropwhile(lambda one: one != cut[0], slowest_first)
+                   if later != cut[0])  # fmt: skip
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data(), st.integers(1, 3), st.integers(1, 4), st.floats(1.0, 120.0), st.integers(0, 10))
+def test_the_gain_phase_is_the_best_there_is_around_what_is_forced(data, requests, positions, rate, budget):  # type: ignore[no-untyped-def]
+    """Among all plans that hold the forced positions and end in time: none is worth more."""
+    gains = data.draw(chains(requests, positions))
+    limits = (gains > 0).sum(axis=0)
+    forced = np.array([data.draw(st.integers(0, int(limit))) for limit in limits])
+    while forced.sum() > budget:
+        forced[forced.argmax()] -= 1
+    around = price(requests)
+    least = float(around.ragged_s(np.array(float(forced.sum()))))
+    longest = data.draw(st.sampled_from([np.inf, least, least + 0.003, least + 0.009]))
+    zeros = np.zeros(requests)
+    found = best_lengths(gains, zeros, around, rate, budget, forced=forced, longest_s=longest)
+    assert (found.lengths >= forced).all()
+    assert found.lengths.sum() <= budget
+    best = -np.inf
+    for lengths in itertools.product(*(range(least, most + 1) for least, most in zip(forced, limits, strict=True))):
+        seconds = float(around.ragged_s(np.array(float(sum(lengths)))))
+        in_time = seconds <= longest or lengths == tuple(forced)
+        if sum(lengths) <= budget and in_time:
+            best = max(best, worth(lengths, gains, zeros, around, rate, uniform=False))
+    assert found.value == pytest.approx(best, abs=1e-9)
+
+
+def test_a_hopeless_request_competes_for_goodput_like_any_other():
+    """It would take what those need that can still make it."""
+    gains = np.full((2, 2), 0.5)
+    late, hopeless = 1.03, 9.0
+    state = Clocks(np.full(2, 0.05), np.array([late, hopeless]), np.full(2, 20.0), np.full(2, 40.0))
+    assert behind(state, 0.04, gains).tolist() == [True, False]
+
+
+def test_a_position_that_slows_its_own_request_is_not_forced():
+    """On hardware where every token costs, verifying an unlikely one makes the late request later."""
+    state = Clocks(np.array([0.05]), np.array([1.1]), np.array([20.0]), np.array([40.0]))
+    unlikely, likely = np.array([[0.05]]), np.array([[0.6]])
+    who = np.array([True])
+    assert forced_lengths(state, who, 0.03, unlikely, price(1), 10).tolist() == [0]
+    assert forced_lengths(state, who, 0.03, likely, price(1), 10).tolist() == [1]
+
+
+def test_goodput_adds_nothing_that_makes_a_class_miss():
+    """Loose requests may extend the step only as long as the tight one's tokens come in time."""
+    state = Clocks(np.array([0.05, np.inf]), np.array([0.99, 0.0]), np.array([20.0, 20.0]), np.array([9.0, 9.0]))
+    gains = np.array([[0.8, 0.9], [0.6, 0.8]])
+    forced = np.array([1, 0])
+    limit = longest_step_s(state, forced, gains, price(2), draft_s=0.002)
+    assert limit == pytest.approx(0.05 * 21.8 - 0.99 - 0.002)
+    hopeless = Clocks(state.tpot_s, state.elapsed_s + 5, state.tokens, state.left)
+    assert longest_step_s(hopeless, forced, gains, price(2), 0.0) == float("inf")
+
+
+def test_the_clock_starts_with_the_first_token():
+    """TPOT counts from there: a request without a token cannot be behind, nor one without a class."""
+    state = clocks(("chat", "chat", None), (0.0, 0.3, 9.0), (0, 4, 4), (9, 9, 9), {"chat": 0.1})
+    assert state is not None
+    assert state.needed(0.05).tolist() == pytest.approx([0, 0.35 / (MARGIN * 0.1) - 3, -3])
+    assert clocks((None, "old"), (1.0, 1.0), (4, 4), (9, 9), {"chat": 0.1}) is None
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data(), st.integers(1, 6), st.integers(0, 8), st.integers(0, 600))
+def test_a_chunk_of_prompt_breaks_no_tpot_that_would_be_kept_without_it(data, requests, verified, most):  # type: ignore[no-untyped-def]
+    """Every request that is on time without the prompt is on time with it, but for the least chunk."""
+    state = data.draw(standings(requests))
+    gained = np.array(data.draw(st.lists(st.floats(1.0, 4.0), min_size=requests, max_size=requests)))
+    around = price(requests)
+    room = prompt_tokens(state, gained, verified, around, 0.001, 1e-4, most)
+    smallest = least_chunk(around, verified)
+    assert min(most, smallest) <= room <= most
+    if room > smallest:
+        without, holding = around.ragged_s(np.array([float(verified), float(verified + room)])) + 0.001
+        on_time = state.deadlines_s(gained) >= without
+        assert (state.deadlines_s(gained)[on_time] >= holding + 1e-4 * room - 1e-9).all()
+
+
+def test_prompts_take_the_whole_step_where_no_class_is_tight():
+    """No class, one with time to spare, and one that is lost anyway: the engine's own budget holds."""
+    around = price(1)
+    for state in (
+        Clocks(np.array([np.inf]), np.array([3.0]), np.array([5.0]), np.array([50.0])),
+        Clocks(np.array([0.5]), np.array([0.5]), np.array([50.0]), np.array([50.0])),
+        Clocks(np.array([0.01]), np.array([9.0]), np.array([5.0]), np.array([50.0])),
+    ):
+        assert prompt_tokens(state, np.ones(1), 0, around, 0.0, 0.0, most=512) == 512
+
+
+# -- the two plans ------------------------------------------------------------------------------------------------
+
+
+def controller(*classes: SLOTarget, mode: Mode = Mode.CLOSED_LOOP) -> Controller:
+    pool = (DrafterSpec("lookup", neural=False), DrafterSpec("eagle", neural=True))
+    lookup = DrafterCost(StepCost(constant_s=1e-4), autoregressive=False)
+    latency = LatencyModel(dict.fromkeys(ExecutionMode, CPU), {"eagle": EAGLE, "lookup": lookup})
+    hot = HotSettings(mode=mode, max_draft_tokens=MAX, slo_classes=classes)
+    ticks = itertools.count()
+    return Controller(
+        Settings(pool, MAX, hot=hot), latency, clock=lambda: next(ticks) * 1e-6, rng=np.random.default_rng(0)
+    )
+
+
+def view(number: int, **fields: object) -> RequestView:
+    values: dict[str, object] = {
+        "id": f"r{number}", "slo_class": "loose", "context_tokens": 100, "prefill_tokens": 0, "prefill_left": 0,
+        "output_tokens": 21, "remaining_tokens": 60, "elapsed_s": 0.5, "draft_ready": True,
+    }  # fmt: skip
+    return RequestView(**{**values, **fields})  # type: ignore[arg-type]
+
+
+VIEWS = st.builds(
+    view,
+    number=st.integers(0, 10**6),
+    slo_class=st.sampled_from([None, "loose", "tight"]),
+    output_tokens=st.integers(0, 60),
+    elapsed_s=st.floats(0.0, 4.0),
+    prefill_tokens=st.sampled_from([0, 0, 0, 40]),
+    prefill_left=st.sampled_from([0, 0, 0, 40]),
+    remaining_tokens=st.integers(0, 60),
+    proposed=st.integers(0, MAX),
+    drafter=st.sampled_from([None, "lookup", "eagle"]),
+    draft_ready=st.booleans(),
+)
+TIGHT, LOOSE = SLOTarget("tight", 0.03), SLOTarget("loose", 5.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(VIEWS, min_size=1, max_size=6), st.integers(1, 60), st.integers(0, 40))
+def test_no_plan_exceeds_what_fits_with_classes_either(views, budget, kv):  # type: ignore[no-untyped-def]
+    """Token budget, KV memory and proposals hold whatever is forced in."""
+    loop = controller(TIGHT, LOOSE)
+    made = Batch(tuple(views), 1.0, budget, kv, waiting=2)
+    draft = loop.plan_draft(made)
+    verify = loop.plan_verify(made)
+    for length, each in zip(verify.lengths, views, strict=True):
+        assert 0 <= length <= max(0, min(each.proposed, each.remaining_tokens - 1))
+    decoding = sum(each.prefill_tokens == each.prefill_left == 0 for each in views)
+    assert sum(verify.lengths) <= max(0, min(budget, kv) - decoding)
+    if verify.token_budget is not None:
+        assert len(views) + sum(verify.lengths) < verify.token_budget < budget
+    assert 0 <= draft.draft_tokens <= MAX
+    for name, each in zip(draft.drafters, views, strict=True):
+        assert name is None or (each.prefill_left == 0 and each.remaining_tokens > 2)
+        assert name != "eagle" or each.draft_ready
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(VIEWS, min_size=1, max_size=6))
+def test_classes_that_nobody_misses_change_no_plan(views):  # type: ignore[no-untyped-def]
+    """Without SLO pressure the result is goodput's own choice."""
+    idle = [SLOTarget("tight", 50.0), SLOTarget("loose", 50.0)]
+    with_classes, without = controller(*idle), controller()
+    made = Batch(tuple(views), 1.0, 2048, 10_000)
+    assert with_classes.plan_draft(made) == without.plan_draft(made)
+    assert with_classes.plan_verify(made) == without.plan_verify(made)
+
+
+def busy_batch(**tight: object) -> Batch:
+    """Eight requests on a machine where every token costs: goodput alone speculates for nobody."""
+    others = [view(number) for number in range(7)]
+    return Batch((*others, view(7, slo_class="tight", **tight)), 1.0, 2048, 10_000)
+
+
+def tired(loop: Controller) -> Controller:
+    """As after text that is accepted half of the time; both drafters were met."""
+    loop.pin(0)
+    acceptance = loop._evidence.acceptance
+    acceptance.tried[:] = 100.0
+    acceptance.accepted[:] = 50.0
+    acceptance.met[:] = True
+    acceptance._refresh()
+    loop.pin(None)
+    return loop
+
+
+def test_a_request_that_is_behind_is_drafted_for_where_goodput_would_not():
+    """Two phases in plan_draft: K and the drafter of the tight request come first; the others stay plain."""
+    late = {"elapsed_s": 0.61, "output_tokens": 22}  # 29 ms a token of 30, and a step of 30 ms to come
+    assert tired(controller()).plan_draft(busy_batch(**late)).draft_tokens == 0
+    plan = tired(controller(TIGHT, LOOSE)).plan_draft(busy_batch(**late))
+    assert plan.purpose is Purpose.SLO
+    assert plan.draft_tokens >= 1
+    assert plan.drafters[7] is not None
+    assert plan.drafters[:7] == (None,) * 7
+
+
+def test_a_request_that_is_behind_verifies_where_goodput_would_not():
+    """Two phases in plan_verify: the tight request's proposals are scored, the others' are not."""
+    waiting = {"proposed": 2, "drafter": "eagle"}
+    late = busy_batch(elapsed_s=0.61, output_tokens=21, **waiting)
+    requests = tuple(one._replace(proposed=2, drafter="eagle") for one in late.requests)
+    made = Batch(requests, 1.0, 2048, 10_000)
+    for classes, expected in (((), 0), ((TIGHT, LOOSE), 1)):
+        loop = tired(controller(*classes))
+        loop.plan_draft(busy_batch())
+        lengths = loop.plan_verify(made).lengths
+        assert min(1, lengths[7]) == expected
+        assert sum(lengths[:7]) == 0
+
+
+@pytest.mark.parametrize(("waiting", "limited"), [(3, True), (0, False)])
+def test_a_tight_class_lowers_the_steps_token_budget_while_prompts_wait(waiting, limited):  # type: ignore[no-untyped-def]
+    """A whole chunk of 2048 tokens takes four seconds here, and nobody's TPOT survives that."""
+    loop = controller(TIGHT, LOOSE)
+    requests = busy_batch(elapsed_s=0.4, output_tokens=22).requests
+    plan = loop.plan_verify(Batch(requests, 1.0, 2048, 10_000, waiting=waiting))
+    assert (plan.token_budget is not None) == limited
+    if plan.token_budget is not None:
+        chunk = plan.token_budget - len(requests)
+        assert CPU.constant_s + CPU.per_batched_token_s * plan.token_budget <= 22 * 0.03 * MARGIN - 0.4
+        assert chunk >= 1
+
+
+def test_a_pinned_engine_is_measured_as_it_is():
+    """The profiler's chunks must not be cut."""
+    loop = controller(TIGHT, LOOSE)
+    loop.pin(0)
+    plan = loop.plan_verify(Batch(busy_batch(elapsed_s=0.4).requests, 1.0, 2048, 10_000, waiting=3))
+    assert plan.token_budget is None
+
+
+def attainment(*classes: SLOTarget) -> dict[str | None, float]:
+    """Share of finished requests within their TPOT: every third one is tight, eight run at any time."""
+    hazards = {"eagle": lambda *_: 0.6, "lookup": lambda *_: 0.5}
+    lookup = DrafterCost(StepCost(constant_s=1e-4), autoregressive=False)
+    truth = World(CPU, {"eagle": EAGLE, "lookup": lookup}, hazards, {"lookup": 0.3}, neural="eagle")
+    engine = SimulatedEngine(
+        truth, controller(*classes), load=8, output=40, prompt=48, seed=1,
+        classes=lambda number: "tight" if number % 3 == 0 else "loose",
+    )  # fmt: skip
+    engine.run(900)
+    targets = {"tight": 0.036, "loose": 0.2}
+    return {
+        name: float(np.mean([(one.tpot_s or 0.0) <= targets[name] for one in engine.finished if one.slo_class == name]))
+        for name in targets
+    }
+
+
+def test_a_tight_class_attains_more_and_the_loose_one_no_less():
+    """The whole loop under load: forced positions and held-back prompts keep the tight class in time."""
+    without = attainment()
+    classes = attainment(SLOTarget("tight", 0.036), SLOTarget("loose", 0.2))
+    assert classes["tight"] > without["tight"] + 0.2
+    assert classes["loose"] >= without["loose"] - 0.02
