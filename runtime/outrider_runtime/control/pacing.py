@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from outrider_runtime.control.acceptance import Acceptance
 from outrider_runtime.control.batch import Batch, DraftPlan
-from outrider_runtime.control.choice import Lengths, best_lengths
+from outrider_runtime.control.choice import Lengths, TargetPrice, best_lengths
 from outrider_runtime.control.costs import Shape
 from outrider_runtime.control.decision import DraftProblem, Pressure
 from outrider_runtime.control.latency import OnlineLatency
@@ -24,7 +24,13 @@ TPOTs = Mapping[str | None, float]
 
 
 def lengths_for_slo(
-    step: Step, gains: Floats, costs: Floats, by_goodput: Lengths, tpots_s: TPOTs, draft_s: float
+    step: Step,
+    gains: Floats,
+    costs: Floats,
+    by_goodput: Lengths,
+    latency: OnlineLatency,
+    tpots_s: TPOTs,
+    draft_s: float,
 ) -> Lengths | None:
     """The choice with the positions of those behind forced in; None where goodput's own choice serves all.
 
@@ -33,18 +39,20 @@ def lengths_for_slo(
     state = _clocks(step.decoding, tpots_s)
     if state is None:
         return None
-    seconds = float(step.price.ragged_s(np.array(float(by_goodput.lengths.sum())))) + draft_s
+    price = _without_prompts(step, latency)
+    seconds = float(price.ragged_s(np.array(float(by_goodput.lengths.sum())))) + draft_s
     who = behind(state, seconds, gains)
     if not who.any():
         return None
-    forced = forced_lengths(state, who, seconds, gains, step.price, step.budget)
-    longest_s = longest_step_s(state, forced, gains, step.price, draft_s)
-    return best_lengths(gains, costs, step.price, step.rate, step.budget, forced=forced, longest_s=longest_s)
+    forced = forced_lengths(state, who, seconds, gains, price, step.budget)
+    longest_s = longest_step_s(state, forced, gains, price, draft_s)
+    return best_lengths(gains, costs, price, step.rate, step.budget, forced=forced, longest_s=longest_s)
 
 
 def pressure(
-    step: Step, problem: DraftProblem, acceptance: Acceptance, limit: int, tpots_s: TPOTs, draft_s: float
-) -> Pressure | None:
+    step: Step, problem: DraftProblem, acceptance: Acceptance, limit: int, latency: OnlineLatency, tpots_s: TPOTs,
+    draft_s: float,
+) -> Pressure | None:  # fmt: skip
     """Who will be behind when the next step begins; None for nobody.
 
     step: the next one, with what the step under way verifies in `proposed`; limit: most draft tokens.
@@ -53,7 +61,9 @@ def pressure(
     if state is None:
         return None
     verified = float(sum(step.decoding.proposed))
-    step_s = float(step.price.ragged_s(np.array(verified))) + draft_s  # the next step is taken to be like this one
+    step_s = (
+        float(_without_prompts(step, latency).ragged_s(np.array(verified))) + draft_s
+    )  # the next step is taken to be like this one
     if not (state.later(step_s, np.ones(step.requests)).needed(step_s) > 1.0).any():
         return None  # nobody, even if nothing is accepted
     state = state.later(step_s, 1.0 + verification_gains(step, acceptance, limit).sum(axis=0))
@@ -73,10 +83,9 @@ def token_budget(
     state = _clocks(step.decoding, tpots_s)
     if state is None:
         return None
-    requests, verified = step.requests, int(lengths.sum())
+    verified = int(lengths.sum())
     gained = 1.0 + (gains * (np.arange(len(gains))[:, None] < lengths)).sum(axis=0)
-    context = float(sum(step.decoding.context_tokens))
-    plain = latency.price(Shape(context, requests, requests, context / 1000), uniform=False)
+    plain = _without_prompts(step, latency)
     own = len(batch.requests) + verified
     most = batch.token_budget - own
     room = prompt_tokens(
@@ -96,6 +105,15 @@ def drafts_s(plan: DraftPlan, neural: str | None, batch: Batch, latency: OnlineL
         latency.draft_s(name, shape, max(1, plan.neural_tokens) if name == neural else plan.draft_tokens)
         for name in names
     )
+
+
+def _without_prompts(step: Step, latency: OnlineLatency) -> TargetPrice:
+    """The price of a step that holds no prompt: how the requests get on where prompts are held back for them."""
+    requests = step.requests
+    if step.price.n_batched == requests:
+        return step.price
+    context = float(sum(step.decoding.context_tokens))
+    return latency.price(Shape(context, requests, requests, context / 1000), uniform=False)
 
 
 def _clocks(decoding: Columns, tpots_s: TPOTs) -> Clocks | None:

@@ -80,7 +80,11 @@ class Planner:
         costs = step.query_costs_s + self._next_pass_token_s()
         best = best_lengths(gains, costs, step.price, step.rate, step.budget)
         tpots_s = self._roster.tpots_s
-        paced = lengths_for_slo(step, gains, costs, best, tpots_s, self._drafts_s) if tpots_s else None
+        paced = (
+            lengths_for_slo(step, gains, costs, best, self._evidence.latency, tpots_s, self._drafts_s)
+            if tpots_s
+            else None
+        )
         return (best.lengths, purpose) if paced is None else (paced.lengths, Purpose.SLO)
 
     def _token_budget(self, batch: Batch, step: Step, gains: Floats, verified: Ints) -> int | None:
@@ -153,7 +157,8 @@ class Planner:
         if not tpots_s or step.requests == 0:
             return problem
         limit = self._roster.settings.max_draft_tokens
-        found = pressure(step, problem, self._evidence.acceptance, limit, tpots_s, self._drafts_s)
+        evidence = self._evidence
+        found = pressure(step, problem, evidence.acceptance, limit, evidence.latency, tpots_s, self._drafts_s)
         return problem if found is None else dataclasses.replace(problem, pressure=found)
 
     def _kept_plan(self, batch: Batch) -> DraftPlan | None:
