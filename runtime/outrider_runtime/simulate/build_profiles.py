@@ -1,4 +1,4 @@
-"""Writes the shipped profiles from the papers' tables and the data sheets; a test re-runs this and compares.
+"""Writes the shipped profiles from a measurement, papers and data sheets; a test runs it again and compares.
 
 python -m outrider_runtime.simulate.build_profiles
 """
@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import yaml
-from outrider_crds.profile import ExecutionMode
+from outrider_crds.profile import ExecutionMode, ProfilingResult
 from outrider_crds.spec import DraftMethod
 
 from outrider_runtime.control.costs import StepCost
 from outrider_runtime.control.fit import Fit
 from outrider_runtime.simulate import magicdec, roofline
+from outrider_runtime.simulate.data import data_text
 from outrider_runtime.simulate.profile_document import DrafterProfile, Label, SimulationProfile, profile_cost
-from outrider_runtime.simulate.profiles import FOLDER
+from outrider_runtime.simulate.profiles import FOLDER, measured
 
 MODE = ExecutionMode.RAGGED
 """One set of coefficients stands for every mode: neither source tells them apart."""
@@ -26,11 +27,33 @@ FITTED = {"llama-2-7b": "tinyllama-1.1b", "llama-3.1-8b": "self"}
 """Target -> its draft in MagicDec's Table 1."""
 
 
+MEASURED = {"smollm2-135m-cpu": "smollm2_cpu_result.json"}
+"""Name -> the ProfilingResult that outrider-profile wrote."""
+MEASURED_METHODS = {"eagle": DraftMethod.EAGLE, "lookup": DraftMethod.PROMPT_LOOKUP}
+SMOLLM2_KV_TOKENS = 45_000
+"""In the 1 GiB that examples/smollm2-cpu.yaml sets aside."""
+
+
 def shipped() -> Iterator[SimulationProfile]:
+    for name, file in MEASURED.items():
+        yield _measured(name, ProfilingResult.model_validate_json(data_text(file)))
     for target, draft in FITTED.items():
         yield _fitted(target, draft)
     for name, fields in roofline.document("derived.yaml").items():
         yield _derived(name, **fields)
+
+
+def _measured(name: str, result: ProfilingResult) -> SimulationProfile:
+    """Its drafters stand for any of their method."""
+    assert result.target is not None
+    profile = measured(name, result.target, result.drafters)
+    drafters = [
+        drafter.model_copy(update={"name": "", "model": drafter.name, "method": MEASURED_METHODS[drafter.name]})
+        for drafter in profile.drafters
+    ]
+    source = f"{profile.source}, on two cores that others used too (docs/latency-model.md, run C)"
+    update = {"drafters": drafters, "kv_tokens": SMOLLM2_KV_TOKENS, "source": source}
+    return profile.model_copy(update=update)
 
 
 def _fitted(target: str, draft: str) -> SimulationProfile:

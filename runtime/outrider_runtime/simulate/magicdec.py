@@ -6,10 +6,10 @@ import csv
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
 from outrider_runtime.control.costs import Shape
 from outrider_runtime.control.fit import Fit, Form, Sample, fit
+from outrider_runtime.simulate.data import data_text
 
 GAMMA = 2
 """Proposed tokens throughout Table 1."""
@@ -86,5 +86,4 @@ def _draft_shape(batch: int) -> Shape:
 
 def table(name: str) -> Iterable[dict[str, str]]:
     """Rows of a shipped CSV, its comment lines left out."""
-    text = resources.files("outrider_runtime.simulate").joinpath("data", name).read_text(encoding="utf-8")
-    return csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+    return csv.DictReader(line for line in data_text(name).splitlines() if not line.startswith("#"))

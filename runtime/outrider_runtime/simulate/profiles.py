@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from outrider_crds.profile import DrafterProfile as MeasuredDrafter
-from outrider_crds.profile import ProfilingResult
+from outrider_crds.profile import ProfilingResult, TargetProfile
 from outrider_crds.spec import DraftMethod
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from outrider_runtime.simulate import data
 from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.profile_document import DrafterProfile, Label, SimulationProfile
 
-FOLDER = Path(__file__).parent / "data" / "profiles"
+FOLDER = data.FOLDER / "profiles"
 
 
 def known() -> list[SimulationProfile]:
@@ -48,7 +50,7 @@ def _parsed(path: Path, document: Any) -> SimulationProfile:
     try:
         if isinstance(document, dict) and "label" not in document:
             # outrider-profile --result FILE, or report.json of --report
-            return _measured(path, ProfilingResult.model_validate(document.get("result", document)))
+            return _measured_file(path, ProfilingResult.model_validate(document.get("result", document)))
         return SimulationProfile.model_validate(document)
     except ValidationError as error:
         problems = "".join(f"\n  - {_sentence(problem)}" for problem in error.errors(include_url=False))
@@ -60,19 +62,23 @@ def _sentence(problem: ErrorDetails) -> str:
     return f"{place or 'the document'}: {problem['msg']}"
 
 
-def _measured(path: Path, result: ProfilingResult) -> SimulationProfile:
-    target = result.target
-    if target is None:
+def _measured_file(path: Path, result: ProfilingResult) -> SimulationProfile:
+    if result.target is None:
         raise SimulationError(f"{path} holds no measurement of a target: run outrider-profile for it without --drafter")
+    return measured(path.stem, result.target, result.drafters)
+
+
+def measured(name: str, target: TargetProfile, drafters: Sequence[MeasuredDrafter]) -> SimulationProfile:
+    """What outrider-profile measured. It does not say how much KV memory there is."""
     return SimulationProfile(
-        name=path.stem,
+        name=name,
         label=Label.MEASURED,
         source=f"outrider-profile, {target.measured_at}: held-out error {target.error_percent:.1f}%, "
         f"spread {target.spread_percent:.1f}%",
         device=target.device or target.product,
         target=target.model,
         costs=target.costs,
-        drafters=[_measured_drafter(drafter) for drafter in result.drafters],
+        drafters=[_measured_drafter(drafter) for drafter in drafters],
     )
 
 

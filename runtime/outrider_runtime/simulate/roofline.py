@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any
 
 import yaml
 
 from outrider_runtime.control.costs import StepCost
+from outrider_runtime.simulate.data import data_text
 
 BYTES = 2
 """Of a weight, an activation or a KV entry: 16 bits."""
@@ -119,6 +119,5 @@ def models() -> dict[str, TransformerShape]:
 
 def document(name: str) -> dict[str, dict[str, Any]]:
     """A shipped YAML file of named entries."""
-    text = resources.files("outrider_runtime.simulate").joinpath("data", name).read_text(encoding="utf-8")
-    entries: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    entries: dict[str, dict[str, Any]] = yaml.safe_load(data_text(name))
     return entries

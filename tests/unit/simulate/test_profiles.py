@@ -24,10 +24,11 @@ def test_the_shipped_profiles_are_those_that_the_sources_give():
 
 
 def test_every_shipped_profile_says_how_far_to_trust_it():
-    """A label, a source in words, and nothing measured among them: no such machine was lent."""
+    """A label, a source in words, and as much memory as there is."""
     labels = {profile.name: profile.label for profile in profiles.known()}
     assert labels["llama-3.1-8b-h100"] is Label.DERIVED
     assert labels["llama-3.1-8b-8xa100"] is Label.FITTED
+    assert labels["smollm2-135m-cpu"] is Label.MEASURED
     assert all(profile.source and profile.kv_tokens for profile in profiles.known())
 
 
