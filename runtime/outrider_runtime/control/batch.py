@@ -90,7 +90,7 @@ class DraftPlan:
     """What to propose at the end of the step."""
 
     draft_tokens: int
-    """K: 0 for no proposals, else the tokens that each chosen drafter proposes for a request."""
+    """K: 0 for no proposals, else the most tokens that any drafter proposes for a request."""
     drafters: tuple[str | None, ...]
     """Aligned with `Batch.requests`; None: nothing is proposed for this request. All None when K is 0."""
     run_neural: bool
@@ -98,8 +98,9 @@ class DraftPlan:
     prefill_draft: bool
     """Whether prompt tokens of this step go through the draft; only when run_neural."""
     neural_tokens: int = 0
-    """Passes of the neural draft that propose: draft_tokens where some request uses it (proposals for the others are
-    dropped), else 0: then it runs its first pass only, so that its KV stays whole, and proposes nothing."""
+    """Passes of the neural draft that propose: at most draft_tokens, as each costs time, where some request uses it
+    (proposals for the others are dropped), else 0: then it runs its first pass only, so that its KV stays whole, and
+    proposes nothing."""
     purpose: Purpose = Purpose.CHOICE
 
 
@@ -123,7 +124,7 @@ class RequestOutcome(NamedTuple):
     drafter: str | None
     """Who was asked at the end of the step before; None when nobody was."""
     asked: int
-    """K of that plan; 0 when nobody was asked."""
+    """Tokens that it was asked for; 0 when nobody was asked."""
     proposed: int
     """Real proposals that came back: no padding (-1), not the zero drafts that vLLM gives a whole batch when one
     request nears max_model_len, not those a grammar ruled out."""

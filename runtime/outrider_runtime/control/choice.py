@@ -54,6 +54,10 @@ class TargetPrice:
         """Seconds without any proposal."""
         return self._seconds_at(0.0, self.uniform or self.ragged, self.fixed_uniform_s)
 
+    def ragged_plain_s(self) -> float:
+        """The same, run as steps of unequal lengths are."""
+        return self._seconds_at(0.0, self.ragged, self.fixed_ragged_s)
+
     def lowest_s(self) -> float:
         """The cheapest that one more token can be; a position worth less is never chosen."""
         if self.beyond is None:
@@ -212,7 +216,7 @@ def values_by_draft_length(
         return values
     if price.uniform is not None and price.uniform is not price.ragged:
         # Only where the neural drafter serves all requests can they verify equally many: the last scenario.
-        np.maximum(best[-1], _uniform_values(scores[-1], gains[-1], offers[-1], price, rate, budget), out=best[-1])
+        np.maximum(best[-1], uniform_values(scores[-1], gains[-1], offers[-1], price, rate, budget), out=best[-1])
     np.maximum(best, values[:, :1], out=best)
     return values
 
@@ -230,7 +234,7 @@ def _at_ends(more: Floats, worth: Floats, ends: Floats, price: TargetPrice, rate
     return np.asarray(np.where(inside, chord, -np.inf).max(axis=(0, 1)))
 
 
-def _uniform_values(
+def uniform_values(
     scores: Floats, gains: Floats, offers: Floats, price: TargetPrice, rate: float, budget: int
 ) -> Floats:
     """Worth of all requests verifying the same k <= K: (K,), from (K, N); -inf where some request cannot."""

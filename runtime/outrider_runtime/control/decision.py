@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.control.choice import TargetPrice, values_by_draft_length
-from outrider_runtime.control.slo import Clocks, forced_lengths, shortfalls
+from outrider_runtime.control.choice import values_by_draft_length
+from outrider_runtime.control.drafting import NOBODY, DraftChoice, DraftProblem, Pressure, nobody
+from outrider_runtime.control.slo import forced_lengths, shortfalls
+from outrider_runtime.control.straight import choose_on_straight_cost
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
@@ -17,91 +19,46 @@ Bools = NDArray[np.bool_]
 
 LEAST_GAIN = 1e-5
 """Tokens; less is rounding, and no reason to speculate."""
-NOBODY = -1
-"""In place of a drafter's number: nothing is proposed for the request."""
 EQUAL_SHORTFALL = 0.02
 """Tokens a request; draft lengths that leave those behind their TPOT as short as this are told apart by their worth."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pressure:
-    """Requests that are behind their TPOT and can still make it, as the step that is priced begins."""
-
-    clocks: Clocks
-    behind: Bools
-    """(N,)"""
-    step_s: float
-    """What a step takes at present."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftProblem:
-    """All that a choice of drafters and draft length rests on. D drafters, N decoding requests, K positions."""
-
-    gains: Floats
-    """(D, K, N): products of hazards; 0 past a request's room."""
-    offers: Floats
-    """(D, K, N): probability that the drafter has a proposal there."""
-    usable: Bools
-    """(D, N)"""
-    neural: int
-    """Number of the neural drafter, or NOBODY."""
-    draft_s: Floats
-    """(D, K+1): the drafter's seconds for each draft length; column 0 is not used."""
-    query_costs_s: Floats
-    """(N,): what a verified token costs for its request's context."""
-    neural_token_s: float
-    """What it costs in the neural draft's first pass, which covers every token of the target's step."""
-    price: TargetPrice
-    rate: float
-    """lambda, tokens per second."""
-    budget: int
-    pressure: Pressure | None = None
-    """None: nobody is behind."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftChoice:
-    draft_tokens: int
-    drafters: Ints
-    """(N,): drafter numbers, or NOBODY."""
-    value: float
-    """`E[tokens] - lambda * T_step`, bonus tokens left out."""
-    plain_value: float
-    """The same for k = 0."""
-    for_slo: bool = False
-    """Goodput alone might have chosen otherwise."""
-
-    @property
-    def gain(self) -> float:
-        """Expected tokens that speculation is worth in this step; 0 when k = 0 is the choice."""
-        return self.value - self.plain_value
-
-
 def choose_draft(problem: DraftProblem) -> DraftChoice:
-    """The best of: no speculation, the lookups alone, the lookups beside the neural drafter.
+    """The best of: no speculation, the lookups alone, the neural drafter alone, both side by side.
 
-    Where requests are behind their TPOT, first of all what leaves them least short.
+    Exactly the best for the model where a verified token costs the same however many there are; across a knee, the
+    graphs' end or a budget, and where requests are behind their TPOT (they come first), one length serves all drafters.
     """
-    scenarios = _scenarios(problem)
     plain = -problem.rate * problem.price.plain_s()
-    nothing = DraftChoice(0, np.full(problem.usable.shape[1], NOBODY), plain, plain, problem.pressure is not None)
-    if not scenarios.any():
+    nothing = nobody(problem.usable.shape[1], plain, for_slo=problem.pressure is not None)
+    if not problem.usable.any() or problem.gains.shape[1] == 0:
         return nothing
+    if problem.pressure is not None:
+        return _on_bent_cost(problem, plain, least_gain=-math.inf) or nothing
+    reach = problem.gains.shape[1] * problem.gains.shape[2]
+    if problem.budget < reach or any(bend < reach for bend in problem.price.bends()):
+        return _on_bent_cost(problem, plain, least_gain=LEAST_GAIN) or nothing
+    choice = choose_on_straight_cost(problem, plain)
+    return choice if choice is not None and choice.gain >= LEAST_GAIN else nothing
+
+
+def _on_bent_cost(problem: DraftProblem, plain: float, least_gain: float) -> DraftChoice | None:
+    """One length for all; None for k = 0."""
+    scenarios = _scenarios(problem)
     worth = _worth_by_position(problem)
     drafters = _best_drafters(worth.sum(axis=1), scenarios)
     values = _values(problem, drafters)
     best = int(values.argmax())  # the first of equal ones: without the neural draft, and the shortest
     scenario, draft_tokens = divmod(best, values.shape[1])
-    gains_enough = problem.pressure is not None or values[scenario, draft_tokens] - plain >= LEAST_GAIN
-    if draft_tokens == 0 or not gains_enough:
-        return nothing
+    value = float(values[scenario, draft_tokens])
+    if draft_tokens == 0 or value - plain < least_gain:
+        return None
     chosen = drafters[scenario]
     if len(worth) > 1 and draft_tokens < worth.shape[1]:
         # Who serves a request best may be another where the chain is shorter.
         chosen = _best_drafters(worth[:, :draft_tokens].sum(axis=1), scenarios[scenario : scenario + 1])[0]
-    value = float(values[scenario, draft_tokens])
-    return DraftChoice(draft_tokens, chosen, value, plain, problem.pressure is not None)
+    neural_tokens = draft_tokens if (chosen == problem.neural).any() and problem.neural != NOBODY else 0
+    return DraftChoice(draft_tokens, neural_tokens, chosen, value, plain, problem.pressure is not None)
 
 
 def _scenarios(problem: DraftProblem) -> Bools:

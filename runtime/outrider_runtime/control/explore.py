@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_runtime.control.batch import Purpose, StepOutcome
-from outrider_runtime.control.decision import DraftProblem
+from outrider_runtime.control.drafting import DraftProblem
 
 INTERVAL_STEPS = 150
 EAGER_INTERVAL_STEPS = 4

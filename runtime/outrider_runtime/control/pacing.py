@@ -13,7 +13,7 @@ from outrider_runtime.control.acceptance import Acceptance
 from outrider_runtime.control.batch import Batch, DraftPlan
 from outrider_runtime.control.choice import Lengths, TargetPrice, best_lengths
 from outrider_runtime.control.costs import Shape
-from outrider_runtime.control.decision import DraftProblem, Pressure
+from outrider_runtime.control.drafting import DraftProblem, Pressure
 from outrider_runtime.control.latency import OnlineLatency
 from outrider_runtime.control.problem import Columns, Step, verification_gains
 from outrider_runtime.control.slo import Clocks, behind, clocks, forced_lengths, longest_step_s, prompt_tokens

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from outrider_runtime.control.batch import Batch, DraftPlan, Purpose, VerifyPlan
 from outrider_runtime.control.choice import best_lengths
-from outrider_runtime.control.decision import NOBODY, DraftChoice, DraftProblem, choose_draft
+from outrider_runtime.control.decision import choose_draft
+from outrider_runtime.control.drafting import NOBODY, DraftChoice, DraftProblem, nobody
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.explore import Block, upper_bounds
 from outrider_runtime.control.gate import DraftGate
@@ -191,8 +192,7 @@ class Planner:
         neural = self._roster.neural
         used = neural is not None and neural.name in drafters
         runs = used or self._keeps_draft_whole(batch)
-        tokens = choice.draft_tokens
-        return DraftPlan(tokens, tuple(drafters), runs, runs, tokens if used else 0, purpose)
+        return DraftPlan(choice.draft_tokens, tuple(drafters), runs, runs, choice.neural_tokens if used else 0, purpose)
 
     def _plan_for_one(self, batch: Batch, draft_tokens: int, drafter: str | None, purpose: Purpose) -> DraftPlan:
         """`draft_tokens` from one drafter for every request that it can serve."""
@@ -275,7 +275,7 @@ class Planner:
 
 
 def _nothing(choice: DraftChoice) -> DraftChoice:
-    return DraftChoice(0, np.full(len(choice.drafters), NOBODY), choice.plain_value, choice.plain_value)
+    return nobody(len(choice.drafters), choice.plain_value)
 
 
 def _fitting(lengths: Ints, budget: int) -> Ints:

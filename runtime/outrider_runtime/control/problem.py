@@ -13,7 +13,7 @@ from outrider_runtime.control.acceptance import Acceptance
 from outrider_runtime.control.batch import Batch, RequestView
 from outrider_runtime.control.choice import TargetPrice
 from outrider_runtime.control.costs import Shape
-from outrider_runtime.control.decision import NOBODY, DraftProblem
+from outrider_runtime.control.drafting import NOBODY, DraftProblem
 from outrider_runtime.control.goodput import Goodput
 from outrider_runtime.control.latency import OnlineLatency
 from outrider_runtime.control.settings import DrafterSpec

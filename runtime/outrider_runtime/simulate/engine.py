@@ -175,7 +175,8 @@ class Engine:
             if drafter is None:
                 request.asked = request.proposed = 0
                 continue
-            request.asked = request.proposed = plan.draft_tokens
+            neural = drafter == self.world.neural
+            request.asked = request.proposed = plan.neural_tokens if neural else plan.draft_tokens
             if drafter in hit_rate and self._chance.uniform() >= hit_rate[drafter]:
                 request.proposed = 0
 

@@ -131,6 +131,11 @@ class ControlLoop:
             del self._suspended_until[drafter]
             self._controller.resume(drafter)
 
+    def draft_tokens(self, plan: DraftPlan, drafter: str) -> int:
+        """How many tokens `plan` asks of `drafter` for a request."""
+        neural = self.plan.pool.neural
+        return plan.neural_tokens if neural is not None and neural.name == drafter else plan.draft_tokens
+
     def order(self, batch: Batch, plan: DraftPlan) -> DraftOrder:
         """`plan` as the worker needs it."""
         pool = self.plan.pool

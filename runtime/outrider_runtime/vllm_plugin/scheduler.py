@@ -115,7 +115,8 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         )
         for view, drafter in zip(batch.requests, draft_plan.drafters, strict=True):
             if drafter is not None and draft_plan.draft_tokens:
-                self._asked[view.id] = Asked(drafter, draft_plan.draft_tokens, draft_plan.draft_tokens)
+                length = self.outrider.draft_tokens(draft_plan, drafter)
+                self._asked[view.id] = Asked(drafter, length, length)
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         super().update_draft_token_ids(draft_token_ids)

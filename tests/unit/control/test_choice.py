@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider_runtime.control.choice import TargetPrice, best_lengths, values_by_draft_length
 from outrider_runtime.control.costs import StepCost
-from outrider_runtime.control.decision import NOBODY, DraftProblem, choose_draft
+from outrider_runtime.control.decision import LEAST_GAIN, choose_draft
+from outrider_runtime.control.drafting import NOBODY, DraftProblem
 
 COSTS = st.builds(
     StepCost,
@@ -142,20 +143,39 @@ def problem(gains, draft_s, *, rate, per_token_s, neural=NOBODY, usable=None, ne
 
 
 def exhaustive_drafters(case: DraftProblem) -> float:
-    """The best worth over all drafters per request, draft lengths and verification lengths (linear target cost)."""
+    """The best worth over all drafters per request, draft lengths of lookup and neural draft, and verification lengths;
+    ragged and uniform."""
     drafters, positions, requests = case.gains.shape
     best = -case.rate * case.price.plain_s()
-    token_s = case.rate * case.price.ragged.per_batched_token_s
-    for length in range(1, positions + 1):
-        for chosen in itertools.product(range(-1, drafters), repeat=requests):
-            used = {drafter for drafter in chosen if drafter >= 0}
-            value = -case.rate * case.price.plain_s() - case.rate * sum(case.draft_s[d, length] for d in used)
-            cost = token_s + (case.rate * case.neural_token_s if case.neural in used else 0.0)
-            for request, drafter in enumerate(chosen):
-                if drafter >= 0:
-                    value += np.maximum(case.gains[drafter, :length, request] - cost, 0).sum()
+    for chosen in itertools.product(range(-1, drafters), repeat=requests):
+        if any(drafter >= 0 and not case.usable[drafter, request] for request, drafter in enumerate(chosen)):
+            continue
+        used = {drafter for drafter in chosen if drafter >= 0}
+        query = case.query_costs_s + (case.neural_token_s if case.neural in used else 0.0)
+        for lengths in itertools.product(range(1, positions + 1), repeat=2):
+            draft_s = sum(case.draft_s[drafter, lengths[drafter == case.neural]] for drafter in used)
+            value = best_verified(case, chosen, lengths, query) - case.rate * draft_s
             best = max(best, value)
     return best
+
+
+def best_verified(case: DraftProblem, chosen, lengths, query) -> float:  # type: ignore[no-untyped-def]
+    """The best verification lengths, where `chosen` (N,) drafters propose lengths[is neural] tokens each. Where a
+    lookup has a proposal only at times (offers), a position costs and gains in that proportion."""
+    requests = len(chosen)
+    token_s, worth = case.price.ragged.per_batched_token_s, -case.rate * case.price.ragged_plain_s()
+    for request, drafter in enumerate(chosen):
+        if drafter >= 0:
+            length = lengths[drafter == case.neural]
+            net = case.gains[drafter, :length, request] - case.rate * (token_s + query[request])
+            worth += (np.maximum(net, 0) * case.offers[drafter, :length, request]).sum()
+    if case.price.uniform is not None and set(chosen) == {case.neural}:
+        for k in range(lengths[1] + 1):
+            net = case.gains[case.neural, :k] - case.rate * query
+            value = net.sum() - case.rate * float(case.price.uniform_s(np.array(float(k * requests))))
+            if (case.gains[case.neural, :k] > 0).all():
+                worth = max(worth, value)
+    return float(worth)
 
 
 @settings(max_examples=70, deadline=None)
@@ -174,6 +194,58 @@ def test_one_drafter_is_used_as_exhaustive_search_would(data, requests, position
     case = problem(gains, [np.cumsum(steps)], rate=rate, per_token_s=per_token, neural=0, neural_token_s=pass_s)
     choice = choose_draft(case)
     assert choice.value == pytest.approx(exhaustive_drafters(case), abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.integers(1, 3), st.integers(1, 3), st.floats(5.0, 100.0))
+def test_the_joint_choice_is_the_best_there_is(data, requests, positions, rate):  # type: ignore[no-untyped-def]
+    """Drafter per request, a length for lookup and one for the neural draft, and what is verified: exhaustive search
+    over all of them finds nothing worth more, and the plan is worth what it says."""
+    gains = np.stack([data.draw(chains(requests, positions)) for _ in range(2)])
+    hits = data.draw(st.lists(st.sampled_from([0.3, 0.7, 1.0]), min_size=requests, max_size=requests))
+    usable = np.array(data.draw(st.lists(st.booleans(), min_size=2 * requests, max_size=2 * requests)))
+    passes = data.draw(st.lists(st.floats(0.0, 0.01), min_size=positions, max_size=positions))
+    call = data.draw(st.sampled_from([0.0, 0.002]))
+    cost = StepCost(per_batched_token_s=data.draw(st.floats(1e-4, 5e-3)), constant_s=0.01)
+    even = data.draw(st.sampled_from([None, replace(cost, constant_s=0.004)]))
+    case = DraftProblem(
+        gains=gains,
+        offers=np.stack([np.broadcast_to(hits, (positions, requests)), np.ones((positions, requests))]),
+        usable=usable.reshape(2, requests),
+        neural=1,
+        draft_s=np.stack([[0.0] + [call] * positions, [0.0, *np.cumsum(passes)]]),
+        query_costs_s=np.array(data.draw(st.sampled_from([[0.0] * 3, [0.0, 1e-3, 3e-3]])))[:requests],
+        neural_token_s=data.draw(st.sampled_from([0.0, 1e-3])),
+        price=TargetPrice(
+            float(requests), even, cost, None, float("inf"), (even or cost).constant_s, cost.constant_s, 0.0
+        ),
+        rate=rate,
+        budget=100,
+    )
+    choice = choose_draft(case)
+    best = exhaustive_drafters(case)
+    assert choice.value == pytest.approx(best, abs=max(1e-9, LEAST_GAIN))
+    assert 0 <= choice.neural_tokens <= choice.draft_tokens
+    if choice.draft_tokens:
+        used = {int(drafter) for drafter in choice.drafters if drafter >= 0}
+        query = case.query_costs_s + (case.neural_token_s if 1 in used else 0.0)
+        lengths = (choice.draft_tokens, choice.neural_tokens)
+        draft_s = sum(case.draft_s[drafter, lengths[drafter]] for drafter in used)
+        worth = best_verified(case, choice.drafters.tolist(), lengths, query) - rate * draft_s
+        assert worth == pytest.approx(choice.value, abs=1e-9)
+    for request, drafter in enumerate(choice.drafters):
+        assert drafter == NOBODY or case.usable[drafter, request]
+
+
+def test_the_neural_draft_stops_where_its_next_pass_does_not_pay():
+    """One lookup call brings eight tokens; a pass of the neural draft brings one. Each has its own length."""
+    gains = np.zeros((2, 4, 2))
+    gains[0, :, 0] = [0.9, 0.85, 0.8, 0.75]
+    gains[1, :, 1] = [0.7, 0.3, 0.1, 0.05]
+    case = problem(gains, [[1e-4] * 4, [2e-3, 4e-3, 6e-3, 8e-3]], rate=70, per_token_s=0.001, neural=1)
+    choice = choose_draft(case)
+    assert (choice.draft_tokens, choice.neural_tokens) == (4, 2)
+    assert choice.drafters.tolist() == [0, 1]
 
 
 def test_each_request_gets_the_drafter_that_suits_it():

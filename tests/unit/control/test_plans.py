@@ -82,7 +82,7 @@ def test_no_plan_exceeds_the_step_the_memory_or_the_request(views, budget, kv, m
     draft = loop.plan_draft(made)
     assert 0 <= draft.draft_tokens <= MAX
     assert len(draft.drafters) == len(views)
-    assert draft.neural_tokens in (0, draft.draft_tokens)
+    assert 0 <= draft.neural_tokens <= draft.draft_tokens
     assert any(draft.drafters) == (draft.draft_tokens > 0)
     for name, each in zip(draft.drafters, views, strict=True):
         if name is not None:
