@@ -1,0 +1,123 @@
+"""Bars 3, 4 and 5: request latency of every phase against that phase's best static setting, and of the whole run.
+
+Every system gets the same requests in a repeat, so that ratios are taken request by request. The best static setting
+is chosen on odd repeats and compared on even ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tests.benchmarks.analysis.bar import Bar, judged
+from tests.benchmarks.analysis.statistics import Estimate, bootstrap, geometric_mean, is_odd
+from tests.benchmarks.evidence.raw import Run
+from tests.benchmarks.evidence.scenario import System, SystemKind
+
+PHASE_BOUND = 1.05
+WHOLE_BOUND = 0.95
+WHOLE = "the whole run"
+
+Key = tuple[int, int]
+"""(repeat, index of the request in it)."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Ours against the best static setting, in a phase or over the whole run; geometric means of seconds."""
+
+    phase: str
+    best: str
+    ours_s: float
+    best_s: float
+    ratio: Estimate
+
+
+def phases(runs: Sequence[Run]) -> list[str]:
+    """In the order in which they were run."""
+    return list(dict.fromkeys(one.phase for run in runs for point in run.points for one in point.outcomes))
+
+
+def latencies(runs: Iterable[Run], system: str, phase: str) -> dict[Key, float]:
+    """Seconds, by (repeat, index); every phase's where `phase` is WHOLE."""
+    found: dict[Key, float] = {}
+    for run in runs:
+        if run.system != system:
+            continue
+        outcomes = [one for point in run.points for one in point.outcomes]
+        found |= {
+            (run.repeat, index): one.latency_s
+            for index, one in enumerate(outcomes)
+            if phase in (WHOLE, one.phase)
+        }  # fmt: skip
+    return found
+
+
+def compare(runs: Sequence[Run], systems: Mapping[str, System]) -> list[Compared]:
+    """One for each phase, then one for the whole run; those without an odd or an even repeat are left out."""
+    found = (_compare(runs, systems, phase) for phase in (*phases(runs), WHOLE))
+    return [one for one in found if one is not None]
+
+
+def bars(scenario: int, compared: Sequence[Compared]) -> list[Bar]:
+    return [_phases_bar(scenario, compared), _whole_bar(scenario, compared)]
+
+
+def _compare(runs: Sequence[Run], systems: Mapping[str, System], phase: str) -> Compared | None:
+    names = sorted({run.system for run in runs})
+    kinds = (SystemKind.STOCK, SystemKind.STATIC)
+    ours = next((name for name in names if systems[name].kind is SystemKind.OURS), None)
+    odd = {
+        name: seen
+        for name in names
+        if systems[name].kind in kinds and (seen := _only(latencies(runs, name, phase), odd=True))
+    }
+    if ours is None or not odd:
+        return None
+    best = min(odd, key=lambda name: geometric_mean(list(odd[name].values())))
+    mine = _only(latencies(runs, ours, phase), odd=False)
+    theirs = _only(latencies(runs, best, phase), odd=False)
+    both = sorted(mine.keys() & theirs.keys())
+    if not both:
+        return None
+    return Compared(
+        phase, best, geometric_mean([mine[key] for key in both]), geometric_mean([theirs[key] for key in both]),
+        _ratio([math.log(mine[key] / theirs[key]) for key in both]),
+    )  # fmt: skip
+
+
+def _ratio(logs: Sequence[float]) -> Estimate:
+    observations = np.asarray(logs)
+    return Estimate(float(np.exp(observations.mean())), bootstrap(observations, lambda rows: np.exp(rows.mean(axis=1))))
+
+
+def _only(values: Mapping[Key, float], *, odd: bool) -> dict[Key, float]:
+    return {key: value for key, value in values.items() if is_odd(key[0]) is odd}
+
+
+def _phases_bar(scenario: int, compared: Sequence[Compared]) -> Bar:
+    text = "request latency by the phase's best static setting, geometric mean, in the worst phase"
+    bar = Bar(scenario, text, PHASE_BOUND, at_least=False)
+    of_phase = [one for one in compared if one.phase != WHOLE]
+    if not of_phase:
+        return bar
+    worst = max(of_phase, key=lambda one: one.ratio.value)
+    note = "; ".join(f"{one.phase}: {one.ratio.value:.2f} of {one.best}" for one in of_phase)
+    return judged(replace(_filled(bar, worst), note=note))
+
+
+def _whole_bar(scenario: int, compared: Sequence[Compared]) -> Bar:
+    text = "request latency by the best single static setting, geometric mean, over the whole run"
+    bar = Bar(scenario, text, WHOLE_BOUND, at_least=False)
+    whole = [one for one in compared if one.phase == WHOLE]
+    return judged(_filled(bar, whole[0])) if whole else bar
+
+
+def _filled(bar: Bar, one: Compared) -> Bar:
+    return replace(
+        bar, ours=one.ours_s, baseline=f"{one.best} ({one.phase})", best_baseline=one.best_s, ratio=one.ratio.value,
+        interval=one.ratio.interval,
+    )  # fmt: skip

@@ -1,0 +1,184 @@
+"""Runs what is left of the compared scenarios, system by system, and keeps what it measured."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+
+from outrider_runtime.local_manifest import LocalManifestError
+
+from tests.benchmarks.evidence import synthetic
+from tests.benchmarks.evidence.load import Sent, send
+from tests.benchmarks.evidence.manifest import base_manifest
+from tests.benchmarks.evidence.plan import Calibration, Planned, Point, points
+from tests.benchmarks.evidence.prompts import Data
+from tests.benchmarks.evidence.raw import FOLDER, MeasuredPoint, Run, Store, code_version, key_of
+from tests.benchmarks.evidence.scenario import ComparedScenario, Size, SLOMix, SystemKind, Testbed
+from tests.benchmarks.evidence.schedule import Sitting, sittings
+from tests.benchmarks.evidence.server import Server
+from tests.benchmarks.evidence.start import Starter
+
+CALIBRATION_GROUP = "mid"
+WARM_UP = {1: 2, 4: 8}
+"""Requests at a time: how many. Of every system, before anything is measured."""
+CAPACITY_AT = 48
+LOOSE_TPOT_S = 60.0
+Say = Callable[[str], None]
+
+
+class PointFailedError(RuntimeError):
+    """Requests of a point failed; the message holds the first error."""
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What `make bench` measures at one size."""
+
+    testbed: Testbed
+    scenarios: tuple[ComparedScenario, ...]
+    data: Data
+    size: Size
+    say: Say = print
+    folder: Path = FOLDER
+
+    def run(self) -> list[Run]:
+        """Measures what is left; then all the wanted runs that are there. A system that fails is left out, and said."""
+        for sitting in sittings(self.scenarios, [system.name for system in self.testbed.systems], self._is_finished):
+            try:
+                self._sit(sitting)
+            except (RuntimeError, ValueError, OSError, LocalManifestError) as error:
+                self.say(f"  FAILED: {error}")
+        return self.finished()
+
+    def finished(self) -> list[Run]:
+        return self._store.load(self._wanted())
+
+    # -- what is there already --------------------------------------------------------------------------------------
+
+    @cached_property
+    def _store(self) -> Store:
+        return Store(self.folder)
+
+    @cached_property
+    def version(self) -> str:
+        """Digest of the code, the testbed and the data: results of another version are not this run's."""
+        return key_of(code_version(), self.testbed.model_dump(), self.data.prompts, self.data.gaps_s)
+
+    def _key(self, scenario: ComparedScenario) -> str:
+        return key_of(self.version, self.size.value, scenario.model_dump(exclude={"repeats", "systems", "title"}))
+
+    def _is_finished(self, scenario: ComparedScenario, repeat: int, system: str) -> bool:
+        return self._store.has(scenario.scenario, repeat, system, self._key(scenario))
+
+    def _wanted(self) -> Iterator[tuple[int, int, str, str]]:
+        for scenario in self.scenarios:
+            for repeat in range(1, scenario.repeats + 1):
+                for system in scenario.systems:
+                    yield scenario.scenario, repeat, system, self._key(scenario)
+
+    # -- one start of one system ------------------------------------------------------------------------------------
+
+    def _sit(self, sitting: Sitting) -> None:
+        numbers = ", ".join(str(one.scenario) for one in sitting.scenarios)
+        self.say(f"{_clock()} repeat {sitting.repeat}, {sitting.system}: scenario {numbers}")
+        system, calibration = self.testbed.system(sitting.system), self.calibration
+        with self._starter.start(system, self._classes(calibration), controlled=sitting.controlled) as server:
+            self._warm_up(server, sitting)
+            for scenario in sitting.scenarios:
+                wanted = points(scenario, self.testbed, self.data, calibration, sitting.repeat)
+                measured = tuple(self._measure(server, point) for point in wanted)
+                self._store.save(self._run_of(sitting, scenario, measured, server.memory_mb()))
+                self.say(f"{_clock()}   scenario {scenario.scenario}: {_in_short(measured)}")
+
+    def _run_of(
+        self, sitting: Sitting, scenario: ComparedScenario, measured: tuple[MeasuredPoint, ...], memory_mb: float
+    ) -> Run:
+        return Run(
+            key=self._key(scenario), scenario=scenario.scenario, repeat=sitting.repeat, system=sitting.system,
+            points=measured, memory_mb=round(memory_mb), load_average=round(os.getloadavg()[0], 2),
+            finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )  # fmt: skip
+
+    def _measure(self, server: Server, point: Point) -> MeasuredPoint:
+        if point.acceptance is not None:
+            synthetic.set_acceptance(self._scratch, point.acceptance)
+        before = server.state()
+        sent = self._send(server, point)
+        return MeasuredPoint(point.name, sent.seconds, sent.outcomes, sent.accepted_per_draft, before, server.state())
+
+    def _warm_up(self, server: Server, sitting: Sitting) -> None:
+        if sitting.controlled:
+            synthetic.set_acceptance(self._scratch, 0.5)
+        for slots, total in WARM_UP.items():
+            self._send(server, self._closed_point(slots, total))
+
+    def _closed_point(self, slots: int, total: int) -> Point:
+        prompts = self.data.of(self.testbed.categories(CALIBRATION_GROUP))
+        requests = tuple(Planned(prompts[index % len(prompts)], phase="") for index in range(total))
+        return Point(f"{slots} at a time", requests, concurrency=slots)
+
+    def _send(self, server: Server, point: Point) -> Sent:
+        sent = send(point, server.base_url, self._model, self.testbed.output_tokens)
+        server.check_alive()
+        failed = [one.error for one in sent.outcomes if one.error or not one.tokens]
+        if failed:
+            raise PointFailedError(f"{point.name}: {len(failed)} of {len(sent.outcomes)} requests failed: {failed[0]}")
+        return sent
+
+    # -- what every system needs -------------------------------------------------------------------------------------
+
+    @cached_property
+    def _scratch(self) -> Path:
+        """Logs, manifests, the profile and the calibration of this version."""
+        return self.folder / self.version
+
+    @cached_property
+    def _model(self) -> str:
+        name: str = base_manifest(self.testbed)["spec"]["target"]["name"]
+        return name
+
+    @cached_property
+    def _starter(self) -> Starter:
+        named = {name for scenario in self.scenarios for name in scenario.systems}
+        systems = [self.testbed.system(name) for name in sorted(named)]
+        drafters = {name for system in systems for name in (*system.pool, system.drafter) if name}
+        return Starter(self.testbed, self._scratch, tuple(sorted(drafters)), profiled=self.size is not Size.QUICK)
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        """Measured once a version: what the rates and the SLO classes of every system are parts of."""
+        file = self._scratch / "calibration.json"
+        if file.is_file():
+            return Calibration(**json.loads(file.read_text()))
+        stock = next(one for one in self.testbed.systems if one.kind is SystemKind.STOCK)
+        self.say(f"{_clock()} calibrating: capacity and step time of {stock.name}")
+        with self._starter.start(stock, {}) as server:
+            self._send(server, self._closed_point(4, 8))
+            eight = self._send(server, self._closed_point(8, 24))
+            most = self._send(server, self._closed_point(CAPACITY_AT, 2 * CAPACITY_AT))
+        found = Calibration(
+            capacity_per_s=len(most.outcomes) / most.seconds,
+            step_s_at_batch_8=median(one.tpot_s for one in eight.outcomes),
+        )
+        file.write_text(json.dumps(asdict(found)))
+        return found
+
+    def _classes(self, stock: Calibration) -> dict[str, float]:
+        """SLO classes of ours in every scenario; requests that name none are in one that cannot be missed."""
+        mixes = [one for one in self.scenarios if isinstance(one, SLOMix)]
+        named = {one.name: one.step_times * stock.step_s_at_batch_8 for mix in mixes for one in mix.classes}
+        return {**named, "any": LOOSE_TPOT_S}
+
+
+def _clock() -> str:
+    return datetime.now(UTC).strftime("%H:%M:%S")
+
+
+def _in_short(measured: tuple[MeasuredPoint, ...]) -> str:
+    return ", ".join(f"{point.name} {point.tokens_per_s:.0f} tok/s" for point in measured)

