@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -44,7 +45,7 @@ class Campaign:
     scenarios: tuple[ComparedScenario, ...]
     data: Data
     size: Size
-    say: Say = print
+    say: Say = functools.partial(print, flush=True)
     folder: Path = FOLDER
 
     def run(self) -> list[Run]:
