@@ -41,6 +41,10 @@ class Request:
         """Tokens known but not computed; 1 in a request that decodes: the last sampled one."""
         return self.prompt + self.produced - self.context
 
+    @property
+    def decodes(self) -> bool:
+        return self.produced > 0 and self.left == 1
+
     def waiting_view(self, now: float, budget: int) -> RequestView:
         """Before the step is scheduled."""
         left = self.prompt + self.produced - self.context

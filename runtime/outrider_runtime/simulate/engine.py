@@ -23,7 +23,7 @@ from outrider_runtime.control.batch import (
 )
 from outrider_runtime.control.costs import Shape
 from outrider_runtime.simulate.books import Finished, Request
-from outrider_runtime.simulate.scheduling import Limits, Scheduler
+from outrider_runtime.simulate.scheduling import Due, Limits, Scheduler
 from outrider_runtime.simulate.truth import Chance, World
 from outrider_runtime.simulate.workload import Arrival, Source
 
@@ -44,15 +44,15 @@ class Engine:
 
     def __init__(
         self, world: World, policy: Policy, source: Source, limits: Limits, rng: np.random.Generator,
-        *, start_s: float = 0.0, listener: Listener | None = None,
+        *, start_s: float = 0.0, listener: Listener | None = None, due: Due | None = None,
     ) -> None:  # fmt: skip
-        """`listener` is told of each finished step."""
+        """`listener` is told of each finished step. `due`: the order of those that wait; None: as they came."""
         self.world, self.policy, self.source = world, policy, source
         self.now = start_s
         self.finished: list[Finished] = []
         self.refused = 0
         """Requests too long for this engine."""
-        self._scheduler = Scheduler(limits)
+        self._scheduler = Scheduler(limits, due)
         self._chance = Chance(rng)
         self._listener = listener
         self._number = 0
@@ -108,7 +108,7 @@ class Engine:
             self._number += 1
             request = _request(self._number, arrival)
             if self._scheduler.fits(request):
-                self._scheduler.waiting.append(request)
+                self._scheduler.enqueue(request)
             else:
                 self.refused += 1
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from outrider_crds.spec import DraftMethod
 
-from outrider_runtime.simulate.books import Finished
+from outrider_runtime.control.settings import SLOTarget
+from outrider_runtime.simulate.books import Finished, Request
 from outrider_runtime.simulate.engine import Engine
 from outrider_runtime.simulate.observer import BINS, Observer
 from outrider_runtime.simulate.pod import Pod
 from outrider_runtime.simulate.policies import PolicyChoice
+from outrider_runtime.simulate.scheduling import Due
 from outrider_runtime.simulate.summary import RunFigures, summarise
 from outrider_runtime.simulate.truth import AcceptanceRule, AcceptanceRules, World
 from outrider_runtime.simulate.workload import Source
 from outrider_runtime.vllm_plugin.loop import hot_settings
+from outrider_runtime.vllm_plugin.waiting import patience_s
 
 NOISE = 0.03
 """Of the log of a step's time; the engine runs measured on a quiet machine vary by 2 to 3%."""
@@ -46,16 +50,31 @@ class Run:
 
 def simulate(scenario: Scenario, choice: PolicyChoice) -> Run:
     """Until every request is finished."""
-    pod = scenario.pod
+    pod, ours = scenario.pod, choice.draft_tokens is None
+    targets = hot_settings(pod.hot).slo_classes
     observer = Observer(bin_s=max(scenario.duration_s, 1e-3) / BINS)
     engine = Engine(
         _world(scenario), choice.controller(pod, scenario.seed), scenario.source(), pod.limits,
-        np.random.default_rng([scenario.seed, 1]), listener=observer,
+        np.random.default_rng([scenario.seed, 1]), listener=observer, due=_deadlines(targets) if ours else None,
     )  # fmt: skip
     engine.run()
-    targets = hot_settings(pod.hot).slo_classes
     figures = summarise(choice.name, engine.finished, engine.refused, observer, engine.now, targets)
     return Run(figures, observer, engine.finished)
+
+
+def _deadlines(targets: Sequence[SLOTarget]) -> Due | None:
+    """As the plugin orders those that wait: by arrival and their class's patience, preempted ones first."""
+    if not targets:
+        return None
+    patience = {target.name: patience_s(target) for target in targets}
+    longest = max(patience.values())
+
+    def due(request: Request) -> float:
+        if request.preemptions:
+            return -math.inf
+        return request.arrival.at_s + patience.get(request.slo_class or "", longest)
+
+    return due
 
 
 def _world(scenario: Scenario) -> World:

@@ -1,12 +1,17 @@
-"""Which tokens run in the next step: vLLM's rules for continuous batching with chunked prefill."""
+"""Which tokens run in the next step: vLLM's rules for continuous batching with chunked prefill, and the plugin's own on
+top of them (who waits in which order, what a lowered token budget leaves out)."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider_runtime.simulate.books import BLOCK_TOKENS, KVCache, Request
+from outrider_runtime.vllm_plugin.waiting import decoding_first, place_last
+
+Due = Callable[[Request], float]
+"""When a waiting request has waited as long as its SLO class bears."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +30,10 @@ class Scheduler:
     """Running requests first, each with its proposals or its next prompt chunk, then those that wait, in order; where
     KV runs out, the one that came last gives way."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, due: Due | None = None) -> None:
+        """`due`: the order of those that wait; None: as they came."""
         self.limits = limits
+        self._due = due
         self.cache = KVCache(limits.kv_tokens)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -36,23 +43,32 @@ class Scheduler:
         tokens = request.prompt + request.output
         return tokens <= min(self.limits.max_model_len, self.cache.blocks * BLOCK_TOKENS)
 
+    def enqueue(self, request: Request) -> None:
+        self.waiting.append(request)
+        if self._due is not None:
+            place_last(self.waiting, self._due)
+
     def schedule(self, lengths: Sequence[int], token_budget: int | None = None) -> list[Request]:
         """The step's requests, `scheduled` and `verified` set.
 
         `lengths`: proposals that each running request verifies, in the order of `running`. `token_budget`: of this
         step, where it is less than the engine's.
         """
-        budget = min(self.limits.token_budget, token_budget or self.limits.token_budget)
-        running, preempted = self._schedule_running(lengths, budget)
+        planned = list(zip(self.running, lengths, strict=True))
+        budget = self.limits.token_budget
+        if token_budget is not None:
+            budget = min(budget, token_budget)
+            planned = decoding_first(planned, lambda one: one[0].decodes)
+        running, preempted = self._schedule_running(planned, budget)
         budget -= sum(request.scheduled for request in running)
         if not preempted:
             running += self._admit(budget)
         return running
 
-    def _schedule_running(self, lengths: Sequence[int], budget: int) -> tuple[list[Request], bool]:
+    def _schedule_running(self, planned: list[tuple[Request, int]], budget: int) -> tuple[list[Request], bool]:
         step: list[Request] = []
         preempted = False
-        for request, length in list(zip(self.running, lengths, strict=True)):
+        for request, length in planned:
             if request.blocks == 0:
                 continue  # gave way to one before it
             assert length == 0 or 0 < length <= min(request.proposed, request.output - request.produced - 1)

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider_runtime.control.batch import Batch, DraftPlan, ExecutionMode, StepOutcome, VerifyPlan
 from outrider_runtime.control.costs import DrafterCost, LatencyModel, StepCost
+from outrider_runtime.simulate.books import Request
 from outrider_runtime.simulate.engine import Engine
-from outrider_runtime.simulate.scheduling import Limits
+from outrider_runtime.simulate.scheduling import Limits, Scheduler
 from outrider_runtime.simulate.truth import AcceptanceRule, AcceptanceRules, World
 from outrider_runtime.simulate.workload import Arrival, OpenLoop
 
@@ -144,3 +145,30 @@ def test_the_same_seed_gives_the_same_run():
     arrivals = [Arrival(0.01 * number, 50, 40) for number in range(20)]
     ends = [run(arrivals, Limits(), FixedLengths(3)).now for _ in range(2)]
     assert ends[0] == ends[1]
+
+
+def test_a_lowered_token_budget_holds_prompts_back_and_lets_decoding_go_on():
+    """As the plugin does for tight classes: who decodes runs first, whatever came first."""
+    scheduler = Scheduler(Limits(token_budget=512))
+    requests = [Request(number, str(number), Arrival(0.0, 0, 0), None, 400, 20) for number in range(2)]
+    for request in requests:
+        scheduler.enqueue(request)
+    first, second = requests
+    assert [one.scheduled for one in scheduler.schedule(())] == [400, 112]
+    first.context, second.context = 112, 400  # the second one's prompt is done, the first one's is not
+    second.produced = 1
+    scheduler.schedule((0, 0), token_budget=100)
+    assert (first.scheduled, second.scheduled) == (99, 1)
+
+
+def test_those_that_wait_are_let_in_by_their_deadline():
+    """Where an order is given; else as they came."""
+    arrivals = [Arrival(0.0, 10, 30, "loose"), Arrival(0.001, 10, 5, "loose"), Arrival(0.002, 10, 5, "tight")]
+    policy, limits = FixedLengths(), Limits(max_requests=1)
+    patience = {"tight": 0.1, "loose": 10.0}
+    orders = []
+    for due in (None, lambda request: request.arrival.at_s + patience[request.slo_class]):
+        engine = Engine(world(), policy, OpenLoop(arrivals), limits, np.random.default_rng(0), due=due)
+        engine.run()
+        orders.append([one.slo_class for one in engine.finished])
+    assert orders == [["loose", "loose", "tight"], ["loose", "tight", "loose"]]
