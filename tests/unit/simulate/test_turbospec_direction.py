@@ -57,9 +57,12 @@ def test_at_a_low_rate_speculation_is_on_and_pays(figures):  # type: ignore[no-u
 
 
 def test_at_a_rate_where_every_static_length_loses_speculation_is_off(figures):  # type: ignore[no-untyped-def]
-    """Table 4 at 16 a second: 13.73 s without, 15.91 s at k = 1, 23.50 s at k = 5, 13.62 s with TurboSpec."""
-    ours, without = (figures(16.0, 10.0, choice) for choice in (OURS, NO_SPECULATION))
+    """Table 4 at 16 a second: 13.73 s without, 15.91 s at k = 1, 23.50 s at k = 5, 13.62 s with TurboSpec.
+
+    At 24 a second here: the queue of a long run at 16, in a few seconds.
+    """
+    ours, without = (figures(24.0, 8.0, choice) for choice in (OURS, NO_SPECULATION))
     assert ours.mean_verified_length < 0.2
     assert ours.latency_mean_s < 1.03 * without.latency_mean_s
-    for draft_tokens in (1, 3):
-        assert figures(16.0, 10.0, static(draft_tokens)).latency_mean_s > 1.05 * ours.latency_mean_s
+    assert figures(24.0, 8.0, static(1)).latency_mean_s > 1.03 * without.latency_mean_s
+    assert figures(24.0, 8.0, static(3)).latency_mean_s > 1.2 * without.latency_mean_s
