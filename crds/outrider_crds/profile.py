@@ -79,6 +79,8 @@ class DrafterProfile(Model):
     """One draft forward pass: `T_d(N_context, N_batched)`; for prompt lookup constant and per-request terms."""
     autoregressive: bool
     """True: `K` passes a step (the first over the target's tokens); False: one proposal call."""
+    first_pass: StepCost = StepCost()
+    """What the first pass costs beyond that; absent in profiles of releases that did not measure it."""
     error_percent: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     commit: str = ""
     measured_at: str

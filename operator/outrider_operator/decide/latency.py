@@ -43,7 +43,8 @@ def draft_s(drafter: DrafterProfile, k: int) -> float:
     """Seconds of proposing `k` tokens: the first pass covers the target's tokens, the others one each."""
     if not drafter.autoregressive:
         return step_s(drafter.cost, batched=1)
-    return step_s(drafter.cost, batched=k + 1) + (k - 1) * step_s(drafter.cost, batched=1)
+    first_s = step_s(drafter.cost, batched=k + 1) + step_s(drafter.first_pass, batched=k + 1)
+    return first_s + (k - 1) * step_s(drafter.cost, batched=1)
 
 
 def accepted_length(alpha: float, k: int) -> float:

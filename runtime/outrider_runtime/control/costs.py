@@ -47,6 +47,10 @@ class StepCost:
         )
 
 
+FREE = StepCost()
+"""Costs nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class DrafterCost:
     """One draft forward pass (or one lookup), in seconds."""
@@ -54,10 +58,17 @@ class DrafterCost:
     cost: StepCost
     autoregressive: bool = True
     """True: K passes a step, the first over all of the target's tokens; False: one call however long K is."""
+    first_pass: StepCost = FREE
+    """What the first pass costs beyond a pass: an EAGLE head reads the target's hidden states there."""
+
+    @property
+    def token_s(self) -> float:
+        """What one more token of the target's step costs in the first pass."""
+        return self.cost.per_batched_token_s + self.first_pass.per_batched_token_s
 
     def seconds(self, first: Shape, draft_tokens: int) -> float:
-        """T_draft(K) = T_d(N_context, N_batched) + (K-1) * T_d(N_context, n); K = 0 is the first pass alone."""
-        once = self.cost.seconds(first)
+        """T_first + T_d(N_context, N_batched) + (K-1) * T_d(N_context, n); K = 0 is the first pass alone."""
+        once = self.cost.seconds(first) + self.first_pass.seconds(first)
         if not self.autoregressive or draft_tokens <= 1:
             return once
         later = Shape(first.n_context, first.n_requests, first.n_requests, first.n_context / 1000)

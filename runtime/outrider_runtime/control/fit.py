@@ -12,7 +12,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.control.costs import Shape, StepCost
+from outrider_runtime.control.costs import FREE, Shape, StepCost
 from outrider_runtime.control.least_squares import non_negative
 
 Floats = NDArray[np.float64]
@@ -45,42 +45,48 @@ class Sample:
 @dataclass(frozen=True, slots=True)
 class Fit:
     cost: StepCost
+    first_pass: StepCost
+    """What the first of several passes costs beyond a pass; nothing where it was not asked for."""
     form: Form
     error: float
     """Median relative error on the held-out samples (on the fitted ones where none were held out)."""
 
 
-def fit(samples: Sequence[Sample], held_out: Sequence[Sample] = (), forms: Sequence[Form] = tuple(Form)) -> Fit:
-    """The smallest of `forms` that holds.
+def fit(
+    samples: Sequence[Sample], held_out: Sequence[Sample] = (), forms: Sequence[Form] = tuple(Form),
+    *, first_pass: bool = False,
+) -> Fit:  # fmt: skip
+    """The smallest of `forms` that holds. `first_pass`: the first pass has a constant and a slope of its own on top.
 
     Raises ValueError without a sample, or for one whose time is not a positive number.
     """
     _check(samples)
     judges = held_out or samples
-    best = _fit_form(samples, forms[0], judges)
+    best = _fit_form(samples, forms[0], judges, first_pass)
     for form in forms[1:]:
         if best.error <= GOOD_ERROR:
             break
-        larger = _fit_form(samples, form, judges)
+        larger = _fit_form(samples, form, judges, first_pass)
         if larger.error < LARGER_FORM_GAIN * best.error:
             best = larger
     return best
 
 
-def relative_error(cost: StepCost, samples: Sequence[Sample]) -> float:
+def relative_error(cost: StepCost, samples: Sequence[Sample], first_pass: StepCost = FREE) -> float:
     """Median of |predicted - measured| / measured."""
-    return float(np.median([abs(predicted_s(cost, s) - s.seconds) / s.seconds for s in samples]))
+    return float(np.median([abs(predicted_s(cost, s, first_pass) - s.seconds) / s.seconds for s in samples]))
 
 
-def predicted_s(cost: StepCost, sample: Sample) -> float:
+def predicted_s(cost: StepCost, sample: Sample, first_pass: StepCost = FREE) -> float:
     """What `cost` says the sample took, all of its passes together."""
-    first = cost.seconds(sample.shape)
+    first = cost.seconds(sample.shape) + first_pass.seconds(sample.shape)
     return first if sample.later is None else first + sample.later_passes * cost.seconds(sample.later)
 
 
-def _fit_form(samples: Sequence[Sample], form: Form, judges: Sequence[Sample]) -> Fit:
-    cost = min((_solve(samples, form, knee) for knee in _knees(samples)), key=lambda pair: pair[1])[0]
-    return Fit(cost, form, relative_error(cost, judges))
+def _fit_form(samples: Sequence[Sample], form: Form, judges: Sequence[Sample], first_pass: bool) -> Fit:
+    solutions = (_solve(samples, form, knee, first_pass) for knee in _knees(samples))
+    cost, first, _ = min(solutions, key=lambda solution: solution[2])
+    return Fit(cost, first, form, relative_error(cost, judges, first))
 
 
 def _knees(samples: Sequence[Sample]) -> list[float]:
@@ -92,16 +98,21 @@ def _knees(samples: Sequence[Sample]) -> list[float]:
     return [0.0, *inner]
 
 
-def _solve(samples: Sequence[Sample], form: Form, knee: float) -> tuple[StepCost, float]:
-    """Coefficients for one knee, and the weighted squared relative error they leave."""
+def _solve(
+    samples: Sequence[Sample], form: Form, knee: float, first_pass: bool
+) -> tuple[StepCost, StepCost, float]:  # fmt: skip
+    """Coefficients for one knee, those of the first pass, and the weighted squared relative error they leave."""
     design = np.array([_passes(sample, form, knee) for sample in samples])  # (samples, 6)
+    if first_pass:
+        design = np.hstack([design, [[1.0, sample.shape.n_batched] for sample in samples]])
     seconds = np.array([sample.seconds for sample in samples])
     weight = np.sqrt([sample.weight for sample in samples]) / seconds
     x, y = design * weight[:, None], seconds * weight
     solution = non_negative(x.T @ x, x.T @ y)
-    context, batched, above, request, query, constant = (float(value) for value in solution)
+    context, batched, above, request, query, constant, *extra = (float(value) for value in solution)
     cost = StepCost(context, batched, above, knee if above > 0 else 0.0, request, query, constant)
-    return cost, float(np.square(x @ solution - y).sum())
+    first = StepCost(constant_s=extra[0], per_batched_token_s=extra[1]) if extra else FREE
+    return cost, first, float(np.square(x @ solution - y).sum())
 
 
 def _passes(sample: Sample, form: Form, knee: float) -> Floats:

@@ -79,7 +79,7 @@ class OnlineLatency:
 
     def draft_token_s(self, name: str) -> float:
         """What one more token costs in a draft pass."""
-        return self._draft(name).cost.per_batched_token_s
+        return self._draft(name).token_s
 
     def observe_target(self, shape: Shape, mode: ExecutionMode, seconds: float) -> bool:
         """False when the time is absurd and was dropped."""
@@ -139,15 +139,16 @@ class OnlineLatency:
         if drafter is None:
             constant, slope = self._draft_scale[name].values
             base = self._draft_base(name)
-            drafter = DrafterCost(_scaled(base.cost, constant, slope), base.autoregressive)
+            cost, first = _scaled(base.cost, constant, slope), _scaled(base.first_pass, constant, slope)
+            drafter = DrafterCost(cost, base.autoregressive, first)
             self._draft_cache[name] = drafter
         return drafter
 
     def _draft_parts(self, name: str, first: Shape, draft_tokens: int) -> tuple[float, float]:
         """The part that is there at each call, and the part that grows with the call's tokens."""
         drafter = self._draft_base(name)
-        constant = DrafterCost(StepCost(constant_s=drafter.cost.constant_s), drafter.autoregressive)
-        calls = constant.seconds(first, draft_tokens)
+        constant, first_pass = (StepCost(constant_s=one.constant_s) for one in (drafter.cost, drafter.first_pass))
+        calls = DrafterCost(constant, drafter.autoregressive, first_pass).seconds(first, draft_tokens)
         return calls, drafter.seconds(first, draft_tokens) - calls
 
     def _draft_base(self, name: str) -> DrafterCost:

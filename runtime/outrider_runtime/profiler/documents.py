@@ -80,6 +80,7 @@ def drafter_profile(fitted: FittedCost, drafter: Drafter, *, key: str, commit: s
         key=key,
         name=drafter.name,
         cost=step_cost(fitted.cost),
+        first_pass=step_cost(fitted.first_pass),
         autoregressive=drafter.neural is not None,
         error_percent=held_out_percent([fitted]),
         commit=commit,

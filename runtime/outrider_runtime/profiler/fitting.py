@@ -36,6 +36,8 @@ class Judged:
 class FittedCost:
     cost: StepCost
     """Fitted to every measurement, the held-out ones included."""
+    first_pass: StepCost
+    """What a drafter's first pass costs beyond that; nothing for the target."""
     form: Form
     judged: tuple[Judged, ...]
     """By the fit that did not see the held-out shapes."""
@@ -59,12 +61,16 @@ def fit_cost(
     """
     samples = {m.point: _sample(m, passes) for m in measurements}
     seen = [m for m in measurements if m.point not in held_out] or list(measurements)
-    form = form or _choose_form([samples[m.point] for m in seen])
-    blind = _fit([samples[m.point] for m in seen], form)
+    of_seen = [samples[m.point] for m in seen]
+    first_pass = passes and _has_first_pass(of_seen)
+    form = form or _choose_form(of_seen, first_pass)
+    blind = _fit(of_seen, form, first_pass)
     judged = tuple(
-        Judged(m, predicted_s(blind.cost, samples[m.point]), held_out=m.point in held_out) for m in measurements
+        Judged(m, predicted_s(blind.cost, samples[m.point], blind.first_pass), held_out=m.point in held_out)
+        for m in measurements
     )
-    return FittedCost(_fit(list(samples.values()), form).cost, form, judged)
+    final = _fit(list(samples.values()), form, first_pass)
+    return FittedCost(final.cost, final.first_pass, form, judged)
 
 
 def fit_modes(measurements: Sequence[Measurement], held_out: Collection[GridPoint]) -> dict[ExecutionMode, FittedCost]:
@@ -77,29 +83,38 @@ def fit_modes(measurements: Sequence[Measurement], held_out: Collection[GridPoin
     return fitted
 
 
-def _fit(samples: Sequence[Sample], form: Form) -> Fit:
-    return fit(samples, forms=[form])
+def _fit(samples: Sequence[Sample], form: Form, first_pass: bool) -> Fit:
+    return fit(samples, forms=[form], first_pass=first_pass)
 
 
-def _choose_form(samples: Sequence[Sample]) -> Form:
+def _has_first_pass(samples: Sequence[Sample]) -> bool:
+    """Whether a first pass with a cost of its own predicts shapes better that it was not fitted to."""
+    if len(samples) < LEAST_FOR_LARGER_FORM:
+        return False
+    with_it, without = (_cross_error(samples, Form.BASE, first_pass) for first_pass in (True, False))
+    return with_it < LARGER_FORM_GAIN * without
+
+
+def _choose_form(samples: Sequence[Sample], first_pass: bool) -> Form:
     """The smallest form that holds on shapes it was not fitted to (three-fold)."""
     if len(samples) < LEAST_FOR_LARGER_FORM:
         return Form.BASE
-    best, lowest = Form.BASE, _cross_error(samples, Form.BASE)
+    best, lowest = Form.BASE, _cross_error(samples, Form.BASE, first_pass)
     for form in (Form.PER_REQUEST, Form.PER_CONTEXT_QUERY, Form.FULL):
-        error = _cross_error(samples, form)
+        error = _cross_error(samples, form, first_pass)
         if error < LARGER_FORM_GAIN * lowest:
             best, lowest = form, error
     return best
 
 
-def _cross_error(samples: Sequence[Sample], form: Form) -> float:
+def _cross_error(samples: Sequence[Sample], form: Form, first_pass: bool) -> float:
     folds = [samples[start::VALIDATE_EVERY] for start in range(VALIDATE_EVERY)]
     errors = []
     for fold in folds:
         rest = [sample for sample in samples if sample not in fold]
         if rest and fold:
-            errors.append(relative_error(_fit(rest, form).cost, fold))
+            fitted = _fit(rest, form, first_pass)
+            errors.append(relative_error(fitted.cost, fold, fitted.first_pass))
     return sum(errors) / len(errors) if errors else 0.0
 
 

@@ -120,14 +120,15 @@ def _lookup() -> DrafterProfile:
 
 
 def as_yaml(profile: SimulationProfile) -> str:
-    """Without the coefficients that are 0, and the texts that are empty."""
+    """Without the coefficients that are 0, and the texts and groups that are empty."""
     text: str = yaml.safe_dump(_without_zeros(profile.wire()), sort_keys=False, width=118, allow_unicode=True)
     return f"# Written by outrider_runtime.simulate.build_profiles; seconds throughout.\n{text}"
 
 
 def _without_zeros(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_zeros(item) for key, item in value.items() if item is False or item not in ("", 0)}
+        kept = {key: _without_zeros(item) for key, item in value.items()}
+        return {key: item for key, item in kept.items() if item is False or item not in ("", 0, {})}
     return [_without_zeros(item) for item in value] if isinstance(value, list) else value
 
 

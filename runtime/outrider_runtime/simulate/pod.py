@@ -60,7 +60,8 @@ def read_pod(manifest: Path, profile: SimulationProfile) -> Pod:
     if spec.draft_pool and not hosted:
         raise SimulationError(f"profile {profile.name} has costs for none of the pool's drafters: {' '.join(notices)}")
     drafter_costs = {
-        drafter.name: DrafterCost(control_cost(found.cost), found.autoregressive) for drafter, found in hosted
+        drafter.name: DrafterCost(control_cost(found.cost), found.autoregressive, control_cost(found.first_pass))
+        for drafter, found in hosted
     }
     return Pod(
         service=service.metadata.name,

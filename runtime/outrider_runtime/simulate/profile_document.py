@@ -34,6 +34,7 @@ class DrafterProfile(Model):
     model: str = ""
     cost: StepCost
     autoregressive: bool
+    first_pass: StepCost = StepCost()
 
 
 class SimulationProfile(Model):

@@ -86,5 +86,6 @@ def _measured_drafter(drafter: MeasuredDrafter) -> DrafterProfile:
     """The result names the drafter, not its method; the name is what the manifest is matched by."""
     method = DraftMethod.DRAFT_MODEL if drafter.autoregressive else DraftMethod.PROMPT_LOOKUP
     return DrafterProfile(
-        method=method, name=drafter.name, model=drafter.name, cost=drafter.cost, autoregressive=drafter.autoregressive
-    )
+        method=method, name=drafter.name, model=drafter.name, cost=drafter.cost, autoregressive=drafter.autoregressive,
+        first_pass=drafter.first_pass,
+    )  # fmt: skip

@@ -96,7 +96,7 @@ def _latency(target: TargetProfile, drafters: dict[str, DrafterProfile]) -> Late
     return LatencyModel(
         target={ExecutionMode(mode.value): _cost(cost) for mode, cost in target.costs.items()},
         drafters={
-            name: DrafterCost(_cost(found.cost), autoregressive=found.autoregressive)
+            name: DrafterCost(_cost(found.cost), found.autoregressive, _cost(found.first_pass))
             for name, found in drafters.items()
         },
     )

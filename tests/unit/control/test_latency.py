@@ -183,6 +183,20 @@ def test_a_first_draft_pass_covers_every_token_and_the_others_the_batch():
     assert DrafterCost(cost).seconds(first, 3) == pytest.approx(140 + 2 * 104)
     assert DrafterCost(cost).seconds(first, 0) == pytest.approx(140)
     assert DrafterCost(cost, autoregressive=False).seconds(first, 3) == pytest.approx(140)
+    head = DrafterCost(cost, first_pass=StepCost(per_batched_token_s=0.5, constant_s=7.0))
+    assert head.seconds(first, 3) == pytest.approx(140 + 27 + 2 * 104)
+    assert head.token_s == 1.5
+
+
+def test_a_first_pass_is_corrected_with_the_rest_of_the_draft():
+    """A head that slows down costs more in its first pass, too."""
+    head = DrafterCost(DRAFT.cost, first_pass=StepCost(constant_s=2e-3))
+    latency = OnlineLatency(LatencyModel({RAGGED: TARGET}, {"eagle": head}), POOL, None)
+    assert latency.draft_s("eagle", ONE, 2) == pytest.approx(head.seconds(ONE, 2))
+    for _ in range(12):
+        for tokens in (1, 3):
+            latency.observe_draft("eagle", ONE, tokens, 3 * head.seconds(ONE, tokens))
+    assert latency.draft_s("eagle", ONE, 1) == pytest.approx(3 * head.seconds(ONE, 1), rel=0.12)
 
 
 def test_directions_without_data_stay_with_the_model():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from outrider_crds.spec import Drafter, PromptLookup
 from outrider_runtime.control.batch import ExecutionMode
-from outrider_runtime.control.costs import Shape
+from outrider_runtime.control.costs import DrafterCost, Shape, StepCost
 from outrider_runtime.profiler import session
 from outrider_runtime.profiler.documents import check_quiet, fit_drafter, fit_target, held_out_percent
 from outrider_runtime.profiler.failures import ProfilingError
@@ -97,6 +97,17 @@ def test_an_autoregressive_drafter_is_priced_by_the_pass():
     assert fitted.cost.constant_s == pytest.approx(EAGLE.cost.constant_s, rel=0.1)
     assert fitted.cost.per_batched_token_s == pytest.approx(EAGLE.cost.per_batched_token_s, rel=0.25)
     assert held_out_percent([fitted]) < 10
+
+
+def test_a_first_pass_with_a_cost_of_its_own_is_told_from_the_others():
+    """An EAGLE-3 head condenses the target's hidden states once a step: one set of coefficients was off by a fifth."""
+    head = DrafterCost(EAGLE.cost, first_pass=StepCost(constant_s=3e-3, per_batched_token_s=2e-5))
+    fitted = fit_drafter(measured_drafter(Machine(drafters={"eagle": head}, noise=0.05), "eagle", neural=True), eagle())
+    assert fitted.first_pass.constant_s == pytest.approx(3e-3, rel=0.15)
+    assert fitted.cost.constant_s == pytest.approx(EAGLE.cost.constant_s, rel=0.15)
+    assert held_out_percent([fitted]) < 5
+    plain = fit_drafter(measured_drafter(Machine(noise=0.05), "eagle", neural=True), eagle())
+    assert plain.first_pass == StepCost(), "no term that nothing asks for"
 
 
 def test_a_prompt_lookup_costs_a_constant_and_a_share_per_request():
