@@ -30,7 +30,7 @@ MANIFEST = Path(__file__).parents[2] / "examples" / "llama-h200.yaml"
 PROFILE = "llama-3.1-8b-h100"
 BAR_TOKENS_PER_MINUTE = 1_000_000
 LENGTHS = Lengths(prompt_tokens=256, output_tokens=256)
-POINTS = ((8, 1_000_000), (16, 500_000), (64, 500_000))
+POINTS = ((9, 1_000_000), (16, 500_000), (64, 500_000))
 """(requests at any time, output tokens); the first one is the bar's."""
 WARM_UP_TOKENS = 5_000
 
@@ -120,7 +120,7 @@ def main() -> None:
         "load_average": round(os.getloadavg()[0], 1),
         "profile": f"{pod.profile.name} ({pod.profile.label})",
         "bar": {"tokens_per_minute": BAR_TOKENS_PER_MINUTE, "at_mean_batch": 8},
-        "met": first.tokens_per_minute >= BAR_TOKENS_PER_MINUTE and first.mean_batch >= 7.95,
+        "met": first.tokens_per_minute >= BAR_TOKENS_PER_MINUTE and first.mean_batch >= 8,
         "points": [asdict(point) for point in points],
     }
     (RESULTS / "simulator_speed.json").write_text(json.dumps(document, indent=2) + "\n")
