@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -33,6 +32,10 @@ LOOSE_TPOT_S = 60.0
 Say = Callable[[str], None]
 
 
+def say_at_once(text: str) -> None:
+    print(text, flush=True)
+
+
 class PointFailedError(RuntimeError):
     """Requests of a point failed; the message holds the first error."""
 
@@ -45,7 +48,7 @@ class Campaign:
     scenarios: tuple[ComparedScenario, ...]
     data: Data
     size: Size
-    say: Say = functools.partial(print, flush=True)
+    say: Say = say_at_once
     folder: Path = FOLDER
 
     def run(self) -> list[Run]:
@@ -90,7 +93,7 @@ class Campaign:
         self.say(f"{_clock()} repeat {sitting.repeat}, {sitting.system}: scenario {numbers}")
         system, calibration = self.testbed.system(sitting.system), self.calibration
         with self._starter.start(system, self._classes(calibration), controlled=sitting.controlled) as server:
-            self._warm_up(server, sitting)
+            self._warm_up(server)
             for scenario in sitting.scenarios:
                 wanted = points(scenario, self.testbed, self.data, calibration, sitting.repeat)
                 measured = tuple(self._measure(server, point) for point in wanted)
@@ -113,9 +116,7 @@ class Campaign:
         sent = self._send(server, point)
         return MeasuredPoint(point.name, sent.seconds, sent.outcomes, sent.accepted_per_draft, before, server.state())
 
-    def _warm_up(self, server: Server, sitting: Sitting) -> None:
-        if sitting.controlled:
-            synthetic.set_acceptance(self._scratch, 0.5)
+    def _warm_up(self, server: Server) -> None:
         for slots, total in WARM_UP.items():
             self._send(server, self._closed_point(slots, total))
 

@@ -15,6 +15,7 @@ from typing import Any
 PLUGIN = "outrider_benchmark_acceptance"
 FILE_VARIABLE = "OUTRIDER_BENCHMARK_ACCEPTANCE"
 KERNEL = "vllm.v1.sample.rejection_sampler.rejection_greedy_sample_kernel"
+STARTING_ACCEPTANCE = 0.5
 REPOSITORY = Path(__file__).parents[3]
 
 
@@ -24,6 +25,7 @@ def plugin_environment(folder: Path) -> dict[str, str]:
     metadata.mkdir(parents=True, exist_ok=True)
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PLUGIN}\nVersion: 1\n")
     (metadata / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{PLUGIN} = {__name__}:activate\n")
+    set_acceptance(folder, STARTING_ACCEPTANCE)
     paths = [str(folder), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
     return {
         "VLLM_PLUGINS": PLUGIN,
