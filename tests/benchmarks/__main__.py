@@ -10,6 +10,7 @@ python -m tests.benchmarks --judge         measure nothing: bars and plots from 
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -41,7 +42,11 @@ from tests.benchmarks.evidence.scenario import (
 HERE = Path(__file__).parent
 
 
+TERMINATED = 143  # 128 + SIGTERM, as a shell reports it
+
+
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # through every `finally`: no server stays behind
     options = _parser().parse_args()
     size = Size.QUICK if options.quick else Size.FULL if options.full else Size.DEFAULT
     try:
