@@ -82,7 +82,8 @@ def about(runs: Sequence[Run]) -> list[dict[str, Any]]:
             "points": [
                 {
                     "name": point.name, "tokens_per_s": round(point.tokens_per_s, 1),
-                    "accepted_per_draft": point.accepted_per_draft, "controller": controller_of(point),
+                    "accepted_per_draft": point.accepted_per_draft, "others_cores": point.others_cores,
+                    "controller": controller_of(point),
                 }
                 for point in run.points
             ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -21,7 +22,7 @@ from tests.benchmarks.evidence.prompts import Data
 from tests.benchmarks.evidence.raw import FOLDER, MeasuredPoint, Run, Store, code_version, key_of
 from tests.benchmarks.evidence.scenario import ComparedScenario, Size, SLOMix, SystemKind, Testbed
 from tests.benchmarks.evidence.schedule import Sitting, sittings
-from tests.benchmarks.evidence.server import Server
+from tests.benchmarks.evidence.server import Server, machine_cpu_s
 from tests.benchmarks.evidence.start import Starter
 
 CALIBRATION_GROUP = "mid"
@@ -112,9 +113,13 @@ class Campaign:
     def _measure(self, server: Server, point: Point) -> MeasuredPoint:
         if point.acceptance is not None:
             synthetic.set_acceptance(self._scratch, point.acceptance)
-        before = server.state()
+        before, others_s = server.state(), _others_cpu_s(server)
         sent = self._send(server, point)
-        return MeasuredPoint(point.name, sent.seconds, sent.outcomes, sent.accepted_per_draft, before, server.state())
+        others_cores = (_others_cpu_s(server) - others_s) / sent.seconds
+        return MeasuredPoint(
+            name=point.name, seconds=sent.seconds, outcomes=sent.outcomes, accepted_per_draft=sent.accepted_per_draft,
+            others_cores=round(others_cores, 2), state_before=before, state_after=server.state(),
+        )  # fmt: skip
 
     def _warm_up(self, server: Server) -> None:
         for slots, total in WARM_UP.items():
@@ -176,6 +181,10 @@ class Campaign:
         mixes = [one for one in self.scenarios if isinstance(one, SLOMix)]
         named = {one.name: one.step_times * stock.step_s_at_batch_8 for mix in mixes for one in mix.classes}
         return {**named, "any": LOOSE_TPOT_S}
+
+
+def _others_cpu_s(server: Server) -> float:
+    return machine_cpu_s() - server.cpu_s() - time.process_time()
 
 
 def _clock() -> str:

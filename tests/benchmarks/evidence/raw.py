@@ -23,6 +23,8 @@ class MeasuredPoint:
     seconds: float
     outcomes: tuple[Outcome, ...]
     accepted_per_draft: float | None
+    others_cores: float
+    """Cores that neither the server nor the load generator used, but something else on the machine did."""
     state_before: dict[str, Any] | None
     state_after: dict[str, Any] | None
 

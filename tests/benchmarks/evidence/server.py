@@ -24,6 +24,7 @@ from tests.benchmarks.evidence.prompts import REPOSITORY
 START_S = 300.0
 STOP_S = 60.0
 OURS_ONLY = ("--scheduler-cls", "--worker-cls", "--speculative-config", "--port", "--no-async-scheduling")
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 MODEL_ROOT = DEFAULT_MODEL_ROOT.expanduser()
 
 
@@ -77,6 +78,10 @@ class Server:
     def memory_mb(self) -> float:
         """Of all its processes; pages that they share count once (PSS)."""
         return sum(_pss_kb(process) for process in _group(self._process.pid)) / 1024
+
+    def cpu_s(self) -> float:
+        """CPU time of all its processes so far."""
+        return sum(_cpu_s(process) for process in _group(self._process.pid))
 
     def stop(self) -> None:
         """It and everything it started."""
@@ -167,6 +172,20 @@ def _group(leader: int) -> list[Path]:
         if int(fields[2]) == leader:
             found.append(folder)
     return found
+
+
+def machine_cpu_s() -> float:
+    """CPU time that the machine has spent on anything, what its host took away included."""
+    user, nice, system, _idle, _io, *interrupts_and_steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + sum(interrupts_and_steal)) / CLOCK_TICKS
+
+
+def _cpu_s(process: Path) -> float:
+    try:
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has ended
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
 
 
 def _pss_kb(process: Path) -> int:
