@@ -15,6 +15,7 @@ from pathlib import Path
 
 import yaml
 
+from demo.chart import install_outrider
 from demo.console import Console
 from demo.load import Load
 from demo.service import Follower, JsonObject, condition, is_measured, is_true, shows_acceptance
@@ -81,9 +82,7 @@ class Demo:
 
     def _install(self) -> None:
         self._console.step("helm install outrider charts/outrider: the operator, under its own service account")
-        values = Path(__file__).with_name("values.yaml")
-        self._helm("install", "outrider", "charts/outrider", "-n", "outrider-system", "--create-namespace",
-                   "-f", str(values), "--wait", "--timeout", "3m")  # fmt: skip
+        install_outrider(self._cluster)
         self._console.block(self._cluster.kubectl("get", "pods", "-n", "outrider-system"))
 
     def _apply(self) -> None:
@@ -153,11 +152,6 @@ class Demo:
         answered = [answer for answer in load.answers if not answer.error]
         tokens = sum(answer.tokens for answer in answered)
         self._console.say(f"{len(answered)} requests answered, {tokens} tokens, {len(load.errors)} failed")
-
-    def _helm(self, *arguments: str) -> None:
-        subprocess.run(
-            ["helm", *arguments], check=True, cwd=REPOSITORY, env=self._cluster.environment, stdout=subprocess.DEVNULL
-        )
 
 
 def _explain(cluster: Cluster, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""kubectl, bound to one kubeconfig, and the few questions that every test asks."""
+"""kubectl and helm, bound to one kubeconfig, and the few questions that every test asks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.cluster.errors import ClusterError, NotOurClusterError
 
 
 class Kubectl:
-    """Talks to the API server through kubectl."""
+    """Talks to the API server through kubectl and helm."""
 
     def __init__(self, kubeconfig: Path | None) -> None:
         self._kubeconfig = kubeconfig
@@ -55,6 +55,17 @@ class Kubectl:
             [program, *arguments],
             input=stdin, capture_output=True, text=True, check=False, env=environment, timeout=timeout_s,
         )  # fmt: skip
+
+    def helm(self, *arguments: str) -> str:
+        """Its output; ClusterError with its error output when it fails."""
+        environment = self.environment
+        program = shutil.which("helm", path=environment["PATH"])
+        if program is None:
+            raise ClusterError("There is no helm: `make deps` builds one.")
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False, env=environment)
+        if done.returncode != 0:
+            raise ClusterError(f"`helm {' '.join(arguments)}` failed: {done.stderr.strip()}")
+        return done.stdout
 
     def apply(self, *manifests: dict[str, Any]) -> None:
         """`kubectl apply` of objects given as dicts."""

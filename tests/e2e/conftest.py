@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from demo.chart import install_outrider
 from demo.console import Console
 from demo.load import Load
 from demo.service import Follower, JsonObject, is_measured, is_true
@@ -70,11 +70,7 @@ def service(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Gener
     """Installed with helm and applied with kubectl, as a user would; Ready, Updated and profiled."""
     del cluster  # it says, by its skip, where there can be none; this operator needs one of its own
     with Cluster(ClusterSpec(nodes=1), Path(tmp_path_factory.mktemp("e2e"))) as own:
-        subprocess.run(
-            ["helm", "install", "outrider", "charts/outrider", "-n", "outrider-system", "--create-namespace",
-             "-f", "demo/values.yaml", "--wait", "--timeout", "5m"],
-            check=True, cwd=REPOSITORY, env=own.environment, capture_output=True,
-        )  # fmt: skip
+        install_outrider(own)
         own.kubectl("apply", "-f", str(REPOSITORY / "examples" / "smollm2-cpu.yaml"))
         started = Service(own, Follower(own.kubectl, Console(), NAME))
         started.until_updated()

@@ -1,16 +1,16 @@
-"""helm, bound to a cluster, and the values under which the chart runs on it."""
+"""The chart on a cluster: install, upgrade, render, and the values under which it runs there."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from setup.steps import REPOSITORY
+from tests.cluster.errors import ClusterError
 from tests.cluster.kubectl import Kubectl
 
 CHART = REPOSITORY / "charts" / "outrider"
@@ -21,31 +21,16 @@ PREVIOUS_RUNTIME = "outrider.local/standin:dev"
 PRESENT_RUNTIME = "outrider.local/runtime-cpu:dev"
 
 
-class HelmError(Exception):
-    """helm ended with an error; the message is its own."""
-
-
-def helm(cluster: Kubectl, *arguments: str) -> str:
-    """Output of `helm ARGUMENTS`."""
-    environment = cluster.environment
-    program = shutil.which("helm", path=environment["PATH"])
-    assert program is not None, "there is no helm: `make deps` builds one"
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False, env=environment)
-    if done.returncode != 0:
-        raise HelmError(done.stderr.strip())
-    return done.stdout
-
-
 def install(cluster: Kubectl, verb: str, chart: Path, values_file: str) -> None:
-    """`helm install` or `helm upgrade` of the release, until its operator is ready; else HelmError with its log."""
+    """`helm install` or `helm upgrade` of the release, until its operator is ready; else ClusterError with its log."""
     try:
-        helm(
-            cluster, verb, RELEASE, str(chart), "-n", SYSTEM, "-f", values_file, "--wait", "--timeout", "180s",
+        cluster.helm(
+            verb, RELEASE, str(chart), "-n", SYSTEM, "-f", values_file, "--wait", "--timeout", "180s",
             *(["--create-namespace"] if verb == "install" else []),
         )  # fmt: skip
-    except HelmError as error:
+    except ClusterError as error:
         log = cluster.try_kubectl("logs", "-n", SYSTEM, f"deployment/{RELEASE}", "--tail=30")
-        raise HelmError(f"{error}\nThe operator's log:\n{log.stdout}{log.stderr}") from None
+        raise ClusterError(f"{error}\nThe operator's log:\n{log.stdout}{log.stderr}") from None
 
 
 def values(runtime: str = PRESENT_RUNTIME, **more: Any) -> dict[str, Any]:
@@ -60,7 +45,7 @@ def values(runtime: str = PRESENT_RUNTIME, **more: Any) -> dict[str, Any]:
 
 def rendered(cluster: Kubectl, folder: Path, chart_values: dict[str, Any], name: str = RELEASE) -> list[dict[str, Any]]:
     """The objects of `helm template`."""
-    text = helm(cluster, "template", name, str(CHART), "-n", SYSTEM, "-f", write_values(folder, chart_values))
+    text = cluster.helm("template", name, str(CHART), "-n", SYSTEM, "-f", write_values(folder, chart_values))
     return [document for document in yaml.safe_load_all(text) if document]
 
 

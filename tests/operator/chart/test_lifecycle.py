@@ -19,7 +19,6 @@ from tests.operator.chart.release import (
     PREVIOUS_RUNTIME,
     RELEASE,
     SYSTEM,
-    helm,
     install,
     previous_chart,
     values,
@@ -162,7 +161,7 @@ def test_an_uninstall_leaves_the_service_and_its_pods(
     bare: Cluster, upgraded: dict[str, Any], previous: Service
 ) -> None:
     """`helm uninstall` stops the operator; the CRD, the service and the serving pod are as they were."""
-    helm(bare, "uninstall", RELEASE, "-n", SYSTEM, "--wait")
+    bare.helm("uninstall", RELEASE, "-n", SYSTEM, "--wait")
     assert previous.client.get(DEPLOYMENT, SYSTEM, RELEASE) is None
     assert bare.exists("crd", CRD_NAME)
     assert previous.read()["metadata"].get("deletionTimestamp") is None

@@ -16,8 +16,9 @@ from outrider_runtime.server.metrics import METRICS
 from prometheus_client.metrics import MetricWrapperBase
 
 from setup.system import prometheus
+from tests.cluster.errors import ClusterError
 from tests.cluster.kubectl import Kubectl
-from tests.operator.chart.release import CHART, HelmError, helm, rendered, values
+from tests.operator.chart.release import CHART, rendered, values
 
 pytestmark = pytest.mark.cluster  # helm and its Kubernetes come with the cluster
 
@@ -42,7 +43,7 @@ EVERYTHING: dict[str, Any] = {
 
 def test_lint_is_clean(any_cluster: Kubectl) -> None:
     """`helm lint --strict` says nothing but that there is no icon."""
-    found = [line for line in helm(any_cluster, "lint", "--strict", str(CHART)).splitlines() if line.startswith("[")]
+    found = [line for line in any_cluster.helm("lint", "--strict", str(CHART)).splitlines() if line.startswith("[")]
     assert found == ["[INFO] Chart.yaml: icon is recommended"]
 
 
@@ -57,7 +58,7 @@ def test_every_object_has_a_place_and_a_name(any_cluster: Kubectl, tmp_path: Pat
 
 def test_a_misspelled_value_is_an_error(any_cluster: Kubectl, tmp_path: Path) -> None:
     """values.schema.json is closed: a typo does not silently leave the default."""
-    with pytest.raises(HelmError, match="allowHostPaths"):
+    with pytest.raises(ClusterError, match="allowHostPaths"):
         rendered(any_cluster, tmp_path, {"allowHostPaths": True})
 
 
@@ -98,7 +99,7 @@ def test_no_rule_names_secrets_or_everything(any_cluster: Kubectl, tmp_path: Pat
 
 def test_roles_alone_need_namespaces(any_cluster: Kubectl, tmp_path: Path) -> None:
     """Without cluster-wide rights the chart makes nothing cluster-scoped, and says what it needs."""
-    with pytest.raises(HelmError, match="watchNamespaces: name the namespaces to serve"):
+    with pytest.raises(ClusterError, match="watchNamespaces: name the namespaces to serve"):
         rendered(any_cluster, tmp_path, {"rbac": {"clusterScoped": False}})
     chosen = {
         "rbac": {"clusterScoped": False},

@@ -1,0 +1,18 @@
+"""The chart of this checkout, installed as a user would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from setup.steps import REPOSITORY
+from tests.cluster.kubectl import Kubectl
+
+VALUES = Path(__file__).with_name("values.yaml")
+
+
+def install_outrider(cluster: Kubectl) -> None:
+    """`helm install` of the operator with the demo's values, until it is ready. Raises ClusterError."""
+    cluster.helm(
+        "install", "outrider", str(REPOSITORY / "charts" / "outrider"), "-n", "outrider-system", "--create-namespace",
+        "-f", str(VALUES), "--wait", "--timeout", "5m",
+    )  # fmt: skip
