@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +34,7 @@ def test_every_method_that_we_override_is_there() -> None:
         ),
         cpu.OutriderCPURunner: (CPUModelRunner, {"_update_states"}),
         cpu.OutriderCPUWorker: (cpu_worker.CPUWorker, {"init_device"}),
-        gpu.OutriderSecondRunner: (SecondRunner, {"load_model", "execute_model"}),
+        gpu.OutriderSecondRunner: (SecondRunner, {"load_model", "execute_model", "sample_tokens"}),
         gpu.OutriderGPUWorker: (gpu_worker.Worker, {"init_device", "_make_model_runner"}),
     }
     for mine, (theirs, overridden) in ours.items():
@@ -51,27 +53,79 @@ def test_the_arguments_of_a_proposal_are_in_the_order_that_we_rely_on() -> None:
     assert names[-2] == "common_attn_metadata"
 
 
-def test_the_second_runners_speculator_is_idle_without_an_order() -> None:
-    """Promise: at K = 0 every row is padding and the draft's forward does not run."""
+class ThreeRequests:
+    num_reqs = 3
+
+
+def second_runner(propose: Callable[..., Any]) -> Any:
+    """vLLM's second runner around a speculator that proposes as told; nothing of a GPU in it."""
     import torch
     from outrider_runtime.vllm_plugin.gpu import OutriderSecondRunner
 
-    class Batch:
-        num_reqs = 3
-
     runner: Any = OutriderSecondRunner.__new__(OutriderSecondRunner)
     runner.num_speculative_steps, runner.device = 2, torch.device("cpu")
+    runner.speculator = SimpleNamespace(propose=propose)
+    runner._watch_speculator(vocabulary_size=100)
+    return runner
+
+
+def test_the_second_runners_speculator_is_idle_without_an_order() -> None:
+    """Promise: at K = 0 every row is padding and the draft's forward does not run."""
+    import torch
+
     calls: list[object] = []
 
     def forward(batch: object, **_keywords: object) -> torch.Tensor:
         calls.append(batch)
         return torch.zeros(3, 2)
 
-    propose = runner._when_ordered(forward)
+    runner = second_runner(forward)
+    propose = runner.speculator.propose
     runner._draft_runs = False
-    assert propose(Batch()).tolist() == [[-1, -1]] * 3
+    assert propose(ThreeRequests()).tolist() == [[-1, -1]] * 3
     assert not calls
-    propose(Batch(), dummy_run=True)
+    propose(ThreeRequests(), dummy_run=True)
     runner._draft_runs = True
-    propose(Batch())
+    propose(ThreeRequests())
     assert len(calls) == 2
+    assert runner._report.neural_ran
+
+
+def test_a_speculator_that_raises_costs_its_proposals_and_is_reported() -> None:
+    """Places for its tokens are scheduled already, and the embedding has no row for padding: real tokens fill them."""
+
+    def forward(*_arguments: object, **_keywords: object) -> None:
+        raise RuntimeError("out of workspace")
+
+    runner = second_runner(forward)
+    assert runner.speculator.propose(ThreeRequests()).tolist() == [[0, 0]] * 3
+    assert "out of workspace" in runner._report.failures["neural"]
+    assert not runner._report.neural_ran
+
+
+def test_a_speculators_stray_tokens_are_replaced_on_the_device_and_reported_with_the_next_step() -> None:
+    """The host does not wait for the device: the verdict comes with a later step's report."""
+    import torch
+    from outrider_runtime.vllm_plugin.runner import step_report
+
+    runner = second_runner(lambda *_arguments, **_keywords: torch.tensor([[5, 100], [2**30, 7], [-3, 99]]))
+    assert runner.speculator.propose(ThreeRequests()).tolist() == [[5, 0], [0, 7], [0, 99]]
+    assert not runner._report.failures
+    assert "vocabulary of 100" in step_report(runner._strays).failures["neural"]
+    assert not step_report(runner._strays).failures, "said once"
+
+
+def test_an_asynchronous_output_carries_the_report_of_its_step() -> None:
+    """Bug: only synchronous steps carried one, so that a drafter that failed on a GPU was asked again for ever."""
+    from outrider_runtime.vllm_plugin.async_steps import ReportedOutput
+    from outrider_runtime.vllm_plugin.messages import StepReport, attached_report
+    from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+    class UnderWay(AsyncModelRunnerOutput):  # type: ignore[misc]
+        def get_output(self) -> ModelRunnerOutput:
+            return ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0})
+
+    report = StepReport(failures={"neural": "it raised"})
+    output = ReportedOutput(UnderWay(), report)
+    assert isinstance(output, AsyncModelRunnerOutput)
+    assert attached_report(output.get_output()) is report

@@ -111,13 +111,14 @@ def test_a_hole_in_the_drafts_cache_breaks_nothing(engine: Bench, reference: lis
 def test_requests_of_one_batch_use_different_drafters(engine: Bench, reference: list[list[int]]) -> None:
     """Promise: the pool is chosen per request, none included."""
     choices = [*drafters(engine), None]
+    passes = itertools.cycle([3, 1, 2])  # the neural draft has a length of its own
 
     def plan_draft(batch: Batch) -> tuple[DraftPlan, DraftOrder]:
         chosen = tuple(
             choices[(i + batch.requests[0].output_tokens) % len(choices)] if view.prefill_left == 0 else None
             for i, view in enumerate(batch.requests)
         )
-        plan = DraftPlan(3, chosen, run_neural=True, prefill_draft=True, neural_tokens=3, purpose=Purpose.FIXED)
+        plan = DraftPlan(3, chosen, True, True, neural_tokens=next(passes), purpose=Purpose.FIXED)
         return plan, engine.loop.order(batch, plan)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -11,11 +11,13 @@ from outrider_crds.profile import DrafterProfile, ExecutionMode, ProfileKeys, St
 from outrider_crds.runtime_config import HotConfig, config_hash
 from outrider_crds.spec import SpeculationMode
 from outrider_crds.state import ProfileSource, RuntimeState
+from outrider_runtime.control import costs as control
+from outrider_runtime.control.batch import Batch
 from outrider_runtime.snapshot import blank_state, read_snapshot, write_snapshot
 from outrider_runtime.vllm_plugin import launch
-from outrider_runtime.vllm_plugin.loop import ControlLoop
+from outrider_runtime.vllm_plugin.loop import FIRST_SUSPENSION_S, ControlLoop
 from outrider_runtime.vllm_plugin.pool import Pool
-from outrider_runtime.vllm_plugin.profiles import Identity, product_of_pod
+from outrider_runtime.vllm_plugin.profiles import Identity, load_profile, product_of_pod
 from outrider_runtime.vllm_plugin.reporter import Reporter
 
 from tests.engine.engines import boot_config, draft_model, hot_config, lookup
@@ -136,6 +138,29 @@ def test_a_profile_of_something_else_is_refused_and_said(pod: Pod, update: dict[
     assert pod.loop.snapshot().learning
 
 
+def test_a_drafters_profile_of_something_else_is_refused_and_said(pod: Pod) -> None:
+    """The target's profile stays in use; the drafter's cost is learned."""
+    (pod.profiles / "target.json").write_text(PROFILE.model_dump_json(by_alias=True))
+    (pod.profiles / "d1.json").write_text(DRAFTER.model_copy(update={"key": "d2"}).model_dump_json(by_alias=True))
+    state = pod.tick()
+    assert "d2" in state.profile.mismatch
+    assert state.profile.source is ProfileSource.MOUNTED
+    loaded = load_profile(pod.profiles, KEYS, HERE)
+    assert loaded.latency is not None
+    assert "pld" not in loaded.latency.drafters
+
+
+def test_a_profile_of_a_release_that_measured_no_first_pass_is_used(pod: Pod) -> None:
+    """Profiles outlive the operator that stored them: the field is absent, and costs nothing."""
+    wire = DRAFTER.model_dump(mode="json", by_alias=True)
+    del wire["firstPass"]
+    (pod.profiles / "target.json").write_text(PROFILE.model_dump_json(by_alias=True))
+    (pod.profiles / "d1.json").write_text(json.dumps(wire))
+    loaded = load_profile(pod.profiles, KEYS, HERE)
+    assert loaded.latency is not None
+    assert loaded.latency.drafters["pld"].first_pass == control.StepCost()
+
+
 def test_other_weights_of_the_same_shape_are_used_but_said(pod: Pod) -> None:
     other = PROFILE.model_copy(update={"commit": "def"})
     (pod.profiles / "target.json").write_text(other.model_dump_json(by_alias=True))
@@ -170,6 +195,23 @@ def test_a_failing_drafter_is_suspended_with_its_error_in_the_state(pod: Pod) ->
     assert drafter.loaded
     assert "no tokens today" in drafter.reason
     assert "30 s" in drafter.reason
+
+
+def test_a_suspended_drafter_comes_back_and_waits_longer_each_time(pod: Pod) -> None:
+    """Promise: switched off for a while. A step that was under way does not count as another failure."""
+    now = [100.0]
+    loop = ControlLoop(pod.loop.plan, largest_graph_tokens=None, clock=lambda: now[0])
+    idle = Batch((), 0.0, 512, 4096)
+    for pause_s in (FIRST_SUSPENSION_S, 2 * FIRST_SUSPENSION_S, 4 * FIRST_SUSPENSION_S):
+        loop.drafter_failed("pld", "it raised")
+        loop.drafter_failed("pld", "it raised in a step that was under way")
+        assert f"{pause_s:.0f} s: it raised" in loop.snapshot().drafters["pld"].suspended
+        now[0] += pause_s - 1
+        loop.plan_draft(idle)
+        assert loop.snapshot().drafters["pld"].suspended
+        now[0] += 2
+        loop.plan_draft(idle)
+        assert loop.snapshot().drafters["pld"].suspended == ""
 
 
 def test_readers_see_whole_states_while_one_is_written(tmp_path: Path) -> None:

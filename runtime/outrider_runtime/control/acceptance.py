@@ -49,7 +49,7 @@ class Acceptance:
         self._classes = RatioTable(shape[0], CLASS_TRIALS, cap=EVIDENCE_CAP)
         self._requests = RatioTable(shape[0], REQUEST_TRIALS, cap=REQUEST_CAP)
         self._request_hits = RatioTable(shape[0], 3.0, cap=20.0)
-        self._cached: tuple[tuple[Names, Names], Floats, Floats] | None = None
+        self._cached: tuple[tuple[Names, Names], Floats] | None = None
         self._aged_at: float | None = None
         self.alarms = 0
         self.met = np.zeros(shape[0], dtype=bool)
@@ -96,23 +96,22 @@ class Acceptance:
     def paths(self, requests: Names, classes: Names) -> tuple[Floats, Floats]:
         """Two (D, K, N): probability that the target accepts positions 1..j, given that they are proposed; and that
         the drafter has a proposal at position j (prompt lookup may find none)."""
-        factors, hits = self._factors(requests, classes)
+        factors, hits = self._factors(requests, classes), self._request_hits.ratios(requests)
         hazards = np.minimum(self._hazards32[:, :, None] * factors.T[:, None], MAX_HAZARD)
         offers = np.minimum(self._hit_rates32[:, :, None] * hits.T[:, None], np.float32(1.0))
         return hazards.cumprod(axis=1), offers
 
     def paths_of(self, drafters: Ints, requests: Names, classes: Names) -> Floats:
         """(K, N): the same for the one drafter that each request's proposals came from."""
-        factors = self._factors(requests, classes)[0][np.arange(len(drafters)), drafters]
+        factors = self._factors(requests, classes)[np.arange(len(drafters)), drafters]
         return np.asarray(np.minimum(self._hazards32.T[:, drafters] * factors, MAX_HAZARD).cumprod(axis=0))
 
-    def _factors(self, requests: Names, classes: Names) -> tuple[Floats, Floats]:
-        """Two (N, D): factors on hazards and on hit rates. Both decisions of a step ask for the same."""
+    def _factors(self, requests: Names, classes: Names) -> Floats:
+        """(N, D): factors on hazards. Both decisions of a step ask for the same."""
         if self._cached is None or self._cached[0] != (requests, classes):
             factors = self._requests.ratios(requests) * self._classes.ratios(classes)
-            hits = self._request_hits.ratios(requests)
-            self._cached = ((requests, classes), factors, hits)
-        return self._cached[1], self._cached[2]
+            self._cached = ((requests, classes), factors)
+        return self._cached[1]
 
     def upper_paths(self) -> Floats:
         """(D, K): optimistic paths (one posterior standard deviation), offers included, for exploration."""
@@ -194,19 +193,16 @@ class RatioTable:
         self._slots: dict[Hashable, int] = {}
         self._free: list[int] = []
         # Row 0 stays empty: the ratio of a key that is not known is 1.
-        self._counts = np.zeros((64, drafters, 2))  # (S, D, [observed, expected])
-        self._ratios: Floats | None = None
+        self._counts = np.zeros((64, drafters, 2), dtype=np.float32)  # (S, D, [observed, expected])
         self._last: tuple[Sequence[Hashable], Ints] | None = None
 
     def ratios(self, keys: Sequence[Hashable]) -> Floats:
         """(N, D)"""
-        if self._ratios is None:
-            observed, expected = self._counts[..., 0], self._counts[..., 1]
-            self._ratios = ((observed + self._strength) / (expected + self._strength)).astype(np.float32)  # (S, D)
         if self._last is None or self._last[0] != keys:
             get = self._slots.get
             self._last = (keys, np.array([get(key, 0) for key in keys], dtype=int))
-        return np.asarray(self._ratios[self._last[1]])
+        counts = self._counts[self._last[1]] + self._strength  # (N, D, [observed, expected])
+        return np.asarray(np.divide(counts[..., 0], counts[..., 1], dtype=np.float32))
 
     def add(self, keys: Sequence[Hashable], drafter: int, observed: NDArray[Any], expected: Floats) -> None:
         """observed, expected: (N,); a key may stand more than once."""
@@ -215,21 +211,18 @@ class RatioTable:
         np.add.at(counts, slots, np.stack([observed, expected], axis=1))
         excess = np.minimum(1.0, self._cap / np.maximum(counts[slots, 1:], 1e-9))
         counts[slots] = counts[slots] * excess
-        self._ratios = None
 
     def age(self, keep: float) -> None:
         self._counts *= keep
-        self._ratios = None
 
     def reset(self, drafter: int) -> None:
         self._counts[:, drafter] = 0
-        self._ratios = None
 
     def forget(self, key: Hashable) -> None:
         slot = self._slots.pop(key, None)
         if slot is not None:
             self._counts[slot] = 0
-            self._ratios = self._last = None
+            self._last = None
             self._free.append(slot)
 
     def _slot(self, key: Hashable) -> int:

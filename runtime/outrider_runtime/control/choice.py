@@ -19,8 +19,6 @@ from outrider_runtime.control.costs import StepCost
 CHORDS = (0.0, 0.4, 1.0)
 """Between the lowest and the highest price of a token: where prefixes are looked at when bends are near."""
 
-FAR_TOKENS = 1e6
-"""More than any step proposes: where the last straight piece of a cost ends."""
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 
@@ -91,15 +89,12 @@ class TargetPrice:
         return [bend for bend in bends if bend > 0]
 
     def _seconds(self, more: Floats, cost: StepCost, fixed_s: float) -> Floats:
-        """Read off the cost's corners, as one call: it is piecewise linear."""
-        corners = [0.0, FAR_TOKENS]
-        if cost.per_batched_token_above_knee_s > 0:
-            corners.append(max(0.0, cost.knee_tokens - self.n_batched))
-        if self.beyond is not None:
-            last = max(0.0, math.floor(self.largest_graph_tokens) - self.n_batched)
-            corners += [last, last + 1e-6, max(0.0, self.beyond.knee_tokens - self.n_batched)]
-        corners.sort()
-        return np.asarray(np.interp(more, corners, [self._seconds_at(corner, cost, fixed_s) for corner in corners]))
+        tokens = self.n_batched + more
+        seconds = _at(tokens, cost, fixed_s)
+        if self.beyond is not None and tokens.size and tokens.max() > self.largest_graph_tokens:
+            outside = _at(tokens, self.beyond, self.fixed_beyond_s)
+            seconds = np.where(tokens > self.largest_graph_tokens, outside, seconds)
+        return seconds
 
     def _seconds_at(self, more: float, cost: StepCost, fixed_s: float) -> float:
         tokens = self.n_batched + more
@@ -107,6 +102,14 @@ class TargetPrice:
             cost, fixed_s = self.beyond, self.fixed_beyond_s
         above = max(0.0, tokens - cost.knee_tokens)
         return fixed_s + cost.per_batched_token_s * tokens + cost.per_batched_token_above_knee_s * above
+
+
+def _at(tokens: Floats, cost: StepCost, fixed_s: float) -> Floats:
+    """Seconds of steps that batch so many tokens, within one execution mode."""
+    seconds = fixed_s + cost.per_batched_token_s * tokens
+    if cost.per_batched_token_above_knee_s > 0:
+        seconds += cost.per_batched_token_above_knee_s * np.maximum(tokens - cost.knee_tokens, 0.0)
+    return np.asarray(seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from outrider_runtime.control.costs import Shape
 from outrider_runtime.control.drafting import DraftProblem, Pressure
 from outrider_runtime.control.latency import OnlineLatency
 from outrider_runtime.control.problem import Columns, Step, verification_gains
-from outrider_runtime.control.slo import Clocks, behind, clocks, forced_lengths, longest_step_s, prompt_tokens
+from outrider_runtime.control.slo import MARGIN, Clocks, behind, clocks, forced_lengths, longest_step_s, prompt_tokens
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
@@ -36,11 +36,13 @@ def lengths_for_slo(
 
     gains: (K, N). costs: (N,), see best_lengths. by_goodput: the choice without classes. draft_s: drafts of this step.
     """
+    price = _without_prompts(step, latency)
+    seconds = float(price.ragged_s(np.array(float(by_goodput.lengths.sum())))) + draft_s
+    if not _anyone_late(step.decoding, tpots_s, seconds, 0):
+        return None
     state = _clocks(step.decoding, tpots_s)
     if state is None:
         return None
-    price = _without_prompts(step, latency)
-    seconds = float(price.ragged_s(np.array(float(by_goodput.lengths.sum())))) + draft_s
     who = behind(state, seconds, gains)
     if not who.any():
         return None
@@ -57,15 +59,15 @@ def pressure(
 
     step: the next one, with what the step under way verifies in `proposed`; limit: most draft tokens.
     """
-    state = _clocks(step.decoding, tpots_s)
-    if state is None:
-        return None
     verified = float(sum(step.decoding.proposed))
     step_s = (
         float(_without_prompts(step, latency).ragged_s(np.array(verified))) + draft_s
     )  # the next step is taken to be like this one
-    if not (state.later(step_s, np.ones(step.requests)).needed(step_s) > 1.0).any():
+    if not _anyone_late(step.decoding, tpots_s, 2 * step_s, 1):
         return None  # nobody, even if nothing is accepted
+    state = _clocks(step.decoding, tpots_s)
+    if state is None:
+        return None
     state = state.later(step_s, 1.0 + verification_gains(step, acceptance, limit).sum(axis=0))
     best = np.where(problem.usable[:, None], problem.gains * problem.offers, 0.0).max(axis=0)  # (K, N)
     who = behind(state, step_s, best)
@@ -114,6 +116,17 @@ def _without_prompts(step: Step, latency: OnlineLatency) -> TargetPrice:
         return step.price
     context = float(sum(step.decoding.context_tokens))
     return latency.price(Shape(context, requests, requests, context / 1000), uniform=False)
+
+
+def _anyone_late(decoding: Columns, tpots_s: TPOTs, seconds: float, tokens: int) -> bool:
+    """Whether somebody needs more than one token on top of `tokens` that come within `seconds`. In nearly every step
+    the answer is no, and it has to come fast."""
+    get = tpots_s.get
+    for name, elapsed_s, given in zip(decoding.slo_class, decoding.elapsed_s, decoding.output_tokens, strict=True):
+        tpot_s = get(name)
+        if tpot_s is not None and given and elapsed_s + seconds > MARGIN * tpot_s * (given + tokens):
+            return True
+    return False
 
 
 def _clocks(decoding: Columns, tpots_s: TPOTs) -> Clocks | None:

@@ -67,8 +67,11 @@ class Planner:
         chosen, purpose = self._verification(step, gains) if proposals else (None, self._last.purpose)
         if chosen is None:
             chosen = np.zeros(step.requests, dtype=int)
-        for position, length in zip(step.positions, chosen.tolist(), strict=True):
-            lengths[position] = length
+        elif step.requests == len(lengths):
+            lengths = chosen.tolist()
+        else:
+            for position, length in zip(step.positions, chosen.tolist(), strict=True):
+                lengths[position] = length
         budget = self._token_budget(batch, step, gains, chosen) if prompts else None
         return VerifyPlan(tuple(lengths), purpose, budget)
 

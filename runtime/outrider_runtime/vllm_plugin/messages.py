@@ -36,7 +36,9 @@ class StepReport:
     """Target forward with sampling; NaN where it is not measured (GPU, asynchronous)."""
     lookup_s: float | None = None
     neural_s: float | None = None
-    """None: did not run."""
+    """None: did not run, or was not timed (asynchronous scheduling)."""
+    neural_ran: bool = False
+    """The neural draft's forward ran to its end."""
     failures: dict[str, str] = field(default_factory=dict)
     """"lookup" or "neural" -> why it failed, in a sentence; its proposals of this step were dropped."""
 

@@ -48,14 +48,21 @@ def load_profile(directory: Path, keys: ProfileKeys | None, identity: Identity) 
     refusal = _refusal(target, keys, identity)
     if refusal:
         return LoadedProfile(ProfileState(target_key=keys.target, mismatch=refusal), None)
-    drafters = {name: _read(directory / f"{key}.json", DrafterProfile) for name, key in keys.drafters.items()}
+    read = {name: _read(directory / f"{key}.json", DrafterProfile) for name, key in keys.drafters.items()}
+    drafters = {name: found for name, found in read.items() if found and found.key == keys.drafters[name]}
+    foreign = [
+        f"the mounted profile of drafter {name!r} was measured for {found.key}, this pod needs {keys.drafters[name]}; "
+        "learning its cost online"
+        for name, found in read.items()
+        if found and name not in drafters
+    ]
     state = ProfileState(
         source=ProfileSource.MOUNTED,
         target_key=keys.target,
         error_percent=target.error_percent,
-        mismatch=_difference("weights", target.commit, identity.commit),
+        mismatch="; ".join(filter(None, [_difference("weights", target.commit, identity.commit), *foreign])),
     )
-    return LoadedProfile(state, _latency(target, {name: found for name, found in drafters.items() if found}))
+    return LoadedProfile(state, _latency(target, drafters))
 
 
 def _refusal(target: TargetProfile, keys: ProfileKeys, identity: Identity) -> str:

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from outrider_runtime.vllm_plugin.async_steps import SUBSTITUTE, ReportedOutput, StrayTokens
 from outrider_runtime.vllm_plugin.launch import FAILURE_FILE, RUN_DIR_VARIABLE, LaunchPlan, load_plan
 from outrider_runtime.vllm_plugin.messages import DraftOrder, StepReport, attach, attached_order
 from outrider_runtime.vllm_plugin.prompt_lookup import PromptLookupHost
@@ -36,6 +37,7 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
             raise
         self._lookup = lookup_host(load_plan(), self.max_model_len)
         self._vocabulary_size = int(self.model_config.get_vocab_size())
+        self._strays = StrayTokens(self._vocabulary_size)
         self._report = StepReport()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -48,7 +50,7 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
     # -- one step -------------------------------------------------------------------------------------------------
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
-        self._report = StepReport()
+        self._report = step_report(self._strays)
         self._began_at = time.perf_counter()
         return super().execute_model(scheduler_output, *args, **kwargs)
 
@@ -58,6 +60,9 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
             spent = time.perf_counter() - self._began_at
             self._report.target_s = spent - (self._report.lookup_s or 0.0) - (self._report.neural_s or 0.0)
             attach(output, self._report)
+        if isinstance(output, AsyncModelRunnerOutput):
+            self._report.neural_s = None  # the host only launched it
+            return ReportedOutput(output, self._report)
         return output
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
@@ -99,8 +104,9 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
         scheduler_output.num_spec_tokens_to_schedule = order.neural_tokens
         try:
             proposals: torch.Tensor = super().propose_draft_token_ids(scheduler_output, sampled_token_ids, *arguments)
+            self._report.neural_ran = True
         except Exception as error:  # whatever a drafter does, requests go on
-            self._report.failures["neural"] = _sentence(error)
+            self._report.failures["neural"] = sentence(error)
             return None
         finally:
             scheduler_output.num_spec_tokens_to_schedule = planned  # the scheduler's own, in one process
@@ -110,14 +116,13 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
     def _propose_async(self, neural: torch.Tensor | None, sampled_token_ids: Any) -> torch.Tensor:
         """Asynchronous scheduling (GPU) reads the sampled tokens of a step from what the drafter prepares."""
         if neural is not None:
-            return neural
+            return self._strays.replaced(neural)
         next_token_ids, counts = self.drafter.prepare_next_token_ids_padded(
             sampled_token_ids, self.requests, self.input_batch, self.discard_request_mask.gpu
         )
         self._copy_valid_sampled_token_count(next_token_ids, counts)
-        # A failed drafter's placeholders were scheduled already: -1 is never accepted.
-        width = 0 if not self._report.failures else self.num_spec_tokens
-        return torch.full((next_token_ids.shape[0], width), -1, device=self.device, dtype=torch.int32)
+        width = 0 if not self._report.failures else self.num_spec_tokens  # then places were scheduled already
+        return torch.full((next_token_ids.shape[0], width), SUBSTITUTE, device=self.device, dtype=torch.int32)
 
     # -- prompt lookup and the choice per request --------------------------------------------------------------------
 
@@ -149,7 +154,7 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
         try:
             return self._lookup.propose(history, [token for token in sampled if token >= 0], draft_tokens)
         except Exception as error:  # whatever a drafter does, requests go on
-            self._report.failures["lookup"] = _sentence(error)
+            self._report.failures["lookup"] = sentence(error)
             return []
 
     def _inside_vocabulary(self, proposals: Proposals, order: DraftOrder) -> Proposals:
@@ -164,6 +169,12 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
                 )
                 return [[] for _ in proposals]
         return proposals
+
+
+def step_report(strays: StrayTokens) -> StepReport:
+    """A new step's report, with what the device has meanwhile said about the proposals of earlier ones."""
+    found = strays.found()
+    return StepReport(failures={"neural": found} if found else {})
 
 
 def lookup_host(plan: LaunchPlan, max_model_len: int) -> PromptLookupHost | None:
@@ -188,10 +199,10 @@ def _noting_failure(load: Any) -> Any:
 def note_drafter_failure(error: Exception) -> None:
     """Tell the process that starts the engine (`launch.after_failure`) that the drafter is to blame."""
     Path(os.environ[RUN_DIR_VARIABLE], FAILURE_FILE).write_text(
-        f"the draft model cannot be loaded: {_sentence(error)}", encoding="utf-8"
+        f"the draft model cannot be loaded: {sentence(error)}", encoding="utf-8"
     )
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
     text = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__

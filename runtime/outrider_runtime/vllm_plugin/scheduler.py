@@ -153,7 +153,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         """The draft was to run and did not (it failed, or a request near max_model_len did not fit into it)."""
         if self._coverage is None or report is None or not record.draft_plan.run_neural:
             return
-        if report.neural_s is None or "neural" in report.failures:
+        if not report.neural_ran:
             views, counts = record.batch.requests, record.scheduled_tokens
             tokens = [ScheduledTokens(view.id, view.context_tokens, counts[view.id]) for view in views]
             self._coverage.ran([one for one in tokens if one.request_id in self.requests], neural=False)

@@ -1,0 +1,92 @@
+"""From what engine and worker report to what the controller learns of a step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from outrider_crds.runtime_config import BootConfig, HotConfig
+from outrider_crds.spec import (
+    Accelerator,
+    Drafter,
+    DraftMethod,
+    DraftPrefill,
+    Engine,
+    HubSource,
+    ModelRef,
+    ModelSource,
+    PromptLookup,
+    SpeculationMode,
+)
+from outrider_runtime.control.batch import Batch, DraftPlan, ExecutionMode, RequestView, StepOutcome, VerifyPlan
+from outrider_runtime.vllm_plugin.launch import LaunchPlan, Paths
+from outrider_runtime.vllm_plugin.messages import StepReport
+from outrider_runtime.vllm_plugin.pool import Pool
+from outrider_runtime.vllm_plugin.steps import Asked, StepRecord, execution_mode, step_outcome
+
+LOOKUP = Drafter(name="pld", method=DraftMethod.PROMPT_LOOKUP, prompt_lookup=PromptLookup())
+
+
+def plan() -> LaunchPlan:
+    boot = BootConfig(
+        service="chat", namespace="default", revision="1",
+        target=ModelRef(name="m", source=ModelSource(hub=HubSource())), draft_pool=[LOOKUP],
+        accelerator=Accelerator(products=["cpu"]), engine=Engine(), max_draft_tokens=3,
+    )  # fmt: skip
+    hot = HotConfig(mode=SpeculationMode.CLOSED_LOOP, draft_prefill=DraftPrefill.AUTO, max_draft_tokens=3)
+    return LaunchPlan(boot=boot, hot=hot, paths=Paths(), pool=Pool(prompt_lookup=LOOKUP), engine_version="0.32.0")
+
+
+def view(name: str, prefill: int = 0) -> RequestView:
+    return RequestView(name, None, 50, prefill, 0, 5, 20, 0.5)
+
+
+def outcome(
+    *, scheduled_at: float = 10.0, last_output_at: float = 9.9, now: float = 10.03, report: StepReport | None = None
+) -> StepOutcome:
+    """One request that decodes with two proposals, of which one is accepted, beside a prompt chunk."""
+    views = (view("a"), view("b", prefill=16))
+    record = StepRecord(
+        scheduled_at, Batch(views, scheduled_at, 512, 4096), VerifyPlan((2, 0)),
+        DraftPlan(0, (None, None), False, False), {"a": Asked("pld", 3, 2), "b": Asked()}, {"a": 3, "b": 16},
+    )  # fmt: skip
+    return step_outcome(
+        record, plan(), report, {"a": 2, "b": 1}, {"a": 2}, now=now, last_output_at=last_output_at, tokens=3,
+        largest_graph_tokens=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("last_output_at", "seconds"), [(9.0, 0.03), (10.01, 0.02)], ids=["after a pause", "steps that overlap"]
+)
+def test_a_steps_time_is_its_own(last_output_at, seconds):  # type: ignore[no-untyped-def]
+    """`t_out(n) - max(t_out(n-1), t_sched(n))`: neither the wait for a request nor the step before counts."""
+    assert outcome(last_output_at=last_output_at).step_s == pytest.approx(seconds)
+
+
+def test_a_decoding_request_is_told_apart_from_a_prompt():
+    """Trials are the scored proposals up to the first rejection; a prompt chunk has none."""
+    step = outcome(report=StepReport(target_s=0.02, lookup_s=0.001))
+    (request,) = step.requests
+    assert (request.id, request.asked, request.proposed, request.verified) == ("a", 3, 2, 2)
+    assert (request.accepted, request.tried) == (1, 2)
+    assert (step.n_batched, step.n_context, step.prefill_tokens) == (19, 100, 16)
+    assert step.mode is ExecutionMode.RAGGED
+    assert step.draft_s == {"pld": 0.001}
+
+
+def test_a_step_that_nobody_timed_is_not_taken_for_a_free_one():
+    """GPU, asynchronous: the worker reports no times."""
+    step = outcome(report=StepReport(failures={}))
+    assert math.isnan(step.target_s)
+    assert step.draft_s == {}
+    assert math.isnan(outcome().target_s)
+
+
+def test_a_step_belongs_to_the_graphs_that_ran_it():
+    """Equal lengths, unequal ones or a prompt, and beyond the largest graph."""
+    views = (view("a"), view("b"))
+    assert execution_mode(views, {"a": 3, "b": 3}, 64) is ExecutionMode.UNIFORM
+    assert execution_mode(views, {"a": 3, "b": 2}, 64) is ExecutionMode.RAGGED
+    assert execution_mode(views, {"a": 33, "b": 33}, 64) is ExecutionMode.BEYOND_GRAPH
+    assert execution_mode(views, {"a": 33, "b": 33}, None) is ExecutionMode.UNIFORM
