@@ -18,13 +18,16 @@ def plot(runs: Sequence[Run], title: str, duration_s: float, path: Path) -> Path
     except ImportError:  # not part of the runtime image
         return None
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure, axes = pyplot.subplots(1, 3, figsize=(15, 4.5))
     for run in runs:
         _latencies(axes[0], run)
         _over_time(axes[1], axes[2], run)
     axes[0].set(xscale="log", xlabel="request latency, s", ylabel="share of requests", title="latency")
+    axes[0].xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes[0].xaxis.set_major_formatter("{x:g}")
+    axes[0].xaxis.set_minor_formatter(ticker.NullFormatter())
     axes[1].set(xlabel="time, s", ylabel="proposals verified a step", title="verification length")
     axes[2].set(xlabel="time, s", ylabel="requests in a step", title="batch")
     for axis in axes[1:]:
