@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from outrider_runtime.control.batch import ExecutionMode
 from outrider_runtime.control.costs import Shape, StepCost
-from outrider_runtime.control.fit import LARGER_FORM_GAIN, Fit, Form, Sample, fit, predicted_s, relative_error
+from outrider_runtime.control.fit import LARGER_FORM_GAIN, Fit, Form, Sample, fit, predicted_s
 from outrider_runtime.profiler.grid import GridPoint
 from outrider_runtime.profiler.samples import Measurement
 
@@ -62,8 +62,7 @@ def fit_cost(
     samples = {m.point: _sample(m, passes) for m in measurements}
     seen = [m for m in measurements if m.point not in held_out] or list(measurements)
     of_seen = [samples[m.point] for m in seen]
-    first_pass = passes and _has_first_pass(of_seen)
-    form = form or _choose_form(of_seen, first_pass)
+    form, first_pass = (form, False) if form is not None else _choose_form(of_seen, passes)
     blind = _fit(of_seen, form, first_pass)
     judged = tuple(
         Judged(m, predicted_s(blind.cost, samples[m.point], blind.first_pass), held_out=m.point in held_out)
@@ -87,34 +86,32 @@ def _fit(samples: Sequence[Sample], form: Form, first_pass: bool) -> Fit:
     return fit(samples, forms=[form], first_pass=first_pass)
 
 
-def _has_first_pass(samples: Sequence[Sample]) -> bool:
-    """Whether a first pass with a cost of its own predicts shapes better that it was not fitted to."""
+def _choose_form(samples: Sequence[Sample], passes: bool) -> tuple[Form, bool]:
+    """The smallest form that holds on shapes it was not fitted to (three-fold), and whether the first of several passes
+    has a cost of its own. The two are chosen together: without either term the other one may seem to bring nothing."""
+    best = (Form.BASE, False)
     if len(samples) < LEAST_FOR_LARGER_FORM:
-        return False
-    with_it, without = (_cross_error(samples, Form.BASE, first_pass) for first_pass in (True, False))
-    return with_it < LARGER_FORM_GAIN * without
-
-
-def _choose_form(samples: Sequence[Sample], first_pass: bool) -> Form:
-    """The smallest form that holds on shapes it was not fitted to (three-fold)."""
-    if len(samples) < LEAST_FOR_LARGER_FORM:
-        return Form.BASE
-    best, lowest = Form.BASE, _cross_error(samples, Form.BASE, first_pass)
-    for form in (Form.PER_REQUEST, Form.PER_CONTEXT_QUERY, Form.FULL):
-        error = _cross_error(samples, form, first_pass)
-        if error < LARGER_FORM_GAIN * lowest:
-            best, lowest = form, error
+        return best
+    lowest = _cross_error(samples, *best)
+    for first_pass in (False, True) if passes else (False,):
+        for form in (Form.BASE, Form.PER_REQUEST, Form.PER_CONTEXT_QUERY, Form.FULL):
+            error = _cross_error(samples, form, first_pass)
+            if error < LARGER_FORM_GAIN * lowest:
+                best, lowest = (form, first_pass), error
     return best
 
 
 def _cross_error(samples: Sequence[Sample], form: Form, first_pass: bool) -> float:
-    folds = [samples[start::VALIDATE_EVERY] for start in range(VALIDATE_EVERY)]
+    """Mean relative error of each sample by a fit that did not see it. A median would not hear the few samples of
+    several passes."""
+    even = sorted(samples, key=lambda sample: sample.later_passes)  # so that no fold takes all of those
     errors = []
-    for fold in folds:
-        rest = [sample for sample in samples if sample not in fold]
+    for start in range(VALIDATE_EVERY):
+        fold = even[start::VALIDATE_EVERY]
+        rest = [sample for sample in even if sample not in fold]
         if rest and fold:
             fitted = _fit(rest, form, first_pass)
-            errors.append(relative_error(fitted.cost, fold, fitted.first_pass))
+            errors += [abs(predicted_s(fitted.cost, one, fitted.first_pass) / one.seconds - 1.0) for one in fold]
     return sum(errors) / len(errors) if errors else 0.0
 
 

@@ -152,11 +152,15 @@ def within(points: Iterable[GridPoint], pace: Pace, budget_s: float) -> list[Gri
     return [point for point in points if small(point) or payable(point)]
 
 
-def most_informative(points: Sequence[GridPoint], pace: Pace) -> list[GridPoint]:
-    """`points` in the order of a greedy D-optimal design, weighted by what each costs to measure."""
+def most_informative(points: Sequence[GridPoint], pace: Pace, *, passes: bool = False) -> list[GridPoint]:
+    """`points` in the order of a greedy D-optimal design, weighted by what each costs to measure.
+
+    `passes`: for an autoregressive drafter, whose first pass and later ones have to be told apart.
+    """
     if not points:
         return []
-    features = np.array([_features(point) / pace.seconds(point) for point in points])  # (shapes, coefficients)
+    terms = _pass_features if passes else _features
+    features = np.array([terms(point) / pace.seconds(point) for point in points])  # (shapes, coefficients)
     features /= np.maximum(np.abs(features).max(axis=0), 1e-12)
     cost = np.array([pace.step_s + pace.seconds(point) for point in points])
     inverse = np.eye(features.shape[1]) * 1e3  # prior: next to nothing is known
@@ -188,3 +192,10 @@ def _features(point: GridPoint) -> NDArray[np.float64]:
     query = point.batched - point.prefill
     above = [max(0.0, point.batched - knee) for knee in KNEE_GUESSES]
     return np.array([1.0, point.batch, point.batched, context, point.context * query / 1000, *above])
+
+
+def _pass_features(point: GridPoint) -> NDArray[np.float64]:
+    """Terms of a drafter's cost at `point`: of its first pass, and of all the others together."""
+    later = max(0, point.verify - 1)
+    context = point.batch * point.context
+    return np.array([1.0, point.batched, point.batch, later, later * point.batch, context, later * context])

@@ -101,10 +101,11 @@ def test_an_autoregressive_drafter_is_priced_by_the_pass():
 
 def test_a_first_pass_with_a_cost_of_its_own_is_told_from_the_others():
     """An EAGLE-3 head condenses the target's hidden states once a step: one set of coefficients was off by a fifth."""
-    head = DrafterCost(EAGLE.cost, first_pass=StepCost(constant_s=3e-3, per_batched_token_s=2e-5))
-    fitted = fit_drafter(measured_drafter(Machine(drafters={"eagle": head}, noise=0.05), "eagle", neural=True), eagle())
-    assert fitted.first_pass.constant_s == pytest.approx(3e-3, rel=0.15)
-    assert fitted.cost.constant_s == pytest.approx(EAGLE.cost.constant_s, rel=0.15)
+    cost = StepCost(1e-9, 1.1e-5, 2.5e-5, 16, 1.4e-4, 0.0, 1e-3)  # as measured with SmolLM2's head on two cores
+    head = DrafterCost(cost, first_pass=StepCost(constant_s=1.4e-3))
+    fitted = fit_drafter(measured_drafter(Machine(drafters={"eagle": head}, noise=0.1), "eagle", neural=True), eagle())
+    assert fitted.first_pass.constant_s == pytest.approx(1.4e-3, rel=0.15)
+    assert fitted.cost.constant_s == pytest.approx(1e-3, rel=0.25)
     assert held_out_percent([fitted]) < 5
     plain = fit_drafter(measured_drafter(Machine(noise=0.05), "eagle", neural=True), eagle())
     assert plain.first_pass == StepCost(), "no term that nothing asks for"
