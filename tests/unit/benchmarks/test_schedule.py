@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.benchmarks.evidence.scenario import ComparedScenario, Cost, Size, load_scenarios, load_testbed
 from tests.benchmarks.evidence.schedule import Sitting, sittings
 
@@ -35,7 +37,7 @@ def test_a_repeat_is_over_before_the_next_begins() -> None:
 
 
 def test_repeats_begin_with_different_systems() -> None:
-    firsts = {}
+    firsts: dict[Any, Any] = {}
     for sitting in planned():
         firsts.setdefault(sitting.repeat, sitting.system)
     assert len(set(firsts.values())) > 1

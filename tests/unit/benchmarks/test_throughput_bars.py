@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from tests.benchmarks.analysis import throughput
@@ -85,5 +87,7 @@ def test_the_table_is_no_static_setting() -> None:
 
 @pytest.mark.parametrize(("lookup", "met"), [(120.0, True), (110.0, False)])
 def test_two_drafters_must_gain_somewhere(lookup: float, met: bool) -> None:
-    speeds = {"none": [100] * 2, "eagle-k1": [130] * 2, "lookup-k3": [lookup] * 2, "ours": [130] * 2}
+    speeds: dict[str, Sequence[float]] = {
+        "none": [100] * 2, "eagle-k1": [130] * 2, "lookup-k3": [lookup] * 2, "ours": [130] * 2,
+    }  # fmt: skip
     assert throughput.drafters_bar(throughput.compare(speed_runs({"a": speeds}), SYSTEMS)).met is met

@@ -42,7 +42,8 @@ def call(tmp_path: Path, *arguments: str) -> tuple[int, ProfilingResult]:
     result = tmp_path / "termination-log"
     with pytest.raises(SystemExit) as ended:
         main([*arguments, "--result", str(result)])
-    return int(ended.value.code), ProfilingResult.model_validate_json(result.read_bytes())
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, ProfilingResult.model_validate_json(result.read_bytes())
 
 
 def test_a_missing_model_ends_with_code_1_and_a_result_that_says_so(tmp_path):

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from outrider_runtime.server import config
 from outrider_runtime.server import main as command
 from outrider_runtime.server import serve as composition
 from outrider_runtime.server.listeners import listen
@@ -205,7 +206,7 @@ def test_nothing_stays_behind_when_the_start_fails(
 ) -> None:
     """The run folder lies in memory; a crash loop must not fill it."""
     made: list[Path] = []
-    run_folder = command.run_folder
+    run_folder = config.run_folder
 
     def recorded() -> Path:
         made.append(run_folder())

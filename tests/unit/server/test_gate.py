@@ -96,7 +96,10 @@ async def test_the_engine_still_sees_the_client_hang_up(service: Service) -> Non
         seen.append((await receive())["type"])
         seen.append((await receive())["type"])
 
-    messages = [{"type": "http.request", "body": b"{}", "more_body": False}, {"type": "http.disconnect"}]
+    messages: list[dict[str, Any]] = [
+        {"type": "http.request", "body": b"{}", "more_body": False},
+        {"type": "http.disconnect"},
+    ]
 
     async def receive() -> MutableMapping[str, Any]:
         return messages.pop(0)
@@ -111,7 +114,10 @@ async def test_the_engine_still_sees_the_client_hang_up(service: Service) -> Non
 
 async def test_a_client_that_leaves_before_its_body_is_complete_is_forgotten(service: Service) -> None:
     """No answer, no error, nothing for the engine."""
-    messages = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+    messages: list[dict[str, Any]] = [
+        {"type": "http.request", "body": b"{", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
 
     async def receive() -> MutableMapping[str, Any]:
         return messages.pop(0)
