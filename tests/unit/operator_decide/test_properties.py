@@ -187,11 +187,11 @@ def test_no_state_of_a_child_stops_the_operator(data: st.DataObject, make: Calla
     group = getattr(observed, name)
     if isinstance(group, tuple):
         index = data.draw(st.integers(0, len(group) - 1))
-        changed: Any = (*group[:index], broken(group[index]), *group[index + 1 :])
+        damaged: Any = (*group[:index], broken(group[index]), *group[index + 1 :])
     else:
         key = data.draw(st.sampled_from(sorted(group)))
-        changed = {**group, key: broken(group[key])}
-    plan = decide(replace(observed, **{name: changed}), SETTINGS)
+        damaged = {**group, key: broken(group[key])}
+    plan = decide(replace(observed, **{name: damaged}), SETTINGS)
     assert [c.type for c in plan.status.conditions] == list(ConditionType)
     for delete in plan.delete:
         assert delete.kind in ("ConfigMap", JOB)
