@@ -42,6 +42,7 @@ from tests.benchmarks.evidence.scenario import (
 HERE = Path(__file__).parent
 
 
+SHOWN = 6
 TERMINATED = 143  # 128 + SIGTERM, as a shell reports it
 
 
@@ -68,8 +69,11 @@ def main() -> int:
     bars += [bar for one in chosen if isinstance(one, Cost) for bar in _judge_cost(one)]
     report.write_summary(bars, {**report.machine(), "size": size.value, "notes": data.notes}, results)
     print(report.table(bars))
-    print(f"failed: {', '.join(failed)}" if failed else f"results in {results}")
-    return 1 if failed else 0
+    print(f"results in {results}")
+    missing = [*campaign.missing(), *failed]
+    if missing:
+        print(f"not measured ({len(missing)}): {'; '.join(missing[:SHOWN])}{' ...' if len(missing) > SHOWN else ''}")
+    return 1 if missing else 0
 
 
 def _chosen(only: Sequence[str], scenarios: Sequence[Scenario]) -> tuple[list[Scenario], list[str]]:

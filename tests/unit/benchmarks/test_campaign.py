@@ -1,0 +1,138 @@
+"""A run over many systems: with servers that answer at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.evidence import campaign as module
+from tests.benchmarks.evidence.campaign import ATTEMPTS, Campaign
+from tests.benchmarks.evidence.load import Outcome, Sent
+from tests.benchmarks.evidence.plan import Point
+from tests.benchmarks.evidence.prompts import load_data
+from tests.benchmarks.evidence.scenario import Closed, Size, System, load_testbed
+from tests.benchmarks.evidence.server import ServerError
+from tests.benchmarks.evidence.start import Starter
+
+SCENARIO = Closed(
+    kind="closed", scenario=1, title="Static load", repeats=2, systems=("none", "ours"), groups=("high",),
+    concurrency={1: 2, 4: 4},
+)  # fmt: skip
+
+
+class FakeServer:
+    base_url = "http://nowhere"
+
+    def __enter__(self) -> FakeServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def state(self) -> None:
+        return None
+
+    def check_alive(self) -> None:
+        pass
+
+    def memory_mb(self) -> float:
+        return 1000.0
+
+    def cpu_s(self) -> float:
+        return 0.0
+
+
+class Rig:
+    """What the fake machine did."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.starts: list[str] = []
+        self.sent: list[str] = []
+        self.broken: set[str] = set()
+        self.others_cores: Iterator[float] | None = None
+
+    def campaign(self) -> Campaign:
+        return Campaign(load_testbed(), (SCENARIO,), load_data(), Size.DEFAULT, lambda _text: None, self.folder)
+
+    def start(self, _starter: Starter, system: System, *_: object, **__: object) -> FakeServer:
+        if system.name in self.broken:
+            raise ServerError("no memory")
+        self.starts.append(system.name)
+        return FakeServer()
+
+    def send(self, point: Point, *_: object) -> Sent:
+        self.sent.append(point.name)
+        outcomes = tuple(Outcome(one.phase, one.slo_class, 1.0, 0.1, 64) for one in point.requests)
+        return Sent(1.0, outcomes, None)
+
+    def others_cpu_s(self, _server: object) -> float:
+        self.clock += 0.0 if self.others_cores is None else next(self.others_cores)
+        return self.clock
+
+    clock = 0.0
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Rig:
+    rig = Rig(tmp_path)
+    monkeypatch.setattr(Starter, "start", lambda starter, *args, **kwargs: rig.start(starter, *args, **kwargs))
+    monkeypatch.setattr(module, "send", rig.send)
+    monkeypatch.setattr(module, "_others_cpu_s", rig.others_cpu_s)
+    (tmp_path / rig.campaign().version).mkdir()
+    return rig
+
+
+def test_a_run_that_was_cut_off_goes_on_where_it_stopped(rig: Rig) -> None:
+    rig.broken = {"ours"}
+    rig.campaign().run()
+    assert rig.campaign().missing() == ["scenario 1: ours, repeat 1", "scenario 1: ours, repeat 2"]
+    rig.broken, rig.starts = set(), []
+    rig.campaign().run()
+    assert rig.starts == ["ours", "ours"]
+    assert not rig.campaign().missing()
+    assert len(rig.campaign().finished()) == 4
+
+
+def test_the_machine_is_calibrated_once(rig: Rig) -> None:
+    rig.campaign().run()
+    rig.campaign().run()
+    assert rig.starts.count("none") == SCENARIO.repeats + 1
+    assert rig.starts.count("ours") == SCENARIO.repeats
+
+
+def test_a_point_beside_a_busy_neighbour_is_measured_again(rig: Rig) -> None:
+    """0.9, then 0.5, then 0.0 cores: the third attempt counts, and the next point needs one only."""
+    readings = [0.0, 0.9, 0.0, 0.5, 0.0, 0.0] + [0.0] * 100
+    rig.others_cores = iter(readings)
+    campaign = rig.campaign()
+    campaign.run()
+    assert rig.sent.count("high at 1") == ATTEMPTS + 3
+    first = next(run for run in campaign.finished() if (run.system, run.repeat) == ("none", 1))
+    assert [point.others_cores for point in first.points] == [0.0, 0.0]
+
+
+def test_a_neighbour_that_stays_does_not_stop_the_run(rig: Rig) -> None:
+    rig.others_cores = iter([0.5] * 1000)
+    campaign = rig.campaign()
+    campaign.run()
+    assert not campaign.missing()
+    assert rig.sent.count("high at 1") == 4 * ATTEMPTS
+    assert all(point.others_cores == 0.5 for run in campaign.finished() for point in run.points)
+
+
+def test_a_failed_request_fails_its_run_with_the_error(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def refused(point: Point, *_: object) -> Sent:
+        return Sent(1.0, tuple(Outcome(one.phase, "", 0.0, 0.0, 0, "HTTP 500") for one in point.requests), None)
+
+    calibrated = rig.campaign()
+    assert calibrated.calibration
+    monkeypatch.setattr(module, "send", refused)
+    campaign = Campaign(calibrated.testbed, (SCENARIO,), calibrated.data, Size.DEFAULT, said.append, rig.folder)
+    campaign.run()
+    assert len(campaign.missing()) == 4
+    assert any("HTTP 500" in line for line in said)
