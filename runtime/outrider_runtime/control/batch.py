@@ -83,6 +83,8 @@ class Batch:
     """Tokens that still fit into the KV cache, beyond what running requests hold."""
     waiting: int = 0
     """Requests that wait to be admitted (plan_verify)."""
+    patience_used: float = 0.0
+    """Largest share of the time which its class bears that a prompt has waited or been read for (plan_verify)."""
 
 
 @dataclass(frozen=True, slots=True)

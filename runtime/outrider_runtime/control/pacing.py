@@ -16,7 +16,16 @@ from outrider_runtime.control.costs import Shape
 from outrider_runtime.control.drafting import DraftProblem, Pressure
 from outrider_runtime.control.latency import OnlineLatency
 from outrider_runtime.control.problem import Columns, Step, verification_gains
-from outrider_runtime.control.slo import MARGIN, Clocks, behind, clocks, forced_lengths, longest_step_s, prompt_tokens
+from outrider_runtime.control.slo import (
+    MARGIN,
+    MOST_LOSS,
+    Clocks,
+    behind,
+    clocks,
+    forced_lengths,
+    longest_step_s,
+    prompt_tokens,
+)
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
@@ -48,7 +57,9 @@ def lengths_for_slo(
         return None
     forced = forced_lengths(state, who, seconds, gains, price, step.budget)
     longest_s = longest_step_s(state, forced, gains, price, draft_s)
-    return best_lengths(gains, costs, price, step.rate, step.budget, forced=forced, longest_s=longest_s)
+    paced = best_lengths(gains, costs, price, step.rate, step.budget, forced=forced, longest_s=longest_s)
+    free = best_lengths(gains, costs, price, step.rate, step.budget)
+    return paced if free.value - paced.value <= MOST_LOSS * step.rate * seconds else None
 
 
 def pressure(

@@ -26,6 +26,9 @@ Ints = NDArray[np.int64]
 MANY_REQUESTS = 32
 KEEP_STEPS_MANY, KEEP_STEPS_FEW = 3, 1
 """How many steps repeat a choice of drafters and draft length while the same requests decode."""
+MOST_PATIENCE_USED = 0.25
+"""Prompts are not held back for tight classes once one has waited for this share of what its own class bears: where
+load stays high, prompts that give way would queue up without end, and nobody would gain."""
 CHECK_GATE_EVERY = 8
 """Decisions between two looks at what the neural draft would bring to requests whose draft KV has holes."""
 
@@ -55,9 +58,7 @@ class Planner:
 
     def verify(self, batch: Batch) -> VerifyPlan:
         proposals = any(view.proposed > 0 for view in batch.requests) and not self._roster.silent
-        prompts = bool(self._roster.tpots_s) and (
-            batch.waiting > 0 or any(view.prefill_tokens for view in batch.requests)
-        )
+        prompts = self._may_hold_prompts(batch)
         lengths = [0] * len(batch.requests)
         if not proposals and not prompts:
             return VerifyPlan(tuple(lengths), self._last.purpose)
@@ -74,6 +75,12 @@ class Planner:
                 lengths[position] = length
         budget = self._token_budget(batch, step, gains, chosen) if prompts else None
         return VerifyPlan(tuple(lengths), purpose, budget)
+
+    def _may_hold_prompts(self, batch: Batch) -> bool:
+        """Whether prompts are there, and none has waited too long to be held back for those that decode."""
+        if not self._roster.tpots_s or batch.patience_used >= MOST_PATIENCE_USED:
+            return False
+        return batch.waiting > 0 or any(view.prefill_tokens for view in batch.requests)
 
     def _verification(self, step: Step, gains: Floats) -> tuple[Ints, Purpose]:
         """(N,): lengths for the decoding requests of `step`, and why."""

@@ -20,6 +20,9 @@ from outrider_runtime.control.choice import TargetPrice
 
 MOST_FORCED = 4
 """AdaServe's n_max: positions of one request that goodput has no say in."""
+MOST_LOSS = 0.05
+"""Share of the goodput that serving those behind first may cost. Below the knee it costs nothing (AdaServe's budget B);
+where every token has its price and everybody is behind, forcing would make all of them later still."""
 MARGIN = 0.95
 """A step is planned to end this share of a TPOT in time: steps vary, and so does what is accepted."""
 HORIZON_TOKENS = 64
@@ -152,6 +155,8 @@ def prompt_tokens(
     least = float(price.ragged_s(np.array(float(verified))))
     deadlines = state.deadlines_s(gained) - draft_s
     kept = (deadlines >= least) | state.within_reach(least + draft_s, gained)  # hopeless ones set no limit
+    if 2 * kept.sum() < len(kept):
+        return most  # too few would be helped for what the prompts would lose
     deadline = float(deadlines[kept].min(initial=math.inf))
     smallest = least_chunk(price, verified)
     if most <= smallest:

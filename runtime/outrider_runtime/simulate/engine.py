@@ -8,6 +8,7 @@ the requests, and measured times of what ran.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -81,9 +82,8 @@ class Engine:
     def step(self) -> StepOutcome:
         """One engine step; some request must be there."""
         scheduler, budget = self._scheduler, self._scheduler.limits.token_budget
-        verify_plan = self.policy.plan_verify(
-            self._batch([request.waiting_view(self.now, budget) for request in scheduler.running])
-        )
+        waiting = self._batch([request.waiting_view(self.now, budget) for request in scheduler.running])
+        verify_plan = self.policy.plan_verify(replace(waiting, patience_used=scheduler.patience_used(self.now)))
         requests = scheduler.schedule(verify_plan.lengths, verify_plan.token_budget)
         views = [request.scheduled_view(self.now) for request in requests]
         draft_plan = self.policy.plan_draft(self._batch(views))

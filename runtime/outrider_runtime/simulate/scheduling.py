@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from outrider_runtime.simulate.books import BLOCK_TOKENS, KVCache, Request
-from outrider_runtime.vllm_plugin.waiting import decoding_first, place_last
+from outrider_runtime.vllm_plugin.waiting import decoding_first, patience_used, place_last
 
 Due = Callable[[Request], float]
 """When a waiting request has waited as long as its SLO class bears."""
@@ -47,6 +48,14 @@ class Scheduler:
         self.waiting.append(request)
         if self._due is not None:
             place_last(self.waiting, self._due)
+
+    def patience_used(self, now: float) -> float:
+        """As the plugin's: by the request that waits in front, or one whose prompt is being read."""
+        due = self._due
+        if due is None:
+            return 0.0
+        prompts = [*(one for one in self.running if not one.produced), *islice(self.waiting, 1)]
+        return patience_used(now, [(one.arrival.at_s, due(one)) for one in prompts if not one.preemptions])
 
     def schedule(self, lengths: Sequence[int], token_budget: int | None = None) -> list[Request]:
         """The step's requests, `scheduled` and `verified` set.

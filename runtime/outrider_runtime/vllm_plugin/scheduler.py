@@ -11,6 +11,7 @@ which one runs is known only from the resolved config.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from typing import Any
@@ -36,7 +37,7 @@ from outrider_runtime.vllm_plugin.reporter import Reporter
 from outrider_runtime.vllm_plugin.requests import RequestBook
 from outrider_runtime.vllm_plugin.steps import Asked, StepRecord, step_outcome
 from outrider_runtime.vllm_plugin.versions import check_engine_version
-from outrider_runtime.vllm_plugin.waiting import decoding_first, place_last
+from outrider_runtime.vllm_plugin.waiting import decoding_first, patience_used, place_last
 
 
 def outrider_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Scheduler:
@@ -78,7 +79,8 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         self._scheduled_at = time.monotonic()
         running = list(self.running)
         views = [self._waiting_view(request) for request in running]
-        self._verify_plan = self.outrider.plan_verify(self._batch(views, waiting=len(self.waiting)))
+        batch = self._batch(views, waiting=len(self.waiting), patience_used=self._patience_used())
+        self._verify_plan = self.outrider.plan_verify(batch)
         for request, length in zip(running, self._verify_plan.lengths, strict=True):
             if length < len(request.spec_token_ids):
                 # Assigned, never mutated: in asynchronous scheduling all requests share one list.
@@ -86,6 +88,17 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         if self._verify_plan.token_budget is None:
             return super().schedule(throttle_prefills)
         return self._schedule_within(self._verify_plan.token_budget, throttle_prefills)
+
+    def _patience_used(self) -> float:
+        """By the request that waits in front, or one whose prompt is being read; preempted ones do not count."""
+        if not self.outrider.has_slo_classes:
+            return 0.0
+        prompts = [request for request in self.running if not request.num_output_tokens]
+        prompts += itertools.islice(self.waiting, 1)
+        fresh = [request for request in prompts if request.status != RequestStatus.PREEMPTED]
+        return patience_used(
+            self._scheduled_at, [(self._book.arrived_at(one.request_id), self._due_at(one)) for one in fresh]
+        )
 
     def _schedule_within(self, token_budget: int, throttle_prefills: bool) -> SchedulerOutput:
         """Schedule with a lower token budget, so that prompts do not make a tight SLO class miss."""
@@ -206,7 +219,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
 
     # -- what the controller sees ----------------------------------------------------------------------------------
 
-    def _batch(self, views: list[RequestView], waiting: int = 0) -> Batch:
+    def _batch(self, views: list[RequestView], waiting: int = 0, patience_used: float = 0.0) -> Batch:
         pool = self.kv_cache_manager.block_pool
         return Batch(
             requests=tuple(views),
@@ -214,6 +227,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             token_budget=self._token_budget,
             free_kv_tokens=pool.get_num_free_blocks() * self.block_size,
             waiting=waiting,
+            patience_used=patience_used,
         )
 
     def _waiting_view(self, request: Request) -> RequestView:

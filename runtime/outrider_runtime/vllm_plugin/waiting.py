@@ -8,7 +8,7 @@ whatever its class. Within a class it is first come, first served. Nothing here 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from outrider_runtime.control.settings import SLOTarget
@@ -21,6 +21,11 @@ Item = TypeVar("Item")
 def patience_s(slo_class: SLOTarget) -> float:
     """How long a request of this class may wait before it counts as late."""
     return slo_class.ttft_s if slo_class.ttft_s is not None else PATIENCE_TOKENS * slo_class.tpot_s
+
+
+def patience_used(now: float, prompts: Iterable[tuple[float, float]]) -> float:
+    """Largest share of its patience that a prompt has used; 0 without any. prompts: (arrived at, due at)."""
+    return max(((now - arrived_at) / (due_at - arrived_at) for arrived_at, due_at in prompts), default=0.0)
 
 
 def place_last(queue: deque[Item], due: Callable[[Item], float]) -> None:

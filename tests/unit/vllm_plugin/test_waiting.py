@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider_runtime.control.settings import SLOTarget
-from outrider_runtime.vllm_plugin.waiting import PATIENCE_TOKENS, decoding_first, patience_s, place_last
+from outrider_runtime.vllm_plugin.waiting import PATIENCE_TOKENS, decoding_first, patience_s, patience_used, place_last
 
 
 class Waiting(NamedTuple):
@@ -50,6 +50,12 @@ def test_a_class_without_ttft_is_as_patient_as_its_tpot_allows():
     """Half a second for a class of 5 ms a token, half a minute for one of 300 ms."""
     assert patience_s(SLOTarget("tight", 0.005)) == PATIENCE_TOKENS * 0.005
     assert patience_s(SLOTarget("tight", 0.005, ttft_s=2.0)) == 2.0
+
+
+def test_the_prompt_that_used_most_of_its_patience_counts():
+    """A tight one of a second's patience that waits for half of it, not a loose one that waits longer."""
+    assert patience_used(10.0, [(9.5, 10.5), (8.0, 38.0)]) == 0.5
+    assert patience_used(10.0, []) == 0.0
 
 
 def test_a_lowered_budget_cuts_prompts_alone():
