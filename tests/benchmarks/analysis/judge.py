@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from tests.benchmarks.analysis import attainment, latency, throughput
 from tests.benchmarks.analysis.bar import Bar
 from tests.benchmarks.analysis.controller import controller_of
@@ -36,7 +38,10 @@ def judge(
     document = {"scenario": number, "title": scenario.title, "memory_mb": memory(runs), "runs": about(runs)}
     if isinstance(scenario, Closed | Acceptance):
         found = throughput.compare(runs, systems)
-        speeds = {point: {name: list(one.values()) for name, one in of.items()} for point, of in _speeds(runs).items()}
+        speeds = {
+            point: {name: list(one.values()) for name, one in of.items()}
+            for point, of in throughput.speeds(runs).items()
+        }
         document |= {"tokens_per_s": speeds, "compared": [asdict(one) for one in found]}
         return Judged(throughput.bars(number, found), document)
     if isinstance(scenario, SLOMix):
@@ -60,8 +65,6 @@ def memory(runs: Sequence[Run]) -> dict[str, float]:
 
 def quantiles(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
     """phase -> system -> the 10th, 50th, 90th and 99th percentile of request latency, in seconds, all repeats."""
-    import numpy as np
-
     return {
         phase: {
             name: [round(float(one), 4) for one in np.percentile(list(values.values()), (10, 50, 90, 99))]
@@ -94,7 +97,3 @@ def about(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _systems(runs: Sequence[Run]) -> list[str]:
     return sorted({run.system for run in runs})
-
-
-def _speeds(runs: Sequence[Run]) -> throughput.Speeds:
-    return throughput.speeds(runs)
