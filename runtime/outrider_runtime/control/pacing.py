@@ -18,8 +18,8 @@ from outrider_runtime.control.latency import OnlineLatency
 from outrider_runtime.control.problem import Columns, Step, verification_gains
 from outrider_runtime.control.slo import (
     MARGIN,
-    MOST_LOSS,
     Clocks,
+    affordable,
     behind,
     clocks,
     forced_lengths,
@@ -59,7 +59,7 @@ def lengths_for_slo(
     longest_s = longest_step_s(state, forced, gains, price, draft_s)
     paced = best_lengths(gains, costs, price, step.rate, step.budget, forced=forced, longest_s=longest_s)
     free = best_lengths(gains, costs, price, step.rate, step.budget)
-    return paced if free.value - paced.value <= MOST_LOSS * step.rate * seconds else None
+    return paced if affordable(who, free.value - paced.value, step.rate * seconds) else None
 
 
 def pressure(

@@ -20,9 +20,9 @@ from outrider_runtime.control.choice import TargetPrice
 
 MOST_FORCED = 4
 """AdaServe's n_max: positions of one request that goodput has no say in."""
+MOST_BEHIND = 0.5
 MOST_LOSS = 0.05
-"""Share of the goodput that serving those behind first may cost. Below the knee it costs nothing (AdaServe's budget B);
-where every token has its price and everybody is behind, forcing would make all of them later still."""
+"""Share of a step's goodput that serving those behind first may cost where they are more of the batch than that."""
 MARGIN = 0.95
 """A step is planned to end this share of a TPOT in time: steps vary, and so does what is accepted."""
 HORIZON_TOKENS = 64
@@ -95,6 +95,15 @@ def behind(state: Clocks, step_s: float, gains: Floats) -> Bools:
     if not late.any():
         return late
     return np.asarray(late & state.within_reach(step_s, 1.0 + gains[:MOST_FORCED].sum(axis=0)))
+
+
+def affordable(who: Bools, loss: float, tokens: float) -> bool:
+    """Whether `who` (N,) may come first at the price of `loss` of the step's expected `tokens`.
+
+    Few may have what they need: the others are in time. Below the knee it costs nothing (AdaServe's budget B); where
+    every token has its price and most are behind, forcing for all would make all of them later still.
+    """
+    return bool(who.mean() <= MOST_BEHIND) or loss <= MOST_LOSS * tokens
 
 
 def forced_lengths(
