@@ -21,7 +21,7 @@ from setup.steps import REPOSITORY
 
 PAUSE = "outrider.local/pause:dev"
 _NONROOT = 65532
-_OURS = "/opt/outrider"
+OURS = "/opt/outrider"
 """Where containers find the checkout and the environment: under no folder that a pod mounts over."""
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives")
 
@@ -47,16 +47,16 @@ def write_checkout_image(target: Path, names: Sequence[str]) -> None:
     layer.file("etc/group", f"root:x:0:\nnonroot:x:{_NONROOT}:\n".encode())
     layer.file("etc/nsswitch.conf", b"passwd: files\ngroup: files\nhosts: files dns\n")
     for name, entry in _programs().items():
-        layer.file(f"{_OURS}/bin/{name}".lstrip("/"), _program(entry), mode=0o755)
+        layer.file(f"{OURS}/bin/{name}".lstrip("/"), _program(entry), mode=0o755)
     _write_image(target, list(names), layer.finish(), _config())
 
 
 def _config() -> dict[str, Any]:
     """The image's settings; the environment's own scripts name the machine's paths, so ours come first."""
-    checkout = f"{_OURS}/checkout"
+    checkout = f"{OURS}/checkout"
     roots = [f"{checkout}/{folder}" for folder in ("operator", "crds", "runtime")]
     environment = {
-        "PATH": f"{_OURS}/bin:{_OURS}/venv/bin:/usr/local/bin:/usr/bin:/bin",
+        "PATH": f"{OURS}/bin:{OURS}/venv/bin:/usr/local/bin:/usr/bin:/bin",
         "PYTHONPATH": ":".join([*roots, checkout]),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
@@ -78,7 +78,7 @@ def _program(entry: str) -> bytes:
     """Guarded as pip's own: a spawned process imports it, and must not serve once more."""
     module, function = entry.split(":")
     lines = [
-        f"#!{_OURS}/venv/bin/python",
+        f"#!{OURS}/venv/bin/python",
         "import sys",
         f"from {module} import {function}",
         'if __name__ == "__main__":',
@@ -94,7 +94,7 @@ def _passwd(users: dict[str, tuple[int, str]]) -> bytes:
 def base_spec(default: dict[str, Any]) -> dict[str, Any]:
     """containerd's default container specification plus the machine's own folders, read-only."""
     own_paths = [_read_only(folder, folder) for folder in machine_folders()]
-    ours = [_read_only(REPOSITORY, f"{_OURS}/checkout"), _read_only(sys.prefix, f"{_OURS}/venv")]
+    ours = [_read_only(REPOSITORY, f"{OURS}/checkout"), _read_only(sys.prefix, f"{OURS}/venv")]
     return {**default, "mounts": [*default["mounts"], *own_paths, *ours]}
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-STANDIN = Path(__file__).parent / "standin" / "bin"
-PATH = f"{STANDIN}:{Path(sys.prefix) / 'bin'}:/usr/local/bin:/usr/bin:/bin"
+from tests.cluster.images import OURS
+
+STANDIN = f"{OURS}/checkout/tests/operator/standin/bin"
+PATH = f"{STANDIN}:{OURS}/venv/bin:/usr/local/bin:/usr/bin:/bin"
 IMAGE = "outrider.local/standin:dev"
 LOOKUP = {"name": "lookup", "method": "PromptLookup", "promptLookup": {}}
 EAGLE = {
