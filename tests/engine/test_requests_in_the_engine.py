@@ -182,6 +182,18 @@ def test_a_lowered_token_budget_cuts_prompts_and_changes_no_answer(
     assert engine.scheduler.max_num_scheduled_tokens == 512
 
 
+def test_a_step_that_admits_nobody_lets_the_running_go_on(engine: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promise: where one more would make a tight class miss it waits, and starts when it may; nobody is lost."""
+    right = engine.run([GREEDY, ("one two", {})])
+    engine.fresh()
+    plan_verify = engine.loop.plan_verify
+    monkeypatch.setattr(
+        engine.loop, "plan_verify", lambda batch: dataclasses.replace(plan_verify(batch), admit=int(not batch.requests))
+    )
+    assert engine.run([GREEDY, ("one two", {})]) == right
+    assert max(step.n_requests for step in engine.steps) == 1, "one after the other"
+
+
 def test_a_waiting_request_of_a_tight_class_goes_before_loose_ones(engine: Bench) -> None:
     """Promise: it is considered before the batch fills with loose ones, which keep their order."""
     tight = {"extra_args": {"slo_class": "instant"}}

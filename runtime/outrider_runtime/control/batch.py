@@ -70,6 +70,16 @@ class RequestView(NamedTuple):
     """The neural draft's KV covers the request's context without a hole (so true for one whose prompt begins)."""
 
 
+class Waiting(NamedTuple):
+    """The request that is let in next."""
+
+    slo_class: str | None
+    prompt_tokens: int
+    """Not cached."""
+    overdue: bool = False
+    """It has waited as long as its class bears."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The running requests of one decision."""
@@ -81,8 +91,8 @@ class Batch:
     """Batched tokens that one step may hold (max_num_batched_tokens)."""
     free_kv_tokens: int
     """Tokens that still fit into the KV cache, beyond what running requests hold."""
-    waiting: int = 0
-    """Requests that wait to be admitted (plan_verify)."""
+    next: Waiting | None = None
+    """Who waits to be let in (plan_verify); None for nobody."""
     patience_used: float = 0.0
     """Largest share of the time which its class bears that a prompt has waited or been read for (plan_verify)."""
 
@@ -116,6 +126,8 @@ class VerifyPlan:
     """Purpose of the draft plan that made the proposals; SLO where classes changed the lengths."""
     token_budget: int | None = None
     """Most tokens that the step may batch, so that prompts break no TPOT; None: as many as the engine takes."""
+    admit: int | None = None
+    """Most waiting requests that may start in this step; None: as many as the engine takes."""
 
 
 class RequestOutcome(NamedTuple):

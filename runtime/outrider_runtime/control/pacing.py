@@ -19,16 +19,20 @@ from outrider_runtime.control.problem import Columns, Step, verification_gains
 from outrider_runtime.control.slo import (
     MARGIN,
     Clocks,
+    StepTimes,
     affordable,
     behind,
     clocks,
     forced_lengths,
+    has_room,
     longest_step_s,
     prompt_tokens,
 )
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
+ADMISSIONS = (64, 16, 4, 1)
+"""Numbers of requests whose start in one step is weighed; as many as the first are no burst to care about."""
 TPOTs = Mapping[str | None, float]
 
 
@@ -86,25 +90,52 @@ def pressure(
 
 
 def token_budget(
-    batch: Batch, step: Step, gains: Floats, lengths: Ints, latency: OnlineLatency, tpots_s: TPOTs,
+    batch: Batch, step: Step, gained: Floats, verified: int, latency: OnlineLatency, tpots_s: TPOTs,
     *, draft_s: float, draft_token_s: float,
 ) -> int | None:  # fmt: skip
     """Most tokens that the step may batch so that its prompts break no TPOT; None for as many as fit.
 
-    gains: (K, N). lengths: (N,), what the decoding requests verify.
+    gained: (N,) tokens that each decoding request is expected to get; verified: proposals in the step.
     """
     state = _clocks(step.decoding, tpots_s)
     if state is None:
         return None
-    verified = int(lengths.sum())
-    gained = 1.0 + (gains * (np.arange(len(gains))[:, None] < lengths)).sum(axis=0)
-    plain = _without_prompts(step, latency)
     own = len(batch.requests) + verified
     most = batch.token_budget - own
-    room = prompt_tokens(
-        state, gained, verified, plain, draft_s=draft_s, draft_token_s=draft_token_s, most=most
-    )  # fmt: skip
+    price = _without_prompts(step, latency)
+    room = prompt_tokens(state, gained, verified, price, draft_s=draft_s, draft_token_s=draft_token_s, most=most)
     return None if room >= most else own + room
+
+
+def admissions(
+    batch: Batch, step: Step, gained: Floats, verified: int, latency: OnlineLatency, tpots_s: TPOTs, draft_s: float
+) -> int | None:  # fmt: skip
+    """Most waiting requests that may start, taking them to be like the next one; None for any number.
+
+    Where every token costs, a fuller batch is slower for all: beyond the size that its tightest class bears, all of
+    them would be late instead of one waiting. An overdue request starts in any case.
+    """
+    following = batch.next
+    if following is None:
+        return None
+    filling = [view for view in batch.requests if view.prefill_tokens + view.prefill_left > 0]
+    if not step.requests and not filling:
+        return 1  # whoever comes first; the next step knows more
+    price = _without_prompts(step, latency)
+    now_s = float(price.ragged_s(np.array(float(verified)))) + draft_s
+    left = sum(view.prefill_tokens + view.prefill_left for view in filling)
+    tpot_s = min(tpots_s.get(name, math.inf) for name in [following.slo_class, *(view.slo_class for view in filling)])
+    state, token_s = _clocks(step.decoding, tpots_s), price.token_s()
+
+    def fits(more: int) -> bool:
+        then_s = now_s + (len(filling) + more) * token_s
+        prompt_s = (left + more * following.prompt_tokens) * token_s
+        return has_room(state, gained, StepTimes(now_s, then_s), prompt_s, tpot_s)
+
+    most = next((more for more in ADMISSIONS if fits(more)), 0)
+    if most == ADMISSIONS[0]:
+        return None
+    return max(most, int(following.overdue))
 
 
 def drafts_s(plan: DraftPlan, neural: str | None, batch: Batch, latency: OnlineLatency) -> float:

@@ -15,7 +15,7 @@ from outrider_runtime.control.drafting import NOBODY, DraftChoice, DraftProblem,
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.explore import Block, upper_bounds
 from outrider_runtime.control.gate import DraftGate
-from outrider_runtime.control.pacing import drafts_s, lengths_for_slo, pressure, token_budget
+from outrider_runtime.control.pacing import admissions, drafts_s, lengths_for_slo, pressure, token_budget
 from outrider_runtime.control.problem import Step, draft_problem, next_step, this_step, verification_gains
 from outrider_runtime.control.roster import Roster
 from outrider_runtime.control.settings import DraftPrefill, Mode
@@ -58,7 +58,9 @@ class Planner:
 
     def verify(self, batch: Batch) -> VerifyPlan:
         proposals = any(view.proposed > 0 for view in batch.requests) and not self._roster.silent
-        prompts = self._may_hold_prompts(batch)
+        prompts = bool(self._roster.tpots_s) and (
+            batch.next is not None or any(view.prefill_tokens for view in batch.requests)
+        )
         lengths = [0] * len(batch.requests)
         if not proposals and not prompts:
             return VerifyPlan(tuple(lengths), self._last.purpose)
@@ -73,14 +75,8 @@ class Planner:
         else:
             for position, length in zip(step.positions, chosen.tolist(), strict=True):
                 lengths[position] = length
-        budget = self._token_budget(batch, step, gains, chosen) if prompts else None
-        return VerifyPlan(tuple(lengths), purpose, budget)
-
-    def _may_hold_prompts(self, batch: Batch) -> bool:
-        """Whether prompts are there, and none has waited too long to be held back for those that decode."""
-        if not self._roster.tpots_s or batch.patience_used >= MOST_PATIENCE_USED:
-            return False
-        return batch.waiting > 0 or any(view.prefill_tokens for view in batch.requests)
+        budget, admit = self._prompts(batch, step, gains, chosen) if prompts else (None, None)
+        return VerifyPlan(tuple(lengths), purpose, budget, admit)
 
     def _verification(self, step: Step, gains: Floats) -> tuple[Ints, Purpose]:
         """(N,): lengths for the decoding requests of `step`, and why."""
@@ -98,13 +94,19 @@ class Planner:
         )
         return (best.lengths, purpose) if paced is None else (paced.lengths, Purpose.SLO)
 
-    def _token_budget(self, batch: Batch, step: Step, gains: Floats, verified: Ints) -> int | None:
-        neural, latency = self._roster.neural, self._evidence.latency
+    def _prompts(self, batch: Batch, step: Step, gains: Floats, lengths: Ints) -> tuple[int | None, int | None]:
+        """Token budget of the step, and how many waiting requests may start in it."""
+        neural, latency, tpots_s = self._roster.neural, self._evidence.latency, self._roster.tpots_s
+        gained = 1.0 + (gains * (np.arange(len(gains))[:, None] < lengths)).sum(axis=0)
+        verified = int(lengths.sum())
         covers = neural is not None and self._last.run_neural
-        return token_budget(
-            batch, step, gains, verified, latency, self._roster.tpots_s, draft_s=self._drafts_s,
-            draft_token_s=latency.draft_token_s(neural.name) if neural is not None and covers else 0.0,
-        )  # fmt: skip
+        budget = None
+        if batch.patience_used < MOST_PATIENCE_USED:
+            budget = token_budget(
+                batch, step, gained, verified, latency, tpots_s, draft_s=self._drafts_s,
+                draft_token_s=latency.draft_token_s(neural.name) if neural is not None and covers else 0.0,
+            )  # fmt: skip
+        return budget, admissions(batch, step, gained, verified, latency, tpots_s, self._drafts_s)
 
     def _next_pass_token_s(self) -> float:
         """What a verified token costs in the neural draft's next first pass, if that goes on as it did."""

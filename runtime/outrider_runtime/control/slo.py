@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,13 @@ class Clocks:
     def deadlines_s(self, gained: Floats) -> Floats:
         """(N,): how long a step that gives `gained` tokens may take."""
         return self.tpot_s * (self.tokens + gained) - self.elapsed_s
+
+
+class StepTimes(NamedTuple):
+    """Seconds of a step of the present batch, and of the fuller one."""
+
+    now_s: float
+    then_s: float
 
 
 def clocks(
@@ -173,6 +180,24 @@ def prompt_tokens(
     chunks = np.unique(np.linspace(smallest, most, 65).astype(int))
     in_time = price.ragged_s((verified + chunks).astype(float)) + draft_token_s * chunks <= deadline
     return int(chunks[max(0, int(in_time.sum()) - 1)])
+
+
+def has_room(
+    state: Clocks | None, gained: Floats, fuller: StepTimes, prompt_s: float, tpot_s: float
+) -> bool:  # fmt: skip
+    """Whether more requests may start: nobody whose TPOT can be kept now loses it, and they can keep their own.
+
+    state: None where nobody who decodes has a class. gained: (N,) tokens that each request gains in a step. prompt_s:
+    for reading their prompts. tpot_s: the least of their classes.
+    """
+    pace = float(gained.mean()) if len(gained) else 1.0
+    if fuller.then_s > MARGIN * tpot_s * pace:
+        return False
+    if state is None:
+        return True
+    safe = state.within_reach(fuller.now_s, gained)
+    delayed = state.later(prompt_s, np.zeros(len(gained)))
+    return not (safe & ~delayed.within_reach(fuller.then_s, gained)).any()
 
 
 def least_chunk(price: TargetPrice, verified: int) -> int:

@@ -21,6 +21,7 @@ from outrider_runtime.control.batch import (
     RequestView,
     StepOutcome,
     VerifyPlan,
+    Waiting,
 )
 from outrider_runtime.control.costs import Shape
 from outrider_runtime.simulate.books import Finished, Request
@@ -84,7 +85,7 @@ class Engine:
         scheduler, budget = self._scheduler, self._scheduler.limits.token_budget
         waiting = self._batch([request.waiting_view(self.now, budget) for request in scheduler.running])
         verify_plan = self.policy.plan_verify(replace(waiting, patience_used=scheduler.patience_used(self.now)))
-        requests = scheduler.schedule(verify_plan.lengths, verify_plan.token_budget)
+        requests = scheduler.schedule(verify_plan.lengths, verify_plan.token_budget, admit=verify_plan.admit)
         views = [request.scheduled_view(self.now) for request in requests]
         draft_plan = self.policy.plan_draft(self._batch(views))
         prefill = [view.prefill_tokens for view in views]
@@ -98,10 +99,16 @@ class Engine:
 
     def _batch(self, views: Sequence[RequestView]) -> Batch:
         limits = self._scheduler.limits
+        free_tokens = self._scheduler.cache.free_tokens
+        return Batch(tuple(views), self.now, limits.token_budget, free_tokens, next=self._next())
+
+    def _next(self) -> Waiting | None:
         scheduler = self._scheduler
-        return Batch(
-            tuple(views), self.now, limits.token_budget, scheduler.cache.free_tokens, waiting=len(scheduler.waiting)
-        )
+        if not scheduler.waiting:
+            return None
+        request = scheduler.waiting[0]
+        overdue = scheduler.due is not None and self.now >= scheduler.due(request)
+        return Waiting(request.slo_class, request.left, overdue)
 
     def _accept_arrivals(self) -> None:
         for arrival in self.source.due(self.now, self.active):

@@ -34,7 +34,7 @@ class Scheduler:
     def __init__(self, limits: Limits, due: Due | None = None) -> None:
         """`due`: the order of those that wait; None: as they came."""
         self.limits = limits
-        self._due = due
+        self.due = due
         self.cache = KVCache(limits.kv_tokens)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -46,22 +46,24 @@ class Scheduler:
 
     def enqueue(self, request: Request) -> None:
         self.waiting.append(request)
-        if self._due is not None:
-            place_last(self.waiting, self._due)
+        if self.due is not None:
+            place_last(self.waiting, self.due)
 
     def patience_used(self, now: float) -> float:
         """As the plugin's: by the request that waits in front, or one whose prompt is being read."""
-        due = self._due
+        due = self.due
         if due is None:
             return 0.0
         prompts = [*(one for one in self.running if not one.produced), *islice(self.waiting, 1)]
         return patience_used(now, [(one.arrival.at_s, due(one)) for one in prompts if not one.preemptions])
 
-    def schedule(self, lengths: Sequence[int], token_budget: int | None = None) -> list[Request]:
+    def schedule(
+        self, lengths: Sequence[int], token_budget: int | None = None, *, admit: int | None = None
+    ) -> list[Request]:
         """The step's requests, `scheduled` and `verified` set.
 
         `lengths`: proposals that each running request verifies, in the order of `running`. `token_budget`: of this
-        step, where it is less than the engine's.
+        step, where it is less than the engine's. `admit`: most waiting requests that may start.
         """
         planned = list(zip(self.running, lengths, strict=True))
         budget = self.limits.token_budget
@@ -71,7 +73,7 @@ class Scheduler:
         running, preempted = self._schedule_running(planned, budget)
         budget -= sum(request.scheduled for request in running)
         if not preempted:
-            running += self._admit(budget)
+            running += self._admit(budget, self.limits.max_requests if admit is None else admit)
         return running
 
     def _schedule_running(self, planned: list[tuple[Request, int]], budget: int) -> tuple[list[Request], bool]:
@@ -102,9 +104,9 @@ class Scheduler:
         self.waiting.appendleft(last)
         return last
 
-    def _admit(self, budget: int) -> list[Request]:
+    def _admit(self, budget: int, most: int) -> list[Request]:
         admitted: list[Request] = []
-        while self.waiting and budget > 0 and len(self.running) < self.limits.max_requests:
+        while self.waiting and budget > 0 and len(self.running) < self.limits.max_requests and len(admitted) < most:
             request = self.waiting[0]
             tokens = min(request.left, budget)
             if not self.cache.grow(request, tokens):

@@ -26,7 +26,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from outrider_runtime.control.batch import Batch, RequestView
+from outrider_runtime.control.batch import Batch, RequestView, VerifyPlan, Waiting
 from outrider_runtime.identity import device_name, weights_commit
 from outrider_runtime.vllm_plugin.coverage import DraftCoverage, ScheduledTokens
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, target_location
@@ -55,6 +55,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
 
     running: list[Request]
     max_num_scheduled_tokens: int
+    max_num_active_reqs: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -79,15 +80,14 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         self._scheduled_at = time.monotonic()
         running = list(self.running)
         views = [self._waiting_view(request) for request in running]
-        batch = self._batch(views, waiting=len(self.waiting), patience_used=self._patience_used())
-        self._verify_plan = self.outrider.plan_verify(batch)
+        self._verify_plan = self.outrider.plan_verify(self._batch(views, self._next(), self._patience_used()))
         for request, length in zip(running, self._verify_plan.lengths, strict=True):
             if length < len(request.spec_token_ids):
                 # Assigned, never mutated: in asynchronous scheduling all requests share one list.
                 request.spec_token_ids = request.spec_token_ids[:length]
-        if self._verify_plan.token_budget is None:
+        if self._verify_plan.token_budget is None and self._verify_plan.admit is None:
             return super().schedule(throttle_prefills)
-        return self._schedule_within(self._verify_plan.token_budget, throttle_prefills)
+        return self._schedule_within(self._verify_plan, throttle_prefills)
 
     def _patience_used(self) -> float:
         """By the request that waits in front, or one whose prompt is being read; preempted ones do not count."""
@@ -100,14 +100,19 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             self._scheduled_at, [(self._book.arrived_at(one.request_id), self._due_at(one)) for one in fresh]
         )
 
-    def _schedule_within(self, token_budget: int, throttle_prefills: bool) -> SchedulerOutput:
-        """Schedule with a lower token budget, so that prompts do not make a tight SLO class miss."""
-        self.running = decoding_first(self.running, lambda request: not request.is_prefill_chunk)
-        self.max_num_scheduled_tokens = min(token_budget, self._token_budget)
+    def _schedule_within(self, plan: VerifyPlan, throttle_prefills: bool) -> SchedulerOutput:
+        """Schedule with a lower token budget and fewer new requests, so that no tight SLO class misses for them."""
+        if plan.token_budget is not None:
+            self.running = decoding_first(self.running, lambda request: not request.is_prefill_chunk)
+            self.max_num_scheduled_tokens = min(plan.token_budget, self._token_budget)
+        most = self.max_num_active_reqs
+        if plan.admit is not None:
+            active = len(self.running) + self.num_waiting_for_streaming_input
+            self.max_num_active_reqs = min(most, active + plan.admit)
         try:
             return super().schedule(throttle_prefills)
         finally:
-            self.max_num_scheduled_tokens = self._token_budget
+            self.max_num_scheduled_tokens, self.max_num_active_reqs = self._token_budget, most
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         self._plan_step(scheduler_output)
@@ -219,14 +224,23 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
 
     # -- what the controller sees ----------------------------------------------------------------------------------
 
-    def _batch(self, views: list[RequestView], waiting: int = 0, patience_used: float = 0.0) -> Batch:
+    def _next(self) -> Waiting | None:
+        """Who is let in next, as far as SLO classes ask."""
+        if not self.waiting or not self.outrider.has_slo_classes:
+            return None
+        request = self.waiting.peek_request()
+        left = request.num_tokens - request.num_computed_tokens
+        overdue = self._scheduled_at >= self._due_at(request)
+        return Waiting(self._book.slo_class(request.request_id), left, overdue)
+
+    def _batch(self, views: list[RequestView], waiting: Waiting | None = None, patience_used: float = 0.0) -> Batch:
         pool = self.kv_cache_manager.block_pool
         return Batch(
             requests=tuple(views),
             now=self._scheduled_at,
             token_budget=self._token_budget,
             free_kv_tokens=pool.get_num_free_blocks() * self.block_size,
-            waiting=waiting,
+            next=waiting,
             patience_used=patience_used,
         )
 

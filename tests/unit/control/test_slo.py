@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_runtime.control.batch import Batch, ExecutionMode, Purpose, RequestView
+from outrider_runtime.control.batch import Batch, ExecutionMode, Purpose, RequestView, Waiting
 from outrider_runtime.control.choice import TargetPrice, best_lengths
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.costs import DrafterCost, LatencyModel, StepCost
@@ -204,7 +204,7 @@ TIGHT, LOOSE = SLOTarget("tight", 0.03), SLOTarget("loose", 5.0)
 def test_no_plan_exceeds_what_fits_with_classes_either(views, budget, kv):  # type: ignore[no-untyped-def]
     """Token budget, KV memory and proposals hold whatever is forced in."""
     loop = controller(TIGHT, LOOSE)
-    made = Batch(tuple(views), 1.0, budget, kv, waiting=2)
+    made = Batch(tuple(views), 1.0, budget, kv, next=Waiting("tight", 40))
     draft = loop.plan_draft(made)
     verify = loop.plan_verify(made)
     for length, each in zip(verify.lengths, views, strict=True):
@@ -273,12 +273,12 @@ def test_a_request_that_is_behind_verifies_where_goodput_would_not():
         assert sum(lengths[:7]) == 0
 
 
-@pytest.mark.parametrize(("waiting", "limited"), [(3, True), (0, False)])
+@pytest.mark.parametrize(("waiting", "limited"), [(Waiting("loose", 900), True), (None, False)])
 def test_a_tight_class_lowers_the_steps_token_budget_while_prompts_wait(waiting, limited):  # type: ignore[no-untyped-def]
     """A whole chunk of 2048 tokens takes four seconds here, and nobody's TPOT survives that."""
     loop = controller(TIGHT, LOOSE)
     requests = busy_batch(elapsed_s=0.4, output_tokens=22).requests
-    plan = loop.plan_verify(Batch(requests, 1.0, 2048, 10_000, waiting=waiting))
+    plan = loop.plan_verify(Batch(requests, 1.0, 2048, 10_000, next=waiting))
     assert (plan.token_budget is not None) == limited
     if plan.token_budget is not None:
         chunk = plan.token_budget - len(requests)
@@ -290,7 +290,7 @@ def test_a_prompt_that_waited_long_is_held_back_no_more():
     """Else prompts queue up without end where load stays high, and nobody gains."""
     loop = controller(TIGHT, LOOSE)
     requests = busy_batch(elapsed_s=0.4, output_tokens=22).requests
-    batch = Batch(requests, 1.0, 2048, 10_000, waiting=3, patience_used=0.2)
+    batch = Batch(requests, 1.0, 2048, 10_000, next=Waiting("loose", 900), patience_used=0.2)
     assert loop.plan_verify(batch).token_budget is not None
     assert loop.plan_verify(dataclasses.replace(batch, patience_used=0.3)).token_budget is None
 
@@ -314,8 +314,62 @@ def test_a_pinned_engine_is_measured_as_it_is():
     """The profiler's chunks must not be cut."""
     loop = controller(TIGHT, LOOSE)
     loop.pin(0)
-    plan = loop.plan_verify(Batch(busy_batch(elapsed_s=0.4).requests, 1.0, 2048, 10_000, waiting=3))
+    waiting = Waiting("loose", 900)
+    plan = loop.plan_verify(Batch(busy_batch(elapsed_s=0.4).requests, 1.0, 2048, 10_000, next=waiting))
     assert plan.token_budget is None
+    assert plan.admit is None
+
+
+def admitted(waiting: Waiting, *, tpot_s: float, requests: int = 8) -> bool:
+    """Whether one more may start beside requests of one tight class that are on time so far."""
+    views = [
+        view(number, slo_class="tight", elapsed_s=21 * tpot_s * 0.8, output_tokens=22) for number in range(requests)
+    ]
+    plan = controller(SLOTarget("tight", tpot_s), LOOSE).plan_verify(
+        Batch(tuple(views), 1.0, 2048, 10_000, next=waiting)
+    )
+    return plan.admit != 0
+
+
+def test_nobody_starts_who_would_make_a_tight_class_miss():
+    """A step of eight takes 28.5 ms here, one of nine 30.5 ms: too long for 29 ms a token in the long run, not for 50.
+
+    On machines where every token costs, a fuller batch is a slower one for all: better to wait than all late."""
+    assert not admitted(Waiting("loose", 40), tpot_s=0.029)
+    assert admitted(Waiting("loose", 40), tpot_s=0.05)
+    assert not admitted(Waiting("loose", 2000), tpot_s=0.05), "reading its prompt takes four seconds"
+    assert admitted(Waiting("loose", 40), tpot_s=0.05, requests=1)
+
+
+def test_a_tight_request_starts_where_it_can_keep_its_own_pace():
+    """Beside loose ones that fill the batch it would miss from its first token on."""
+    loop = controller(SLOTarget("tight", 0.02), LOOSE)
+    requests = tuple(view(number) for number in range(8))
+    for waiting, expected in ((Waiting("tight", 20), False), (Waiting("loose", 20), True)):
+        assert (loop.plan_verify(Batch(requests, 1.0, 2048, 10_000, next=waiting)).admit != 0) == expected
+
+
+def test_a_burst_does_not_start_as_a_whole():
+    """An idle engine takes one request, then as many as their own class bears: all at once would all be late."""
+    loop = controller(SLOTarget("tight", 0.03), LOOSE)
+    waiting = Waiting("tight", 20)
+    running: list[RequestView] = []
+    for step in range(40):
+        admit = loop.plan_verify(Batch(tuple(running), 1.0, 2048, 10_000, next=waiting)).admit
+        if admit == 0:
+            break
+        assert admit is not None
+        running += [
+            view(100 * step + number, slo_class="tight", output_tokens=0, elapsed_s=0.0, prefill_tokens=20)
+            for number in range(admit)
+        ]
+    assert CPU.constant_s + CPU.per_batched_token_s * len(running) <= MARGIN * 0.03
+    assert CPU.constant_s + CPU.per_batched_token_s * (len(running) + 1) > MARGIN * 0.03
+
+
+def test_nobody_waits_longer_than_its_class_bears():
+    """Whoever is overdue starts, whatever that does to the others: waiting is bounded."""
+    assert admitted(Waiting("loose", 2000, overdue=True), tpot_s=0.029)
 
 
 def attainment(*classes: SLOTarget) -> dict[str | None, float]:
