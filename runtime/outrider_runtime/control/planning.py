@@ -26,9 +26,9 @@ Ints = NDArray[np.int64]
 MANY_REQUESTS = 32
 KEEP_STEPS_MANY, KEEP_STEPS_FEW = 3, 1
 """How many steps repeat a choice of drafters and draft length while the same requests decode."""
-MOST_PATIENCE_USED = 0.25
+MOST_PATIENCE_USED = 1.0
 """Prompts are not held back for tight classes once one has waited for this share of what its own class bears: where
-load stays high, prompts that give way would queue up without end, and nobody would gain."""
+load stays high, prompts that give way would queue up without end."""
 CHECK_GATE_EVERY = 8
 """Decisions between two looks at what the neural draft would bring to requests whose draft KV has holes."""
 
@@ -66,11 +66,12 @@ class Planner:
             return VerifyPlan(tuple(lengths), self._last.purpose)
         evidence = self._evidence
         step = this_step(batch, evidence.latency, evidence.goodput)
-        gains = verification_gains(step, evidence.acceptance, self._roster.settings.max_draft_tokens)
-        chosen, purpose = self._verification(step, gains) if proposals else (None, self._last.purpose)
-        if chosen is None:
-            chosen = np.zeros(step.requests, dtype=int)
-        elif step.requests == len(lengths):
+        gains: Floats = np.zeros((1, step.requests))
+        chosen, purpose = np.zeros(step.requests, dtype=int), self._last.purpose
+        if proposals:
+            gains = verification_gains(step, evidence.acceptance, self._roster.settings.max_draft_tokens)
+            chosen, purpose = self._verification(step, gains)
+        if step.requests == len(lengths):
             lengths = chosen.tolist()
         else:
             for position, length in zip(step.positions, chosen.tolist(), strict=True):

@@ -171,8 +171,6 @@ def prompt_tokens(
     least = float(price.ragged_s(np.array(float(verified))))
     deadlines = state.deadlines_s(gained) - draft_s
     kept = (deadlines >= least) | state.within_reach(least + draft_s, gained)  # hopeless ones set no limit
-    if 2 * kept.sum() < len(kept):
-        return most  # too few would be helped for what the prompts would lose
     deadline = float(deadlines[kept].min(initial=math.inf))
     smallest = least_chunk(price, verified)
     if most <= smallest:

@@ -136,8 +136,7 @@ def test_the_clock_starts_with_the_first_token():
 @settings(max_examples=80, deadline=None)
 @given(st.data(), st.integers(1, 6), st.integers(0, 8), st.integers(0, 600))
 def test_a_chunk_of_prompt_breaks_no_tpot_that_would_be_kept_without_it(data, requests, verified, most):  # type: ignore[no-untyped-def]
-    """Every request that is on time without the prompt is on time with it, but for the least chunk, and where most
-    are late in any case."""
+    """Every request that is on time without the prompt is on time with it, but for the least chunk."""
     state = data.draw(standings(requests))
     gained = np.array(data.draw(st.lists(st.floats(1.0, 4.0), min_size=requests, max_size=requests)))
     around = price(requests)
@@ -146,7 +145,7 @@ def test_a_chunk_of_prompt_breaks_no_tpot_that_would_be_kept_without_it(data, re
     assert min(most, smallest) <= room <= most
     without, holding = around.ragged_s(np.array([float(verified), float(verified + room)])) + 0.001
     on_time = state.deadlines_s(gained) >= without
-    if room > smallest and 2 * on_time.sum() >= requests:
+    if room > smallest:
         assert (state.deadlines_s(gained)[on_time] >= holding + 1e-4 * room - 1e-9).all()
 
 
@@ -290,16 +289,9 @@ def test_a_prompt_that_waited_long_is_held_back_no_more():
     """Else prompts queue up without end where load stays high, and nobody gains."""
     loop = controller(TIGHT, LOOSE)
     requests = busy_batch(elapsed_s=0.4, output_tokens=22).requests
-    batch = Batch(requests, 1.0, 2048, 10_000, next=Waiting("loose", 900), patience_used=0.2)
+    batch = Batch(requests, 1.0, 2048, 10_000, next=Waiting("loose", 900), patience_used=0.9)
     assert loop.plan_verify(batch).token_budget is not None
-    assert loop.plan_verify(dataclasses.replace(batch, patience_used=0.3)).token_budget is None
-
-
-def test_prompts_are_not_held_back_for_the_few_that_can_still_be_on_time():
-    """Of five that decode, one can make it: the prompt is read at once."""
-    state = Clocks(np.full(5, 0.05), np.array([0.5, 9, 9, 9, 9]), np.full(5, 20.0), np.full(5, 20.0))
-    assert prompt_tokens(state, np.ones(5), 0, price(5), 0.0, 0.0, 600) == 600
-    assert prompt_tokens(state.later(0.0, np.full(5, 400.0)), np.ones(5), 0, price(5), 0.0, 0.0, 10**6) < 10**6
+    assert loop.plan_verify(dataclasses.replace(batch, patience_used=1.1)).token_budget is None
 
 
 def test_where_everybody_is_late_goodput_decides():
@@ -308,6 +300,17 @@ def test_where_everybody_is_late_goodput_decides():
     made = Batch(crowd, 1.0, 2048, 10_000)
     with_class, without = tired(controller(TIGHT)).plan_draft(made), tired(controller()).plan_draft(made)
     assert (with_class.draft_tokens, with_class.drafters) == (without.draft_tokens, without.drafters)
+
+
+def test_prompts_are_held_back_without_a_drafter_too():
+    """Bug: an empty pool has no acceptance to look at; the first prompt beside a classed request ended the engine."""
+    settings = Settings((), MAX, hot=HotSettings(max_draft_tokens=MAX, slo_classes=(TIGHT, LOOSE)))
+    latency = LatencyModel(dict.fromkeys(ExecutionMode, CPU))
+    loop = Controller(settings, latency, clock=lambda: 0.0, rng=np.random.default_rng(0))
+    requests = busy_batch(elapsed_s=0.4, output_tokens=22).requests
+    plan = loop.plan_verify(Batch(requests, 1.0, 2048, 10_000, next=Waiting("loose", 900)))
+    assert plan.token_budget is not None
+    assert sum(plan.lengths) == 0
 
 
 def test_a_pinned_engine_is_measured_as_it_is():
