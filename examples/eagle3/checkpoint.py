@@ -1,0 +1,79 @@
+"""A head as the folder that vLLM loads with `{"method": "eagle3", "model": FOLDER}`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from eagle3.head import Head
+from eagle3.target import CannotTrainError, Target
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+def save(head: Head, target: Target, folder: Path) -> None:
+    """Each file beside its place and renamed into it: never half a head. World-readable: a pod mounts it."""
+    dtype = target.config.dtype or torch.bfloat16
+    tensors = {name: tensor.detach().to(dtype).cpu().contiguous() for name, tensor in head.named_parameters()}
+    tensors |= vocabulary_maps(head.vocabulary.cpu(), target.config.vocab_size)
+    save_file(tensors, folder / f"{WEIGHTS}.partial", metadata={"format": "pt"})
+    (folder / f"{CONFIG}.partial").write_text(json.dumps(head_config(target, len(head.vocabulary)), indent=1) + "\n")
+    for name in (CONFIG, WEIGHTS):
+        partial = folder / f"{name}.partial"
+        partial.chmod(0o644)
+        partial.replace(folder / name)
+
+
+def vocabulary_maps(vocabulary: Tensor, size: int) -> dict[str, Tensor]:
+    """d2t: what to add to a draft token to get the target's; t2d: which of the target's tokens the draft has.
+
+    vLLM wants neither for a head that has them all.
+    """
+    if len(vocabulary) == size:
+        return {}
+    drafted = torch.zeros(size, dtype=torch.bool)
+    drafted[vocabulary] = True
+    return {"d2t": vocabulary - torch.arange(len(vocabulary)), "t2d": drafted}
+
+
+def head_config(target: Target, draft_vocabulary: int) -> dict[str, object]:
+    """The target's configuration with one layer, no biases, and which states the head fuses."""
+    everyones = PretrainedConfig().to_dict()
+    own = {name: value for name, value in target.config.to_dict().items() if everyones.get(name, ...) != value}
+    own.pop("_name_or_path", None)  # a folder of this machine
+    return own | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "attention_bias": False,
+        "mlp_bias": False,
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+        "draft_vocab_size": draft_vocabulary,
+        "num_aux_hidden_states": len(target.layers),
+        "eagle_aux_hidden_state_layer_ids": list(target.layers),
+    }
+
+
+def load(folder: Path, target: Target) -> Head:
+    """The head in a folder; raises CannotTrainError where it is none, or one for another target."""
+    try:
+        tensors = load_file(folder / WEIGHTS)
+        config = json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CannotTrainError(f"{folder} holds no EAGLE-3 head: {error}") from None
+    layers = config.get("eagle_aux_hidden_state_layer_ids", list(target.layers))
+    if list(layers) != list(target.layers):
+        raise CannotTrainError(f"The head in {folder} fuses the layers {layers}, this trains on {list(target.layers)}.")
+    offsets = tensors.pop("d2t", torch.zeros(target.config.vocab_size, dtype=torch.long))
+    tensors.pop("t2d", None)
+    head = Head(target.config, offsets + torch.arange(len(offsets)))
+    try:
+        head.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise CannotTrainError(f"The head in {folder} is for another target: {error}") from None
+    return head.to(target.device)

@@ -1,0 +1,144 @@
+"""The model that the head drafts for: it writes the answers that the head learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache, LlamaConfig
+
+PROMPT_TOKENS = 512  # a longer prompt is cut
+INVENTED_TOKENS = 48
+
+
+class CannotTrainError(Exception):
+    """What was asked cannot be done; the message says why, and what to do."""
+
+
+class Answer(NamedTuple):
+    """Tokens (T,), the first `prompt` of them the prompt's, and the states of all but the last.
+
+    fused (T - 1, 3H): the three states that the head reads; final (T - 1, H): what the target's output rows multiply.
+    """
+
+    tokens: Tensor
+    prompt: int
+    fused: Tensor
+    final: Tensor
+
+
+class Target:
+    """The frozen target: writes answers, and keeps the hidden states that it had meanwhile."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        self.config = llama_config(folder)
+        self.device = device
+        try:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=self.config.dtype)
+            self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError) as error:
+            raise CannotTrainError(f"--target {folder} cannot be loaded: {error}") from None
+        self.model = model.to(device).requires_grad_(False).eval()
+        ends = self.model.generation_config.eos_token_id
+        self.ends = torch.tensor(ends if isinstance(ends, list) else [ends] if ends is not None else [], device=device)
+        self.layers = fused_layers(self.config.num_hidden_layers)
+
+    @property
+    def embed(self) -> nn.Module:
+        table: nn.Module = self.model.get_input_embeddings()
+        return table
+
+    @property
+    def output(self) -> Tensor:
+        """The output embedding's rows (V, H)."""
+        rows: Tensor = self.model.get_output_embeddings().weight
+        return rows
+
+    def encode(self, prompt: str) -> list[int]:
+        """A user's message as the target's chat template has it; the plain text where there is no template."""
+        text, bare = prompt, self.tokenizer.chat_template is None
+        if not bare:
+            chat = [{"role": "user", "content": prompt}]
+            text = self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        ids: list[int] = self.tokenizer(text, add_special_tokens=bare)["input_ids"]
+        return ids[:PROMPT_TOKENS]
+
+    def invent(self, count: int) -> list[str]:
+        """Prompts that the target writes itself where a user's message would begin (Magpie: Xu et al. 2024)."""
+        if self.tokenizer.chat_template is None or not count:
+            return []
+        chat = [{"role": "user", "content": "MESSAGE"}]
+        start = self.tokenizer.apply_chat_template(chat, tokenize=False).split("MESSAGE")[0]
+        ids = self.tokenizer(start, add_special_tokens=False)["input_ids"]
+        answers = self.write([ids] * count, INVENTED_TOKENS, 1.0)
+        texts = [self.tokenizer.decode(answer.tokens[len(ids) :], skip_special_tokens=True) for answer in answers]
+        return [text.strip() for text in texts if text.strip()]
+
+    @torch.inference_mode()
+    def write(
+        self, prompts: Sequence[list[int]], length: int, temperature: float, tick: Callable[[], None] = lambda: None
+    ) -> list[Answer]:
+        """At most `length` tokens for each prompt, all in one batch; temperature 0 is greedy."""
+        ids, mask = left_padded(prompts, self.device)  # (B, P)
+        cache, tokens, fused, final = DynamicCache(), [ids], [], []
+        for _ in range(length):
+            out = self.model(
+                tokens[-1], attention_mask=mask, past_key_values=cache, output_hidden_states=True, logits_to_keep=1
+            )
+            fused.append(torch.cat([out.hidden_states[layer] for layer in self.layers], -1))
+            final.append(out.hidden_states[-1])
+            tokens.append(sample(out.logits[:, -1], temperature))
+            mask = functional.pad(mask, (0, 1), value=1)
+            tick()
+            if torch.isin(torch.cat(tokens[1:], 1), self.ends).any(1).all():
+                break
+        return self._cut(prompts, torch.cat(tokens, 1), torch.cat(fused, 1), torch.cat(final, 1))
+
+    def _cut(self, prompts: Sequence[list[int]], tokens: Tensor, fused: Tensor, final: Tensor) -> list[Answer]:
+        """Each row without its padding and what came after its end."""
+        answers, width = [], max(map(len, prompts))
+        for row, prompt in enumerate(prompts):
+            ended = torch.isin(tokens[row, width:], self.ends).nonzero()
+            stop = width + int(ended[0]) + 1 if len(ended) else tokens.shape[1]
+            kept, states = slice(width - len(prompt), stop), slice(width - len(prompt), stop - 1)
+            answers.append(
+                Answer(tokens[row, kept].clone(), len(prompt), fused[row, states].clone(), final[row, states].clone())
+            )
+        return answers
+
+
+def llama_config(folder: Path) -> LlamaConfig:
+    """The target's configuration; raises CannotTrainError where there is none, or one of another family."""
+    if not (folder / "config.json").is_file():
+        raise CannotTrainError(f"--target {folder}: no config.json there; name the folder of a Hugging Face model.")
+    config = AutoConfig.from_pretrained(folder)
+    if config.model_type != "llama":
+        raise CannotTrainError(f"--target {folder} is a {config.model_type} model; this trains heads for llama models.")
+    if config.num_hidden_layers < 4:
+        raise CannotTrainError(f"--target {folder} has {config.num_hidden_layers} layers; three states to fuse need 4.")
+    return config
+
+
+def fused_layers(layers: int) -> tuple[int, ...]:
+    """After how many layers the three fused states are taken: vLLM's default where those are three."""
+    usual = (2, layers // 2, layers - 3)
+    return usual if layers >= 7 else (1, layers // 2, layers - 1)
+
+
+def left_padded(prompts: Sequence[list[int]], device: str) -> tuple[Tensor, Tensor]:
+    """Tokens and mask, (B, longest)."""
+    width = max(map(len, prompts))
+    ids = [[0] * (width - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+
+def sample(logits: Tensor, temperature: float) -> Tensor:
+    """(B, V) to tokens (B, 1)."""
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True)
+    return torch.multinomial((logits.float() / temperature).softmax(-1), 1)

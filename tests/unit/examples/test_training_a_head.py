@@ -1,0 +1,239 @@
+"""examples/train_eagle3.py on a tiny random target: it learns, and writes what vLLM's loader reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import train_eagle3
+from eagle3.checkpoint import load
+from eagle3.head import Head
+from eagle3.learning import UNROLL, acceptance, collate, loss_of, new_head
+from eagle3.target import Answer, Target, fused_layers
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from train_eagle3 import DEMO_PROMPTS, Budget, Progress, Work, main, split, train
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+SHIPPED = Path(__file__).parents[3] / "examples/models/smollm2-135m-eagle3"
+VOCABULARY, DRAFTED = 200, 64
+
+
+def tiny_target(folder: Path) -> Path:
+    """Random weights, large enough that its greedy answers follow from its states and not from rounding."""
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.1, eos_token_id=0, bos_token_id=1,
+        dtype=torch.float32,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    model.lm_head.weight.data *= 4  # a target that is sure of what it says
+    model.save_pretrained(folder)
+    words = {f"w{number}": number for number in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w2"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w2", eos_token="w0").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """So small a model gains nothing from a second one, and waits for it on a machine that is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return Target(tiny_target(tmp_path_factory.mktemp("target")), "cpu")
+
+
+def prompts(first: int, count: int) -> list[list[int]]:
+    return [[2 + (first + 7 * number) % 190, 3 + (first + 11 * number) % 190] for number in range(count)]
+
+
+@pytest.fixture(scope="module")
+def held_out(target: Target) -> list[Answer]:
+    return target.write(prompts(5, 16), 24, 0.0)
+
+
+@pytest.fixture(scope="module")
+def trained(target: Target, held_out: list[Answer], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a head of 48 steps."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("head")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train_eagle3, "VOCABULARY_TOKENS", 1000)
+        train(target, work(held_out, folder), Progress(Budget(steps=48)))
+    return folder
+
+
+def work(held_out: list[Answer], folder: Path) -> Work:
+    return Work(prompts(90, 64), False, held_out, folder, batch=32, length=24, vocabulary=DRAFTED)
+
+
+def untrained(target: Target, answers: list[Answer]) -> Head:
+    torch.manual_seed(0)
+    return new_head(target, answers, DRAFTED)
+
+
+def test_training_lowers_the_loss_and_raises_acceptance_on_answers_it_never_saw(target, held_out, trained):  # type: ignore[no-untyped-def]
+    """The promise of the whole script, on the figure that users compare heads by."""
+    before, after, batch = untrained(target, held_out), load(trained, target), collate(held_out)
+    with torch.no_grad():
+        assert loss_of(after, target, batch) < 0.9 * loss_of(before, target, batch)
+    assert acceptance(after, target, held_out)[0] > 1.5 * acceptance(before, target, held_out)[0]
+
+
+def test_the_folder_has_what_vllm_loads(trained):  # type: ignore[no-untyped-def]
+    """Names, types and shapes as in the shipped head, which vLLM loads; each size is the target's own."""
+    ours, shipped = load_file(trained / "model.safetensors"), load_file(SHIPPED / "model.safetensors")
+    sizes = {
+        576: 64, 1152: 128, 1728: 192, 1536: 128, 192: 32, 8192: DRAFTED, 49152: VOCABULARY
+    }  # fmt: skip
+    assert {name: (*tensor.shape,) for name, tensor in ours.items()} == {
+        name: tuple(sizes[size] for size in tensor.shape) for name, tensor in shipped.items()
+    }
+    assert (ours["d2t"].dtype, ours["t2d"].dtype) == (shipped["d2t"].dtype, shipped["t2d"].dtype)
+    assert ours["t2d"].nonzero().flatten().tolist() == (ours["d2t"] + torch.arange(DRAFTED)).tolist()
+    config, expected = (json.loads((folder / "config.json").read_text()) for folder in (trained, SHIPPED))
+    assert config["architectures"] == expected["architectures"]
+    assert (config["num_hidden_layers"], config["draft_vocab_size"], config["vocab_size"]) == (1, DRAFTED, VOCABULARY)
+    assert (trained / "model.safetensors").stat().st_mode & 0o044 == 0o044
+
+
+def test_reading_an_answer_is_drafting_it(target, held_out, trained):  # type: ignore[no-untyped-def]
+    """Unrolled over a whole text, each position's chain is what drafting from there alone would propose.
+
+    That is what vLLM does: keys of the text up to a position from the target's states, then the head's own.
+    """
+    head, batch = load(trained, target), collate(held_out[:1])
+    place = 5
+    cut = (batch.tokens[:, : place + UNROLL + 2], batch.fused[:, : place + 1])
+    with torch.no_grad():
+        whole = [states[:, place] for states in head.unroll(target.embed, batch.tokens, batch.fused, UNROLL)]
+        alone = [states[:, -1] for states in head.unroll(target.embed, *cut, UNROLL)]
+        changed = batch.fused.clone()
+        changed[:, place + 1 :] = 9.0  # what comes later must not show
+        later = [states[:, place] for states in head.unroll(target.embed, batch.tokens, changed, UNROLL)]
+    for one, two, three in zip(whole, alone, later, strict=True):
+        torch.testing.assert_close(one, two)
+        torch.testing.assert_close(one, three)
+
+
+def test_states_kept_while_answering_are_those_of_one_pass(target):  # type: ignore[no-untyped-def]
+    """Neither padding of a shorter prompt nor the cache may change what the head learns from."""
+    short, long = [5, 6], [7, 8, 9, 10, 11]
+    for answer in target.write([short, long], 8, 0.0):
+        with torch.no_grad():
+            out = target.model(answer.tokens[None, :-1], output_hidden_states=True)
+        torch.testing.assert_close(answer.fused, torch.cat([out.hidden_states[i][0] for i in target.layers], -1))
+        assert (answer.final @ target.output.T).argmax(-1)[answer.prompt - 1 :].tolist() == answer.tokens[
+            answer.prompt :
+        ].tolist()
+
+
+def test_an_answer_ends_where_the_target_ended_it(target):  # type: ignore[no-untyped-def]
+    """What a row of the batch says after its end is not learned."""
+    target.ends, before = torch.arange(100), target.ends
+    try:
+        answers = target.write(prompts(5, 8), 24, 0.0)
+    finally:
+        target.ends = before
+    assert min(len(answer.tokens) for answer in answers) < 26
+    for answer in answers:
+        ended = [token < 100 for token in answer.tokens[answer.prompt :].tolist()]
+        assert not any(ended[:-1])
+        assert len(answer.fused) == len(answer.final) == len(answer.tokens) - 1
+
+
+def test_training_goes_on_from_the_head_that_is_there(target, held_out, trained):  # type: ignore[no-untyped-def]
+    """Resumed with nothing left to do, it writes back what it read."""
+    before = load_file(trained / "model.safetensors")
+    train(target, work(held_out, trained), Progress(Budget(steps=1), steps=1), load(trained, target))
+    after = load_file(trained / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_an_interrupted_training_writes_what_it_has(target, held_out, tmp_path):  # type: ignore[no-untyped-def]
+    """Ctrl-C after an hour must not cost the hour."""
+
+    class Interrupted(Progress):
+        def tick(self) -> None:
+            if self.steps == 3:
+                raise KeyboardInterrupt
+
+    progress = Interrupted(Budget(steps=1000))
+    train(target, work(held_out, tmp_path), progress, untrained(target, held_out))
+    assert progress.steps == 3
+    assert load(tmp_path, target).lm_head.weight.shape == (DRAFTED, 64)
+
+
+def test_the_fused_states_are_those_that_vllm_takes_by_default():
+    """vLLM's default, (2, L/2, L - 3), is three different layers from seven on."""
+    assert fused_layers(30) == (2, 15, 27)
+    assert fused_layers(7) == (2, 3, 4)
+    assert all(len(set(fused_layers(layers))) == 3 and max(fused_layers(layers)) < layers for layers in range(4, 64))
+
+
+def test_held_out_prompts_are_never_trained_on():
+    """Otherwise the figure would praise what the head has memorised."""
+    lines = [f"prompt {number}" for number in range(240)] + ["prompt 0"]
+    learned, held_out = split(lines)
+    assert set(learned).isdisjoint(held_out)
+    assert set(learned) | set(held_out) == set(lines)
+    assert len(held_out) <= 32
+    assert len(split(DEMO_PROMPTS.read_text().splitlines())[1]) == 3
+    assert [len(part) for part in split(["one", "two"])] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--target", "{tmp}/none"], "no config.json there"),
+        (["--target", "{tmp}/other"], "is a gpt2 model"),
+        (["--target", "{target}", "--prompts", "{tmp}/empty"], "has 0 prompts"),
+        (["--target", "{target}", "--prompts", "{tmp}/broken"], "broken:2: a JSON line needs the prompt"),
+        (["--target", "{target}", "--output", "{tmp}/empty"], "cannot be written"),
+        (["--target", "{target}", "--evaluate", "{tmp}"], "holds no EAGLE-3 head"),
+        (["--target", "{target}", "--evaluate", str(SHIPPED)], "is for another target"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence(target, tmp_path, capsys, arguments, said):  # type: ignore[no-untyped-def]
+    """Before an hour is spent, and without a traceback."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "empty").write_text("\n \n")
+    (tmp_path / "broken").write_text('{"turns": ["fine"]}\n{"turns": []}\n')
+    filled = [part.format(tmp=tmp_path, target=target.model.config._name_or_path) for part in arguments]
+    rest = [] if "--output" in filled or "--evaluate" in filled else ["--output", str(tmp_path / "head")]
+    assert main([*filled, *rest]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_the_few_answers_that_were_asked_for_are_learned_from(target, held_out, tmp_path):  # type: ignore[no-untyped-def]
+    """`--answers 40`, more than one batch and less than two, once wrote them and ended before the first step."""
+    progress = Progress(Budget(answers=40))
+    train(target, work(held_out, tmp_path), progress)
+    assert progress.answers == 40
+    assert progress.steps == 20
+
+
+def test_a_head_is_evaluated_on_the_answers_it_was_validated_on(target, tmp_path, capsys):  # type: ignore[no-untyped-def]
+    """The figure at the end of training and that of `--evaluate` are one figure; training on starts from it."""
+    (tmp_path / "prompts").write_text("\n".join(f"w{number} w{number + 9} w3" for number in range(5, 45)))
+    common = ["--target", target.model.config._name_or_path, "--prompts", str(tmp_path / "prompts"), "--device=cpu"]
+    sizes = ["--batch=8", "--length=12", "--draft-vocabulary=64"]
+    assert main([*common, *sizes, "--answers=16", f"--output={tmp_path / 'head'}"]) == 0
+    trained = capsys.readouterr().out.splitlines()[-1]
+    assert main([*common, *sizes, f"--evaluate={tmp_path / 'head'}"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == trained
+    assert main([*common, *sizes, "--steps=1", f"--output={tmp_path / 'head'}"]) == 0
+    assert "training goes on from it" in capsys.readouterr().out
