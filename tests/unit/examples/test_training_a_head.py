@@ -83,7 +83,7 @@ def untrained(target: Target, answers: list[Answer]) -> Head:
     return new_head(target, answers, DRAFTED)
 
 
-def test_training_lowers_the_loss_and_raises_acceptance_on_answers_it_never_saw(target, held_out, trained):  # type: ignore[no-untyped-def]
+def test_training_lowers_the_loss_and_raises_acceptance_on_answers_it_never_saw(target, held_out, trained):
     """The promise of the whole script, on the figure that users compare heads by."""
     before, after, batch = untrained(target, held_out), load(trained, target), collate(held_out)
     with torch.no_grad():
@@ -91,7 +91,7 @@ def test_training_lowers_the_loss_and_raises_acceptance_on_answers_it_never_saw(
     assert acceptance(after, target, held_out)[0] > 1.5 * acceptance(before, target, held_out)[0]
 
 
-def test_the_folder_has_what_vllm_loads(trained):  # type: ignore[no-untyped-def]
+def test_the_folder_has_what_vllm_loads(trained):
     """Names, types and shapes as in the shipped head, which vLLM loads; each size is the target's own."""
     ours, shipped = load_file(trained / "model.safetensors"), load_file(SHIPPED / "model.safetensors")
     sizes = {
@@ -108,7 +108,7 @@ def test_the_folder_has_what_vllm_loads(trained):  # type: ignore[no-untyped-def
     assert (trained / "model.safetensors").stat().st_mode & 0o044 == 0o044
 
 
-def test_reading_an_answer_is_drafting_it(target, held_out, trained):  # type: ignore[no-untyped-def]
+def test_reading_an_answer_is_drafting_it(target, held_out, trained):
     """Unrolled over a whole text, each position's chain is what drafting from there alone would propose.
 
     That is what vLLM does: keys of the text up to a position from the target's states, then the head's own.
@@ -127,7 +127,7 @@ def test_reading_an_answer_is_drafting_it(target, held_out, trained):  # type: i
         torch.testing.assert_close(one, three)
 
 
-def test_states_kept_while_answering_are_those_of_one_pass(target):  # type: ignore[no-untyped-def]
+def test_states_kept_while_answering_are_those_of_one_pass(target):
     """Neither padding of a shorter prompt nor the cache may change what the head learns from."""
     short, long = [5, 6], [7, 8, 9, 10, 11]
     for answer in target.write([short, long], 8, 0.0):
@@ -139,7 +139,7 @@ def test_states_kept_while_answering_are_those_of_one_pass(target):  # type: ign
         ].tolist()
 
 
-def test_an_answer_ends_where_the_target_ended_it(target):  # type: ignore[no-untyped-def]
+def test_an_answer_ends_where_the_target_ended_it(target):
     """What a row of the batch says after its end is not learned."""
     target.ends, before = torch.arange(100), target.ends
     try:
@@ -153,7 +153,7 @@ def test_an_answer_ends_where_the_target_ended_it(target):  # type: ignore[no-un
         assert len(answer.fused) == len(answer.final) == len(answer.tokens) - 1
 
 
-def test_training_goes_on_from_the_head_that_is_there(target, held_out, trained):  # type: ignore[no-untyped-def]
+def test_training_goes_on_from_the_head_that_is_there(target, held_out, trained):
     """Resumed with nothing left to do, it writes back what it read."""
     before = load_file(trained / "model.safetensors")
     train(target, work(held_out, trained), Progress(Budget(steps=1), steps=1), load(trained, target))
@@ -162,7 +162,7 @@ def test_training_goes_on_from_the_head_that_is_there(target, held_out, trained)
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_an_interrupted_training_writes_what_it_has(target, held_out, tmp_path):  # type: ignore[no-untyped-def]
+def test_an_interrupted_training_writes_what_it_has(target, held_out, tmp_path):
     """Ctrl-C after an hour must not cost the hour."""
 
     class Interrupted(Progress):
@@ -206,7 +206,7 @@ def test_held_out_prompts_are_never_trained_on():
         (["--target", "{target}", "--evaluate", str(SHIPPED)], "is for another target"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_sentence(target, tmp_path, capsys, arguments, said):  # type: ignore[no-untyped-def]
+def test_what_cannot_be_done_is_said_in_a_sentence(target, tmp_path, capsys, arguments, said):
     """Before an hour is spent, and without a traceback."""
     (tmp_path / "other").mkdir()
     (tmp_path / "other/config.json").write_text('{"model_type": "gpt2"}')
@@ -218,7 +218,7 @@ def test_what_cannot_be_done_is_said_in_a_sentence(target, tmp_path, capsys, arg
     assert said in capsys.readouterr().err
 
 
-def test_the_few_answers_that_were_asked_for_are_learned_from(target, held_out, tmp_path):  # type: ignore[no-untyped-def]
+def test_the_few_answers_that_were_asked_for_are_learned_from(target, held_out, tmp_path):
     """`--answers 40`, more than one batch and less than two, once wrote them and ended before the first step."""
     progress = Progress(Budget(answers=40))
     train(target, work(held_out, tmp_path), progress)
@@ -226,7 +226,7 @@ def test_the_few_answers_that_were_asked_for_are_learned_from(target, held_out, 
     assert progress.steps == 20
 
 
-def test_a_head_is_evaluated_on_the_answers_it_was_validated_on(target, tmp_path, capsys):  # type: ignore[no-untyped-def]
+def test_a_head_is_evaluated_on_the_answers_it_was_validated_on(target, tmp_path, capsys):
     """The figure at the end of training and that of `--evaluate` are one figure; training on starts from it."""
     (tmp_path / "prompts").write_text("\n".join(f"w{number} w{number + 9} w3" for number in range(5, 45)))
     common = ["--target", target.model.config._name_or_path, "--prompts", str(tmp_path / "prompts"), "--device=cpu"]
