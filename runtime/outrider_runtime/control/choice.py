@@ -48,6 +48,10 @@ class TargetPrice:
         """Seconds with `more` proposed tokens, equally many for every request."""
         return self._seconds(more, self.uniform or self.ragged, self.fixed_uniform_s)
 
+    def ragged_run_s(self, first: int, last: int) -> Floats:
+        """(last - first + 1,): ragged_s of first, first + 1, ... last tokens; several times in every step."""
+        return self._run_s(np.arange(first, last + 1.0), self.ragged, self.fixed_ragged_s)
+
     def plain_s(self) -> float:
         """Seconds without any proposal."""
         return self._seconds_at(0.0, self.uniform or self.ragged, self.fixed_uniform_s)
@@ -96,6 +100,15 @@ class TargetPrice:
             seconds = np.where(tokens > self.largest_graph_tokens, outside, seconds)
         return seconds
 
+    def _run_s(self, more: Floats, cost: StepCost, fixed_s: float) -> Floats:
+        """_seconds of rising numbers of tokens: each bend is found once, and only what lies behind it is changed."""
+        more += self.n_batched
+        seconds = _rising(more, cost, fixed_s)
+        if self.beyond is not None and more[-1] > self.largest_graph_tokens:
+            outside = int(more.searchsorted(self.largest_graph_tokens, side="right"))
+            seconds[outside:] = _rising(more[outside:], self.beyond, self.fixed_beyond_s)
+        return seconds
+
     def _seconds_at(self, more: float, cost: StepCost, fixed_s: float) -> float:
         tokens = self.n_batched + more
         if self.beyond is not None and tokens > self.largest_graph_tokens:
@@ -110,6 +123,16 @@ def _at(tokens: Floats, cost: StepCost, fixed_s: float) -> Floats:
     if cost.per_batched_token_above_knee_s > 0:
         seconds += cost.per_batched_token_above_knee_s * np.maximum(tokens - cost.knee_tokens, 0.0)
     return np.asarray(seconds)
+
+
+def _rising(tokens: Floats, cost: StepCost, fixed_s: float) -> Floats:
+    """_at for rising `tokens` (T,)."""
+    seconds = cost.per_batched_token_s * tokens
+    seconds += fixed_s
+    if cost.per_batched_token_above_knee_s > 0 and tokens[-1] > cost.knee_tokens:
+        above = int(tokens.searchsorted(cost.knee_tokens))
+        seconds[above:] += cost.per_batched_token_above_knee_s * (tokens[above:] - cost.knee_tokens)
+    return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +177,11 @@ def _best_ragged(
     flat = scores.ravel()  # a gain of 0 scores 0 or less, so it is no candidate
     candidates = (flat > rate * price.lowest_s()).nonzero()[0]
     order = candidates[flat[candidates].argsort()[::-1]][: max(0, budget - taken)]
-    seconds = price.ragged_s(np.arange(taken, taken + len(order) + 1, dtype=float))
+    seconds = price.ragged_run_s(taken, taken + len(order))
     values = worth - rate * seconds
     values[1:] += flat[order].cumsum(dtype=float)
-    values[1:][seconds[1:] > longest_s] = -np.inf
+    if longest_s < math.inf:
+        values[1:][seconds[1:] > longest_s] = -np.inf
     best = int(values.argmax())
     lengths = np.bincount(order[:best] % requests, minlength=requests)
     return Lengths(lengths if forced is None else lengths + forced, float(values[best]))

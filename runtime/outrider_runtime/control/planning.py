@@ -184,14 +184,16 @@ class Planner:
         most = KEEP_STEPS_MANY if len(batch.requests) >= MANY_REQUESTS else KEEP_STEPS_FEW
         if kept is None or self._since_choice >= most:
             return None
-        limit = self._limit
+        known, shortest, neural = self._kept_for.get, self._limit + 2, kept.neural_tokens > 0
+        found: list[str | None] = []
         for view in batch.requests:
-            drafter = self._kept_for.get(view.id, "")
-            if drafter == "" or view.prefill_tokens or view.remaining_tokens <= limit + 2:
+            drafter = known(view.id, "")
+            if drafter == "" or view.prefill_tokens or view.remaining_tokens <= shortest:
                 return None
-            if kept.neural_tokens and not view.draft_ready:
+            if neural and not view.draft_ready:
                 return None
-        drafters = tuple([self._kept_for[view.id] for view in batch.requests])
+            found.append(drafter)
+        drafters = tuple(found)
         if kept.draft_tokens > 0 and not any(drafters):
             return None
         self._since_choice += 1

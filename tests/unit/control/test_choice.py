@@ -72,6 +72,14 @@ def exhaustive(gains, query, price: TargetPrice, rate: float, budget: int) -> fl
     return best
 
 
+@given(st.data(), st.integers(1, 6), st.integers(0, 9), st.integers(0, 20))
+def test_a_run_of_prices_is_that_of_its_numbers_one_by_one(data, requests, first, more):  # type: ignore[no-untyped-def]
+    """Knees and the end of the graphs wherever they lie."""
+    price = data.draw(prices(requests))
+    one_by_one = price.ragged_s(np.arange(first, first + more + 1, dtype=float))
+    assert price.ragged_run_s(first, first + more) == pytest.approx(one_by_one)
+
+
 def dearer_beyond_the_graphs(price: TargetPrice) -> bool:
     """Where eager steps cost less than graphs, a worthless token could save time: no such hardware is asked for."""
     if price.beyond is None:
