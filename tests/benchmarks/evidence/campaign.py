@@ -15,6 +15,7 @@ from statistics import median
 from outrider_runtime.local_manifest import LocalManifestError
 
 from tests.benchmarks.evidence import synthetic
+from tests.benchmarks.evidence.budget import seconds_left
 from tests.benchmarks.evidence.load import Sent, send
 from tests.benchmarks.evidence.manifest import base_manifest
 from tests.benchmarks.evidence.plan import Calibration, Planned, Point, points
@@ -57,7 +58,10 @@ class Campaign:
 
     def run(self) -> None:
         """Measures what is left. A system that fails is left out, and said."""
-        for sitting in sittings(self.scenarios, [system.name for system in self.testbed.systems], self._is_finished):
+        left = list(sittings(self.scenarios, [system.name for system in self.testbed.systems], self._is_finished))
+        minutes = seconds_left(left, self.testbed, self.data) / 60
+        self.say(f"{_clock()} {len(left)} starts of a server are left, about {minutes:.0f} minutes on two quiet cores")
+        for sitting in left:
             try:
                 self._sit(sitting)
             except (RuntimeError, ValueError, OSError, LocalManifestError) as error:

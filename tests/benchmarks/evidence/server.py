@@ -61,6 +61,11 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    @property
+    def process_id(self) -> int:
+        """It leads the process group of all that it started."""
+        return self._process.pid
+
     def state(self) -> dict[str, Any] | None:
         """What the controller says of itself; None of stock vLLM, which has none."""
         try:
@@ -92,6 +97,9 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        deadline = time.monotonic() + STOP_S
+        while _group(self._process.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)  # its memory and its cores are the next system's
 
     def _answers(self) -> bool:
         try:
@@ -169,7 +177,7 @@ def _group(leader: int) -> list[Path]:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:  # it has ended
             continue
-        if int(fields[2]) == leader:
+        if int(fields[2]) == leader and fields[0] != "Z":  # the dead wait for their parent to look
             found.append(folder)
     return found
 

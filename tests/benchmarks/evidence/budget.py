@@ -1,0 +1,52 @@
+"""How long what is left will take, so that a user knows before it starts. Pure.
+
+An estimate for a quiet machine of two cores: the speeds are those of the EAGLE-3 head's own table (`none`, prompt
+lookup and EAGLE mixed), not a promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tests.benchmarks.evidence.plan import Calibration, Point, points
+from tests.benchmarks.evidence.prompts import Data
+from tests.benchmarks.evidence.scenario import ComparedScenario, Testbed
+from tests.benchmarks.evidence.schedule import Sitting
+
+START_S = 18.0
+"""A server's start and stop."""
+WARM_UP_S = 5.0
+DRAIN_S = 3.0
+"""After the last arrival of an open load."""
+PREPARATION_S = 200.0
+"""Profile and calibration."""
+TOKENS_PER_S = {1: 74.0, 8: 218.0, 24: 420.0}
+"""By requests at the same time, mean of the systems."""
+NOMINAL = Calibration(capacity_per_s=9.0, step_s_at_batch_8=0.03)
+
+
+def seconds_left(left: Iterable[Sitting], testbed: Testbed, data: Data, stock: Calibration = NOMINAL) -> float:
+    """Of all the sittings; 0.0 when nothing is left."""
+    sat = [_sitting_s(one, testbed, data, stock) for one in left]
+    return sum(sat) + PREPARATION_S if sat else 0.0
+
+
+def _sitting_s(sitting: Sitting, testbed: Testbed, data: Data, stock: Calibration) -> float:
+    measured = sum(_scenario_s(one, testbed, data, stock, sitting.repeat) for one in sitting.scenarios)
+    return START_S + WARM_UP_S + measured
+
+
+def _scenario_s(scenario: ComparedScenario, testbed: Testbed, data: Data, stock: Calibration, repeat: int) -> float:
+    return sum(_point_s(one, testbed.output_tokens) for one in points(scenario, testbed, data, stock, repeat))
+
+
+def _point_s(point: Point, output_tokens: int) -> float:
+    if point.concurrency is not None:
+        return len(point.requests) * output_tokens / _tokens_per_s(point.concurrency)
+    return max((one.at_s or 0.0 for one in point.requests), default=0.0) + DRAIN_S
+
+
+def _tokens_per_s(concurrency: int) -> float:
+    """Of the known batch that is nearest from below."""
+    known = [(size, speed) for size, speed in TOKENS_PER_S.items() if size <= concurrency]
+    return known[-1][1]
