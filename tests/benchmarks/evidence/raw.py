@@ -14,6 +14,7 @@ from tests.benchmarks.evidence.load import Outcome
 from tests.benchmarks.evidence.prompts import REPOSITORY
 
 FOLDER = Path(__file__).parents[1] / "results" / "raw"
+NOT_MEASURED = "simulate"
 MEASURED_CODE = ("runtime/outrider_runtime", "crds/outrider_crds", "tests/benchmarks/evidence")
 
 
@@ -52,7 +53,8 @@ class Run:
 def code_version(repository: Path = REPOSITORY) -> str:
     """Digest of the code that is measured and of what measures it, and the engine's version."""
     digest = hashlib.sha256(engine_version().encode())
-    for file in sorted(file for folder in MEASURED_CODE for file in (repository / folder).rglob("*.py")):
+    files = sorted(file for folder in MEASURED_CODE for file in (repository / folder).rglob("*.py"))
+    for file in (file for file in files if NOT_MEASURED not in file.parts):
         digest.update(file.relative_to(repository).as_posix().encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
