@@ -169,22 +169,34 @@ def best_lengths(
 def _best_ragged(
     gains: Floats, scores: Floats, price: TargetPrice, rate: float, budget: int, forced: Ints | None, longest_s: float
 ) -> Lengths:
-    requests, taken, worth = gains.shape[1], 0, 0.0
+    taken, worth = 0, 0.0
     if forced is not None:
         first = np.arange(len(gains))[:, None] < forced
         taken, worth = int(forced.sum()), float(scores[first].sum())
         scores = np.where(first, -np.inf, scores)  # no candidates any more
-    flat = scores.ravel()  # a gain of 0 scores 0 or less, so it is no candidate
-    candidates = (flat > rate * price.lowest_s()).nonzero()[0]
-    order = candidates[flat[candidates].argsort()[::-1]][: max(0, budget - taken)]
-    seconds = price.ragged_run_s(taken, taken + len(order))
+    # A gain of 0 scores 0 or less, so it is no candidate.
+    ranked = np.sort(scores[scores > rate * price.lowest_s()])[::-1][: max(0, budget - taken)]
+    seconds = price.ragged_run_s(taken, taken + len(ranked))
     values = worth - rate * seconds
-    values[1:] += flat[order].cumsum(dtype=float)
+    values[1:] += ranked.cumsum(dtype=float)
     if longest_s < math.inf:
         values[1:][seconds[1:] > longest_s] = -np.inf
     best = int(values.argmax())
-    lengths = np.bincount(order[:best] % requests, minlength=requests)
+    lengths = _reaching(scores, ranked[:best])
     return Lengths(lengths if forced is None else lengths + forced, float(values[best]))
+
+
+def _reaching(scores: Floats, best: Floats) -> Ints:
+    """(N,): how many positions of each request are among the `best` scores, highest first. Of equal ones at the end the
+    first requests' count: chains fall, so they are the last of their request."""
+    if not len(best):
+        return np.zeros(scores.shape[1], dtype=int)
+    lengths = (scores >= best[-1]).sum(axis=0)
+    surplus = int(lengths.sum()) - len(best)
+    if surplus > 0:
+        equal = (scores == best[-1]).sum(axis=0)[::-1]
+        lengths -= np.clip(surplus - (equal.cumsum() - equal), 0, equal)[::-1]
+    return np.asarray(lengths)
 
 
 def _best_uniform(
@@ -192,7 +204,8 @@ def _best_uniform(
 ) -> Lengths:
     """Value -inf where no uniform plan holds what is forced."""
     requests = gains.shape[1]
-    longest = int((gains > 0).all(axis=1).sum())  # chains have no gaps
+    # Chains have no gaps, and as a rule all have the same length.
+    longest = len(gains) if gains[-1].all() else int((gains > 0).all(axis=1).sum())
     most = min(longest, max(0, budget) // requests)  # k = 0 is always among them
     seconds = price.uniform_s(np.arange(most + 1, dtype=float) * requests)
     values = -rate * seconds
