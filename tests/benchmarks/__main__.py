@@ -40,8 +40,6 @@ from tests.benchmarks.evidence.scenario import (
 )
 
 HERE = Path(__file__).parent
-
-
 SHOWN = 6
 TERMINATED = 143  # 128 + SIGTERM, as a shell reports it
 

@@ -174,10 +174,8 @@ class Campaign:
 
     @cached_property
     def _starter(self) -> Starter:
-        named = {name for scenario in self.scenarios for name in scenario.systems}
-        systems = [self.testbed.system(name) for name in sorted(named)]
-        drafters = {name for system in systems for name in (*system.pool, system.drafter) if name}
-        return Starter(self.testbed, self._scratch, tuple(sorted(drafters)), profiled=self.size is not Size.QUICK)
+        pools = [system.pool for system in self.testbed.systems if system.kind is SystemKind.OURS]
+        return Starter(self.testbed, self._scratch, max(pools, key=len), profiled=self.size is not Size.QUICK)
 
     @cached_property
     def calibration(self) -> Calibration:

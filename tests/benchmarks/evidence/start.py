@@ -28,7 +28,7 @@ class Starter:
     testbed: Testbed
     folder: Path
     pool: tuple[str, ...]
-    """Drafters that are profiled: those of all the systems that run."""
+    """Drafters that are profiled together; a system that has others is profiled with its own."""
     profiled: bool = True
     """False: ours learns its costs while it serves, and tables cannot be made."""
 
@@ -37,9 +37,9 @@ class Starter:
         log = self.folder / f"{system.name}{'-controlled' if controlled else ''}.log"
         environment = synthetic.plugin_environment(self.folder) if controlled else {}
         if system.kind is SystemKind.OURS:
-            profiles = self.folder / f"profile-{system.chunk_tokens or 'default'}"
             if self.profiled:
-                profile_once(self._manifest(system, self.pool), profiles)
+                self._profile(system, system.pool)
+            profiles = self._profile_folder(system, system.pool)
             return start_ours(self._manifest(system, system.pool, tpot_s), profiles, log, environment)
         drafters = (system.drafter,) if system.drafter else ()
         manifest = self._manifest(system, drafters)
@@ -59,8 +59,19 @@ class Starter:
     def _table(self, system: System) -> list[tuple[int, int, int]]:
         if not self.profiled:
             raise ProfileError(f"{system.name} needs a profile, and this run makes none")
-        profile = profile_once(self._manifest(system, self.pool), self.folder / "profile-default")
-        return table_of(profile, system, self.testbed.max_draft_tokens)
+        return table_of(self._profile(system, (system.drafter,)), system, self.testbed.max_draft_tokens)
+
+    def _profile(self, system: System, drafters: tuple[str, ...]) -> ProfilingResult:
+        manifest = self._manifest(system, self._profiled_with(drafters))
+        return profile_once(manifest, self._profile_folder(system, drafters))
+
+    def _profile_folder(self, system: System, drafters: tuple[str, ...]) -> Path:
+        names = "-".join(self._profiled_with(drafters))
+        return self.folder / f"profile-{names}-{system.chunk_tokens or 'default'}"
+
+    def _profiled_with(self, drafters: tuple[str, ...]) -> tuple[str, ...]:
+        """One measurement serves many systems, but no pool hosts two models that draft."""
+        return self.pool if set(drafters) <= set(self.pool) else drafters
 
     def _manifest(self, system: System, pool: tuple[str, ...], tpot_s: Mapping[str, float] | None = None) -> Path:
         manifest = with_pool(base_manifest(self.testbed), pool)

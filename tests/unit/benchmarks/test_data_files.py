@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
+from outrider_crds.manifest import load_manifest
 
-from tests.benchmarks.evidence.manifest import base_manifest, with_classes, with_pool
+from tests.benchmarks.evidence.manifest import base_manifest, with_chunk, with_classes, with_pool
 from tests.benchmarks.evidence.prompts import OWN, Data, DataError, load_data
 from tests.benchmarks.evidence.scenario import (
     ComparedScenario,
     Cost,
     FileError,
     Size,
+    System,
     SystemKind,
     check_names,
     load_scenario,
@@ -122,3 +125,15 @@ def test_a_system_gets_its_drafters_and_nothing_else_changes() -> None:
 
 def test_the_small_sets_are_there() -> None:
     assert {file.name for file in OWN.iterdir()} >= {"prompts.jsonl", "arrivals.csv"}
+
+
+@pytest.mark.parametrize("system", load_testbed().systems, ids=lambda one: one.name)
+def test_every_system_is_a_service_that_the_api_takes(system: System) -> None:
+    drafters = system.pool or ((system.drafter,) if system.drafter else ())
+    manifest = with_pool(base_manifest(load_testbed()), drafters)
+    if system.chunk_tokens is not None:
+        manifest = with_chunk(manifest, system.chunk_tokens)
+    service = load_manifest(yaml.safe_dump(with_classes(manifest, {"tight": 0.0304, "any": 60.0})))
+    assert tuple(one.name for one in service.spec.draft_pool) == drafters
+    last = [one for one in service.spec.engine.extra_args if one.startswith("--max-num-batched-tokens")][-1]
+    assert last == f"--max-num-batched-tokens={system.chunk_tokens or 2048}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from outrider_crds.profile import (
     DrafterProfile,
     ExecutionMode,
@@ -19,6 +20,7 @@ from outrider_runtime.local_manifest import load_local_service
 from outrider_runtime.vllm_plugin.profiles import Identity, load_profile
 
 from tests.benchmarks.evidence import profile as module
+from tests.benchmarks.evidence import start
 from tests.benchmarks.evidence.manifest import base_manifest, with_classes, with_pool, write_manifest
 from tests.benchmarks.evidence.profile import ProfileError, profile_once
 from tests.benchmarks.evidence.scenario import load_testbed
@@ -103,3 +105,23 @@ def test_a_profile_that_failed_says_why_and_is_measured_again(
         with pytest.raises(ProfileError, match="Noisy: the machine was not quiet"):
             profile_once(manifests[0], tmp_path / "profile")
     assert len(written) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "profiled"),
+    [("ours", ["lookup", "eagle"]), ("ours-eagle", ["lookup", "eagle"]), ("ours-draft", ["draft"])],
+)
+def test_one_profile_serves_the_systems_whose_drafters_it_has(
+    name: str, profiled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two models that draft fit in no pool, so the draft model is profiled on its own."""
+    pools: list[list[str]] = []
+
+    def profile(manifest: Path, _folder: Path) -> None:
+        pools.append([one["name"] for one in yaml.safe_load(manifest.read_text())["spec"]["draftPool"]])
+
+    monkeypatch.setattr(start, "profile_once", profile)
+    monkeypatch.setattr(start, "start_ours", lambda manifest, profiles, *_: (manifest, profiles))
+    testbed = load_testbed()
+    start.Starter(testbed, tmp_path, pool=("lookup", "eagle")).start(testbed.system(name), {"any": 60.0})
+    assert pools == [profiled]
