@@ -148,10 +148,11 @@ class _Visitor:
 
     def all(self, series: Series, points: Sequence[GridPoint], number: int, before: int = 0) -> None:
         """Visit `points` in an order that spares prefills, until the budget is spent; `before` were in this round."""
+        most = STEPS if number == 1 else MOST_STEPS  # first of all, something of every shape
         for index, point in enumerate(interleaved(points), start=before + 1):
             if self.budget.left_s <= 0:
                 return
-            series.visits.append(self.measure(Ask(point, series.asked(point), STEPS, MOST_STEPS)))
+            series.visits.append(self.measure(Ask(point, series.asked(point), STEPS, most)))
             self.progress(
                 f"round {number}, {series.title}: shape {index} of {len(series.order)}, {self.budget.elapsed_s:.0f} s "
                 f"elapsed, {max(0.0, self.budget.left_s):.0f} s of the budget left: {point}"
