@@ -14,7 +14,7 @@ from tests.benchmarks.evidence.raw import Run
 from tests.benchmarks.evidence.scenario import System, SystemKind
 
 matplotlib.use("Agg")
-from matplotlib import pyplot
+from matplotlib import pyplot, ticker
 
 STYLES = {
     SystemKind.OURS: {"color": "black", "linewidth": 2.2, "zorder": 3},
@@ -45,6 +45,7 @@ def plot_throughput(runs: Sequence[Run], systems: Mapping[str, System], title: s
             axis.plot([slots for slots, _ in known], [value for _, value in known], marker=".", **style(systems[name]))
         axis.set(xscale="log", title=group, xlabel="requests at the same time")
         axis.set_xticks(sorted(points), [str(slots) for slots in sorted(points)])
+        axis.minorticks_off()
     axes[0][0].set_ylabel("tokens/s by no speculation's")
     _save(figure, axes[0][-1], title, file)
 
@@ -68,6 +69,9 @@ def plot_latency(runs: Sequence[Run], systems: Mapping[str, System], title: str,
             shares = [(index + 1) / len(values) for index in range(len(values))]
             axis.plot(values, shares, **style(systems[name]))
         axis.set(xscale="log", title=phase, xlabel="request latency, s")
+        axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+        axis.xaxis.set_minor_formatter(ticker.NullFormatter())
     axes[0][0].set_ylabel("share of requests")
     _save(figure, axes[0][-1], title, file)
 
