@@ -31,7 +31,7 @@ from eagle3.target import Answer, CannotTrainError, Target
 from transformers.utils.logging import disable_progress_bar
 
 DEMO_PROMPTS = Path(__file__).parents[1] / "demo" / "prompts.txt"
-PASSES = 4  # how often a round trains on as many answers as it wrote
+PASSES = 4  # how often an answer is trained on
 WARM_UP_STEPS, PEAK_RATE = 30, 0.6  # the peak learning rate is PEAK_RATE / hidden size
 WINDOW_BYTES = 2 << 30  # of hidden states kept; the oldest answers leave first
 HELD_OUT = 32  # prompts that are only validated on
@@ -160,11 +160,10 @@ def learn_round(
     target: Target, work: Work, progress: Progress, head: Head, optimizer: torch.optim.Optimizer,
     window: Sequence[Answer], chooser: random.Random,
 ) -> None:  # fmt: skip
-    """PASSES as many answers as a round writes, drawn from the window in small batches."""
+    """Small batches drawn from the window, until the answers written are used up, or as many as a round writes."""
     size = max(1, work.batch // 4)
-    for _ in range(PASSES * work.batch // size):
-        if (share := progress.spent()) >= 1:
-            return
+    end = max(progress.answers, progress.used + work.batch)
+    while progress.used < end and (share := progress.spent()) < 1:
         rate = PEAK_RATE / target.config.hidden_size * min(1, (progress.steps + 1) / WARM_UP_STEPS) * (1 - share)
         loss = learn(target, head, optimizer, collate(chooser.sample(list(window), min(size, len(window)))), rate)
         progress.steps += 1
