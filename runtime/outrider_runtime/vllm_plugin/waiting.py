@@ -15,12 +15,16 @@ from outrider_runtime.control.settings import SLOTarget
 
 PATIENCE_TOKENS = 100
 """A class without a TTFT waits as long as so many of its tokens take."""
+PATIENCE_SHARE = 0.25
+"""One with a TTFT waits for this share of it: the prompt is still to be read, perhaps beside others."""
 Item = TypeVar("Item")
 
 
 def patience_s(slo_class: SLOTarget) -> float:
     """How long a request of this class may wait before it counts as late."""
-    return slo_class.ttft_s if slo_class.ttft_s is not None else PATIENCE_TOKENS * slo_class.tpot_s
+    if slo_class.ttft_s is None:
+        return PATIENCE_TOKENS * slo_class.tpot_s
+    return PATIENCE_SHARE * slo_class.ttft_s
 
 
 def patience_used(now: float, prompts: Iterable[tuple[float, float]]) -> float:

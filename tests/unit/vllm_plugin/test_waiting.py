@@ -9,7 +9,14 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider_runtime.control.settings import SLOTarget
-from outrider_runtime.vllm_plugin.waiting import PATIENCE_TOKENS, decoding_first, patience_s, patience_used, place_last
+from outrider_runtime.vllm_plugin.waiting import (
+    PATIENCE_SHARE,
+    PATIENCE_TOKENS,
+    decoding_first,
+    patience_s,
+    patience_used,
+    place_last,
+)
 
 
 class Waiting(NamedTuple):
@@ -47,9 +54,9 @@ def test_nobody_goes_before_a_preempted_request():
 
 
 def test_a_class_without_ttft_is_as_patient_as_its_tpot_allows():
-    """Half a second for a class of 5 ms a token, half a minute for one of 300 ms."""
+    """Half a second for a class of 5 ms a token, half a minute for one of 300 ms; a TTFT says more."""
     assert patience_s(SLOTarget("tight", 0.005)) == PATIENCE_TOKENS * 0.005
-    assert patience_s(SLOTarget("tight", 0.005, ttft_s=2.0)) == 2.0
+    assert patience_s(SLOTarget("tight", 0.005, ttft_s=2.0)) == PATIENCE_SHARE * 2.0
 
 
 def test_the_prompt_that_used_most_of_its_patience_counts():
