@@ -57,7 +57,7 @@ ROWS = {
         expected=(
             ("SpeculationActive", "False", "NotWorthIt", "speed-up 0.8x"),
             ("GoodputHealthy", "False", "BelowBaseline", "speculation.mode: Off"),
-            ("SLOAttained", "False", "Missed", "chat 20% of 90%"),
+            ("SLOAttained", "False", "Missed", "% of 90%; batch "),
             ("Ready", "True", "EndpointReady", ""),
         ),
     ),
