@@ -29,7 +29,7 @@ import matplotlib
 RESULTS = Path(__file__).parent / "results"
 BATCHES = (1, 8)
 TOKENS = 48
-ROUNDS = 9
+ROUNDS = 15
 BAR = 0.97
 PLAIN, OURS, STOCK_TABLE = "stock, no speculation", "Outrider, k = 0", "stock, dynamic table at K = 0"
 ARMS = (PLAIN, OURS, STOCK_TABLE)
