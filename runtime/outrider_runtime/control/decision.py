@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from outrider_runtime.control.choice import values_by_draft_length
 from outrider_runtime.control.drafting import NOBODY, DraftChoice, DraftProblem, Pressure, nobody
-from outrider_runtime.control.slo import affordable, forced_lengths, shortfalls
+from outrider_runtime.control.slo import MOST_LOSS, forced_lengths, is_crowd, shortfalls
 from outrider_runtime.control.straight import choose_on_straight_cost
 
 Floats = NDArray[np.floating[Any]]
@@ -36,9 +36,10 @@ def choose_draft(problem: DraftProblem) -> DraftChoice:
         return nothing
     if problem.pressure is not None:
         paced = _on_bent_cost(problem, plain, least_gain=-math.inf) or nothing
+        if not is_crowd(problem.pressure.behind):
+            return paced
         by_goodput = choose_draft(replace(problem, pressure=None))
-        loss = by_goodput.value - paced.value
-        return paced if affordable(problem.pressure.behind, loss, tokens=-plain) else by_goodput
+        return paced if by_goodput.value - paced.value <= MOST_LOSS * -plain else by_goodput
     reach = problem.gains.shape[1] * problem.gains.shape[2]
     if problem.budget < reach or any(bend < reach for bend in problem.price.bends()):
         return _on_bent_cost(problem, plain, least_gain=LEAST_GAIN) or nothing

@@ -18,13 +18,14 @@ from outrider_runtime.control.latency import OnlineLatency
 from outrider_runtime.control.problem import Columns, Step, verification_gains
 from outrider_runtime.control.slo import (
     MARGIN,
+    MOST_LOSS,
     Clocks,
     StepTimes,
-    affordable,
     behind,
     clocks,
     forced_lengths,
     has_room,
+    is_crowd,
     longest_step_s,
     prompt_tokens,
 )
@@ -62,8 +63,10 @@ def lengths_for_slo(
     forced = forced_lengths(state, who, seconds, gains, price, step.budget)
     longest_s = longest_step_s(state, forced, gains, price, draft_s)
     paced = best_lengths(gains, costs, price, step.rate, step.budget, forced=forced, longest_s=longest_s)
+    if not is_crowd(who):
+        return paced
     free = best_lengths(gains, costs, price, step.rate, step.budget)
-    return paced if affordable(who, free.value - paced.value, step.rate * seconds) else None
+    return paced if free.value - paced.value <= MOST_LOSS * step.rate * seconds else None
 
 
 def pressure(

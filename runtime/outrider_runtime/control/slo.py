@@ -104,13 +104,13 @@ def behind(state: Clocks, step_s: float, gains: Floats) -> Bools:
     return np.asarray(late & state.within_reach(step_s, 1.0 + gains[:MOST_FORCED].sum(axis=0)))
 
 
-def affordable(who: Bools, loss: float, tokens: float) -> bool:
-    """Whether `who` (N,) may come first at the price of `loss` of the step's expected `tokens`.
+def is_crowd(who: Bools) -> bool:
+    """Whether those behind, `who` (N,), are so many that serving them first must not cost more than MOST_LOSS.
 
     Few may have what they need: the others are in time. Below the knee it costs nothing (AdaServe's budget B); where
     every token has its price and most are behind, forcing for all would make all of them later still.
     """
-    return bool(who.mean() <= MOST_BEHIND) or loss <= MOST_LOSS * tokens
+    return bool(who.mean() > MOST_BEHIND)
 
 
 def forced_lengths(
