@@ -24,7 +24,7 @@ def draw(rng: np.random.Generator, hazards: list[float], verified: int) -> int:
 
 
 @pytest.mark.parametrize("hazards", [[0.5, 0.5, 0.5, 0.5], [0.8, 0.6, 0.4, 0.2], [0.3, 0.6, 0.7, 0.7]])
-def test_estimates_are_unbiased_where_lengths_vary(hazards):  # type: ignore[no-untyped-def]
+def test_estimates_are_unbiased_where_lengths_vary(hazards):
     """A single alpha would be biased here: acceptance changes with the position and k changes from step to step."""
     rng = np.random.default_rng(3)
     estimates = []

@@ -24,7 +24,7 @@ COSTS = st.builds(
 
 
 @st.composite
-def prices(draw, requests: int, *, bends: bool = True) -> TargetPrice:  # type: ignore[no-untyped-def]
+def prices(draw, requests: int, *, bends: bool = True) -> TargetPrice:
     ragged = draw(COSTS)
     if not bends:
         ragged = replace(ragged, per_batched_token_above_knee_s=0.0)
@@ -43,7 +43,7 @@ def prices(draw, requests: int, *, bends: bool = True) -> TargetPrice:  # type: 
 
 
 @st.composite
-def chains(draw, requests: int, positions: int) -> np.ndarray:  # type: ignore[no-untyped-def,type-arg]
+def chains(draw, requests: int, positions: int) -> np.ndarray:
     """(K, N) products of hazards; each request's chain ends somewhere."""
     hazards = np.array(
         draw(st.lists(st.floats(0.05, 0.99), min_size=requests * positions, max_size=requests * positions))
@@ -53,13 +53,13 @@ def chains(draw, requests: int, positions: int) -> np.ndarray:  # type: ignore[n
     return np.where(np.arange(positions)[:, None] < lengths, gains, 0.0)
 
 
-def worth(lengths, gains, query, price: TargetPrice, rate: float, *, uniform: bool) -> float:  # type: ignore[no-untyped-def]
+def worth(lengths, gains, query, price: TargetPrice, rate: float, *, uniform: bool) -> float:
     tokens = sum(gains[:length, i].sum() - rate * query[i] * length for i, length in enumerate(lengths))
     seconds = price.uniform_s if uniform else price.ragged_s
     return float(tokens - rate * seconds(np.array(float(sum(lengths)))))
 
 
-def exhaustive(gains, query, price: TargetPrice, rate: float, budget: int) -> float:  # type: ignore[no-untyped-def]
+def exhaustive(gains, query, price: TargetPrice, rate: float, budget: int) -> float:
     """The best worth of all lengths there are, ragged and uniform."""
     most = (gains > 0).sum(axis=0)
     best = -np.inf
@@ -73,7 +73,7 @@ def exhaustive(gains, query, price: TargetPrice, rate: float, budget: int) -> fl
 
 
 @given(st.data(), st.integers(1, 6), st.integers(0, 9), st.integers(0, 20))
-def test_a_run_of_prices_is_that_of_its_numbers_one_by_one(data, requests, first, more):  # type: ignore[no-untyped-def]
+def test_a_run_of_prices_is_that_of_its_numbers_one_by_one(data, requests, first, more):
     """Knees and the end of the graphs wherever they lie."""
     price = data.draw(prices(requests))
     one_by_one = price.ragged_s(np.arange(first, first + more + 1, dtype=float))
@@ -91,7 +91,7 @@ def dearer_beyond_the_graphs(price: TargetPrice) -> bool:
 
 @settings(max_examples=80, deadline=None)
 @given(st.data(), st.integers(1, 3), st.integers(1, 4), st.floats(1.0, 120.0), st.integers(-1, 12))
-def test_no_other_lengths_are_worth_more(data, requests, positions, rate, budget):  # type: ignore[no-untyped-def]
+def test_no_other_lengths_are_worth_more(data, requests, positions, rate, budget):
     """Design, choice of lengths: the joint choice equals exhaustive search, knees and graphs included."""
     gains = data.draw(chains(requests, positions))
     price = data.draw(prices(requests))
@@ -108,7 +108,7 @@ def test_no_other_lengths_are_worth_more(data, requests, positions, rate, budget
 
 @settings(max_examples=70, deadline=None)
 @given(st.data(), st.integers(1, 3), st.integers(1, 4), st.floats(1.0, 120.0))
-def test_draft_lengths_are_valued_as_exhaustive_search_values_them(data, requests, positions, rate):  # type: ignore[no-untyped-def]
+def test_draft_lengths_are_valued_as_exhaustive_search_values_them(data, requests, positions, rate):
     """For every K the value is that of the best verification lengths up to K."""
     gains = data.draw(chains(requests, positions))
     price = data.draw(prices(requests, bends=False))
@@ -121,7 +121,7 @@ def test_draft_lengths_are_valued_as_exhaustive_search_values_them(data, request
 
 @settings(max_examples=70, deadline=None)
 @given(st.data(), st.integers(1, 3), st.integers(1, 4), st.floats(1.0, 120.0), st.integers(0, 12))
-def test_a_bend_in_the_cost_never_makes_a_draft_length_look_better_than_it_is(data, requests, positions, rate, budget):  # type: ignore[no-untyped-def]
+def test_a_bend_in_the_cost_never_makes_a_draft_length_look_better_than_it_is(data, requests, positions, rate, budget):
     """Across a knee or a budget values are read off chords: at most the truth, and never under k = 0."""
     gains = data.draw(chains(requests, positions))
     price = data.draw(prices(requests))
@@ -133,7 +133,7 @@ def test_a_bend_in_the_cost_never_makes_a_draft_length_look_better_than_it_is(da
         assert values[0] - 1e-9 <= values[length] <= best + 1e-9
 
 
-def problem(gains, draft_s, *, rate, per_token_s, neural=NOBODY, usable=None, neural_token_s=0.0):  # type: ignore[no-untyped-def]
+def problem(gains, draft_s, *, rate, per_token_s, neural=NOBODY, usable=None, neural_token_s=0.0):
     drafters, _, requests = gains.shape
     cost = StepCost(per_batched_token_s=per_token_s, constant_s=0.01)
     return DraftProblem(
@@ -167,7 +167,7 @@ def exhaustive_drafters(case: DraftProblem) -> float:
     return best
 
 
-def best_verified(case: DraftProblem, chosen, lengths, query) -> float:  # type: ignore[no-untyped-def]
+def best_verified(case: DraftProblem, chosen, lengths, query) -> float:
     """The best verification lengths, where `chosen` (N,) drafters propose lengths[is neural] tokens each. Where a
     lookup has a proposal only at times (offers), a position costs and gains in that proportion."""
     requests = len(chosen)
@@ -195,7 +195,7 @@ def best_verified(case: DraftProblem, chosen, lengths, query) -> float:  # type:
     st.floats(1e-4, 5e-3),
     st.sampled_from([0.0, 1e-3]),
 )
-def test_one_drafter_is_used_as_exhaustive_search_would(data, requests, positions, rate, per_token, pass_s):  # type: ignore[no-untyped-def]
+def test_one_drafter_is_used_as_exhaustive_search_would(data, requests, positions, rate, per_token, pass_s):
     """K and who speculates are jointly the best there is, the draft's own time included."""
     gains = data.draw(chains(requests, positions))[None]
     steps = data.draw(st.lists(st.floats(0.0, 0.01), min_size=positions, max_size=positions))
@@ -206,7 +206,7 @@ def test_one_drafter_is_used_as_exhaustive_search_would(data, requests, position
 
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.integers(1, 3), st.integers(1, 3), st.floats(5.0, 100.0))
-def test_the_joint_choice_is_the_best_there_is(data, requests, positions, rate):  # type: ignore[no-untyped-def]
+def test_the_joint_choice_is_the_best_there_is(data, requests, positions, rate):
     """Drafter per request, a length for lookup and one for the neural draft, and what is verified: exhaustive search
     over all of them finds nothing worth more, and the plan is worth what it says."""
     gains = np.stack([data.draw(chains(requests, positions)) for _ in range(2)])

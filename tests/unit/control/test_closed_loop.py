@@ -67,7 +67,7 @@ def mean_length(records: list[Record]) -> float:
 @pytest.mark.parametrize(
     ("target", "load", "alpha"), [(GPU, 1, 0.8), (GPU, 24, 0.8), (CPU, 1, 0.8), (CPU, 8, 0.4), (GPU, 4, 0.6)]
 )
-def test_the_loop_is_as_good_as_the_best_static_length(target, load, alpha, profile):  # type: ignore[no-untyped-def]
+def test_the_loop_is_as_good_as_the_best_static_length(target, load, alpha, profile):
     """It loses at most a few percent against the best of k = 0..5 chosen with hindsight, with and without a profile."""
     best = best_static_goodput(target, load, alpha)
     engine = SimulatedEngine(world(target, alpha), controller(target, profile=profile), load=load)
@@ -112,7 +112,7 @@ def test_a_shift_to_text_that_the_draft_does_not_know_is_followed_within_fifty_s
 
 
 @pytest.mark.parametrize("drafter", ["lookup", "eagle"])
-def test_speculation_comes_back_by_itself_when_the_text_turns_easy(drafter):  # type: ignore[no-untyped-def]
+def test_speculation_comes_back_by_itself_when_the_text_turns_easy(drafter):
     """From k = 0 the loop notices within 200 steps, through exploration alone; then new requests speculate."""
     alpha = [0.05]
     truth = world(CPU, 0.0)
@@ -139,7 +139,7 @@ def test_a_draft_that_slows_three_times_while_serving_lowers_k():
 
 
 @pytest.mark.parametrize("load", [1, 8])
-def test_a_poor_drafter_is_not_used_and_the_state_says_so(load):  # type: ignore[no-untyped-def]
+def test_a_poor_drafter_is_not_used_and_the_state_says_so(load):
     """A few of the target's own layers, accepted 6% of the time: NotWorthIt, at a percent or two of goodput."""
     truth = world(CPU, 0.06)
     engine = SimulatedEngine(truth, controller(CPU), load=load)

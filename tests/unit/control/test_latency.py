@@ -40,7 +40,7 @@ def grid(cost: StepCost, noise: float = 0.0, seed: int = 0) -> list[Sample]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 4), st.integers(0, 2**32 - 1))
-def test_non_negative_least_squares_is_optimal(size, seed):  # type: ignore[no-untyped-def]
+def test_non_negative_least_squares_is_optimal(size, seed):
     """Its conditions of optimality hold: no negative coefficient, no direction that would still help."""
     rng = np.random.default_rng(seed)
     design, y = rng.normal(size=(8, size)), rng.normal(size=8)
@@ -119,7 +119,7 @@ def test_a_draft_that_slows_three_times_costs_three_times_in_a_dozen_steps():
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -0.01, 0.0, 30.0])
-def test_a_time_that_cannot_be_a_steps_is_dropped(seconds):  # type: ignore[no-untyped-def]
+def test_a_time_that_cannot_be_a_steps_is_dropped(seconds):
     """NaN, negative, or a machine that slept: the estimate does not move."""
     latency = online()
     before = latency.target_s(ONE, RAGGED), latency.draft_s("eagle", ONE, 2)

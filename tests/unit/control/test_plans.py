@@ -68,7 +68,7 @@ VIEWS = st.builds(
 
 @settings(max_examples=70, deadline=None)
 @given(st.lists(VIEWS, max_size=6), st.integers(0, 60), st.integers(0, 30), st.sampled_from(list(Mode)))
-def test_no_plan_exceeds_the_step_the_memory_or_the_request(views, budget, kv, mode):  # type: ignore[no-untyped-def]
+def test_no_plan_exceeds_the_step_the_memory_or_the_request(views, budget, kv, mode):
     """Budgets, KV memory and remaining tokens hold in every mode, also for batches that make no sense."""
     loop = controller(mode=mode)
     made = batch(*views, budget=budget, kv=kv)
@@ -149,7 +149,7 @@ def test_a_pin_holds_until_it_is_released():
 
 
 @pytest.mark.parametrize(("tokens", "drafter"), [(1, None), (1, "nobody"), (MAX + 1, "eagle"), (-1, None)])
-def test_a_pin_that_the_engine_cannot_hold_is_refused(tokens, drafter):  # type: ignore[no-untyped-def]
+def test_a_pin_that_the_engine_cannot_hold_is_refused(tokens, drafter):
     """The sentence names what the engine takes."""
     with pytest.raises(ValueError, match=r"pool|0\.\.4"):
         controller().pin(tokens, drafter)
@@ -182,7 +182,7 @@ def test_a_pool_without_drafters_serves_plainly():
     "pool",
     [(DrafterSpec("a", False), DrafterSpec("a", True)), (DrafterSpec("a", True), DrafterSpec("b", True))],
 )
-def test_a_pool_that_the_engine_cannot_run_is_refused(pool):  # type: ignore[no-untyped-def]
+def test_a_pool_that_the_engine_cannot_run_is_refused(pool):
     """Two drafters of one name, or two neural ones."""
     with pytest.raises(ValueError, match="drafters:"):
         Settings(pool, MAX)
@@ -209,7 +209,7 @@ def step(loop: Controller, step_s: float, *, target_s: float = 0.02, number: int
 
 
 @pytest.mark.parametrize("absurd", [float("nan"), float("inf"), -1.0, 0.0, 4000.0])
-def test_absurd_step_times_are_dropped_and_counted(absurd):  # type: ignore[no-untyped-def]
+def test_absurd_step_times_are_dropped_and_counted(absurd):
     """A suspended machine's step changes no estimate and no busy time; its tokens still count."""
     loop = controller()
     for number in range(5):

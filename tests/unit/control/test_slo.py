@@ -39,7 +39,7 @@ def price(requests: int, cost: StepCost = CPU) -> TargetPrice:
 
 
 @st.composite
-def standings(draw, requests: int) -> Clocks:  # type: ignore[no-untyped-def]
+def standings(draw, requests: int) -> Clocks:
     """Requests ahead of their class, behind it, hopeless, and without one."""
     numbers = st.lists(st.floats(0.0, 3.0), min_size=requests, max_size=requests)
     tokens = np.array(draw(st.lists(st.integers(0, 60), min_size=requests, max_size=requests)), dtype=float)
@@ -50,7 +50,7 @@ def standings(draw, requests: int) -> Clocks:  # type: ignore[no-untyped-def]
 
 @settings(max_examples=80, deadline=None)
 @given(st.data(), st.integers(1, 5), st.integers(1, 6), st.integers(0, 14))
-def test_those_behind_get_what_they_need_and_nobody_more_than_the_budget(data, requests, positions, budget):  # type: ignore[no-untyped-def]
+def test_those_behind_get_what_they_need_and_nobody_more_than_the_budget(data, requests, positions, budget):
     """AdaServe, algorithm 2, on chains: the shortest prefix that suffices, n_max at most, the slowest first."""
     gains = data.draw(chains(requests, positions))
     state = data.draw(standings(requests))
@@ -74,7 +74,7 @@ def test_those_behind_get_what_they_need_and_nobody_more_than_the_budget(data, r
 
 @settings(max_examples=80, deadline=None)
 @given(st.data(), st.integers(1, 3), st.integers(1, 4), st.floats(1.0, 120.0), st.integers(0, 10))
-def test_the_gain_phase_is_the_best_there_is_around_what_is_forced(data, requests, positions, rate, budget):  # type: ignore[no-untyped-def]
+def test_the_gain_phase_is_the_best_there_is_around_what_is_forced(data, requests, positions, rate, budget):
     """Among all plans that hold the forced positions and end in time: none is worth more."""
     gains = data.draw(chains(requests, positions))
     limits = (gains > 0).sum(axis=0)
@@ -135,7 +135,7 @@ def test_the_clock_starts_with_the_first_token():
 
 @settings(max_examples=80, deadline=None)
 @given(st.data(), st.integers(1, 6), st.integers(0, 8), st.integers(0, 600))
-def test_a_chunk_of_prompt_breaks_no_tpot_that_would_be_kept_without_it(data, requests, verified, most):  # type: ignore[no-untyped-def]
+def test_a_chunk_of_prompt_breaks_no_tpot_that_would_be_kept_without_it(data, requests, verified, most):
     """Every request that is on time without the prompt is on time with it, but for the least chunk."""
     state = data.draw(standings(requests))
     gained = np.array(data.draw(st.lists(st.floats(1.0, 4.0), min_size=requests, max_size=requests)))
@@ -200,7 +200,7 @@ TIGHT, LOOSE = SLOTarget("tight", 0.03), SLOTarget("loose", 5.0)
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(VIEWS, min_size=1, max_size=6), st.integers(1, 60), st.integers(0, 40))
-def test_no_plan_exceeds_what_fits_with_classes_either(views, budget, kv):  # type: ignore[no-untyped-def]
+def test_no_plan_exceeds_what_fits_with_classes_either(views, budget, kv):
     """Token budget, KV memory and proposals hold whatever is forced in."""
     loop = controller(TIGHT, LOOSE)
     made = Batch(tuple(views), 1.0, budget, kv, next=Waiting("tight", 40))
@@ -220,7 +220,7 @@ def test_no_plan_exceeds_what_fits_with_classes_either(views, budget, kv):  # ty
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(VIEWS, min_size=1, max_size=6))
-def test_classes_that_nobody_misses_change_no_plan(views):  # type: ignore[no-untyped-def]
+def test_classes_that_nobody_misses_change_no_plan(views):
     """Without SLO pressure the result is goodput's own choice."""
     idle = [SLOTarget("tight", 50.0), SLOTarget("loose", 50.0)]
     with_classes, without = controller(*idle), controller()
@@ -273,7 +273,7 @@ def test_a_request_that_is_behind_verifies_where_goodput_would_not():
 
 
 @pytest.mark.parametrize(("waiting", "limited"), [(Waiting("loose", 900), True), (None, False)])
-def test_a_tight_class_lowers_the_steps_token_budget_while_prompts_wait(waiting, limited):  # type: ignore[no-untyped-def]
+def test_a_tight_class_lowers_the_steps_token_budget_while_prompts_wait(waiting, limited):
     """A whole chunk of 2048 tokens takes four seconds here, and nobody's TPOT survives that."""
     loop = controller(TIGHT, LOOSE)
     requests = busy_batch(elapsed_s=0.4, output_tokens=22).requests

@@ -61,7 +61,7 @@ def run(arrivals: list[Arrival], limits: Limits, policy: FixedLengths, alpha: fl
     st.integers(8, 128),
     st.integers(352, 1024),
 )
-def test_every_request_gets_its_tokens_within_budget_and_memory(requests, draft_tokens, budget, kv_tokens):  # type: ignore[no-untyped-def]
+def test_every_request_gets_its_tokens_within_budget_and_memory(requests, draft_tokens, budget, kv_tokens):
     """Whatever the load, the draft length, the token budget and the KV memory: preempted requests end too."""
     policy = FixedLengths(draft_tokens)
     limits = Limits(token_budget=budget, max_requests=6, kv_tokens=kv_tokens)

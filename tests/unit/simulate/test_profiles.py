@@ -51,7 +51,7 @@ def test_nothing_held_out_goes_into_a_profile(monkeypatch):
     before = list(build_profiles.shipped())
     read = magicdec.table
 
-    def without_held_out(name: str):  # type: ignore[no-untyped-def]
+    def without_held_out(name: str):
         assert name not in ("magicdec_table2.csv", "turbospec_figure2.csv")
         return read(name)
 
@@ -69,7 +69,7 @@ def test_the_error_on_held_out_rows_is_what_the_documentation_says(repository):
 
 
 @given(st.sampled_from(sorted(roofline.devices())), st.integers(1, 8), st.integers(1, 4000), st.integers(0, 100_000))
-def test_a_derived_step_takes_as_long_as_the_slower_of_reading_and_computing(device, gpus, tokens, context):  # type: ignore[no-untyped-def]
+def test_a_derived_step_takes_as_long_as_the_slower_of_reading_and_computing(device, gpus, tokens, context):
     """The roofline, from the data sheet, whatever the batch: the knee is where the two meet."""
     model, hardware = roofline.models()["llama-3.1-8b"], roofline.devices()[device]
     cost = roofline.derived_cost(model, hardware, gpus, overhead_s=0.0)

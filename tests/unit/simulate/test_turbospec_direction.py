@@ -32,7 +32,7 @@ def static(draft_tokens: int) -> PolicyChoice:
 
 
 @pytest.fixture
-def figures(tmp_path: Path):  # type: ignore[no-untyped-def]
+def figures(tmp_path: Path):
     """(rate, duration, policy) -> figures, for ShareGPT's lengths and acceptance (the paper's tables 2 and 3)."""
     manifest = tmp_path / "service.yaml"
     manifest.write_text(MANIFEST)
@@ -48,7 +48,7 @@ def figures(tmp_path: Path):  # type: ignore[no-untyped-def]
     return run
 
 
-def test_at_a_low_rate_speculation_is_on_and_pays(figures):  # type: ignore[no-untyped-def]
+def test_at_a_low_rate_speculation_is_on_and_pays(figures):
     """Table 4 at 1 request a second: 2.63 s without, 1.36 s at k = 3, 1.34 s with TurboSpec."""
     ours, without, fixed = (figures(1.0, 12.0, choice) for choice in (OURS, NO_SPECULATION, static(3)))
     assert ours.mean_verified_length > 2
@@ -56,7 +56,7 @@ def test_at_a_low_rate_speculation_is_on_and_pays(figures):  # type: ignore[no-u
     assert ours.latency_mean_s < 1.1 * fixed.latency_mean_s
 
 
-def test_at_a_rate_where_every_static_length_loses_speculation_is_off(figures):  # type: ignore[no-untyped-def]
+def test_at_a_rate_where_every_static_length_loses_speculation_is_off(figures):
     """Table 4 at 16 a second: 13.73 s without, 15.91 s at k = 1, 23.50 s at k = 5, 13.62 s with TurboSpec.
 
     At 24 a second here: the queue of a long run at 16, in a few seconds.

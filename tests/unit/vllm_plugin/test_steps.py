@@ -59,7 +59,7 @@ def outcome(
 @pytest.mark.parametrize(
     ("last_output_at", "seconds"), [(9.0, 0.03), (10.01, 0.02)], ids=["after a pause", "steps that overlap"]
 )
-def test_a_steps_time_is_its_own(last_output_at, seconds):  # type: ignore[no-untyped-def]
+def test_a_steps_time_is_its_own(last_output_at, seconds):
     """`t_out(n) - max(t_out(n-1), t_sched(n))`: neither the wait for a request nor the step before counts."""
     assert outcome(last_output_at=last_output_at).step_s == pytest.approx(seconds)
 

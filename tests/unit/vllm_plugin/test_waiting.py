@@ -30,7 +30,7 @@ def due(request: Waiting) -> float:
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.1, 3.0]), st.sampled_from([1.0, 8.0])), max_size=30))
-def test_the_queue_is_ordered_by_deadline_and_first_come_within_a_class(arrivals):  # type: ignore[no-untyped-def]
+def test_the_queue_is_ordered_by_deadline_and_first_come_within_a_class(arrivals):
     """A loose request that came long before is due before a tight one that comes now: nobody starves."""
     queue: deque[Waiting] = deque()
     now = 0.0
