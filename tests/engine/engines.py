@@ -108,8 +108,7 @@ def own_environment(**variables: str) -> Iterator[None]:
 @contextmanager
 def engine(plan: launch.LaunchPlan) -> Iterator[Any]:
     """A `vllm.LLM` in this process; closed again with its threads and its distributed state."""
-    # One thread: two that wait for each other crawl when other tests share the cores.
-    with own_environment(VLLM_ENABLE_V1_MULTIPROCESSING="0", OMP_NUM_THREADS="1", VLLM_LOGGING_LEVEL="ERROR"):
+    with own_environment(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="ERROR"):
         launch.prepare(plan)
         _hide_dunders_of_llvmlite()
         llm = start(launch.engine_arguments(plan))

@@ -36,7 +36,11 @@ def test_a_drafter_that_cannot_load_is_dropped_and_named(server: Server) -> None
     lookup, eagle = server.state().drafters
     assert lookup.loaded
     assert not eagle.loaded
-    assert eagle.reason
-    assert server.chat().status_code == 200
+    assert "cannot be loaded" in eagle.reason
+    repetitive = "Repeat exactly: one two three four five one two three four five one two three four five"
+    assert server.chat(repetitive, max_tokens=48, temperature=0).status_code == 200
+    state = server.settled_state()
+    assert state.plugin_active
+    assert state.drafters[0].verified > 0, "what is left of the pool is used"
     assert server.metric("outrider_drafter_loaded", drafter="eagle") == 0
     assert "starting again without the drafter 'eagle'" in server.log.read_text(errors="replace")

@@ -16,7 +16,7 @@ from tests.operator.client import Client, Service
 from tests.operator.process import NAMESPACE, OperatorProcess
 
 WINDOW = "12s"
-RESYNC = "15s"
+RESYNC = "5s"
 
 Make = Callable[..., Service]
 

@@ -148,18 +148,6 @@ def test_required_waits_for_its_profile(services: dict[str, Service]) -> None:
     assert pod["metadata"]["creationTimestamp"] >= profiled["lastTransitionTime"]
 
 
-def test_no_room_for_the_surge_pod(crowded: tuple[Service, set[str]]) -> None:
-    """All GPUs are taken: NoCapacity after a minute, naming the remedy; the old pod serves on, and the remedy works."""
-    service, before = crowded
-    found = service.wait("Progressing", "False", "NoCapacity", timeout_s=240)
-    assert "maxUnavailable: 1" in found["message"]
-    assert uids(service.ready_pods()) == before
-    assert service.condition("Ready")["status"] == "True"
-    service.patch({"rollout": {"maxUnavailable": 1, "maxSurge": 0}})
-    service.wait_updated(240)
-    assert uids(service.ready_pods()).isdisjoint(before)
-
-
 def test_a_job_gives_way_to_a_serving_pod(services: dict[str, Service], make: Make, client: Client) -> None:
     """While a serving pod waits for the same accelerator the Job goes, and the pod gets its GPUs."""
     services["three"].wait("ProfilesReady", "True", timeout_s=240)
@@ -184,6 +172,18 @@ def test_a_service_that_leaves_a_measurement_does_not_stop_it(make: Make, client
     wait_for("a Job of one", lambda: _job_of(client, stays.namespace, uids([stays.read()])) == job, 60)
     stays.patch({"target": {"name": "tests/yet-another"}})
     wait_for("the Job to go", lambda: client.get(JOB, stays.namespace, job) is None, 60)
+
+
+def test_no_room_for_the_surge_pod(crowded: tuple[Service, set[str]]) -> None:
+    """All GPUs are taken: NoCapacity after a minute, naming the remedy; the old pod serves on, and the remedy works."""
+    service, before = crowded
+    found = service.wait("Progressing", "False", "NoCapacity", timeout_s=240)
+    assert "maxUnavailable: 1" in found["message"]
+    assert uids(service.ready_pods()) == before
+    assert service.condition("Ready")["status"] == "True"
+    service.patch({"rollout": {"maxUnavailable": 1, "maxSurge": 0}})
+    service.wait_updated(240)
+    assert uids(service.ready_pods()).isdisjoint(before)
 
 
 def _job_of(client: Client, namespace: str, owners: set[str]) -> str:

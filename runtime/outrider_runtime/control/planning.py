@@ -23,9 +23,9 @@ from outrider_runtime.control.settings import DraftPrefill, Mode
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 
-MANY_REQUESTS = 32
-KEEP_STEPS_MANY, KEEP_STEPS_FEW = 3, 1
-"""How many steps repeat a choice of drafters and draft length while the same requests decode."""
+KEEP_STEPS, KEEP_STEPS_PLAIN = 3, 7
+"""How many steps repeat a choice of drafters and draft length while the same requests decode: hardly anything is known
+better after one step more. Where nothing is proposed only the costs can change, and they change slowly."""
 MOST_PATIENCE_USED = 1.0
 """Prompts are not held back for tight classes once one has waited for this share of what its own class bears: where
 load stays high, prompts that give way would queue up without end."""
@@ -176,13 +176,9 @@ class Planner:
         return problem if found is None else dataclasses.replace(problem, pressure=found)
 
     def _kept_plan(self, batch: Batch) -> DraftPlan | None:
-        """The last choice once more: one step hardly changes what is known, the less the larger the batch is.
-
-        Verification lengths are chosen anew at every step all the same.
-        """
+        """The last choice once more. Verification lengths are chosen anew at every step all the same."""
         kept = self._kept
-        most = KEEP_STEPS_MANY if len(batch.requests) >= MANY_REQUESTS else KEEP_STEPS_FEW
-        if kept is None or self._since_choice >= most:
+        if kept is None or self._since_choice >= (KEEP_STEPS if kept.draft_tokens else KEEP_STEPS_PLAIN):
             return None
         known, shortest, neural = self._kept_for.get, self._limit + 2, kept.neural_tokens > 0
         found: list[str | None] = []

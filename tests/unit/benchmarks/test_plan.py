@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,15 +79,24 @@ def test_poisson_arrivals_have_their_rate(rate: float, seed: int) -> None:
 def test_a_trace_keeps_the_pattern_of_its_gaps(gaps: list[float], rate: float) -> None:
     times = from_trace(gaps, rate, seconds=20, longest_gap_s=1e9)
     used = round(rate * 20)
-    assert used - 1 <= len(times) <= used  # the last one may fall on the end
+    assert len(times) == used
     scale = 20 / sum(gaps[:used])
     assert times[0] == pytest.approx(gaps[0] * scale)
     for earlier, later, gap in zip(times, times[1:], gaps[1:], strict=False):
         assert later - earlier == pytest.approx(gap * scale, abs=1e-9)
 
 
-def test_a_pause_of_the_trace_is_cut() -> None:
-    assert from_trace([1, 1, 97, 1], 0.04, seconds=100, longest_gap_s=10) == [1.0, 2.0, 12.0, 13.0]
+@given(st.lists(st.floats(0.001, 50), min_size=40, max_size=40), st.floats(0.6, 5))
+def test_a_pause_of_the_trace_is_cut_and_the_rate_holds(gaps: list[float], longest: float) -> None:
+    times = from_trace(gaps, 2, seconds=20, longest_gap_s=longest)
+    assert len(times) == 40
+    assert times[-1] == pytest.approx(20)
+    assert max(np.diff([0, *times])) <= longest * 1.001
+
+
+def test_a_rate_that_needs_longer_gaps_is_refused() -> None:
+    with pytest.raises(ValueError, match="raise longest_gap_s"):
+        from_trace([1, 1, 97, 1], 0.04, seconds=100, longest_gap_s=10)
 
 
 def test_a_trace_that_is_too_short_is_refused() -> None:
