@@ -154,24 +154,6 @@ def test_killed_in_the_middle_of_everything(make: Make, operator_process: Operat
     assert len(_created(cluster, "replicasets", service.namespace, "shaken-")) == 2
 
 
-def test_the_api_server_goes_away(
-    steady: Service, operator_process: OperatorProcess, cluster: Cluster, make: Make
-) -> None:
-    """The same process goes on once it is back: no restart, no deleted pod, and new work is done."""
-    steady.wait_updated(240)
-    before = uids(steady.pods())
-    cluster.kill_apiserver()
-    time.sleep(60)  # longer than every time-out of the client
-    assert operator_process.running()
-    cluster.restart_apiserver()
-    assert uids(steady.pods()) == before
-    make("later", profiling={"mode": "Skip"}).wait_updated(240)
-    steady.patch({"speculation": {"mode": "Off"}})
-    steady.wait_updated(60)
-    assert operator_process.running()
-    assert uids(steady.pods()) == before
-
-
 def test_an_upgrade_restarts_no_serving_pod(steady: Service, operator_process: OperatorProcess, make: Make) -> None:
     """The default image is resolved once per service; a new release's default is for new services."""
     steady.wait_updated(240)
