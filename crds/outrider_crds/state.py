@@ -131,6 +131,10 @@ class RuntimeState(Model):
     """Counter: step times ignored as NaN, negative or absurd (a suspended machine)."""
     decision_s: float = 0.0
     """Counter: seconds spent deciding."""
+    caught_up_tokens: int = 0
+    """Counter: tokens that the neural draft ran over to close holes in its KV."""
+    catch_up_s: float = 0.0
+    """Counter: seconds that took, where they are measured (synchronous scheduling)."""
     drafters: list[DrafterState] = []
     slo_classes: list[SLOClassState] = Field(default=[])
     speedup: SpeedupState = SpeedupState()

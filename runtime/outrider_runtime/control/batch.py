@@ -68,6 +68,8 @@ class RequestView(NamedTuple):
     """Who made those proposals."""
     draft_ready: bool = False
     """The neural draft's KV covers the request's context without a hole (so true for one whose prompt begins)."""
+    draft_hole: int = 0
+    """Tokens at the end of its context that the neural draft has not seen; 0: none, or none to catch up on now."""
 
 
 class Waiting(NamedTuple):
@@ -114,6 +116,9 @@ class DraftPlan:
     (proposals for the others are dropped), else 0: then it runs its first pass only, so that its KV stays whole, and
     proposes nothing."""
     purpose: Purpose = Purpose.CHOICE
+    catch_up: Mapping[str, int] = field(default_factory=dict)
+    """Request -> tokens, from the beginning of its hole on, that the neural draft runs over before it proposes. One
+    whose hole this closes may be proposed for in the same step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +158,19 @@ class RequestOutcome(NamedTuple):
         return min(self.verified, self.accepted + 1)
 
 
+class CatchUpOutcome(NamedTuple):
+    """The draft-only forward over holes in the draft's KV at the end of a step."""
+
+    tokens: int
+    n_requests: int
+    n_context: int
+    """Tokens before the holes, summed over the requests."""
+    n_context_query: float
+    """Sum over requests of tokens before the hole x tokens caught up, divided by 1000."""
+    seconds: float
+    """Measured in the worker; NaN when unknown."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
     """One finished step that ran the model."""
@@ -182,3 +200,5 @@ class StepOutcome:
     """Sum over requests of context x query tokens, divided by 1000."""
     prefill_tokens: int = 0
     """Prompt tokens in the step; 0 means pure decoding."""
+    catch_up: CatchUpOutcome | None = None
+    """None: none ran, or it failed. Its time is not in `draft_s`."""

@@ -70,5 +70,9 @@ class ControllerSnapshot:
     """Per draft length 0..K: (request, step) pairs that verified so many proposals."""
     dropped_steps: int = 0
     decision_s: float = 0.0
+    caught_up_tokens: int = 0
+    """Tokens that the neural draft ran over to close holes in its KV."""
+    catch_up_s: float = 0.0
+    """What that took, as far as it was measured."""
     drafters: Mapping[str, DrafterCounters] = field(default_factory=dict)
     speedup: SpeedupCounters = SpeedupCounters()

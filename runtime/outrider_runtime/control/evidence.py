@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from outrider_runtime.control.acceptance import Acceptance
-from outrider_runtime.control.batch import DraftPlan, ExecutionMode, StepOutcome
+from outrider_runtime.control.batch import CatchUpOutcome, DraftPlan, ExecutionMode, StepOutcome
 from outrider_runtime.control.costs import LatencyModel, Shape
 from outrider_runtime.control.explore import Explorer
 from outrider_runtime.control.goodput import Goodput
@@ -58,7 +58,7 @@ class Evidence:
 
     def _observe_times(self, outcome: StepOutcome) -> bool:
         """False when one of the step's times is absurd."""
-        drafts_s = sum(outcome.draft_s.values())
+        drafts_s = sum(outcome.draft_s.values()) + self._catch_up_s(outcome.catch_up)
         target_s = outcome.step_s - drafts_s if math.isnan(outcome.target_s) else outcome.target_s
         requests = outcome.n_requests
         shape = Shape(outcome.n_context, outcome.n_batched, requests, outcome.n_context_query)
@@ -68,7 +68,19 @@ class Evidence:
         for name, seconds in outcome.draft_s.items():
             passes = self._passes(outcome.draft_plan, name)
             plausible &= self.latency.observe_draft(name, shape, passes, seconds)
+        neural, caught = self._settings.neural, outcome.catch_up
+        if neural is not None and caught is not None and not math.isnan(caught.seconds):
+            plausible &= self.latency.observe_catch_up(neural.name, _catch_up_shape(caught), caught.seconds)
         return plausible
+
+    def _catch_up_s(self, caught: CatchUpOutcome | None) -> float:
+        """As measured, else as predicted."""
+        neural = self._settings.neural
+        if caught is None or neural is None:
+            return 0.0
+        if math.isnan(caught.seconds):
+            return self.latency.catch_up_s(neural.name, _catch_up_shape(caught))
+        return caught.seconds
 
     def _passes(self, plan: DraftPlan, name: str) -> int:
         neural = self._settings.neural
@@ -80,3 +92,7 @@ class Evidence:
         shape = Shape(outcome.n_context, requests, requests, outcome.n_context / 1000)
         seconds = self.latency.target_s(shape, ExecutionMode.UNIFORM)
         return requests / seconds if seconds > 0 else 0.0
+
+
+def _catch_up_shape(caught: CatchUpOutcome) -> Shape:
+    return Shape(caught.n_context, caught.tokens, caught.n_requests, caught.n_context_query)

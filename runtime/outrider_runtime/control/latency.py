@@ -42,6 +42,8 @@ class OnlineLatency:
         self._draft_scale = {
             drafter.name: Multipliers(half_life=12, strength=0.3, likeness=1.0) for drafter in drafters
         }
+        self._catch_up_scale = Multipliers(half_life=12, strength=0.3, likeness=1.0)
+        """On top of the draft's: a long pass over old tokens need not cost what ordinary drafting taught."""
         self._absurd_run = 0
         self._cache: dict[ExecutionMode, StepCost] = {}
         self._draft_cache: dict[str, DrafterCost] = {}
@@ -110,6 +112,22 @@ class OnlineLatency:
         self._draft_cache.clear()
         return True
 
+    def catch_up_s(self, name: str, shape: Shape) -> float:
+        """T_d(N_context, N_batched) of the draft alone over tokens that it has not seen (`Shape`: of these)."""
+        constant, slope = self._catch_up_scale.values
+        calls, tokens = _pass_parts(self._draft(name), shape)
+        return constant * calls + slope * tokens
+
+    def observe_catch_up(self, name: str, shape: Shape, seconds: float) -> bool:
+        """False when the time is absurd and was dropped. What ordinary drafting costs stays as it is."""
+        predicted = self.catch_up_s(name, shape)
+        if not _is_time(seconds) or seconds > max(ABSURD_S, ABSURD_FACTOR * predicted):
+            return False
+        calls, tokens = _pass_parts(self._draft(name), shape)
+        if calls + tokens > 0:
+            self._catch_up_scale.observe(calls, tokens, min(seconds, WINSOR_FACTOR * predicted))
+        return True
+
     def _plausible(self, seconds: float, predicted: float) -> bool:
         if not _is_time(seconds):
             return False
@@ -159,6 +177,12 @@ class OnlineLatency:
             return DrafterCost(StepCost(constant_s=LOOKUP_S), autoregressive=False)
         target = self._base(ExecutionMode.RAGGED)
         return DrafterCost(_scaled(target, NEURAL_SHARE, NEURAL_SHARE), autoregressive=True)
+
+
+def _pass_parts(drafter: DrafterCost, shape: Shape) -> tuple[float, float]:
+    """Seconds of one first pass: those of any call, and those that grow with its tokens."""
+    constant_s = drafter.cost.constant_s + drafter.first_pass.constant_s
+    return constant_s, drafter.seconds(shape, 1) - constant_s
 
 
 def _target_multipliers() -> Multipliers:

@@ -92,6 +92,25 @@ def pressure(
     return Pressure(state, who, step_s) if who.any() else None
 
 
+def spare_s(
+    step: Step, acceptance: Acceptance, limit: int, latency: OnlineLatency, tpots_s: TPOTs, draft_s: float
+) -> float:  # fmt: skip
+    """Seconds by which the step under way may be lengthened so that no TPOT is lost that can still be kept; infinite
+    where no class decodes. Its prompts are in it: what they take is not spare.
+
+    step: the next one, with what the step under way verifies in `proposed`; draft_s: drafts of the step.
+    """
+    state = _clocks(step.decoding, tpots_s)
+    if state is None:
+        return math.inf
+    batched = float(sum(step.decoding.proposed) + sum(step.now.prefill_tokens))
+    step_s = float(_without_prompts(step, latency).ragged_s(np.array(batched))) + draft_s
+    gained = 1.0 + verification_gains(step, acceptance, limit).sum(axis=0)
+    deadlines = state.deadlines_s(gained)
+    kept = (deadlines >= step_s) | state.within_reach(step_s, gained)  # hopeless ones set no limit
+    return max(0.0, float(deadlines[kept].min(initial=math.inf)) - step_s)
+
+
 def token_budget(
     batch: Batch, step: Step, gained: Floats, verified: int, latency: OnlineLatency, tpots_s: TPOTs,
     *, draft_s: float, draft_token_s: float,

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider_runtime.control.batch import Batch, DraftPlan, Purpose, VerifyPlan
+from outrider_runtime.control.catch_up import Room, holes_to_close
 from outrider_runtime.control.choice import best_lengths
 from outrider_runtime.control.decision import choose_draft
 from outrider_runtime.control.drafting import NOBODY, DraftChoice, DraftProblem, nobody
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.explore import Block, upper_bounds
 from outrider_runtime.control.gate import DraftGate
-from outrider_runtime.control.pacing import admissions, drafts_s, lengths_for_slo, pressure, token_budget
+from outrider_runtime.control.pacing import admissions, drafts_s, lengths_for_slo, pressure, spare_s, token_budget
 from outrider_runtime.control.problem import Step, draft_problem, next_step, this_step, verification_gains
 from outrider_runtime.control.roster import Roster
 from outrider_runtime.control.settings import DraftPrefill, Mode
@@ -31,6 +33,13 @@ MOST_PATIENCE_USED = 1.0
 load stays high, prompts that give way would queue up without end."""
 CHECK_GATE_EVERY = 8
 """Decisions between two looks at what the neural draft would bring to requests whose draft KV has holes."""
+
+
+class Whole(NamedTuple):
+    """What would be, if no request's draft KV had a hole."""
+
+    problem: DraftProblem
+    choice: DraftChoice
 
 
 class Planner:
@@ -147,7 +156,8 @@ class Planner:
         problem = self._under_pressure(step, self._problem(step, assume_ready=False))
         choice = choose_draft(problem)
         passed, self._since_choice = 1 + self._since_choice, 0
-        self._update_gate(step, problem, choice)
+        whole = self._choice_if_whole(step, problem)
+        self._update_gate(step, problem, choice, whole)
         block = explorer.step(passed) or (None if choice.for_slo else self._new_block(problem, choice))
         speculating = choice.draft_tokens > 0 and not truth.off
         busy = choice.for_slo or any(step.now.prefill_tokens)
@@ -160,10 +170,18 @@ class Planner:
             return self._plan_for_one(batch, block.draft_tokens, self._roster.names[block.drafter], Purpose.EXPLORE)
         if self._gate.window and not speculating:
             return self._plan(batch, step, _nothing(choice), Purpose.EXPLORE)
+        caught = {} if truth.off or whole is None else self._catch_up(batch, step, choice, whole)
+        if caught:
+            batch = _caught_up(batch, caught)
+            step = next_step(batch, self._evidence.latency, self._evidence.goodput)
+            choice = choose_draft(self._under_pressure(step, self._problem(step, assume_ready=False)))
+            speculating = choice.draft_tokens > 0
         purpose = Purpose.SLO if choice.for_slo else Purpose.CHOICE
-        self._kept = self._plan(batch, step, choice if speculating else _nothing(choice), purpose)
-        self._kept_for = dict(zip(step.now.id, self._kept.drafters, strict=True))
-        return self._kept
+        plan = self._plan(batch, step, choice if speculating else _nothing(choice), purpose)
+        if caught:
+            return dataclasses.replace(plan, catch_up=caught)
+        self._kept, self._kept_for = plan, dict(zip(step.now.id, plan.drafters, strict=True))
+        return plan
 
     def _under_pressure(self, step: Step, problem: DraftProblem) -> DraftProblem:
         """`problem` with who will be behind their TPOT, if anybody."""
@@ -231,7 +249,35 @@ class Planner:
             return False
         return any(view.draft_ready or view.prefill_tokens > 0 for view in batch.requests)
 
-    def _update_gate(self, step: Step, problem: DraftProblem, choice: DraftChoice) -> None:
+    def _choice_if_whole(self, step: Step, problem: DraftProblem) -> Whole | None:
+        """A look at what would be chosen if no request's draft KV had a hole; None where none has one, or not now.
+        While holes are being closed, every decision looks."""
+        neural = problem.neural
+        if neural == NOBODY or step.requests == 0 or not self._roster.usable[neural] or problem.usable[neural].all():
+            return None
+        self._looks += 1
+        if self._looks % CHECK_GATE_EVERY and not self._last.catch_up:
+            return None
+        assumed = self._problem(step, assume_ready=True)
+        return Whole(assumed, choose_draft(assumed))
+
+    def _catch_up(self, batch: Batch, step: Step, choice: DraftChoice, whole: Whole) -> dict[str, int]:
+        """Whose holes the neural draft closes at the end of this step, see `holes_to_close`. A stranger closes none,
+        and behind a closed gate nothing runs."""
+        neural, evidence = self._roster.neural, self._evidence
+        if neural is None or self._gate.closed(len(batch.requests)):
+            return {}
+        if not evidence.acceptance.met[whole.problem.neural]:
+            return {}
+        draft_s = max(self._drafts_s, float(whole.problem.draft_s[whole.problem.neural, whole.choice.neural_tokens]))
+        limit = self._roster.settings.max_draft_tokens
+        spare = spare_s(step, evidence.acceptance, limit, evidence.latency, self._roster.tpots_s, draft_s)
+        return holes_to_close(
+            step.decoding, whole.problem, choice, whole.choice,
+            lambda shape: evidence.latency.catch_up_s(neural.name, shape), Room(batch.token_budget, spare),
+        )  # fmt: skip
+
+    def _update_gate(self, step: Step, problem: DraftProblem, choice: DraftChoice, whole: Whole | None) -> None:
         """Tell the gate whether the neural draft would be used here if its KV were whole for every request."""
         neural, requests = problem.neural, len(step.now.id)
         self._gate.step()
@@ -240,10 +286,9 @@ class Planner:
         if self._gate.closed(requests) and any(step.now.prefill_tokens) and self._evidence.explorer.due():
             self._gate.let_through()
         if not problem.usable[neural].all():
-            self._looks += 1
-            if self._looks % CHECK_GATE_EVERY:
+            if whole is None:
                 return
-            choice = choose_draft(self._problem(step, assume_ready=True))
+            choice = whole.choice
         warming_up = not self._evidence.acceptance.met[neural] and not self._gate.closed(requests)
         if warming_up or self._evidence.truth.off:
             return  # the threshold is for load: neither a stranger nor the guard moves it
@@ -287,6 +332,16 @@ class Planner:
 
 def _nothing(choice: DraftChoice) -> DraftChoice:
     return nobody(len(choice.drafters), choice.plain_value)
+
+
+def _caught_up(batch: Batch, caught: Mapping[str, int]) -> Batch:
+    """`batch` with those ready whose holes are closed."""
+    views = tuple(
+        view._replace(draft_ready=True, draft_hole=0) if view.draft_hole and caught.get(view.id) == view.draft_hole
+        else view
+        for view in batch.requests
+    )  # fmt: skip
+    return dataclasses.replace(batch, requests=views)
 
 
 def _fitting(lengths: Ints, budget: int) -> Ints:

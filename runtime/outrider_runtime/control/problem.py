@@ -37,6 +37,7 @@ class Columns(NamedTuple):
     proposed: tuple[int, ...] = ()
     drafter: tuple[str | None, ...] = ()
     draft_ready: tuple[bool, ...] = ()
+    draft_hole: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, requests: Iterable[RequestView]) -> Columns:

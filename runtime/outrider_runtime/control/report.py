@@ -36,6 +36,8 @@ def snapshot(
         draft_length_steps=tuple(tally.draft_length_steps),
         dropped_steps=tally.dropped_steps,
         decision_s=decision_s,
+        caught_up_tokens=tally.caught_up_tokens,
+        catch_up_s=tally.catch_up_s,
         drafters={name: _drafter(evidence, roster, name) for name in roster.names},
         speedup=evidence.truth.counters,
     )

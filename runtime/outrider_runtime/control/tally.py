@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from outrider_runtime.control.batch import RequestOutcome, StepOutcome
@@ -19,6 +20,8 @@ class Tally:
         self.busy_s = 0.0
         self.proposed_tokens = 0
         self.dropped_steps = 0
+        self.caught_up_tokens = 0
+        self.catch_up_s = 0.0
         self.draft_length_steps = [0] * (max_draft_tokens + 1)
         self.running = 0
         self.last_step_at = 0.0
@@ -32,6 +35,10 @@ class Tally:
         self.output_tokens += outcome.tokens
         self.running = outcome.n_requests
         self.last_step_at = outcome.now
+        if outcome.catch_up is not None:
+            self.caught_up_tokens += outcome.catch_up.tokens
+            seconds = outcome.catch_up.seconds
+            self.catch_up_s += seconds if math.isfinite(seconds) else 0.0
         verified = sum(request.verified for request in outcome.requests)
         self.speculative_steps += verified > 0
         for request in outcome.requests:

@@ -161,6 +161,12 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _counter("outrider_dropped_steps_total", "Step times ignored as absurd.", lambda s: s.dropped_steps),
     _counter("outrider_decision_seconds_total", "Seconds spent deciding.", lambda s: s.decision_s),
+    _counter(
+        "outrider_caught_up_tokens_total",
+        "Tokens that the neural draft ran over to close holes in its KV.",
+        lambda s: s.caught_up_tokens,
+    ),
+    _counter("outrider_catch_up_seconds_total", "Seconds spent closing those holes.", lambda s: s.catch_up_s),
     MetricSpec(
         "outrider_drafter_info",
         Kind.GAUGE,

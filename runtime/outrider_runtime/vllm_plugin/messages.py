@@ -7,9 +7,25 @@ needed, and an order can never meet the wrong step.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 ATTRIBUTE = "outrider"
+LEAST_CATCH_UP_TOKENS = 2
+"""A shorter hole waits for the next step, which lengthens it: the worker's pass takes no fewer tokens of a request."""
+
+
+class CatchUp(NamedTuple):
+    """Tokens of a request that the neural draft has not seen. Their ids travel along: in asynchronous scheduling the
+    worker's own copy has placeholders where the scheduler knows better."""
+
+    request_id: str
+    start: int
+    """Position of the first one."""
+    token_ids: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +42,8 @@ class DraftOrder:
     """Ids of requests that prompt lookup proposes for."""
     neural_requests: frozenset[str] = frozenset()
     """Ids of requests whose neural proposals are kept."""
+    catch_ups: tuple[CatchUp, ...] = ()
+    """What the neural draft runs over before that, to close holes in its KV."""
 
 
 @dataclass(slots=True)
@@ -39,6 +57,10 @@ class StepReport:
     """None: did not run, or was not timed (asynchronous scheduling)."""
     neural_ran: bool = False
     """The neural draft's forward ran to its end."""
+    catch_up_s: float | None = None
+    """As neural_s, which does not hold it."""
+    caught_up: bool = False
+    """What the order told the draft to catch up on is in its KV."""
     failures: dict[str, str] = field(default_factory=dict)
     """"lookup" or "neural" -> why it failed, in a sentence; its proposals of this step were dropped."""
 

@@ -141,6 +141,8 @@ class Reporter(threading.Thread):
             draft_length_steps=list(seen.draft_length_steps),
             dropped_steps=seen.dropped_steps,
             decision_s=seen.decision_s,
+            caught_up_tokens=seen.caught_up_tokens,
+            catch_up_s=seen.catch_up_s,
             drafters=[self._drafter(drafter.name, seen) for drafter in boot.draft_pool],
             slo_classes=self._loop.slo.states(),
             speedup=_speedup(seen),

@@ -19,6 +19,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from outrider_runtime.vllm_plugin.async_steps import SUBSTITUTE, ReportedOutput, StrayTokens
+from outrider_runtime.vllm_plugin.catch_up import run_over_holes
 from outrider_runtime.vllm_plugin.launch import FAILURE_FILE, RUN_DIR_VARIABLE, LaunchPlan, load_plan
 from outrider_runtime.vllm_plugin.messages import DraftOrder, StepReport, attach, attached_order
 from outrider_runtime.vllm_plugin.prompt_lookup import PromptLookupHost
@@ -58,10 +59,11 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
         output = super().sample_tokens(grammar_output)
         if isinstance(output, ModelRunnerOutput) and output.req_ids:
             spent = time.perf_counter() - self._began_at
-            self._report.target_s = spent - (self._report.lookup_s or 0.0) - (self._report.neural_s or 0.0)
+            report = self._report
+            report.target_s = spent - (report.lookup_s or 0.0) - (report.neural_s or 0.0) - (report.catch_up_s or 0.0)
             attach(output, self._report)
         if isinstance(output, AsyncModelRunnerOutput):
-            self._report.neural_s = None  # the host only launched it
+            self._report.neural_s = self._report.catch_up_s = None  # the host only launched them
             return ReportedOutput(output, self._report)
         return output
 
@@ -95,19 +97,36 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
         self, order: DraftOrder, scheduler_output: SchedulerOutput, sampled_token_ids: Any, arguments: tuple[Any, ...]
     ) -> torch.Tensor | None:
         """(batch, neural_tokens) proposals of the neural drafter; None when it did not run. Never raises."""
-        if not order.run_neural or self.speculative_config.method == "ngram":
+        if not (order.run_neural or order.catch_ups) or self.speculative_config.method == "ngram":
             return None
         if not super()._input_fits_in_drafter(arguments[-2]):  # common_attn_metadata
             return None
+        try:
+            if order.catch_ups:
+                self._catch_up(order, arguments)
+            return self._run_neural(order, scheduler_output, sampled_token_ids, arguments) if order.run_neural else None
+        except Exception as error:  # whatever a drafter does, requests go on
+            self._report.failures["neural"] = sentence(error)
+            return None
+
+    def _catch_up(self, order: DraftOrder, arguments: tuple[Any, ...]) -> None:
+        began_at = time.perf_counter()
+        try:
+            rows = [self.input_batch.req_id_to_index[one.request_id] for one in order.catch_ups]
+            run_over_holes(self.drafter, order.catch_ups, rows, arguments)
+            self._report.caught_up = True
+        finally:
+            self._report.catch_up_s = time.perf_counter() - began_at
+
+    def _run_neural(
+        self, order: DraftOrder, scheduler_output: SchedulerOutput, sampled_token_ids: Any, arguments: tuple[Any, ...]
+    ) -> torch.Tensor:
         began_at = time.perf_counter()
         planned = scheduler_output.num_spec_tokens_to_schedule
         scheduler_output.num_spec_tokens_to_schedule = order.neural_tokens
         try:
             proposals: torch.Tensor = super().propose_draft_token_ids(scheduler_output, sampled_token_ids, *arguments)
             self._report.neural_ran = True
-        except Exception as error:  # whatever a drafter does, requests go on
-            self._report.failures["neural"] = sentence(error)
-            return None
         finally:
             scheduler_output.num_spec_tokens_to_schedule = planned  # the scheduler's own, in one process
             self._report.neural_s = time.perf_counter() - began_at

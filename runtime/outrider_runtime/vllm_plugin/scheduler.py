@@ -11,6 +11,7 @@ which one runs is known only from the resolved config.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import time
@@ -26,12 +27,18 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from outrider_runtime.control.batch import Batch, RequestView, VerifyPlan, Waiting
+from outrider_runtime.control.batch import Batch, DraftPlan, RequestView, VerifyPlan, Waiting
 from outrider_runtime.identity import device_name, weights_commit
 from outrider_runtime.vllm_plugin.coverage import DraftCoverage, ScheduledTokens
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, target_location
 from outrider_runtime.vllm_plugin.loop import ControlLoop
-from outrider_runtime.vllm_plugin.messages import StepReport, attach, attached_report
+from outrider_runtime.vllm_plugin.messages import (
+    LEAST_CATCH_UP_TOKENS,
+    CatchUp,
+    StepReport,
+    attach,
+    attached_report,
+)
 from outrider_runtime.vllm_plugin.profiles import Identity
 from outrider_runtime.vllm_plugin.reporter import Reporter
 from outrider_runtime.vllm_plugin.requests import RequestBook
@@ -122,19 +129,38 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         scheduled = scheduler_output.num_scheduled_tokens
         batch = self._batch([self._scheduled_view(name, scheduler_output) for name in scheduled])
         draft_plan, order = self.outrider.plan_draft(batch)
+        ran: list[ScheduledTokens] = []
+        if self._coverage is not None:
+            order = dataclasses.replace(order, catch_ups=self._catch_ups(self._coverage, draft_plan, batch))
+            ran = [self._scheduled_tokens(view, scheduled[view.id]) for view in batch.requests]
+            self._coverage.ran(ran, neural=order.run_neural)
         attach(scheduler_output, order)
         scheduler_output.num_spec_tokens_to_schedule = order.draft_tokens
-        if self._coverage is not None:
-            tokens = [ScheduledTokens(view.id, view.context_tokens, scheduled[view.id]) for view in batch.requests]
-            self._coverage.ran(tokens, neural=order.run_neural)
         asked = {name: self._asked.pop(name, Asked()) for name in scheduled}
         self._records[id(scheduler_output)] = StepRecord(
-            self._scheduled_at, batch, self._verify_plan, draft_plan, asked, dict(scheduled)
+            self._scheduled_at, batch, self._verify_plan, draft_plan, asked, dict(scheduled), ran, order.catch_ups
         )
         for view, drafter in zip(batch.requests, draft_plan.drafters, strict=True):
             if drafter is not None and draft_plan.draft_tokens:
                 length = self.outrider.draft_tokens(draft_plan, drafter)
                 self._asked[view.id] = Asked(drafter, length, length)
+
+    def _catch_ups(self, coverage: DraftCoverage, plan: DraftPlan, batch: Batch) -> tuple[CatchUp, ...]:
+        """The plan's, with the tokens themselves; the books count them as seen from here on."""
+        made = []
+        for view in batch.requests if plan.catch_up else ():
+            tokens = plan.catch_up.get(view.id, 0)
+            if tokens:
+                end = view.context_tokens - view.draft_hole + tokens
+                # Later than planned where one before it in this very pass writes blocks that both share.
+                start = min(coverage.seen(view.id, view.context_tokens), end - LEAST_CATCH_UP_TOKENS)
+                made.append(CatchUp(view.id, start, tuple(self.requests[view.id].all_token_ids[start:end])))
+                coverage.caught_up(view.id, start, end, view.context_tokens)
+        return tuple(made)
+
+    def _scheduled_tokens(self, view: RequestView, count: int) -> ScheduledTokens:
+        unsure = max(0, view.context_tokens - self.requests[view.id].num_tokens)
+        return ScheduledTokens(view.id, view.context_tokens, count, unsure)
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         super().update_draft_token_ids(draft_token_ids)
@@ -149,6 +175,9 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         record = self._records.pop(id(scheduler_output), None)
+        report = attached_report(model_runner_output)
+        if record is not None and report is not None:
+            self._note_holes(record, report)  # before vLLM forgets the requests that finish in this step
         # Before vLLM trims the lists of requests that stop.
         sampled = _sampled_counts(model_runner_output)
         verified = {name: _real(ids) for name, ids in scheduler_output.scheduled_spec_decode_tokens.items()}
@@ -156,25 +185,25 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         now = time.monotonic()
         tokens = self._book.deliver(outputs, now)
         if record is not None and record.scheduled_tokens:
-            report = attached_report(model_runner_output)
             since, self._last_output_at = self._last_output_at, now
             outcome = step_outcome(
                 record, self.outrider.plan, report, sampled, verified, now=now, last_output_at=since, tokens=tokens,
                 largest_graph_tokens=_largest_graph(self.vllm_config),
             )  # fmt: skip
             self.outrider.observe(outcome)
-            self._note_holes(record, report)
             self._suspend_failed(report.failures if report else {})
         return outputs
 
-    def _note_holes(self, record: StepRecord, report: StepReport | None) -> None:
+    def _note_holes(self, record: StepRecord, report: StepReport) -> None:
         """The draft was to run and did not (it failed, or a request near max_model_len did not fit into it)."""
-        if self._coverage is None or report is None or not record.draft_plan.run_neural:
+        if self._coverage is None:
             return
-        if not report.neural_ran:
-            views, counts = record.batch.requests, record.scheduled_tokens
-            tokens = [ScheduledTokens(view.id, view.context_tokens, counts[view.id]) for view in views]
-            self._coverage.ran([one for one in tokens if one.request_id in self.requests], neural=False)
+        if record.draft_plan.run_neural and not report.neural_ran:
+            for tokens in record.ran:
+                self._coverage.missed(tokens.request_id, tokens.certain)
+        if not report.caught_up:
+            for hole in record.catch_ups:
+                self._coverage.missed(hole.request_id, hole.start)
 
     def _suspend_failed(self, failures: dict[str, str]) -> None:
         pool = self.outrider.plan.pool
@@ -262,11 +291,13 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         return self._view(request, prefill=0 if decodes else known, left=left, proposed=_real(verified))
 
     def _view(self, request: Request, *, prefill: int, left: int, proposed: int) -> RequestView:
-        name = request.request_id
+        name, context = request.request_id, request.num_computed_tokens
+        seen = context if self._coverage is None else self._coverage.seen(name, context)
+        known = request.num_tokens >= context  # else proposals are under verification, counted as accepted
         return RequestView(
             id=name,
             slo_class=self._book.slo_class(name),
-            context_tokens=request.num_computed_tokens,
+            context_tokens=context,
             prefill_tokens=prefill,
             prefill_left=left,
             output_tokens=request.num_output_tokens,
@@ -274,7 +305,8 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             elapsed_s=self._book.elapsed_s(name, self._scheduled_at),
             proposed=proposed,
             drafter=self._asked[name].drafter if proposed and name in self._asked else None,
-            draft_ready=self._coverage is None or self._coverage.ready(name, request.num_computed_tokens),
+            draft_ready=seen == context,
+            draft_hole=context - seen if known and context - seen >= LEAST_CATCH_UP_TOKENS else 0,
         )
 
     def _remaining(self, request: Request) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from outrider_runtime.control.batch import (
     Batch,
+    CatchUpOutcome,
     DraftPlan,
     ExecutionMode,
     RequestOutcome,
@@ -15,8 +16,9 @@ from outrider_runtime.control.batch import (
     StepOutcome,
     VerifyPlan,
 )
+from outrider_runtime.vllm_plugin.coverage import ScheduledTokens
 from outrider_runtime.vllm_plugin.launch import LaunchPlan
-from outrider_runtime.vllm_plugin.messages import StepReport
+from outrider_runtime.vllm_plugin.messages import CatchUp, StepReport
 
 
 class Asked(NamedTuple):
@@ -39,6 +41,9 @@ class StepRecord:
     draft_plan: DraftPlan
     asked: Mapping[str, Asked]
     scheduled_tokens: Mapping[str, int]
+    ran: Sequence[ScheduledTokens] = ()
+    """The same tokens as the draft's coverage was told of them; empty where that is not kept."""
+    catch_ups: Sequence[CatchUp] = ()
 
 
 def step_outcome(
@@ -72,6 +77,7 @@ def step_outcome(
         draft_s=_draft_seconds(plan, report),
         n_context_query=sum(view.context_tokens * counts[view.id] for view in views) / 1000,
         prefill_tokens=sum(view.prefill_tokens for view in views),
+        catch_up=_caught_up(record.catch_ups, report),
     )
 
 
@@ -98,6 +104,18 @@ def _request(
         proposed=max(asked.proposed, scored),
         verified=scored,
         accepted=min(scored, max(0, sampled.get(view.id, 0) - 1)),
+    )
+
+
+def _caught_up(holes: Sequence[CatchUp], report: StepReport | None) -> CatchUpOutcome | None:
+    if not holes or report is None or not report.caught_up:
+        return None
+    return CatchUpOutcome(
+        tokens=sum(len(one.token_ids) for one in holes),
+        n_requests=len(holes),
+        n_context=sum(one.start for one in holes),
+        n_context_query=sum(one.start * len(one.token_ids) for one in holes) / 1000,
+        seconds=report.catch_up_s if report.catch_up_s is not None else float("nan"),
     )
 
 
