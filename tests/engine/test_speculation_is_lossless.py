@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from outrider_crds.spec import Drafter
 from outrider_crds.state import DrafterState, RuntimeState
-from outrider_runtime.control.batch import Batch, DraftPlan, Purpose, VerifyPlan
+from outrider_runtime.control.batch import Batch, DraftPlan, Purpose, RequestView, VerifyPlan
 from outrider_runtime.vllm_plugin.messages import DraftOrder
 
 from tests.engine.engines import POOR_DRAFT, Bench, bench, draft_model, eagle, lookup
@@ -106,6 +106,108 @@ def test_a_hole_in_the_drafts_cache_breaks_nothing(engine: Bench, reference: lis
         asked = {one.id.split("-")[0] for step in engine.steps for one in step.requests if one.drafter == drafter}
         assert "5" in asked, "a request that came after the gate opened is drafted for"
         assert ("0" in asked) != (drafter == "draft")
+
+
+@pytest.mark.parametrize("running", ["draft model"], indirect=True)
+def test_a_draft_model_that_caught_up_proposes_as_if_it_had_never_been_away(
+    engine: Bench, reference: list[list[int]]
+) -> None:
+    """Promise: acceptance does not collapse after a resume. The draft is skipped for ten steps, prompts included, then
+    runs over the holes in chunks of 64 tokens; from then on each proposal is the one of a draft that saw everything.
+    Bug: positions or slots off by one, or tokens written behind a hole that is still open: the proposals are junk."""
+    wanted = [reference[number] for number in Resume.NUMBERS]
+    never_away = Resume(engine, skip=0)
+    assert never_away.run() == wanted
+    over_holes = Resume(engine, skip=10, over_holes=True)
+    assert over_holes.run() == wanted
+    assert over_holes.agreement(never_away) < 0.8, "a hole shows"
+    resumed = Resume(engine, skip=10, chunk=64)
+    assert resumed.run() == wanted
+    assert resumed.caught_up > 250, "two prompts of over 100 tokens"
+    assert {name for name, _ in resumed.proposals} == {name for name, _ in never_away.proposals}, "all speculate again"
+    assert resumed.agreement(never_away) == 1.0
+    caught = [step.catch_up for step in engine.steps if step.catch_up]
+    assert sum(one.tokens for one in caught) == resumed.caught_up
+    assert all(one.seconds > 0 for one in caught)
+    assert engine.scheduler.outrider_reporter.state().caught_up_tokens >= resumed.caught_up
+    again = Resume(engine, skip=0, fresh=False)
+    assert again.run() == wanted
+    assert again.agreement(never_away) == 1.0, "the prefix cache hands on blocks that the catch-up made whole"
+
+
+@pytest.mark.parametrize("running", ["draft model"], indirect=True)
+def test_a_catch_up_that_raises_costs_its_proposals_only(engine: Bench, reference: list[list[int]]) -> None:
+    """The hole stays, the drafter is suspended, and requests go on."""
+
+    def fail(*_arguments: object) -> None:
+        raise RuntimeError("the draft fell over")
+
+    resumed = Resume(engine, skip=10, chunk=64)
+    wanted = [reference[number] for number in Resume.NUMBERS]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outrider_runtime.vllm_plugin.runner.run_over_holes", fail)
+        assert resumed.run() == wanted
+    assert not resumed.proposals
+    assert not any(step.catch_up for step in engine.steps)
+    assert "the draft fell over" in state_of(engine, "draft").reason
+    engine.loop.resume("draft")
+
+
+class Resume:
+    """One run of the prompts with the draft model skipped for the first steps, and what it proposed afterwards."""
+
+    NUMBERS = (1, 3, 5)
+    """Of PROMPTS."""
+
+    def __init__(
+        self, engine: Bench, *, skip: int, chunk: int = 0, over_holes: bool = False, fresh: bool = True
+    ) -> None:  # fmt: skip
+        """chunk: most tokens that a step catches up on; over_holes: draft for requests whose KV has a hole, too."""
+        if fresh:
+            engine.fresh()
+        engine.steps.clear()
+        self.proposals: dict[tuple[int, int], list[int]] = {}
+        """(request, tokens so far) -> what was proposed."""
+        self.caught_up = 0
+        self._engine, self._skip, self._chunk, self._over_holes = engine, skip, chunk, over_holes
+        self._step = 0
+
+    def run(self) -> list[list[int]]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self._engine.loop, "plan_draft", self._plan_draft)
+            patch.setattr(self._engine.loop, "plan_verify", AllProposed())
+            return self._engine.run([(PROMPTS[number], {}) for number in self.NUMBERS], before_step=self._note)
+
+    def agreement(self, other: Resume) -> float:
+        """Share of proposals after the same tokens that are the same."""
+        common = self.proposals.keys() & other.proposals.keys()
+        assert len(common) > 20
+        return sum(self.proposals[at] == other.proposals[at] for at in common) / len(common)
+
+    def _note(self, step: int) -> None:
+        self._step = step
+        for request in self._engine.scheduler.running:
+            if request.spec_token_ids:
+                number = int(request.request_id.split("-")[0])
+                self.proposals[number, request.num_tokens] = list(request.spec_token_ids)
+
+    def _plan_draft(self, batch: Batch) -> tuple[DraftPlan, DraftOrder]:
+        runs, caught, left = self._step >= self._skip, dict[str, int](), self._chunk
+        for view in batch.requests if runs else ():
+            tokens = min(left, view.draft_hole) if view.prefill_left == 0 else 0
+            if tokens > 1:
+                caught[view.id], left = tokens, left - tokens
+        self.caught_up += sum(caught.values())
+        drafters = tuple(
+            "draft" if runs and view.prefill_left == 0 and self._is_whole(view, caught) else None
+            for view in batch.requests
+        )
+        length = 3 if any(drafters) else 0
+        plan = DraftPlan(length, drafters, runs, runs, length, Purpose.FIXED, caught)
+        return plan, self._engine.loop.order(batch, plan)
+
+    def _is_whole(self, view: RequestView, caught: dict[str, int]) -> bool:
+        return self._over_holes or view.draft_ready or caught.get(view.id) == view.draft_hole > 0
 
 
 def test_requests_of_one_batch_use_different_drafters(engine: Bench, reference: list[list[int]]) -> None:
