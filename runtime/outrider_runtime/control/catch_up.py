@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider_runtime.control.costs import Shape
+from outrider_runtime.control.decision import choose_draft
 from outrider_runtime.control.drafting import NOBODY, DraftChoice, DraftProblem
 from outrider_runtime.control.problem import Columns
 from outrider_runtime.control.slo import HORIZON_TOKENS
@@ -25,6 +26,7 @@ LEAST_CHUNK_TOKENS = 32
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +52,33 @@ def holes_to_close(
     newcomers = (whole.drafters == problem.neural) & (whole.drafters != NOBODY) & (holes > 0)
     if not newcomers.any():
         return {}
-    gains = expected_gains(requests, problem, now, whole, int(newcomers.sum()))
     starts = np.array(requests.context_tokens, dtype=int) - holes
     costs = np.full(len(holes), np.inf)
     for i in np.flatnonzero(newcomers):
         costs[i] = problem.rate * _whole_hole_s(int(starts[i]), int(holes[i]), pass_s, room)
-    returns = np.where(costs < gains, gains / np.maximum(costs, 1e-12), 0.0)
+    returns = _returns(requests, problem, now, whole, newcomers, costs)
     order = [int(i) for i in np.argsort(-returns, kind="stable") if returns[i] > 0]
     return {str(requests.id[i]): tokens for i, tokens in _packed(order, starts, holes, pass_s, room)}
+
+
+def _returns(
+    requests: Columns, problem: DraftProblem, now: DraftChoice, whole: DraftChoice, newcomers: Bools, costs: Floats
+) -> Floats:
+    """(N,): gain over cost of each hole that pays, else 0.
+
+    The passes of a step are shared by all that they serve: those who stay away make it dearer for the others, so the
+    choice is made again without them until it holds.
+    """
+    while newcomers.any():
+        gains = expected_gains(requests, problem, now, whole, int(newcomers.sum()))
+        paying = newcomers & (costs < gains)
+        if (paying == newcomers).all():
+            return np.asarray(np.where(paying, gains / np.maximum(costs, 1e-12), 0.0))
+        usable = problem.usable.copy()
+        usable[problem.neural] &= np.array(requests.draft_ready, dtype=bool) | paying
+        whole = choose_draft(replace(problem, usable=usable))
+        newcomers = paying & (whole.drafters == problem.neural)
+    return np.zeros(len(costs))
 
 
 def expected_gains(

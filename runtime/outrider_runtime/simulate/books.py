@@ -25,8 +25,8 @@ class Request:
     """Tokens whose KV is cached."""
     produced: int = 0
     first_token_at: float = 0.0
-    ready: bool = True
-    """The neural draft's KV covers the context without a hole."""
+    drafted: int = 0
+    """Of the context, tokens from the beginning on that the neural draft has seen."""
     proposed: int = 0
     asked: int = 0
     drafter: str | None = None
@@ -70,13 +70,14 @@ class Request:
             elapsed_s=now - self.first_token_at if self.produced else 0.0,
             proposed=proposed,
             drafter=self.drafter if proposed else None,
-            draft_ready=self.ready,
+            draft_ready=self.drafted >= self.context,
+            draft_hole=max(0, self.context - self.drafted),
         )
 
     def restart(self) -> None:
         """Preempted: its KV is gone, and what it produced is computed again."""
-        self.context = self.blocks = self.scheduled = self.verified = self.proposed = self.asked = 0
-        self.drafter, self.ready = None, True
+        self.context = self.blocks = self.scheduled = self.verified = self.proposed = self.asked = self.drafted = 0
+        self.drafter = None
         self.preemptions += 1
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from outrider_runtime.control.batch import (
     Batch,
+    CatchUpOutcome,
     DraftPlan,
     ExecutionMode,
     RequestOutcome,
@@ -88,9 +89,8 @@ class Engine:
         requests = scheduler.schedule(verify_plan.lengths, verify_plan.token_budget, admit=verify_plan.admit)
         views = [request.scheduled_view(self.now) for request in requests]
         draft_plan = self.policy.plan_draft(self._batch(views))
-        prefill = [view.prefill_tokens for view in views]
-        outcome = self._execute(requests, prefill, verify_plan, draft_plan)
-        self._propose(requests, prefill, draft_plan)
+        outcome = self._execute(requests, views, verify_plan, draft_plan)
+        self._propose(requests, views, draft_plan)
         self.policy.observe(outcome)
         if self._listener is not None:
             self._listener(outcome)
@@ -120,14 +120,16 @@ class Engine:
                 self.refused += 1
 
     def _execute(
-        self, requests: Sequence[Request], prefill: Sequence[int], verify_plan: VerifyPlan, draft_plan: DraftPlan
+        self, requests: Sequence[Request], views: Sequence[RequestView], verify_plan: VerifyPlan, draft_plan: DraftPlan
     ) -> StepOutcome:
         world, noisy, noise = self.world, self._chance.noisy, self.world.noise
+        prefill = [view.prefill_tokens for view in views]
         shape, prompts = _shape(requests), sum(prefill)
         mode = _mode(requests, prompts, shape.n_batched, world.largest_graph_tokens)
         target_s = noisy(world.target_s(shape, mode), noise)
         draft_s = {name: noisy(spent, noise) for name, spent in world.draft_s(draft_plan, shape, prompts).items()}
-        step_s = target_s + sum(draft_s.values()) + world.overhead_s
+        caught = self._catch_up(views, draft_plan) if draft_plan.catch_up else None
+        step_s = target_s + sum(draft_s.values()) + (caught.seconds if caught else 0.0) + world.overhead_s
         if world.hidden_s and any(request.verified for request in requests):
             step_s += world.hidden_s
         started, self.now = self.now, self.now + step_s
@@ -136,8 +138,20 @@ class Engine:
             now=self.now, step_s=step_s, target_s=target_s, n_context=int(shape.n_context),
             n_batched=int(shape.n_batched), n_requests=len(requests), mode=mode, tokens=tokens,
             verify_plan=verify_plan, draft_plan=draft_plan, requests=outcomes, draft_s=draft_s,
-            n_context_query=shape.n_context_query, prefill_tokens=prompts,
+            n_context_query=shape.n_context_query, prefill_tokens=prompts, catch_up=caught,
         )  # fmt: skip
+
+    def _catch_up(self, views: Sequence[RequestView], plan: DraftPlan) -> CatchUpOutcome:
+        """What the draft's forward over holes takes."""
+        pairs = [
+            (view.context_tokens - view.draft_hole, plan.catch_up[view.id])
+            for view in views
+            if view.id in plan.catch_up
+        ]
+        tokens, context = sum(count for _, count in pairs), sum(start for start, _ in pairs)
+        cross = sum(start * count for start, count in pairs) / 1000
+        seconds = self.world.catch_up_s(Shape(context, tokens, len(pairs), cross))
+        return CatchUpOutcome(tokens, len(pairs), context, cross, self._chance.noisy(seconds, self.world.noise))
 
     def _sample(
         self, requests: Sequence[Request], prefill: Sequence[int], started: float
@@ -172,12 +186,11 @@ class Engine:
             accepted += 1
         return accepted
 
-    def _propose(self, requests: Sequence[Request], prefill: Sequence[int], plan: DraftPlan) -> None:
+    def _propose(self, requests: Sequence[Request], views: Sequence[RequestView], plan: DraftPlan) -> None:
         """What comes back from the drafters, and the holes that a skipped draft pass leaves."""
-        holes, hit_rate = self.world.holes_matter, self.world.hit_rate
-        for request, chunk, drafter in zip(requests, prefill, plan.drafters, strict=True):
-            if holes and not (plan.run_neural and (plan.prefill_draft or not chunk)):
-                request.ready = False
+        hit_rate = self.world.hit_rate
+        for request, view, drafter in zip(requests, views, plan.drafters, strict=True):
+            request.drafted = self._drafted(request, view, plan)
             request.drafter = drafter
             if drafter is None:
                 request.asked = request.proposed = 0
@@ -186,6 +199,14 @@ class Engine:
             request.asked = request.proposed = plan.neural_tokens if neural else plan.draft_tokens
             if drafter in hit_rate and self._chance.uniform() >= hit_rate[drafter]:
                 request.proposed = 0
+
+    def _drafted(self, request: Request, view: RequestView, plan: DraftPlan) -> int:
+        """Tokens that the draft has seen after the step; what it writes behind a hole does not count."""
+        if not self.world.holes_matter:
+            return request.context
+        before = min(request.drafted, view.context_tokens) + plan.catch_up.get(request.id, 0)
+        ran = plan.run_neural and (plan.prefill_draft or not view.prefill_tokens)
+        return request.context if ran and before >= view.context_tokens else before
 
     def _retire(self, requests: Sequence[Request]) -> None:
         done = [request for request in requests if request.produced >= request.output]

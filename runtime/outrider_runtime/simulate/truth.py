@@ -97,6 +97,10 @@ class World:
                     seconds[name] = self._cost(name).seconds(Shape(shape.n_context, asked, asked), plan.draft_tokens)
         return seconds
 
+    def catch_up_s(self, shape: Shape) -> float:
+        """Seconds of the neural draft's forward over tokens that it has not seen."""
+        return self._cost(self.neural).seconds(shape, 1) if self.neural is not None else 0.0
+
     def _cost(self, name: str) -> DrafterCost:
         return self.latency.drafters[name]
 

@@ -1,6 +1,6 @@
 """The simulator's engine as the controller's tests use it: a fixed number of requests at any time, known hazards.
 
-Tests change `world` and `load` while it runs.
+Tests change `world`, `load` and `output` while it runs.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SimulatedEngine:
         self.world, self.controller, self.load = world, controller, load
         self._classes = classes
         self._number = 0
-        self._prompt, self._output = prompt, output
+        self._prompt, self.output = prompt, output
         self._rng = np.random.default_rng(seed)
         self._engine = Engine(
             world, controller, self, LIMITS, np.random.default_rng([seed, 1]), start_s=100.0, listener=self._note
@@ -95,7 +95,7 @@ class SimulatedEngine:
         return None
 
     def _draw_output(self) -> int:
-        return max(2, int(self._output * self._rng.uniform(0.6, 1.4)))
+        return max(2, int(self.output * self._rng.uniform(0.6, 1.4)))
 
     def _note(self, outcome: StepOutcome) -> None:
         plan = outcome.draft_plan

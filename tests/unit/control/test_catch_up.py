@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -89,6 +90,17 @@ def test_nothing_is_caught_up_that_will_not_be_speculated_on():
     """A draft that is never accepted, and a request that a lookup serves as well."""
     assert closed([request(0, 40)], [0.02]) == {}
     assert closed([request(0, 40)], [0.8], lookup=0.8) == {}
+
+
+def test_a_hole_is_left_where_the_draft_would_then_not_run():
+    """Bug: the passes pay for two requests together, but one of them is nearly over; for the other alone they do not,
+    and its catch-up would be for nothing."""
+    together = problem([0.11, 0.11])
+    assert choose_draft(together).neural_tokens > 0
+    views = [request(0, 40), request(1, 300, remaining_tokens=3)]
+    assert choose_draft(replace(together, usable=np.array([[True, False]]))).neural_tokens == 0
+    assert closed([request(0, 40), request(1, 40)], [0.11, 0.11]) == {"r0": 40, "r1": 40}
+    assert closed(views, [0.11, 0.11]) == {}
 
 
 def test_the_best_return_goes_first_where_the_step_holds_one():

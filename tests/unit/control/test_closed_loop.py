@@ -99,6 +99,22 @@ def test_speculation_comes_back_within_fifty_steps_when_the_load_goes():
     assert mean_length(engine.run(40)) > 2
 
 
+@pytest.mark.parametrize("loaded", [60, 400])
+def test_a_running_request_is_drafted_for_again_when_the_load_goes(loaded):
+    """The draft catches up on what it missed under load: one long answer gets its speed back without a new request."""
+    engine = SimulatedEngine(world(CPU, 0.8), controller(CPU), load=1, output=3000)
+    assert mean_length(engine.run(60)[40:]) > 2
+    engine.load, engine.output = 24, 40
+    under_load = engine.run(loaded)[30:]
+    assert not any(record.draft_plan.catch_up for record in under_load), "behind the closed gate nothing runs"
+    engine.load = 1
+    after = engine.run(150)
+    assert {record.requests for record in after[100:]} == {1}
+    assert sum(record.draft_plan.catch_up.get("request-1", 0) for record in after) > loaded / 2
+    assert mean_length(after[100:]) > 2
+    assert engine.controller.snapshot().caught_up_tokens > loaded / 2
+
+
 def test_a_shift_to_text_that_the_draft_does_not_know_is_followed_within_fifty_steps():
     """Acceptance falls from 0.85 to 0.05 while speculating."""
     alpha = [0.85]

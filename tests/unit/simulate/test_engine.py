@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -98,11 +100,32 @@ def test_a_request_that_can_never_fit_is_refused_and_counted():
     assert run([Arrival(0.0, 90, 20)], Limits(max_model_len=100), FixedLengths()).refused == 1
 
 
-def test_a_skipped_draft_pass_leaves_a_hole_for_the_rest_of_the_request():
+def test_a_skipped_draft_pass_leaves_a_hole():
     """The controller is told, as it is by the plugin's coverage of KV blocks; EAGLE heads do not mind holes."""
     policy = FixedLengths(2, neural_every=2)
     run([Arrival(0.0, 20, 20)], Limits(), policy)
     assert [batch.requests[0].draft_ready for batch in policy.batches][:3] == [True, False, False]
+    assert [batch.requests[0].draft_hole for batch in policy.batches][:3] == [0, 20, 21]
+
+
+def test_a_catch_up_closes_the_hole_and_takes_its_time():
+    """In two chunks, of which the second closes it: the draft runs in that step, too, so it is whole."""
+
+    class CatchesUp(FixedLengths):
+        def plan_draft(self, batch: Batch) -> DraftPlan:
+            plan, step = super().plan_draft(batch), len(self.batches)
+            hole = batch.requests[0].draft_hole
+            caught = {3: 15, 4: hole}.get(step)
+            return plan if caught is None else replace(plan, catch_up={batch.requests[0].id: caught})
+
+    policy = CatchesUp(2, neural_every=4)
+    run([Arrival(0.0, 20, 20)], Limits(), policy)
+    assert [batch.requests[0].draft_hole for batch in policy.batches][:5] == [0, 20, 21, 7, 0]
+    caught = [outcome.catch_up for outcome in policy.outcomes]
+    assert [one.tokens for one in caught if one] == [15, 7]
+    assert [one.n_context for one in caught if one] == [0, 15]
+    assert caught[2] is not None
+    assert policy.outcomes[2].step_s > policy.outcomes[2].target_s + 0.9 * caught[2].seconds > 0
 
 
 def test_accepted_lengths_follow_the_hazards():
