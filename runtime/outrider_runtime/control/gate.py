@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 HOLD_STEPS = 8
-"""Decisions in a row before the gate closes: a hole in the draft's KV lasts as long as its request."""
+"""Decisions in a row before the gate closes: a hole in the draft's KV costs a forward to close."""
 REOPEN_LOOKS = 2
 """Looks in a row that find the draft worth running before a closed gate opens."""
 REOPEN_SHARE = 0.8

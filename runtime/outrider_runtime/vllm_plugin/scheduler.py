@@ -337,8 +337,9 @@ def holes_matter(plan: LaunchPlan) -> bool:
     """Whether proposals over a hole in the draft's KV are junk: measured on SmolLM2, k = 2, accepted per trial.
 
     A draft model (the target itself) falls from 1.00 to 0.73 after 16 skipped steps and to 0.60 after 40, and lost
-    acceptance stays lost. The EAGLE-3 head stays at 0.36 whatever was skipped, its whole prompt included: it lives
-    on the target's hidden states. So a head drafts for running requests as soon as it pays again.
+    acceptance stays lost until a catch-up has closed the hole: then it is 1.00 again. The EAGLE-3 head stays at 0.36
+    whatever was skipped, its whole prompt included: it lives on the target's hidden states. So a head drafts for
+    running requests as soon as it pays again.
     """
     return plan.pool.neural is not None and plan.pool.neural.method is DraftMethod.DRAFT_MODEL
 

@@ -15,7 +15,7 @@ def closed_at(requests: int) -> DraftGate:
 
 
 def test_one_bad_step_does_not_close_the_gate():
-    """A hole in the draft's KV lasts as long as its request, so a flicker must not make one."""
+    """A hole in the draft's KV costs a forward to close, so a flicker must not make one."""
     gate = DraftGate()
     for _ in range(5 * HOLD_STEPS):
         gate.update(16, worth=False)
