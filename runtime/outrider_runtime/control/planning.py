@@ -31,8 +31,8 @@ better after one step more. Where nothing is proposed only the costs can change,
 MOST_PATIENCE_USED = 1.0
 """Prompts are not held back for tight classes once one has waited for this share of what its own class bears: where
 load stays high, prompts that give way would queue up without end."""
-CHECK_GATE_EVERY = 8
-"""Decisions between two looks at what the neural draft would bring to requests whose draft KV has holes."""
+LOOK_EVERY_STEPS = 8
+"""Steps between two looks at what the neural draft would bring to requests whose draft KV has holes."""
 
 
 class Whole(NamedTuple):
@@ -55,7 +55,7 @@ class Planner:
         self._kept: DraftPlan | None = None
         self._kept_for: dict[str | None, str | None] = {}
         self._since_choice = 0
-        self._looks = 0
+        self._since_look = 0
         self.gated = False
         """At the last look the batch was too large for the neural draft."""
 
@@ -156,7 +156,7 @@ class Planner:
         problem = self._under_pressure(step, self._problem(step, assume_ready=False))
         choice = choose_draft(problem)
         passed, self._since_choice = 1 + self._since_choice, 0
-        whole = self._choice_if_whole(step, problem)
+        whole = self._choice_if_whole(step, problem, passed)
         self._update_gate(step, problem, choice, whole)
         block = explorer.step(passed) or (None if choice.for_slo else self._new_block(problem, choice))
         speculating = choice.draft_tokens > 0 and not truth.off
@@ -249,15 +249,16 @@ class Planner:
             return False
         return any(view.draft_ready or view.prefill_tokens > 0 for view in batch.requests)
 
-    def _choice_if_whole(self, step: Step, problem: DraftProblem) -> Whole | None:
+    def _choice_if_whole(self, step: Step, problem: DraftProblem, passed: int) -> Whole | None:
         """A look at what would be chosen if no request's draft KV had a hole; None where none has one, or not now.
-        While holes are being closed, every decision looks."""
+        While holes are being closed, every decision looks. `passed`: steps since the last decision."""
         neural = problem.neural
         if neural == NOBODY or step.requests == 0 or not self._roster.usable[neural] or problem.usable[neural].all():
             return None
-        self._looks += 1
-        if self._looks % CHECK_GATE_EVERY and not self._last.catch_up:
+        self._since_look += passed
+        if self._since_look < LOOK_EVERY_STEPS and not self._last.catch_up:
             return None
+        self._since_look = 0
         assumed = self._problem(step, assume_ready=True)
         return Whole(assumed, choose_draft(assumed))
 
