@@ -28,7 +28,7 @@ PATIENCE_S = 900.0  # a busy machine is slow, not wrong
 
 def _hurried(manifest: Path) -> JsonObject:
     """The manifest for a machine on which engines start beside each other: a shorter measurement, and threads that
-    sleep while they wait (spinning, each engine is 1.4 times as fast alone, and half as fast beside another)."""
+    sleep while they wait for each other, instead of spinning on cores that the other engine needs."""
     document: JsonObject = yaml.safe_load(manifest.read_text())
     document["spec"]["profiling"]["timeBudget"] = "40s"
     document["spec"]["engine"]["env"].append({"name": "KMP_BLOCKTIME", "value": "0"})
