@@ -35,6 +35,8 @@ MODELS = Path.home() / ".cache/outrider/models"
 TARGET = MODELS / "smollm2-135m-instruct"
 POOR_DRAFT = MODELS / "smollm2-135m-first-layers"
 EAGLE_HEAD = Path(__file__).parents[2] / "examples/models/smollm2-135m-eagle3"
+OUTPUT_TOKENS = 24
+"""Of a request that says nothing else; every one has its full length."""
 ENGINE_ARGUMENTS = ("--max-model-len=1024", "--max-num-seqs=16", "--max-num-batched-tokens=512", "--enforce-eager")
 
 
@@ -211,7 +213,7 @@ class Bench:
 def _sampling(sampling: dict[str, Any]) -> Any:
     from vllm import SamplingParams
 
-    return SamplingParams(**{"temperature": 0.0, "max_tokens": 32, "ignore_eos": True} | sampling)
+    return SamplingParams(**{"temperature": 0.0, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True} | sampling)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 from outrider_crds.state import SLOClassState
 from outrider_runtime.control.counters import Reason
 
-from tests.engine.engines import Bench, bench, eagle, lookup
+from tests.engine.engines import OUTPUT_TOKENS, Bench, bench, eagle, lookup
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
@@ -121,7 +121,7 @@ def test_acceptance_is_counted_of_real_proposals_only(engine: Bench) -> None:
     outcomes = [one for step in engine.steps for one in step.requests]
     assert any(one.proposed < one.asked for one in outcomes), "prompt lookup does not always find something"
     assert all(one.accepted <= one.verified <= one.proposed <= max(one.asked, one.proposed) for one in outcomes)
-    assert sum(step.tokens for step in engine.steps) == 64
+    assert sum(step.tokens for step in engine.steps) == 2 * OUTPUT_TOKENS
 
 
 def test_finished_requests_count_for_their_class_and_aborted_ones_do_not(engine: Bench) -> None:
@@ -134,7 +134,7 @@ def test_finished_requests_count_for_their_class_and_aborted_ones_do_not(engine:
     after = chat(engine)
     assert after.finished - before.finished == 3  # two greedy ones and the unknown class; not the aborted one
     assert after.attained - before.attained == 3
-    assert after.output_tokens - before.output_tokens == 3 * 32
+    assert after.output_tokens - before.output_tokens == 3 * OUTPUT_TOKENS
     assert sum(after.tpot.counts) - sum(before.tpot.counts) == 3
     assert chat(engine, "instant").finished - instant.finished == 1
     assert chat(engine, "instant").attained == instant.attained, "a microsecond per token cannot be met"
@@ -212,6 +212,6 @@ def test_without_a_pool_requests_are_counted_and_nothing_is_drafted() -> None:
         seen = plain.loop.snapshot()
         assert seen.reason is Reason.NO_DRAFTER
         assert seen.steps == len(plain.steps)
-        assert seen.output_tokens == 64
+        assert seen.output_tokens == 2 * OUTPUT_TOKENS
         assert plain.verified() == 0
         assert chat(plain).finished == 2
