@@ -21,6 +21,8 @@ Names = tuple[str | None, ...]
 AGE_HALF_LIFE_S = 30.0
 """Evidence ages by time: by observation alone, k = 0 would keep its own verdict for ever."""
 WARM_TRIALS = 12.0
+WARM_REQUESTS = 24.0
+"""Asked so often, a drafter that had hardly a proposal is no stranger either."""
 EVIDENCE_CAP = 150.0
 """Most trials a position's estimate rests on, so that it follows the traffic."""
 PRIOR_HAZARD = 0.6
@@ -64,7 +66,7 @@ class Acceptance:
             return
         for name in {o.drafter for o in asked if o.drafter is not None}:
             self._observe_drafter(self.index[name], [o for o in asked if o.drafter == name])
-        self.met |= self.tried[:, 0] >= WARM_TRIALS
+        self.met |= (self.tried[:, 0] >= WARM_TRIALS) | (self._asked[:, 0] >= WARM_REQUESTS)
         self._cap()
         self._alarm()
         self._refresh()

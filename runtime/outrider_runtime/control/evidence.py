@@ -52,7 +52,7 @@ class Evidence:
         plain_rate = self._plain_rate(outcome)
         if outcome.prefill_tokens == 0:
             self.goodput.observe(outcome.tokens, outcome.step_s, plain_rate)
-        self.explorer.observe(outcome, plain_rate)
+        self.explorer.observe(outcome, max(plain_rate, self.goodput.rate(plain_rate)))
         self.truth.observe(outcome)
         self.longest = max(self.longest, max((request.verified for request in outcome.requests), default=0))
 

@@ -15,7 +15,7 @@ INTERVAL_STEPS = 150
 EAGER_INTERVAL_STEPS = 4
 POSTPONE_STEPS = 16
 LOSS_SHARE = 0.01
-"""Of busy time that blocks may cost over plain decoding."""
+"""Of busy time that blocks may cost over going on as before."""
 FIRST_CREDIT_S = 0.05
 MOST_CREDIT_S = 0.25
 BLOCK_STEPS = 4
@@ -67,12 +67,16 @@ class Explorer:
         self._left -= 1
         return self._block
 
-    def observe(self, outcome: StepOutcome, plain_rate: float) -> None:
-        """Earn from each step, and pay for those of a block what plain decoding would have saved."""
+    def observe(self, outcome: StepOutcome, rate: float) -> None:
+        """Earn from each step, and pay for those of a block the time that their tokens take otherwise.
+
+        rate: tokens per second of this batch as the loop serves it: what a block costs where speculation pays is not
+        what it loses over plain decoding.
+        """
         self._credit_s = min(self._credit_s + LOSS_SHARE * outcome.step_s, MOST_CREDIT_S)
         explores = (outcome.verify_plan.purpose, outcome.draft_plan.purpose)
-        if Purpose.EXPLORE in explores and outcome.prefill_tokens == 0 and plain_rate > 0:
-            self._credit_s -= max(0.0, outcome.step_s - outcome.tokens / plain_rate)
+        if Purpose.EXPLORE in explores and outcome.prefill_tokens == 0 and rate > 0:
+            self._credit_s -= max(0.0, outcome.step_s - outcome.tokens / rate)
 
 
 def upper_bounds(problem: DraftProblem, upper_paths: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:

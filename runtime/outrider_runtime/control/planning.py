@@ -25,9 +25,11 @@ from outrider_runtime.control.settings import DraftPrefill, Mode
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 
-KEEP_STEPS, KEEP_STEPS_PLAIN = 3, 7
+MANY_REQUESTS = 32
+KEEP_STEPS, KEEP_STEPS_LOOKUP, KEEP_STEPS_PLAIN = 3, 1, 7
 """How many steps repeat a choice of drafters and draft length while the same requests decode: hardly anything is known
-better after one step more. Where nothing is proposed only the costs can change, and they change slowly."""
+better after one step more. But whether a lookup finds something shows at once, and with few requests that is much.
+Where nothing is proposed only the costs can change, and they change slowly."""
 MOST_PATIENCE_USED = 1.0
 """Prompts are not held back for tight classes once one has waited for this share of what its own class bears: where
 load stays high, prompts that give way would queue up without end."""
@@ -196,7 +198,7 @@ class Planner:
     def _kept_plan(self, batch: Batch) -> DraftPlan | None:
         """The last choice once more. Verification lengths are chosen anew at every step all the same."""
         kept = self._kept
-        if kept is None or self._since_choice >= (KEEP_STEPS if kept.draft_tokens else KEEP_STEPS_PLAIN):
+        if kept is None or self._since_choice >= _steps_to_keep(kept):
             return None
         known, shortest, neural = self._kept_for.get, self._limit + 2, kept.neural_tokens > 0
         found: list[str | None] = []
@@ -329,6 +331,13 @@ class Planner:
         if self._evidence.latency.learning:
             limit = min(limit, self._evidence.longest + 1)
         return limit
+
+
+def _steps_to_keep(plan: DraftPlan) -> int:
+    if plan.draft_tokens == 0:
+        return KEEP_STEPS_PLAIN
+    looks_up = plan.neural_tokens == 0 and len(plan.drafters) < MANY_REQUESTS
+    return KEEP_STEPS_LOOKUP if looks_up else KEEP_STEPS
 
 
 def _nothing(choice: DraftChoice) -> DraftChoice:

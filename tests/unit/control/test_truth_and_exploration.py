@@ -113,7 +113,7 @@ def test_a_change_of_traffic_or_a_lighter_load_lifts_the_ban():
 
 
 def test_exploration_costs_a_percent_of_the_time_that_serving_takes():
-    """Whatever a block loses over plain decoding is paid before the next may start."""
+    """Whatever a block loses over serving as before is paid before the next may start."""
     explorer = Explorer(np.random.default_rng(0))
     plain_rate, busy_s, lost_s = 4 / STEP_S, 0.0, 0.0
     for _ in range(20_000):
