@@ -95,6 +95,8 @@ class Batch:
     """Tokens that still fit into the KV cache, beyond what running requests hold."""
     next: Waiting | None = None
     """Who waits to be let in (plan_verify); None for nobody."""
+    waiting: int = 0
+    """Requests that wait and will have a place once it is free for them, `next` among them (plan_draft)."""
     patience_used: float = 0.0
     """Largest share of the time which its class bears that a prompt has waited or been read for (plan_verify)."""
 

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_runtime.control.costs import Shape
+from outrider_runtime.control.goodput import Goodput
+from outrider_runtime.control.latency import OnlineLatency
 
 HOLD_STEPS = 8
 """Decisions in a row before the gate closes: a hole in the draft's KV costs a forward to close."""
@@ -52,3 +60,22 @@ class DraftGate:
 
     def shut(self) -> None:
         self._window = 0
+
+
+def pays_for(
+    requests: int, context_tokens: float, path: NDArray[np.floating[Any]], neural: str, latency: OnlineLatency,
+    goodput: Goodput,
+) -> bool:  # fmt: skip
+    """Whether the neural draft would be worth running once so many requests decode, each with so much context.
+
+    TurboSpec's threshold is met in decoding, when the prompts of a crowd have been through the draft already; this is
+    asked before. path: (K,), products of the draft's hazards.
+    """
+    context = requests * context_tokens
+    shape = Shape(context, requests, requests, context / 1000)
+    price = latency.price(shape, uniform=True)
+    rate = goodput.rate(requests / price.plain_s())
+    tokens = requests * np.arange(1.0, len(path) + 1)  # (K,), every request verifies as many
+    seconds = price.uniform_s(tokens) - price.plain_s() + tokens * latency.draft_token_s(neural)
+    seconds += [latency.draft_s(neural, shape, length) for length in range(1, len(path) + 1)]
+    return bool((requests * path.cumsum() > rate * seconds).any())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from outrider_runtime.control.decision import choose_draft
 from outrider_runtime.control.drafting import NOBODY, DraftChoice, DraftProblem, nobody
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.explore import Block, upper_bounds
-from outrider_runtime.control.gate import DraftGate
+from outrider_runtime.control.gate import DraftGate, pays_for
 from outrider_runtime.control.pacing import admissions, drafts_s, lengths_for_slo, pressure, spare_s, token_budget
 from outrider_runtime.control.problem import Step, draft_problem, next_step, this_step, verification_gains
 from outrider_runtime.control.roster import Roster
@@ -58,6 +59,8 @@ class Planner:
         self._kept_for: dict[str | None, str | None] = {}
         self._since_choice = 0
         self._since_look = 0
+        self._in_vain = False
+        """The neural draft does not run at present, whatever the gate says: see `_reads_in_vain`."""
         self.gated = False
         """At the last look the batch was too large for the neural draft."""
 
@@ -154,6 +157,7 @@ class Planner:
         if kept is not None:
             return kept
         truth, explorer = self._evidence.truth, self._evidence.explorer
+        self._in_vain = self._reads_in_vain(batch)
         step = next_step(batch, self._evidence.latency, self._evidence.goodput)
         problem = self._under_pressure(step, self._problem(step, assume_ready=False))
         choice = choose_draft(problem)
@@ -247,15 +251,32 @@ class Planner:
             return False
         if self._roster.hot.draft_prefill is DraftPrefill.ALWAYS:
             return True
-        if self._evidence.truth.off or self._gate.closed(len(batch.requests)):
+        if self._evidence.truth.off or self._gate.closed(len(batch.requests)) or self._in_vain:
             return False
         return any(view.draft_ready or view.prefill_tokens > 0 for view in batch.requests)
+
+    def _reads_in_vain(self, batch: Batch) -> bool:
+        """Prompts are read for a batch that will be too large for the neural draft when it decodes. (Where it would not
+        pay for one request either, the text is to blame, and that may change: exploration sees to it.)"""
+        neural, acceptance, views = self._roster.neural, self._evidence.acceptance, batch.requests
+        if neural is None or not any(view.prefill_tokens for view in views):
+            return False
+        number = acceptance.index[neural.name]
+        if not acceptance.met[number]:
+            return False
+        context = sum(view.context_tokens + view.prefill_tokens + view.prefill_left for view in views) / len(views)
+        path = acceptance.hazards[number, : self._limit].cumprod()
+        pays = partial(
+            pays_for, context_tokens=context, path=path, neural=neural.name, latency=self._evidence.latency,
+            goodput=self._evidence.goodput,
+        )  # fmt: skip
+        return pays(1) and not pays(len(views) + batch.waiting)
 
     def _choice_if_whole(self, step: Step, problem: DraftProblem, passed: int) -> Whole | None:
         """A look at what would be chosen if no request's draft KV had a hole; None where none has one, or not now.
         While holes are being closed, every decision looks. `passed`: steps since the last decision."""
         neural = problem.neural
-        if neural == NOBODY or step.requests == 0 or not self._roster.usable[neural] or problem.usable[neural].all():
+        if neural == NOBODY or step.requests == 0 or not self._usable[neural] or problem.usable[neural].all():
             return None
         self._since_look += passed
         if self._since_look < LOOK_EVERY_STEPS and not self._last.catch_up:
@@ -284,7 +305,7 @@ class Planner:
         """Tell the gate whether the neural draft would be used here if its KV were whole for every request."""
         neural, requests = problem.neural, len(step.now.id)
         self._gate.step()
-        if neural == NOBODY or step.requests == 0 or not self._roster.usable[neural]:
+        if neural == NOBODY or step.requests == 0 or not self._usable[neural]:
             return
         if self._gate.closed(requests) and any(step.now.prefill_tokens) and self._evidence.explorer.due():
             self._gate.let_through()
@@ -301,9 +322,18 @@ class Planner:
     def _problem(self, step: Step, *, assume_ready: bool) -> DraftProblem:
         roster, evidence = self._roster, self._evidence
         return draft_problem(
-            step, evidence.acceptance, evidence.latency, roster.settings.drafters, roster.usable, self._limit,
+            step, evidence.acceptance, evidence.latency, roster.settings.drafters, self._usable, self._limit,
             assume_ready=assume_ready,
         )  # fmt: skip
+
+    @property
+    def _usable(self) -> NDArray[np.bool_]:
+        """(D,): drafters that may run at all, in this decision."""
+        neural, usable = self._roster.neural, self._roster.usable
+        if not self._in_vain or neural is None:
+            return usable
+        others: NDArray[np.bool_] = np.arange(len(usable)) != self._evidence.acceptance.index[neural.name]
+        return usable & others
 
     def _new_block(self, problem: DraftProblem, choice: DraftChoice) -> Block | None:
         """Start to explore: a drafter that is hardly known at once; else, every so often, the one with the highest

@@ -100,7 +100,8 @@ class Engine:
     def _batch(self, views: Sequence[RequestView]) -> Batch:
         limits = self._scheduler.limits
         free_tokens = self._scheduler.cache.free_tokens
-        return Batch(tuple(views), self.now, limits.token_budget, free_tokens, next=self._next())
+        waiting = min(len(self._scheduler.waiting), limits.max_requests - len(self._scheduler.running))
+        return Batch(tuple(views), self.now, limits.token_budget, free_tokens, next=self._next(), waiting=waiting)
 
     def _next(self) -> Waiting | None:
         scheduler = self._scheduler

@@ -270,6 +270,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             token_budget=self._token_budget,
             free_kv_tokens=pool.get_num_free_blocks() * self.block_size,
             next=waiting,
+            waiting=min(len(self.waiting), self.max_num_active_reqs - len(self.running)),
             patience_used=patience_used,
         )
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from outrider_runtime.control.gate import HOLD_STEPS, WINDOW_STEPS, DraftGate
+from outrider_runtime.control.batch import ExecutionMode
+from outrider_runtime.control.costs import DrafterCost, LatencyModel, StepCost
+from outrider_runtime.control.gate import HOLD_STEPS, WINDOW_STEPS, DraftGate, pays_for
 from outrider_runtime.control.goodput import Goodput
+from outrider_runtime.control.latency import OnlineLatency
+from outrider_runtime.control.settings import DrafterSpec
 
 
 def closed_at(requests: int) -> DraftGate:
@@ -68,3 +73,17 @@ def test_lambda_is_right_from_the_first_step_after_a_jump_of_the_load():
     for _ in range(500):
         goodput.observe(tokens=24, step_s=0.046, plain_rate=521.0)
     assert goodput.rate(67.0) == pytest.approx(67, rel=0.02)
+
+
+KNEE = StepCost(per_batched_token_s=1e-5, per_batched_token_above_knee_s=1e-3, knee_tokens=16, constant_s=0.02)
+PATH = np.array([0.5, 0.25, 0.12])
+
+
+@pytest.mark.parametrize(("requests", "pays"), [(1, True), (4, True), (15, False), (48, False)])
+def test_what_pays_for_a_few_does_not_pay_in_a_crowd(requests: int, pays: bool) -> None:
+    """Below the knee a verified token is nearly free; beyond it a token costs more than half a token brings."""
+    latency = OnlineLatency(
+        LatencyModel({ExecutionMode.UNIFORM: KNEE}, {"eagle": DrafterCost(StepCost(constant_s=1e-3))}),
+        (DrafterSpec("eagle", neural=True),), None,
+    )  # fmt: skip
+    assert pays_for(requests, 300.0, PATH, "eagle", latency, Goodput()) == pays

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -29,12 +30,12 @@ POOL = (DrafterSpec("lookup", neural=False), DrafterSpec("eagle", neural=True))
 MAX = 4
 
 
-def controller(pool: tuple[DrafterSpec, ...] = POOL, **hot: object) -> Controller:
+def controller(pool: tuple[DrafterSpec, ...] = POOL, target: StepCost = CHEAP, **hot: object) -> Controller:
     costs = {
         "eagle": DrafterCost(StepCost(constant_s=5e-4)),
         "lookup": DrafterCost(StepCost(constant_s=1e-4), autoregressive=False),
     }
-    latency = LatencyModel(dict.fromkeys(ExecutionMode, CHEAP), costs)
+    latency = LatencyModel(dict.fromkeys(ExecutionMode, target), costs)
     made = Settings(pool, MAX, hot=HotSettings(max_draft_tokens=MAX, **hot))  # type: ignore[arg-type]
     ticks = itertools.count()
     return Controller(made, latency, clock=lambda: next(ticks) * 1e-6, rng=np.random.default_rng(0))
@@ -134,6 +135,18 @@ def test_never_runs_no_neural_draft_and_always_keeps_it_whole():
     assert plan.neural_tokens == 0
 
 
+def test_the_prompts_of_a_crowd_do_not_go_through_a_draft_that_will_not_serve_it():
+    """TurboSpec's threshold is met in decoding, when the prompts have been through; those who wait count before."""
+    bends = StepCost(per_batched_token_s=1e-5, per_batched_token_above_knee_s=2e-3, knee_tokens=16, constant_s=0.02)
+    loop = controller(POOL[1:], target=bends)
+    prompt = view(0, prefill_tokens=100, output_tokens=0)
+    assert loop.plan_draft(dataclasses.replace(batch(prompt), waiting=40)).run_neural, "a stranger has its chance"
+    for number in range(20):
+        step(loop, 0.022, number=number, tried=RequestOutcome("r0", None, "eagle", 3, 3, 3, 1))
+    assert loop.plan_draft(batch(prompt)).run_neural
+    assert not loop.plan_draft(dataclasses.replace(batch(prompt), waiting=40)).run_neural
+
+
 def test_a_pin_holds_until_it_is_released():
     """The profiler and the benchmarks hold K; pinned to 0 the engine must cost what plain decoding costs."""
     loop = controller()
@@ -188,7 +201,12 @@ def test_a_pool_that_the_engine_cannot_run_is_refused(pool):
         Settings(pool, MAX)
 
 
-def step(loop: Controller, step_s: float, *, target_s: float = 0.02, number: int = 0) -> None:
+NOTHING_TRIED = RequestOutcome("r0", None, None, 0, 0, 0, 0)
+
+
+def step(
+    loop: Controller, step_s: float, *, target_s: float = 0.02, number: int = 0, tried: RequestOutcome = NOTHING_TRIED
+) -> None:
     loop.plan_verify(batch(view()))
     draft = loop.plan_draft(batch(view()))
     loop.observe(
@@ -203,7 +221,7 @@ def step(loop: Controller, step_s: float, *, target_s: float = 0.02, number: int
             tokens=1,
             verify_plan=VerifyPlan((0,)),
             draft_plan=draft,
-            requests=(RequestOutcome("r0", None, None, 0, 0, 0, 0),),
+            requests=(tried,),
         )
     )
 
