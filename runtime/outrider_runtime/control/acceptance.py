@@ -27,6 +27,9 @@ EVIDENCE_CAP = 150.0
 """Most trials a position's estimate rests on, so that it follows the traffic."""
 PRIOR_HAZARD = 0.6
 PRIOR_TRIALS = 4.0
+POSITION_TRIALS = 12.0
+"""What the position before it counts for in a position's estimate: few requests reach deep positions, the easy ones
+first, and a draft length that rests on four of them is a bad bet."""
 CLASS_TRIALS = 30.0
 REQUEST_TRIALS = 6.0
 REQUEST_CAP = 60.0
@@ -98,21 +101,24 @@ class Acceptance:
     def paths(self, requests: Names, classes: Names) -> tuple[Floats, Floats]:
         """Two (D, K, N): probability that the target accepts positions 1..j, given that they are proposed; and that
         the drafter has a proposal at position j (prompt lookup may find none)."""
-        factors, hits = self._factors(requests, classes), self._request_hits.ratios(requests)
-        hazards = np.minimum(self._hazards32[:, :, None] * factors.T[:, None], MAX_HAZARD)
+        first, hits = self._first_odds(requests, classes), self._request_hits.ratios(requests)
+        odds = self._odds32[:, :, None] * first.T[:, None]
+        hazards = odds / (1 + odds)
         offers = np.minimum(self._hit_rates32[:, :, None] * hits.T[:, None], np.float32(1.0))
         return hazards.cumprod(axis=1), offers
 
     def paths_of(self, drafters: Ints, requests: Names, classes: Names) -> Floats:
         """(K, N): the same for the one drafter that each request's proposals came from."""
-        factors = self._factors(requests, classes)[np.arange(len(drafters)), drafters]
-        return np.asarray(np.minimum(self._hazards32.T[:, drafters] * factors, MAX_HAZARD).cumprod(axis=0))
+        odds = self._odds32.T[:, drafters] * self._first_odds(requests, classes)[np.arange(len(drafters)), drafters]
+        return np.asarray((odds / (1 + odds)).cumprod(axis=0))
 
-    def _factors(self, requests: Names, classes: Names) -> Floats:
-        """(N, D): factors on hazards. Both decisions of a step ask for the same."""
+    def _first_odds(self, requests: Names, classes: Names) -> Floats:
+        """(N, D): odds of the first position, whose hazard the factors of request and class multiply. The odds of the
+        others grow as its do: a product of each hazard and a factor would pass 1 just where it matters, far down."""
         if self._cached is None or self._cached[0] != (requests, classes):
             factors = self._requests.ratios(requests) * self._classes.ratios(classes)
-            self._cached = ((requests, classes), factors)
+            first = np.minimum(self._first32 * factors, MAX_HAZARD)
+            self._cached = ((requests, classes), first / (1 - first))
         return self._cached[1]
 
     def upper_paths(self) -> Floats:
@@ -172,12 +178,15 @@ class Acceptance:
         self._cached = None
         self.hazards = np.empty_like(self.tried)  # (D, K)
         before: Floats | float = PRIOR_HAZARD
+        strength = PRIOR_TRIALS
         for position in range(self.tried.shape[1]):
-            total = self.tried[:, position] + PRIOR_TRIALS
-            before = (self.accepted[:, position] + PRIOR_TRIALS * before) / total
+            before = (self.accepted[:, position] + strength * before) / (self.tried[:, position] + strength)
             self.hazards[:, position] = before
+            strength = POSITION_TRIALS
         self.hit_rates = (self._offered + 2.0) / (self._asked + 2.0)  # (D, K)
-        self._hazards32 = self.hazards.astype(np.float32)
+        odds = self.hazards / (1 - self.hazards)
+        self._first32 = self.hazards[:, 0].astype(np.float32)  # (D,)
+        self._odds32 = (odds / odds[:, :1]).astype(np.float32)  # (D, K), by those of the first position
         self._hit_rates32 = self.hit_rates.astype(np.float32)
 
 
