@@ -99,7 +99,7 @@ def test_the_first_neural_drafter_that_loads_is_hosted(folder: Any, tmp_path: Pa
         ModelPlaces(mounted=False),
     )
     assert pool.neural == good
-    assert pool.prompt_lookup == lookup("first")
+    assert pool.model_free == (lookup("first"),)
     assert set(pool.dropped) == {"broken", "spare", "second"}
     assert "good" in pool.dropped["spare"]
 

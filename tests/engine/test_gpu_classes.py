@@ -65,7 +65,7 @@ def second_runner(propose: Callable[..., Any]) -> Any:
     runner: Any = OutriderSecondRunner.__new__(OutriderSecondRunner)
     runner.num_speculative_steps, runner.device = 2, torch.device("cpu")
     runner.speculator = SimpleNamespace(propose=propose)
-    runner._watch_speculator(vocabulary_size=100)
+    runner._watch_speculator("eagle", vocabulary_size=100)
     return runner
 
 
@@ -99,7 +99,7 @@ def test_a_speculator_that_raises_costs_its_proposals_and_is_reported() -> None:
 
     runner = second_runner(forward)
     assert runner.speculator.propose(ThreeRequests()).tolist() == [[0, 0]] * 3
-    assert "out of workspace" in runner._report.failures["neural"]
+    assert "out of workspace" in runner._report.failures["eagle"]
     assert not runner._report.neural_ran
 
 
@@ -111,8 +111,8 @@ def test_a_speculators_stray_tokens_are_replaced_on_the_device_and_reported_with
     runner = second_runner(lambda *_arguments, **_keywords: torch.tensor([[5, 100], [2**30, 7], [-3, 99]]))
     assert runner.speculator.propose(ThreeRequests()).tolist() == [[5, 0], [0, 7], [0, 99]]
     assert not runner._report.failures
-    assert "vocabulary of 100" in step_report(runner._strays).failures["neural"]
-    assert not step_report(runner._strays).failures, "said once"
+    assert "vocabulary of 100" in step_report(runner._strays, "eagle").failures["eagle"]
+    assert not step_report(runner._strays, "eagle").failures, "said once"
 
 
 def test_an_asynchronous_output_carries_the_report_of_its_step() -> None:
@@ -125,7 +125,7 @@ def test_an_asynchronous_output_carries_the_report_of_its_step() -> None:
         def get_output(self) -> ModelRunnerOutput:
             return ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0})
 
-    report = StepReport(failures={"neural": "it raised"})
+    report = StepReport(failures={"eagle": "it raised"})
     output = ReportedOutput(UnderWay(), report)
     assert isinstance(output, AsyncModelRunnerOutput)
     assert attached_report(output.get_output()) is report

@@ -36,7 +36,7 @@ def test_without_a_draft_pool_there_is_no_speculative_config() -> None:
 
 def test_every_draft_length_has_a_place_in_the_table() -> None:
     """Bug: a K that the table does not name has no CUDA graph on a GPU and runs eagerly."""
-    config = launch.speculative_config(plan_of(boot_config([lookup()], 5), Pool(prompt_lookup=lookup())))
+    config = launch.speculative_config(plan_of(boot_config([lookup()], 5), Pool(model_free=(lookup(),))))
     assert config is not None
     assert [row[2] for row in config["num_speculative_tokens_per_batch_size"]] == [0, 1, 2, 3, 4, 5]  # type: ignore[attr-defined]
     assert config["num_speculative_tokens"] == 5
@@ -44,7 +44,7 @@ def test_every_draft_length_has_a_place_in_the_table() -> None:
 
 def test_a_neural_drafter_is_what_vllm_hosts_when_the_pool_has_one() -> None:
     """Promise: prompt lookup beside a neural drafter costs no second engine."""
-    plan = plan_of(boot_config([lookup(), eagle(HEAD)]), Pool(prompt_lookup=lookup(), neural=eagle(HEAD)))
+    plan = plan_of(boot_config([lookup(), eagle(HEAD)]), Pool(model_free=(lookup(),), neural=eagle(HEAD)))
     config = launch.speculative_config(plan)
     assert config is not None
     assert config["method"] == "eagle3"
@@ -72,7 +72,7 @@ def test_graphs_exist_for_whole_batches_at_each_length() -> None:
 def test_graphs_respect_the_users_batch_limit(extra: list[str]) -> None:
     """A graph for more requests than may run is memory for nothing."""
     boot = on_gpu(boot_config([lookup()]), extra_args=extra)
-    arguments = launch.engine_arguments(plan_of(boot, Pool(prompt_lookup=lookup())))
+    arguments = launch.engine_arguments(plan_of(boot, Pool(model_free=(lookup(),))))
     start = arguments.index("--cudagraph-capture-sizes") + 1
     sizes = [int(argument) for argument in arguments[start:] if argument.isdigit()]
     assert max(number for number in sizes if number != 8) == 32
@@ -81,7 +81,7 @@ def test_graphs_respect_the_users_batch_limit(extra: list[str]) -> None:
 def test_a_mixed_pool_on_a_gpu_runs_synchronously_in_the_first_runner() -> None:
     """Promise: prompt lookup reads sampled tokens on the CPU; asynchronous scheduling has none there."""
     boot = on_gpu(boot_config([lookup(), eagle(HEAD)]))
-    plan = plan_of(boot, Pool(prompt_lookup=lookup(), neural=eagle(HEAD)))
+    plan = plan_of(boot, Pool(model_free=(lookup(),), neural=eagle(HEAD)))
     assert "--no-async-scheduling" in launch.engine_arguments(plan)
     assert launch.engine_environment(plan, {})["VLLM_USE_V2_MODEL_RUNNER"] == "0"
 
@@ -123,7 +123,7 @@ def test_a_tested_vllm_is_accepted() -> None:
 
 def test_the_engine_core_finds_the_plan_in_the_run_folder(tmp_path: Path) -> None:
     """Promise: one environment variable is all that crosses to vLLM's processes."""
-    plan = plan_of(boot_config([lookup()]), Pool(prompt_lookup=lookup()))
+    plan = plan_of(boot_config([lookup()]), Pool(model_free=(lookup(),)))
     plan = plan.model_copy(update={"paths": launch.Paths(run_dir=str(tmp_path / "run"))})
     environ: dict[str, str] = {}
     launch.prepare(plan, environ)
@@ -133,7 +133,7 @@ def test_the_engine_core_finds_the_plan_in_the_run_folder(tmp_path: Path) -> Non
 
 def test_a_drafter_that_failed_to_load_is_left_out_of_the_next_attempt(tmp_path: Path) -> None:
     """Promise: a drafter never keeps a pod down; the state names it with the reason."""
-    pool = Pool(prompt_lookup=lookup(), neural=eagle(HEAD))
+    pool = Pool(model_free=(lookup(),), neural=eagle(HEAD))
     plan = plan_of(boot_config([lookup(), eagle(HEAD)]), pool)
     plan = plan.model_copy(update={"paths": launch.Paths(run_dir=str(tmp_path))})
     assert launch.after_failure(plan) is None, "nothing says that the drafter was the cause"
@@ -141,7 +141,7 @@ def test_a_drafter_that_failed_to_load_is_left_out_of_the_next_attempt(tmp_path:
     smaller = launch.after_failure(plan)
     assert smaller is not None
     assert smaller.pool.neural is None
-    assert smaller.pool.prompt_lookup == lookup()
+    assert smaller.pool.model_free == (lookup(),)
     assert smaller.pool.dropped == {"eagle": "weights are cut off"}
     assert launch.after_failure(smaller) is None, "no drafter is left to blame"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -60,15 +60,15 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one engine start measures; it can host one prompt lookup and one neural drafter."""
+    """What one engine start measures; it can host one neural drafter, and one of each method without a model."""
 
     target: bool
-    lookup: Drafter | None
+    model_free: tuple[Drafter, ...]
     neural: Drafter | None
 
     @property
     def drafters(self) -> tuple[Drafter, ...]:
-        return tuple(drafter for drafter in (self.lookup, self.neural) if drafter is not None)
+        return self.model_free if self.neural is None else (*self.model_free, self.neural)
 
     @property
     def names(self) -> list[str]:
@@ -82,10 +82,14 @@ class Part:
 
 def parts(wanted: Wanted) -> list[Part]:
     """As few engine starts as possible; the target is measured in the first."""
+    neural = [d for d in wanted.drafters if d.neural is not None]
     lookups = [d for d in wanted.drafters if d.method is DraftMethod.PROMPT_LOOKUP]
-    neural = [d for d in wanted.drafters if d.method is not DraftMethod.PROMPT_LOOKUP]
-    pairs = list(zip_longest(lookups, neural)) or [(None, None)]
-    return [Part(wanted.target and index == 0, *pair) for index, pair in enumerate(pairs)]
+    suffixes = [d for d in wanted.drafters if d.method is DraftMethod.SUFFIX]
+    rows = list(zip_longest(neural, lookups, suffixes)) or [(None, None, None)]
+    return [
+        Part(wanted.target and index == 0, tuple(d for d in model_free if d is not None), of_row)
+        for index, (of_row, *model_free) in enumerate(rows)
+    ]
 
 
 class Profiler:
@@ -126,8 +130,10 @@ class Profiler:
         plan = self._plan(part)
         hosted = {drafter.name for drafter in plan.pool.hosted}
         for name, sentence in plan.pool.dropped.items():
-            self._fail(failures.of_obstacle(sentence), sentence, name)
-        part = Part(part.target, _kept(part.lookup, hosted), _kept(part.neural, hosted))
+            if name in part.names:
+                self._fail(failures.of_obstacle(sentence), sentence, name)
+        neural = part.neural if part.neural is not None and part.neural.name in hosted else None
+        part = Part(part.target, tuple(d for d in part.model_free if d.name in hosted), neural)
         if not part.empty:
             self._run_engine(part, plan)
 
@@ -152,15 +158,16 @@ class Profiler:
     def _missing(self, part: Part) -> Part:
         """What of `part` is not measured yet, its neural drafter aside."""
         measured = {profile.name for profile in self._profile.drafters}
-        lookup = None if part.lookup is None or part.lookup.name in measured else part.lookup
-        return Part(part.target and self._profile.target is None, lookup, None)
+        model_free = tuple(drafter for drafter in part.model_free if drafter.name not in measured)
+        return Part(part.target and self._profile.target is None, model_free, None)
 
     def _plan(self, part: Part) -> LaunchPlan:
-        """Beside what is measured the engine hosts the service's prompt lookup, as it does when it serves."""
-        lookup = part.lookup or next((d for d in self._wanted.boot.draft_pool if d.neural is None), None)
-        if lookup is None and part.target:
-            lookup = Drafter(name=STAND_IN, method=DraftMethod.PROMPT_LOOKUP, prompt_lookup=PromptLookup())
-        pool = [drafter for drafter in (lookup, part.neural) if drafter is not None]
+        """Beside what is measured the engine hosts the service's drafters without a model, as when it serves."""
+        measured = {drafter.method for drafter in part.model_free}
+        others = [d for d in self._wanted.boot.draft_pool if d.neural is None and d.method not in measured]
+        pool = [*part.drafters, *others]
+        if part.target and not any(drafter.method is DraftMethod.PROMPT_LOOKUP for drafter in pool):
+            pool.append(Drafter(name=STAND_IN, method=DraftMethod.PROMPT_LOOKUP, prompt_lookup=PromptLookup()))
         boot = self._wanted.boot.model_copy(update={"draft_pool": pool})
         hot = HotConfig(
             mode=SpeculationMode.CLOSED_LOOP, draft_prefill=DraftPrefill.AUTO, max_draft_tokens=boot.max_draft_tokens
@@ -191,16 +198,16 @@ class Profiler:
 
     def _series(self, part: Part, plan: LaunchPlan, ready: Ready, budget_s: float) -> dict[str, session.Series]:
         """By drafter name, the target's under the empty name. Prompt lookup is measured along with the target."""
-        lookup, neural = plan.pool.prompt_lookup, part.neural
-        series = {}
+        series, along = {}, ""
         if part.target:
-            series[""] = session.target_series(ready.limits, ready.pace, _name(lookup) or None, budget_s)
-        elif part.lookup is not None:
-            series[part.lookup.name] = session.drafter_series(
-                ready.limits, ready.pace, part.lookup.name, budget_s, neural=False
-            )
-        if neural is not None:
-            series[neural.name] = session.drafter_series(ready.limits, ready.pace, neural.name, budget_s, neural=True)
+            along = next(d.name for d in plan.pool.model_free if d.method is DraftMethod.PROMPT_LOOKUP)
+            series[""] = session.target_series(ready.limits, ready.pace, along, budget_s)
+        for drafter in part.drafters:
+            if drafter.name != along:
+                neural = drafter.neural is not None
+                series[drafter.name] = session.drafter_series(
+                    ready.limits, ready.pace, drafter.name, budget_s, neural=neural
+                )
         return series
 
     def _keep(
@@ -254,14 +261,6 @@ class Profiler:
             return  # the first failure is the cause, later ones are its echo
         self._profile.failures.append(failure(reason, message, drafter))
         self._say(f"{drafter or 'target'}: {reason}: {message}")
-
-
-def _kept(drafter: Drafter | None, hosted: Sequence[str] | set[str]) -> Drafter | None:
-    return drafter if drafter is not None and drafter.name in hosted else None
-
-
-def _name(drafter: Drafter | None) -> str:
-    return drafter.name if drafter is not None else ""
 
 
 def _named(part: Part) -> str:

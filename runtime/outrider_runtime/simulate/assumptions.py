@@ -13,11 +13,11 @@ from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.pod import Pod
 from outrider_runtime.simulate.truth import AcceptanceRule
 
-DEFAULT_ACCEPTANCE = {DraftMethod.PROMPT_LOOKUP: 0.6}
+DEFAULT_ACCEPTANCE = {DraftMethod.PROMPT_LOOKUP: 0.6, DraftMethod.SUFFIX: 0.6}
 OTHER_ACCEPTANCE = 0.7
 """TurboSpec, section 3: typical for Llama models. Its Table 3: 0.53 to 0.92 with drafts, 0.54 to 0.83 with lookup."""
 DEFAULT_HIT_RATE = 0.4
-"""How often a prompt lookup finds anything; assumed."""
+"""How often a drafter without a model finds anything; assumed."""
 
 _ACCEPTANCE = re.compile(r"(?P<drafter>[^/@=]+)(/(?P<slo_class>[^/@=]+))?(@(?P<start>[^/@=]+))?=(?P<hazards>[^=]+)")
 

@@ -1,6 +1,7 @@
 """Worker and model runners on a GPU. Not run on the build machine: tested by configuration only.
 
-vLLM's second runner hosts EAGLE alone; prompt lookup, draft models and mixed pools run in the first (`launch`).
+vLLM's second runner hosts EAGLE alone; draft models, drafters without a model and mixed pools run in the first
+(`launch`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from vllm.v1.worker import gpu_worker
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
 
 from outrider_runtime.vllm_plugin.async_steps import SUBSTITUTE, ReportedOutput, StrayTokens
+from outrider_runtime.vllm_plugin.launch import load_plan
 from outrider_runtime.vllm_plugin.messages import StepReport, attached_order
 from outrider_runtime.vllm_plugin.runner import DraftOrders, sentence, step_report
 from outrider_runtime.vllm_plugin.versions import check_engine_version
@@ -30,9 +32,12 @@ class OutriderSecondRunner(SecondRunner):  # type: ignore[misc]  # vLLM is untyp
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
-        self._watch_speculator(int(self.vllm_config.model_config.get_vocab_size()))
+        neural = load_plan().pool.neural
+        assert neural is not None, "the second runner is chosen for EAGLE alone"
+        self._watch_speculator(neural.name, int(self.vllm_config.model_config.get_vocab_size()))
 
-    def _watch_speculator(self, vocabulary_size: int) -> None:
+    def _watch_speculator(self, drafter: str, vocabulary_size: int) -> None:
+        self._neural = drafter
         self._strays = StrayTokens(vocabulary_size)
         self._report = StepReport()
         self._draft_runs = True
@@ -42,7 +47,7 @@ class OutriderSecondRunner(SecondRunner):  # type: ignore[misc]  # vLLM is untyp
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         order = attached_order(scheduler_output)
         self._draft_runs = order is None or order.run_neural  # None: vLLM's own dummy step
-        self._report = step_report(self._strays)
+        self._report = step_report(self._strays, self._neural)
         return super().execute_model(scheduler_output, *args, **kwargs)
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
@@ -59,7 +64,7 @@ class OutriderSecondRunner(SecondRunner):  # type: ignore[misc]  # vLLM is untyp
             try:
                 proposals = propose(input_batch, *args, **kwargs)
             except Exception as error:  # whatever a drafter does, requests go on
-                self._report.failures["neural"] = sentence(error)
+                self._report.failures[self._neural] = sentence(error)
                 return self._filled(input_batch, SUBSTITUTE)
             self._report.neural_ran = True
             return self._strays.replaced(proposals)

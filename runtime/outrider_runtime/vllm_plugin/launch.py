@@ -145,19 +145,19 @@ def engine_arguments(plan: LaunchPlan) -> list[str]:
     speculative = speculative_config(plan)
     if speculative is not None:
         arguments.append(f"--speculative-config={json.dumps(speculative)}")
-    if len(plan.pool.hosted) > 1 and not boot.accelerator.on_cpu:
-        arguments.append("--no-async-scheduling")  # prompt lookup reads the sampled tokens on the CPU
+    if plan.pool.model_free and not boot.accelerator.on_cpu:
+        arguments.append("--no-async-scheduling")  # drafters without a model read the sampled tokens on the CPU
     return [*arguments, *_graph_arguments(plan, speculative), *boot.engine.extra_args]
 
 
 def speculative_config(plan: LaunchPlan) -> dict[str, object] | None:
-    """vLLM's speculative config: the neural drafter when there is one, else prompt lookup; None without a pool.
+    """vLLM's speculative config: the neural drafter when there is one, else the first of the others; None without any.
 
-    Prompt lookup beside a neural drafter is hosted by the runner itself, so vLLM need not know of it.
+    Drafters without a model are hosted by the runner itself, so vLLM need not know of them.
     """
-    hosted = plan.pool.neural or plan.pool.prompt_lookup
-    if hosted is None:
+    if not plan.pool.hosted:
         return None
+    hosted = plan.pool.neural or plan.pool.model_free[0]
     most = plan.boot.max_draft_tokens
     # Names every K in 0..most: vLLM captures a graph for each length that the table names. The scheduler sets K
     # itself at every step, so the batch sizes do not matter.
@@ -170,9 +170,17 @@ def speculative_config(plan: LaunchPlan) -> dict[str, object] | None:
 
 
 def _method(drafter: Drafter, plan: LaunchPlan) -> dict[str, object]:
-    if drafter.method is DraftMethod.PROMPT_LOOKUP and drafter.prompt_lookup is not None:
+    if drafter.prompt_lookup is not None:
         lookup = drafter.prompt_lookup
         return {"method": "ngram", "prompt_lookup_min": lookup.min_tokens, "prompt_lookup_max": lookup.max_tokens}
+    if drafter.suffix is not None:
+        return {
+            "method": "suffix",
+            "suffix_decoding_max_tree_depth": drafter.suffix.max_tree_depth,
+            "suffix_decoding_max_cached_requests": drafter.suffix.max_cached_requests,
+            "suffix_decoding_max_spec_factor": drafter.suffix.max_spec_factor_percent / 100,
+            "suffix_decoding_min_token_prob": drafter.suffix.min_token_prob_percent / 100,
+        }
     assert drafter.neural is not None, f"drafter {drafter.name} has no model"
     model = drafter.neural.model
     config: dict[str, object] = {
@@ -220,13 +228,18 @@ def engine_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     if plan.boot.accelerator.on_cpu:
         defaults |= _cpu_defaults({**environ, **chosen})
     environment = {name: value for name, value in defaults.items() if name not in environ} | chosen
-    return environment | {RUN_DIR_VARIABLE: plan.paths.run_dir, "VLLM_USE_V2_MODEL_RUNNER": _runner_generation(plan)}
+    return environment | {
+        RUN_DIR_VARIABLE: plan.paths.run_dir,
+        "VLLM_USE_V2_MODEL_RUNNER": _runner_generation(plan),
+        # The library of suffix decoding is also a vLLM plugin, which would end the process: it wants vLLM 0.10.
+        "ARCTIC_INFERENCE_ENABLED": "0",
+    }
 
 
 def _runner_generation(plan: LaunchPlan) -> str:
-    """vLLM's second runner hosts EAGLE alone; prompt lookup, draft models and mixed pools need the first."""
+    """vLLM's second runner hosts EAGLE alone; draft models, drafters without a model and mixed pools need the first."""
     neural = plan.pool.neural
-    eagle_alone = neural is not None and neural.method is DraftMethod.EAGLE and plan.pool.prompt_lookup is None
+    eagle_alone = neural is not None and neural.method is DraftMethod.EAGLE and not plan.pool.model_free
     return "1" if eagle_alone and not plan.boot.accelerator.on_cpu else "0"
 
 

@@ -138,16 +138,12 @@ class ControlLoop:
 
     def order(self, batch: Batch, plan: DraftPlan) -> DraftOrder:
         """`plan` as the worker needs it."""
-        pool = self.plan.pool
-        lookup = pool.prompt_lookup.name if pool.prompt_lookup else None
-        neural = pool.neural.name if pool.neural else None
-        chosen = list(zip(batch.requests, plan.drafters, strict=True)) if plan.draft_tokens else []
+        chosen = zip(batch.requests, plan.drafters, strict=True) if plan.draft_tokens else ()
         return DraftOrder(
             draft_tokens=plan.draft_tokens,
             run_neural=plan.run_neural,
             neural_tokens=plan.neural_tokens,
-            lookup_requests=frozenset(view.id for view, name in chosen if name is not None and name == lookup),
-            neural_requests=frozenset(view.id for view, name in chosen if name is not None and name == neural),
+            drafters={view.id: name for view, name in chosen if name is not None},
         )
 
 

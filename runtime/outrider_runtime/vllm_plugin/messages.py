@@ -6,6 +6,7 @@ needed, and an order can never meet the wrong step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -38,10 +39,8 @@ class DraftOrder:
     """Whether the neural draft's forward runs."""
     neural_tokens: int = 0
     """Tokens that it proposes; 0: its first pass only, which keeps its KV whole."""
-    lookup_requests: frozenset[str] = frozenset()
-    """Ids of requests that prompt lookup proposes for."""
-    neural_requests: frozenset[str] = frozenset()
-    """Ids of requests whose neural proposals are kept."""
+    drafters: Mapping[str, str] = field(default_factory=dict)
+    """Id of a request -> the drafter whose proposals it gets; the others get none."""
     catch_ups: tuple[CatchUp, ...] = ()
     """What the neural draft runs over before that, to close holes in its KV."""
 
@@ -52,17 +51,16 @@ class StepReport:
 
     target_s: float = float("nan")
     """Target forward with sampling; NaN where it is not measured (GPU, asynchronous)."""
-    lookup_s: float | None = None
-    neural_s: float | None = None
-    """None: did not run, or was not timed (asynchronous scheduling)."""
+    draft_s: dict[str, float] = field(default_factory=dict)
+    """Drafter -> what it took; absent where it did not run, or was not timed (asynchronous scheduling)."""
     neural_ran: bool = False
     """The neural draft's forward ran to its end."""
     catch_up_s: float | None = None
-    """As neural_s, which does not hold it."""
+    """What closing holes took, which draft_s does not hold; None as there."""
     caught_up: bool = False
     """What the order told the draft to catch up on is in its KV."""
     failures: dict[str, str] = field(default_factory=dict)
-    """"lookup" or "neural" -> why it failed, in a sentence; its proposals of this step were dropped."""
+    """Drafter -> why it failed, in a sentence; its proposals of this step were dropped."""
 
 
 def attach(message: Any, content: DraftOrder | StepReport) -> None:

@@ -1,7 +1,7 @@
 """Which drafters of the pool one engine can host, found before it starts (a drafter never keeps a pod down).
 
-vLLM hosts one neural drafter; prompt lookup needs no model and is always at hand. What cannot be hosted is named
-with its reason in the pod's state, and the pod serves without it.
+vLLM hosts one neural drafter; beside it the worker hosts one drafter of each method that needs no model. What cannot be
+hosted is named with its reason in the pod's state, and the pod serves without it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from outrider_crds.base import Model
 from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, draft_mount, model_location
 from outrider_crds.spec import Drafter, DraftMethod, ModelRef
 
+from outrider_runtime.vllm_plugin import suffix
+
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
+_NEURAL = "neural"
 
 
 class ModelPlaces(Model):
@@ -30,42 +33,43 @@ class ModelPlaces(Model):
 
 
 class Pool(Model):
-    prompt_lookup: Drafter | None = None
+    model_free: tuple[Drafter, ...] = ()
+    """At most one of a method."""
     neural: Drafter | None = None
     dropped: dict[str, str] = {}
     """Drafter name -> the sentence that says why it is not hosted."""
 
     @property
     def hosted(self) -> tuple[Drafter, ...]:
-        return tuple(drafter for drafter in (self.prompt_lookup, self.neural) if drafter is not None)
+        return self.model_free if self.neural is None else (*self.model_free, self.neural)
 
     def without_neural(self, reason: str) -> Pool:
         if self.neural is None:
             return self
-        return Pool(prompt_lookup=self.prompt_lookup, dropped={**self.dropped, self.neural.name: reason})
+        return Pool(model_free=self.model_free, dropped={**self.dropped, self.neural.name: reason})
 
 
 def choose_pool(boot: BootConfig, places: ModelPlaces) -> Pool:
-    """The first prompt lookup and the first neural drafter that can load, in the pool's order."""
-    hosted: dict[bool, Drafter] = {}  # neural? -> drafter
+    """The first drafter of each method without a model, and the first neural one that can load, in the pool's order."""
+    hosted: dict[str, Drafter] = {}  # "neural", or the method of a drafter without a model
     dropped: dict[str, str] = {}
     for drafter in boot.draft_pool:
-        neural = drafter.neural is not None
+        kind = _NEURAL if drafter.neural is not None else drafter.method.value
         reason = _obstacle(boot, drafter, places)
-        if neural in hosted:
-            reason = f"this release hosts one {'neural' if neural else 'prompt lookup'} drafter at a time and uses "
-            reason += f"{hosted[neural].name!r}"
+        if kind in hosted:
+            reason = f"this release hosts one {kind} drafter at a time and uses {hosted[kind].name!r}"
         if reason:
             dropped[drafter.name] = reason
         else:
-            hosted[neural] = drafter
-    return Pool(prompt_lookup=hosted.get(False), neural=hosted.get(True), dropped=dropped)
+            hosted[kind] = drafter
+    neural = hosted.pop(_NEURAL, None)
+    return Pool(model_free=tuple(hosted.values()), neural=neural, dropped=dropped)
 
 
 def _obstacle(boot: BootConfig, drafter: Drafter, places: ModelPlaces) -> str:
     """Why `drafter` cannot propose for the target, in a sentence; empty when nothing is known against it."""
     if drafter.neural is None:
-        return ""
+        return suffix.library_obstacle() if drafter.method is DraftMethod.SUFFIX else ""
     draft = drafter.neural.model
     try:
         draft_config = read_config(draft, places.location(draft, draft_mount(drafter.name)))

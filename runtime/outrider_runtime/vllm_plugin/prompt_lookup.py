@@ -1,7 +1,6 @@
-"""Prompt lookup beside a neural drafter: proposes the tokens that followed the same n-gram earlier in the request.
+"""Prompt lookup: proposes the tokens that followed the same n-gram earlier in the request.
 
-vLLM has the search (compiled with numba) but hosts it only as the engine's one drafter; here it runs for the
-requests that the controller chose it for.
+The search is vLLM's (compiled with numba).
 """
 
 from __future__ import annotations
@@ -9,25 +8,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
+from outrider_crds.spec import PromptLookup
 
-Tokens = npt.NDArray[np.int32]
+from outrider_runtime.vllm_plugin.model_free import History, Tokens
 
 
 class PromptLookupHost:
-    def __init__(self, *, min_tokens: int, max_tokens: int, max_model_len: int) -> None:
+    def __init__(self, settings: PromptLookup, max_model_len: int) -> None:
         # Not at the top: numba must not be imported before vLLM has replaced its kernels (it looks at the insides of
         # every module then, and falls over those of llvmlite).
         from vllm.v1.spec_decode import ngram_proposer
 
         self._search = ngram_proposer._find_longest_matched_ngram_and_propose_tokens
-        self.min_tokens = min_tokens
-        self.max_tokens = max_tokens
-        self.max_model_len = max_model_len
-        self.propose(np.zeros(max_tokens + 1, dtype=np.int32), (), 1)  # compiles now, not in a user's step
+        self._settings = settings
+        self._max_model_len = max_model_len
+        self._find(np.zeros(settings.max_tokens + 1, dtype=np.int32), 1)  # compiles now, not in a user's step
 
-    def propose(self, history: Tokens, sampled: Sequence[int], draft_tokens: int) -> list[int]:
-        """Up to `draft_tokens` proposals after `history` (tokens of the request) and `sampled` (of this step)."""
-        tokens = np.concatenate([history, np.asarray(sampled, dtype=np.int32)]) if len(sampled) else history
-        found: Tokens = self._search(tokens, self.min_tokens, self.max_tokens, self.max_model_len, draft_tokens)
-        return [int(token) for token in found]
+    def propose(self, history: History, draft_tokens: int) -> list[int]:
+        return [int(token) for token in self._find(history.tokens, draft_tokens)]
+
+    def finished(self, request: str, answer: Sequence[int]) -> None:
+        """Nothing is kept of a request."""
+
+    def _find(self, tokens: Tokens, draft_tokens: int) -> Tokens:
+        found: Tokens = self._search(
+            tokens, self._settings.min_tokens, self._settings.max_tokens, self._max_model_len, draft_tokens
+        )
+        return found

@@ -1,18 +1,19 @@
 """vLLM's first model runner, carrying out the scheduler's draft orders (worker process; CPU, and GPU where it serves).
 
-Differences to stock vLLM: at K = 0 the draft's forward does not run unless the order says so; prompt lookup is
-hosted beside a neural drafter, and each request gets the proposals of the drafter that was chosen for it; target
-and draft are timed; a drafter that raises or proposes nonsense costs its proposals, never the engine.
+Differences to stock vLLM: at K = 0 the draft's forward does not run unless the order says so; drafters without a model
+are hosted beside a neural one, and each request gets the proposals of the drafter that was chosen for it; target and
+drafts are timed; a drafter that raises or proposes nonsense costs its proposals, never the engine.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
@@ -22,7 +23,9 @@ from outrider_runtime.vllm_plugin.async_steps import SUBSTITUTE, ReportedOutput,
 from outrider_runtime.vllm_plugin.catch_up import run_over_holes
 from outrider_runtime.vllm_plugin.launch import FAILURE_FILE, RUN_DIR_VARIABLE, LaunchPlan, load_plan
 from outrider_runtime.vllm_plugin.messages import DraftOrder, StepReport, attach, attached_order
+from outrider_runtime.vllm_plugin.model_free import History, ModelFreeHost
 from outrider_runtime.vllm_plugin.prompt_lookup import PromptLookupHost
+from outrider_runtime.vllm_plugin.suffix import SuffixHost
 
 Proposals = list[list[int]]
 
@@ -36,7 +39,9 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
         except Exception as error:
             note_drafter_failure(error)
             raise
-        self._lookup = lookup_host(load_plan(), self.max_model_len)
+        plan = load_plan()
+        self._neural = plan.pool.neural.name if plan.pool.neural is not None else ""
+        self._model_free = model_free_hosts(plan, self.max_model_len)
         self._vocabulary_size = int(self.model_config.get_vocab_size())
         self._strays = StrayTokens(self._vocabulary_size)
         self._report = StepReport()
@@ -51,7 +56,8 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
     # -- one step -------------------------------------------------------------------------------------------------
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
-        self._report = step_report(self._strays)
+        self._report = step_report(self._strays, self._neural)
+        self._tell_finished(scheduler_output.finished_req_ids)
         self._began_at = time.perf_counter()
         return super().execute_model(scheduler_output, *args, **kwargs)
 
@@ -60,10 +66,11 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
         if isinstance(output, ModelRunnerOutput) and output.req_ids:
             spent = time.perf_counter() - self._began_at
             report = self._report
-            report.target_s = spent - (report.lookup_s or 0.0) - (report.neural_s or 0.0) - (report.catch_up_s or 0.0)
+            report.target_s = spent - sum(report.draft_s.values()) - (report.catch_up_s or 0.0)
             attach(output, self._report)
         if isinstance(output, AsyncModelRunnerOutput):
-            self._report.neural_s = self._report.catch_up_s = None  # the host only launched them
+            self._report.draft_s.clear()  # the host only launched them
+            self._report.catch_up_s = None
             return ReportedOutput(output, self._report)
         return output
 
@@ -97,7 +104,7 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
         self, order: DraftOrder, scheduler_output: SchedulerOutput, sampled_token_ids: Any, arguments: tuple[Any, ...]
     ) -> torch.Tensor | None:
         """(batch, neural_tokens) proposals of the neural drafter; None when it did not run. Never raises."""
-        if not (order.run_neural or order.catch_ups) or self.speculative_config.method == "ngram":
+        if not (order.run_neural or order.catch_ups) or not self._neural:
             return None
         if not super()._input_fits_in_drafter(arguments[-2]):  # common_attn_metadata
             return None
@@ -106,7 +113,7 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
                 self._catch_up(order, arguments)
             return self._run_neural(order, scheduler_output, sampled_token_ids, arguments) if order.run_neural else None
         except Exception as error:  # whatever a drafter does, requests go on
-            self._report.failures["neural"] = sentence(error)
+            self._report.failures[self._neural] = sentence(error)
             return None
 
     def _catch_up(self, order: DraftOrder, arguments: tuple[Any, ...]) -> None:
@@ -129,7 +136,7 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
             self._report.neural_ran = True
         finally:
             scheduler_output.num_spec_tokens_to_schedule = planned  # the scheduler's own, in one process
-            self._report.neural_s = time.perf_counter() - began_at
+            self._report.draft_s[self._neural] = time.perf_counter() - began_at
         return proposals
 
     def _propose_async(self, neural: torch.Tensor | None, sampled_token_ids: Any) -> torch.Tensor:
@@ -143,65 +150,94 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
         width = 0 if not self._report.failures else self.num_spec_tokens  # then places were scheduled already
         return torch.full((next_token_ids.shape[0], width), SUBSTITUTE, device=self.device, dtype=torch.int32)
 
-    # -- prompt lookup and the choice per request --------------------------------------------------------------------
+    # -- drafters without a model, and the choice per request ---------------------------------------------------------
 
     def _assemble(self, order: DraftOrder, neural: torch.Tensor | None, sampled_token_ids: Any) -> Proposals:
+        names = self.input_batch.req_ids
+        proposals: Proposals = [[] for _ in names]
         if order.draft_tokens == 0:
-            return [[] for _ in self.input_batch.req_ids]
+            return proposals
         rows = neural.tolist() if neural is not None else []
-        began_at = time.perf_counter()
-        sampled = None  # vLLM has written them into the history already
-        if order.lookup_requests and not isinstance(sampled_token_ids, list):
+        sampled: Sequence[Sequence[int]] = ()  # vLLM has written them into the history already
+        if not isinstance(sampled_token_ids, list) and not self._model_free.keys().isdisjoint(order.drafters.values()):
             sampled = sampled_token_ids.tolist()
-        proposals = [
-            self._lookup_row(index, sampled[index] if sampled else (), order.draft_tokens)
-            if name in order.lookup_requests
-            else rows[index]
-            if rows and name in order.neural_requests
-            else []
-            for index, name in enumerate(self.input_batch.req_ids)
-        ]
-        if order.lookup_requests:
-            self._report.lookup_s = time.perf_counter() - began_at
-        return self._inside_vocabulary(proposals, order)
-
-    def _lookup_row(self, index: int, sampled: Sequence[int], draft_tokens: int) -> list[int]:
-        if self._lookup is None or self.discard_request_mask.np[index]:
-            return []  # an unfinished prompt
-        known = int(self.input_batch.num_tokens_no_spec[index])
-        history = self.input_batch.token_ids_cpu[index, :known]
-        try:
-            return self._lookup.propose(history, [token for token in sampled if token >= 0], draft_tokens)
-        except Exception as error:  # whatever a drafter does, requests go on
-            self._report.failures["lookup"] = sentence(error)
-            return []
-
-    def _inside_vocabulary(self, proposals: Proposals, order: DraftOrder) -> Proposals:
-        """The proposals, unless one of them is no token at all: then its drafter's are all dropped."""
-        for index, name in enumerate(self.input_batch.req_ids):
-            row = proposals[index]
-            if row and not (min(row) >= 0 and max(row) < self._vocabulary_size):
-                kind = "lookup" if name in order.lookup_requests else "neural"
-                wrong = next(token for token in row if not 0 <= token < self._vocabulary_size)
-                self._report.failures[kind] = (
-                    f"it proposed token {wrong}, outside the vocabulary of {self._vocabulary_size}"
-                )
-                return [[] for _ in proposals]
+        for drafter, places in _places(order, names).items():
+            if drafter in self._model_free:
+                found = self._propose_model_free(drafter, places, sampled, order.draft_tokens)
+            else:
+                found = [rows[place] for place in places] if rows else []
+            for place, row in zip(places, self._inside_vocabulary(drafter, found), strict=False):
+                proposals[place] = row
         return proposals
 
+    def _propose_model_free(
+        self, drafter: str, places: Sequence[int], sampled: Sequence[Sequence[int]], draft_tokens: int
+    ) -> Proposals:
+        """A row for each of `places` in the batch; no row at all when the drafter fails."""
+        began_at = time.perf_counter()
+        host = self._model_free[drafter]
+        try:
+            histories = [self._history(place, sampled[place] if sampled else ()) for place in places]
+            return [host.propose(one, draft_tokens) if one is not None else [] for one in histories]
+        except Exception as error:  # whatever a drafter does, requests go on
+            self._report.failures[drafter] = sentence(error)
+            return []
+        finally:
+            self._report.draft_s[drafter] = time.perf_counter() - began_at
 
-def step_report(strays: StrayTokens) -> StepReport:
-    """A new step's report, with what the device has meanwhile said about the proposals of earlier ones."""
+    def _history(self, place: int, sampled: Sequence[int]) -> History | None:
+        """None for a request whose prompt is unfinished."""
+        if self.discard_request_mask.np[place]:
+            return None
+        batch = self.input_batch
+        tokens = batch.token_ids_cpu[place, : int(batch.num_tokens_no_spec[place])]
+        real = [token for token in sampled if token >= 0]
+        if real:
+            tokens = np.concatenate([tokens, np.asarray(real, dtype=np.int32)])
+        return History(batch.req_ids[place], tokens, int(batch.num_prompt_tokens[place]))
+
+    def _tell_finished(self, names: Iterable[str]) -> None:
+        finished = [(name, self.requests[name]) for name in names if name in self.requests]
+        for drafter, host in self._model_free.items():
+            try:
+                for name, request in finished:
+                    host.finished(name, request.output_token_ids)
+            except Exception as error:  # whatever a drafter does, requests go on
+                self._report.failures[drafter] = sentence(error)
+
+    def _inside_vocabulary(self, drafter: str, rows: Proposals) -> Proposals:
+        """The drafter's proposals, unless one of them is no token at all: then none of them."""
+        wrong = next((token for row in rows for token in row if not 0 <= token < self._vocabulary_size), None)
+        if wrong is None:
+            return rows
+        self._report.failures[drafter] = f"it proposed token {wrong}, outside the vocabulary of {self._vocabulary_size}"
+        return []
+
+
+def _places(order: DraftOrder, names: Sequence[str]) -> dict[str, list[int]]:
+    """Drafter -> places in the batch of the requests that it was chosen for."""
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        if name in order.drafters:
+            places.setdefault(order.drafters[name], []).append(place)
+    return places
+
+
+def model_free_hosts(plan: LaunchPlan, max_model_len: int) -> dict[str, ModelFreeHost]:
+    """Drafter name -> host, for each of the plan's drafters without a model."""
+    hosts: dict[str, ModelFreeHost] = {}
+    for drafter in plan.pool.model_free:
+        if drafter.suffix is not None:
+            hosts[drafter.name] = SuffixHost(drafter.suffix, max_model_len)
+        elif drafter.prompt_lookup is not None:
+            hosts[drafter.name] = PromptLookupHost(drafter.prompt_lookup, max_model_len)
+    return hosts
+
+
+def step_report(strays: StrayTokens, neural: str) -> StepReport:
+    """A new step's report, with what the device has meanwhile said about the neural drafter's earlier proposals."""
     found = strays.found()
-    return StepReport(failures={"neural": found} if found else {})
-
-
-def lookup_host(plan: LaunchPlan, max_model_len: int) -> PromptLookupHost | None:
-    drafter = plan.pool.prompt_lookup
-    if drafter is None or drafter.prompt_lookup is None:
-        return None
-    settings = drafter.prompt_lookup
-    return PromptLookupHost(min_tokens=settings.min_tokens, max_tokens=settings.max_tokens, max_model_len=max_model_len)
+    return StepReport(failures={neural: found} if found else {})
 
 
 def _noting_failure(load: Any) -> Any:

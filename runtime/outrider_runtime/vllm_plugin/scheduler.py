@@ -187,7 +187,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         if record is not None and record.scheduled_tokens:
             since, self._last_output_at = self._last_output_at, now
             outcome = step_outcome(
-                record, self.outrider.plan, report, sampled, verified, now=now, last_output_at=since, tokens=tokens,
+                record, report, sampled, verified, now=now, last_output_at=since, tokens=tokens,
                 largest_graph_tokens=_largest_graph(self.vllm_config),
             )  # fmt: skip
             self.outrider.observe(outcome)
@@ -206,10 +206,8 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
                 self._coverage.missed(hole.request_id, hole.start)
 
     def _suspend_failed(self, failures: dict[str, str]) -> None:
-        pool = self.outrider.plan.pool
-        for drafter, kind in ((pool.prompt_lookup, "lookup"), (pool.neural, "neural")):
-            if drafter is not None and kind in failures:
-                self.outrider.drafter_failed(drafter.name, failures[kind])
+        for drafter, reason in failures.items():
+            self.outrider.drafter_failed(drafter, reason)
 
     # -- requests come and go --------------------------------------------------------------------------------------
 
@@ -327,7 +325,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
 
 
 class OutriderScheduler(SpeculationControl):
-    """Synchronous scheduling: CPUs, prompt lookup, mixed pools."""
+    """Synchronous scheduling: CPUs, drafters without a model, mixed pools."""
 
 
 class OutriderAsyncScheduler(SpeculationControl, AsyncScheduler):  # type: ignore[misc]

@@ -17,7 +17,6 @@ from outrider_runtime.control.batch import (
     VerifyPlan,
 )
 from outrider_runtime.vllm_plugin.coverage import ScheduledTokens
-from outrider_runtime.vllm_plugin.launch import LaunchPlan
 from outrider_runtime.vllm_plugin.messages import CatchUp, StepReport
 
 
@@ -48,7 +47,6 @@ class StepRecord:
 
 def step_outcome(
     record: StepRecord,
-    plan: LaunchPlan,
     report: StepReport | None,
     sampled: Mapping[str, int],
     verified: Mapping[str, int],
@@ -74,7 +72,7 @@ def step_outcome(
         verify_plan=record.verify_plan,
         draft_plan=record.draft_plan,
         requests=tuple(_request(view, record, sampled, verified) for view in views if not view.prefill_tokens),
-        draft_s=_draft_seconds(plan, report),
+        draft_s=dict(report.draft_s) if report is not None else {},
         n_context_query=sum(view.context_tokens * counts[view.id] for view in views) / 1000,
         prefill_tokens=sum(view.prefill_tokens for view in views),
         catch_up=_caught_up(record.catch_ups, report),
@@ -117,10 +115,3 @@ def _caught_up(holes: Sequence[CatchUp], report: StepReport | None) -> CatchUpOu
         n_context_query=sum(one.start * len(one.token_ids) for one in holes) / 1000,
         seconds=report.catch_up_s if report.catch_up_s is not None else float("nan"),
     )
-
-
-def _draft_seconds(plan: LaunchPlan, report: StepReport | None) -> dict[str, float]:
-    if report is None:
-        return {}
-    measured = ((plan.pool.prompt_lookup, report.lookup_s), (plan.pool.neural, report.neural_s))
-    return {drafter.name: spent for drafter, spent in measured if drafter is not None and spent is not None}

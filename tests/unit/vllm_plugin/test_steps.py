@@ -5,36 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from outrider_crds.runtime_config import BootConfig, HotConfig
-from outrider_crds.spec import (
-    Accelerator,
-    Drafter,
-    DraftMethod,
-    DraftPrefill,
-    Engine,
-    HubSource,
-    ModelRef,
-    ModelSource,
-    PromptLookup,
-    SpeculationMode,
-)
 from outrider_runtime.control.batch import Batch, DraftPlan, ExecutionMode, RequestView, StepOutcome, VerifyPlan
-from outrider_runtime.vllm_plugin.launch import LaunchPlan, Paths
 from outrider_runtime.vllm_plugin.messages import StepReport
-from outrider_runtime.vllm_plugin.pool import Pool
 from outrider_runtime.vllm_plugin.steps import Asked, StepRecord, execution_mode, step_outcome
-
-LOOKUP = Drafter(name="pld", method=DraftMethod.PROMPT_LOOKUP, prompt_lookup=PromptLookup())
-
-
-def plan() -> LaunchPlan:
-    boot = BootConfig(
-        service="chat", namespace="default", revision="1",
-        target=ModelRef(name="m", source=ModelSource(hub=HubSource())), draft_pool=[LOOKUP],
-        accelerator=Accelerator(products=["cpu"]), engine=Engine(), max_draft_tokens=3,
-    )  # fmt: skip
-    hot = HotConfig(mode=SpeculationMode.CLOSED_LOOP, draft_prefill=DraftPrefill.AUTO, max_draft_tokens=3)
-    return LaunchPlan(boot=boot, hot=hot, paths=Paths(), pool=Pool(prompt_lookup=LOOKUP), engine_version="0.32.0")
 
 
 def view(name: str, prefill: int = 0) -> RequestView:
@@ -51,7 +24,7 @@ def outcome(
         DraftPlan(0, (None, None), False, False), {"a": Asked("pld", 3, 2), "b": Asked()}, {"a": 3, "b": 16},
     )  # fmt: skip
     return step_outcome(
-        record, plan(), report, {"a": 2, "b": 1}, {"a": 2}, now=now, last_output_at=last_output_at, tokens=3,
+        record, report, {"a": 2, "b": 1}, {"a": 2}, now=now, last_output_at=last_output_at, tokens=3,
         largest_graph_tokens=None,
     )  # fmt: skip
 
@@ -66,7 +39,7 @@ def test_a_steps_time_is_its_own(last_output_at, seconds):
 
 def test_a_decoding_request_is_told_apart_from_a_prompt():
     """Trials are the scored proposals up to the first rejection; a prompt chunk has none."""
-    step = outcome(report=StepReport(target_s=0.02, lookup_s=0.001))
+    step = outcome(report=StepReport(target_s=0.02, draft_s={"pld": 0.001}))
     (request,) = step.requests
     assert (request.id, request.asked, request.proposed, request.verified) == ("a", 3, 2, 2)
     assert (request.accepted, request.tried) == (1, 2)
