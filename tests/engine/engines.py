@@ -26,6 +26,7 @@ from outrider_crds.spec import (
     PromptLookup,
     SLOClass,
     SpeculationMode,
+    Suffix,
 )
 from outrider_runtime.control.batch import StepOutcome
 from outrider_runtime.vllm_plugin import launch
@@ -46,6 +47,10 @@ def model(path: Path) -> ModelRef:
 
 def lookup(name: str = "pld") -> Drafter:
     return Drafter(name=name, method=DraftMethod.PROMPT_LOOKUP, prompt_lookup=PromptLookup(min_tokens=2, max_tokens=4))
+
+
+def suffix(name: str = "suffix") -> Drafter:
+    return Drafter(name=name, method=DraftMethod.SUFFIX, suffix=Suffix())
 
 
 def eagle(path: Path = EAGLE_HEAD, name: str = "eagle") -> Drafter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 from outrider_crds.runtime_config import BootConfig, draft_mount
 from outrider_crds.spec import Drafter
 from outrider_runtime.vllm_plugin.pool import ModelPlaces, choose_pool
+from outrider_runtime.vllm_plugin.suffix import library_obstacle
 
-from tests.engine.engines import boot_config, draft_model, eagle, lookup, model
+from tests.engine.engines import boot_config, draft_model, eagle, lookup, model, suffix
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "vocab_size": 100, "hidden_size": 64}
 EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 100, "hidden_size": 64}
@@ -102,6 +104,25 @@ def test_the_first_neural_drafter_that_loads_is_hosted(folder: Any, tmp_path: Pa
     assert pool.model_free == (lookup("first"),)
     assert set(pool.dropped) == {"broken", "spare", "second"}
     assert "good" in pool.dropped["spare"]
+
+
+def test_a_suffix_drafter_without_its_library_is_left_out_with_the_remedy(
+    folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Promise: an image without the library serves on, with the rest of the pool."""
+    monkeypatch.setitem(sys.modules, "arctic_inference.suffix_decoding", None)
+    pool = choose_pool(boot(folder("target", LLAMA), suffix(), lookup()), ModelPlaces(mounted=False))
+    assert pool.model_free == (lookup(),)
+    assert "pip install 'outrider[suffix]'" in pool.dropped["suffix"]
+
+
+@pytest.mark.skipif(bool(library_obstacle()), reason=library_obstacle())
+def test_one_drafter_of_each_method_without_a_model_is_hosted(folder: Any) -> None:
+    """In the pool's order, which breaks ties."""
+    chosen = (suffix(), lookup(), suffix("second"))
+    pool = choose_pool(boot(folder("target", LLAMA), *chosen), ModelPlaces(mounted=False))
+    assert pool.model_free == chosen[:2]
+    assert "one Suffix drafter" in pool.dropped["second"]
 
 
 def test_in_a_pod_models_are_looked_for_where_they_are_mounted(folder: Any) -> None:

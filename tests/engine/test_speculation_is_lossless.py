@@ -13,8 +13,9 @@ from outrider_crds.spec import Drafter
 from outrider_crds.state import DrafterState, RuntimeState
 from outrider_runtime.control.batch import Batch, DraftPlan, Purpose, RequestView, VerifyPlan
 from outrider_runtime.vllm_plugin.messages import DraftOrder
+from outrider_runtime.vllm_plugin.suffix import library_obstacle
 
-from tests.engine.engines import POOR_DRAFT, Bench, bench, draft_model, eagle, lookup
+from tests.engine.engines import POOR_DRAFT, Bench, bench, draft_model, eagle, lookup, suffix
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
@@ -28,7 +29,8 @@ PROMPTS = (
     STORY + "After that she",
 )
 POOLS: dict[str, tuple[Drafter, ...]] = {
-    "prompt lookup": (lookup(),),
+    # Where its library is missing the suffix drafter is dropped, and prompt lookup is tested alone.
+    "suffix decoding and prompt lookup": (suffix(), lookup()),
     "EAGLE-3 and prompt lookup": (lookup(), eagle()),
     "draft model": (draft_model(POOR_DRAFT),),
 }
@@ -241,14 +243,14 @@ class AllProposed:
 
 def test_a_drafter_that_raises_is_suspended_and_requests_go_on(engine: Bench, reference: list[list[int]]) -> None:
     drafter = engine.plan.pool.hosted[-1]
-    place = (engine.runner.drafter, "propose") if drafter.neural else (engine.runner._lookup, "propose")
+    host = engine.runner.drafter if drafter.neural else engine.runner._model_free[drafter.name]
     engine.loop.pin(2, drafter.name)
 
     def fail(*_arguments: object, **_keywords: object) -> None:
         raise RuntimeError("the draft fell over")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(*place, fail)
+        patch.setattr(host, "propose", fail)
         assert engine.generate(PROMPTS) == reference
     state = state_of(engine, drafter.name)
     assert "the draft fell over" in state.reason
@@ -259,20 +261,32 @@ def test_a_drafter_that_raises_is_suspended_and_requests_go_on(engine: Bench, re
 def test_tokens_outside_the_vocabulary_are_never_verified(engine: Bench, reference: list[list[int]]) -> None:
     """Bug: a token id of 2**30 indexes the target's embedding: the engine dies for everyone."""
     drafter = engine.plan.pool.hosted[-1]
-    place = (engine.runner.drafter, "propose") if drafter.neural else (engine.runner._lookup, "propose")
+    host = engine.runner.drafter if drafter.neural else engine.runner._model_free[drafter.name]
     engine.loop.pin(2, drafter.name)
-    propose = getattr(*place)
+    propose = host.propose
 
     def nonsense(*arguments: object, **keywords: object) -> object:
         proposals = propose(*arguments, **keywords)
         return [2**30 for _ in proposals] if isinstance(proposals, list) else proposals + 2**30
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(*place, nonsense)
+        patch.setattr(host, "propose", nonsense)
         assert engine.generate(PROMPTS) == reference
     assert "outside the vocabulary" in state_of(engine, drafter.name).reason
     assert engine.verified(drafter.name) == 0
     engine.loop.resume(drafter.name)
+
+
+@pytest.mark.skipif(bool(library_obstacle()), reason=library_obstacle())
+@pytest.mark.parametrize("running", ["suffix decoding and prompt lookup"], indirect=True)
+def test_suffix_decoding_learns_from_answers_that_it_had_no_part_in(engine: Bench, reference: list[list[int]]) -> None:
+    """Promise: what plain steps or another drafter gave one request is proposed to the next one that goes there."""
+    engine.loop.pin(0)
+    plain = engine.generate(PROMPTS[:1])
+    engine.fresh()
+    engine.loop.pin(3, "suffix")
+    assert engine.generate(PROMPTS[:1]) == plain == reference[:1]
+    assert engine.accepted("suffix") >= len(reference[0]) // 2, "a repeated prompt is answered from memory"
 
 
 def state_of(engine: Bench, drafter: str) -> DrafterState:

@@ -12,7 +12,7 @@ from outrider_runtime.vllm_plugin import launch
 from outrider_runtime.vllm_plugin.pool import Pool
 from outrider_runtime.vllm_plugin.versions import UntestedEngineError, check_engine_version
 
-from tests.engine.engines import boot_config, draft_model, eagle, hot_config, lookup
+from tests.engine.engines import boot_config, draft_model, eagle, hot_config, lookup, suffix
 
 HEAD = Path("/heads/eagle")
 
@@ -50,6 +50,27 @@ def test_a_neural_drafter_is_what_vllm_hosts_when_the_pool_has_one() -> None:
     assert config["method"] == "eagle3"
 
 
+def test_suffix_decoding_alone_is_named_to_vllm_with_its_settings() -> None:
+    """Promise: the manifest's percents reach vLLM as its own shares."""
+    drafter = suffix()
+    config = launch.speculative_config(plan_of(boot_config([drafter]), Pool(model_free=(drafter,))))
+    assert config is not None
+    assert config["method"] == "suffix"
+    found = {name: value for name, value in config.items() if name.startswith("suffix_decoding_")}
+    assert found == {
+        "suffix_decoding_max_tree_depth": 24,
+        "suffix_decoding_max_cached_requests": 10_000,
+        "suffix_decoding_max_spec_factor": 1.0,
+        "suffix_decoding_min_token_prob": 0.1,
+    }
+
+
+def test_the_suffix_librarys_own_vllm_plugin_stays_off() -> None:
+    """Bug: it is one for vLLM 0.10; switched on it ends every process of the engine."""
+    environment = launch.engine_environment(plan_of(boot_config([]), Pool()), {"ARCTIC_INFERENCE_ENABLED": "1"})
+    assert environment["ARCTIC_INFERENCE_ENABLED"] == "0"
+
+
 def test_extra_arguments_come_last_so_that_the_user_decides() -> None:
     """argparse takes the last value of a flag."""
     plan = plan_of(boot_config([], extra=["--max-num-seqs=3"]), Pool())
@@ -79,11 +100,12 @@ def test_graphs_respect_the_users_batch_limit(extra: list[str]) -> None:
 
 
 def test_a_mixed_pool_on_a_gpu_runs_synchronously_in_the_first_runner() -> None:
-    """Promise: prompt lookup reads sampled tokens on the CPU; asynchronous scheduling has none there."""
-    boot = on_gpu(boot_config([lookup(), eagle(HEAD)]))
-    plan = plan_of(boot, Pool(model_free=(lookup(),), neural=eagle(HEAD)))
-    assert "--no-async-scheduling" in launch.engine_arguments(plan)
-    assert launch.engine_environment(plan, {})["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    """Promise: drafters without a model read sampled tokens on the CPU; asynchronous scheduling has none there."""
+    for model_free in ((lookup(),), (suffix(),), (lookup(), suffix())):
+        boot = on_gpu(boot_config([*model_free, eagle(HEAD)]))
+        plan = plan_of(boot, Pool(model_free=model_free, neural=eagle(HEAD)))
+        assert "--no-async-scheduling" in launch.engine_arguments(plan)
+        assert launch.engine_environment(plan, {})["VLLM_USE_V2_MODEL_RUNNER"] == "0"
 
 
 def test_eagle_alone_on_a_gpu_runs_in_the_second_runner() -> None:

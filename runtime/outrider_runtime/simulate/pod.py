@@ -79,12 +79,16 @@ def read_pod(manifest: Path, profile: SimulationProfile) -> Pod:
 def _hosted(
     pool: Sequence[Drafter], profile: SimulationProfile
 ) -> tuple[list[tuple[Drafter, DrafterProfile]], list[str]]:
-    """Those that the profile has costs of, with them, and a sentence on each of the others."""
+    """Those that the profile has costs of, with them, and a sentence on each that it has none of its own of."""
     hosted, notices = [], []
     for drafter in pool:
         cost = _cost_of(drafter, profile)
         if cost is not None:
             hosted.append((drafter, cost))
+            if cost.method is not drafter.method and not cost.name:
+                notices.append(
+                    f"drafter {drafter.name!r} is taken to cost what the profile says of {cost.method.value}."
+                )
             continue
         has = ", ".join(sorted({one.name or one.method.value for one in profile.drafters})) or "none"
         notices.append(
@@ -94,7 +98,7 @@ def _hosted(
 
 
 def _cost_of(drafter: Drafter, profile: SimulationProfile) -> DrafterProfile | None:
-    """Of the drafter of this name, else of this method; any lookup stands for the others."""
+    """Of the drafter of this name, else of this method; prompt lookup stands for others without a model."""
     named = [one for one in profile.drafters if one.name == drafter.name]
     alike = [one for one in profile.drafters if not one.name and one.method is drafter.method]
     lookups = [one for one in profile.drafters if not one.name and one.method is DraftMethod.PROMPT_LOOKUP]

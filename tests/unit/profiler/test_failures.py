@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,14 +11,15 @@ from pathlib import Path
 import pytest
 from outrider_crds.profile import ProfilingResult, profile_keys
 from outrider_crds.runtime_config import boot_config
-from outrider_crds.spec import SpeculativeServiceSpec
+from outrider_crds.spec import Drafter, DraftMethod, SpeculativeServiceSpec, Suffix
 from outrider_runtime.profiler import failures
 from outrider_runtime.profiler.documents import termination_message
 from outrider_runtime.profiler.failures import ProfilingError
-from outrider_runtime.profiler.run import Profiler, Wanted
+from outrider_runtime.profiler.run import STAND_IN, Profiler, Wanted
 from outrider_runtime.vllm_plugin.launch import Paths
+from outrider_runtime.vllm_plugin.suffix import library_obstacle
 
-from tests.unit.profiler.machine import Machine, starter
+from tests.unit.profiler.machine import EAGLE, LOOKUP, Machine, starter
 
 VOCABULARY = 1000
 
@@ -54,6 +56,13 @@ def profile(
     return Profiler(wanted, paths, 60.0, lambda _text: None, start, clock).run()
 
 
+def with_suffix(spec: SpeculativeServiceSpec, *others: str) -> SpeculativeServiceSpec:
+    """A suffix drafter beside these of the pool."""
+    suffix = Drafter(name="suffix", method=DraftMethod.SUFFIX, suffix=Suffix())
+    pool = [suffix, *(drafter for drafter in spec.draft_pool if drafter.name in others)]
+    return spec.model_copy(update={"draft_pool": pool})
+
+
 def reasons(found) -> dict[str, str]:
     return {failure.drafter: failure.reason for failure in found.failures}
 
@@ -75,6 +84,30 @@ def test_everything_that_was_asked_for_is_measured_in_one_engine_start(tmp_path)
     assert found.target.error_percent <= 10
     assert {d.name: d.autoregressive for d in found.drafters} == {"lookup": False, "eagle": True}
     assert len(plans) == 1
+
+
+@pytest.mark.skipif(bool(library_obstacle()), reason=library_obstacle())
+def test_suffix_decoding_is_measured_in_the_same_engine_start(tmp_path):
+    """By shapes of its own: the target's are measured with prompt lookup's proposals, the service's or a stand-in's."""
+    machine = Machine(drafters={"eagle": EAGLE, "lookup": LOOKUP, "suffix": LOOKUP, STAND_IN: LOOKUP})
+    pool = service(tmp_path)
+    for others in (("lookup", "eagle"), ("eagle",)):
+        spec = with_suffix(pool, *others)
+        found = profile(tmp_path, spec, starter(machine), names=(*others, "suffix"))
+        assert reasons(found) == {}
+        assert found.target is not None
+        assert {d.name: d.autoregressive for d in found.drafters}["suffix"] is False
+        assert len(found.drafters) == len(others) + 1
+
+
+def test_suffix_decoding_without_its_library_costs_only_that_drafter(tmp_path, monkeypatch):
+    """A Job in an image without it: the reason is in the result."""
+    monkeypatch.setitem(sys.modules, "arctic_inference.suffix_decoding", None)
+    spec = with_suffix(service(tmp_path), "lookup", "eagle")
+    found = profile(tmp_path, spec, starter(Machine()), names=("lookup", "eagle", "suffix"))
+    assert reasons(found) == {"suffix": "DrafterFailed"}
+    assert "arctic-inference" in found.failures[0].message
+    assert {d.name for d in found.drafters} == {"lookup", "eagle"}
 
 
 def test_a_patched_in_draft_costs_one_drafters_measurement(tmp_path):

@@ -168,6 +168,16 @@ def test_what_the_figures_do_not_cover_is_said(manifest, capsys):
     assert "'eagle' is left out: the profile has no costs of Eagle, only of DraftModel, PromptLookup" in notes[2]
 
 
+def test_suffix_decoding_costs_what_prompt_lookup_does_where_the_profile_has_no_own(tmp_path, capsys):
+    """And that is said."""
+    path = tmp_path / "service.yaml"
+    path.write_text(MANIFEST.replace("lookup, method: PromptLookup, promptLookup", "suffix, method: Suffix, suffix"))
+    main(["--manifest", str(path), "--profile", "llama-3.1-8b-h100", "--rate", "5", "--duration", "1s"])
+    printed = capsys.readouterr().out
+    assert "'suffix' is taken to cost what the profile says of PromptLookup" in printed
+    assert "suffix accepts 0.60 a position, proposes for 40% of the requests" in printed
+
+
 def test_no_engine_has_to_be_installed():
     """numpy and pydantic are enough: neither torch nor vLLM is imported, and matplotlib only to plot."""
     code = (
