@@ -29,7 +29,7 @@ def library_obstacle() -> str:
     except Exception as error:  # not installed, or built for another Python or machine: its compiled part says how
         return (
             "suffix decoding needs the library arctic-inference, which cannot be loaded here "
-            f"({type(error).__name__}: {error}); install it beside the engine: {INSTALLATION}"
+            f"({type(error).__name__}: {error}); Outrider's own images have it, elsewhere: {INSTALLATION}"
         )
     return ""
 

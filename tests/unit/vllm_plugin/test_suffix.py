@@ -35,7 +35,7 @@ def test_a_missing_library_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPa
 
 @with_library
 def test_what_followed_before_is_proposed() -> None:
-    assert host().propose(history(SONG + [5, 6], SONG[:4]), 3) == SONG[4:7]
+    assert host().propose(history([*SONG, 5, 6], SONG[:4]), 3) == SONG[4:7]
 
 
 @with_library
@@ -68,7 +68,7 @@ def test_a_cache_of_no_requests_shows_nobody_the_answers_of_others() -> None:
         suffix.finished(name, SONG)
     suffix.finished("never asked", SONG)
     assert suffix.propose(history([3, 4], SONG[:4], "second"), 3) == []
-    assert suffix.propose(history(SONG + [3, 4], SONG[:4], "third"), 3) == SONG[4:7]
+    assert suffix.propose(history([*SONG, 3, 4], SONG[:4], "third"), 3) == SONG[4:7]
 
 
 @with_library
