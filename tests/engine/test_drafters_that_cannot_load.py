@@ -104,6 +104,8 @@ def test_the_first_neural_drafter_that_loads_is_hosted(folder: Any, tmp_path: Pa
     assert pool.model_free == (lookup("first"),)
     assert set(pool.dropped) == {"broken", "spare", "second"}
     assert "good" in pool.dropped["spare"]
+    assert "docs/two-neural-drafters.md" in pool.dropped["spare"]
+    assert Path(__file__).parents[2].joinpath("docs/two-neural-drafters.md").is_file()
 
 
 def test_a_suffix_drafter_without_its_library_is_left_out_with_the_remedy(

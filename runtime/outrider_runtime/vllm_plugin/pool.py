@@ -58,6 +58,7 @@ def choose_pool(boot: BootConfig, places: ModelPlaces) -> Pool:
         reason = _obstacle(boot, drafter, places)
         if kind in hosted:
             reason = f"this release hosts one {kind} drafter at a time and uses {hosted[kind].name!r}"
+            reason += " (docs/two-neural-drafters.md says why)" if kind == _NEURAL else ""
         if reason:
             dropped[drafter.name] = reason
         else:
