@@ -1,0 +1,151 @@
+"""How often the serving engine accepts what EAGLE-3 heads propose, on the same prompts (docs/training-a-draft.md).
+
+    python examples/compare_heads.py --target MODEL --prompts FILE HEAD [HEAD ...]
+
+Each head gets an engine of its own, vLLM with Outrider's plugin as it serves, pinned to one draft length. What it
+verified and accepted is counted by position. `train_eagle3.py --evaluate` asks the trainer's own code instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from eagle3.target import CannotTrainError
+from outrider_crds.runtime_config import BootConfig, HotConfig
+from outrider_crds.spec import (
+    Accelerator,
+    Drafter,
+    DraftMethod,
+    DraftPrefill,
+    Engine,
+    HostPathSource,
+    ModelRef,
+    ModelSource,
+    NeuralDraft,
+    SpeculationMode,
+)
+from outrider_runtime.control.batch import RequestOutcome, StepOutcome
+from outrider_runtime.vllm_plugin import launch
+from train_eagle3 import figure, positive, read_prompts
+
+DRAFTER = "head"
+ALONE, RESULT = "--alone", "ACCEPTANCE "
+LONGEST_PROMPT = 2000
+"""Characters; longer ones would not fit into the engine's 1024 tokens with their answer."""
+ENGINE_ARGUMENTS = ["--max-model-len=1024", "--max-num-seqs=16", "--max-num-batched-tokens=1024"]
+
+
+class Work(NamedTuple):
+    """What every head is asked."""
+
+    prompts: Sequence[str]
+    length: int
+    """Longest answer, in tokens."""
+    draft_tokens: int
+
+
+def acceptance(requests: Iterable[RequestOutcome], draft_tokens: int) -> list[float]:
+    """Of each position, given that those before it were accepted: accepted by tried, 0 where none was tried."""
+    tried, accepted = [0] * draft_tokens, [0] * draft_tokens
+    for request in requests:
+        for position in range(request.tried):
+            tried[position] += 1
+            accepted[position] += position < request.accepted
+    return [hits / trials if trials else 0.0 for hits, trials in zip(accepted, tried, strict=True)]
+
+
+def measure(target: Path, head: Path, work: Work) -> list[float]:
+    """Acceptance per position of `head`; in a process of its own, so that no engine weighs on the next."""
+    plan = launch_plan(target, head, work.draft_tokens)
+    if plan.pool.neural is None:
+        raise CannotTrainError(f"{head} cannot be served: {plan.pool.dropped[DRAFTER]}")
+    environment = {"VLLM_LOGGING_LEVEL": "ERROR", **os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    launch.prepare(plan, environment)
+    command = [sys.executable, __file__, ALONE]
+    ended = subprocess.run(
+        command, env=environment, input=json.dumps(work), stdout=subprocess.PIPE, text=True, check=False
+    )
+    found = [line.removeprefix(RESULT) for line in ended.stdout.splitlines() if line.startswith(RESULT)]
+    if ended.returncode or not found:
+        raise CannotTrainError(f"{head}: the engine failed; its last words stand above.")
+    rates: list[float] = json.loads(found[0])
+    return rates
+
+
+def run_alone(work: Work) -> list[float]:
+    """Acceptance per position in an engine of this process, started from the plan that `measure` prepared."""
+    from outrider_runtime.profiler.host import start_engine
+    from vllm import SamplingParams
+
+    engine = start_engine(launch.load_plan())
+    loop = engine.engine_core.engine_core.scheduler.outrider
+    loop.pin(work.draft_tokens, DRAFTER)
+    steps: list[StepOutcome] = []
+    loop.listeners.append(steps.append)
+    greedy = SamplingParams(temperature=0.0, max_tokens=work.length)
+    for number, prompt in enumerate(work.prompts):
+        engine.add_request(str(number), encoded(engine, prompt), greedy)
+    while engine.has_unfinished_requests():
+        engine.step()
+    return acceptance((request for step in steps for request in step.requests), work.draft_tokens)
+
+
+def encoded(engine: Any, prompt: str) -> dict[str, list[int]]:
+    """A user's message as the target's chat template has it."""
+    tokenizer = engine.get_tokenizer()
+    text, bare = prompt, tokenizer.chat_template is None
+    if not bare:
+        chat = [{"role": "user", "content": prompt}]
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    return {"prompt_token_ids": tokenizer(text, add_special_tokens=bare)["input_ids"]}
+
+
+def launch_plan(target: Path, head: Path, draft_tokens: int) -> launch.LaunchPlan:
+    drafter = Drafter(name=DRAFTER, method=DraftMethod.EAGLE, eagle=NeuralDraft(model=local(head)))
+    boot = BootConfig(
+        service="heads", namespace="default", revision="local", target=local(target), draft_pool=[drafter],
+        accelerator=Accelerator(products=["cpu"]), engine=Engine(extra_args=[*ENGINE_ARGUMENTS, "--enforce-eager"]),
+        max_draft_tokens=draft_tokens,
+    )  # fmt: skip
+    hot = HotConfig(mode=SpeculationMode.CLOSED_LOOP, draft_prefill=DraftPrefill.AUTO, max_draft_tokens=draft_tokens)
+    return launch.plan_launch(boot, hot, launch.Paths(mounted=False, run_dir=tempfile.mkdtemp(prefix="outrider-")))
+
+
+def local(folder: Path) -> ModelRef:
+    return ModelRef(name=folder.name, source=ModelSource(host_path=HostPathSource(path=str(folder.resolve()))))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="compare_heads.py", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--target", type=Path, required=True, help="folder of the model that the heads draft for")
+    parser.add_argument("--prompts", type=Path, required=True, help="a prompt a line, or Spec-Bench's JSON lines")
+    parser.add_argument("--count", type=positive(int), default=24, help="prompts, spread over the file (default 24)")
+    parser.add_argument("--length", type=positive(int), default=64, help="longest answer, in tokens (default 64)")
+    parser.add_argument("--draft-tokens", type=positive(int), default=4, help="draft length (default 4)")
+    parser.add_argument("heads", type=Path, nargs="+", metavar="HEAD")
+    options = parser.parse_args(argv)
+    try:
+        prompts = [prompt for prompt in read_prompts(options.prompts) if len(prompt) <= LONGEST_PROMPT]
+        chosen = prompts[:: max(1, len(prompts) // options.count)][: options.count]
+        work = Work(chosen, options.length, options.draft_tokens)
+        for head in options.heads:
+            print(f"{head}: {figure(measure(options.target, head, work))}", flush=True)
+    except CannotTrainError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == [ALONE]:
+        print(RESULT + json.dumps(run_alone(Work(*json.load(sys.stdin)))), flush=True)
+        os._exit(0)  # vLLM's own teardown takes seconds and has nothing to save
+    sys.exit(main())

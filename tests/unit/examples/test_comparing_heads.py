@@ -1,0 +1,32 @@
+"""examples/compare_heads.py: what it counts of an engine's steps, and what it refuses before one starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import compare_heads
+import pytest
+from compare_heads import acceptance, main
+from outrider_runtime.control.batch import RequestOutcome
+
+
+def outcome(verified: int, accepted: int) -> RequestOutcome:
+    return RequestOutcome("a", None, compare_heads.DRAFTER, 3, verified, verified, accepted)
+
+
+def test_a_position_is_tried_only_where_those_before_it_were_accepted():
+    """Positions after the first rejection say nothing about the head, nor do those that were not verified."""
+    steps = [outcome(3, 3), outcome(3, 1), outcome(3, 0), outcome(1, 1), outcome(0, 0)]
+    assert acceptance(steps, 3) == pytest.approx([3 / 4, 1 / 2, 1.0])
+
+
+def test_a_position_that_was_never_reached_is_no_division_by_zero():
+    assert acceptance([outcome(2, 0)], 2) == [0.0, 0.0]
+
+
+def test_a_folder_that_is_no_head_is_named_before_an_engine_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Nobody waits for an engine to learn of a typo."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("What is a lighthouse?\nWho keeps it?\n")
+    assert main(["--target", str(tmp_path), "--prompts", str(prompts), str(tmp_path / "nowhere")]) == 1
+    assert "nowhere has no config.json" in capsys.readouterr().err
