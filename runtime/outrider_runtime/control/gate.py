@@ -74,8 +74,11 @@ def pays_for(
     context = requests * context_tokens
     shape = Shape(context, requests, requests, context / 1000)
     price = latency.price(shape, uniform=True)
-    rate = goodput.rate(requests / price.plain_s())
+    plain_s = price.plain_s()
+    if plain_s <= 0:
+        return True  # no cost is known yet
+    rate = goodput.rate(requests / plain_s)
     tokens = requests * np.arange(1.0, len(path) + 1)  # (K,), every request verifies as many
-    seconds = price.uniform_s(tokens) - price.plain_s() + tokens * latency.draft_token_s(neural)
+    seconds = price.uniform_s(tokens) - plain_s + tokens * latency.draft_token_s(neural)
     seconds += [latency.draft_s(neural, shape, length) for length in range(1, len(path) + 1)]
     return bool((requests * path.cumsum() > rate * seconds).any())

@@ -87,3 +87,9 @@ def test_what_pays_for_a_few_does_not_pay_in_a_crowd(requests: int, pays: bool) 
         (DrafterSpec("eagle", neural=True),), None,
     )  # fmt: skip
     assert pays_for(requests, 300.0, PATH, "eagle", latency, Goodput()) == pays
+
+
+def test_a_draft_pays_as_long_as_nothing_is_known() -> None:
+    """Bug: the first prompt of a pod without a profile divided by a step time of 0 and took the engine along."""
+    latency = OnlineLatency(None, (DrafterSpec("eagle", neural=True),), None)
+    assert pays_for(40, 300.0, PATH, "eagle", latency, Goodput())
