@@ -110,7 +110,8 @@ class Acceptance:
     def paths_of(self, drafters: Ints, requests: Names, classes: Names) -> Floats:
         """(K, N): the same for the one drafter that each request's proposals came from."""
         odds = self._odds32.T[:, drafters] * self._first_odds(requests, classes)[np.arange(len(drafters)), drafters]
-        return np.asarray((odds / (1 + odds)).cumprod(axis=0))
+        odds /= 1 + odds
+        return np.asarray(odds.cumprod(axis=0, out=odds))
 
     def _first_odds(self, requests: Names, classes: Names) -> Floats:
         """(N, D): odds of the first position, whose hazard the factors of request and class multiply. The odds of the
