@@ -21,6 +21,8 @@ from outrider_runtime.snapshot import WRITE_EVERY_S
 START_S = 600.0
 MODEL_ROOT = Path("~/.cache/outrider/models").expanduser()
 TARGET = MODEL_ROOT / "smollm2-135m-instruct"
+REPETITIVE = "Repeat exactly: one two three four five one two three four five one two three four five"
+"""A prompt with which prompt lookup finds something."""
 EXAMPLE = Path(__file__).parents[2] / "examples" / "smollm2-cpu.yaml"
 
 

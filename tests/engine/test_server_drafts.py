@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.server_process import EXAMPLE, TARGET, Server
+from tests.engine.server_process import EXAMPLE, REPETITIVE, TARGET, Server
 
 pytestmark = pytest.mark.model
 
@@ -37,8 +37,7 @@ def test_a_drafter_that_cannot_load_is_dropped_and_named(server: Server) -> None
     assert lookup.loaded
     assert not eagle.loaded
     assert "cannot be loaded" in eagle.reason
-    repetitive = "Repeat exactly: one two three four five one two three four five one two three four five"
-    assert server.chat(repetitive, max_tokens=48, temperature=0).status_code == 200
+    assert server.chat(REPETITIVE, max_tokens=48, temperature=0).status_code == 200
     state = server.settled_state()
     assert state.plugin_active
     assert state.drafters[0].verified > 0, "what is left of the pool is used"

@@ -12,12 +12,11 @@ import pytest
 from outrider_crds.state import RuntimeState
 
 from tests.engine.conftest import Laptop
-from tests.engine.server_process import Server
+from tests.engine.server_process import REPETITIVE, Server
 
 pytestmark = pytest.mark.model
 
 MODEL = "smollm2-135m-instruct"
-REPETITIVE = "Repeat exactly: one two three four five one two three four five one two three four five"
 
 
 def test_a_chat_request_is_answered_with_the_plugin_active(laptop: Laptop) -> None:

@@ -19,7 +19,7 @@ from outrider_runtime.control.costs import Shape
 from outrider_runtime.control.decision import choose_draft
 from outrider_runtime.control.drafting import NOBODY, DraftChoice, DraftProblem
 from outrider_runtime.control.problem import Columns
-from outrider_runtime.control.slo import HORIZON_TOKENS
+from outrider_runtime.control.slo import expected_rest
 
 LEAST_CHUNK_TOKENS = 32
 """A part of a hole that is shorter would mostly pay for the call, and the hole grows at every step."""
@@ -87,7 +87,7 @@ def expected_gains(
     """(N,): tokens that the neural draft is worth over the rest of each request's answer, at `whole`'s draft length.
 
     Counted is what it brings beyond the best lookup, less an equal share of what its passes would cost beyond those
-    that run now. Few answers use all of max_tokens: see HORIZON_TOKENS.
+    that run now. Few answers use all of max_tokens: see `expected_rest`.
     """
     neural, passes = problem.neural, whole.neural_tokens
     worth, accepted = _worth(problem, neural, passes)
@@ -97,7 +97,7 @@ def expected_gains(
     more_s = max(0.0, float(passes_s[passes] - (passes_s[now.neural_tokens] if now.neural_tokens else 0.0)))
     share = problem.rate * more_s / max(1, newcomers)
     given, left = np.array(requests.output_tokens, dtype=float), np.array(requests.remaining_tokens, dtype=float)
-    steps = np.minimum(left, np.maximum(given, HORIZON_TOKENS)) / (1.0 + accepted)
+    steps = expected_rest(left, given) / (1.0 + accepted)
     return np.asarray(steps * (worth - np.max([np.zeros(len(worth)), *looked_up], axis=0) - share))
 
 

@@ -103,12 +103,9 @@ class OnlineLatency:
         """False when the time is absurd and was dropped."""
         if name not in self._draft_scale:
             return False
-        predicted = self.draft_s(name, first, draft_tokens)
-        if not _is_time(seconds) or seconds > max(ABSURD_S, ABSURD_FACTOR * predicted):
+        predicted, parts = self.draft_s(name, first, draft_tokens), self._draft_parts(name, first, draft_tokens)
+        if not _learn(self._draft_scale[name], parts, seconds, predicted):
             return False
-        calls, tokens = self._draft_parts(name, first, draft_tokens)
-        if calls + tokens > 0:
-            self._draft_scale[name].observe(calls, tokens, min(seconds, WINSOR_FACTOR * predicted))
         self._draft_cache.clear()
         return True
 
@@ -120,13 +117,8 @@ class OnlineLatency:
 
     def observe_catch_up(self, name: str, shape: Shape, seconds: float) -> bool:
         """False when the time is absurd and was dropped. What ordinary drafting costs stays as it is."""
-        predicted = self.catch_up_s(name, shape)
-        if not _is_time(seconds) or seconds > max(ABSURD_S, ABSURD_FACTOR * predicted):
-            return False
-        calls, tokens = _pass_parts(self._draft(name), shape)
-        if calls + tokens > 0:
-            self._catch_up_scale.observe(calls, tokens, min(seconds, WINSOR_FACTOR * predicted))
-        return True
+        parts = _pass_parts(self._draft(name), shape)
+        return _learn(self._catch_up_scale, parts, seconds, self.catch_up_s(name, shape))
 
     def _plausible(self, seconds: float, predicted: float) -> bool:
         if not _is_time(seconds):
@@ -177,6 +169,18 @@ class OnlineLatency:
             return DrafterCost(StepCost(constant_s=LOOKUP_S), autoregressive=False)
         target = self._base(ExecutionMode.RAGGED)
         return DrafterCost(_scaled(target, NEURAL_SHARE, NEURAL_SHARE), autoregressive=True)
+
+
+def _learn(scale: Multipliers, parts: tuple[float, float], seconds: float, predicted: float) -> bool:
+    """Correct a draft's cost by what one call took; False when that is absurd and was dropped.
+
+    parts: seconds of any call, and those that grow with its tokens, uncorrected by `scale`.
+    """
+    if not _is_time(seconds) or seconds > max(ABSURD_S, ABSURD_FACTOR * predicted):
+        return False
+    if sum(parts) > 0:
+        scale.observe(*parts, min(seconds, WINSOR_FACTOR * predicted))
+    return True
 
 
 def _pass_parts(drafter: DrafterCost, shape: Shape) -> tuple[float, float]:

@@ -37,6 +37,11 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
+def expected_rest(left: Floats, given: Floats) -> Floats:
+    """(N,): tokens that answers are taken to go on for, of `left` that they may have; `given`: so far."""
+    return np.asarray(np.minimum(left, np.maximum(given, HORIZON_TOKENS)))
+
+
 @dataclass(frozen=True, slots=True)
 class Clocks:
     """Where each decoding request stands against its class, when the step begins. All (N,)."""
@@ -60,7 +65,7 @@ class Clocks:
 
     def within_reach(self, step_s: float, pace: Floats) -> Bools:
         """(N,): those that can still end within their TPOT if each step gives `pace` (N,) tokens."""
-        horizon = np.minimum(self.left, np.maximum(self.tokens, HORIZON_TOKENS))
+        horizon = expected_rest(self.left, self.tokens)
         end_s = self.elapsed_s + step_s * horizon / pace
         return np.asarray(end_s <= self.tpot_s * (self.tokens + horizon))
 
