@@ -15,7 +15,7 @@ demo: deps ## the main job: a real Kubernetes, one manifest, real requests, a ne
 	@$(PY) -m demo $(if $(KEEP),--keep)
 
 test: deps lint ## every test, those on the real cluster and the real engine included
-	OUTRIDER_REQUIRE_CLUSTER=1 $(PY) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+	OUTRIDER_REQUIRE_CLUSTER=1 $(PY) -m pytest -n 2 --no-loadscope-reorder
 
 test-fast: deps-fast ## what needs no cluster and no model, in under a minute
 	$(PY) -m pytest -q -m "not cluster and not model"

@@ -1,9 +1,11 @@
 """Fixtures that several test folders share, which tests run beside each other, and how hypothesis and OpenMP run."""
 
 import os
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
@@ -18,14 +20,18 @@ def pytest_configure() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In two processes (make test) one holds the clusters, which mostly wait, the other the engines, which compute.
-    The end-to-end tests come last: they do both, and want the machine to themselves."""
+    """The end-to-end tests come last: by then nothing runs beside them."""
     items.sort(key=lambda item: "e2e" in item.path.parts)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
 
 
-def _group(item: pytest.Item) -> str:
-    return next((marker for marker in ("cluster", "model") if item.get_closest_marker(marker)), "neither")
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return TwoProcesses(config, log)
+
+
+class TwoProcesses(LoadScopeScheduling):  # type: ignore[misc]  # xdist says nothing of its types
+    """`make test`: one process holds the clusters, which mostly wait, the other the engines, which compute."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        folder = nodeid.split("/")[1]
+        return "clusters" if folder in ("cluster", "operator", "e2e") else folder

@@ -43,6 +43,12 @@ class Node:
         return self._volatile / "containerd.sock"
 
     @property
+    def _folder(self) -> Path:
+        """The kubelet's: that of the state folder by a short name, for it makes sockets in it, whose paths may not
+        pass 107 characters."""
+        return self._volatile / "kubelet"
+
+    @property
     def _container_runtime(self) -> str:
         return f"containerd-{self.spec.name}"
 
@@ -51,7 +57,9 @@ class Node:
         add_node_address(self.subnets, self.spec.index)
         sign_node(self.layout, self.binaries, self.subnets, self.spec)
         (self._volatile / "cni").mkdir(parents=True)
+        self._folder.mkdir()
         self.layout.node(self.spec.name).mkdir(parents=True)
+        run(["mount", "--bind", str(self.layout.node(self.spec.name)), str(self._folder)])
         (self._volatile / "cni" / "pods.conflist").write_text(json.dumps(self._cni_config()))
         config = self._volatile / "containerd.toml"
         config.write_text(self._containerd_config())
@@ -117,7 +125,6 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
 
     def _kubelet_config(self) -> dict[str, Any]:
         address = str(self.subnets.node(self.spec.index))
-        folder = self.layout.node(self.spec.name)
         return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -142,8 +149,8 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
             "imageGCHighThresholdPercent": 100,  # an image that was imported cannot be pulled again
             "configMapAndSecretChangeDetectionStrategy": "Watch",
             "syncFrequency": "1s",  # how soon a changed ConfigMap is in its pods; 1 min by default
-            "podLogsDir": str(folder / "pod-logs"),
-            "volumePluginDir": str(folder / "volume-plugins"),
+            "podLogsDir": str(self._folder / "pod-logs"),
+            "volumePluginDir": str(self._folder / "volume-plugins"),
             "makeIPTablesUtilChains": False,
             "clusterDNS": ["127.0.0.1"],  # there is none: look-ups fail at once
             "resolvConf": str(_RESOLV_CONF),
@@ -157,7 +164,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
             f"--kubeconfig={self.layout.component_kubeconfig(self.spec.name)}",
             f"--hostname-override={self.spec.name}",
             f"--node-ip={self.subnets.node(self.spec.index)}",
-            f"--root-dir={self.layout.node(self.spec.name)}",
+            f"--root-dir={self._folder}",
             f"--node-labels={labels}",
         ]
 

@@ -258,6 +258,26 @@ def test_a_drafter_that_raises_is_suspended_and_requests_go_on(engine: Bench, re
     engine.loop.resume(drafter.name)
 
 
+@pytest.mark.parametrize("call", ["plan_verify", "plan_draft", "observe"])
+def test_a_controller_that_raises_costs_speculation_only(engine: Bench, reference: list[list[int]], call: str) -> None:
+    """Bug: a division by zero in a decision ended the engine, and with it every request of the pod."""
+    controller = engine.loop._controller
+    decide, calls = getattr(controller, call), []
+    engine.loop.pin(2, engine.plan.pool.hosted[-1].name)
+
+    def fail_once(argument: object) -> object:
+        calls.append(argument)
+        return 1 / 0 if len(calls) == 4 else decide(argument)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(controller, call, fail_once)
+        assert engine.generate(PROMPTS) == reference
+    assert len(calls) > 4
+    for drafter in engine.plan.pool.hosted:
+        assert "the controller raised ZeroDivisionError" in state_of(engine, drafter.name).reason
+        engine.loop.resume(drafter.name)
+
+
 def test_tokens_outside_the_vocabulary_are_never_verified(engine: Bench, reference: list[list[int]]) -> None:
     """Bug: a token id of 2**30 indexes the target's embedding: the engine dies for everyone."""
     drafter = engine.plan.pool.hosted[-1]

@@ -68,7 +68,7 @@ class Controller:
 
     def forget(self, request_id: str) -> None:
         """The request has finished or was aborted; unknown ids are fine."""
-        self._evidence.acceptance.forget(request_id)
+        self._evidence.forget(request_id)
 
     def suspend(self, drafter: str, reason: str) -> None:
         """Use this drafter no more (it failed to load, raised, proposed nonsense); `resume` lifts it."""

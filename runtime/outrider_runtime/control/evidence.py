@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from outrider_runtime.control.acceptance import Acceptance
-from outrider_runtime.control.batch import CatchUpOutcome, DraftPlan, ExecutionMode, StepOutcome
+from outrider_runtime.control.batch import CatchUpOutcome, DraftPlan, ExecutionMode, RequestOutcome, StepOutcome
 from outrider_runtime.control.costs import LatencyModel, Shape
 from outrider_runtime.control.explore import Explorer
 from outrider_runtime.control.goodput import Goodput
@@ -17,6 +17,8 @@ from outrider_runtime.control.tally import Tally
 from outrider_runtime.control.truth import Truth
 
 LONGEST_STEP_S = 120.0
+MOST_UNSETTLED = 256
+"""Request steps whose trials wait to be counted, where nobody asks for a long time (a pin, mode Static)."""
 
 
 class Evidence:
@@ -33,6 +35,7 @@ class Evidence:
         self.tally = Tally(names, settings.max_draft_tokens)
         self.longest = 1
         """Most tokens that any request ever verified."""
+        self._unsettled: list[RequestOutcome] = []
 
     def replace_latency(self, latency: LatencyModel | None) -> None:
         """A profile was loaded or changed; online corrections start anew. None: learn every cost."""
@@ -41,10 +44,9 @@ class Evidence:
     def observe(self, outcome: StepOutcome) -> None:
         """Learn from a finished step. Absurd times (NaN, negative, a suspended machine) are dropped and counted."""
         self.tally.observe(outcome)
-        alarms = self.acceptance.alarms
-        self.acceptance.observe(outcome.requests, outcome.now)
-        if self.acceptance.alarms > alarms:
-            self.truth.lift()
+        self._unsettled.extend(outcome.requests)
+        if len(self._unsettled) > MOST_UNSETTLED:
+            self.settle(outcome.now)
         if not self._observe_times(outcome):
             self.tally.dropped_steps += 1
             return
@@ -55,6 +57,20 @@ class Evidence:
         self.explorer.observe(outcome, max(plain_rate, self.goodput.rate(plain_rate)))
         self.truth.observe(outcome)
         self.longest = max(self.longest, max((request.verified for request in outcome.requests), default=0))
+
+    def settle(self, now: float) -> None:
+        """Count the trials of the last steps. Call before a new choice: those of three steps together cost hardly more
+        than those of one, and in a small model's step that is time that users notice."""
+        alarms, outcomes = self.acceptance.alarms, self._unsettled
+        self._unsettled = []
+        self.acceptance.observe(outcomes, now)
+        if self.acceptance.alarms > alarms:
+            self.truth.lift()
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended; its last trials count first."""
+        self.settle(self.tally.last_step_at)
+        self.acceptance.forget(request_id)
 
     def _observe_times(self, outcome: StepOutcome) -> bool:
         """False when one of the step's times is absurd."""

@@ -132,7 +132,6 @@ class Planner:
     # -- what is proposed ---------------------------------------------------------------------------------------
 
     def draft(self, batch: Batch) -> DraftPlan:
-        self._evidence.acceptance.age(batch.now)
         plan = self._fixed_plan(batch) or self._closed_loop_plan(batch)
         if self._roster.tpots_s and plan is not self._last:
             neural = self._roster.neural
@@ -156,6 +155,7 @@ class Planner:
         kept = self._kept_plan(batch)
         if kept is not None:
             return kept
+        self._evidence.settle(batch.now)
         truth, explorer = self._evidence.truth, self._evidence.explorer
         self._in_vain = self._reads_in_vain(batch)
         step = next_step(batch, self._evidence.latency, self._evidence.goodput)

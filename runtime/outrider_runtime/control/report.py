@@ -20,6 +20,7 @@ def snapshot(
 ) -> ControllerSnapshot:
     """`now`, if given, tells an idle engine from a busy one."""
     tally = evidence.tally
+    evidence.settle(tally.last_step_at)
     return ControllerSnapshot(
         reason=_reason(evidence, roster, now),
         drafter=tally.favourite,

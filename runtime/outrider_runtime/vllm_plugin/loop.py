@@ -6,6 +6,7 @@ imports vLLM.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from threading import Lock
@@ -14,7 +15,7 @@ import numpy as np
 from outrider_crds.base import seconds
 from outrider_crds.runtime_config import HotConfig
 
-from outrider_runtime.control.batch import Batch, DraftPlan, StepOutcome, VerifyPlan
+from outrider_runtime.control.batch import Batch, DraftPlan, Purpose, StepOutcome, VerifyPlan
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.costs import LatencyModel
 from outrider_runtime.control.counters import ControllerSnapshot
@@ -23,6 +24,8 @@ from outrider_runtime.vllm_plugin.launch import LaunchPlan
 from outrider_runtime.vllm_plugin.messages import DraftOrder
 from outrider_runtime.vllm_plugin.slo import SLOCounter
 from outrider_runtime.vllm_plugin.waiting import patience_s
+
+logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
 
 FIRST_SUSPENSION_S = 30.0
 LONGEST_SUSPENSION_S = 600.0
@@ -46,8 +49,10 @@ class ControlLoop:
         self._suspended_until: dict[str, float] = {}
         self._suspensions: dict[str, int] = {}
         self._patience_s: dict[str, float] = {}
+        drafters = tuple(_drafter_specs(plan))
+        self._drafters = [drafter.name for drafter in drafters]
         settings = Settings(
-            drafters=tuple(_drafter_specs(plan)),
+            drafters=drafters,
             max_draft_tokens=plan.boot.max_draft_tokens,
             largest_graph_tokens=largest_graph_tokens,
             hot=hot_settings(plan.hot),
@@ -58,18 +63,29 @@ class ControlLoop:
 
     def plan_verify(self, batch: Batch) -> VerifyPlan:
         with self._lock:
-            return self._controller.plan_verify(batch)
+            try:
+                return self._controller.plan_verify(batch)
+            except Exception as error:
+                self._controller_failed(error)
+                return VerifyPlan((0,) * len(batch.requests), Purpose.FIXED)
 
     def plan_draft(self, batch: Batch) -> tuple[DraftPlan, DraftOrder]:
         """The controller's plan, and the same as the worker needs it."""
         with self._lock:
             self._resume_due()
-            plan = self._controller.plan_draft(batch)
+            try:
+                plan = self._controller.plan_draft(batch)
+            except Exception as error:
+                self._controller_failed(error)
+                plan = DraftPlan(0, (None,) * len(batch.requests), False, False, 0, Purpose.FIXED)
         return plan, self.order(batch, plan)
 
     def observe(self, outcome: StepOutcome) -> None:
         with self._lock:
-            self._controller.observe(outcome)
+            try:
+                self._controller.observe(outcome)
+            except Exception as error:
+                self._controller_failed(error)
         for listener in self.listeners:
             listener(outcome)
 
@@ -80,13 +96,7 @@ class ControlLoop:
     def drafter_failed(self, drafter: str, reason: str) -> None:
         """Use `drafter` no more for a while, longer each time; requests go on without it."""
         with self._lock:
-            if drafter in self._suspended_until:
-                return  # a step that was under way when the first failure came in
-            again = self._suspensions.get(drafter, 0)
-            pause_s = min(LONGEST_SUSPENSION_S, FIRST_SUSPENSION_S * 2**again)
-            self._suspensions[drafter] = again + 1
-            self._suspended_until[drafter] = self._clock() + pause_s
-            self._controller.suspend(drafter, f"suspended for {pause_s:.0f} s: {reason}")
+            self._suspend(drafter, reason)
 
     def resume(self, drafter: str) -> None:
         """Lift a suspension now."""
@@ -122,6 +132,22 @@ class ControlLoop:
     def snapshot(self) -> ControllerSnapshot:
         with self._lock:
             return self._controller.snapshot(self._clock())
+
+    def _controller_failed(self, error: Exception) -> None:
+        """A bug of the controller's costs users their speculation for a while, not their answers."""
+        if not set(self._drafters) <= self._suspended_until.keys():
+            logger.error("outrider: the controller raised; nothing is proposed for a while", exc_info=error)
+        for drafter in self._drafters:
+            self._suspend(drafter, f"the controller raised {type(error).__name__}: {error}")
+
+    def _suspend(self, drafter: str, reason: str) -> None:
+        if drafter in self._suspended_until:
+            return  # a step that was under way when the first failure came in
+        again = self._suspensions.get(drafter, 0)
+        pause_s = min(LONGEST_SUSPENSION_S, FIRST_SUSPENSION_S * 2**again)
+        self._suspensions[drafter] = again + 1
+        self._suspended_until[drafter] = self._clock() + pause_s
+        self._controller.suspend(drafter, f"suspended for {pause_s:.0f} s: {reason}")
 
     def _resume_due(self) -> None:
         if not self._suspended_until:
