@@ -19,6 +19,7 @@ from tests.benchmarks.evidence.budget import seconds_left
 from tests.benchmarks.evidence.load import Sent, send
 from tests.benchmarks.evidence.manifest import base_manifest
 from tests.benchmarks.evidence.plan import Calibration, Planned, Point, points
+from tests.benchmarks.evidence.profile import check_mounted
 from tests.benchmarks.evidence.prompts import Data
 from tests.benchmarks.evidence.raw import FOLDER, MeasuredPoint, Run, Store, code_version, key_of
 from tests.benchmarks.evidence.scenario import ComparedScenario, Size, SLOMix, SystemKind, Testbed
@@ -108,6 +109,8 @@ class Campaign:
         system, calibration = self.testbed.system(sitting.system), self.calibration
         with self._starter.start(system, self._classes(calibration), controlled=sitting.controlled) as server:
             self._warm_up(server)
+            if self._starter.profiled:
+                check_mounted(server.state())
             for scenario in sitting.scenarios:
                 wanted = points(scenario, self.testbed, self.data, calibration, sitting.repeat)
                 measured = tuple(self._measure(server, point) for point in wanted)

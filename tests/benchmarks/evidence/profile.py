@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from outrider_crds.profile import TARGET_FILE, ProfilingResult
+from outrider_crds.state import ProfileSource
 
 from tests.benchmarks.evidence.prompts import REPOSITORY
 from tests.benchmarks.evidence.server import MODEL_ROOT
@@ -20,7 +23,10 @@ class ProfileError(RuntimeError):
 
 
 def profile_once(manifest: Path, folder: Path) -> ProfilingResult:
-    """The profile in `folder`; measured and laid out as a pod mounts it when it is not there. Raises ProfileError."""
+    """The profile in `folder`; measured when it is not there. Laid out as a pod mounts it: a folder for each product.
+
+    Raises ProfileError.
+    """
     file = folder / RESULT
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -30,10 +36,21 @@ def profile_once(manifest: Path, folder: Path) -> ProfilingResult:
         file.unlink()
         reasons = "; ".join(f"{failure.reason}: {failure.message}" for failure in result.failures)
         raise ProfileError(f"the target could not be profiled: {reasons}; see {folder}")
-    (folder / TARGET_FILE).write_text(result.target.model_dump_json(by_alias=True))
+    mounted = folder / result.target.product
+    mounted.mkdir(exist_ok=True)
+    (mounted / TARGET_FILE).write_text(result.target.model_dump_json(by_alias=True))
     for drafter in result.drafters:
-        (folder / f"{drafter.key}.json").write_text(drafter.model_dump_json(by_alias=True))
+        (mounted / f"{drafter.key}.json").write_text(drafter.model_dump_json(by_alias=True))
     return result
+
+
+def check_mounted(state: Mapping[str, Any] | None) -> None:
+    """Raises ProfileError where the runtime of this state (None: it is not ours) serves without its profile: its
+    figures would be those of another loop."""
+    profile = state["profile"] if state is not None else {"source": ProfileSource.MOUNTED}
+    if profile["source"] != ProfileSource.MOUNTED:
+        why = profile["mismatch"] or profile["loadError"] or "it found none"
+        raise ProfileError(f"ours serves without the profile that was measured for it: {why}")
 
 
 def _measure(manifest: Path, file: Path) -> None:

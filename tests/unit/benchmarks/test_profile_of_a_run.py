@@ -22,7 +22,7 @@ from outrider_runtime.vllm_plugin.profiles import Identity, load_profile
 from tests.benchmarks.evidence import profile as module
 from tests.benchmarks.evidence import start
 from tests.benchmarks.evidence.manifest import base_manifest, with_classes, with_pool, write_manifest
-from tests.benchmarks.evidence.profile import ProfileError, profile_once
+from tests.benchmarks.evidence.profile import ProfileError, check_mounted, profile_once
 from tests.benchmarks.evidence.scenario import load_testbed
 from tests.benchmarks.evidence.start import table_of
 
@@ -75,10 +75,23 @@ def test_ours_serves_with_the_runs_profile(
     folder = tmp_path / "profile"
     assert profile_once(profiled, folder) == profile_once(profiled, folder)
     assert measured == [profiled]
-    loaded = load_profile(folder, keys_of(served, models), Identity(device="", engine_version="", commit=""))
+    # As the reporter reads it: of its own product.
+    keys = keys_of(served, models)
+    loaded = load_profile(folder / keys.product, keys, Identity(device="", engine_version="", commit=""))
     assert loaded.state.source is ProfileSource.MOUNTED
     assert loaded.latency is not None
     assert set(loaded.latency.drafters) == {"eagle"}
+
+
+def test_figures_of_a_loop_without_its_profile_are_refused() -> None:
+    """Bug: the profile lay where no pod mounts it, and a whole evening's figures were those of a loop that learns."""
+    profile = {"source": "Mounted", "mismatch": "", "loadError": ""}
+    check_mounted({"profile": profile})
+    check_mounted(None)
+    with pytest.raises(ProfileError, match="it found none"):
+        check_mounted({"profile": profile | {"source": "Learning"}})
+    with pytest.raises(ProfileError, match="other weights"):
+        check_mounted({"profile": profile | {"source": "Learning", "mismatch": "other weights"}})
 
 
 def test_a_table_needs_its_drafters_costs(manifests: tuple[Path, Path, Path]) -> None:
