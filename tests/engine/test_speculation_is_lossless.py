@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from outrider_crds.spec import Drafter
 from outrider_crds.state import DrafterState, RuntimeState
-from outrider_runtime.control.batch import Batch, DraftPlan, Purpose, RequestView, VerifyPlan
+from outrider_runtime.control.batch import Batch, DraftPlan, Miss, Purpose, RequestView, VerifyPlan
 from outrider_runtime.vllm_plugin.messages import DraftOrder
 from outrider_runtime.vllm_plugin.suffix import library_obstacle
 
@@ -232,6 +232,29 @@ def test_requests_of_one_batch_use_different_drafters(engine: Bench, reference: 
         assert engine.generate(PROMPTS) == reference
     for drafter in drafters(engine):
         assert engine.verified(drafter) > 0
+
+
+@pytest.mark.parametrize("running", ["EAGLE-3 and prompt lookup"], indirect=True)
+def test_the_neural_draft_stands_in_for_a_lookup_that_finds_nothing(engine: Bench, reference: list[list[int]]) -> None:
+    """Whose proposals they were is known where they are verified, and that the lookup missed."""
+
+    def plan_draft(batch: Batch) -> tuple[DraftPlan, DraftOrder]:
+        chosen = tuple("pld" if view.prefill_left == 0 else None for view in batch.requests)
+        plan = DraftPlan(3, chosen, True, True, neural_tokens=2, purpose=Purpose.FIXED)
+        return plan, engine.loop.order(batch, plan)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.loop, "plan_draft", plan_draft)
+        patch.setattr(engine.loop, "plan_verify", AllProposed())
+        assert engine.generate(PROMPTS) == reference
+    outcomes = [one for step in engine.steps for one in step.requests if one.asked]
+    stood_in = [one for one in outcomes if one.drafter == "eagle"]
+    assert {(one.asked, one.missed) for one in stood_in} == {(2, Miss("pld", 3))}
+    assert {one.proposed for one in stood_in} == {2}
+    assert 0 < engine.accepted("eagle") < engine.verified("eagle")
+    found = [one for one in outcomes if one.drafter == "pld"]
+    assert any(one.accepted for one in found)
+    assert all(one.missed is None and one.proposed for one in found)
 
 
 class AllProposed:

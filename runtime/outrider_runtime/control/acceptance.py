@@ -6,7 +6,7 @@ conditional probability (hazard), scaled by one factor per class and one per req
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ class Acceptance:
     def observe(self, outcomes: Iterable[RequestOutcome], now: float) -> None:
         """Count a step's trials. Positions after a rejection are none (`RequestOutcome.tried`)."""
         self.age(now)
-        asked = [o for o in outcomes if o.asked > 0 and o.drafter in self.index]
+        asked = [o for o in _with_misses(outcomes) if o.asked > 0 and o.drafter in self.index]
         if not asked:
             return
         for name in {o.drafter for o in asked if o.drafter is not None}:
@@ -189,6 +189,15 @@ class Acceptance:
         self._first32 = self.hazards[:, 0].astype(np.float32)  # (D,)
         self._odds32 = (odds / odds[:, :1]).astype(np.float32)  # (D, K), by those of the first position
         self._hit_rates32 = self.hit_rates.astype(np.float32)
+
+
+def _with_misses(outcomes: Iterable[RequestOutcome]) -> Iterator[RequestOutcome]:
+    """A drafter that stood in for another proposes beside the other's finding nothing."""
+    for outcome in outcomes:
+        yield outcome
+        if outcome.missed is not None:
+            drafter, asked = outcome.missed
+            yield outcome._replace(drafter=drafter, asked=asked, proposed=0, verified=0, accepted=0, missed=None)
 
 
 def _reached(lengths: Ints, positions: int) -> Ints:

@@ -114,9 +114,9 @@ class DraftPlan:
     prefill_draft: bool
     """Whether prompt tokens of this step go through the draft; only when run_neural."""
     neural_tokens: int = 0
-    """Passes of the neural draft that propose: at most draft_tokens, as each costs time, where some request uses it
-    (proposals for the others are dropped), else 0: then it runs its first pass only, so that its KV stays whole, and
-    proposes nothing."""
+    """Passes of the neural draft that propose: at most draft_tokens, as each costs time. It stands in for lookups that
+    find nothing; its proposals for other requests are dropped. 0: it runs its first pass only, so that its KV stays
+    whole, and proposes nothing."""
     purpose: Purpose = Purpose.CHOICE
     catch_up: Mapping[str, int] = field(default_factory=dict)
     """Request -> tokens, from the beginning of its hole on, that the neural draft runs over before it proposes. One
@@ -137,13 +137,20 @@ class VerifyPlan:
     """Most waiting requests that may start in this step; None: as many as the engine takes."""
 
 
+class Miss(NamedTuple):
+    """A drafter that was asked first, and found nothing."""
+
+    drafter: str
+    asked: int
+
+
 class RequestOutcome(NamedTuple):
     """One decoding request of a finished step."""
 
     id: str
     slo_class: str | None
     drafter: str | None
-    """Who was asked at the end of the step before; None when nobody was."""
+    """Who proposed at the end of the step before, or was asked to; None when nobody was asked."""
     asked: int
     """Tokens that it was asked for; 0 when nobody was asked."""
     proposed: int
@@ -153,6 +160,8 @@ class RequestOutcome(NamedTuple):
     """Real proposals that the target scored; at most `proposed`."""
     accepted: int
     """Proposals accepted; at most `verified`."""
+    missed: Miss | None = None
+    """The lookup that the neural drafter stood in for."""
 
     @property
     def tried(self) -> int:

@@ -224,10 +224,8 @@ class Planner:
         drafters: list[str | None] = [None] * len(batch.requests)
         for position, number in zip(step.positions, choice.drafters.tolist(), strict=True):
             drafters[position] = None if number == NOBODY else self._roster.names[number]
-        neural = self._roster.neural
-        used = neural is not None and neural.name in drafters
-        runs = used or self._keeps_draft_whole(batch)
-        return DraftPlan(choice.draft_tokens, tuple(drafters), runs, runs, choice.neural_tokens if used else 0, purpose)
+        runs = choice.neural_tokens > 0 or self._keeps_draft_whole(batch)
+        return DraftPlan(choice.draft_tokens, tuple(drafters), runs, runs, choice.neural_tokens, purpose)
 
     def _plan_for_one(self, batch: Batch, draft_tokens: int, drafter: str | None, purpose: Purpose) -> DraftPlan:
         """`draft_tokens` from one drafter for every request that it can serve."""
@@ -316,7 +314,7 @@ class Planner:
         warming_up = not self._evidence.acceptance.met[neural] and not self._gate.closed(requests)
         if warming_up or self._evidence.truth.off:
             return  # the threshold is for load: neither a stranger nor the guard moves it
-        self._gate.update(requests, worth=bool((choice.drafters == neural).any()))
+        self._gate.update(requests, worth=choice.neural_tokens > 0)
         self.gated = requests >= self._gate.threshold
 
     def _problem(self, step: Step, *, assume_ready: bool) -> DraftProblem:
@@ -346,6 +344,8 @@ class Planner:
         bounds = upper_bounds(problem, acceptance.upper_paths())
         bounds[unknown] = np.inf
         bounds[np.unique(choice.drafters[choice.drafters != NOBODY])] = -np.inf  # the choice tries these anyway
+        if choice.neural_tokens > 0:
+            bounds[problem.neural] = -np.inf
         drafter = problem.neural if self._gate.window else int(bounds.argmax())
         speculating = choice.draft_tokens > 0 and not self._evidence.truth.off
         if bounds[drafter] <= (choice.gain if speculating else -np.inf):

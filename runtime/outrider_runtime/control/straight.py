@@ -2,7 +2,8 @@
 
 What a position is worth then depends on nothing but itself: its gain less its price, nothing where it does not pay.
 Two lengths are free. A lookup is one call however long, so it is asked for all that pays. Each token of the neural
-draft is a pass, so its length is weighed, alone and beside the lookups.
+draft is a pass, so its length is weighed, alone and beside the lookups. Beside them its passes run for the whole batch,
+so its proposals stand in wherever a lookup finds nothing.
 """
 
 from __future__ import annotations
@@ -28,11 +29,22 @@ class _Lookups:
     """(L, K, N): of each position, 0 where it does not pay."""
     best: Floats
     """(N,): of all positions together, with the lookup that suits the request best."""
+    offers: Floats
+    """(L, N): probability that it finds anything."""
 
     @property
     def chosen(self) -> NDArray[np.int64]:
         """(N,): drafter numbers."""
-        return np.asarray(np.array(self.numbers)[self.worth.sum(axis=1).argmax(axis=0)])
+        return np.asarray(np.array(self.numbers)[self._suited])
+
+    @property
+    def misses(self) -> Floats:
+        """(N,): probability that the chosen one finds nothing."""
+        return np.asarray(1.0 - np.take_along_axis(self.offers, self._suited[None], axis=0)[0])
+
+    @property
+    def _suited(self) -> NDArray[np.int64]:
+        return np.asarray(self.worth.sum(axis=1).argmax(axis=0))
 
     def longest(self, served: NDArray[np.bool_]) -> int:
         """Positions that pay for any of `served` (N,)."""
@@ -105,10 +117,11 @@ def _beside(
 ) -> DraftChoice | None:
     if lookups is None:
         return None
-    values = np.maximum(lookups.best, grown).sum(axis=1) - problem.rate * passes_s
+    looked = lookups.best + lookups.misses * grown  # (K, N): the lookup first, the neural drafter where it fails
+    values = np.maximum(looked, grown).sum(axis=1) - problem.rate * passes_s
     passes = int(values.argmax())
     first = lookups.numbers[0] < problem.neural  # the pool's order breaks ties
-    ahead = lookups.best >= grown[passes] if first else lookups.best > grown[passes]
+    ahead = looked[passes] >= grown[passes] if first else looked[passes] > grown[passes]
     looked_up = ahead & (lookups.best > 0)
     drafters = np.where(looked_up, lookups.chosen, np.where(grown[passes] > 0, problem.neural, NOBODY))
     value = start + float(values[passes]) - problem.rate * _lookups_s(problem, lookups)
@@ -120,7 +133,8 @@ def _lookups(problem: DraftProblem, net: Floats) -> _Lookups | None:
     if not numbers:
         return None
     worth = np.maximum(net[numbers], 0.0) * (problem.offers[numbers] * problem.usable[numbers, None])
-    return _Lookups(tuple(numbers), worth, worth.sum(axis=1).max(axis=0))
+    offers = problem.offers[numbers, 0] * problem.usable[numbers]
+    return _Lookups(tuple(numbers), worth, worth.sum(axis=1).max(axis=0), offers)
 
 
 def _lookups_s(problem: DraftProblem, lookups: _Lookups) -> float:

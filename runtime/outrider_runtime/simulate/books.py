@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from outrider_runtime.control.batch import RequestView
+from outrider_runtime.control.batch import Miss, RequestView
 from outrider_runtime.simulate.workload import Arrival
 
 BLOCK_TOKENS = 16
@@ -30,6 +30,7 @@ class Request:
     proposed: int = 0
     asked: int = 0
     drafter: str | None = None
+    missed: Miss | None = None
     scheduled: int = 0
     """Tokens in the present step, and how many of them are proposals."""
     verified: int = 0

@@ -18,6 +18,7 @@ from outrider_runtime.control.batch import (
     CatchUpOutcome,
     DraftPlan,
     ExecutionMode,
+    Miss,
     RequestOutcome,
     RequestView,
     StepOutcome,
@@ -165,10 +166,7 @@ class Engine:
             accepted = self._accepted(request, started) if verified else 0
             request.context += request.scheduled - verified + accepted
             if not chunk:
-                asked, drafter = request.asked, request.drafter if request.asked else None
-                outcomes.append(
-                    RequestOutcome(request.id, request.slo_class, drafter, asked, request.proposed, verified, accepted)
-                )
+                outcomes.append(_outcome(request, verified, accepted))
             elif request.left > 0:
                 continue  # a chunk of a prompt yields no token
             if request.produced == 0:
@@ -198,8 +196,17 @@ class Engine:
                 continue
             neural = drafter == self.world.neural
             request.asked = request.proposed = plan.neural_tokens if neural else plan.draft_tokens
+            request.missed = None
             if drafter in hit_rate and self._chance.uniform() >= hit_rate[drafter]:
                 request.proposed = 0
+                if plan.neural_tokens and view.draft_ready:
+                    self._stand_in(request, drafter, plan)
+
+    def _stand_in(self, request: Request, drafter: str, plan: DraftPlan) -> None:
+        """The neural drafter's proposals, where the one that was asked found nothing."""
+        request.missed = Miss(drafter, request.asked)
+        request.drafter = self.world.neural
+        request.asked = request.proposed = plan.neural_tokens
 
     def _drafted(self, request: Request, view: RequestView, plan: DraftPlan) -> int:
         """Tokens that the draft has seen after the step; what it writes behind a hole does not count."""
@@ -230,6 +237,14 @@ def _finished(request: Request, now: float) -> Finished:
     return Finished(
         request.slo_class, arrived_at, request.first_token_at - arrived_at, now - arrived_at, request.produced,
         request.preemptions,
+    )  # fmt: skip
+
+
+def _outcome(request: Request, verified: int, accepted: int) -> RequestOutcome:
+    asked = request.asked > 0
+    return RequestOutcome(
+        request.id, request.slo_class, request.drafter if asked else None, request.asked, request.proposed, verified,
+        accepted, request.missed if asked else None,
     )  # fmt: skip
 
 

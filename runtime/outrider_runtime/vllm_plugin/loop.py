@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import Lock
 
 import numpy as np
@@ -165,12 +165,22 @@ class ControlLoop:
     def order(self, batch: Batch, plan: DraftPlan) -> DraftOrder:
         """`plan` as the worker needs it."""
         chosen = zip(batch.requests, plan.drafters, strict=True) if plan.draft_tokens else ()
+        drafters = {view.id: name for view, name in chosen if name is not None}
         return DraftOrder(
             draft_tokens=plan.draft_tokens,
             run_neural=plan.run_neural,
             neural_tokens=plan.neural_tokens,
-            drafters={view.id: name for view, name in chosen if name is not None},
+            drafters=drafters,
+            stand_in_for=self._looked_up(batch, drafters) if plan.neural_tokens else frozenset(),
         )
+
+    def _looked_up(self, batch: Batch, drafters: Mapping[str, str]) -> frozenset[str]:
+        """Requests that the neural drafter can serve, and another is to."""
+        neural = self.plan.pool.neural
+        if neural is None:
+            return frozenset()
+        ready = (view.id for view in batch.requests if view.draft_ready)
+        return frozenset(name for name in ready if drafters.get(name, neural.name) != neural.name)
 
 
 def _drafter_specs(plan: LaunchPlan) -> list[DrafterSpec]:

@@ -41,6 +41,8 @@ class DraftOrder:
     """Tokens that it proposes; 0: its first pass only, which keeps its KV whole."""
     drafters: Mapping[str, str] = field(default_factory=dict)
     """Id of a request -> the drafter whose proposals it gets; the others get none."""
+    stand_in_for: frozenset[str] = frozenset()
+    """Those of them that get the neural drafter's proposals where their own drafter finds nothing."""
     catch_ups: tuple[CatchUp, ...] = ()
     """What the neural draft runs over before that, to close holes in its KV."""
 
@@ -59,6 +61,8 @@ class StepReport:
     """What closing holes took, which draft_s does not hold; None as there."""
     caught_up: bool = False
     """What the order told the draft to catch up on is in its KV."""
+    stood_in_for: tuple[str, ...] = ()
+    """Requests that got the neural drafter's proposals because their own drafter found nothing."""
     failures: dict[str, str] = field(default_factory=dict)
     """Drafter -> why it failed, in a sentence; its proposals of this step were dropped."""
 

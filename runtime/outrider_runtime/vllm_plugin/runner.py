@@ -168,7 +168,18 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
                 found = [rows[place] for place in places] if rows else []
             for place, row in zip(places, self._inside_vocabulary(drafter, found), strict=False):
                 proposals[place] = row
+        if rows:
+            self._stand_in(order, rows, proposals)
         return proposals
+
+    def _stand_in(self, order: DraftOrder, rows: Proposals, proposals: Proposals) -> None:
+        """The neural drafter's proposals where the request's own drafter found nothing."""
+        names = self.input_batch.req_ids
+        empty = [place for place, name in enumerate(names) if name in order.stand_in_for and not proposals[place]]
+        found = self._inside_vocabulary(self._neural, [rows[place] for place in empty])
+        for place, row in zip(empty, found, strict=False):
+            proposals[place] = row
+        self._report.stood_in_for = tuple(names[place] for place in empty) if found else ()
 
     def _propose_model_free(
         self, drafter: str, places: Sequence[int], sampled: Sequence[Sequence[int]], draft_tokens: int

@@ -191,6 +191,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
                 largest_graph_tokens=_largest_graph(self.vllm_config),
             )  # fmt: skip
             self.outrider.observe(outcome)
+            self._note_stand_ins(record, report)
             self._suspend_failed(report.failures if report else {})
         return outputs
 
@@ -204,6 +205,13 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         if not report.caught_up:
             for hole in record.catch_ups:
                 self._coverage.missed(hole.request_id, hole.start)
+
+    def _note_stand_ins(self, record: StepRecord, report: StepReport | None) -> None:
+        """Whose proposals are verified next is not always who was asked."""
+        neural = self.outrider.plan.pool.neural
+        for name in report.stood_in_for if report is not None else ():
+            if neural is not None and name in self._asked:
+                self._asked[name] = self._asked[name].stood_in(neural.name, record.draft_plan.neural_tokens)
 
     def _suspend_failed(self, failures: dict[str, str]) -> None:
         for drafter, reason in failures.items():

@@ -11,6 +11,7 @@ from outrider_runtime.control.batch import (
     CatchUpOutcome,
     DraftPlan,
     ExecutionMode,
+    Miss,
     RequestOutcome,
     RequestView,
     StepOutcome,
@@ -27,6 +28,13 @@ class Asked(NamedTuple):
     draft_tokens: int = 0
     proposed: int = 0
     """Real proposals that came back."""
+    missed: Miss | None = None
+
+    def stood_in(self, drafter: str, draft_tokens: int) -> Asked:
+        """`drafter` proposed instead of the one that was asked."""
+        return Asked(
+            drafter, draft_tokens, draft_tokens, Miss(self.drafter, self.draft_tokens) if self.drafter else None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,7 @@ def _request(
         proposed=max(asked.proposed, scored),
         verified=scored,
         accepted=min(scored, max(0, sampled.get(view.id, 0) - 1)),
+        missed=asked.missed,
     )
 
 

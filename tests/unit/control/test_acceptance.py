@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from outrider_runtime.control.acceptance import AGE_HALF_LIFE_S, PRIOR_HAZARD, Acceptance
-from outrider_runtime.control.batch import RequestOutcome
+from outrider_runtime.control.batch import Miss, RequestOutcome
 
 
 def outcome(accepted: int, verified: int, *, request: str = "r", asked: int | None = None, drafter: str = "d",
@@ -123,6 +123,18 @@ def test_prompt_lookup_is_expected_to_find_what_it_found_before():
     assert offers[0, 0, 0] > 0.75
     assert offers[0, 0, 1] < 0.2
     assert acceptance.hit_rates[0, 0] == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_lookup_that_the_neural_draft_stood_in_for_found_nothing():
+    """Both are learned from one request's step: who proposed is accepted or not, who was asked first has missed."""
+    acceptance = Acceptance(["lookup", "draft"], 3)
+    stood_in = outcome(1, 2, drafter="draft")._replace(missed=Miss("lookup", 3))
+    for step in range(30):
+        acceptance.observe([stood_in], now=step * 0.02)
+    assert (acceptance.hit_rates[0] < 0.1).all()
+    assert acceptance.tried[0].sum() == 0
+    assert acceptance.hit_rates[1, 0] == 1.0
+    assert acceptance.hazards[1, 0] > 0.8 > 0.4 > acceptance.hazards[1, 1]
 
 
 def test_thousands_of_finished_requests_leave_nothing_behind():

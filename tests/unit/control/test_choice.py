@@ -151,39 +151,46 @@ def problem(gains, draft_s, *, rate, per_token_s, neural=NOBODY, usable=None, ne
 
 
 def exhaustive_drafters(case: DraftProblem) -> float:
-    """The best worth over all drafters per request, draft lengths of lookup and neural draft, and verification lengths;
-    ragged and uniform."""
+    """The best worth over all drafters per request, draft lengths of lookup and neural draft, whether the neural draft
+    runs to stand in for lookups that find nothing, and verification lengths; ragged and uniform."""
     drafters, positions, requests = case.gains.shape
     best = -case.rate * case.price.plain_s()
     for chosen in itertools.product(range(-1, drafters), repeat=requests):
         if any(drafter >= 0 and not case.usable[drafter, request] for request, drafter in enumerate(chosen)):
             continue
-        used = {drafter for drafter in chosen if drafter >= 0}
-        query = case.query_costs_s + (case.neural_token_s if case.neural in used else 0.0)
-        for lengths in itertools.product(range(1, positions + 1), repeat=2):
-            draft_s = sum(case.draft_s[drafter, lengths[drafter == case.neural]] for drafter in used)
-            value = best_verified(case, chosen, lengths, query) - case.rate * draft_s
-            best = max(best, value)
+        for lengths in itertools.product(range(1, positions + 1), range(positions + 1)):
+            if (case.neural in chosen) <= (lengths[1] > 0):
+                best = max(best, worth_of(case, chosen, lengths))
     return best
 
 
-def best_verified(case: DraftProblem, chosen, lengths, query) -> float:
-    """The best verification lengths, where `chosen` (N,) drafters propose lengths[is neural] tokens each. Where a
-    lookup has a proposal only at times (offers), a position costs and gains in that proportion."""
-    requests = len(chosen)
-    token_s, worth = case.price.ragged.per_batched_token_s, -case.rate * case.price.ragged_plain_s()
+def worth_of(case: DraftProblem, chosen, lengths) -> float:
+    """What `chosen` (N,) drafters are worth that propose lengths[is neural] tokens each, verified as is best. Where a
+    lookup has a proposal only at times (offers), a position costs and gains in that proportion; the rest of the time
+    the neural draft's proposals stand in, if it runs."""
+    used = {drafter for drafter in chosen if drafter >= 0} | ({case.neural} if lengths[1] else set())
+    query = case.query_costs_s + (case.neural_token_s if lengths[1] else 0.0)
+    draft_s = sum(case.draft_s[drafter, lengths[drafter == case.neural]] for drafter in used)
+    worth = -case.rate * case.price.ragged_plain_s()
     for request, drafter in enumerate(chosen):
         if drafter >= 0:
-            length = lengths[drafter == case.neural]
-            net = case.gains[drafter, :length, request] - case.rate * (token_s + query[request])
-            worth += (np.maximum(net, 0) * case.offers[drafter, :length, request]).sum()
+            worth += worth_of_request(case, drafter, request, lengths[drafter == case.neural], query)
+        if drafter not in (NOBODY, case.neural) and lengths[1] and case.usable[case.neural, request]:
+            missed = 1 - case.offers[drafter, 0, request]
+            worth += missed * worth_of_request(case, case.neural, request, lengths[1], query)
     if case.price.uniform is not None and set(chosen) == {case.neural}:
         for k in range(lengths[1] + 1):
             net = case.gains[case.neural, :k] - case.rate * query
-            value = net.sum() - case.rate * float(case.price.uniform_s(np.array(float(k * requests))))
+            value = net.sum() - case.rate * float(case.price.uniform_s(np.array(float(k * len(chosen)))))
             if (case.gains[case.neural, :k] > 0).all():
                 worth = max(worth, value)
-    return float(worth)
+    return float(worth - case.rate * draft_s)
+
+
+def worth_of_request(case: DraftProblem, drafter: int, request: int, length: int, query) -> float:
+    price = case.price.ragged.per_batched_token_s + query[request]
+    net = case.gains[drafter, :length, request] - case.rate * price
+    return float((np.maximum(net, 0) * case.offers[drafter, :length, request]).sum())
 
 
 @settings(max_examples=70, deadline=None)
@@ -235,11 +242,7 @@ def test_the_joint_choice_is_the_best_there_is(data, requests, positions, rate):
     assert choice.value == pytest.approx(best, abs=max(1e-9, LEAST_GAIN))
     assert 0 <= choice.neural_tokens <= choice.draft_tokens
     if choice.draft_tokens:
-        used = {int(drafter) for drafter in choice.drafters if drafter >= 0}
-        query = case.query_costs_s + (case.neural_token_s if 1 in used else 0.0)
-        lengths = (choice.draft_tokens, choice.neural_tokens)
-        draft_s = sum(case.draft_s[drafter, lengths[drafter]] for drafter in used)
-        worth = best_verified(case, choice.drafters.tolist(), lengths, query) - rate * draft_s
+        worth = worth_of(case, choice.drafters.tolist(), (choice.draft_tokens, choice.neural_tokens))
         assert worth == pytest.approx(choice.value, abs=1e-9)
     for request, drafter in enumerate(choice.drafters):
         assert drafter == NOBODY or case.usable[drafter, request]
@@ -264,6 +267,19 @@ def test_each_request_gets_the_drafter_that_suits_it():
     case = problem(gains, [[0.0001, 0.0001], [0.001, 0.002]], rate=70, per_token_s=0.001, neural=1)
     choice = choose_draft(case)
     assert choice.drafters.tolist() == [0, 1]
+    assert choice.value == pytest.approx(exhaustive_drafters(case))
+
+
+def test_a_lookup_goes_first_where_the_neural_draft_stands_in_for_it():
+    """Where a lookup finds something it brings more than the neural draft, and it costs nothing to ask."""
+    gains = np.zeros((2, 3, 2))
+    gains[0] = [[0.9] * 2, [0.8] * 2, [0.7] * 2]
+    gains[1, 0] = 0.6
+    case = problem(gains, [[1e-4] * 3, [1e-3, 3e-3, 5e-3]], rate=70, per_token_s=0.001, neural=1)
+    case.offers[0] = 0.1
+    choice = choose_draft(case)
+    assert choice.drafters.tolist() == [0, 0]
+    assert (choice.draft_tokens, choice.neural_tokens) == (3, 1)
     assert choice.value == pytest.approx(exhaustive_drafters(case))
 
 
