@@ -30,8 +30,8 @@ lint: deps-fast ## formatting, lint, types, import rules, generated files
 crds: deps-fast ## write the CustomResourceDefinition from the models
 	$(VENV)/bin/outrider-crds
 
-bench: deps ## the benchmarks of tests/benchmarks, results into tests/benchmarks/results
-	$(PY) -m tests.benchmarks
+bench: deps ## the benchmarks, results into tests/benchmarks/results (ONLY=3 or a name: one of them; FULL=1: the whole grid)
+	$(PY) -m tests.benchmarks $(if $(FULL),--full) $(if $(ONLY),--only $(ONLY))
 
 profile: deps ## measure the example's latency profile on this machine and print the report
 	$(VENV)/bin/outrider-profile -f examples/smollm2-cpu.yaml --report .outrider/profile
