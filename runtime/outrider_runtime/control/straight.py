@@ -29,22 +29,10 @@ class _Lookups:
     """(L, K, N): of each position, 0 where it does not pay."""
     best: Floats
     """(N,): of all positions together, with the lookup that suits the request best."""
-    offers: Floats
-    """(L, N): probability that it finds anything."""
-
-    @property
-    def chosen(self) -> NDArray[np.int64]:
-        """(N,): drafter numbers."""
-        return np.asarray(np.array(self.numbers)[self._suited])
-
-    @property
-    def misses(self) -> Floats:
-        """(N,): probability that the chosen one finds nothing."""
-        return np.asarray(1.0 - np.take_along_axis(self.offers, self._suited[None], axis=0)[0])
-
-    @property
-    def _suited(self) -> NDArray[np.int64]:
-        return np.asarray(self.worth.sum(axis=1).argmax(axis=0))
+    chosen: NDArray[np.int64]
+    """(N,): that lookup's drafter number."""
+    misses: Floats
+    """(N,): probability that it finds nothing."""
 
     def longest(self, served: NDArray[np.bool_]) -> int:
         """Positions that pay for any of `served` (N,)."""
@@ -133,8 +121,11 @@ def _lookups(problem: DraftProblem, net: Floats) -> _Lookups | None:
     if not numbers:
         return None
     worth = np.maximum(net[numbers], 0.0) * (problem.offers[numbers] * problem.usable[numbers, None])
-    offers = problem.offers[numbers, 0] * problem.usable[numbers]
-    return _Lookups(tuple(numbers), worth, worth.sum(axis=1).max(axis=0), offers)
+    totals = worth.sum(axis=1)  # (L, N)
+    chosen = np.array(numbers)[totals.argmax(axis=0)]
+    requests = np.arange(len(chosen))
+    misses = 1.0 - problem.offers[chosen, 0, requests] * problem.usable[chosen, requests]
+    return _Lookups(tuple(numbers), worth, totals.max(axis=0), chosen, misses)
 
 
 def _lookups_s(problem: DraftProblem, lookups: _Lookups) -> float:

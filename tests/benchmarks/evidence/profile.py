@@ -47,10 +47,10 @@ def profile_once(manifest: Path, folder: Path) -> ProfilingResult:
 def check_mounted(state: Mapping[str, Any] | None) -> None:
     """Raises ProfileError where the runtime of this state (None: it is not ours) serves without its profile: its
     figures would be those of another loop."""
-    profile = state["profile"] if state is not None else {"source": ProfileSource.MOUNTED}
-    if profile["source"] != ProfileSource.MOUNTED:
-        why = profile["mismatch"] or profile["loadError"] or "it found none"
-        raise ProfileError(f"ours serves without the profile that was measured for it: {why}")
+    if state is None or state["profile"]["source"] == ProfileSource.MOUNTED:
+        return
+    why = state["profile"]["mismatch"] or state["profile"]["loadError"] or "it found none"
+    raise ProfileError(f"ours serves without the profile that was measured for it: {why}")
 
 
 def _measure(manifest: Path, file: Path) -> None:
