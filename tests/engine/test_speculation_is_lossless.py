@@ -96,7 +96,7 @@ def test_the_closed_loop_by_itself(engine: Bench, reference: list[list[int]]) ->
 
 def test_a_hole_in_the_drafts_cache_breaks_nothing(engine: Bench, reference: list[list[int]]) -> None:
     """Promise: steps without the draft leave holes. A draft model is not asked for requests with one (a pin closes
-    none), an EAGLE head is: its acceptance does not suffer (`holes_matter`). New requests are drafted for either way.
+    none), an EAGLE head is: its acceptance does not suffer (`drafters.py`). New requests are drafted for either way.
     """
     for drafter in drafters(engine):
         engine.fresh()

@@ -39,6 +39,8 @@ class TargetPrice:
     """Seconds of the batch less what its own tokens cost: constant, context and request terms."""
     fixed_ragged_s: float
     fixed_beyond_s: float
+    plain_more_s: float = 0.0
+    """What a step without any proposal takes beyond what `uniform` says of it."""
 
     def ragged_s(self, more: Floats) -> Floats:
         """Seconds with `more` proposed tokens (any shape) of unequal lengths."""
@@ -54,7 +56,7 @@ class TargetPrice:
 
     def plain_s(self) -> float:
         """Seconds without any proposal."""
-        return self._seconds_at(0.0, self.uniform or self.ragged, self.fixed_uniform_s)
+        return self._seconds_at(0.0, self.uniform or self.ragged, self.fixed_uniform_s) + self.plain_more_s
 
     def ragged_plain_s(self) -> float:
         """The same, run as steps of unequal lengths are."""
@@ -208,6 +210,7 @@ def _best_uniform(
     longest = len(gains) if gains[-1].all() else int((gains > 0).all(axis=1).sum())
     most = min(longest, max(0, budget) // requests)  # k = 0 is always among them
     seconds = price.uniform_s(np.arange(most + 1, dtype=float) * requests)
+    seconds[0] = price.plain_s()
     values = -rate * seconds
     values[1:] += scores[:most].sum(axis=1).cumsum()
     if forced is not None:

@@ -36,6 +36,11 @@ class StepCost:
     per_context_query_s: float = 0.0
     constant_s: float = 0.0
 
+    def token_s(self, batched: float) -> float:
+        """What one more token costs in a pass of so many."""
+        above = self.per_batched_token_above_knee_s if batched >= self.knee_tokens else 0.0
+        return self.per_batched_token_s + above
+
     def seconds(self, shape: Shape) -> float:
         return (
             self.constant_s
@@ -61,10 +66,9 @@ class DrafterCost:
     first_pass: StepCost = FREE
     """What the first pass costs beyond a pass: an EAGLE head reads the target's hidden states there."""
 
-    @property
-    def token_s(self) -> float:
-        """What one more token of the target's step costs in the first pass."""
-        return self.cost.per_batched_token_s + self.first_pass.per_batched_token_s
+    def token_s(self, batched: float) -> float:
+        """What one more token of the target's step costs in the first pass, which holds so many."""
+        return self.cost.token_s(batched) + self.first_pass.token_s(batched)
 
     def seconds(self, first: Shape, draft_tokens: int) -> float:
         """T_first + T_d(N_context, N_batched) + (K-1) * T_d(N_context, n); K = 0 is the first pass alone."""

@@ -70,6 +70,8 @@ class DraftChoice:
     """The same for k = 0."""
     for_slo: bool = False
     """Goodput alone might have chosen otherwise."""
+    paying: Ints | None = None
+    """(D, N): how many of each drafter's proposals are worth verifying; None where that hangs on the others'."""
 
     @property
     def gain(self) -> float:

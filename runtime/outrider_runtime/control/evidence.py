@@ -7,10 +7,11 @@ import math
 import numpy as np
 
 from outrider_runtime.control.acceptance import Acceptance
-from outrider_runtime.control.batch import CatchUpOutcome, DraftPlan, ExecutionMode, RequestOutcome, StepOutcome
+from outrider_runtime.control.batch import CatchUpOutcome, DraftPlan, RequestOutcome, StepOutcome
 from outrider_runtime.control.costs import LatencyModel, Shape
 from outrider_runtime.control.explore import Explorer
 from outrider_runtime.control.goodput import Goodput
+from outrider_runtime.control.holes import HoleCost
 from outrider_runtime.control.latency import OnlineLatency
 from outrider_runtime.control.settings import Settings
 from outrider_runtime.control.tally import Tally
@@ -32,6 +33,9 @@ class Evidence:
         self.goodput = Goodput()
         self.truth = Truth(rng)
         self.explorer = Explorer(rng)
+        neural = settings.neural
+        self.holes = None if neural is None or neural.needs_whole_kv else HoleCost(neural.name, rng)
+        """None where a hole is known to make the neural draft's proposals junk."""
         self.tally = Tally(names, settings.max_draft_tokens)
         self.longest = 1
         """Most tokens that any request ever verified."""
@@ -64,6 +68,8 @@ class Evidence:
         alarms, outcomes = self.acceptance.alarms, self._unsettled
         self._unsettled = []
         self.acceptance.observe(outcomes, now)
+        if self.holes is not None:
+            self.holes.observe(outcomes)
         if self.acceptance.alarms > alarms:
             self.truth.lift()
 
@@ -71,6 +77,8 @@ class Evidence:
         """The request has ended; its last trials count first."""
         self.settle(self.tally.last_step_at)
         self.acceptance.forget(request_id)
+        if self.holes is not None:
+            self.holes.forget(request_id)
 
     def _observe_times(self, outcome: StepOutcome) -> bool:
         """False when one of the step's times is absurd."""
@@ -81,6 +89,9 @@ class Evidence:
         if not math.isfinite(outcome.step_s) or not 0 < outcome.step_s < LONGEST_STEP_S:
             return False
         plausible = self.latency.observe_target(shape, outcome.mode, target_s)
+        if plausible and outcome.prefill_tokens == 0 and not math.isnan(outcome.target_s):  # else drafts are not known
+            verifies = any(outcome.verify_plan.lengths)
+            self.latency.observe_decoding(shape, outcome.mode, outcome.step_s - drafts_s, verifies=verifies)
         for name, seconds in outcome.draft_s.items():
             passes = self._passes(outcome.draft_plan, name)
             plausible &= self.latency.observe_draft(name, shape, passes, seconds)
@@ -106,7 +117,7 @@ class Evidence:
         """Modelled tokens per second of plain decoding at this step's batch."""
         requests = max(1, len(outcome.requests))
         shape = Shape(outcome.n_context, requests, requests, outcome.n_context / 1000)
-        seconds = self.latency.target_s(shape, ExecutionMode.UNIFORM)
+        seconds = self.latency.price(shape, uniform=True).plain_s()
         return requests / seconds if seconds > 0 else 0.0
 
 

@@ -79,6 +79,6 @@ def pays_for(
         return True  # no cost is known yet
     rate = goodput.rate(requests / plain_s)
     tokens = requests * np.arange(1.0, len(path) + 1)  # (K,), every request verifies as many
-    seconds = price.uniform_s(tokens) - plain_s + tokens * latency.draft_token_s(neural)
+    seconds = price.uniform_s(tokens) - plain_s + tokens * latency.draft_token_s(neural, requests)
     seconds += [latency.draft_s(neural, shape, length) for length in range(1, len(path) + 1)]
     return bool((requests * path.cumsum() > rate * seconds).any())

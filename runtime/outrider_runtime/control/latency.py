@@ -10,6 +10,7 @@ import math
 from outrider_runtime.control.batch import ExecutionMode
 from outrider_runtime.control.choice import TargetPrice
 from outrider_runtime.control.costs import DrafterCost, LatencyModel, Shape, StepCost
+from outrider_runtime.control.deviation import Deviations, StepKind
 from outrider_runtime.control.learned_cost import LearnedCost
 from outrider_runtime.control.least_squares import Multipliers
 from outrider_runtime.control.settings import DrafterSpec
@@ -44,6 +45,7 @@ class OnlineLatency:
         }
         self._catch_up_scale = Multipliers(half_life=12, strength=0.3, likeness=1.0)
         """On top of the draft's: a long pass over old tokens need not cost what ordinary drafting taught."""
+        self._deviations = Deviations()
         self._absurd_run = 0
         self._cache: dict[ExecutionMode, StepCost] = {}
         self._draft_cache: dict[str, DrafterCost] = {}
@@ -64,24 +66,28 @@ class OnlineLatency:
         ragged = self._corrected(ExecutionMode.RAGGED)
         even = self._corrected(ExecutionMode.UNIFORM) if uniform else None
         beyond = self._corrected(ExecutionMode.BEYOND_GRAPH) if math.isfinite(self._largest_graph) else None
+        requests = round(base.n_requests)
+        ragged_more_s = self._deviations.seconds(StepKind.RAGGED, requests)
+        even_more_s = ragged_more_s if even is None else self._deviations.seconds(StepKind.EVEN, requests)
         return TargetPrice(
             n_batched=base.n_batched,
             uniform=even,
             ragged=ragged,
             beyond=beyond,
             largest_graph_tokens=self._largest_graph,
-            fixed_uniform_s=_without_tokens(even or ragged, base),
-            fixed_ragged_s=_without_tokens(ragged, base),
+            fixed_uniform_s=_without_tokens(even or ragged, base) + even_more_s,
+            fixed_ragged_s=_without_tokens(ragged, base) + ragged_more_s,
             fixed_beyond_s=_without_tokens(beyond, base) if beyond is not None else 0.0,
+            plain_more_s=self._deviations.seconds(StepKind.PLAIN, requests) - even_more_s,
         )
 
     def draft_s(self, name: str, first: Shape, draft_tokens: int) -> float:
         """T_draft(K); `first` is the shape of the first pass (prompt lookup: the requests that are asked)."""
         return self._draft(name).seconds(first, draft_tokens)
 
-    def draft_token_s(self, name: str) -> float:
-        """What one more token costs in a draft pass."""
-        return self._draft(name).token_s
+    def draft_token_s(self, name: str, batched: float) -> float:
+        """What one more token costs in a draft pass of so many."""
+        return self._draft(name).token_s(batched)
 
     def observe_target(self, shape: Shape, mode: ExecutionMode, seconds: float) -> bool:
         """False when the time is absurd and was dropped."""
@@ -98,6 +104,15 @@ class OnlineLatency:
         self._cache.clear()
         self._draft_cache.clear()
         return True
+
+    def observe_decoding(self, shape: Shape, mode: ExecutionMode, seconds: float, *, verifies: bool) -> None:
+        """A step without prompts, `seconds` without its drafts: how steps of its kind deviate from the model."""
+        if mode is ExecutionMode.BEYOND_GRAPH:
+            return
+        kind = StepKind.PLAIN
+        if verifies:
+            kind = StepKind.EVEN if mode is ExecutionMode.UNIFORM else StepKind.RAGGED
+        self._deviations.observe(kind, round(shape.n_requests), seconds, self.target_s(shape, mode))
 
     def observe_draft(self, name: str, first: Shape, draft_tokens: int, seconds: float) -> bool:
         """False when the time is absurd and was dropped."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ def lengths_for_slo(
     """
     price = _without_prompts(step, latency)
     seconds = float(price.ragged_s(np.array(float(by_goodput.lengths.sum())))) + draft_s
-    if not _anyone_late(step.decoding, tpots_s, seconds, 0):
+    if not anyone_late(step.decoding.stands(), tpots_s, seconds, 0):
         return None
     state = _clocks(step.decoding, tpots_s)
     if state is None:
@@ -81,7 +81,7 @@ def pressure(
     step_s = (
         float(_without_prompts(step, latency).ragged_s(np.array(verified))) + draft_s
     )  # the next step is taken to be like this one
-    if not _anyone_late(step.decoding, tpots_s, 2 * step_s, 1):
+    if not anyone_late(step.decoding.stands(), tpots_s, 2 * step_s, 1):
         return None  # nobody, even if nothing is accepted
     state = _clocks(step.decoding, tpots_s)
     if state is None:
@@ -182,11 +182,11 @@ def _without_prompts(step: Step, latency: OnlineLatency) -> TargetPrice:
     return latency.price(Shape(context, requests, requests, context / 1000), uniform=False)
 
 
-def _anyone_late(decoding: Columns, tpots_s: TPOTs, seconds: float, tokens: int) -> bool:
+def anyone_late(stands: Iterable[tuple[str | None, float, int]], tpots_s: TPOTs, seconds: float, tokens: int) -> bool:
     """Whether somebody needs more than one token on top of `tokens` that come within `seconds`. In nearly every step
-    the answer is no, and it has to come fast."""
+    the answer is no, and it has to come fast. stands: class, seconds elapsed and tokens given of each request."""
     get = tpots_s.get
-    for name, elapsed_s, given in zip(decoding.slo_class, decoding.elapsed_s, decoding.output_tokens, strict=True):
+    for name, elapsed_s, given in stands:
         tpot_s = get(name)
         if tpot_s is not None and given and elapsed_s + seconds > MARGIN * tpot_s * (given + tokens):
             return True

@@ -18,7 +18,16 @@ from outrider_runtime.control.drafting import NOBODY, DraftChoice, DraftProblem,
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.explore import Block, upper_bounds
 from outrider_runtime.control.gate import DraftGate, pays_for
-from outrider_runtime.control.pacing import admissions, drafts_s, lengths_for_slo, pressure, spare_s, token_budget
+from outrider_runtime.control.kept import KeptChoice, Paying
+from outrider_runtime.control.pacing import (
+    admissions,
+    anyone_late,
+    drafts_s,
+    lengths_for_slo,
+    pressure,
+    spare_s,
+    token_budget,
+)
 from outrider_runtime.control.problem import Step, draft_problem, next_step, this_step, verification_gains
 from outrider_runtime.control.roster import Roster
 from outrider_runtime.control.settings import DraftPrefill, Mode
@@ -26,11 +35,6 @@ from outrider_runtime.control.settings import DraftPrefill, Mode
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 
-MANY_REQUESTS = 32
-KEEP_STEPS, KEEP_STEPS_LOOKUP, KEEP_STEPS_PLAIN = 3, 1, 7
-"""How many steps repeat a choice of drafters and draft length while the same requests decode: hardly anything is known
-better after one step more. But whether a lookup finds something shows at once, and with few requests that is much.
-Where nothing is proposed only the costs can change, and they change slowly."""
 MOST_PATIENCE_USED = 1.0
 """Prompts are not held back for tight classes once one has waited for this share of what its own class bears: where
 load stays high, prompts that give way would queue up without end."""
@@ -55,10 +59,12 @@ class Planner:
         self._last = DraftPlan(0, (), False, False, 0, Purpose.FIXED)
         self._drafts_s = 0.0
         """Seconds of the drafts at the end of a step, if they go on as they did; only where classes ask."""
-        self._kept: DraftPlan | None = None
-        self._kept_for: dict[str | None, str | None] = {}
-        self._since_choice = 0
+        self._kept = KeptChoice()
+        self._longest_s = 0.0
+        """Seconds of a step under the kept choice, if all that it proposes is verified."""
         self._since_look = 0
+        self._reads = True
+        """What a hole costs asks for the neural draft to run where it proposes nothing, in this decision."""
         self._in_vain = False
         """The neural draft does not run at present, whatever the gate says: see `_reads_in_vain`."""
         self.gated = False
@@ -66,7 +72,7 @@ class Planner:
 
     def rethink(self) -> None:
         """Something changed: the next decision keeps nothing of the last one."""
-        self._kept = None
+        self._kept.drop()
 
     # -- what is verified ---------------------------------------------------------------------------------------
 
@@ -78,6 +84,9 @@ class Planner:
         lengths = [0] * len(batch.requests)
         if not proposals and not prompts:
             return VerifyPlan(tuple(lengths), self._last.purpose)
+        kept = None if prompts else self._kept_lengths(batch)
+        if kept is not None:
+            return VerifyPlan(kept, Purpose.CHOICE)
         evidence = self._evidence
         step = this_step(batch, evidence.latency, evidence.goodput)
         gains: Floats = np.zeros((1, step.requests))
@@ -92,6 +101,17 @@ class Planner:
                 lengths[position] = length
         budget, admit = self._prompts(batch, step, gains, chosen) if prompts else (None, None)
         return VerifyPlan(tuple(lengths), purpose, budget, admit)
+
+    def _kept_lengths(self, batch: Batch) -> tuple[int, ...] | None:
+        """As the last choice saw it, while it is in force and nobody is late."""
+        if self._last.purpose is not Purpose.CHOICE:
+            return None
+        tpots_s = self._roster.tpots_s
+        lengths = self._kept.lengths(batch, self._evidence.acceptance.index)
+        if lengths is None or not tpots_s:
+            return lengths
+        stands = ((view.slo_class, view.elapsed_s, view.output_tokens) for view in batch.requests)
+        return None if anyone_late(stands, tpots_s, self._longest_s + self._drafts_s, 0) else lengths
 
     def _verification(self, step: Step, gains: Floats) -> tuple[Ints, Purpose]:
         """(N,): lengths for the decoding requests of `step`, and why."""
@@ -117,26 +137,32 @@ class Planner:
         covers = neural is not None and self._last.run_neural
         budget = None
         if batch.patience_used < MOST_PATIENCE_USED:
+            token_s = latency.draft_token_s(neural.name, batch.token_budget) if neural is not None and covers else 0.0
             budget = token_budget(
-                batch, step, gained, verified, latency, tpots_s, draft_s=self._drafts_s,
-                draft_token_s=latency.draft_token_s(neural.name) if neural is not None and covers else 0.0,
-            )  # fmt: skip
+                batch, step, gained, verified, latency, tpots_s, draft_s=self._drafts_s, draft_token_s=token_s
+            )
         return budget, admissions(batch, step, gained, verified, latency, tpots_s, self._drafts_s)
 
     def _next_pass_token_s(self) -> float:
         """What a verified token costs in the neural draft's next first pass, if that goes on as it did."""
         neural = self._roster.neural
         proposes = neural is not None and self._last.neural_tokens > 0
-        return self._evidence.latency.draft_token_s(neural.name) if neural is not None and proposes else 0.0
+        if neural is None or not proposes:
+            return 0.0
+        return self._evidence.latency.draft_token_s(neural.name, len(self._last.drafters))
 
     # -- what is proposed ---------------------------------------------------------------------------------------
 
     def draft(self, batch: Batch) -> DraftPlan:
+        holes = self._evidence.holes
+        batch = batch if holes is None else holes.with_holes(batch)
         plan = self._fixed_plan(batch) or self._closed_loop_plan(batch)
         if self._roster.tpots_s and plan is not self._last:
             neural = self._roster.neural
             self._drafts_s = drafts_s(plan, neural.name if neural is not None else None, batch, self._evidence.latency)
         self._last = plan
+        if holes is not None:
+            holes.ran(batch.requests, neural=plan.run_neural)
         return plan
 
     def _fixed_plan(self, batch: Batch) -> DraftPlan | None:
@@ -152,22 +178,23 @@ class Planner:
         return None
 
     def _closed_loop_plan(self, batch: Batch) -> DraftPlan:
-        kept = self._kept_plan(batch)
+        kept = self._kept.plan(batch, self._limit + 2)
         if kept is not None:
             return kept
         self._evidence.settle(batch.now)
         truth, explorer = self._evidence.truth, self._evidence.explorer
-        self._in_vain = self._reads_in_vain(batch)
+        self._reads = self._is_worth_reading(batch)
+        self._in_vain = self._reads and self._reads_in_vain(batch)
         step = next_step(batch, self._evidence.latency, self._evidence.goodput)
         problem = self._under_pressure(step, self._problem(step, assume_ready=False))
         choice = choose_draft(problem)
-        passed, self._since_choice = 1 + self._since_choice, 0
+        passed = self._kept.passed()
         whole = self._choice_if_whole(step, problem, passed)
         self._update_gate(step, problem, choice, whole)
         block = explorer.step(passed) or (None if choice.for_slo else self._new_block(problem, choice))
         speculating = choice.draft_tokens > 0 and not truth.off
         busy = choice.for_slo or any(step.now.prefill_tokens)
-        self._kept = None
+        self._kept.drop()
         if truth.next_is_probe(len(batch.requests), passed, speculating=speculating, prefill=busy):
             return self._plan(batch, step, _nothing(choice), Purpose.PROBE)
         if block is not None:
@@ -186,7 +213,8 @@ class Planner:
         plan = self._plan(batch, step, choice if speculating else _nothing(choice), purpose)
         if caught:
             return dataclasses.replace(plan, catch_up=caught)
-        self._kept, self._kept_for = plan, dict(zip(step.now.id, plan.drafters, strict=True))
+        self._longest_s = float(step.price.ragged_s(np.array(float(plan.draft_tokens * step.requests))))
+        self._kept.keep(plan, step.now.id, _paying(step, choice) if purpose is Purpose.CHOICE else {})
         return plan
 
     def _under_pressure(self, step: Step, problem: DraftProblem) -> DraftProblem:
@@ -198,26 +226,6 @@ class Planner:
         evidence = self._evidence
         found = pressure(step, problem, evidence.acceptance, limit, evidence.latency, tpots_s, self._drafts_s)
         return problem if found is None else dataclasses.replace(problem, pressure=found)
-
-    def _kept_plan(self, batch: Batch) -> DraftPlan | None:
-        """The last choice once more. Verification lengths are chosen anew at every step all the same."""
-        kept = self._kept
-        if kept is None or self._since_choice >= _steps_to_keep(kept):
-            return None
-        known, shortest, neural = self._kept_for.get, self._limit + 2, kept.neural_tokens > 0
-        found: list[str | None] = []
-        for view in batch.requests:
-            drafter = known(view.id, "")
-            if drafter == "" or view.prefill_tokens or view.remaining_tokens <= shortest:
-                return None
-            if neural and not view.draft_ready:
-                return None
-            found.append(drafter)
-        drafters = tuple(found)
-        if kept.draft_tokens > 0 and not any(drafters):
-            return None
-        self._since_choice += 1
-        return kept if drafters == kept.drafters else dataclasses.replace(kept, drafters=drafters)
 
     def _plan(self, batch: Batch, step: Step, choice: DraftChoice, purpose: Purpose) -> DraftPlan:
         """`choice` for the engine. The neural draft also runs, proposing nothing, to keep its KV whole."""
@@ -251,7 +259,13 @@ class Planner:
             return True
         if self._evidence.truth.off or self._gate.closed(len(batch.requests)) or self._in_vain:
             return False
-        return any(view.draft_ready or view.prefill_tokens > 0 for view in batch.requests)
+        return self._reads and any(view.draft_ready or view.prefill_tokens > 0 for view in batch.requests)
+
+    def _is_worth_reading(self, batch: Batch) -> bool:
+        holes = self._evidence.holes
+        if holes is None or self._gate.window:
+            return True
+        return holes.reads_next_prompt() if any(view.prefill_tokens for view in batch.requests) else holes.matter
 
     def _reads_in_vain(self, batch: Batch) -> bool:
         """Prompts are read for a batch that will be too large for the neural draft when it decodes. (Where it would not
@@ -305,15 +319,19 @@ class Planner:
         self._gate.step()
         if neural == NOBODY or step.requests == 0 or not self._usable[neural]:
             return
-        if self._gate.closed(requests) and any(step.now.prefill_tokens) and self._evidence.explorer.due():
+        holes = self._evidence.holes
+        wants_prompts = any(step.now.prefill_tokens) and (holes is None or not holes.settled)
+        if self._gate.closed(requests) and wants_prompts and self._evidence.explorer.due():
             self._gate.let_through()
+            self._reads = True
         if not problem.usable[neural].all():
             if whole is None:
                 return
             choice = whole.choice
         warming_up = not self._evidence.acceptance.met[neural] and not self._gate.closed(requests)
-        if warming_up or self._evidence.truth.off:
-            return  # the threshold is for load: neither a stranger nor the guard moves it
+        in_tow = self._prompt_tokens_in_tow(step) > 0
+        if warming_up or in_tow or self._evidence.truth.off:
+            return  # the threshold is for load: neither a stranger nor a prompt or the guard moves it
         self._gate.update(requests, worth=choice.neural_tokens > 0)
         self.gated = requests >= self._gate.threshold
 
@@ -321,8 +339,12 @@ class Planner:
         roster, evidence = self._roster, self._evidence
         return draft_problem(
             step, evidence.acceptance, evidence.latency, roster.settings.drafters, self._usable, self._limit,
-            assume_ready=assume_ready,
+            assume_ready=assume_ready, prompt_tokens=self._prompt_tokens_in_tow(step),
         )  # fmt: skip
+
+    def _prompt_tokens_in_tow(self, step: Step) -> int:
+        """Prompt tokens of the step under way that the neural draft would read only because it proposes."""
+        return 0 if self._reads else sum(step.now.prefill_tokens)
 
     @property
     def _usable(self) -> NDArray[np.bool_]:
@@ -363,11 +385,9 @@ class Planner:
         return limit
 
 
-def _steps_to_keep(plan: DraftPlan) -> int:
-    if plan.draft_tokens == 0:
-        return KEEP_STEPS_PLAIN
-    looks_up = plan.neural_tokens == 0 and len(plan.drafters) < MANY_REQUESTS
-    return KEEP_STEPS_LOOKUP if looks_up else KEEP_STEPS
+def _paying(step: Step, choice: DraftChoice) -> Paying:
+    """Empty where the worth of one proposal hangs on the others."""
+    return {} if choice.paying is None else dict(zip(step.decoding.id, choice.paying.T.tolist(), strict=True))
 
 
 def _nothing(choice: DraftChoice) -> DraftChoice:

@@ -43,6 +43,10 @@ class Columns(NamedTuple):
     def of(cls, requests: Iterable[RequestView]) -> Columns:
         return cls(*zip(*requests, strict=True))
 
+    def stands(self) -> Iterable[tuple[str | None, float, int]]:
+        """Class, seconds elapsed and tokens given, of each."""
+        return zip(self.slo_class, self.elapsed_s, self.output_tokens, strict=True)
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -138,9 +142,11 @@ def verification_gains(step: Step, acceptance: Acceptance, limit: int) -> Floats
 
 def draft_problem(
     step: Step, acceptance: Acceptance, latency: OnlineLatency,
-    drafters: tuple[DrafterSpec, ...], usable: NDArray[np.bool_], limit: int, *, assume_ready: bool = False,
+    drafters: tuple[DrafterSpec, ...], usable: NDArray[np.bool_], limit: int,
+    *, assume_ready: bool = False, prompt_tokens: int = 0,
 ) -> DraftProblem:  # fmt: skip
-    """`usable`: (D,), drafters that may run at all. `assume_ready`: as if the draft's KV were whole everywhere."""
+    """`usable`: (D,), drafters that may run at all. `assume_ready`: as if the draft's KV were whole everywhere.
+    `prompt_tokens`: those of the step under way that the neural draft reads only because it proposes."""
     columns = step.decoding
     gains, offers = acceptance.paths(columns.id, columns.slo_class)
     gains, offers = gains[:, :limit], offers[:, :limit]
@@ -152,14 +158,18 @@ def draft_problem(
     able = np.repeat(usable[:, None], step.requests, axis=1)  # (D, N)
     if neural != NOBODY and not assume_ready:
         able[neural] &= np.array(columns.draft_ready, dtype=bool)
+    draft_s = draft_seconds(columns, latency, drafters, limit)
+    neural_token_s = latency.draft_token_s(drafters[neural].name, step.requests) if neural != NOBODY else 0.0
+    if prompt_tokens and neural != NOBODY:
+        draft_s[neural, 1:] += prompt_tokens * latency.draft_token_s(drafters[neural].name, prompt_tokens)
     return DraftProblem(
         gains=gains,
         offers=offers,
         usable=able,
         neural=neural,
-        draft_s=draft_seconds(columns, latency, drafters, limit),
+        draft_s=draft_s,
         query_costs_s=step.query_costs_s,
-        neural_token_s=latency.draft_token_s(drafters[neural].name) if neural != NOBODY else 0.0,
+        neural_token_s=neural_token_s,
         price=step.price,
         rate=step.rate,
         budget=step.budget,
@@ -170,7 +180,8 @@ def draft_seconds(decoding: Columns, latency: OnlineLatency, drafters: tuple[Dra
     """(D, K+1): each drafter's seconds for each draft length. Passes after the first cost alike.
 
     A token a request, in the first pass too: what that pass costs for the tokens being verified belongs to the choice
-    of verifying them (`neural_token_s`), and what it costs for prompts is spent anyway to keep the draft's KV whole.
+    of verifying them (`neural_token_s`), and what it costs for prompts is spent anyway where the draft's KV is kept
+    whole (elsewhere `draft_problem` adds it).
     """
     requests, context = float(len(decoding.id)), float(sum(decoding.context_tokens))
     shape = Shape(context, requests, requests, context / 1000)

@@ -29,6 +29,9 @@ class DrafterSpec:
     name: str
     neural: bool
     """True: a model with KV of its own, whose forward covers the whole batch; False: prompt lookup."""
+    needs_whole_kv: bool = True
+    """Of a neural drafter: its proposals over a hole in its KV are junk (a draft model). False: what a hole costs is
+    measured (`HoleCost`; an EAGLE head)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ so its proposals stand in wherever a lookup finds nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,15 +46,16 @@ def choose_on_straight_cost(problem: DraftProblem, plain_value: float) -> DraftC
     if problem.query_costs_s.any():
         net = net - (rate * problem.query_costs_s).astype(net.dtype)
     start = -rate * price.ragged_plain_s()
+    covered = net - rate * problem.neural_token_s  # where the neural draft's first pass covers every verified token
     options = [_lookups_alone(problem, net, start)]
     if problem.neural != NOBODY and problem.usable[problem.neural].any():
-        net = net - rate * problem.neural_token_s  # its first pass covers every verified token
-        options += _with_neural(problem, net, start)
+        options += _with_neural(problem, covered, start)
     made = [option for option in options if option is not None]
     best = max(made, key=lambda option: option.value, default=None)  # the first of equal ones
     if best is None or best.value <= plain_value or best.draft_tokens == 0:
         return None
-    return DraftChoice(best.draft_tokens, best.neural_tokens, best.drafters, best.value, plain_value)
+    paying = ((covered if best.neural_tokens else net) > 0).sum(axis=1) if best.paying is None else best.paying
+    return replace(best, plain_value=plain_value, paying=paying)
 
 
 def _lookups_alone(problem: DraftProblem, net: Floats, start: float) -> DraftChoice | None:
@@ -97,7 +98,10 @@ def _uniform(problem: DraftProblem, net: Floats, passes_s: Floats) -> DraftChoic
     ) - problem.rate * passes_s  # fmt: skip
     longest = int(values.argmax())
     everyone = np.full(problem.usable.shape[1], neural)
-    return DraftChoice(longest + 1, longest + 1, everyone, float(values[longest]), 0.0)
+    return DraftChoice(
+        longest + 1, longest + 1, everyone, float(values[longest]), 0.0,
+        paying=np.full(problem.usable.shape, longest + 1),
+    )  # fmt: skip
 
 
 def _beside(

@@ -13,6 +13,7 @@ from outrider_crds.spec import Drafter, DraftMethod, Engine, ProfilingMode
 
 from outrider_runtime.control.costs import DrafterCost, LatencyModel
 from outrider_runtime.control.settings import DrafterSpec
+from outrider_runtime.drafters import drafter_spec
 from outrider_runtime.local_manifest import LocalManifestError, read_service
 from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.profile_document import DrafterProfile, SimulationProfile, control_cost
@@ -42,7 +43,7 @@ class Pod:
 
     @property
     def specs(self) -> tuple[DrafterSpec, ...]:
-        return tuple(DrafterSpec(drafter.name, neural=drafter.neural is not None) for drafter in self.drafters)
+        return tuple(drafter_spec(drafter) for drafter in self.drafters)
 
     @property
     def neural(self) -> Drafter | None:

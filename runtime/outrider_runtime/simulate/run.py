@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from outrider_crds.spec import DraftMethod
 
 from outrider_runtime.control.settings import SLOTarget
+from outrider_runtime.drafters import drafter_spec
 from outrider_runtime.simulate.books import Finished, Request
 from outrider_runtime.simulate.engine import Engine
 from outrider_runtime.simulate.observer import BINS, Observer
@@ -85,7 +85,7 @@ def _world(scenario: Scenario) -> World:
         path=AcceptanceRules(scenario.rules, LONGEST_CHAIN),
         hit_rate=scenario.hit_rates,
         neural=neural.name if neural else None,
-        holes_matter=neural is not None and neural.method is DraftMethod.DRAFT_MODEL,
+        holes_matter=neural is not None and drafter_spec(neural).needs_whole_kv,
         largest_graph_tokens=pod.profile.largest_graph_tokens,
         noise=NOISE,
         overhead_s=OVERHEAD_S,

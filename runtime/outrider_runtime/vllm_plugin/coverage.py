@@ -3,7 +3,7 @@
 The draft's KV lies in the same blocks as the target's. A step that skips the draft's forward leaves a hole in every
 request of the step, and in blocks that the prefix cache may hand to later requests. Proposals over a hole would be
 junk, and what the draft writes behind one is junk, too: a hole reaches to the end of the request. So such a request is
-not drafted for by the draft model until a catch-up has closed it (EAGLE heads: see `scheduler.holes_matter`).
+not drafted for by the draft model until a catch-up has closed it (EAGLE heads: see `outrider_runtime.drafters`).
 """
 
 from __future__ import annotations

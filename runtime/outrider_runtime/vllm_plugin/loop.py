@@ -20,6 +20,7 @@ from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.costs import LatencyModel
 from outrider_runtime.control.counters import ControllerSnapshot
 from outrider_runtime.control.settings import DrafterSpec, DraftPrefill, HotSettings, Mode, Settings, SLOTarget
+from outrider_runtime.drafters import drafter_spec
 from outrider_runtime.vllm_plugin.launch import LaunchPlan
 from outrider_runtime.vllm_plugin.messages import DraftOrder
 from outrider_runtime.vllm_plugin.slo import SLOCounter
@@ -186,11 +187,7 @@ class ControlLoop:
 def _drafter_specs(plan: LaunchPlan) -> list[DrafterSpec]:
     """In the pool's order, which breaks ties."""
     hosted = {drafter.name for drafter in plan.pool.hosted}
-    return [
-        DrafterSpec(drafter.name, neural=drafter.neural is not None)
-        for drafter in plan.boot.draft_pool
-        if drafter.name in hosted
-    ]
+    return [drafter_spec(drafter) for drafter in plan.boot.draft_pool if drafter.name in hosted]
 
 
 def hot_settings(hot: HotConfig) -> HotSettings:

@@ -17,7 +17,6 @@ import math
 import time
 from typing import Any
 
-from outrider_crds.spec import DraftMethod
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -28,6 +27,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from outrider_runtime.control.batch import Batch, DraftPlan, RequestView, VerifyPlan, Waiting
+from outrider_runtime.drafters import drafter_spec
 from outrider_runtime.identity import device_name, weights_commit
 from outrider_runtime.vllm_plugin.coverage import DraftCoverage, ScheduledTokens
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, target_location
@@ -71,7 +71,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         self._book = RequestBook(self.outrider.slo)
         self._token_budget = self.max_num_scheduled_tokens
         """The engine's own; vLLM's attribute is lower while a tight SLO class is protected."""
-        self._coverage = DraftCoverage(self.block_size, self._blocks) if holes_matter(plan) else None
+        self._coverage = DraftCoverage(self.block_size, self._blocks) if _needs_whole_kv(plan) else None
         self._asked: dict[str, Asked] = {}
         self._records: dict[int, StepRecord] = {}
         self._scheduled_at = self._last_output_at = time.monotonic()
@@ -340,15 +340,9 @@ class OutriderAsyncScheduler(SpeculationControl, AsyncScheduler):  # type: ignor
     """Asynchronous scheduling: proposals are placeholders here, the worker fills them in."""
 
 
-def holes_matter(plan: LaunchPlan) -> bool:
-    """Whether proposals over a hole in the draft's KV are junk: measured on SmolLM2, k = 2, accepted per trial.
-
-    A draft model (the target itself) falls from 1.00 to 0.73 after 16 skipped steps and to 0.60 after 40, and lost
-    acceptance stays lost until a catch-up has closed the hole: then it is 1.00 again. The EAGLE-3 head stays at 0.36
-    whatever was skipped, its whole prompt included: it lives on the target's hidden states. So a head drafts for
-    running requests as soon as it pays again.
-    """
-    return plan.pool.neural is not None and plan.pool.neural.method is DraftMethod.DRAFT_MODEL
+def _needs_whole_kv(plan: LaunchPlan) -> bool:
+    """Whether the engine hosts a draft whose proposals over a hole in its KV are junk."""
+    return plan.pool.neural is not None and drafter_spec(plan.pool.neural).needs_whole_kv
 
 
 def _real(proposals: Any) -> int:

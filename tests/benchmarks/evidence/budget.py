@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from tests.benchmarks.evidence.plan import Calibration, Point, points
 from tests.benchmarks.evidence.prompts import Data
-from tests.benchmarks.evidence.scenario import ComparedScenario, Testbed
-from tests.benchmarks.evidence.schedule import Sitting
+from tests.benchmarks.evidence.scenario import Testbed
+from tests.benchmarks.evidence.schedule import Round, Sitting
 
 START_S = 18.0
 """A server's start and stop."""
@@ -32,12 +32,13 @@ def seconds_left(left: Iterable[Sitting], testbed: Testbed, data: Data, stock: C
 
 
 def _sitting_s(sitting: Sitting, testbed: Testbed, data: Data, stock: Calibration) -> float:
-    measured = sum(_scenario_s(one, testbed, data, stock, sitting.repeat) for one in sitting.scenarios)
-    return START_S + WARM_UP_S + measured
+    measured = sum(_round_s(one, testbed, data, stock) for one in sitting.rounds)
+    return len(sitting.systems) * (START_S + WARM_UP_S) + measured
 
 
-def _scenario_s(scenario: ComparedScenario, testbed: Testbed, data: Data, stock: Calibration, repeat: int) -> float:
-    return sum(_point_s(one, testbed.output_tokens) for one in points(scenario, testbed, data, stock, repeat))
+def _round_s(one: Round, testbed: Testbed, data: Data, stock: Calibration) -> float:
+    wanted = points(one.scenario, testbed, data, stock, one.repeat)
+    return len(one.systems) * sum(_point_s(point, testbed.output_tokens) for point in wanted)
 
 
 def _point_s(point: Point, output_tokens: int) -> float:

@@ -1,16 +1,17 @@
-"""Runs what is left of the compared scenarios, system by system, and keeps what it measured."""
+"""Runs what is left of the compared scenarios, the systems taking turns, and keeps what it measured."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from outrider_runtime.local_manifest import LocalManifestError
 
@@ -22,8 +23,8 @@ from tests.benchmarks.evidence.plan import Calibration, Planned, Point, points
 from tests.benchmarks.evidence.profile import check_mounted
 from tests.benchmarks.evidence.prompts import Data
 from tests.benchmarks.evidence.raw import FOLDER, MeasuredPoint, Run, Store, code_version, key_of
-from tests.benchmarks.evidence.scenario import ComparedScenario, Size, SLOMix, SystemKind, Testbed
-from tests.benchmarks.evidence.schedule import Sitting, sittings
+from tests.benchmarks.evidence.scenario import ComparedScenario, Size, SLOMix, System, SystemKind, Testbed
+from tests.benchmarks.evidence.schedule import Round, Sitting, sittings
 from tests.benchmarks.evidence.server import Server, machine_cpu_s
 from tests.benchmarks.evidence.start import Starter
 
@@ -35,6 +36,8 @@ QUIET_CORES = 0.15
 """An engine whose threads wait for each other runs at a third of its speed beside a neighbour of one core."""
 ATTEMPTS = 3
 LOOSE_TPOT_S = 60.0
+FAILURES = (RuntimeError, ValueError, OSError, LocalManifestError)
+"""Of one system, which is then left out."""
 Say = Callable[[str], None]
 
 
@@ -61,12 +64,13 @@ class Campaign:
         """Measures what is left. A system that fails is left out, and said."""
         left = list(sittings(self.scenarios, [system.name for system in self.testbed.systems], self._is_finished))
         minutes = seconds_left(left, self.testbed, self.data) / 60
-        self.say(f"{_clock()} {len(left)} starts of a server are left, about {minutes:.0f} minutes on two quiet cores")
+        starts = sum(len(sitting.systems) for sitting in left)
+        self.say(f"{_clock()} {starts} starts of a server are left, about {minutes:.0f} minutes on two quiet cores")
         for sitting in left:
-            try:
-                self._sit(sitting)
-            except (RuntimeError, ValueError, OSError, LocalManifestError) as error:
-                self.say(f"  FAILED: {error}")
+            with ExitStack() as stack:
+                servers = self._servers(sitting, stack)
+                for one in sitting.rounds:
+                    self._round(one, servers)
 
     def finished(self) -> list[Run]:
         """All the wanted runs that are there."""
@@ -101,27 +105,46 @@ class Campaign:
                 for system in scenario.systems:
                     yield scenario.scenario, repeat, system, self._key(scenario)
 
-    # -- one start of one system ------------------------------------------------------------------------------------
+    # -- servers that are up together ---------------------------------------------------------------------------------
 
-    def _sit(self, sitting: Sitting) -> None:
-        numbers = ", ".join(str(one.scenario) for one in sitting.scenarios)
-        self.say(f"{_clock()} repeat {sitting.repeat}, {sitting.system}: scenario {numbers}")
-        system, calibration = self.testbed.system(sitting.system), self.calibration
-        with self._starter.start(system, self._classes(calibration), controlled=sitting.controlled) as server:
+    def _servers(self, sitting: Sitting, stack: ExitStack) -> dict[str, Server]:
+        """Those that started, warm. Ours first: the profile is measured before it, and that wants a quiet machine."""
+        systems = sorted(map(self.testbed.system, sitting.systems), key=lambda one: one.kind is not SystemKind.OURS)
+        servers: dict[str, Server] = {}
+        for system in systems:
+            self.say(f"{_clock()} starting {system.name}")
+            try:
+                servers[system.name] = stack.enter_context(self._started(system, sitting.controlled))
+            except FAILURES as error:
+                self.say(f"  FAILED: {error}")
+        return servers
+
+    @contextmanager
+    def _started(self, system: System, controlled: bool) -> Iterator[Server]:
+        with self._starter.start(system, self._classes(self.calibration), controlled=controlled) as server:
             self._warm_up(server)
             if self._starter.profiled:
                 check_mounted(server.state())
-            for scenario in sitting.scenarios:
-                wanted = points(scenario, self.testbed, self.data, calibration, sitting.repeat)
-                measured = tuple(self._measure(server, point) for point in wanted)
-                self._store.save(self._run_of(sitting, scenario, measured, server.memory_mb()))
-                self.say(f"{_clock()}   scenario {scenario.scenario}: {_in_short(measured)}")
+            yield server
 
-    def _run_of(
-        self, sitting: Sitting, scenario: ComparedScenario, measured: tuple[MeasuredPoint, ...], memory_mb: float
-    ) -> Run:
+    def _round(self, one: Round, servers: Mapping[str, Server]) -> None:
+        """A system that fails at a point is left out of the rest of the round."""
+        measured: dict[str, list[MeasuredPoint]] = {name: [] for name in one.systems if name in servers}
+        wanted = points(one.scenario, self.testbed, self.data, self.calibration, one.repeat)
+        for number, point in enumerate(wanted):
+            for name in [name for name in one.turns(number) if name in measured]:
+                try:
+                    measured[name].append(self._measure(servers[name], point))
+                except FAILURES as error:
+                    self.say(f"  FAILED: {name}: {error}")
+                    del measured[name]
+        for name, found in measured.items():
+            self._store.save(self._run_of(one, name, tuple(found), servers[name].memory_mb()))
+        self.say(f"{_clock()} repeat {one.repeat}, scenario {one.scenario.scenario}: {_in_short(measured)}")
+
+    def _run_of(self, one: Round, system: str, measured: tuple[MeasuredPoint, ...], memory_mb: float) -> Run:
         return Run(
-            key=self._key(scenario), scenario=scenario.scenario, repeat=sitting.repeat, system=sitting.system,
+            key=self._key(one.scenario), scenario=one.scenario.scenario, repeat=one.repeat, system=system,
             points=measured, memory_mb=round(memory_mb), load_average=round(os.getloadavg()[0], 2),
             finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )  # fmt: skip
@@ -214,5 +237,6 @@ def _clock() -> str:
     return datetime.now(UTC).strftime("%H:%M:%S")
 
 
-def _in_short(measured: tuple[MeasuredPoint, ...]) -> str:
-    return ", ".join(f"{point.name} {point.tokens_per_s:.0f} tok/s" for point in measured)
+def _in_short(measured: Mapping[str, Sequence[MeasuredPoint]]) -> str:
+    speeds = [f"{name} {fmean(one.tokens_per_s for one in found):.0f}" for name, found in measured.items()]
+    return f"{', '.join(speeds)} tok/s"

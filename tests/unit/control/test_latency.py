@@ -185,7 +185,7 @@ def test_a_first_draft_pass_covers_every_token_and_the_others_the_batch():
     assert DrafterCost(cost, autoregressive=False).seconds(first, 3) == pytest.approx(140)
     head = DrafterCost(cost, first_pass=StepCost(per_batched_token_s=0.5, constant_s=7.0))
     assert head.seconds(first, 3) == pytest.approx(140 + 27 + 2 * 104)
-    assert head.token_s == 1.5
+    assert head.token_s(1) == 1.5
 
 
 def test_a_first_pass_is_corrected_with_the_rest_of_the_draft():

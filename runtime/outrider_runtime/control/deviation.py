@@ -1,0 +1,50 @@
+"""What the latency model gets wrong about steps of one kind, in seconds, learned while serving.
+
+The online correction of the whole target (`latency.py`) cancels where two kinds of step are compared, and the choice
+is just such a comparison: next to the model's own error (several percent, more at the crossover) it misses what no
+worker measures, such as the scheduler's time, which is longer in a step that verifies.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+HALF_LIFE_STEPS = 300.0
+"""Of decoding steps of any kind, so that a kind that is not chosen gets another chance."""
+PRIOR_STEPS = 8.0
+MOST_SHARE = 0.5
+"""Of the predicted time, that one step may deviate by: the rest is an accident."""
+
+
+class StepKind(Enum):
+    PLAIN = "plain"
+    """Nothing is verified."""
+    EVEN = "even"
+    """Equally many proposals for every request."""
+    RAGGED = "ragged"
+
+
+class Deviations:
+    """A mean for each kind of step and size of batch (its power of two), shrunk to none."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._means: dict[tuple[StepKind, int], tuple[float, float, int]] = {}  # weight, sum, last step
+
+    def observe(self, kind: StepKind, requests: int, seconds: float, predicted_s: float) -> None:
+        """A decoding step's time without its drafts, and what the model says of it."""
+        self._steps += 1
+        most = MOST_SHARE * predicted_s
+        weight, total = self._faded(kind, requests)
+        deviation = min(max(seconds - predicted_s, -most), most)
+        self._means[kind, requests.bit_length()] = weight + 1, total + deviation, self._steps
+
+    def seconds(self, kind: StepKind, requests: int) -> float:
+        """To be added to the model's prediction."""
+        weight, total = self._faded(kind, requests)
+        return total / (weight + PRIOR_STEPS)
+
+    def _faded(self, kind: StepKind, requests: int) -> tuple[float, float]:
+        weight, total, last = self._means.get((kind, requests.bit_length()), (0.0, 0.0, 0))
+        keep = 0.5 ** ((self._steps - last) / HALF_LIFE_STEPS)
+        return keep * weight, keep * total

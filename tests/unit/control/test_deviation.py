@@ -1,0 +1,70 @@
+"""What the model gets wrong about one kind of step, and what that does to the choice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from outrider_runtime.control.batch import ExecutionMode
+from outrider_runtime.control.costs import DrafterCost, LatencyModel, Shape, StepCost
+from outrider_runtime.control.deviation import HALF_LIFE_STEPS, Deviations, StepKind
+from outrider_runtime.control.latency import OnlineLatency
+
+COST = StepCost(per_batched_token_s=1e-3, constant_s=0.02)
+
+
+def after(steps: int, seconds: float, predicted_s: float = 0.03) -> Deviations:
+    deviations = Deviations()
+    for _ in range(steps):
+        deviations.observe(StepKind.RAGGED, 12, seconds, predicted_s)
+    return deviations
+
+
+def test_a_steady_deviation_is_learned():
+    assert after(100, 0.036).seconds(StepKind.RAGGED, 12) == pytest.approx(0.006, rel=0.1)
+    assert after(100, 0.024).seconds(StepKind.RAGGED, 12) == pytest.approx(-0.006, rel=0.1)
+
+
+def test_a_few_steps_say_little():
+    assert abs(after(2, 0.036).seconds(StepKind.RAGGED, 12)) < 0.0015
+
+
+def test_it_is_of_that_kind_and_size_only():
+    deviations = after(100, 0.036)
+    assert deviations.seconds(StepKind.PLAIN, 12) == 0
+    assert deviations.seconds(StepKind.RAGGED, 4) == 0
+    assert deviations.seconds(StepKind.RAGGED, 8) == deviations.seconds(StepKind.RAGGED, 12), "the same power of two"
+
+
+def test_an_accident_counts_as_a_large_deviation_no_more():
+    assert after(1, 3.0).seconds(StepKind.RAGGED, 12) < 0.002
+
+
+def test_what_is_not_chosen_fades():
+    """Or a kind of step that was slow once would never be tried again."""
+    deviations = after(100, 0.036)
+    before = deviations.seconds(StepKind.RAGGED, 12)
+    for _ in range(round(4 * HALF_LIFE_STEPS)):
+        deviations.observe(StepKind.PLAIN, 12, 0.03, 0.03)
+    assert deviations.seconds(StepKind.RAGGED, 12) < before / 2
+
+
+def test_the_price_of_each_kind_of_step_comes_to_what_was_measured():
+    """Bug: one correction for all cancels in the choice: steps that verify stay as dear as the profile says."""
+    model = LatencyModel(dict.fromkeys(ExecutionMode, COST), {"head": DrafterCost(COST)})
+    latency = OnlineLatency(model, (), None)
+    plain, verifying = Shape(0, 4, 4), Shape(0, 8, 4)
+    for _ in range(200):
+        latency.observe_decoding(plain, ExecutionMode.UNIFORM, 0.025, verifies=False)
+        latency.observe_decoding(verifying, ExecutionMode.UNIFORM, 0.033, verifies=True)
+        latency.observe_decoding(verifying, ExecutionMode.RAGGED, 0.031, verifies=True)
+    price = latency.price(plain, uniform=True)
+    assert price.plain_s() == pytest.approx(0.025, rel=0.02)
+    assert price.uniform_s(np.array([4.0]))[0] == pytest.approx(0.033, rel=0.02)
+    assert price.ragged_s(np.array([4.0]))[0] == pytest.approx(0.031, rel=0.02)
+
+
+def test_a_token_of_a_prompt_costs_the_draft_what_it_costs_above_the_knee():
+    """Bug: a head whose tokens are free up to a knee of 4 read prompts of hundreds for nothing."""
+    head = DrafterCost(StepCost(per_batched_token_above_knee_s=3e-5, knee_tokens=4.0, constant_s=1e-3))
+    assert head.token_s(2) == 0
+    assert head.token_s(400) == 3e-5

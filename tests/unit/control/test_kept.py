@@ -1,0 +1,123 @@
+"""A choice that is kept: verification by it is what looking anew would find, and it ends where it holds no more."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outrider_runtime.control.batch import Batch, DraftPlan, ExecutionMode, Purpose, RequestOutcome, RequestView
+from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.costs import DrafterCost, LatencyModel, StepCost
+from outrider_runtime.control.kept import KeptChoice
+from outrider_runtime.control.settings import DrafterSpec, HotSettings, Settings, SLOTarget
+
+POOL = (DrafterSpec("lookup", neural=False), DrafterSpec("eagle", neural=True))
+TARGET = StepCost(per_batched_token_s=3e-3, constant_s=0.02)
+MAX = 4
+
+
+def controller(**hot: object) -> Controller:
+    costs = {
+        "eagle": DrafterCost(StepCost(constant_s=5e-4, per_batched_token_s=1e-4)),
+        "lookup": DrafterCost(StepCost(constant_s=1e-4), autoregressive=False),
+    }
+    ticks = itertools.count()
+    made = Settings(POOL, MAX, hot=HotSettings(max_draft_tokens=MAX, **hot))  # type: ignore[arg-type]
+    return Controller(
+        made, LatencyModel(dict.fromkeys(ExecutionMode, TARGET), costs), clock=lambda: next(ticks) * 1e-6,
+        rng=np.random.default_rng(0),
+    )  # fmt: skip
+
+
+def decoding(number: int, **fields: object) -> RequestView:
+    view = RequestView(f"r{number}", None, 100, 0, 0, 5, 50, 1.0, draft_ready=True)
+    return view._replace(**fields)  # type: ignore[arg-type]
+
+
+def batch(*views: RequestView, budget: int = 2048) -> Batch:
+    return Batch(views, now=1.0, token_budget=budget, free_kv_tokens=10_000)
+
+
+def proposals(made: Batch, plan: DraftPlan, counts: list[int]) -> Batch:
+    """The same batch a step later: what each drafter was asked for has come, or fewer."""
+    asked = [
+        0 if drafter is None else plan.neural_tokens if drafter == "eagle" else plan.draft_tokens
+        for drafter in plan.drafters
+    ]
+    views = [
+        view._replace(proposed=min(count, most), drafter=drafter)
+        for view, drafter, most, count in zip(made.requests, plan.drafters, asked, counts, strict=True)
+    ]
+    return dataclasses.replace(made, requests=tuple(views))
+
+
+def taught(loop: Controller, accepted: list[int]) -> None:
+    """Requests of different luck: each was asked four tokens several times."""
+    outcomes = [
+        RequestOutcome(f"r{number}", None, drafter, MAX, MAX, MAX, found)
+        for number, found in enumerate(accepted)
+        for drafter in ("lookup", "eagle")
+    ]
+    for _ in range(8):
+        loop._evidence.acceptance.observe(outcomes, 1.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, MAX), st.integers(0, MAX)), min_size=1, max_size=5))
+def test_what_was_kept_is_what_looking_anew_finds(requests):
+    """Bug: a position is verified that does not pay, or one that pays is not."""
+    loop = controller()
+    taught(loop, [accepted for accepted, _ in requests])
+    made = batch(*(decoding(number) for number in range(len(requests))))
+    plan = loop.plan_draft(made)
+    later = proposals(made, plan, [count for _, count in requests])
+    kept = loop.plan_verify(later)
+    loop._planner._kept._paying = {}
+    assert kept.lengths == loop.plan_verify(later).lengths
+
+
+def chosen() -> tuple[KeptChoice, dict[str, int]]:
+    kept = KeptChoice()
+    kept.keep(DraftPlan(3, ("eagle",), True, True, 3), ["r0"], {"r0": [1, 3]})
+    return kept, {"lookup": 0, "eagle": 1}
+
+
+@pytest.mark.parametrize(
+    ("view", "lengths"),
+    [
+        (decoding(0, proposed=3, drafter="eagle"), (3,)),
+        (decoding(0, proposed=3, drafter="lookup"), (1,)),
+        (decoding(0, proposed=3, drafter="gone"), (0,)),
+        (decoding(0, proposed=3, drafter="eagle", remaining_tokens=2), (1,)),
+        (decoding(1, proposed=3, drafter="eagle"), None),
+        (decoding(0, prefill_tokens=9), None),
+    ],
+    ids=["eagle", "stood in by lookup", "a drafter that left", "nearly done", "a stranger", "a prompt"],
+)
+def test_lengths_of_a_kept_choice(view, lengths):
+    kept, index = chosen()
+    assert kept.lengths(batch(view), index) == lengths
+
+
+def test_a_kept_choice_never_fills_more_than_the_step_holds():
+    kept, index = chosen()
+    view = decoding(0, proposed=3, drafter="eagle")
+    assert kept.lengths(batch(view, budget=4), index) == (3,)
+    assert kept.lengths(batch(view, budget=3), index) is None
+    kept.drop()
+    assert kept.lengths(batch(view), index) is None
+
+
+def test_a_class_that_falls_behind_ends_it():
+    """AdaServe's classes come first: who is late is looked at in every step."""
+    loop = controller(slo_classes=(SLOTarget("tight", 0.03),))
+    ahead = batch(decoding(0, slo_class="tight", elapsed_s=0.01))
+    plan = loop.plan_draft(ahead)
+    assert plan.purpose is Purpose.CHOICE
+    assert loop._planner._kept_lengths(proposals(ahead, plan, [MAX])) is not None
+    late = batch(decoding(0, slo_class="tight", elapsed_s=0.2))
+    assert loop._planner._kept_lengths(proposals(late, plan, [MAX])) is None
