@@ -55,7 +55,9 @@ class HoleCost:
         self._neural = neural
         self._rng = rng
         self._whole, self._unread = _Trials(), _Trials()
-        self._was_read: dict[str, bool] = {}  # requests whose KV is whole, or whose prompt the head did not read
+        self._was_read: dict[str, bool | None] = {}
+        """True: the head ran in every step of the request (what came from the prefix cache is taken to have been read);
+        False: not over its prompt; None: over its prompt, but not in every step since."""
         self.matter = False
         """Holes cost more than they save, beyond doubt. From then on the head drafts like a draft model: for requests
         without a hole only, as acceptance over holes says nothing of what it can do."""
@@ -64,37 +66,25 @@ class HoleCost:
         """Whether the head should read the prompts of a step: as evidence says, or to get some."""
         return self.matter or bool(self._rng.random() < (SHARE_AFTERWARDS if self.settled else SHARE_TO_LEARN))
 
-    def _is_whole(self, view: RequestView) -> bool:
-        return self._was_read.get(view.id, False) or (view.prefill_tokens > 0 and view.context_tokens == 0)
-
-    def _is_loss(self) -> bool:
-        if self._least_tried < LEAST_TRIALS:
-            return False
-        left = self._unread.share / self._whole.share
-        error = left * math.hypot(self._unread.relative_error, self._whole.relative_error)
-        return 1 - left - SIGMAS * error > MOST_LOSS
-
     @property
     def settled(self) -> bool:
         """Holes are known not to matter."""
         return self._least_tried >= ENOUGH_TRIALS and not self.matter
 
-    @property
-    def _least_tried(self) -> float:
-        return min(self._whole.tried, self._unread.tried)
-
     def ran(self, requests: Iterable[RequestView], *, neural: bool) -> None:
         """A step was planned; `neural`: the head's forward goes with it."""
         if not neural:  # hardly any running request is not in the step
-            self._was_read = {name: read for name, read in self._was_read.items() if not read}
+            self._was_read = {name: False if read is False else None for name, read in self._was_read.items()}
         for view in requests:
-            if view.prefill_tokens and not view.context_tokens:
+            begins = view.id not in self._was_read or not view.context_tokens  # a preempted one begins anew
+            if view.prefill_tokens and begins:
                 self._was_read[view.id] = neural
 
     def observe(self, outcomes: Iterable[RequestOutcome]) -> None:
         for outcome in outcomes:
-            if outcome.verified and outcome.drafter == self._neural and outcome.id in self._was_read:
-                trials = self._whole if self._was_read[outcome.id] else self._unread
+            read = self._was_read.get(outcome.id)
+            if outcome.verified and outcome.drafter == self._neural and read is not None:
+                trials = self._whole if read else self._unread
                 trials.add(outcome.accepted > 0)
         self.matter = self.matter or self._is_loss()
 
@@ -107,3 +97,17 @@ class HoleCost:
 
     def forget(self, request_id: str) -> None:
         self._was_read.pop(request_id, None)
+
+    def _is_whole(self, view: RequestView) -> bool:
+        return self._was_read.get(view.id, view.prefill_tokens > 0) is True
+
+    def _is_loss(self) -> bool:
+        if self._least_tried < LEAST_TRIALS:
+            return False
+        left = self._unread.share / self._whole.share
+        error = left * math.hypot(self._unread.relative_error, self._whole.relative_error)
+        return 1 - left - SIGMAS * error > MOST_LOSS
+
+    @property
+    def _least_tried(self) -> float:
+        return min(self._whole.tried, self._unread.tried)

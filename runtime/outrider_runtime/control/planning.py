@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,6 @@ from outrider_runtime.control.decision import choose_draft
 from outrider_runtime.control.drafting import NOBODY, DraftChoice, DraftProblem, nobody
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.explore import Block, upper_bounds
-from outrider_runtime.control.gate import DraftGate, pays_for
 from outrider_runtime.control.kept import KeptChoice, Paying
 from outrider_runtime.control.pacing import (
     admissions,
@@ -30,7 +28,8 @@ from outrider_runtime.control.pacing import (
 )
 from outrider_runtime.control.problem import Step, draft_problem, next_step, this_step, verification_gains
 from outrider_runtime.control.roster import Roster
-from outrider_runtime.control.settings import DraftPrefill, Mode
+from outrider_runtime.control.settings import Mode
+from outrider_runtime.control.upkeep import Upkeep
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
@@ -55,7 +54,7 @@ class Planner:
     def __init__(self, roster: Roster, evidence: Evidence) -> None:
         self._roster = roster
         self._evidence = evidence
-        self._gate = DraftGate()
+        self._upkeep = Upkeep(roster, evidence)
         self._last = DraftPlan(0, (), False, False, 0, Purpose.FIXED)
         self._drafts_s = 0.0
         """Seconds of the drafts at the end of a step, if they go on as they did; only where classes ask."""
@@ -63,12 +62,11 @@ class Planner:
         self._longest_s = 0.0
         """Seconds of a step under the kept choice, if all that it proposes is verified."""
         self._since_look = 0
-        self._reads = True
-        """What a hole costs asks for the neural draft to run where it proposes nothing, in this decision."""
-        self._in_vain = False
-        """The neural draft does not run at present, whatever the gate says: see `_reads_in_vain`."""
-        self.gated = False
+
+    @property
+    def gated(self) -> bool:
         """At the last look the batch was too large for the neural draft."""
+        return self._upkeep.gated
 
     def rethink(self) -> None:
         """Something changed: the next decision keeps nothing of the last one."""
@@ -178,44 +176,58 @@ class Planner:
         return None
 
     def _closed_loop_plan(self, batch: Batch) -> DraftPlan:
-        kept = self._kept.plan(batch, self._limit + 2)
-        if kept is not None:
-            return kept
+        return self._kept.plan(batch, self._limit + 2) or self._new_plan(batch)
+
+    def _new_plan(self, batch: Batch) -> DraftPlan:
         self._evidence.settle(batch.now)
-        truth, explorer = self._evidence.truth, self._evidence.explorer
-        self._reads = self._is_worth_reading(batch)
-        self._in_vain = self._reads and self._reads_in_vain(batch)
-        step = next_step(batch, self._evidence.latency, self._evidence.goodput)
-        problem = self._under_pressure(step, self._problem(step, assume_ready=False))
-        choice = choose_draft(problem)
+        self._upkeep.look(batch, self._limit)
+        step, problem, choice = self._best(batch)
         passed = self._kept.passed()
         whole = self._choice_if_whole(step, problem, passed)
-        self._update_gate(step, problem, choice, whole)
-        block = explorer.step(passed) or (None if choice.for_slo else self._new_block(problem, choice))
-        speculating = choice.draft_tokens > 0 and not truth.off
-        busy = choice.for_slo or any(step.now.prefill_tokens)
+        self._upkeep.update(step, problem, choice, None if whole is None else whole.choice)
         self._kept.drop()
-        if truth.next_is_probe(len(batch.requests), passed, speculating=speculating, prefill=busy):
+        return self._experiment(batch, step, problem, choice, passed) or self._chosen(batch, step, choice, whole)
+
+    def _best(self, batch: Batch) -> tuple[Step, DraftProblem, DraftChoice]:
+        step = next_step(batch, self._evidence.latency, self._evidence.goodput)
+        problem = self._under_pressure(step, self._problem(step, assume_ready=False))
+        return step, problem, choose_draft(problem)
+
+    def _experiment(
+        self, batch: Batch, step: Step, problem: DraftProblem, choice: DraftChoice, passed: int
+    ) -> DraftPlan | None:
+        """A probe's or a block's step, where one is due. `passed`: steps since the last decision."""
+        explorer = self._evidence.explorer
+        block = explorer.step(passed) or (None if choice.for_slo else self._new_block(problem, choice))
+        speculates = self._speculates(choice)
+        busy = choice.for_slo or any(step.now.prefill_tokens)
+        requests = len(batch.requests)
+        if self._evidence.truth.next_is_probe(requests, passed, speculating=speculates, prefill=busy):
             return self._plan(batch, step, _nothing(choice), Purpose.PROBE)
         if block is not None:
             if not explorer.running:
-                self._gate.shut()
+                self._upkeep.gate.shut()
             return self._plan_for_one(batch, block.draft_tokens, self._roster.names[block.drafter], Purpose.EXPLORE)
-        if self._gate.window and not speculating:
+        if self._upkeep.gate.window and not speculates:
             return self._plan(batch, step, _nothing(choice), Purpose.EXPLORE)
-        caught = {} if truth.off or whole is None else self._catch_up(batch, step, choice, whole)
+        return None
+
+    def _chosen(self, batch: Batch, step: Step, choice: DraftChoice, whole: Whole | None) -> DraftPlan:
+        """The best choice, which is kept; or where holes are closed first, the best that they leave."""
+        caught = {} if self._evidence.truth.off or whole is None else self._catch_up(batch, step, choice, whole)
         if caught:
             batch = _caught_up(batch, caught)
-            step = next_step(batch, self._evidence.latency, self._evidence.goodput)
-            choice = choose_draft(self._under_pressure(step, self._problem(step, assume_ready=False)))
-            speculating = choice.draft_tokens > 0
+            step, _, choice = self._best(batch)
         purpose = Purpose.SLO if choice.for_slo else Purpose.CHOICE
-        plan = self._plan(batch, step, choice if speculating else _nothing(choice), purpose)
+        plan = self._plan(batch, step, choice if self._speculates(choice) else _nothing(choice), purpose)
         if caught:
             return dataclasses.replace(plan, catch_up=caught)
         self._longest_s = float(step.price.ragged_s(np.array(float(plan.draft_tokens * step.requests))))
         self._kept.keep(plan, step.now.id, _paying(step, choice) if purpose is Purpose.CHOICE else {})
         return plan
+
+    def _speculates(self, choice: DraftChoice) -> bool:
+        return choice.draft_tokens > 0 and not self._evidence.truth.off
 
     def _under_pressure(self, step: Step, problem: DraftProblem) -> DraftProblem:
         """`problem` with who will be behind their TPOT, if anybody."""
@@ -232,7 +244,7 @@ class Planner:
         drafters: list[str | None] = [None] * len(batch.requests)
         for position, number in zip(step.positions, choice.drafters.tolist(), strict=True):
             drafters[position] = None if number == NOBODY else self._roster.names[number]
-        runs = choice.neural_tokens > 0 or self._keeps_draft_whole(batch)
+        runs = choice.neural_tokens > 0 or self._upkeep.runs(batch)
         return DraftPlan(choice.draft_tokens, tuple(drafters), runs, runs, choice.neural_tokens, purpose)
 
     def _plan_for_one(self, batch: Batch, draft_tokens: int, drafter: str | None, purpose: Purpose) -> DraftPlan:
@@ -248,47 +260,15 @@ class Planner:
         tokens = draft_tokens if any(served) else 0
         runs = is_neural and draft_tokens > 0
         if purpose is Purpose.EXPLORE:
-            runs = runs or self._keeps_draft_whole(batch)
+            runs = runs or self._upkeep.runs(batch)
         drafters = tuple(served) if tokens else (None,) * len(served)
         return DraftPlan(tokens, drafters, runs, runs, tokens if is_neural else 0, purpose)
-
-    def _keeps_draft_whole(self, batch: Batch) -> bool:
-        if not self._roster.neural_runs:
-            return False
-        if self._roster.hot.draft_prefill is DraftPrefill.ALWAYS:
-            return True
-        if self._evidence.truth.off or self._gate.closed(len(batch.requests)) or self._in_vain:
-            return False
-        return self._reads and any(view.draft_ready or view.prefill_tokens > 0 for view in batch.requests)
-
-    def _is_worth_reading(self, batch: Batch) -> bool:
-        holes = self._evidence.holes
-        if holes is None or self._gate.window:
-            return True
-        return holes.reads_next_prompt() if any(view.prefill_tokens for view in batch.requests) else holes.matter
-
-    def _reads_in_vain(self, batch: Batch) -> bool:
-        """Prompts are read for a batch that will be too large for the neural draft when it decodes. (Where it would not
-        pay for one request either, the text is to blame, and that may change: exploration sees to it.)"""
-        neural, acceptance, views = self._roster.neural, self._evidence.acceptance, batch.requests
-        if neural is None or not any(view.prefill_tokens for view in views):
-            return False
-        number = acceptance.index[neural.name]
-        if not acceptance.met[number]:
-            return False
-        context = sum(view.context_tokens + view.prefill_tokens + view.prefill_left for view in views) / len(views)
-        path = acceptance.hazards[number, : self._limit].cumprod()
-        pays = partial(
-            pays_for, context_tokens=context, path=path, neural=neural.name, latency=self._evidence.latency,
-            goodput=self._evidence.goodput,
-        )  # fmt: skip
-        return pays(1) and not pays(len(views) + batch.waiting)
 
     def _choice_if_whole(self, step: Step, problem: DraftProblem, passed: int) -> Whole | None:
         """A look at what would be chosen if no request's draft KV had a hole; None where none has one, or not now.
         While holes are being closed, every decision looks. `passed`: steps since the last decision."""
         neural = problem.neural
-        if neural == NOBODY or step.requests == 0 or not self._usable[neural] or problem.usable[neural].all():
+        if neural == NOBODY or step.requests == 0 or not self._upkeep.usable[neural] or problem.usable[neural].all():
             return None
         self._since_look += passed
         if self._since_look < LOOK_EVERY_STEPS and not self._last.catch_up:
@@ -301,7 +281,7 @@ class Planner:
         """Whose holes the neural draft closes at the end of this step, see `holes_to_close`. A stranger closes none,
         and behind a closed gate nothing runs."""
         neural, evidence = self._roster.neural, self._evidence
-        if neural is None or self._gate.closed(len(batch.requests)):
+        if neural is None or self._upkeep.gate.closed(len(batch.requests)):
             return {}
         if not evidence.acceptance.met[whole.problem.neural]:
             return {}
@@ -313,47 +293,12 @@ class Planner:
             lambda shape: evidence.latency.catch_up_s(neural.name, shape), Room(batch.token_budget, spare),
         )  # fmt: skip
 
-    def _update_gate(self, step: Step, problem: DraftProblem, choice: DraftChoice, whole: Whole | None) -> None:
-        """Tell the gate whether the neural draft would be used here if its KV were whole for every request."""
-        neural, requests = problem.neural, len(step.now.id)
-        self._gate.step()
-        if neural == NOBODY or step.requests == 0 or not self._usable[neural]:
-            return
-        holes = self._evidence.holes
-        wants_prompts = any(step.now.prefill_tokens) and (holes is None or not holes.settled)
-        if self._gate.closed(requests) and wants_prompts and self._evidence.explorer.due():
-            self._gate.let_through()
-            self._reads = True
-        if not problem.usable[neural].all():
-            if whole is None:
-                return
-            choice = whole.choice
-        warming_up = not self._evidence.acceptance.met[neural] and not self._gate.closed(requests)
-        in_tow = self._prompt_tokens_in_tow(step) > 0
-        if warming_up or in_tow or self._evidence.truth.off:
-            return  # the threshold is for load: neither a stranger nor a prompt or the guard moves it
-        self._gate.update(requests, worth=choice.neural_tokens > 0)
-        self.gated = requests >= self._gate.threshold
-
     def _problem(self, step: Step, *, assume_ready: bool) -> DraftProblem:
         roster, evidence = self._roster, self._evidence
         return draft_problem(
-            step, evidence.acceptance, evidence.latency, roster.settings.drafters, self._usable, self._limit,
-            assume_ready=assume_ready, prompt_tokens=self._prompt_tokens_in_tow(step),
+            step, evidence.acceptance, evidence.latency, roster.settings.drafters, self._upkeep.usable, self._limit,
+            assume_ready=assume_ready, prompt_tokens=self._upkeep.prompt_tokens_in_tow(step),
         )  # fmt: skip
-
-    def _prompt_tokens_in_tow(self, step: Step) -> int:
-        """Prompt tokens of the step under way that the neural draft would read only because it proposes."""
-        return 0 if self._reads else sum(step.now.prefill_tokens)
-
-    @property
-    def _usable(self) -> NDArray[np.bool_]:
-        """(D,): drafters that may run at all, in this decision."""
-        neural, usable = self._roster.neural, self._roster.usable
-        if not self._in_vain or neural is None:
-            return usable
-        others: NDArray[np.bool_] = np.arange(len(usable)) != self._evidence.acceptance.index[neural.name]
-        return usable & others
 
     def _new_block(self, problem: DraftProblem, choice: DraftChoice) -> Block | None:
         """Start to explore: a drafter that is hardly known at once; else, every so often, the one with the highest
@@ -368,9 +313,8 @@ class Planner:
         bounds[np.unique(choice.drafters[choice.drafters != NOBODY])] = -np.inf  # the choice tries these anyway
         if choice.neural_tokens > 0:
             bounds[problem.neural] = -np.inf
-        drafter = problem.neural if self._gate.window else int(bounds.argmax())
-        speculating = choice.draft_tokens > 0 and not self._evidence.truth.off
-        if bounds[drafter] <= (choice.gain if speculating else -np.inf):
+        drafter = problem.neural if self._upkeep.gate.window else int(bounds.argmax())
+        if bounds[drafter] <= (choice.gain if self._speculates(choice) else -np.inf):
             explorer.postpone()
             return None
         explorer.start(drafter, int(problem.usable[drafter].sum()), self._limit)

@@ -83,6 +83,24 @@ def test_only_a_request_whose_kv_is_whole_speaks_for_reading():
     assert cost._unread.tried == ENOUGH_TRIALS
 
 
+def test_a_prompt_in_chunks_or_from_the_prefix_cache_is_whole_where_the_rest_was_read():
+    """Bug: every request behind a shared system prompt counts as one with a hole, and is never drafted for."""
+    cost = learned(0.5, 0.1)
+    cached = prompt("cached")._replace(context_tokens=64)
+    cost.ran([cached, prompt("chunks")], neural=True)
+    cost.ran([prompt("chunks")._replace(context_tokens=30)], neural=True)
+    cost.ran([prompt("late"), prompt("broken")], neural=True)
+    decoding = [prompt(name)._replace(context_tokens=99, prefill_tokens=0) for name in ("cached", "chunks")]
+    batch = Batch(tuple(decoding), 1.0, 2048, 10_000)
+    assert all(view.draft_ready for view in cost.with_holes(batch).requests)
+    cost.ran([prompt("broken")._replace(context_tokens=30)], neural=False)
+    cost.ran([prompt("broken")._replace(context_tokens=60)], neural=True)
+    broken = Batch((prompt("broken")._replace(context_tokens=90, prefill_tokens=0),), 1.0, 2048, 10_000)
+    assert not cost.with_holes(broken).requests[0].draft_ready
+    cost.ran([prompt("broken")], neural=True)
+    assert cost.with_holes(broken).requests[0].draft_ready, "preempted, and read again from its beginning"
+
+
 class Prompts(Controller):
     """Notes which requests' prompts were read by the head."""
 
