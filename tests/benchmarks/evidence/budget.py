@@ -13,16 +13,16 @@ from tests.benchmarks.evidence.prompts import Data
 from tests.benchmarks.evidence.scenario import Testbed
 from tests.benchmarks.evidence.schedule import Round, Sitting
 
-START_S = 18.0
-"""A server's start and stop."""
+START_S = 32.0
+"""A server's start and stop, beside others that are idle."""
 WARM_UP_S = 5.0
 DRAIN_S = 3.0
 """After the last arrival of an open load."""
 PREPARATION_S = 200.0
 """Profile and calibration."""
-TOKENS_PER_S = {1: 74.0, 8: 218.0, 24: 420.0}
-"""By requests at the same time, mean of the systems."""
-NOMINAL = Calibration(capacity_per_s=9.0, step_s_at_batch_8=0.03)
+TOKENS_PER_S = {1: 35.0, 4: 95.0, 16: 180.0, 48: 240.0}
+"""By requests at the same time, prompts included, mean of the systems and groups."""
+NOMINAL = Calibration(capacity_per_s=6.0, step_s_at_batch_8=0.045)
 
 
 def seconds_left(left: Iterable[Sitting], testbed: Testbed, data: Data, stock: Calibration = NOMINAL) -> float:

@@ -15,7 +15,7 @@ from tests.benchmarks.evidence.scenario import Acceptance, ComparedScenario
 
 MOST_SERVERS = 5
 """That 24 GiB hold beside each other, at nearly 4 each; an idle one takes no time."""
-REPEATS_TOGETHER = 2
+REPEATS_TOGETHER = 4
 """That a group of servers stays up for: a start takes half a minute."""
 
 
