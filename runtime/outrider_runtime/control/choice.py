@@ -83,8 +83,7 @@ class TargetPrice:
         """What the next token costs."""
         past_graphs = self.beyond is not None and self.n_batched > self.largest_graph_tokens
         cost = self.beyond if past_graphs and self.beyond is not None else self.ragged
-        above = self.n_batched >= cost.knee_tokens
-        return cost.per_batched_token_s + (cost.per_batched_token_above_knee_s if above else 0.0)
+        return cost.token_s(self.n_batched)
 
     def bends(self) -> list[float]:
         """Further tokens at which the price of one more changes: knees, and the end of the graphs."""

@@ -80,9 +80,7 @@ def _scenarios(problem: DraftProblem) -> Bools:
 def _worth_by_position(problem: DraftProblem) -> Floats:
     """(D, K, N): what each position adds, its own target cost deducted; positions that do not pay count 0."""
     price = problem.price
-    cost = price.ragged.per_batched_token_s
-    if price.n_batched >= price.ragged.knee_tokens:
-        cost += price.ragged.per_batched_token_above_knee_s
+    cost = price.ragged.token_s(price.n_batched)
     spent = np.full((len(problem.gains), 1, 1), problem.rate * cost, dtype=problem.gains.dtype)
     if problem.neural != NOBODY:
         spent[problem.neural] += problem.rate * problem.neural_token_s

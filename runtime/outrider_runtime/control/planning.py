@@ -144,8 +144,7 @@ class Planner:
     def _next_pass_token_s(self) -> float:
         """What a verified token costs in the neural draft's next first pass, if that goes on as it did."""
         neural = self._roster.neural
-        proposes = neural is not None and self._last.neural_tokens > 0
-        if neural is None or not proposes:
+        if neural is None or self._last.neural_tokens == 0:
             return 0.0
         return self._evidence.latency.draft_token_s(neural.name, len(self._last.drafters))
 

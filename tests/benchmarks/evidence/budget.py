@@ -1,7 +1,6 @@
 """How long what is left will take, so that a user knows before it starts. Pure.
 
-An estimate for a quiet machine of two cores: the speeds are those of the EAGLE-3 head's own table (`none`, prompt
-lookup and EAGLE mixed), not a promise.
+An estimate for a quiet machine of two cores, from what a run took there; not a promise.
 """
 
 from __future__ import annotations

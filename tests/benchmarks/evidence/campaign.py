@@ -70,7 +70,7 @@ class Campaign:
         for sitting in left:
             with ExitStack() as stack:
                 servers = self._servers(sitting, stack)
-                for one in sitting.rounds:
+                for one in sitting.rounds if servers else ():  # else no calibration either, perhaps
                     self._round(one, servers)
 
     def finished(self) -> list[Run]:
