@@ -78,6 +78,8 @@ class Waiting(NamedTuple):
     slo_class: str | None
     prompt_tokens: int
     """Not cached."""
+    remaining_tokens: int
+    """Tokens that it may produce."""
     overdue: bool = False
     """It has waited as long as its class bears."""
 

@@ -41,6 +41,8 @@ class TargetPrice:
     fixed_beyond_s: float
     plain_more_s: float = 0.0
     """What a step without any proposal takes beyond what `uniform` says of it."""
+    prompt_factor: float = 1.0
+    """By which prompts lengthen a step more than `ragged` says."""
 
     def ragged_s(self, more: Floats) -> Floats:
         """Seconds with `more` proposed tokens (any shape) of unequal lengths."""
@@ -57,6 +59,16 @@ class TargetPrice:
     def plain_s(self) -> float:
         """Seconds without any proposal."""
         return self._seconds_at(0.0, self.uniform or self.ragged, self.fixed_uniform_s) + self.plain_more_s
+
+    def decode_s(self, verified: int) -> float:
+        """Seconds with so many proposals in all, and no prompt."""
+        return float(self.ragged_s(np.array(float(verified)))) if verified else self.plain_s()
+
+    def prompt_s(self, verified: int, tokens: Floats) -> Floats:
+        """By how much `tokens` of prompts (any shape) lengthen a step that verifies so many proposals. The first one
+        costs more than a token: equally many for every request, or none, is over."""
+        longer = self.ragged_s(verified + tokens) - self.decode_s(verified)
+        return np.asarray(self.prompt_factor * np.maximum(longer, self.token_s() * tokens))
 
     def ragged_plain_s(self) -> float:
         """The same, run as steps of unequal lengths are."""

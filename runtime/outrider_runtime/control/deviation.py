@@ -16,6 +16,9 @@ MOST_SHARE = 0.5
 """Of the predicted time, that one step may deviate by: the rest is an accident."""
 
 
+LEAST_PROMPT_FACTOR, MOST_PROMPT_FACTOR = 0.5, 3.0
+
+
 class StepKind(Enum):
     PLAIN = "plain"
     """Nothing is verified."""
@@ -48,3 +51,25 @@ class Deviations:
         weight, total, last = self._means.get((kind, requests.bit_length()), (0.0, 0.0, 0))
         keep = 0.5 ** ((self._steps - last) / HALF_LIFE_STEPS)
         return keep * weight, keep * total
+
+
+class PromptTimes:
+    """How much longer prompts make a step than the model says: a ratio of means, shrunk to 1."""
+
+    def __init__(self) -> None:
+        self._weight = self._seconds = self._predicted_s = 0.0
+
+    def observe(self, seconds: float, predicted_s: float) -> None:
+        """By what a step was longer than one that reads no prompt."""
+        keep = 0.5 ** (1 / HALF_LIFE_STEPS)
+        self._weight = keep * self._weight + 1
+        least, most = LEAST_PROMPT_FACTOR * predicted_s, MOST_PROMPT_FACTOR * predicted_s
+        self._seconds = keep * self._seconds + min(max(seconds, least), most)
+        self._predicted_s = keep * self._predicted_s + predicted_s
+
+    @property
+    def factor(self) -> float:
+        if self._predicted_s <= 0:
+            return 1.0
+        prior_s = PRIOR_STEPS * self._predicted_s / self._weight
+        return (self._seconds + prior_s) / (self._predicted_s + prior_s)

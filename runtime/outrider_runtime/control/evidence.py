@@ -89,9 +89,8 @@ class Evidence:
         if not math.isfinite(outcome.step_s) or not 0 < outcome.step_s < LONGEST_STEP_S:
             return False
         plausible = self.latency.observe_target(shape, outcome.mode, target_s)
-        if plausible and outcome.prefill_tokens == 0 and not math.isnan(outcome.target_s):  # else drafts are not known
-            verifies = any(outcome.verify_plan.lengths)
-            self.latency.observe_decoding(shape, outcome.mode, outcome.step_s - drafts_s, verifies=verifies)
+        if plausible and not math.isnan(outcome.target_s):  # else drafts are not known
+            self._observe_step(outcome, shape, outcome.step_s - drafts_s)
         for name, seconds in outcome.draft_s.items():
             passes = self._passes(outcome.draft_plan, name)
             plausible &= self.latency.observe_draft(name, shape, passes, seconds)
@@ -99,6 +98,16 @@ class Evidence:
         if neural is not None and caught is not None and not math.isnan(caught.seconds):
             plausible &= self.latency.observe_catch_up(neural.name, _catch_up_shape(caught), caught.seconds)
         return plausible
+
+    def _observe_step(self, outcome: StepOutcome, shape: Shape, seconds: float) -> None:
+        """`seconds` without the drafts."""
+        if outcome.prefill_tokens == 0:
+            verifies = any(outcome.verify_plan.lengths)
+            self.latency.observe_decoding(shape, outcome.mode, seconds, verifies=verifies)
+        elif outcome.requests:
+            decoding = _decoding_shape(outcome)
+            verified = outcome.n_batched - outcome.prefill_tokens - len(outcome.requests)
+            self.latency.observe_prompts(decoding, verified, outcome.prefill_tokens, seconds)
 
     def _catch_up_s(self, caught: CatchUpOutcome | None) -> float:
         """As measured, else as predicted."""
@@ -115,10 +124,15 @@ class Evidence:
 
     def _plain_rate(self, outcome: StepOutcome) -> float:
         """Modelled tokens per second of plain decoding at this step's batch."""
-        requests = max(1, len(outcome.requests))
-        shape = Shape(outcome.n_context, requests, requests, outcome.n_context / 1000)
+        shape = _decoding_shape(outcome)
         seconds = self.latency.price(shape, uniform=True).plain_s()
-        return requests / seconds if seconds > 0 else 0.0
+        return shape.n_requests / seconds if seconds > 0 else 0.0
+
+
+def _decoding_shape(outcome: StepOutcome) -> Shape:
+    """Of its decoding requests, a token each."""
+    requests = max(1, len(outcome.requests))
+    return Shape(outcome.n_context, requests, requests, outcome.n_context / 1000)
 
 
 def _catch_up_shape(caught: CatchUpOutcome) -> Shape:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from outrider_runtime.control.batch import ExecutionMode
 from outrider_runtime.control.choice import TargetPrice
 from outrider_runtime.control.costs import DrafterCost, LatencyModel, Shape, StepCost
-from outrider_runtime.control.deviation import Deviations, StepKind
+from outrider_runtime.control.deviation import Deviations, PromptTimes, StepKind
 from outrider_runtime.control.learned_cost import LearnedCost
 from outrider_runtime.control.least_squares import Multipliers
 from outrider_runtime.control.settings import DrafterSpec
@@ -46,6 +48,7 @@ class OnlineLatency:
         self._catch_up_scale = Multipliers(half_life=12, strength=0.3, likeness=1.0)
         """On top of the draft's: a long pass over old tokens need not cost what ordinary drafting taught."""
         self._deviations = Deviations()
+        self._prompt_times = PromptTimes()
         self._absurd_run = 0
         self._cache: dict[ExecutionMode, StepCost] = {}
         self._draft_cache: dict[str, DrafterCost] = {}
@@ -79,6 +82,7 @@ class OnlineLatency:
             fixed_ragged_s=_without_tokens(ragged, base) + ragged_more_s,
             fixed_beyond_s=_without_tokens(beyond, base) if beyond is not None else 0.0,
             plain_more_s=self._deviations.seconds(StepKind.PLAIN, requests) - even_more_s,
+            prompt_factor=self._prompt_times.factor,
         )
 
     def draft_s(self, name: str, first: Shape, draft_tokens: int) -> float:
@@ -113,6 +117,13 @@ class OnlineLatency:
         if verifies:
             kind = StepKind.EVEN if mode is ExecutionMode.UNIFORM else StepKind.RAGGED
         self._deviations.observe(kind, round(shape.n_requests), seconds, self.target_s(shape, mode))
+
+    def observe_prompts(self, decoding: Shape, verified: int, tokens: int, seconds: float) -> None:
+        """A step of `seconds` without its drafts that read `tokens` of prompts. decoding: the rest of it, less what
+        it verified."""
+        price = self.price(decoding, uniform=True)
+        expected_s = float(price.prompt_s(verified, np.array(float(tokens)))) / price.prompt_factor
+        self._prompt_times.observe(seconds - price.decode_s(verified), expected_s)
 
     def observe_draft(self, name: str, first: Shape, draft_tokens: int, seconds: float) -> bool:
         """False when the time is absurd and was dropped."""

@@ -17,10 +17,11 @@ from outrider_runtime.control.drafting import DraftProblem, Pressure
 from outrider_runtime.control.latency import OnlineLatency
 from outrider_runtime.control.problem import Columns, Step, verification_gains
 from outrider_runtime.control.slo import (
+    HORIZON_TOKENS,
     MARGIN,
     MOST_LOSS,
     Clocks,
-    StepTimes,
+    Fuller,
     behind,
     clocks,
     forced_lengths,
@@ -103,8 +104,9 @@ def spare_s(
     state = _clocks(step.decoding, tpots_s)
     if state is None:
         return math.inf
-    batched = float(sum(step.decoding.proposed) + sum(step.now.prefill_tokens))
-    step_s = float(_without_prompts(step, latency).ragged_s(np.array(batched))) + draft_s
+    verified, price = sum(step.decoding.proposed), _without_prompts(step, latency)
+    prompts_s = float(price.prompt_s(verified, np.array(float(sum(step.now.prefill_tokens)))))
+    step_s = price.decode_s(verified) + prompts_s + draft_s
     gained = 1.0 + verification_gains(step, acceptance, limit).sum(axis=0)
     deadlines = state.deadlines_s(gained)
     kept = (deadlines >= step_s) | state.within_reach(step_s, gained)  # hopeless ones set no limit
@@ -144,15 +146,18 @@ def admissions(
     if not step.requests and not filling:
         return 1  # whoever comes first; the next step knows more
     price = _without_prompts(step, latency)
-    now_s = float(price.ragged_s(np.array(float(verified)))) + draft_s
+    now_s, token_s = price.decode_s(verified) + draft_s, price.token_s()
     left = sum(view.prefill_tokens + view.prefill_left for view in filling)
     tpot_s = min(tpots_s.get(name, math.inf) for name in [following.slo_class, *(view.slo_class for view in filling)])
-    state, token_s = _clocks(step.decoding, tpots_s), price.token_s()
+    state = _clocks(step.decoding, tpots_s)
+    answer_tokens = min(following.remaining_tokens, HORIZON_TOKENS)
+    one_s = float(price.prompt_s(verified, np.array(float(following.prompt_tokens))))
 
     def fits(more: int) -> bool:
         then_s = now_s + (len(filling) + more) * token_s
-        prompt_s = (left + more * following.prompt_tokens) * token_s
-        return has_room(state, gained, StepTimes(now_s, then_s), prompt_s, tpot_s)
+        prompt_s = float(price.prompt_s(verified, np.array(float(left + more * following.prompt_tokens))))
+        turnover_s = (len(batch.requests) + more) * one_s / answer_tokens
+        return has_room(state, gained, Fuller(now_s, then_s, turnover_s), prompt_s, tpot_s)
 
     most = next((more for more in ADMISSIONS if fits(more)), 0)
     if most == ADMISSIONS[0]:
@@ -179,7 +184,7 @@ def _without_prompts(step: Step, latency: OnlineLatency) -> TargetPrice:
     if step.price.n_batched == requests:
         return step.price
     context = float(sum(step.decoding.context_tokens))
-    return latency.price(Shape(context, requests, requests, context / 1000), uniform=False)
+    return latency.price(Shape(context, requests, requests, context / 1000), uniform=True)
 
 
 def anyone_late(stands: Iterable[tuple[str | None, float, int]], tpots_s: TPOTs, seconds: float, tokens: int) -> bool:

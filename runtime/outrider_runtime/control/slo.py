@@ -63,22 +63,33 @@ class Clocks:
         """The same after a step that gave `gained` (N,) tokens."""
         return Clocks(self.tpot_s, self.elapsed_s + step_s, self.tokens + gained, self.left - gained)
 
-    def within_reach(self, step_s: float, pace: Floats) -> Bools:
-        """(N,): those that can still end within their TPOT if each step gives `pace` (N,) tokens."""
+    def slack_s(self, step_s: float, pace: Floats) -> Floats:
+        """(N,): by how many seconds a request would end before its TPOT, if each step gives `pace` (N,) tokens."""
         horizon = expected_rest(self.left, self.tokens)
-        end_s = self.elapsed_s + step_s * horizon / pace
-        return np.asarray(end_s <= self.tpot_s * (self.tokens + horizon))
+        return np.asarray(self.tpot_s * (self.tokens + horizon) - self.elapsed_s - step_s * horizon / pace)
+
+    def within_reach(self, step_s: float, pace: Floats) -> Bools:
+        """(N,): those that can still end within their TPOT."""
+        return np.asarray(self.slack_s(step_s, pace) >= 0)
 
     def deadlines_s(self, gained: Floats) -> Floats:
         """(N,): how long a step that gives `gained` tokens may take."""
         return self.tpot_s * (self.tokens + gained) - self.elapsed_s
 
 
-class StepTimes(NamedTuple):
-    """Seconds of a step of the present batch, and of the fuller one."""
+class Fuller(NamedTuple):
+    """The batch with more requests in it."""
 
     now_s: float
+    """Seconds of a step of the present batch."""
     then_s: float
+    """Of the fuller one."""
+    turnover_s: float
+    """A token's share of as many prompts: in the life of one request each of the others ends and makes room."""
+
+    def token_s(self, pace: float) -> float:
+        """TPOT of one that starts now, if a step gives it `pace` tokens and the batch stays that full."""
+        return self.then_s / pace + self.turnover_s
 
 
 def clocks(
@@ -168,25 +179,27 @@ def shortfalls(
 def prompt_tokens(
     state: Clocks, gained: Floats, verified: int, price: TargetPrice, draft_s: float, draft_token_s: float, most: int
 ) -> int:  # fmt: skip
-    """Prompt tokens that a step may take on without breaking a TPOT that can still be kept.
+    """Prompt tokens that a step may take on so that no TPOT gets out of reach.
+
+    A TPOT is a mean over the whole answer: what one step loses, those after it may make up. And a prompt that is read
+    at once delays everybody least, as each further step with a part of it costs more than one without. So only who
+    would not end in time any more limits the chunk, and not who could not even bear the smallest one.
 
     gained: (N,) tokens expected in the step. verified: proposals in it. price: of the batch without any prompt.
     draft_token_s: seconds of a prompt token in the draft's first pass. most: what fits into the step.
     """
-    least = float(price.ragged_s(np.array(float(verified))))
-    deadlines = state.deadlines_s(gained) - draft_s
-    kept = (deadlines >= least) | state.within_reach(least + draft_s, gained)  # hopeless ones set no limit
-    deadline = float(deadlines[kept].min(initial=math.inf))
     smallest = least_chunk(price, verified)
     if most <= smallest:
         return most
     chunks = np.unique(np.linspace(smallest, most, 65).astype(int))
-    in_time = price.ragged_s((verified + chunks).astype(float)) + draft_token_s * chunks <= deadline
-    return int(chunks[max(0, int(in_time.sum()) - 1)])
+    longer_s = price.prompt_s(verified, chunks.astype(float)) + draft_token_s * chunks
+    slack_s = state.slack_s(price.decode_s(verified) + draft_s, gained)
+    spare_s = float(slack_s[slack_s >= longer_s[0]].min(initial=math.inf))
+    return int(chunks[max(0, int((longer_s <= spare_s).sum()) - 1)])
 
 
 def has_room(
-    state: Clocks | None, gained: Floats, fuller: StepTimes, prompt_s: float, tpot_s: float
+    state: Clocks | None, gained: Floats, fuller: Fuller, prompt_s: float, tpot_s: float
 ) -> bool:  # fmt: skip
     """Whether more requests may start: nobody whose TPOT can be kept now loses it, and they can keep their own.
 
@@ -194,7 +207,7 @@ def has_room(
     for reading their prompts. tpot_s: the least of their classes.
     """
     pace = float(gained.mean()) if len(gained) else 1.0
-    if fuller.then_s > MARGIN * tpot_s * pace:
+    if fuller.token_s(pace) > MARGIN * tpot_s:
         return False
     if state is None:
         return True
@@ -205,5 +218,5 @@ def has_room(
 
 def least_chunk(price: TargetPrice, verified: int) -> int:
     """Prompt tokens that a step takes on in any case."""
-    step_s, token_s = float(price.ragged_s(np.array(float(verified)))), price.token_s()
-    return max(1, int(LEAST_PROMPT_SHARE * step_s / token_s)) if token_s > 0 else LARGE_CHUNK_TOKENS
+    token_s = price.token_s()
+    return max(1, int(LEAST_PROMPT_SHARE * price.decode_s(verified) / token_s)) if token_s > 0 else LARGE_CHUNK_TOKENS

@@ -110,7 +110,7 @@ class Engine:
             return None
         request = scheduler.waiting[0]
         overdue = scheduler.due is not None and self.now >= scheduler.due(request)
-        return Waiting(request.slo_class, request.left, overdue)
+        return Waiting(request.slo_class, request.left, request.output - request.produced, overdue)
 
     def _accept_arrivals(self) -> None:
         for arrival in self.source.due(self.now, self.active):

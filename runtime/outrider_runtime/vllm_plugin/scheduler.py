@@ -266,7 +266,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         request = self.waiting.peek_request()
         left = request.num_tokens - request.num_computed_tokens
         overdue = self._scheduled_at >= self._due_at(request)
-        return Waiting(self._book.slo_class(request.request_id), left, overdue)
+        return Waiting(self._book.slo_class(request.request_id), left, self._remaining(request), overdue)
 
     def _batch(self, views: list[RequestView], waiting: Waiting | None = None, patience_used: float = 0.0) -> Batch:
         pool = self.kv_cache_manager.block_pool

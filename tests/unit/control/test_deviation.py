@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from outrider_runtime.control.batch import ExecutionMode
 from outrider_runtime.control.costs import DrafterCost, LatencyModel, Shape, StepCost
-from outrider_runtime.control.deviation import HALF_LIFE_STEPS, Deviations, StepKind
+from outrider_runtime.control.deviation import HALF_LIFE_STEPS, MOST_PROMPT_FACTOR, Deviations, PromptTimes, StepKind
 from outrider_runtime.control.latency import OnlineLatency
 
 COST = StepCost(per_batched_token_s=1e-3, constant_s=0.02)
@@ -68,3 +68,23 @@ def test_a_token_of_a_prompt_costs_the_draft_what_it_costs_above_the_knee():
     head = DrafterCost(StepCost(per_batched_token_above_knee_s=3e-5, knee_tokens=4.0, constant_s=1e-3))
     assert head.token_s(2) == 0
     assert head.token_s(400) == 3e-5
+
+
+def test_prompts_that_take_longer_than_the_model_says_are_learned():
+    """Deciding who may start hangs on it: 50 tokens of a prompt take 75 ms here, and the model says 50."""
+    latency = OnlineLatency(LatencyModel(dict.fromkeys(ExecutionMode, COST)), (), None)
+    decoding = Shape(800, 8, 8, 0.8)
+
+    def prompt_s() -> float:
+        return float(latency.price(decoding, uniform=True).prompt_s(0, np.array(50.0)))
+
+    assert prompt_s() == pytest.approx(0.050)
+    for _ in range(100):
+        latency.observe_prompts(decoding, 0, 50, COST.seconds(decoding) + 0.075)
+    assert prompt_s() == pytest.approx(0.075, rel=0.06)
+
+
+def test_one_prompt_that_took_for_ever_moves_little():
+    times = PromptTimes()
+    times.observe(60.0, 0.05)
+    assert times.factor <= 1 + (MOST_PROMPT_FACTOR - 1) / 8
