@@ -47,6 +47,8 @@ class Point:
     draft_tokens: int
     median_us: float
     fastest_tenth_us: float
+    mean_us: float
+    """A new choice every few steps takes several times the median."""
     p99_us: float
     observe_median_us: float
     mean_chosen_length: float
@@ -75,6 +77,7 @@ def measure(batch_size: int) -> Point:
         draft_tokens=DRAFT_TOKENS,
         median_us=round(1e6 * float(np.median(decisions)), 1),
         fastest_tenth_us=round(1e6 * float(np.percentile(decisions, 10)), 1),
+        mean_us=round(1e6 * float(np.mean(decisions)), 1),
         p99_us=round(1e6 * float(np.percentile(decisions, 99)), 1),
         observe_median_us=round(1e6 * float(np.median(observations)), 1),
         mean_chosen_length=round(float(np.mean(lengths)), 2),

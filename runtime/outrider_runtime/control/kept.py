@@ -17,8 +17,16 @@ KEEP_STEPS, KEEP_STEPS_LOOKUP, KEEP_STEPS_PLAIN = 5, 2, 7
 something shows at once, and with few requests that is much. Where nothing is proposed only the costs can change, and
 they change slowly."""
 
+SMALLER = 7 / 8
+"""A batch of less than this share of what it was may well have another best choice."""
+
+OF_THIS_STEP = 2
+"""Tokens that a request gets in any case before one of its proposals counts: this step's, and the bonus token."""
+
 Paying = Mapping[str | None, Sequence[int]]
 """Request -> by drafter, how many of its proposals are worth verifying."""
+_Waiting = tuple[str, str | None, int]
+"""Request, who proposed, and how many proposals it may verify."""
 
 
 class KeptChoice:
@@ -26,46 +34,58 @@ class KeptChoice:
         self._plan: DraftPlan | None = None
         self._drafters: dict[str | None, str | None] = {}
         self._paying: Paying = {}
+        self._verified: tuple[list[_Waiting], tuple[int, ...]] = ([], ())
         self._since = 0
 
     def keep(self, plan: DraftPlan, requests: Sequence[str | None], paying: Paying) -> None:
         """`plan` is the choice for `requests`. paying: empty where that is to be looked at in each step."""
         self._plan, self._drafters = plan, dict(zip(requests, plan.drafters, strict=True))
-        self._paying = paying
+        self._paying, self._verified = paying, ([], ())
 
     def drop(self) -> None:
-        self._plan, self._paying = None, {}
+        self._plan, self._paying, self._verified = None, {}, ([], ())
 
     def passed(self) -> int:
         """Steps since the last choice; a new one is made."""
         passed, self._since = 1 + self._since, 0
         return passed
 
-    def plan(self, batch: Batch, shortest: int) -> DraftPlan | None:
-        """The last choice once more; None where a new one is due. shortest: tokens that each request must have left."""
+    def plan(self, batch: Batch, *, skips_prompts: bool) -> DraftPlan | None:
+        """The last choice once more; None where a new one is due. skips_prompts: whatever were chosen, the neural draft
+        would not read the prompts of this step."""
         kept = self._plan
         if kept is None or self._since >= _steps_to_keep(kept):
             return None
+        if skips_prompts and not kept.draft_tokens and not kept.run_neural:
+            return self._nothing(kept, len(batch.requests))
         known, neural = self._drafters.get, kept.neural_tokens > 0
         found: list[str | None] = []
+        room = 0
         for view in batch.requests:
-            drafter = known(view.id, "")
-            if drafter == "" or view.prefill_tokens or view.remaining_tokens <= shortest:
+            drafter, left = known(view.id, ""), view.remaining_tokens - OF_THIS_STEP
+            if drafter == "" or view.prefill_tokens or (neural and not view.draft_ready):
                 return None
-            if neural and not view.draft_ready:
-                return None
-            found.append(drafter)
+            found.append(drafter if left > 0 else None)
+            if drafter is not None:
+                room = max(room, left)
+        if kept.draft_tokens > room:
+            return None  # nobody is left who can use all that would be proposed
+        self._since += 1
         drafters = tuple(found)
-        if kept.draft_tokens > 0 and not any(drafters):
+        return kept if drafters == kept.drafters else dataclasses.replace(kept, drafters=drafters)
+
+    def _nothing(self, kept: DraftPlan, requests: int) -> DraftPlan | None:
+        """Where nothing pays, it does not for who comes in addition either; a smaller batch is another matter."""
+        if requests < SMALLER * len(kept.drafters):
             return None
         self._since += 1
-        return kept if drafters == kept.drafters else dataclasses.replace(kept, drafters=drafters)
+        return dataclasses.replace(kept, drafters=(None,) * requests)
 
     def lengths(self, batch: Batch, index: Mapping[str, int]) -> tuple[int, ...] | None:
         """How many proposals each request verifies, as the choice saw it; None where that has to be looked at anew: a
         new request, a prompt in the step, or no room. index: drafter -> its number."""
         if not self._paying:
-            return None
+            return self._same_again(batch)
         lengths = []
         for view in batch.requests:
             paying = self._paying.get(view.id)
@@ -74,8 +94,30 @@ class KeptChoice:
             number = index.get(view.drafter or "") if view.proposed else None
             most = 0 if number is None else min(view.proposed, paying[number])
             lengths.append(max(0, min(most, view.remaining_tokens - 1)))
-        fits = sum(lengths) + len(lengths) <= min(batch.token_budget, batch.free_kv_tokens)
-        return tuple(lengths) if fits else None
+        return tuple(lengths) if _fit(lengths, batch) else None
+
+    def verified(self, batch: Batch, lengths: tuple[int, ...]) -> None:
+        """What looking anew found, for when the same proposals come again: until the next choice none is worth more."""
+        if self._plan is not None:
+            self._verified = _waiting(batch), lengths
+
+    def _same_again(self, batch: Batch) -> tuple[int, ...] | None:
+        waiting, lengths = self._verified
+        return lengths if waiting and waiting == _waiting(batch) and _fit(lengths, batch) else None
+
+
+def _waiting(batch: Batch) -> list[_Waiting]:
+    """Empty where prompts are in the step."""
+    found = []
+    for view in batch.requests:
+        if view.prefill_tokens or view.prefill_left:
+            return []
+        found.append((view.id, view.drafter, min(view.proposed, view.remaining_tokens - 1)))
+    return found
+
+
+def _fit(lengths: Sequence[int], batch: Batch) -> bool:
+    return sum(lengths) + len(lengths) <= min(batch.token_budget, batch.free_kv_tokens)
 
 
 def _steps_to_keep(plan: DraftPlan) -> int:

@@ -97,6 +97,8 @@ class Planner:
         else:
             for position, length in zip(step.positions, chosen.tolist(), strict=True):
                 lengths[position] = length
+        if purpose is Purpose.CHOICE and not prompts:
+            self._kept.verified(batch, tuple(lengths))
         budget, admit = self._prompts(batch, step, gains, chosen) if prompts else (None, None)
         return VerifyPlan(tuple(lengths), purpose, budget, admit)
 
@@ -175,7 +177,8 @@ class Planner:
         return None
 
     def _closed_loop_plan(self, batch: Batch) -> DraftPlan:
-        return self._kept.plan(batch, self._limit + 2) or self._new_plan(batch)
+        skips_prompts = self._upkeep.skips_prompts(len(batch.requests))
+        return self._kept.plan(batch, skips_prompts=skips_prompts) or self._new_plan(batch)
 
     def _new_plan(self, batch: Batch) -> DraftPlan:
         self._evidence.settle(batch.now)

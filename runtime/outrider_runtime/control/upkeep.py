@@ -36,6 +36,7 @@ class Upkeep:
         """A decision begins. limit: most draft tokens at present."""
         self._reads = self._is_worth_reading(batch)
         self._in_vain = self._reads and self._reads_in_vain(batch, limit)
+        self.gated |= self._in_vain
 
     def runs(self, batch: Batch) -> bool:
         """Whether the draft runs over `batch` though it proposes nothing."""
@@ -46,6 +47,17 @@ class Upkeep:
         if self._evidence.truth.off or self.gate.closed(len(batch.requests)) or self._in_vain:
             return False
         return self._reads and any(view.draft_ready or view.prefill_tokens > 0 for view in batch.requests)
+
+    def skips_prompts(self, requests: int) -> bool:
+        """Whether prompts pass the draft by in a batch of so many requests in which it proposes nothing."""
+        if not self._roster.neural_runs or self._evidence.truth.off:
+            return True
+        if self._roster.hot.draft_prefill is DraftPrefill.ALWAYS:
+            return False
+        holes = self._evidence.holes
+        if holes is not None:
+            return holes.settled
+        return self.gate.closed(requests) and not self._evidence.explorer.due()
 
     @property
     def usable(self) -> NDArray[np.bool_]:

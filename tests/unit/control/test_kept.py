@@ -13,22 +13,22 @@ from outrider_runtime.control.batch import Batch, DraftPlan, ExecutionMode, Purp
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.costs import DrafterCost, LatencyModel, StepCost
 from outrider_runtime.control.kept import KeptChoice
-from outrider_runtime.control.settings import DrafterSpec, HotSettings, Settings, SLOTarget
+from outrider_runtime.control.settings import DrafterSpec, DraftPrefill, HotSettings, Settings, SLOTarget
 
 POOL = (DrafterSpec("lookup", neural=False), DrafterSpec("eagle", neural=True))
 TARGET = StepCost(per_batched_token_s=3e-3, constant_s=0.02)
+COSTS = {
+    "eagle": DrafterCost(StepCost(constant_s=5e-4, per_batched_token_s=1e-4)),
+    "lookup": DrafterCost(StepCost(constant_s=1e-4), autoregressive=False),
+}
 MAX = 4
 
 
 def controller(**hot: object) -> Controller:
-    costs = {
-        "eagle": DrafterCost(StepCost(constant_s=5e-4, per_batched_token_s=1e-4)),
-        "lookup": DrafterCost(StepCost(constant_s=1e-4), autoregressive=False),
-    }
     ticks = itertools.count()
     made = Settings(POOL, MAX, hot=HotSettings(max_draft_tokens=MAX, **hot))  # type: ignore[arg-type]
     return Controller(
-        made, LatencyModel(dict.fromkeys(ExecutionMode, TARGET), costs), clock=lambda: next(ticks) * 1e-6,
+        made, LatencyModel(dict.fromkeys(ExecutionMode, TARGET), COSTS), clock=lambda: next(ticks) * 1e-6,
         rng=np.random.default_rng(0),
     )  # fmt: skip
 
@@ -53,6 +53,40 @@ def proposals(made: Batch, plan: DraftPlan, counts: list[int]) -> Batch:
         for view, drafter, most, count in zip(made.requests, plan.drafters, asked, counts, strict=True)
     ]
     return dataclasses.replace(made, requests=tuple(views))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, MAX), st.integers(0, MAX)), min_size=1, max_size=5), st.integers(1, 40))
+def test_where_costs_bend_the_same_proposals_are_verified_as_before(requests, knee):
+    """The worth of one position hangs on the others there: looked at once, and again where anything is different."""
+    bent = StepCost(per_batched_token_s=1e-3, per_batched_token_above_knee_s=4e-3, knee_tokens=knee, constant_s=0.02)
+    loop = controller()
+    loop.replace_latency(LatencyModel(dict.fromkeys(ExecutionMode, bent), COSTS))
+    taught(loop, [accepted for accepted, _ in requests])
+    made = batch(*(decoding(number) for number in range(len(requests))))
+    plan = loop.plan_draft(made)
+    later = proposals(made, plan, [count for _, count in requests])
+    first = loop.plan_verify(later)
+    assert loop.plan_verify(later) == first
+    fewer = proposals(made, plan, [max(0, count - 1) for _, count in requests])
+    kept = loop.plan_verify(fewer)
+    loop._planner._kept.keep(plan, [view.id for view in made.requests], {})
+    assert kept == loop.plan_verify(fewer)
+
+
+def test_where_nothing_pays_it_does_not_for_those_who_come_in_addition():
+    """At high load somebody comes in nearly every step; deciding anew each time took a percent of it."""
+    loop = controller(draft_prefill=DraftPrefill.NEVER)
+    taught(loop, [0] * 16)
+    full = batch(*(decoding(number) for number in range(16)))
+    assert loop.plan_draft(full).draft_tokens == 0
+    assert loop._planner._kept.passed() == 1
+    newcomer = decoding(16, context_tokens=0, prefill_tokens=40, output_tokens=0)
+    plan = loop.plan_draft(batch(*full.requests[1:], newcomer))
+    assert plan.drafters == (None,) * 16
+    assert loop._planner._kept.passed() == 2, "kept"
+    loop.plan_draft(batch(*full.requests[:12]))
+    assert loop._planner._kept.passed() == 1, "a smaller batch is another matter"
 
 
 def taught(loop: Controller, accepted: list[int]) -> None:
