@@ -35,6 +35,8 @@ Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 ADMISSIONS = (64, 16, 4, 1)
 """Numbers of requests whose start in one step is weighed; as many as the first are no burst to care about."""
+LEAST_ANSWER_TOKENS = 16
+"""How soon others make room is taken from the answer of who waits; one shorter than this says nothing about theirs."""
 TPOTs = Mapping[str | None, float]
 
 
@@ -143,14 +145,13 @@ def admissions(
     if following is None:
         return None
     filling = [view for view in batch.requests if view.prefill_tokens + view.prefill_left > 0]
-    if not step.requests and not filling:
-        return 1  # whoever comes first; the next step knows more
+    idle = not step.requests and not filling  # then whoever comes first starts
     price = _without_prompts(step, latency)
     now_s, token_s = price.decode_s(verified) + draft_s, price.token_s()
     left = sum(view.prefill_tokens + view.prefill_left for view in filling)
     tpot_s = min(tpots_s.get(name, math.inf) for name in [following.slo_class, *(view.slo_class for view in filling)])
     state = _clocks(step.decoding, tpots_s)
-    answer_tokens = min(following.remaining_tokens, HORIZON_TOKENS)
+    answer_tokens = min(max(following.remaining_tokens, LEAST_ANSWER_TOKENS), HORIZON_TOKENS)
     one_s = float(price.prompt_s(verified, np.array(float(following.prompt_tokens))))
 
     def fits(more: int) -> bool:
@@ -162,7 +163,7 @@ def admissions(
     most = next((more for more in ADMISSIONS if fits(more)), 0)
     if most == ADMISSIONS[0]:
         return None
-    return max(most, int(following.overdue))
+    return max(most, int(idle or following.overdue))
 
 
 def drafts_s(plan: DraftPlan, neural: str | None, batch: Batch, latency: OnlineLatency) -> float:

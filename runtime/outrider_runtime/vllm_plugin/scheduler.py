@@ -266,7 +266,8 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         request = self.waiting.peek_request()
         left = request.num_tokens - request.num_computed_tokens
         overdue = self._scheduled_at >= self._due_at(request)
-        return Waiting(self._book.slo_class(request.request_id), left, self._remaining(request), overdue)
+        answer = self._room(request)
+        return Waiting(self._book.slo_class(request.request_id), left, answer, overdue)
 
     def _batch(self, views: list[RequestView], waiting: Waiting | None = None, patience_used: float = 0.0) -> Batch:
         pool = self.kv_cache_manager.block_pool
@@ -321,9 +322,12 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         it draws from its generator would hang on the draft length, and the seed would not repeat its answer."""
         if request.sampling_params is not None and request.sampling_params.seed is not None:
             return 1
+        return self._room(request)
+
+    def _room(self, request: Request) -> int:
+        """Tokens that max_tokens and max_model_len leave it."""
         given = request.num_output_tokens
-        remaining: int = min(request.max_tokens - given, self.max_model_len - request.num_tokens)
-        return max(0, remaining)
+        return max(0, int(min(request.max_tokens - given, self.max_model_len - request.num_tokens)))
 
     def _blocks(self, request_id: str, first: int, last: int) -> list[int]:
         managers = self.kv_cache_manager.coordinator.single_type_managers

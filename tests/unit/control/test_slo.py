@@ -355,7 +355,7 @@ def test_a_tight_request_starts_where_it_can_keep_its_own_pace():
 
 
 def test_a_burst_does_not_start_as_a_whole():
-    """An idle engine takes one request, then as many as their own class bears: all at once would all be late."""
+    """An idle engine takes as many as their own class bears: all at once would all be late."""
     loop = controller(SLOTarget("tight", 0.03), LOOSE)
     waiting = Waiting("tight", 20, 64)
     running: list[RequestView] = []
@@ -372,6 +372,18 @@ def test_a_burst_does_not_start_as_a_whole():
     each_s = CPU.per_batched_token_s + turnover_s
     assert CPU.constant_s + each_s * len(running) <= MARGIN * 0.03
     assert CPU.constant_s + each_s * (len(running) + 1) > MARGIN * 0.03
+
+
+def test_an_idle_engine_takes_whoever_comes():
+    """Bug: those of a burst that nobody hurries for waited for the first one's prompt; or nobody started at all."""
+    loop = controller(SLOTarget("tight", 0.001), LOOSE)
+    for waiting, expected in ((Waiting("loose", 20, 64), None), (Waiting("tight", 20, 64), 1)):
+        assert loop.plan_verify(Batch((), 1.0, 2048, 10_000, next=waiting)).admit == expected
+
+
+def test_a_request_for_one_token_is_let_in_like_others():
+    """Bug: each of the others was taken to end as soon as it does, and their successors' prompts to delay it."""
+    assert admitted(Waiting("loose", 40, 1), tpot_s=0.05)
 
 
 def test_nobody_waits_longer_than_its_class_bears():

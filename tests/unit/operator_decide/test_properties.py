@@ -14,8 +14,17 @@ from outrider_crds.status import ConditionStatus, ConditionType, Reason
 from outrider_operator.decide import decide
 from outrider_operator.model import DEPLOYMENT, JOB, Object, Observed, Plan
 
-from tests.unit.operator_decide.test_profiling import unschedulable
-from tests.unit.operator_decide.world import EAGLE, PLD, SETTINGS, World, find, gpu_node, is_idle, manifest
+from tests.unit.operator_decide.world import (
+    EAGLE,
+    PLD,
+    SETTINGS,
+    World,
+    find,
+    gpu_node,
+    is_idle,
+    manifest,
+    unschedulable,
+)
 
 C, R = ConditionType, Reason
 _REJECTED = {R.INVALID_SPEC, R.NAME_CONFLICT, R.HOST_PATH_FORBIDDEN, R.PROMETHEUS_NOT_CONFIGURED, R.CHILD_REJECTED}

@@ -9,8 +9,7 @@ import pytest
 from outrider_crds.status import ConditionType as C
 from outrider_operator.model import DEPLOYMENT, Object
 
-from tests.unit.operator_decide.test_profiling import unschedulable
-from tests.unit.operator_decide.world import World, manifest
+from tests.unit.operator_decide.world import World, manifest, unschedulable
 
 
 def rolling(**spec: Any) -> World:

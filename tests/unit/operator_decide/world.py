@@ -339,3 +339,29 @@ def find(plan: Plan, kind: str, where: Callable[[Object], bool] = lambda _: True
 
 def _label(document: Object, name: str) -> str:
     return str(document["metadata"].get("labels", {}).get(name, ""))
+
+
+def started(*, nodes: tuple[Node, ...] | None = (CPU_NODE,), **spec: Any) -> World:
+    """A service whose pods run and whose Job does."""
+    world = World(manifest(**spec), nodes=nodes)
+    world.settle()
+    world.roll_out()
+    world.settle()
+    return world
+
+
+def unschedulable(world: World, name: str, since: float) -> dict[str, Any]:
+    pod = world.add_pod(name, world.deployment()["spec"]["template"], ready=False, node=None)
+    pod["status"] = {
+        "phase": "Pending",
+        "conditions": [
+            {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": "0/1 nodes are available: insufficient nvidia.com/gpu.",
+                "lastTransitionTime": rfc3339(since),
+            }
+        ],
+    }
+    return pod
