@@ -36,9 +36,17 @@ class KeptChoice:
         self._paying: Paying = {}
         self._verified: tuple[list[_Waiting], tuple[int, ...]] = ([], ())
         self._since = 0
+        self._in_tow = self._in_general = False
 
-    def keep(self, plan: DraftPlan, requests: Sequence[str | None], paying: Paying) -> None:
-        """`plan` is the choice for `requests`. paying: empty where that is to be looked at in each step."""
+    def keep(
+        self, plan: DraftPlan, requests: Sequence[str | None], paying: Paying, *, in_tow: bool = False,
+        in_general: bool = False,
+    ) -> None:  # fmt: skip
+        """`plan` is the choice for `requests`. paying: empty where that is to be looked at in each step. in_tow:
+        prompts that the neural draft would have to read had a say in it, so it holds for steps with prompts only.
+        in_general: it was made for requests most of which have room for proposals, so if none pays it holds for others
+        too."""
+        self._in_tow, self._in_general = in_tow, in_general
         self._plan, self._drafters = plan, dict(zip(requests, plan.drafters, strict=True))
         self._paying, self._verified = paying, ([], ())
 
@@ -56,7 +64,9 @@ class KeptChoice:
         kept = self._plan
         if kept is None or self._since >= _steps_to_keep(kept):
             return None
-        if skips_prompts and not kept.draft_tokens and not kept.run_neural:
+        if self._in_tow and not any(view.prefill_tokens for view in batch.requests):
+            return None
+        if skips_prompts and self._in_general and not kept.draft_tokens and not kept.run_neural:
             return self._nothing(kept, len(batch.requests))
         known, neural = self._drafters.get, kept.neural_tokens > 0
         found: list[str | None] = []

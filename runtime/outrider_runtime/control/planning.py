@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from outrider_runtime.control.decision import choose_draft
 from outrider_runtime.control.drafting import NOBODY, DraftChoice, DraftProblem, nobody
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.explore import Block, upper_bounds
-from outrider_runtime.control.kept import KeptChoice, Paying
+from outrider_runtime.control.kept import OF_THIS_STEP, KeptChoice, Paying
 from outrider_runtime.control.pacing import (
     admissions,
     anyone_late,
@@ -37,6 +37,8 @@ Ints = NDArray[np.int64]
 MOST_PATIENCE_USED = 1.0
 """Prompts are not held back for tight classes once one has waited for this share of what its own class bears: where
 load stays high, prompts that give way would queue up without end."""
+MOST = 3 / 4
+"""Of a batch: what is chosen for so many is not owed to those who are about to end."""
 LOOK_EVERY_STEPS = 8
 """Steps between two looks at what the neural draft would bring to requests whose draft KV has holes."""
 
@@ -225,8 +227,16 @@ class Planner:
         if caught:
             return dataclasses.replace(plan, catch_up=caught)
         self._longest_s = float(step.price.ragged_s(np.array(float(plan.draft_tokens * step.requests))))
-        self._kept.keep(plan, step.now.id, _paying(step, choice) if purpose is Purpose.CHOICE else {})
+        paying = _paying(step, choice) if purpose is Purpose.CHOICE else {}
+        self._kept.keep(
+            plan, step.now.id, paying, in_tow=self._upkeep.prompt_tokens_in_tow(step) > 0,
+            in_general=self._with_room(step.now.remaining_tokens) >= MOST,
+        )  # fmt: skip
         return plan
+
+    def _with_room(self, remaining_tokens: Sequence[int]) -> float:
+        """Share of the requests that could use proposals of any length."""
+        return sum(left > self._limit + OF_THIS_STEP for left in remaining_tokens) / max(1, len(remaining_tokens))
 
     def _speculates(self, choice: DraftChoice) -> bool:
         return choice.draft_tokens > 0 and not self._evidence.truth.off

@@ -147,6 +147,23 @@ def test_a_head_that_does_not_need_the_prompt_stops_reading_it():
     assert later > 1.05 * goodput(always.run(600))
 
 
+def test_a_prompt_in_tow_stops_the_head_for_its_own_step_only():
+    """Bug: nothing was proposed beside a prompt that the head would have had to read, and that choice was kept for
+    seven steps more: half of a short answer."""
+    engine, _ = served(0.7)
+    engine.load = 4
+    engine.run(600)
+    assert np.mean([record.draft_tokens > 0 for record in engine.run(400)]) > 0.7
+
+
+def test_that_nothing_is_proposed_for_an_answer_about_to_end_says_nothing_of_the_next():
+    """Bug: that choice was kept for whoever came next: the first seven steps of each answer, with one at a time."""
+    engine, _ = served(0.9)
+    engine.load = 1
+    engine.run(600)
+    assert np.mean([record.draft_tokens > 0 for record in engine.run(400)]) > 0.6
+
+
 def test_a_head_that_needs_the_prompt_goes_on_reading_it():
     """Bug: a head that another trained differently loses its acceptance, and nobody notices."""
     engine, loop = served(0.2)
