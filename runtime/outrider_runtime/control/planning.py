@@ -37,8 +37,8 @@ Ints = NDArray[np.int64]
 MOST_PATIENCE_USED = 1.0
 """Prompts are not held back for tight classes once one has waited for this share of what its own class bears: where
 load stays high, prompts that give way would queue up without end."""
-MOST = 3 / 4
-"""Of a batch: what is chosen for so many is not owed to those who are about to end."""
+MOST_OF_A_BATCH = 3 / 4
+"""What is chosen for so many is not owed to those who are about to end."""
 LOOK_EVERY_STEPS = 8
 """Steps between two looks at what the neural draft would bring to requests whose draft KV has holes."""
 
@@ -230,7 +230,7 @@ class Planner:
         paying = _paying(step, choice) if purpose is Purpose.CHOICE else {}
         self._kept.keep(
             plan, step.now.id, paying, in_tow=self._upkeep.prompt_tokens_in_tow(step) > 0,
-            in_general=self._with_room(step.now.remaining_tokens) >= MOST,
+            in_general=self._with_room(step.now.remaining_tokens) >= MOST_OF_A_BATCH,
         )  # fmt: skip
         return plan
 
