@@ -44,6 +44,10 @@ class Purpose(StrEnum):
     """Mode Static or Off, a pin, or no drafter that can run."""
 
 
+OF_THIS_STEP = 2
+"""Tokens that a request gets in any case before one of its proposals counts: this step's, and the bonus token."""
+
+
 class RequestView(NamedTuple):
     """One running request. A NamedTuple, not a data class: a batch of 64 is built at every step."""
 

@@ -14,9 +14,8 @@ HALF_LIFE_STEPS = 300.0
 PRIOR_STEPS = 8.0
 MOST_SHARE = 0.5
 """Of the predicted time, that one step may deviate by: the rest is an accident."""
-
-
 LEAST_PROMPT_FACTOR, MOST_PROMPT_FACTOR = 0.5, 3.0
+"""Of what the model says, that one prompt may lengthen a step by."""
 
 
 class StepKind(Enum):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from outrider_runtime.control.batch import Batch, DraftPlan
+from outrider_runtime.control.batch import OF_THIS_STEP, Batch, DraftPlan
 
 MANY_REQUESTS = 32
 KEEP_STEPS, KEEP_STEPS_LOOKUP, KEEP_STEPS_PLAIN = 5, 2, 7
@@ -19,9 +19,6 @@ they change slowly."""
 
 SMALLER = 7 / 8
 """A batch of less than this share of what it was may well have another best choice."""
-
-OF_THIS_STEP = 2
-"""Tokens that a request gets in any case before one of its proposals counts: this step's, and the bonus token."""
 
 Paying = Mapping[str | None, Sequence[int]]
 """Request -> by drafter, how many of its proposals are worth verifying."""
@@ -108,7 +105,7 @@ class KeptChoice:
 
     def verified(self, batch: Batch, lengths: tuple[int, ...]) -> None:
         """What looking anew found, for when the same proposals come again: until the next choice none is worth more."""
-        if self._plan is not None:
+        if self._plan is not None and not self._paying:
             self._verified = _waiting(batch), lengths
 
     def _same_again(self, batch: Batch) -> tuple[int, ...] | None:

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.control.batch import Batch, DraftPlan, Purpose, VerifyPlan
+from outrider_runtime.control.batch import OF_THIS_STEP, Batch, DraftPlan, Purpose, VerifyPlan
 from outrider_runtime.control.catch_up import Room, holes_to_close
 from outrider_runtime.control.choice import best_lengths
 from outrider_runtime.control.decision import choose_draft
 from outrider_runtime.control.drafting import NOBODY, DraftChoice, DraftProblem, nobody
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.explore import Block, upper_bounds
-from outrider_runtime.control.kept import OF_THIS_STEP, KeptChoice, Paying
+from outrider_runtime.control.kept import KeptChoice, Paying
 from outrider_runtime.control.pacing import (
     admissions,
     anyone_late,
@@ -99,10 +99,13 @@ class Planner:
         else:
             for position, length in zip(step.positions, chosen.tolist(), strict=True):
                 lengths[position] = length
-        if purpose is Purpose.CHOICE and not prompts:
-            self._kept.verified(batch, tuple(lengths))
-        budget, admit = self._prompts(batch, step, gains, chosen) if prompts else (None, None)
-        return VerifyPlan(tuple(lengths), purpose, budget, admit)
+        plan = VerifyPlan(tuple(lengths), purpose)
+        if prompts:
+            budget, admit = self._prompts(batch, step, gains, chosen)
+            return dataclasses.replace(plan, token_budget=budget, admit=admit)
+        if purpose is Purpose.CHOICE:
+            self._kept.verified(batch, plan.lengths)
+        return plan
 
     def _kept_lengths(self, batch: Batch) -> tuple[int, ...] | None:
         """As the last choice saw it, while it is in force and nobody is late."""
@@ -265,7 +268,7 @@ class Planner:
         is_neural = neural is not None and neural.name == drafter
         served = [
             drafter
-            if view.prefill_left == 0 and view.remaining_tokens > 2 and (view.draft_ready or not is_neural)
+            if view.prefill_left == 0 and view.remaining_tokens > OF_THIS_STEP and (view.draft_ready or not is_neural)
             else None
             for view in batch.requests
         ]

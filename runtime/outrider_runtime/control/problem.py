@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_runtime.control.acceptance import Acceptance
-from outrider_runtime.control.batch import Batch, RequestView
+from outrider_runtime.control.batch import OF_THIS_STEP, Batch, RequestView
 from outrider_runtime.control.choice import TargetPrice
 from outrider_runtime.control.costs import Shape
 from outrider_runtime.control.drafting import NOBODY, DraftProblem
@@ -150,10 +150,10 @@ def draft_problem(
     columns = step.decoding
     gains, offers = acceptance.paths(columns.id, columns.slo_class)
     gains, offers = gains[:, :limit], offers[:, :limit]
-    room = min(columns.remaining_tokens, default=0) - 2  # one token comes from this step
+    room = min(columns.remaining_tokens, default=0) - OF_THIS_STEP
     if room < limit:
         left = np.array(columns.remaining_tokens, dtype=int)
-        gains = gains * (np.arange(limit)[:, None] < left - 2)
+        gains = gains * (np.arange(limit)[:, None] < left - OF_THIS_STEP)
     neural = next((number for number, drafter in enumerate(drafters) if drafter.neural), NOBODY)
     able = np.repeat(usable[:, None], step.requests, axis=1)  # (D, N)
     if neural != NOBODY and not assume_ready:
