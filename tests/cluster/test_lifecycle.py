@@ -56,14 +56,23 @@ class Traces:
         assert left == []
 
     def _left(self) -> list[str]:
-        index = Path("/sys/class/net", self.subnets.interface, "ifindex")
-        left = [f"process {pid}" for pid in _processes_in(self.process_namespace)]
-        if index.exists() and index.read_text() == self.interface_index:  # not another cluster's
-            left += [self.subnets.interface, *ip("route", "show", "dev", self.subnets.interface).splitlines()]
+        left = [f"process {pid}" for pid in _processes_in(self.process_namespace)] + self._link_left()
         for folder in cgroups.folders():
             if folder.name == self.cgroup:
                 left += [str(each) for each in folder.rglob("cgroup.procs") if _holds_processes(each)]
         return left
+
+    def _link_left(self) -> list[str]:
+        """The machine's end of the link and its routes; the kernel may take them away while this looks."""
+        interface = self.subnets.interface
+        try:
+            index = Path("/sys/class/net", interface, "ifindex").read_text()
+        except OSError:
+            return []
+        if index != self.interface_index:
+            return []  # another cluster's
+        routes = ip("route", "show").splitlines()
+        return [interface, *(route for route in routes if f" dev {interface} " in f"{route} ")]
 
 
 def _holds_processes(procs: Path) -> bool:
