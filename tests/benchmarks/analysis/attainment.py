@@ -69,7 +69,7 @@ def _everywhere(scenario: int, runs: Sequence[Run], systems: Mapping[str, System
     if not known:
         return bar
     upper, found, load, name = min(known, key=lambda one: one[0])
-    mine, theirs = (float(_met(runs, load, one, limits).mean()) for one in (ours, name))
+    mine, theirs = (float(one.mean()) for one in _beside_each_other(runs, load, ours, name, limits))
     return judged(
         replace(
             bar, ours=mine, baseline=f"{name} ({load})", best_baseline=theirs, ratio=upper, interval=found.interval
@@ -87,7 +87,7 @@ def _misses(scenario: int, runs: Sequence[Run], systems: Mapping[str, System], l
     if not ours or not odd or not even or load is None:
         return replace(bar, note="stock attains 70% at every load" if runs and load is None else "")
     best = max(baselines, key=lambda name: _met(odd, load, name, limits).mean())
-    mine, theirs = (_met(even, load, name, limits) for name in (ours, best))
+    mine, theirs = _beside_each_other(even, load, ours, best, limits)
     if theirs.all():
         return replace(bar, note=f"{best} missed none at {load}")
     return judged(
@@ -111,11 +111,20 @@ def _misses_interval(mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> 
 
 
 def _difference(runs: Sequence[Run], load: str, ours: str, baseline: str, limits: Limits) -> Estimate:
-    mine, theirs = (_met(runs, load, name, limits) for name in (ours, baseline))
+    mine, theirs = _beside_each_other(runs, load, ours, baseline, limits)
     if len(mine) != len(theirs):
         return Estimate(float(mine.mean() - theirs.mean()), None)
     differences = mine - theirs
     return Estimate(float(differences.mean()), bootstrap(differences, lambda rows: rows.mean(axis=1)))
+
+
+def _beside_each_other(
+    runs: Sequence[Run], load: str, ours: str, baseline: str, limits: Limits
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What each met where they took turns: ours is up in sittings without this baseline, too."""
+    shared = {(run.repeat, run.sitting) for run in runs if run.system == baseline}
+    there = [run for run in runs if (run.repeat, run.sitting) in shared]
+    return _met(there, load, ours, limits), _met(there, load, baseline, limits)
 
 
 def _first_below(runs: Sequence[Run], systems: Mapping[str, System], limits: Limits) -> str | None:
@@ -137,7 +146,7 @@ def _loads(runs: Sequence[Run]) -> list[str]:
 
 
 def _outcomes(runs: Sequence[Run], load: str, system: str) -> Iterable[Outcome]:
-    for run in sorted(runs, key=lambda one: one.repeat):
+    for run in sorted(runs, key=lambda one: (one.repeat, one.sitting)):
         if run.system == system:
             yield from (one for point in run.points if point.name == load for one in point.outcomes)
 

@@ -40,7 +40,7 @@ def judge(
         found = throughput.compare(runs, systems)
         speeds = {
             point: {name: list(one.values()) for name, one in of.items()}
-            for point, of in throughput.speeds(runs).items()
+            for point, of in throughput.speeds(runs, systems).items()
         }
         document |= {"tokens_per_s": speeds, "compared": [asdict(one) for one in found]}
         return Judged(throughput.bars(number, found), document)
@@ -80,7 +80,7 @@ def about(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Each run: when, how busy the machine was, and what the controller did at each point."""
     return [
         {
-            "system": run.system, "repeat": run.repeat, "finished_at": run.finished_at,
+            "system": run.system, "repeat": run.repeat, "sitting": run.sitting, "finished_at": run.finished_at,
             "load_average": run.load_average,
             "points": [
                 {

@@ -1,7 +1,7 @@
 """Bars 3, 4 and 5: request latency of every phase against that phase's best static setting, and of the whole run.
 
-Every system gets the same requests in a repeat, so that ratios are taken request by request. The best static setting
-is chosen on odd repeats and compared on even ones.
+Every system gets the same requests in a repeat, and ours is up beside each of the others, so that ratios are taken
+request by request of those that took turns. The best static setting is chosen on odd repeats and compared on even ones.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ PHASE_BOUND = 1.05
 WHOLE_BOUND = 0.95
 WHOLE = "the whole run"
 
-Key = tuple[int, int]
-"""(repeat, index of the request in it)."""
+Key = tuple[int, int, int]
+"""(repeat, sitting, index of the request in it)."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ def phases(runs: Sequence[Run]) -> list[str]:
 
 
 def latencies(runs: Iterable[Run], system: str, phase: str) -> dict[Key, float]:
-    """Seconds, by (repeat, index); every phase's where `phase` is WHOLE."""
+    """Seconds; every phase's where `phase` is WHOLE."""
     found: dict[Key, float] = {}
     for run in runs:
         if run.system != system:
             continue
         outcomes = [one for point in run.points for one in point.outcomes]
         found |= {
-            (run.repeat, index): one.latency_s
+            (run.repeat, run.sitting, index): one.latency_s
             for index, one in enumerate(outcomes)
             if phase in (WHOLE, one.phase)
         }  # fmt: skip
@@ -68,25 +68,32 @@ def bars(scenario: int, compared: Sequence[Compared]) -> list[Bar]:
 
 def _compare(runs: Sequence[Run], systems: Mapping[str, System], phase: str) -> Compared | None:
     names = sorted({run.system for run in runs})
-    kinds = (SystemKind.STOCK, SystemKind.STATIC)
     ours = next((name for name in names if systems[name].kind is SystemKind.OURS), None)
-    odd = {
-        name: seen
+    if ours is None:
+        return None
+    mine = latencies(runs, ours, phase)
+    pairs = {
+        name: _pairs(mine, latencies(runs, name, phase))
         for name in names
-        if systems[name].kind in kinds and (seen := _only(latencies(runs, name, phase), odd=True))
+        if systems[name].kind in (SystemKind.STOCK, SystemKind.STATIC)
     }
-    if ours is None or not odd:
+    odd = {name: seen for name, both in pairs.items() if (seen := _only(both, odd=True))}
+    if not odd:
         return None
-    best = min(odd, key=lambda name: geometric_mean(list(odd[name].values())))
-    mine = _only(latencies(runs, ours, phase), odd=False)
-    theirs = _only(latencies(runs, best, phase), odd=False)
-    both = sorted(mine.keys() & theirs.keys())
-    if not both:
+    best = max(odd, key=lambda name: _of_theirs(odd[name]))
+    even = _only(pairs[best], odd=False)
+    if not even:
         return None
-    return Compared(
-        phase, best, geometric_mean([mine[key] for key in both]), geometric_mean([theirs[key] for key in both]),
-        _ratio([math.log(mine[key] / theirs[key]) for key in both]),
-    )  # fmt: skip
+    ours_s, best_s = (geometric_mean([pair[index] for pair in even]) for index in (0, 1))
+    return Compared(phase, best, ours_s, best_s, _ratio([math.log(mine / theirs) for mine, theirs in even]))
+
+
+def _pairs(mine: Mapping[Key, float], theirs: Mapping[Key, float]) -> dict[Key, tuple[float, float]]:
+    return {key: (mine[key], theirs[key]) for key in sorted(mine.keys() & theirs.keys())}
+
+
+def _of_theirs(pairs: Sequence[tuple[float, float]]) -> float:
+    return geometric_mean([mine / theirs for mine, theirs in pairs])
 
 
 def _ratio(logs: Sequence[float]) -> Estimate:
@@ -94,8 +101,8 @@ def _ratio(logs: Sequence[float]) -> Estimate:
     return Estimate(float(np.exp(observations.mean())), bootstrap(observations, lambda rows: np.exp(rows.mean(axis=1))))
 
 
-def _only(values: Mapping[Key, float], *, odd: bool) -> dict[Key, float]:
-    return {key: value for key, value in values.items() if is_odd(key[0]) is odd}
+def _only(pairs: Mapping[Key, tuple[float, float]], *, odd: bool) -> list[tuple[float, float]]:
+    return [pair for key, pair in pairs.items() if is_odd(key[0]) is odd]
 
 
 def _phases_bar(scenario: int, compared: Sequence[Compared]) -> Bar:

@@ -34,7 +34,7 @@ def style(system: System) -> dict[str, Any]:
 def plot_throughput(runs: Sequence[Run], systems: Mapping[str, System], title: str, file: Path) -> None:
     """A panel for each group or acceptance: tokens a second over concurrency, by no speculation's."""
     panels: dict[str, dict[int, dict[str, dict[int, float]]]] = {}
-    for name, of_system in throughput.speeds(runs).items():
+    for name, of_system in throughput.speeds(runs, systems).items():
         group, _, slots = name.rpartition(" at ")
         panels.setdefault(group, {})[int(slots)] = of_system
     figure, axes = pyplot.subplots(1, len(panels), figsize=(4.2 * len(panels), 4), sharey=True, squeeze=False)

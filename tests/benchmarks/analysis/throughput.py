@@ -56,18 +56,42 @@ class Compared:
         return self.best_of_none >= WORTHWHILE_GAIN
 
 
-def speeds(runs: Sequence[Run]) -> Speeds:
+def speeds(runs: Sequence[Run], systems: Mapping[str, System]) -> Speeds:
+    """Of systems that were in different sittings too: each sitting is brought to one measure by what the reference did
+    in it, as the machine is another one half an hour later."""
+    reference = next((name for name in systems if systems[name].reference and any(r.system == name for r in runs)), "")
     found: Speeds = {}
+    for name in dict.fromkeys(point.name for run in runs for point in run.points):
+        for repeat in sorted({run.repeat for run in runs}):
+            of_sitting = _of_sitting(runs, name, repeat)
+            for system, speed in _in_one_measure(of_sitting, reference).items():
+                found.setdefault(name, {}).setdefault(system, {})[repeat] = speed
+    return found
+
+
+def _of_sitting(runs: Sequence[Run], point_name: str, repeat: int) -> list[dict[str, float]]:
+    """For each sitting, tokens a second of the systems in it."""
+    found: dict[int, dict[str, float]] = {}
     for run in runs:
         for point in run.points:
-            found.setdefault(point.name, {}).setdefault(run.system, {})[run.repeat] = point.tokens_per_s
-    return found
+            if run.repeat == repeat and point.name == point_name:
+                found.setdefault(run.sitting, {})[run.system] = point.tokens_per_s
+    return list(found.values())
+
+
+def _in_one_measure(of_sitting: Sequence[Mapping[str, float]], reference: str) -> dict[str, float]:
+    """The reference's own speed is the geometric mean of its sittings; a sitting without it stays as it is."""
+    seen = [speeds[reference] for speeds in of_sitting if reference in speeds]
+    mean = geometric_mean(seen) if seen else 1.0
+    return {
+        system: speed * mean / speeds.get(reference, mean) for speeds in of_sitting for system, speed in speeds.items()
+    }
 
 
 def compare(runs: Sequence[Run], systems: Mapping[str, System]) -> list[Compared]:
     """Every (point, drafter) that has all it takes: ours, none and a static setting in odd and in even repeats."""
     found = []
-    for point, of_system in speeds(runs).items():
+    for point, of_system in speeds(runs, systems).items():
         for drafter in _drafters(of_system, systems):
             compared = _compare(point, drafter, of_system, systems)
             if compared is not None:

@@ -22,9 +22,9 @@ from tests.benchmarks.evidence.manifest import base_manifest
 from tests.benchmarks.evidence.plan import Calibration, Planned, Point, points
 from tests.benchmarks.evidence.profile import check_mounted
 from tests.benchmarks.evidence.prompts import Data
-from tests.benchmarks.evidence.raw import FOLDER, MeasuredPoint, Run, Store, code_version, key_of
+from tests.benchmarks.evidence.raw import FOLDER, MeasuredPoint, Run, RunName, Store, code_version, key_of
 from tests.benchmarks.evidence.scenario import ComparedScenario, Size, SLOMix, System, SystemKind, Testbed
-from tests.benchmarks.evidence.schedule import Round, Sitting, sittings
+from tests.benchmarks.evidence.schedule import Round, Sitting, left, sittings
 from tests.benchmarks.evidence.server import Server, machine_cpu_s
 from tests.benchmarks.evidence.start import Starter
 
@@ -33,8 +33,7 @@ WARM_UP = {1: 2, 4: 8}
 """Requests at a time: how many. Of every system, before anything is measured."""
 CAPACITY_AT = 48
 QUIET_CORES = 0.25
-"""An engine whose threads wait for each other runs at a third of its speed beside a neighbour of one core. The other
-servers, idle, are 0.05 to 0.15 of this."""
+"""An engine whose threads wait for each other runs at a third of its speed beside a neighbour of one core."""
 ATTEMPTS = 3
 LOOSE_TPOT_S = 60.0
 FAILURES = (RuntimeError, ValueError, OSError, LocalManifestError)
@@ -63,11 +62,11 @@ class Campaign:
 
     def run(self) -> None:
         """Measures what is left. A system that fails is left out, and said."""
-        left = list(sittings(self.scenarios, [system.name for system in self.testbed.systems], self._is_finished))
-        minutes = seconds_left(left, self.testbed, self.data) / 60
-        starts = sum(len(sitting.systems) for sitting in left)
+        remaining = left(self._planned, lambda one, system: self._store.has(self._name(one, system)))
+        minutes = seconds_left(remaining, self.testbed, self.data) / 60
+        starts = sum(len(sitting.systems) for sitting in remaining)
         self.say(f"{_clock()} {starts} starts of a server are left, about {minutes:.0f} minutes on two quiet cores")
-        for sitting in left:
+        for sitting in remaining:
             with ExitStack() as stack:
                 servers = self._servers(sitting, stack)
                 for one in sitting.rounds if servers else ():  # else no calibration either, perhaps
@@ -79,9 +78,9 @@ class Campaign:
 
     def missing(self) -> list[str]:
         """The wanted runs that are not, in words."""
-        wanted = {(scenario, system, repeat) for scenario, repeat, system, _ in self._wanted()}
-        there = {(run.scenario, run.system, run.repeat) for run in self.finished()}
-        return [f"scenario {one}: {system}, repeat {repeat}" for one, system, repeat in sorted(wanted - there)]
+        wanted = {name for name in self._wanted() if not self._store.has(name)}
+        words = {(one.scenario, one.system, one.repeat) for one in wanted}
+        return [f"scenario {one}: {system}, repeat {repeat}" for one, system, repeat in sorted(words)]
 
     # -- what is there already --------------------------------------------------------------------------------------
 
@@ -97,36 +96,73 @@ class Campaign:
     def _key(self, scenario: ComparedScenario) -> str:
         return key_of(self.version, self.size.value, scenario.model_dump(exclude={"repeats", "systems", "title"}))
 
-    def _is_finished(self, scenario: ComparedScenario, repeat: int, system: str) -> bool:
-        return self._store.has(scenario.scenario, repeat, system, self._key(scenario))
+    @cached_property
+    def _planned(self) -> list[Sitting]:
+        order = [system.name for system in self.testbed.systems]
+        return list(sittings(self.scenarios, order, self.testbed.references))
 
-    def _wanted(self) -> Iterator[tuple[int, int, str, str]]:
-        for scenario in self.scenarios:
-            for repeat in range(1, scenario.repeats + 1):
-                for system in scenario.systems:
-                    yield scenario.scenario, repeat, system, self._key(scenario)
+    def _wanted(self) -> Iterator[RunName]:
+        for one in (one for sitting in self._planned for one in sitting.rounds):
+            yield from (self._name(one, system) for system in one.systems)
+
+    def _name(self, one: Round, system: str) -> RunName:
+        return RunName(one.scenario.scenario, one.repeat, one.sitting, system, self._key(one.scenario))
 
     # -- servers that are up together ---------------------------------------------------------------------------------
 
     def _servers(self, sitting: Sitting, stack: ExitStack) -> dict[str, Server]:
-        """Those that started, warm. Ours first: the profile is measured before it, and that wants a quiet machine."""
-        systems = sorted(map(self.testbed.system, sitting.systems), key=lambda one: one.kind is not SystemKind.OURS)
+        """Those that started, warm and paused. Profiles are measured before any server is up; ours comes last, as its
+        SLO classes are parts of what stock vLLM does beside the others."""
+        systems = [system for system in map(self.testbed.system, sitting.systems) if self._is_prepared(system)]
+        ours = [system for system in systems if system.kind is SystemKind.OURS]
+        baselines = self._up([system for system in systems if system not in ours], sitting, stack)
+        with self._left_out("calibration"):
+            self._calibrate(baselines)
+            return baselines | self._up(ours, sitting, stack)
+        return {}
+
+    def _is_prepared(self, system: System) -> bool:
+        with self._left_out(system.name):
+            self._starter.prepare(system)
+            return True
+        return False
+
+    def _up(self, systems: Sequence[System], sitting: Sitting, stack: ExitStack) -> dict[str, Server]:
+        """They start side by side, as most of a start is one thread's work, and are warmed up one by one."""
+        launched: dict[str, Server] = {}
         servers: dict[str, Server] = {}
         for system in systems:
-            self.say(f"{_clock()} starting {system.name}")
-            try:
-                servers[system.name] = stack.enter_context(self._started(system, sitting.controlled))
-            except FAILURES as error:
-                self.say(f"  FAILED: {error}")
-        return servers
+            with self._left_out(system.name):
+                launched[system.name] = self._launched(system, sitting)
+                stack.callback(launched[system.name].stop)
+        for name, server in launched.items():
+            with self._left_out(name):
+                server.wait_until_ready()
+                servers[name] = server
+        return {name: server for name, server in servers.items() if self._is_warm(name, server)}
 
-    @contextmanager
-    def _started(self, system: System, controlled: bool) -> Iterator[Server]:
-        with self._starter.start(system, self._classes(self.calibration), controlled=controlled) as server:
-            self._warm_up(server)
+    def _launched(self, system: System, sitting: Sitting) -> Server:
+        self.say(f"{_clock()} starting {system.name}")
+        classes = self._classes(self.calibration) if system.kind is SystemKind.OURS else {}
+        return self._starter.start(system, classes, controlled=sitting.controlled)
+
+    def _is_warm(self, name: str, server: Server) -> bool:
+        with self._left_out(name):
+            for slots, total in WARM_UP.items():
+                self._send(server, self._closed_point(slots, total))
             if self._starter.profiled:
                 check_mounted(server.state())
-            yield server
+            server.pause()
+            return True
+        return False
+
+    @contextmanager
+    def _left_out(self, name: str) -> Iterator[None]:
+        """Whatever fails inside is said, and the run goes on without it."""
+        try:
+            yield
+        except FAILURES as error:
+            self.say(f"  FAILED: {name}: {error}")
 
     def _round(self, one: Round, servers: Mapping[str, Server]) -> None:
         """A system that fails at a point is left out of the rest of the round."""
@@ -145,21 +181,21 @@ class Campaign:
 
     def _run_of(self, one: Round, system: str, measured: tuple[MeasuredPoint, ...], memory_mb: float) -> Run:
         return Run(
-            key=self._key(one.scenario), scenario=one.scenario.scenario, repeat=one.repeat, system=system,
-            points=measured, memory_mb=round(memory_mb), load_average=round(os.getloadavg()[0], 2),
-            finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            **self._name(one, system)._asdict(), points=measured, memory_mb=round(memory_mb),
+            load_average=round(os.getloadavg()[0], 2), finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )  # fmt: skip
 
     def _measure(self, server: Server, point: Point) -> MeasuredPoint:
         """Again where something else on the machine took more than a little of it; the quietest attempt counts."""
         if point.acceptance is not None:
             synthetic.set_acceptance(self._scratch, point.acceptance)
-        quietest = self._attempt(server, point)
-        for _ in range(ATTEMPTS - 1):
-            if quietest.others_cores <= QUIET_CORES:
-                break
-            quietest = min(quietest, self._attempt(server, point), key=lambda one: one.others_cores)
-        return quietest
+        with server.awake():
+            quietest = self._attempt(server, point)
+            for _ in range(ATTEMPTS - 1):
+                if quietest.others_cores <= QUIET_CORES:
+                    break
+                quietest = min(quietest, self._attempt(server, point), key=lambda one: one.others_cores)
+            return quietest
 
     def _attempt(self, server: Server, point: Point) -> MeasuredPoint:
         before, others_s = server.state(), _others_cpu_s(server)
@@ -169,10 +205,6 @@ class Campaign:
             name=point.name, seconds=sent.seconds, outcomes=sent.outcomes, accepted_per_draft=sent.accepted_per_draft,
             others_cores=round(others_cores, 2), state_before=before, state_after=server.state(),
         )  # fmt: skip
-
-    def _warm_up(self, server: Server) -> None:
-        for slots, total in WARM_UP.items():
-            self._send(server, self._closed_point(slots, total))
 
     def _closed_point(self, slots: int, total: int) -> Point:
         prompts = self.data.of(self.testbed.categories(CALIBRATION_GROUP))
@@ -204,24 +236,37 @@ class Campaign:
         pools = [system.pool for system in self.testbed.systems if system.kind is SystemKind.OURS]
         return Starter(self.testbed, self._scratch, max(pools, key=len), profiled=self.size is not Size.QUICK)
 
-    @cached_property
+    @property
     def calibration(self) -> Calibration:
-        """Measured once a version: what the rates and the SLO classes of every system are parts of."""
-        file = self._scratch / "calibration.json"
-        if file.is_file():
-            return Calibration(**json.loads(file.read_text()))
+        """What the rates and the SLO classes of every system are parts of. Raises OSError before it was measured."""
+        return Calibration(**json.loads(self._calibration_file.read_text()))
+
+    @property
+    def _calibration_file(self) -> Path:
+        return self._scratch / "calibration.json"
+
+    def _calibrate(self, servers: Mapping[str, Server]) -> None:
+        """Once a version: on stock vLLM as it stands among the servers, or alone where it is not one of them."""
+        if self._calibration_file.is_file():
+            return
         stock = next(one for one in self.testbed.systems if one.kind is SystemKind.STOCK)
         self.say(f"{_clock()} calibrating: capacity and step time of {stock.name}")
-        with self._starter.start(stock, {}) as server:
-            self._send(server, self._closed_point(4, 8))
-            eight = self._send(server, self._closed_point(8, 24))
-            most = self._send(server, self._closed_point(CAPACITY_AT, 2 * CAPACITY_AT))
-        found = Calibration(
+        if stock.name in servers:
+            with servers[stock.name].awake():
+                found = self._measured_capacity(servers[stock.name])
+        else:
+            with self._starter.start(stock, {}) as server:
+                self._send(server, self._closed_point(4, 8))
+                found = self._measured_capacity(server)
+        self._calibration_file.write_text(json.dumps(asdict(found)))
+
+    def _measured_capacity(self, server: Server) -> Calibration:
+        eight = self._send(server, self._closed_point(8, 24))
+        most = self._send(server, self._closed_point(CAPACITY_AT, 2 * CAPACITY_AT))
+        return Calibration(
             capacity_per_s=len(most.outcomes) / most.seconds,
             step_s_at_batch_8=median(one.tpot_s for one in eight.outcomes),
         )
-        file.write_text(json.dumps(asdict(found)))
-        return found
 
     def _classes(self, stock: Calibration) -> dict[str, float]:
         """SLO classes of ours in every scenario; requests that name none are in one that cannot be missed."""

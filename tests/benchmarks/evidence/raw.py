@@ -1,4 +1,4 @@
-"""Raw results: a JSON file for each (scenario, repeat, system), so that a run that was cut off goes on where it was."""
+"""Raw results: a JSON file for each run, so that a run that was cut off goes on where it was."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.benchmarks.evidence.load import Outcome
 from tests.benchmarks.evidence.prompts import REPOSITORY
@@ -34,14 +34,27 @@ class MeasuredPoint:
         return sum(one.tokens for one in self.outcomes) / self.seconds
 
 
-@dataclass(frozen=True)
-class Run:
-    """One system in one repeat of one scenario."""
+class RunName(NamedTuple):
+    """What tells a run from all others."""
 
-    key: str
-    """Digest of all that the result depends on but the machine's mood."""
     scenario: int
     repeat: int
+    sitting: int
+    system: str
+    key: str
+    """Digest of all that the result depends on but the machine's mood."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One system in one repeat of one scenario, in one sitting."""
+
+    key: str
+    """Of its RunName."""
+    scenario: int
+    repeat: int
+    sitting: int
+    """Runs of one repeat that share it took turns; the reference has one in each sitting."""
     system: str
     points: tuple[MeasuredPoint, ...]
     memory_mb: float
@@ -81,24 +94,26 @@ class Store:
     def __init__(self, folder: Path = FOLDER) -> None:
         self._folder = folder
 
-    def has(self, scenario: int, repeat: int, system: str, key: str) -> bool:
-        return self._read(self._file(scenario, repeat, system, key)) is not None
+    def has(self, name: RunName) -> bool:
+        return self._read(self._file(name)) is not None
 
     def save(self, run: Run) -> None:
         """In one step: a file that is there is whole."""
-        file = self._file(run.scenario, run.repeat, run.system, run.key)
+        file = self._file(RunName(run.scenario, run.repeat, run.sitting, run.system, run.key))
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(".part")
         part.write_text(json.dumps(asdict(run)))
         part.replace(file)
 
-    def load(self, wanted: Iterable[tuple[int, int, str, str]]) -> list[Run]:
-        """Those of the wanted (scenario, repeat, system, key) that are there."""
-        runs = (self._read(self._file(*one)) for one in wanted)
+    def load(self, wanted: Iterable[RunName]) -> list[Run]:
+        """Those of the wanted ones that are there."""
+        runs = (self._read(self._file(one)) for one in wanted)
         return [run for run in runs if run is not None]
 
-    def _file(self, scenario: int, repeat: int, system: str, key: str) -> Path:
-        return self._folder / f"scenario-{scenario}" / f"{system}-{repeat}-{key}.json"
+    def _file(self, name: RunName) -> Path:
+        return (
+            self._folder / f"scenario-{name.scenario}" / f"{name.system}-{name.repeat}-{name.sitting}-{name.key}.json"
+        )
 
     @staticmethod
     def _read(file: Path) -> Run | None:

@@ -135,6 +135,8 @@ class System(_Strict):
     pool: tuple[str, ...] = ()
     chunk_tokens: PositiveInt | None = None
     """--max-num-batched-tokens; None: the testbed's."""
+    reference: bool = False
+    """In every sitting it takes part in: systems of different sittings are compared through it."""
 
 
 class Testbed(_Strict):
@@ -150,6 +152,10 @@ class Testbed(_Strict):
     def system(self, name: str) -> System:
         """Raises KeyError when there is none of that name."""
         return {system.name: system for system in self.systems}[name]
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        return tuple(system.name for system in self.systems if system.reference)
 
     def categories(self, group: str) -> tuple[str, ...]:
         if group == ALL_GROUPS:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class ServerError(RuntimeError):
 
 
 class Server:
-    """A started server. Use as a context manager: it is Ready inside and gone afterwards."""
+    """A launched server. Use as a context manager: it is Ready inside and gone afterwards."""
 
     def __init__(self, command: list[str], environment: Mapping[str, str], log: Path, ports: tuple[int, int]) -> None:
         self._log = log
@@ -47,16 +47,20 @@ class Server:
             )  # fmt: skip
 
     def __enter__(self) -> Server:
-        deadline = time.monotonic() + START_S
         try:
-            while not self._answers():
-                if self._process.poll() is not None or time.monotonic() > deadline:
-                    raise ServerError(f"the server did not start; the end of {self._log}:\n{self._last_lines()}")
-                time.sleep(0.2)
+            self.wait_until_ready()
         except BaseException:
             self.stop()
             raise
         return self
+
+    def wait_until_ready(self) -> None:
+        """Raises ServerError when it ends before, or takes longer than START_S."""
+        deadline = time.monotonic() + START_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise ServerError(f"the server did not start; the end of {self._log}:\n{self._last_lines()}")
+            time.sleep(0.2)
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -65,6 +69,21 @@ class Server:
     def process_id(self) -> int:
         """It leads the process group of all that it started."""
         return self._process.pid
+
+    def pause(self) -> None:
+        """No time for it until it is `awake`: an idle server polls, and that breaks into another one's steps."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """Paused again afterwards. Raises ServerError when it has ended."""
+        self.check_alive()
+        os.killpg(self._process.pid, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                self.pause()
 
     def state(self) -> dict[str, Any] | None:
         """What the controller says of itself; None of stock vLLM, which has none."""
@@ -91,6 +110,7 @@ class Server:
     def stop(self) -> None:
         """It and everything it started."""
         if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGCONT)
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_S)

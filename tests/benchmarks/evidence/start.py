@@ -36,14 +36,20 @@ class Starter:
         """`tpot_s`: the SLO classes of ours. Raises ProfileError, FileError or ServerError."""
         log = self.folder / f"{system.name}{'-controlled' if controlled else ''}.log"
         environment = synthetic.plugin_environment(self.folder) if controlled else {}
+        self.prepare(system)
         if system.kind is SystemKind.OURS:
-            if self.profiled:
-                self._profile(system, system.pool)
             profiles = self._profile_folder(system, system.pool)
             return start_ours(self._manifest(system, system.pool, tpot_s), profiles, log, environment)
         drafters = (system.drafter,) if system.drafter else ()
         manifest = self._manifest(system, drafters)
         return start_stock(manifest, self._speculative(system, manifest), log, environment)
+
+    def prepare(self, system: System) -> None:
+        """Measures the profile that it needs, where there is none yet; that wants a machine without servers."""
+        if self.profiled and system.kind is SystemKind.OURS:
+            self._profile(system, system.pool)
+        if self.profiled and system.kind is SystemKind.TABLE:
+            self._profile(system, (system.drafter,))
 
     def _speculative(self, system: System, manifest: Path) -> dict[str, Any] | None:
         if system.kind is SystemKind.STOCK:

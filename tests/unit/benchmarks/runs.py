@@ -16,7 +16,7 @@ SYSTEMS = {
         System(name="eagle-k1", kind=SystemKind.STATIC, drafter="eagle", draft_tokens=1),
         System(name="eagle-k3", kind=SystemKind.STATIC, drafter="eagle", draft_tokens=3),
         System(name="eagle-table", kind=SystemKind.TABLE, drafter="eagle", acceptance=0.4),
-        System(name="ours", kind=SystemKind.OURS, pool=("lookup", "eagle")),
+        System(name="ours", kind=SystemKind.OURS, pool=("lookup", "eagle"), reference=True),
         System(name="ours-eagle", kind=SystemKind.OURS, pool=("eagle",)),
     )
 }
@@ -26,9 +26,11 @@ def outcome(latency_s: float = 1.0, *, phase: str = "p", slo_class: str = "", tp
     return Outcome(phase, slo_class, latency_s, ttft_s=latency_s - 10 * tpot_s, tokens=11)
 
 
-def run(system: str, repeat: int, points: Mapping[str, Sequence[Outcome]], seconds: float = 1.0) -> Run:
+def run(
+    system: str, repeat: int, points: Mapping[str, Sequence[Outcome]], seconds: float = 1.0, sitting: int = 0
+) -> Run:
     measured = tuple(MeasuredPoint(name, seconds, tuple(one), None, 0.0, None, None) for name, one in points.items())
-    return Run("key", 1, repeat, system, measured, 1000.0, 0.5, "2026-11-21T00:00:00+00:00")
+    return Run("key", 1, repeat, sitting, system, measured, 1000.0, 0.5, "2026-11-21T00:00:00+00:00")
 
 
 def speed_runs(tokens_per_s: Mapping[str, Mapping[str, Sequence[float]]]) -> list[Run]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -52,6 +53,15 @@ def test_a_loss_within_noise_is_none() -> None:
     runs = runs_of({"none": [20, 10], "ours": [19, 14]}, repeats=1)
     everywhere, _ = attainment.bars(6, runs, SYSTEMS, LIMITS)
     assert everywhere.met
+
+
+def test_ours_is_compared_with_what_it_did_beside_the_other() -> None:
+    runs = runs_of({"none": [10], "ours": [15]})
+    runs += [replace(one, sitting=1) for one in runs_of({"eagle-k3": [2], "ours": [2]})]
+    everywhere, misses = attainment.bars(6, runs, SYSTEMS, LIMITS)
+    assert everywhere.met
+    assert misses.baseline == "none (0)"
+    assert misses.ratio == pytest.approx(0.5)
 
 
 def test_where_stock_always_attains_there_is_nothing_to_judge() -> None:

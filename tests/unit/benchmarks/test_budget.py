@@ -13,7 +13,8 @@ STAND_ALONE_S = 600.0
 
 def left(size: Size) -> list[Sitting]:
     compared = [one for one in load_scenarios(size) if not isinstance(one, Cost)]
-    return list(sittings(compared, [system.name for system in load_testbed().systems], lambda *_: False))
+    testbed = load_testbed()
+    return list(sittings(compared, [system.name for system in testbed.systems], testbed.references))
 
 
 def test_the_default_run_is_planned_for_under_ninety_minutes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -55,10 +56,20 @@ def test_each_phase_has_its_own_best_setting() -> None:
 def test_ratios_are_taken_request_by_request() -> None:
     """A long request weighs no more than a short one."""
     ours = run("ours", 2, {"all": [outcome(1.0), outcome(100.0)]})
-    odd = run("none", 1, {"all": [outcome(1.0), outcome(100.0)]})
+    odd = [run(name, 1, {"all": [outcome(1.0), outcome(100.0)]}) for name in ("ours", "none")]
     none = run("none", 2, {"all": [outcome(2.0), outcome(50.0)]})
-    found = latency.compare([odd, ours, none], SYSTEMS)
+    found = latency.compare([*odd, ours, none], SYSTEMS)
     assert found[0].ratio.value == pytest.approx(1.0)
+
+
+def test_ours_is_compared_with_what_it_did_beside_the_other() -> None:
+    """eagle-k3 had a slow half-hour, and ours beside it, too: it is the best setting all the same."""
+    runs = runs_of({"none": {"low": 1.2}, "ours": {"low": 1.0}})
+    runs += [replace(one, sitting=1) for one in runs_of({"eagle-k3": {"low": 2.2}, "ours": {"low": 2.0}})]
+    found = latency.compare(runs, SYSTEMS)[0]
+    assert found.best == "eagle-k3"
+    assert found.ratio.value == pytest.approx(2.0 / 2.2)
+    assert found.ours_s == pytest.approx(2.0)
 
 
 def test_without_an_even_repeat_nothing_is_judged() -> None:

@@ -5,23 +5,31 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tests.benchmarks.evidence.raw import Store, code_version, key_of
+from tests.benchmarks.evidence.raw import RunName, Store, code_version, key_of
 from tests.unit.benchmarks.runs import outcome, run
 
+NAME = RunName(1, 2, 0, "ours", "key")
 RUN = run("ours", 2, {"high at 4": [outcome(1.5, slo_class="tight")]})
 
 
 def test_what_was_kept_comes_back(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.save(RUN)
-    assert store.has(1, 2, "ours", "key")
-    assert store.load([(1, 2, "ours", "key"), (1, 3, "ours", "key")]) == [RUN]
+    assert store.has(NAME)
+    assert store.load([NAME, NAME._replace(repeat=3)]) == [RUN]
+
+
+def test_the_reference_has_a_run_in_each_sitting(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.save(RUN)
+    store.save(replace(RUN, sitting=1))
+    assert [one.sitting for one in store.load([NAME, NAME._replace(sitting=1)])] == [0, 1]
 
 
 def test_results_of_other_code_or_settings_are_not_this_runs(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.save(replace(RUN, key="old"))
-    assert not store.has(1, 2, "ours", "key")
+    assert not store.has(NAME)
 
 
 def test_half_a_file_is_no_result(tmp_path: Path) -> None:
@@ -29,7 +37,7 @@ def test_half_a_file_is_no_result(tmp_path: Path) -> None:
     store.save(RUN)
     (file,) = tmp_path.rglob("*.json")
     file.write_text(file.read_text()[:40])
-    assert not store.has(1, 2, "ours", "key")
+    assert not store.has(NAME)
 
 
 def test_a_change_of_the_code_that_is_measured_changes_its_version(tmp_path: Path) -> None:

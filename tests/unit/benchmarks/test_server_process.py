@@ -45,6 +45,18 @@ def is_running(process: int) -> bool:
         return False
 
 
+def wait_until_stopped(*processes: int) -> None:
+    """A signal reaches the others of a group a moment later."""
+    deadline = time.monotonic() + 30
+    while not all(map(is_stopped, processes)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_stopped(process: int) -> bool:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 def test_a_server_and_its_children_are_gone_afterwards(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     with server(ANSWERS, log) as started:
@@ -69,6 +81,18 @@ def test_a_server_that_dies_under_load_is_noticed(tmp_path: Path) -> None:
             time.sleep(0.01)
         with pytest.raises(ServerError, match="ended under load"):
             started.check_alive()
+
+
+def test_a_paused_server_gets_no_time_and_ends_all_the_same(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    with server(ANSWERS, log) as started:
+        child = int(log.read_text().split()[1])
+        started.pause()
+        wait_until_stopped(started.process_id, child)
+        with started.awake():
+            assert started.state() is None
+        wait_until_stopped(started.process_id, child)
+    assert not is_running(child)
 
 
 def test_stock_vllm_has_no_state_of_ours(tmp_path: Path) -> None:

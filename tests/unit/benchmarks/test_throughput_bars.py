@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -45,6 +46,17 @@ def test_a_slow_hour_of_the_machine_cancels_within_a_repeat() -> None:
     (one,) = throughput.compare(speed_runs({"a": speeds}), SYSTEMS)
     assert one.of_best.value == pytest.approx(1.0)
     assert one.of_none.value == pytest.approx(1.3)
+
+
+def test_a_slow_hour_between_two_sittings_cancels_through_the_reference() -> None:
+    """eagle-k1 was measured when the machine was half as fast, and so was ours beside it."""
+    runs = speed_runs({"a": {"none": [100] * 2, "ours": [130] * 2}})
+    runs += [replace(one, sitting=1) for one in speed_runs({"a": {"eagle-k1": [65] * 2, "ours": [65] * 2}})]
+    (one,) = throughput.compare(runs, SYSTEMS)
+    assert one.best == "eagle-k1"
+    assert one.of_best.value == pytest.approx(1.0)
+    assert one.of_none.value == pytest.approx(1.3)
+    assert one.best_of_none == pytest.approx(1.3)
 
 
 def test_a_point_wholly_below_the_bound_is_a_miss_and_is_named() -> None:
