@@ -110,9 +110,10 @@ def _judge_compared(campaign: Campaign, testbed: Testbed, results: Path) -> list
         judged = judge(scenario, mine, systems, campaign.calibration)
         bars += judged.bars
         report.write_document(_stem(scenario), judged.document, results)
-        _plot(scenario, mine, campaign, results / f"{_stem(scenario)}.png")
+        steady = [run.at_usual_speed() for run in mine]
+        _plot(scenario, steady, campaign, results / f"{_stem(scenario)}.png")
         if isinstance(scenario, Closed | Acceptance):
-            gains += throughput.compare(mine, systems)
+            gains += throughput.compare(steady, systems)
     first = min((bar.scenario for bar in bars), default=1)
     return [*bars, replace(throughput.drafters_bar(gains), scenario=first)] if gains else bars
 

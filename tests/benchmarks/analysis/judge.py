@@ -34,8 +34,10 @@ class Judged:
 def judge(
     scenario: ComparedScenario, runs: Sequence[Run], systems: Mapping[str, System], stock: Calibration | None
 ) -> Judged:
+    """Times are brought to the usual speed of the machine; `runs` in the document are as they were measured."""
     number = scenario.scenario
     document = {"scenario": number, "title": scenario.title, "memory_mb": memory(runs), "runs": about(runs)}
+    runs = [run.at_usual_speed() for run in runs]
     if isinstance(scenario, Closed | Acceptance):
         found = throughput.compare(runs, systems)
         speeds = {
@@ -86,6 +88,7 @@ def about(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 {
                     "name": point.name, "tokens_per_s": round(point.tokens_per_s, 1),
                     "accepted_per_draft": point.accepted_per_draft, "others_cores": point.others_cores,
+                    "slowness": point.slowness,
                     "controller": controller_of(point),
                 }
                 for point in run.points

@@ -21,7 +21,7 @@ PREPARATION_S = 200.0
 """Profile and calibration."""
 TOKENS_PER_S = {1: 35.0, 4: 95.0, 16: 180.0, 48: 240.0}
 """By requests at the same time, prompts included, mean of the systems and groups."""
-NOMINAL = Calibration(capacity_per_s=6.0, step_s_at_batch_8=0.045)
+NOMINAL = Calibration(capacity_per_s=6.0, step_s_at_batch_8=0.045, work_us=100.0)
 
 
 def seconds_left(left: Iterable[Sitting], testbed: Testbed, data: Data, stock: Calibration = NOMINAL) -> float:

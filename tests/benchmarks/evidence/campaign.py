@@ -26,6 +26,7 @@ from tests.benchmarks.evidence.raw import FOLDER, MeasuredPoint, Run, RunName, S
 from tests.benchmarks.evidence.scenario import ComparedScenario, Size, SLOMix, System, SystemKind, Testbed
 from tests.benchmarks.evidence.schedule import Round, Sitting, left, sittings
 from tests.benchmarks.evidence.server import Server, machine_cpu_s
+from tests.benchmarks.evidence.speedometer import Speedometer
 from tests.benchmarks.evidence.start import Starter
 
 CALIBRATION_GROUP = "mid"
@@ -68,6 +69,7 @@ class Campaign:
         self.say(f"{_clock()} {starts} starts of a server are left, about {minutes:.0f} minutes on two quiet cores")
         for sitting in remaining:
             with ExitStack() as stack:
+                stack.enter_context(self._speedometer)
                 servers = self._servers(sitting, stack)
                 for one in sitting.rounds if servers else ():  # else no calibration either, perhaps
                     self._round(one, servers)
@@ -199,12 +201,22 @@ class Campaign:
 
     def _attempt(self, server: Server, point: Point) -> MeasuredPoint:
         before, others_s = server.state(), _others_cpu_s(server)
-        sent = self._send(server, point)
+        sent, work_us = self._timed(server, point)
         others_cores = (_others_cpu_s(server) - others_s) / sent.seconds
         return MeasuredPoint(
             name=point.name, seconds=sent.seconds, outcomes=sent.outcomes, accepted_per_draft=sent.accepted_per_draft,
-            others_cores=round(others_cores, 2), state_before=before, state_after=server.state(),
+            others_cores=round(others_cores, 2), slowness=round(work_us / self.calibration.work_us, 4),
+            state_before=before, state_after=server.state(),
         )  # fmt: skip
+
+    def _timed(self, server: Server, point: Point) -> tuple[Sent, float]:
+        """And how long the speedometer's work took meanwhile."""
+        mark = self._speedometer.mark()
+        sent = self._send(server, point)
+        work_us = self._speedometer.work_us_since(mark)
+        if work_us is None:
+            raise PointFailedError(f"{point.name}: the speedometer says nothing")
+        return sent, work_us
 
     def _closed_point(self, slots: int, total: int) -> Point:
         prompts = self.data.of(self.testbed.categories(CALIBRATION_GROUP))
@@ -225,6 +237,11 @@ class Campaign:
     def _scratch(self) -> Path:
         """Logs, manifests, the profile and the calibration of this version."""
         return self.folder / self.version
+
+    @cached_property
+    def _speedometer(self) -> Speedometer:
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        return Speedometer(self._scratch / "speed.txt")
 
     @cached_property
     def _model(self) -> str:
@@ -261,11 +278,14 @@ class Campaign:
         self._calibration_file.write_text(json.dumps(asdict(found)))
 
     def _measured_capacity(self, server: Server) -> Calibration:
-        eight = self._send(server, self._closed_point(8, 24))
-        most = self._send(server, self._closed_point(CAPACITY_AT, 2 * CAPACITY_AT))
+        """Both brought to the mean speed of the two."""
+        eight, eight_us = self._timed(server, self._closed_point(8, 24))
+        most, most_us = self._timed(server, self._closed_point(CAPACITY_AT, 2 * CAPACITY_AT))
+        work_us = fmean((eight_us, most_us))
         return Calibration(
-            capacity_per_s=len(most.outcomes) / most.seconds,
-            step_s_at_batch_8=median(one.tpot_s for one in eight.outcomes),
+            capacity_per_s=len(most.outcomes) / most.seconds * most_us / work_us,
+            step_s_at_batch_8=median(one.tpot_s for one in eight.outcomes) * work_us / eight_us,
+            work_us=work_us,
         )
 
     def _classes(self, stock: Calibration) -> dict[str, float]:

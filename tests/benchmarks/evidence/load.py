@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.benchmarks.evidence.plan import Planned, Point
@@ -31,6 +31,10 @@ class Outcome:
     def tpot_s(self) -> float:
         """The field's definition: never an average over streamed chunks, which carry many tokens each."""
         return (self.latency_s - self.ttft_s) / (self.tokens - 1) if self.tokens > 1 else 0.0
+
+    def scaled(self, factor: float) -> Outcome:
+        """With times that are `factor` as long."""
+        return replace(self, latency_s=self.latency_s * factor, ttft_s=self.ttft_s * factor)
 
 
 @dataclass(frozen=True)

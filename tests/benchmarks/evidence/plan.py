@@ -49,6 +49,8 @@ class Calibration:
     capacity_per_s: float
     """Requests."""
     step_s_at_batch_8: float
+    work_us: float
+    """Of the speedometer's fixed work meanwhile: the speed of the machine that both belong to."""
 
 
 def points(scenario: ComparedScenario, testbed: Testbed, data: Data, stock: Calibration, repeat: int) -> list[Point]:

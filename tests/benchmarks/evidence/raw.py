@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,12 +26,20 @@ class MeasuredPoint:
     accepted_per_draft: float | None
     others_cores: float
     """Cores that neither the server nor the load generator used, but something else on the machine did."""
+    slowness: float
+    """How long the machine took for a fixed piece of work meanwhile, by what it took at the calibration."""
     state_before: dict[str, Any] | None
     state_after: dict[str, Any] | None
 
     @property
     def tokens_per_s(self) -> float:
         return sum(one.tokens for one in self.outcomes) / self.seconds
+
+    def at_usual_speed(self) -> MeasuredPoint:
+        """Its times as they would have been on the machine as it was at the calibration. Of the first order: where
+        requests queue up, a slow machine costs them more than that."""
+        outcomes = tuple(one.scaled(1 / self.slowness) for one in self.outcomes)
+        return replace(self, seconds=self.seconds / self.slowness, outcomes=outcomes, slowness=1.0)
 
 
 class RunName(NamedTuple):
@@ -61,6 +69,9 @@ class Run:
     load_average: float
     """Of the last minute when it ended: what else ran on the machine shows here."""
     finished_at: str
+
+    def at_usual_speed(self) -> Run:
+        return replace(self, points=tuple(point.at_usual_speed() for point in self.points))
 
 
 def code_version(repository: Path = REPOSITORY) -> str:

@@ -29,7 +29,9 @@ def outcome(latency_s: float = 1.0, *, phase: str = "p", slo_class: str = "", tp
 def run(
     system: str, repeat: int, points: Mapping[str, Sequence[Outcome]], seconds: float = 1.0, sitting: int = 0
 ) -> Run:
-    measured = tuple(MeasuredPoint(name, seconds, tuple(one), None, 0.0, None, None) for name, one in points.items())
+    measured = tuple(
+        MeasuredPoint(name, seconds, tuple(one), None, 0.0, 1.0, None, None) for name, one in points.items()
+    )
     return Run("key", 1, repeat, sitting, system, measured, 1000.0, 0.5, "2026-11-21T00:00:00+00:00")
 
 

@@ -60,6 +60,23 @@ class FakeServer:
         return 0.0
 
 
+class FakeSpeedometer:
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+
+    def __enter__(self) -> FakeSpeedometer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def mark(self) -> int:
+        return 0
+
+    def work_us_since(self, _mark: int) -> float | None:
+        return self._rig.work_us
+
+
 class Rig:
     """What the fake machine did."""
 
@@ -69,12 +86,13 @@ class Rig:
         self.sent: list[str] = []
         self.broken: set[str] = set()
         self.others_cores: Iterator[float] | None = None
+        self.work_us: float | None = 100.0
 
     def campaign(self) -> Campaign:
         return Campaign(load_testbed(), (SCENARIO,), load_data(), Size.DEFAULT, lambda _text: None, self.folder)
 
     def calibrate(self) -> None:
-        calibration = Calibration(capacity_per_s=4.0, step_s_at_batch_8=0.05)
+        calibration = Calibration(capacity_per_s=4.0, step_s_at_batch_8=0.05, work_us=100.0)
         (self.folder / self.campaign().version / "calibration.json").write_text(json.dumps(asdict(calibration)))
 
     def start(self, _starter: Starter, system: System, *_: object, **__: object) -> FakeServer:
@@ -100,6 +118,7 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Rig:
     rig = Rig(tmp_path)
     monkeypatch.setattr(Starter, "start", lambda starter, *args, **kwargs: rig.start(starter, *args, **kwargs))
     monkeypatch.setattr(Starter, "prepare", lambda *_: None)
+    monkeypatch.setattr(module, "Speedometer", lambda _file: FakeSpeedometer(rig))
     monkeypatch.setattr(module, "send", rig.send)
     monkeypatch.setattr(module, "_others_cpu_s", rig.others_cpu_s)
     (tmp_path / rig.campaign().version).mkdir()
@@ -172,3 +191,17 @@ def test_a_system_that_dies_leaves_the_others_their_turns(rig: Rig, monkeypatch:
     rig.campaign().run()
     assert died
     assert len(rig.campaign().missing()) == 1
+
+
+def test_how_slow_the_machine_was_is_kept_with_the_point(rig: Rig) -> None:
+    rig.calibrate()
+    rig.work_us = 150.0
+    rig.campaign().run()
+    assert {point.slowness for run in rig.campaign().finished() for point in run.points} == {1.5}
+
+
+def test_a_point_of_which_the_machines_speed_is_not_known_counts_for_nothing(rig: Rig) -> None:
+    rig.calibrate()
+    rig.work_us = None
+    rig.campaign().run()
+    assert len(rig.campaign().missing()) == 4

@@ -20,7 +20,7 @@ from tests.benchmarks.evidence.scenario import (
 )
 from tests.unit.benchmarks.runs import SYSTEMS, outcome, run
 
-STOCK = Calibration(capacity_per_s=10.0, step_s_at_batch_8=0.03)
+STOCK = Calibration(capacity_per_s=10.0, step_s_at_batch_8=0.03, work_us=100.0)
 COMPARED = [one for one in load_scenarios(Size.DEFAULT) if not isinstance(one, Cost)]
 
 

@@ -23,7 +23,7 @@ from tests.benchmarks.evidence.scenario import (
     load_testbed,
 )
 
-STOCK = Calibration(capacity_per_s=10.0, step_s_at_batch_8=0.03)
+STOCK = Calibration(capacity_per_s=10.0, step_s_at_batch_8=0.03, work_us=100.0)
 COMPARED = [one for one in load_scenarios(Size.DEFAULT) if not isinstance(one, Cost)]
 DATA = load_data()
 

@@ -60,11 +60,11 @@ def test_the_controllers_part_is_the_difference_of_its_counters() -> None:
         }  # fmt: skip
         return json.loads(json.dumps(document))  # type: ignore[no-any-return]
 
-    found = controller_of(MeasuredPoint("p", 1.0, (), None, 0.0, state(100, 10), state(300, 60)))
+    found = controller_of(MeasuredPoint("p", 1.0, (), None, 0.0, 1.0, state(100, 10), state(300, 60)))
     assert found is not None
     assert found["steps"] == 200
     assert found["decision_us"] == 100.0
     assert found["step_ms"] == 10.0
     assert found["drafters"]["eagle"]["acceptance"] == 0.5
     assert found["mean_draft_length"] == 0.4
-    assert controller_of(MeasuredPoint("p", 1.0, (), None, 0.0, None, None)) is None
+    assert controller_of(MeasuredPoint("p", 1.0, (), None, 0.0, 1.0, None, None)) is None

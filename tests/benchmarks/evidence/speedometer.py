@@ -1,0 +1,79 @@
+"""How fast the machine's cores are, while something is measured on them.
+
+The cores of a rented machine are often halves of a real core, and whoever has the other half makes the same work take
+up to 1.7 times as long, for seconds at a time; no figure that the kernel keeps shows it. So a small fixed piece of work
+is timed fifty times a second on every core, in CPU time, which leaves out that others had the core meanwhile. It takes
+half a percent of the cores, from every system alike.
+
+python -m tests.benchmarks.evidence.speedometer FILE    appends the microseconds of each reading
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from statistics import fmean
+
+PERIOD_S = 0.02
+ROUNDS = 1500
+"""Of the fixed work: about 0.1 ms."""
+FEWEST = 10
+"""Readings that say something."""
+
+
+class Speedometer:
+    """Reads the machine's speed in a process of its own. Use as a context manager."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __enter__(self) -> Speedometer:
+        self._file.write_text("")
+        self._process = subprocess.Popen([sys.executable, "-m", __name__, str(self._file)])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    def mark(self) -> int:
+        """Now, for `work_us_since`."""
+        return self._file.stat().st_size
+
+    def work_us_since(self, mark: int) -> float | None:
+        """Mean time of the fixed work since then; None with too few readings."""
+        with self._file.open() as readings:
+            readings.seek(mark)
+            times_us = [float(line) for line in readings if line.endswith("\n")]
+        return fmean(times_us) if len(times_us) >= FEWEST else None
+
+
+def _fixed_work() -> int:
+    total = 0
+    for number in range(ROUNDS):
+        total += number * number
+    return total
+
+
+def _read_one_core(core: int, file: Path) -> None:
+    os.sched_setaffinity(threading.get_native_id(), {core})
+    with file.open("a", buffering=1) as output:
+        while True:
+            start_ns = time.thread_time_ns()
+            _fixed_work()
+            taken_us = (time.thread_time_ns() - start_ns) / 1e3
+            output.write(f"{taken_us:.2f}\n")
+            time.sleep(PERIOD_S)
+
+
+def main(file: Path) -> None:
+    for core in sorted(os.sched_getaffinity(0)):
+        threading.Thread(target=_read_one_core, args=(core, file)).start()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
