@@ -12,6 +12,7 @@ from enum import Enum
 HALF_LIFE_STEPS = 300.0
 """Of decoding steps of any kind, so that a kind that is not chosen gets another chance."""
 PRIOR_STEPS = 8.0
+ANY_SIZE = -1
 MOST_SHARE = 0.5
 """Of the predicted time, that one step may deviate by: the rest is an accident."""
 LEAST_PROMPT_FACTOR, MOST_PROMPT_FACTOR = 0.5, 3.0
@@ -27,7 +28,8 @@ class StepKind(Enum):
 
 
 class Deviations:
-    """A mean for each kind of step and size of batch (its power of two), shrunk to none."""
+    """A mean for each kind of step and size of batch (its power of two), shrunk to the kind's mean at other sizes, and
+    that to none: under a load that changes each size is there for some steps only."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -37,17 +39,20 @@ class Deviations:
         """A decoding step's time without its drafts, and what the model says of it."""
         self._steps += 1
         most = MOST_SHARE * predicted_s
-        weight, total = self._faded(kind, requests)
         deviation = min(max(seconds - predicted_s, -most), most)
-        self._means[kind, requests.bit_length()] = weight + 1, total + deviation, self._steps
+        for size in (requests.bit_length(), ANY_SIZE):
+            weight, total = self._faded(kind, size)
+            self._means[kind, size] = weight + 1, total + deviation, self._steps
 
     def seconds(self, kind: StepKind, requests: int) -> float:
         """To be added to the model's prediction."""
-        weight, total = self._faded(kind, requests)
-        return total / (weight + PRIOR_STEPS)
+        weight, total = self._faded(kind, requests.bit_length())
+        weight_of_all, total_of_all = self._faded(kind, ANY_SIZE)
+        elsewhere = (total_of_all - total) / (weight_of_all - weight + PRIOR_STEPS)
+        return (total + PRIOR_STEPS * elsewhere) / (weight + PRIOR_STEPS)
 
-    def _faded(self, kind: StepKind, requests: int) -> tuple[float, float]:
-        weight, total, last = self._means.get((kind, requests.bit_length()), (0.0, 0.0, 0))
+    def _faded(self, kind: StepKind, size: int) -> tuple[float, float]:
+        weight, total, last = self._means.get((kind, size), (0.0, 0.0, 0))
         keep = 0.5 ** ((self._steps - last) / HALF_LIFE_STEPS)
         return keep * weight, keep * total
 

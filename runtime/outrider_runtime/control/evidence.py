@@ -55,7 +55,7 @@ class Evidence:
             self.tally.dropped_steps += 1
             return
         self.tally.busy_s += outcome.step_s
-        plain_rate = self._plain_rate(outcome)
+        plain_rate = self.latency.plain_rate(_decoding_shape(outcome))
         if outcome.prefill_tokens == 0:
             self.goodput.observe(outcome.tokens, outcome.step_s, plain_rate)
         self.explorer.observe(outcome, max(plain_rate, self.goodput.rate(plain_rate)))
@@ -121,12 +121,6 @@ class Evidence:
     def _passes(self, plan: DraftPlan, name: str) -> int:
         neural = self._settings.neural
         return max(1, plan.neural_tokens if neural is not None and neural.name == name else plan.draft_tokens)
-
-    def _plain_rate(self, outcome: StepOutcome) -> float:
-        """Modelled tokens per second of plain decoding at this step's batch."""
-        shape = _decoding_shape(outcome)
-        seconds = self.latency.price(shape, uniform=True).plain_s()
-        return shape.n_requests / seconds if seconds > 0 else 0.0
 
 
 def _decoding_shape(outcome: StepOutcome) -> Shape:

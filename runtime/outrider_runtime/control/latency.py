@@ -85,6 +85,11 @@ class OnlineLatency:
             prompt_factor=self._prompt_times.factor,
         )
 
+    def plain_rate(self, decoding: Shape) -> float:
+        """Tokens a second of requests that decode by themselves, nothing proposed; 0 while no cost is known."""
+        seconds = self.price(decoding, uniform=True).plain_s()
+        return decoding.n_requests / seconds if seconds > 0 else 0.0
+
     def draft_s(self, name: str, first: Shape, draft_tokens: int) -> float:
         """T_draft(K); `first` is the shape of the first pass (prompt lookup: the requests that are asked)."""
         return self._draft(name).seconds(first, draft_tokens)

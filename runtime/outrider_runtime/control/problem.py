@@ -102,7 +102,6 @@ def _step(
         n_context_query=context / 1000,
     )
     price = latency.price(base, uniform=prefill == 0)
-    plain_s = price.plain_s()
     per_query = price.ragged.per_context_query_s / 1000
     return Step(
         now=every,
@@ -110,7 +109,8 @@ def _step(
         positions=positions,
         price=price,
         query_costs_s=np.array(decoding.context_tokens) * per_query if per_query > 0 else np.zeros(requests),
-        rate=goodput.rate(requests / plain_s) if plain_s > 0 else 0.0,
+        # Beside a prompt a second is worth no less than before it and after it.
+        rate=goodput.rate(latency.plain_rate(Shape(context, requests, requests, context / 1000))),
         budget=min(batch.token_budget, batch.free_kv_tokens) - len(every.id) - prefill,  # a token each, at least
     )
 

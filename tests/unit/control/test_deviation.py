@@ -28,11 +28,20 @@ def test_a_few_steps_say_little():
     assert abs(after(2, 0.036).seconds(StepKind.RAGGED, 12)) < 0.0015
 
 
-def test_it_is_of_that_kind_and_size_only():
+def test_it_is_of_that_kind_only():
     deviations = after(100, 0.036)
     assert deviations.seconds(StepKind.PLAIN, 12) == 0
-    assert deviations.seconds(StepKind.RAGGED, 4) == 0
     assert deviations.seconds(StepKind.RAGGED, 8) == deviations.seconds(StepKind.RAGGED, 12), "the same power of two"
+
+
+def test_a_size_that_was_not_seen_is_taken_to_deviate_as_others_do_until_it_is():
+    """Under a load that shifts, each size is there for some steps only."""
+    deviations = after(100, 0.036)
+    assert deviations.seconds(StepKind.RAGGED, 4) == pytest.approx(0.006, rel=0.1)
+    for _ in range(60):
+        deviations.observe(StepKind.RAGGED, 4, 0.030, 0.03)
+    assert deviations.seconds(StepKind.RAGGED, 4) < 0.001
+    assert deviations.seconds(StepKind.RAGGED, 12) > 0.004
 
 
 def test_an_accident_counts_as_a_large_deviation_no_more():

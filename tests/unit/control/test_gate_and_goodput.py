@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from outrider_runtime.control.batch import ExecutionMode
-from outrider_runtime.control.costs import DrafterCost, LatencyModel, StepCost
+from outrider_runtime.control.batch import Batch, ExecutionMode, RequestView
+from outrider_runtime.control.costs import DrafterCost, LatencyModel, Shape, StepCost
 from outrider_runtime.control.gate import HOLD_STEPS, WINDOW_STEPS, DraftGate, pays_for
 from outrider_runtime.control.goodput import Goodput
 from outrider_runtime.control.latency import OnlineLatency
+from outrider_runtime.control.problem import this_step
 from outrider_runtime.control.settings import DrafterSpec
+
+COST = StepCost(per_batched_token_s=1e-3, constant_s=0.02)
 
 
 def closed_at(requests: int) -> DraftGate:
@@ -93,3 +96,17 @@ def test_a_draft_pays_as_long_as_nothing_is_known() -> None:
     """Bug: the first prompt of a pod without a profile divided by a step time of 0 and took the engine along."""
     latency = OnlineLatency(None, (DrafterSpec("eagle", neural=True),), None)
     assert pays_for(40, 300.0, PATH, "eagle", latency, Goodput())
+
+
+def test_beside_a_prompt_a_second_is_worth_what_it_is_without():
+    """Bug: the prompt's time made the batch look slow and time cheap, and proposals were verified beside it that cost
+    more than they brought."""
+    latency = OnlineLatency(LatencyModel(dict.fromkeys(ExecutionMode, COST)), (), None)
+    decoding = [RequestView(f"r{number}", None, 100, 0, 0, 5, 50, 1.0, draft_ready=True) for number in range(8)]
+    prompt = RequestView("prompt", None, 0, 300, 0, 0, 50, 0.0, draft_ready=False)
+
+    def rate(*views: RequestView) -> float:
+        return this_step(Batch(views, 1.0, 2048, 10_000), latency, Goodput()).rate
+
+    assert rate(*decoding) == pytest.approx(8 / COST.seconds(Shape(800, 8, 8)))
+    assert rate(*decoding, prompt) == pytest.approx(rate(*decoding))
