@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.evidence import server as module
 from tests.benchmarks.evidence.server import Server, ServerError, machine_cpu_s
 
 ANSWERS = """
@@ -72,6 +73,15 @@ def test_a_server_that_does_not_start_shows_the_end_of_its_log(tmp_path: Path) -
     broken = server("raise SystemExit('no such model')", tmp_path / "server.log")
     with pytest.raises(ServerError, match="no such model"), broken:
         pytest.fail("it was ready")
+
+
+def test_a_server_that_takes_for_ever_to_start_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: it went on trying beside those that were measured, in memory that they needed."""
+    monkeypatch.setattr(module, "START_S", 1.0)
+    slow = server("import time; time.sleep(600)", tmp_path / "server.log")
+    with pytest.raises(ServerError, match="did not start"):
+        slow.wait_until_ready()
+    assert not is_running(slow.process_id)
 
 
 def test_a_server_that_dies_under_load_is_noticed(tmp_path: Path) -> None:
