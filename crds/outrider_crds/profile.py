@@ -37,8 +37,9 @@ class ExecutionMode(StrEnum):
 class StepCost(Model):
     """Seconds of one forward pass (TurboSpec eq. 2, with a knee).
 
-    `a*N_context + g1*N_batched + g2*max(0, N_batched - knee) + r*n_requests + x*N_context_query + d`, where
-    `N_context_query` sums context x query length over the requests, divided by 1000.
+    `a*N_context + g1*N_batched + g2*max(0, N_batched - knee) + l*N_logits + r*n_requests + x*N_context_query + d`.
+    `N_context_query` sums context x query length over the requests, divided by 1000; `N_logits` are the batched tokens
+    but a prompt's.
     """
 
     per_context_token_s: Seconds = 0.0
@@ -48,6 +49,9 @@ class StepCost(Model):
     """AdaServe's token budget B: from here on the hardware is compute-bound."""
     per_request_s: Seconds = 0.0
     per_context_query_s: Seconds = 0.0
+    per_logits_token_s: Seconds = 0.0
+    """The model's head and the sampler, for each token that may be sampled from; absent in profiles of releases that
+    took a token of a prompt for as dear."""
     constant_s: Seconds = 0.0
 
 

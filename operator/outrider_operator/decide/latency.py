@@ -32,7 +32,7 @@ def step_s(cost: StepCost, batched: int) -> float:
     """Seconds of a forward pass of one request with an empty context: the least it can take."""
     above_knee = max(0.0, batched - cost.knee_tokens)
     return (
-        cost.per_batched_token_s * batched
+        (cost.per_batched_token_s + cost.per_logits_token_s) * batched
         + cost.per_batched_token_above_knee_s * above_knee
         + cost.per_request_s
         + cost.constant_s

@@ -41,6 +41,8 @@ class TargetPrice:
     fixed_beyond_s: float
     plain_more_s: float = 0.0
     """What a step without any proposal takes beyond what `uniform` says of it."""
+    logits_s: float = 0.0
+    """What a prompt's token spares: the coefficients above are those of tokens that decode."""
     prompt_factor: float = 1.0
     """By which prompts lengthen a step more than `ragged` says."""
 
@@ -67,8 +69,8 @@ class TargetPrice:
     def prompt_s(self, verified: int, tokens: Floats) -> Floats:
         """By how much `tokens` of prompts (any shape) lengthen a step that verifies so many proposals. The first one
         costs more than a token: equally many for every request, or none, is over."""
-        longer = self.ragged_s(verified + tokens) - self.decode_s(verified)
-        return np.asarray(self.prompt_factor * np.maximum(longer, self.token_s() * tokens))
+        longer = self.ragged_s(verified + tokens) - self.logits_s * tokens - self.decode_s(verified)
+        return np.asarray(self.prompt_factor * np.maximum(longer, (self.token_s() - self.logits_s) * tokens))
 
     def ragged_plain_s(self) -> float:
         """The same, run as steps of unequal lengths are."""

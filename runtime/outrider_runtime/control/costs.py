@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from outrider_runtime.control.batch import ExecutionMode
+from outrider_runtime.control.batch import ExecutionMode, StepOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +19,22 @@ class Shape:
     n_requests: float
     n_context_query: float = 0.0
     """Sum of context x query tokens over the requests, divided by 1000."""
+    n_prompt: float = 0.0
+    """Of the tokens in the pass: those of prompts, whose logits nobody needs."""
+
+
+def shape_of(outcome: StepOutcome) -> Shape:
+    """What the target's pass of a finished step processed."""
+    prompts = outcome.prefill_tokens
+    return Shape(outcome.n_context, outcome.n_batched, outcome.n_requests, outcome.n_context_query, prompts)
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
     """Coefficients of one forward pass, in seconds; mirrors the profile's StepCost field by field.
 
-    `a*N_context + g1*N_batched + g2*max(0, N_batched - knee) + r*n_requests + x*N_context_query + d`
+    `a*N_context + g1*N_batched + g2*max(0, N_batched - knee) + l*N_logits + r*n_requests + x*N_context_query + d`,
+    where `N_logits` are the batched tokens but a prompt's.
     """
 
     per_context_token_s: float = 0.0
@@ -35,6 +44,7 @@ class StepCost:
     per_request_s: float = 0.0
     per_context_query_s: float = 0.0
     constant_s: float = 0.0
+    per_logits_token_s: float = 0.0
 
     def token_s(self, batched: float) -> float:
         """What one more token costs in a pass of so many."""
@@ -49,6 +59,7 @@ class StepCost:
             + self.per_batched_token_above_knee_s * max(0.0, shape.n_batched - self.knee_tokens)
             + self.per_request_s * shape.n_requests
             + self.per_context_query_s * shape.n_context_query
+            + self.per_logits_token_s * (shape.n_batched - shape.n_prompt)
         )
 
 

@@ -12,7 +12,6 @@ from enum import Enum
 HALF_LIFE_STEPS = 300.0
 """Of decoding steps of any kind, so that a kind that is not chosen gets another chance."""
 PRIOR_STEPS = 8.0
-ANY_SIZE = -1
 MOST_SHARE = 0.5
 """Of the predicted time, that one step may deviate by: the rest is an accident."""
 LEAST_PROMPT_FACTOR, MOST_PROMPT_FACTOR = 0.5, 3.0
@@ -27,34 +26,48 @@ class StepKind(Enum):
     RAGGED = "ragged"
 
 
+_Group = tuple[StepKind | None, int | None]
+"""Kind and size; None: any."""
+
+
 class Deviations:
-    """A mean for each kind of step and size of batch (its power of two), shrunk to the kind's mean at other sizes, and
-    that to none: under a load that changes each size is there for some steps only."""
+    """A mean for each kind of step and size of batch (its power of two), shrunk to the kind's mean at other sizes, that
+    to the mean of other kinds, and that to none.
+
+    Under a load that changes each size is there for some steps only. And what all kinds share must not count for those
+    alone that were seen, or the others would look cheap.
+    """
 
     def __init__(self) -> None:
         self._steps = 0
-        self._means: dict[tuple[StepKind, int], tuple[float, float, int]] = {}  # weight, sum, last step
+        self._means: dict[_Group, tuple[float, float, int]] = {}  # weight, sum, last step
 
     def observe(self, kind: StepKind, requests: int, seconds: float, predicted_s: float) -> None:
         """A decoding step's time without its drafts, and what the model says of it."""
         self._steps += 1
         most = MOST_SHARE * predicted_s
         deviation = min(max(seconds - predicted_s, -most), most)
-        for size in (requests.bit_length(), ANY_SIZE):
-            weight, total = self._faded(kind, size)
-            self._means[kind, size] = weight + 1, total + deviation, self._steps
+        for group in _groups(kind, requests):
+            weight, total = self._faded(group)
+            self._means[group] = weight + 1, total + deviation, self._steps
 
     def seconds(self, kind: StepKind, requests: int) -> float:
         """To be added to the model's prediction."""
-        weight, total = self._faded(kind, requests.bit_length())
-        weight_of_all, total_of_all = self._faded(kind, ANY_SIZE)
-        elsewhere = (total_of_all - total) / (weight_of_all - weight + PRIOR_STEPS)
-        return (total + PRIOR_STEPS * elsewhere) / (weight + PRIOR_STEPS)
+        mean = 0.0
+        groups = [self._faded(group) for group in _groups(kind, requests)]
+        for (weight, total), (inner_weight, inner_total) in zip(groups, [*groups[1:], (0.0, 0.0)], strict=True):
+            mean = (total - inner_total + PRIOR_STEPS * mean) / (weight - inner_weight + PRIOR_STEPS)
+        return mean
 
-    def _faded(self, kind: StepKind, size: int) -> tuple[float, float]:
-        weight, total, last = self._means.get((kind, size), (0.0, 0.0, 0))
+    def _faded(self, group: _Group) -> tuple[float, float]:
+        weight, total, last = self._means.get(group, (0.0, 0.0, 0))
         keep = 0.5 ** ((self._steps - last) / HALF_LIFE_STEPS)
         return keep * weight, keep * total
+
+
+def _groups(kind: StepKind, requests: int) -> list[_Group]:
+    """The widest first; each holds the next."""
+    return [(None, None), (kind, None), (kind, requests.bit_length())]
 
 
 class PromptTimes:

@@ -8,7 +8,7 @@ import numpy as np
 
 from outrider_runtime.control.acceptance import Acceptance
 from outrider_runtime.control.batch import CatchUpOutcome, DraftPlan, RequestOutcome, StepOutcome
-from outrider_runtime.control.costs import LatencyModel, Shape
+from outrider_runtime.control.costs import LatencyModel, Shape, shape_of
 from outrider_runtime.control.explore import Explorer
 from outrider_runtime.control.goodput import Goodput
 from outrider_runtime.control.holes import HoleCost
@@ -84,8 +84,7 @@ class Evidence:
         """False when one of the step's times is absurd."""
         drafts_s = sum(outcome.draft_s.values()) + self._catch_up_s(outcome.catch_up)
         target_s = outcome.step_s - drafts_s if math.isnan(outcome.target_s) else outcome.target_s
-        requests = outcome.n_requests
-        shape = Shape(outcome.n_context, outcome.n_batched, requests, outcome.n_context_query)
+        shape = shape_of(outcome)
         if not math.isfinite(outcome.step_s) or not 0 < outcome.step_s < LONGEST_STEP_S:
             return False
         plausible = self.latency.observe_target(shape, outcome.mode, target_s)

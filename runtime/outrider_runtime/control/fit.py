@@ -17,6 +17,8 @@ from outrider_runtime.control.least_squares import non_negative
 
 Floats = NDArray[np.float64]
 MAX_KNEES = 24
+LOGITS = 6
+"""Column of the tokens with logits."""
 LARGER_FORM_GAIN = 0.85
 """A larger form is kept only if it brings the held-out error to this share of the smaller one's, or lower."""
 GOOD_ERROR = 0.02
@@ -102,21 +104,23 @@ def _solve(
     samples: Sequence[Sample], form: Form, knee: float, first_pass: bool
 ) -> tuple[StepCost, StepCost, float]:  # fmt: skip
     """Coefficients for one knee, those of the first pass, and the weighted squared relative error they leave."""
-    design = np.array([_passes(sample, form, knee) for sample in samples])  # (samples, 6)
+    design = np.array([_passes(sample, form, knee) for sample in samples])  # (samples, 7)
+    if not any(sample.shape.n_prompt for sample in samples):
+        design[:, LOGITS] = 0.0  # every token has logits: the term cannot be told from that of batched tokens
     if first_pass:
         design = np.hstack([design, [[1.0, sample.shape.n_batched] for sample in samples]])
     seconds = np.array([sample.seconds for sample in samples])
     weight = np.sqrt([sample.weight for sample in samples]) / seconds
     x, y = design * weight[:, None], seconds * weight
     solution = non_negative(x.T @ x, x.T @ y)
-    context, batched, above, request, query, constant, *extra = (float(value) for value in solution)
-    cost = StepCost(context, batched, above, knee if above > 0 else 0.0, request, query, constant)
+    context, batched, above, request, query, constant, logits, *extra = (float(value) for value in solution)
+    cost = StepCost(context, batched, above, knee if above > 0 else 0.0, request, query, constant, logits)
     first = StepCost(constant_s=extra[0], per_batched_token_s=extra[1]) if extra else FREE
     return cost, first, float(np.square(x @ solution - y).sum())
 
 
 def _passes(sample: Sample, form: Form, knee: float) -> Floats:
-    """(6,): terms summed over the sample's forward passes."""
+    """(7,): terms summed over the sample's forward passes."""
     terms = np.array(_features(sample.shape, form, knee))
     if sample.later is not None:
         terms += sample.later_passes * np.array(_features(sample.later, form, knee))
@@ -127,7 +131,7 @@ def _features(shape: Shape, form: Form, knee: float) -> tuple[float, ...]:
     above = max(0.0, shape.n_batched - knee) if knee > 0 else 0.0
     requests = shape.n_requests if form in (Form.PER_REQUEST, Form.FULL) else 0.0
     query = shape.n_context_query if form in (Form.PER_CONTEXT_QUERY, Form.FULL) else 0.0
-    return (shape.n_context, shape.n_batched, above, requests, query, 1.0)
+    return (shape.n_context, shape.n_batched, above, requests, query, 1.0, shape.n_batched - shape.n_prompt)
 
 
 def _check(samples: Sequence[Sample]) -> None:

@@ -6,6 +6,7 @@ Target and drafters are corrected apart: one common factor would cancel in the a
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -74,14 +75,15 @@ class OnlineLatency:
         even_more_s = ragged_more_s if even is None else self._deviations.seconds(StepKind.EVEN, requests)
         return TargetPrice(
             n_batched=base.n_batched,
-            uniform=even,
-            ragged=ragged,
-            beyond=beyond,
+            uniform=_decoding(even) if even is not None else None,
+            ragged=_decoding(ragged),
+            beyond=_decoding(beyond) if beyond is not None else None,
             largest_graph_tokens=self._largest_graph,
             fixed_uniform_s=_without_tokens(even or ragged, base) + even_more_s,
             fixed_ragged_s=_without_tokens(ragged, base) + ragged_more_s,
             fixed_beyond_s=_without_tokens(beyond, base) if beyond is not None else 0.0,
             plain_more_s=self._deviations.seconds(StepKind.PLAIN, requests) - even_more_s,
+            logits_s=ragged.per_logits_token_s,
             prompt_factor=self._prompt_times.factor,
         )
 
@@ -221,7 +223,8 @@ def _pass_parts(drafter: DrafterCost, shape: Shape) -> tuple[float, float]:
 
 
 def _target_multipliers() -> Multipliers:
-    return Multipliers(half_life=50, strength=0.3, likeness=0.6)
+    """Noise comes in spells of many steps, so a window of 70 holds only a few spells: unlikeness needs good reasons."""
+    return Multipliers(half_life=50, strength=0.3, likeness=8.0)
 
 
 def _is_time(seconds: float) -> bool:
@@ -229,8 +232,15 @@ def _is_time(seconds: float) -> bool:
 
 
 def _without_tokens(cost: StepCost, shape: Shape) -> float:
-    """Seconds of `shape` less what its batched tokens cost."""
-    return cost.seconds(Shape(shape.n_context, 0.0, shape.n_requests, shape.n_context_query))
+    """Seconds of `shape` less what its batched tokens cost where each of them decodes."""
+    return cost.seconds(replace(shape, n_batched=0.0))
+
+
+def _decoding(cost: StepCost) -> StepCost:
+    """The same for tokens that all have their logits computed."""
+    if not cost.per_logits_token_s:
+        return cost
+    return replace(cost, per_batched_token_s=cost.per_batched_token_s + cost.per_logits_token_s, per_logits_token_s=0.0)
 
 
 def _scaled(cost: StepCost, constant: float, slope: float) -> StepCost:
@@ -241,5 +251,6 @@ def _scaled(cost: StepCost, constant: float, slope: float) -> StepCost:
         knee_tokens=cost.knee_tokens,
         per_request_s=slope * cost.per_request_s,
         per_context_query_s=slope * cost.per_context_query_s,
+        per_logits_token_s=slope * cost.per_logits_token_s,
         constant_s=constant * cost.constant_s,
     )

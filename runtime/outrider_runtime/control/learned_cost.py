@@ -23,6 +23,7 @@ class _Bucket:
     n_context: float = 0.0
     n_batched: float = 0.0
     n_requests: float = 0.0
+    n_prompt: float = 0.0
     seconds: float = 0.0
 
     def add(self, shape: Shape, seconds: float) -> None:
@@ -33,10 +34,11 @@ class _Bucket:
         self.n_context += share * (shape.n_context - self.n_context)
         self.n_batched += share * (shape.n_batched - self.n_batched)
         self.n_requests += share * (shape.n_requests - self.n_requests)
+        self.n_prompt += share * (shape.n_prompt - self.n_prompt)
         self.seconds += share * (seconds - self.seconds)
 
     def sample(self) -> Sample:
-        shape = Shape(self.n_context, self.n_batched, self.n_requests)
+        shape = Shape(self.n_context, self.n_batched, self.n_requests, n_prompt=self.n_prompt)
         return Sample(shape, self.seconds, weight=math.sqrt(self.count))
 
 

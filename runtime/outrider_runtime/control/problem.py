@@ -100,6 +100,7 @@ def _step(
         n_batched=float(requests + prefill),
         n_requests=float(len(every.id)),
         n_context_query=context / 1000,
+        n_prompt=float(prefill),
     )
     price = latency.price(base, uniform=prefill == 0)
     per_query = price.ragged.per_context_query_s / 1000

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from outrider_runtime.control.batch import StepOutcome
-from outrider_runtime.control.costs import Shape
+from outrider_runtime.control.costs import shape_of
 from outrider_runtime.profiler.grid import HEADROOM_TOKENS, GridPoint, Limits, Pace
 from outrider_runtime.profiler.protocol import Ask
 from outrider_runtime.profiler.samples import Sample, Visit
@@ -169,5 +169,4 @@ def _sample(outcome: StepOutcome) -> Sample:
     target_s = outcome.target_s
     if math.isnan(target_s):
         target_s = outcome.step_s - sum(outcome.draft_s.values())
-    shape = Shape(outcome.n_context, outcome.n_batched, outcome.n_requests, outcome.n_context_query)
-    return Sample(shape, outcome.mode, target_s, outcome.draft_plan.draft_tokens, dict(outcome.draft_s))
+    return Sample(shape_of(outcome), outcome.mode, target_s, outcome.draft_plan.draft_tokens, dict(outcome.draft_s))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -117,7 +118,10 @@ def _cross_error(samples: Sequence[Sample], form: Form, first_pass: bool) -> flo
 
 def _sample(measurement: Measurement, passes: bool) -> Sample:
     shape = measurement.shape
-    if not passes or measurement.draft_tokens <= 1:
+    if not passes:
+        return Sample(shape, measurement.seconds)
+    shape = dataclasses.replace(shape, n_prompt=0.0)  # it samples once a request, whatever it reads
+    if measurement.draft_tokens <= 1:
         return Sample(shape, measurement.seconds)
     later = Shape(shape.n_context, shape.n_requests, shape.n_requests, shape.n_context / 1000)
     return Sample(shape, measurement.seconds, later=later, later_passes=measurement.draft_tokens - 1)

@@ -191,7 +191,7 @@ def _features(point: GridPoint) -> NDArray[np.float64]:
     context = point.batch * point.context
     query = point.batched - point.prefill
     above = [max(0.0, point.batched - knee) for knee in KNEE_GUESSES]
-    return np.array([1.0, point.batch, point.batched, context, point.context * query / 1000, *above])
+    return np.array([1.0, point.batch, point.batched, query, context, point.context * query / 1000, *above])
 
 
 def _pass_features(point: GridPoint) -> NDArray[np.float64]:

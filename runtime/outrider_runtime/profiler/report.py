@@ -17,6 +17,7 @@ _TERMS = {
     "constant_s": "constant",
     "per_batched_token_s": "per batched token",
     "per_batched_token_above_knee_s": "... above the knee",
+    "per_logits_token_s": "... with logits (no prompt's)",
     "per_context_token_s": "per 1000 context tokens",
     "per_request_s": "per request",
     "per_context_query_s": "per 1000 context x query",

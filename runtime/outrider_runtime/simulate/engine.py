@@ -126,7 +126,8 @@ class Engine:
     ) -> StepOutcome:
         world, noisy, noise = self.world, self._chance.noisy, self.world.noise
         prefill = [view.prefill_tokens for view in views]
-        shape, prompts = _shape(requests), sum(prefill)
+        prompts = sum(prefill)
+        shape = _shape(requests, prompts)
         mode = _mode(requests, prompts, shape.n_batched, world.largest_graph_tokens)
         target_s = noisy(world.target_s(shape, mode), noise)
         draft_s = {name: noisy(spent, noise) for name, spent in world.draft_s(draft_plan, shape, prompts).items()}
@@ -248,13 +249,13 @@ def _outcome(request: Request, verified: int, accepted: int) -> RequestOutcome:
     )  # fmt: skip
 
 
-def _shape(requests: Sequence[Request]) -> Shape:
+def _shape(requests: Sequence[Request], prompts: int) -> Shape:
     context = batched = cross = 0
     for request in requests:
         context += request.context
         batched += request.scheduled
         cross += request.context * request.scheduled
-    return Shape(context, batched, len(requests), cross / 1000)
+    return Shape(context, batched, len(requests), cross / 1000, prompts)
 
 
 def _mode(requests: Sequence[Request], prefill: int, batched: float, largest_graph: int | None) -> ExecutionMode:

@@ -64,6 +64,7 @@ def carried_cost(model: str, device: str, gpus: int) -> StepCost:
         per_batched_token_s=compute * fitted.per_batched_token_s,
         per_batched_token_above_knee_s=compute * fitted.per_batched_token_above_knee_s,
         per_context_query_s=compute * fitted.per_context_query_s,
+        per_logits_token_s=compute * fitted.per_logits_token_s,
         constant_s=fitted.constant_s + (memory - 1) * weights_s,
     )
 

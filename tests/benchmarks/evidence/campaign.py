@@ -28,6 +28,7 @@ from tests.benchmarks.evidence.schedule import Round, Sitting, left, sittings
 from tests.benchmarks.evidence.server import Server, machine_cpu_s
 from tests.benchmarks.evidence.speedometer import Speedometer
 from tests.benchmarks.evidence.start import Starter
+from tests.benchmarks.evidence.timed_load import send_timed
 
 CALIBRATION_GROUP = "mid"
 WARM_UP = {1: 2, 4: 8}
@@ -205,7 +206,8 @@ class Campaign:
         others_cores = (_others_cpu_s(server) - others_s) / sent.seconds
         return MeasuredPoint(
             name=point.name, seconds=sent.seconds, outcomes=sent.outcomes, accepted_per_draft=sent.accepted_per_draft,
-            others_cores=round(others_cores, 2), slowness=round(work_us / self.calibration.work_us, 4),
+            others_cores=round(others_cores, 2),
+            slowness=1.0 if sent.at_usual_speed else round(work_us / self.calibration.work_us, 4),
             state_before=before, state_after=server.state(),
         )  # fmt: skip
 
@@ -224,7 +226,12 @@ class Campaign:
         return Point(f"{slots} at a time", requests, concurrency=slots)
 
     def _send(self, server: Server, point: Point) -> Sent:
-        sent = send(point, server.base_url, self._model, self.testbed.output_tokens)
+        tokens = self.testbed.output_tokens
+        if point.concurrency is None:
+            clock = self._speedometer.clock(self.calibration.work_us)
+            sent = send_timed(point, clock, server.base_url, self._model, tokens)
+        else:
+            sent = send(point, server.base_url, self._model, tokens)
         server.check_alive()
         failed = [one.error for one in sent.outcomes if one.error or not one.tokens]
         if failed:

@@ -1,7 +1,6 @@
 """Sends a point's requests with vLLM's own load generator (`vllm.benchmarks.serve`) and keeps what came of each.
 
-It can do all that the scenarios need: a limit of requests at the same time, arrival times of our own (`self_timed`),
-and fields of a request's own in its body, in which the SLO class goes.
+Requests come as places get free. Those that come at times of their own are `timed_load`'s.
 """
 
 from __future__ import annotations
@@ -46,6 +45,8 @@ class Sent:
     outcomes: tuple[Outcome, ...]
     accepted_per_draft: float | None
     """As the engine counts, where it publishes that: accepted tokens a (request, step) pair that had proposals."""
+    at_usual_speed: bool = False
+    """Its times are those of a machine at its usual speed."""
 
 
 def send(point: Point, base_url: str, model: str, output_tokens: int) -> Sent:
@@ -70,7 +71,7 @@ async def _benchmark(point: Point, base_url: str, model: str, output_tokens: int
         request_rate=float("inf"), burstiness=1.0, disable_tqdm=True, num_warmups=0, profile=False,
         selected_percentile_metrics=[], selected_percentiles=[], ignore_eos=True, goodput_config_dict={},
         max_concurrency=point.concurrency, lora_modules=None, extra_headers=None, extra_body={"temperature": 0.0},
-        ready_check_timeout_sec=0, self_timed=True,
+        ready_check_timeout_sec=0,
     )  # fmt: skip
     return result
 
@@ -78,20 +79,18 @@ async def _benchmark(point: Point, base_url: str, model: str, output_tokens: int
 def _request(planned: Planned, output_tokens: int) -> Any:
     from vllm.benchmarks.datasets import SampleRequest
 
-    classed = {"vllm_xargs": {"slo_class": planned.slo_class}} if planned.slo_class else None
     return SampleRequest(
-        prompt=planned.prompt, prompt_len=0, expected_output_len=output_tokens, timestamp=planned.at_s,
-        chat_messages=[{"role": "user", "content": planned.prompt}], request_overrides=classed,
+        prompt=planned.prompt, prompt_len=0, expected_output_len=output_tokens,
+        chat_messages=[{"role": "user", "content": planned.prompt}],
     )  # fmt: skip
 
 
 def _outcome(planned: Planned, result: dict[str, Any], index: int) -> Outcome:
-    waited = result["queue_times"][index] if planned.at_s is not None else 0.0
     return Outcome(
         phase=planned.phase,
         slo_class=planned.slo_class,
-        latency_s=result["latencies"][index] + waited,
-        ttft_s=result["ttfts"][index] + waited,
+        latency_s=result["latencies"][index],
+        ttft_s=result["ttfts"][index],
         tokens=result["output_lens"][index],
         error=result["errors"][index],
     )

@@ -14,7 +14,7 @@ from outrider_crds.state import ProfileSource
 from tests.benchmarks.evidence.prompts import REPOSITORY
 from tests.benchmarks.evidence.server import MODEL_ROOT
 
-TIME_BUDGET = "75s"
+TIME_BUDGET = "240s"
 RESULT = "result.json"
 
 

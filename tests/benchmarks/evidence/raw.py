@@ -27,7 +27,8 @@ class MeasuredPoint:
     others_cores: float
     """Cores that neither the server nor the load generator used, but something else on the machine did."""
     slowness: float
-    """How long the machine took for a fixed piece of work meanwhile, by what it took at the calibration."""
+    """How long the machine took for a fixed piece of work meanwhile, by what it took at the calibration; 1 where the
+    requests were timed by the machine's own clock."""
     state_before: dict[str, Any] | None
     state_after: dict[str, Any] | None
 
@@ -36,8 +37,7 @@ class MeasuredPoint:
         return sum(one.tokens for one in self.outcomes) / self.seconds
 
     def at_usual_speed(self) -> MeasuredPoint:
-        """Its times as they would have been on the machine as it was at the calibration. Of the first order: where
-        requests queue up, a slow machine costs them more than that."""
+        """Its times as they would have been on the machine as it was at the calibration."""
         outcomes = tuple(one.scaled(1 / self.slowness) for one in self.outcomes)
         return replace(self, seconds=self.seconds / self.slowness, outcomes=outcomes, slowness=1.0)
 

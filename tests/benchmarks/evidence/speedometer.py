@@ -15,6 +15,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
@@ -44,12 +46,39 @@ class Speedometer:
         """Now, for `work_us_since`."""
         return self._file.stat().st_size
 
+    def clock(self, usual_us: float) -> MachineClock:
+        """usual_us: what the fixed work takes at the machine's usual speed."""
+        return MachineClock(self._file, usual_us)
+
     def work_us_since(self, mark: int) -> float | None:
         """Mean time of the fixed work since then; None with too few readings."""
         with self._file.open() as readings:
             readings.seek(mark)
             times_us = [float(line) for line in readings if line.endswith("\n")]
         return fmean(times_us) if len(times_us) >= FEWEST else None
+
+
+class MachineClock:
+    """Seconds of a machine that is always at its usual speed: while this one is half as fast, it goes half as fast."""
+
+    def __init__(self, file: Path, usual_us: float, wall: Callable[[], float] = time.perf_counter) -> None:
+        self._file, self._usual_us, self._wall = file, usual_us, wall
+        self._mark = file.stat().st_size
+        self._last_us: deque[float] = deque(maxlen=FEWEST)
+        self._seconds, self._read_at = 0.0, wall()
+
+    def now(self) -> float:
+        """To be asked often: the time since the last call is taken to have had the speed of the last readings."""
+        with self._file.open() as readings:
+            readings.seek(self._mark)
+            *lines, _ = readings.read().split("\n")
+        self._mark += sum(len(line) + 1 for line in lines)
+        self._last_us.extend(float(line) for line in lines)
+        wall = self._wall()
+        speed = self._usual_us / fmean(self._last_us) if self._last_us else 1.0
+        self._seconds += speed * (wall - self._read_at)
+        self._read_at = wall
+        return self._seconds
 
 
 def _fixed_work() -> int:
