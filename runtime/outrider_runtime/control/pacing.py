@@ -54,7 +54,7 @@ def lengths_for_slo(
     gains: (K, N). costs: (N,), see best_lengths. by_goodput: the choice without classes. draft_s: drafts of this step.
     """
     price = _without_prompts(step, latency)
-    seconds = float(price.ragged_s(np.array(float(by_goodput.lengths.sum())))) + draft_s
+    seconds = price.decode_s(int(by_goodput.lengths.sum())) + draft_s
     if not anyone_late(step.decoding.stands(), tpots_s, seconds, 0):
         return None
     state = _clocks(step.decoding, tpots_s)
@@ -80,10 +80,8 @@ def pressure(
 
     step: the next one, with what the step under way verifies in `proposed`; limit: most draft tokens.
     """
-    verified = float(sum(step.decoding.proposed))
-    step_s = (
-        float(_without_prompts(step, latency).ragged_s(np.array(verified))) + draft_s
-    )  # the next step is taken to be like this one
+    verified = sum(step.decoding.proposed)
+    step_s = _without_prompts(step, latency).decode_s(verified) + draft_s  # the next step is taken to be like this one
     if not anyone_late(step.decoding.stands(), tpots_s, 2 * step_s, 1):
         return None  # nobody, even if nothing is accepted
     state = _clocks(step.decoding, tpots_s)

@@ -229,7 +229,7 @@ class Planner:
         plan = self._plan(batch, step, choice if self._speculates(choice) else _nothing(choice), purpose)
         if caught:
             return dataclasses.replace(plan, catch_up=caught)
-        self._longest_s = float(step.price.ragged_s(np.array(float(plan.draft_tokens * step.requests))))
+        self._longest_s = step.price.decode_s(plan.draft_tokens * step.requests)
         paying = _paying(step, choice) if purpose is Purpose.CHOICE else {}
         self._kept.keep(
             plan, step.now.id, paying, in_tow=self._upkeep.prompt_tokens_in_tow(step) > 0,

@@ -161,7 +161,7 @@ def longest_step_s(state: Clocks, forced: Ints, gains: Floats, price: TargetPric
     """
     granted = gains * (np.arange(len(gains))[:, None] < forced)
     deadlines = state.deadlines_s(1.0 + granted.sum(axis=0)) - draft_s
-    least = float(price.ragged_s(np.array(float(forced.sum()))))
+    least = price.decode_s(int(forced.sum()))
     return float(deadlines[deadlines >= least].min(initial=math.inf))
 
 
