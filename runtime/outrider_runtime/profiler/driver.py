@@ -10,6 +10,7 @@ import numpy as np
 
 from outrider_runtime.control.batch import StepOutcome
 from outrider_runtime.control.costs import shape_of
+from outrider_runtime.profiler.core_speed import CoreSpeed
 from outrider_runtime.profiler.grid import HEADROOM_TOKENS, GridPoint, Limits, Pace
 from outrider_runtime.profiler.protocol import Ask
 from outrider_runtime.profiler.samples import Sample, Visit
@@ -33,6 +34,8 @@ class Driver:
         self._loop: ControlLoop = self._scheduler.outrider
         self._outcomes: list[StepOutcome] = []
         self._loop.listeners.append(self._outcomes.append)
+        on_cpu = self._core.vllm_config.device_config.device_type == "cpu"
+        self._speed = CoreSpeed() if on_cpu else None
         self._rng = np.random.default_rng(SEED)
         self._vocabulary = int(self._core.vllm_config.model_config.get_vocab_size())
         self._batch: list[str] = []
@@ -113,10 +116,15 @@ class Driver:
         added = self._add(self._random_tokens(point.prefill)) if point.prefill else None
         self._propose(point)
         self._outcomes.clear()
+        before = self._speed_now()
         self._engine.step()
+        speed = (before + self._speed_now()) / 2
         if added is not None:
             self._engine.abort_request([added])
-        return [_sample(outcome) for outcome in self._outcomes]
+        return [_sample(outcome).at(speed) for outcome in self._outcomes]
+
+    def _speed_now(self) -> float:
+        return self._speed.now() if self._speed is not None else 1.0
 
     def _propose(self, point: GridPoint) -> None:
         """Random proposals in place of whatever the drafter found."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +26,11 @@ class Sample:
     draft_s: dict[str, float] = field(default_factory=dict)
     """Seconds by drafter."""
 
+    def at(self, speed: float) -> Sample:
+        """As it would have been on a machine at its usual speed, where it had `speed` of that."""
+        drafts = {name: speed * seconds for name, seconds in self.draft_s.items()}
+        return dataclasses.replace(self, target_s=speed * self.target_s, draft_s=drafts)
+
 
 @dataclass(frozen=True, slots=True)
 class Visit:
@@ -38,7 +44,8 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One shape's cost: noise only ever adds time, so its fastest step stands for it."""
+    """One shape's cost. Within a visit noise only ever adds time, so its fastest step stands for it; among the visits,
+    which lie far apart and may each have had another speed of the machine, the middle one does."""
 
     point: GridPoint
     shape: Shape
@@ -75,6 +82,6 @@ def _measure(visits: Iterable[Visit], seconds: Callable[[Sample], float]) -> lis
 
 
 def _measurement(point: GridPoint, ranked: Sequence[Sample], seconds: Callable[[Sample], float]) -> Measurement:
-    best = ranked[0]
-    spread = seconds(ranked[1]) / seconds(best) - 1.0 if len(ranked) > 1 else math.nan
-    return Measurement(point, best.shape, best.mode, seconds(best), spread, best.draft_tokens)
+    middle = ranked[(len(ranked) - 1) // 2]
+    spread = seconds(ranked[1]) / seconds(ranked[0]) - 1.0 if len(ranked) > 1 else math.nan
+    return Measurement(point, middle.shape, middle.mode, seconds(middle), spread, middle.draft_tokens)

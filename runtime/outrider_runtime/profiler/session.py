@@ -27,8 +27,9 @@ from outrider_runtime.profiler.protocol import Ask
 from outrider_runtime.profiler.samples import Visit, median_spread, target_measurements
 
 STEPS = 3
-MOST_STEPS = 9
-"""Steps of one visit: more where the machine is busy, so that one of them may run undisturbed."""
+MOST_STEPS = 5
+"""Steps of one visit: more where the machine is busy, so that one of them may run undisturbed. Not many more: what
+disturbs it may last for seconds, and further rounds come later."""
 USUAL_ROUNDS = 5
 FIRST_ROUND_SHARE = 0.45
 """Share of the budget after which no new shapes are taken up: every shape is to be visited twice."""

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
+from outrider_runtime.profiler.core_speed import work_us
+
 PERIOD_S = 0.02
-ROUNDS = 1500
-"""Of the fixed work: about 0.1 ms."""
 FEWEST = 10
 """Readings that say something."""
 
@@ -81,21 +81,11 @@ class MachineClock:
         return self._seconds
 
 
-def _fixed_work() -> int:
-    total = 0
-    for number in range(ROUNDS):
-        total += number * number
-    return total
-
-
 def _read_one_core(core: int, file: Path) -> None:
     os.sched_setaffinity(threading.get_native_id(), {core})
     with file.open("a", buffering=1) as output:
         while True:
-            start_ns = time.thread_time_ns()
-            _fixed_work()
-            taken_us = (time.thread_time_ns() - start_ns) / 1e3
-            output.write(f"{taken_us:.2f}\n")
+            output.write(f"{work_us():.2f}\n")
             time.sleep(PERIOD_S)
 
 
