@@ -52,9 +52,7 @@ class Speedometer:
 
     def work_us_since(self, mark: int) -> float | None:
         """Mean time of the fixed work since then; None with too few readings."""
-        with self._file.open() as readings:
-            readings.seek(mark)
-            times_us = [float(line) for line in readings if line.endswith("\n")]
+        times_us, _ = _readings_since(self._file, mark)
         return fmean(times_us) if len(times_us) >= FEWEST else None
 
 
@@ -69,16 +67,21 @@ class MachineClock:
 
     def now(self) -> float:
         """To be asked often: the time since the last call is taken to have had the speed of the last readings."""
-        with self._file.open() as readings:
-            readings.seek(self._mark)
-            *lines, _ = readings.read().split("\n")
-        self._mark += sum(len(line) + 1 for line in lines)
-        self._last_us.extend(float(line) for line in lines)
+        times_us, self._mark = _readings_since(self._file, self._mark)
+        self._last_us.extend(times_us)
         wall = self._wall()
         speed = self._usual_us / fmean(self._last_us) if self._last_us else 1.0
         self._seconds += speed * (wall - self._read_at)
         self._read_at = wall
         return self._seconds
+
+
+def _readings_since(file: Path, mark: int) -> tuple[list[float], int]:
+    """Microseconds of each, and the mark behind them; a line that is half written is left for the next time."""
+    with file.open() as readings:
+        readings.seek(mark)
+        lines = [line for line in readings if line.endswith("\n")]
+    return [float(line) for line in lines], mark + sum(map(len, lines))
 
 
 def _read_one_core(core: int, file: Path) -> None:

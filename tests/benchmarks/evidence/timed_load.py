@@ -33,8 +33,8 @@ async def _send_all(point: Point, clock: MachineClock, url: str, model: str, out
         start, tasks = clock.now(), []
         for planned in point.requests:
             due = start + (planned.at_s or 0.0)
-            while clock.now() < due:
-                await asyncio.sleep(min(PERIOD_S, due - clock.now()))
+            while (left_s := due - clock.now()) > 0:
+                await asyncio.sleep(min(PERIOD_S, left_s))
             body = _body(planned, model, output_tokens)
             tasks.append(asyncio.create_task(_outcome(session, url, body, planned, due, clock)))
         outcomes = await asyncio.gather(*tasks)
