@@ -177,6 +177,21 @@ def test_seeded_and_greedy_requests_share_a_batch(laptop: Laptop) -> None:
     assert laptop.server.is_ready()
 
 
+def test_a_grammar_bound_request_shares_the_batch(laptop: Laptop) -> None:
+    """Its steps are two calls to the worker, as the mask is made while the target runs; the others' are one."""
+    answers: list[httpx.Response] = []
+    other = threading.Thread(
+        target=lambda: answers.append(laptop.server.chat(REPETITIVE, max_tokens=48, temperature=0))
+    )
+    other.start()
+    bound = laptop.server.chat(
+        "Say 1 2 3.", max_tokens=32, temperature=0, structured_outputs={"regex": "(1 2 3 ){4}"}
+    )  # fmt: skip
+    other.join()
+    assert bound.json()["choices"][0]["message"]["content"].split() == ["1", "2", "3"] * 4
+    assert answers[0].json()["usage"]["completion_tokens"] > 0
+
+
 def test_a_client_that_hangs_up_frees_the_engine(laptop: Laptop) -> None:
     """vLLM aborts the request: the gate passes the disconnect on."""
     server = laptop.server

@@ -79,6 +79,19 @@ def test_extra_arguments_come_last_so_that_the_user_decides() -> None:
     assert arguments[0] == launch.target_location(plan)
 
 
+def test_a_step_is_one_call_to_a_worker_that_is_a_process_of_its_own() -> None:
+    """vLLM's own executor asks it for proposals in a call of their own. The user's choice of an executor comes last."""
+    boot = boot_config([lookup()], extra=["--distributed-executor-backend=mp"])
+    arguments = launch.server_arguments(plan_of(boot, Pool(model_free=(lookup(),))))
+    chosen = [one for one in arguments if one.startswith("--distributed-executor-backend")]
+    assert chosen == [
+        f"--distributed-executor-backend={launch.CPU_EXECUTOR_CLASS}",
+        "--distributed-executor-backend=mp",
+    ]
+    gpu = plan_of(on_gpu(boot_config([lookup()])), Pool(model_free=(lookup(),)))
+    assert launch.server_arguments(gpu) == launch.engine_arguments(gpu)
+
+
 def test_graphs_exist_for_whole_batches_at_each_length() -> None:
     """Bug: 7 requests that verify 4 tokens each are 28 tokens; without a graph of 28 the step is padded to 32."""
     sizes = launch.graph_sizes(max_draft_tokens=5, max_requests=256)

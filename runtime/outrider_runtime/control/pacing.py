@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_runtime.control.acceptance import Acceptance
-from outrider_runtime.control.batch import Batch, DraftPlan
+from outrider_runtime.control.batch import Batch, DraftPlan, ExecutionMode
 from outrider_runtime.control.choice import Lengths, TargetPrice, best_lengths
 from outrider_runtime.control.costs import Shape
 from outrider_runtime.control.drafting import DraftProblem, Pressure
@@ -35,6 +35,8 @@ Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 ADMISSIONS = (64, 16, 4, 1)
 """Numbers of requests whose start in one step is weighed; as many as the first are no burst to care about."""
+UNFORESEEN = 4.0
+"""Times the target's modelled seconds: more than drafts, prompts and deviations make of them."""
 LEAST_ANSWER_TOKENS = 16
 """How soon others make room is taken from the answer of who waits; one shorter than this says nothing about theirs."""
 TPOTs = Mapping[str | None, float]
@@ -111,6 +113,24 @@ def spare_s(
     deadlines = state.deadlines_s(gained)
     kept = (deadlines >= step_s) | state.within_reach(step_s, gained)  # hopeless ones set no limit
     return max(0.0, float(deadlines[kept].min(initial=math.inf)) - step_s)
+
+
+def nobody_can_be_late(batch: Batch, latency: OnlineLatency, tpots_s: TPOTs) -> bool:
+    """Whether every class in sight bears the longest step that there can be, and a batch with all that may come: then
+    neither `token_budget` nor `admissions` has anything to say. They take time, and classes are often loose."""
+    named = {view.slo_class for view in batch.requests} | ({batch.next.slo_class} if batch.next else set())
+    tpot_s = min((tpots_s.get(name, math.inf) for name in named), default=math.inf)
+    requests = len(batch.requests) + ADMISSIONS[0]
+    context = sum(view.context_tokens for view in batch.requests) + batch.token_budget
+    tokens = float(batch.token_budget + requests)
+    longest_s = latency.target_s(Shape(context, tokens, requests, context / 1000), ExecutionMode.RAGGED)
+    prompt = batch.next.prompt_tokens if batch.next else 0
+    prompt_s = latency.target_s(Shape(prompt, prompt, 1, prompt / 1000), ExecutionMode.RAGGED)
+    seconds = UNFORESEEN * (longest_s + prompt_s * requests / LEAST_ANSWER_TOKENS)
+    if seconds > MARGIN * tpot_s:
+        return False
+    stands = ((view.slo_class, view.elapsed_s, view.output_tokens) for view in batch.requests)
+    return not anyone_late(stands, tpots_s, seconds, 0)
 
 
 def token_budget(

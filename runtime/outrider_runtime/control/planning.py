@@ -22,6 +22,7 @@ from outrider_runtime.control.pacing import (
     anyone_late,
     drafts_s,
     lengths_for_slo,
+    nobody_can_be_late,
     pressure,
     spare_s,
     token_budget,
@@ -81,6 +82,8 @@ class Planner:
         prompts = bool(self._roster.tpots_s) and (
             batch.next is not None or any(view.prefill_tokens for view in batch.requests)
         )
+        if prompts and nobody_can_be_late(batch, self._evidence.latency, self._roster.tpots_s):
+            prompts = False
         lengths = [0] * len(batch.requests)
         if not proposals and not prompts:
             return VerifyPlan(tuple(lengths), self._last.purpose)

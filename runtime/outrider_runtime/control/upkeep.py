@@ -30,12 +30,12 @@ class Upkeep:
         self._reads = True
         """What a hole costs asks for the draft to run where it proposes nothing, in this decision."""
         self._in_vain = False
-        """The draft does not run at present, whatever the gate says: see `_reads_in_vain`."""
+        """As of the last look, the draft does not run, whatever the gate says: see `_reads_in_vain`."""
 
     def look(self, batch: Batch, limit: int) -> None:
         """A decision begins. limit: most draft tokens at present."""
         self._reads = self._is_worth_reading(batch)
-        self._in_vain = self._reads and self._reads_in_vain(batch, limit)
+        self._in_vain = self._reads_in_vain(batch, limit)
         self.gated |= self._in_vain
 
     def runs(self, batch: Batch) -> bool:
@@ -56,7 +56,7 @@ class Upkeep:
             return False
         holes = self._evidence.holes
         if holes is not None:
-            return holes.settled
+            return holes.settled or self._in_vain
         return self.gate.closed(requests) and not self._evidence.explorer.due()
 
     @property

@@ -28,9 +28,9 @@ from outrider_runtime.snapshot import blank_state, read_snapshot
 from outrider_runtime.vllm_plugin.launch import (
     LaunchPlan,
     after_failure,
-    engine_arguments,
     plan_launch,
     prepare,
+    server_arguments,
     target_location,
 )
 from outrider_runtime.vllm_plugin.versions import UntestedEngineError
@@ -103,7 +103,7 @@ def _serve_until_drained(plan: LaunchPlan, watch: EngineWatch, listener: socket.
         watch.follow(server.view)
         signal.signal(signal.SIGTERM, _interrupt)  # until the server has handlers of its own
         try:
-            uvloop.run(server.serve(parse_arguments(engine_arguments(remaining), drain), listener))
+            uvloop.run(server.serve(parse_arguments(server_arguments(remaining), drain), listener))
         except (StartupError, EngineDiedError):
             raise
         except Exception as error:

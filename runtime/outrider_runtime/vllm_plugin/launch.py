@@ -2,11 +2,12 @@
 
     plan = plan_launch(boot, hot, paths)     # reads the drafts' configs; drops drafters that cannot load
     prepare(plan)                            # environment and the plan's file, for vLLM's processes
-    arguments = engine_arguments(plan)       # as `vllm serve` takes them: [model, "--flag=value", ...]
+    arguments = server_arguments(plan)       # as `vllm serve` takes them: [model, "--flag=value", ...]
     smaller = after_failure(plan, error)     # if the engine did not start: the plan without the guilty drafter
 
 The engine core and the worker are processes of their own; they find the plan as `launch.json` in the folder that
-the environment variable OUTRIDER_RUN_DIR names. In one process (tests, the profiler) the same holds.
+the environment variable OUTRIDER_RUN_DIR names. In one process (tests, the profiler) the same holds; the arguments are
+`engine_arguments` there.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ FAILURE_FILE = "drafter-failure.txt"
 SPECULATIVE_CONFIG = "SpeculativeConfig"  # named in the error when vLLM refuses one
 SCHEDULER_CLASS = "outrider_runtime.vllm_plugin.scheduler.outrider_scheduler"
 CPU_WORKER_CLASS = "outrider_runtime.vllm_plugin.cpu.OutriderCPUWorker"
+CPU_EXECUTOR_CLASS = "outrider_runtime.vllm_plugin.cpu.OutriderCPUExecutor"
 GPU_WORKER_CLASS = "outrider_runtime.vllm_plugin.gpu.OutriderGPUWorker"
 DEFAULT_MAX_NUM_SEQS = 256
 LARGEST_GRAPH_TOKENS = 512
@@ -148,6 +150,13 @@ def engine_arguments(plan: LaunchPlan) -> list[str]:
     if plan.pool.model_free and not boot.accelerator.on_cpu:
         arguments.append("--no-async-scheduling")  # drafters without a model read the sampled tokens on the CPU
     return [*arguments, *_graph_arguments(plan, speculative), *boot.engine.extra_args]
+
+
+def server_arguments(plan: LaunchPlan) -> list[str]:
+    """engine_arguments, for an engine whose worker is a process of its own where vLLM makes it one."""
+    model, *arguments = engine_arguments(plan)
+    executor = [f"--distributed-executor-backend={CPU_EXECUTOR_CLASS}"] if plan.boot.accelerator.on_cpu else []
+    return [model, *executor, *arguments]
 
 
 def speculative_config(plan: LaunchPlan) -> dict[str, object] | None:
@@ -285,4 +294,5 @@ __all__ = [
     "load_plan",
     "plan_launch",
     "prepare",
+    "server_arguments",
 ]

@@ -65,6 +65,8 @@ class StepReport:
     """Requests that got the neural drafter's proposals because their own drafter found nothing."""
     failures: dict[str, str] = field(default_factory=dict)
     """Drafter -> why it failed, in a sentence; its proposals of this step were dropped."""
+    proposals: Any = None
+    """vLLM's DraftTokenIds, where they come with the step's output; None where vLLM asks for them by itself."""
 
 
 def attach(message: Any, content: DraftOrder | StepReport) -> None:

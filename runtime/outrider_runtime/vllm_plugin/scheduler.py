@@ -2,8 +2,8 @@
 
     schedule()                  top: how many proposals each request verifies; then vLLM schedules the step
     _update_after_schedule()    what to propose at the end of that step; then vLLM advances its books
-    update_draft_token_ids()    the proposals that came back (synchronous scheduling)
     update_from_output()        what came of the step, and the finished requests' times
+    update_draft_token_ids()    the proposals that came back (synchronous scheduling)
 
 `scheduler_cls` names the factory below: vLLM's synchronous and asynchronous schedulers are different classes, and
 which one runs is known only from the resolved config.
@@ -26,7 +26,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from outrider_runtime.control.batch import Batch, DraftPlan, RequestView, VerifyPlan, Waiting
+from outrider_runtime.control.batch import Batch, DraftPlan, Purpose, RequestView, VerifyPlan, Waiting
 from outrider_runtime.drafters import drafter_spec
 from outrider_runtime.identity import device_name, weights_commit
 from outrider_runtime.vllm_plugin.coverage import DraftCoverage, ScheduledTokens
@@ -73,6 +73,8 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         """The engine's own; vLLM's attribute is lower while a tight SLO class is protected."""
         self._coverage = DraftCoverage(self.block_size, self._blocks) if _needs_whole_kv(plan) else None
         self._asked: dict[str, Asked] = {}
+        self._draft_purpose = Purpose.FIXED
+        """Of the last draft plan."""
         self._records: dict[int, StepRecord] = {}
         self._scheduled_at = self._last_output_at = time.monotonic()
         location = target_location(plan)
@@ -86,8 +88,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         self._scheduled_at = time.monotonic()
         running = list(self.running)
-        views = [self._waiting_view(request) for request in running]
-        self._verify_plan = self.outrider.plan_verify(self._batch(views, self._next(), self._patience_used()))
+        self._verify_plan = self._plan_verify(running)
         for request, length in zip(running, self._verify_plan.lengths, strict=True):
             if length < len(request.spec_token_ids):
                 # Assigned, never mutated: in asynchronous scheduling all requests share one list.
@@ -95,6 +96,21 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         if self._verify_plan.token_budget is None and self._verify_plan.admit is None:
             return super().schedule(throttle_prefills)
         return self._schedule_within(self._verify_plan, throttle_prefills)
+
+    def _plan_verify(self, running: list[Request]) -> VerifyPlan:
+        if not self._needs_verify_plan(running):
+            return VerifyPlan((0,) * len(running), self._draft_purpose)
+        views = [self._waiting_view(request) for request in running]
+        return self.outrider.plan_verify(self._batch(views, self._next(), self._patience_used()))
+
+    def _needs_verify_plan(self, running: list[Request]) -> bool:
+        """Whether there is anything to decide: proposals, or prompts that might break an SLO class's TPOT. In most
+        steps without speculation there is not, and to turn a large batch into views takes time."""
+        if any(request.spec_token_ids for request in running):
+            return True
+        return self.outrider.has_slo_classes and (
+            bool(self.waiting) or any(not request.num_output_tokens or request.is_prefill_chunk for request in running)
+        )
 
     def _patience_used(self) -> float:
         """By the request that waits in front, or one whose prompt is being read; preempted ones do not count."""
@@ -129,6 +145,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         scheduled = scheduler_output.num_scheduled_tokens
         batch = self._batch([self._scheduled_view(name, scheduler_output) for name in scheduled])
         draft_plan, order = self.outrider.plan_draft(batch)
+        self._draft_purpose = draft_plan.purpose
         ran: list[ScheduledTokens] = []
         if self._coverage is not None:
             order = dataclasses.replace(order, catch_ups=self._catch_ups(self._coverage, draft_plan, batch))
@@ -193,6 +210,8 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             self.outrider.observe(outcome)
             self._note_stand_ins(record, report)
             self._suspend_failed(report.failures if report else {})
+        if report is not None and report.proposals is not None:
+            self.update_draft_token_ids(report.proposals)
         return outputs
 
     def _note_holes(self, record: StepRecord, report: StepReport) -> None:

@@ -12,6 +12,10 @@ from hypothesis import strategies as st
 from outrider_runtime.control.batch import Batch, ExecutionMode, Purpose, RequestView, Waiting
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.costs import DrafterCost, LatencyModel, StepCost
+from outrider_runtime.control.goodput import Goodput
+from outrider_runtime.control.latency import OnlineLatency
+from outrider_runtime.control.pacing import admissions, nobody_can_be_late, token_budget
+from outrider_runtime.control.problem import this_step
 from outrider_runtime.control.settings import DrafterSpec, HotSettings, Mode, Settings, SLOTarget
 from outrider_runtime.control.slo import MARGIN
 
@@ -86,6 +90,47 @@ def test_classes_that_nobody_misses_change_no_plan(views):
     made = Batch(tuple(views), 1.0, 2048, 10_000)
     assert with_classes.plan_draft(made) == without.plan_draft(made)
     assert with_classes.plan_verify(made) == without.plan_verify(made)
+
+
+LATENCIES = st.builds(
+    lambda token, constant, logits: OnlineLatency(
+        LatencyModel(
+            dict.fromkeys(
+                ExecutionMode,
+                StepCost(per_batched_token_s=token, constant_s=constant, per_logits_token_s=logits),
+            ),
+            {},
+        ),
+        (), None,
+    ),
+    token=st.floats(1e-6, 4e-3), constant=st.floats(1e-3, 0.1), logits=st.floats(0.0, 2e-3),
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    latency=LATENCIES, views=st.lists(VIEWS, min_size=1, max_size=6), tpot_s=st.floats(0.5, 60.0),
+    prompt=st.integers(1, 2000), budget=st.integers(64, 2048),
+)  # fmt: skip
+def test_where_nobody_can_be_late_prompts_and_newcomers_are_not_limited(latency, views, tpot_s, prompt, budget):
+    """The short way to that answer never says so where the long one finds a limit."""
+    tpots_s: dict[str | None, float] = {"tight": tpot_s, "loose": 2 * tpot_s}
+    made = Batch(tuple(views), 1.0, budget, 10_000, next=Waiting("tight", prompt, 64))
+    if not nobody_can_be_late(made, latency, tpots_s):
+        return
+    step = this_step(made, latency, Goodput())
+    gained = np.ones(step.requests)
+    assert token_budget(made, step, gained, 0, latency, tpots_s, draft_s=0.0, draft_token_s=0.0) is None
+    assert admissions(made, step, gained, 0, latency, tpots_s, 0.0) is None
+
+
+@pytest.mark.parametrize(("tpot_s", "elapsed_s", "late"), [(60.0, 1.0, False), (0.5, 1.0, True), (60.0, 1300.0, True)])
+def test_a_class_is_out_of_danger_if_it_bears_the_longest_step_from_here(tpot_s, elapsed_s, late):
+    """2048 tokens of 2 ms; the last request has spent all the time that its class gives it."""
+    views = tuple(view(number, elapsed_s=elapsed_s) for number in range(4))
+    latency = OnlineLatency(LatencyModel(dict.fromkeys(ExecutionMode, CPU), {}), (), None)
+    made = Batch(views, 1.0, 2048, 10_000, next=Waiting("loose", 100, 64))
+    assert nobody_can_be_late(made, latency, {"loose": tpot_s}) is not late
 
 
 def busy_batch(**tight: object) -> Batch:
