@@ -5,8 +5,9 @@ Used offline by the profiler (with its error on shapes that were held out) and o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -42,6 +43,8 @@ class Sample:
     later: Shape | None = None
     """An autoregressive drafter's passes after the first, each of this shape; `seconds` is the sum over all."""
     later_passes: int = 0
+    apart: bool = False
+    """Of a kind of step whose constant is another one (`Fit.apart_s`), fitted together with those that are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,19 @@ class Fit:
     form: Form
     error: float
     """Median relative error on the held-out samples (on the fitted ones where none were held out)."""
+    apart_s: float = 0.0
+    """What samples `apart` cost beyond `cost`."""
+
+    def predicted_s(self, sample: Sample) -> float:
+        """What this fit says the sample took, all of its passes together."""
+        seconds = self.cost.seconds(sample.shape) + self.first_pass.seconds(sample.shape)
+        if sample.later is not None:
+            seconds += sample.later_passes * self.cost.seconds(sample.later)
+        return seconds + self.apart_s if sample.apart else seconds
+
+    def relative_error(self, sample: Sample) -> float:
+        """|predicted - measured| / measured."""
+        return abs(self.predicted_s(sample) / sample.seconds - 1.0)
 
 
 def fit(
@@ -74,21 +90,10 @@ def fit(
     return best
 
 
-def relative_error(cost: StepCost, samples: Sequence[Sample], first_pass: StepCost = FREE) -> float:
-    """Median of |predicted - measured| / measured."""
-    return float(np.median([abs(predicted_s(cost, s, first_pass) - s.seconds) / s.seconds for s in samples]))
-
-
-def predicted_s(cost: StepCost, sample: Sample, first_pass: StepCost = FREE) -> float:
-    """What `cost` says the sample took, all of its passes together."""
-    first = cost.seconds(sample.shape) + first_pass.seconds(sample.shape)
-    return first if sample.later is None else first + sample.later_passes * cost.seconds(sample.later)
-
-
 def _fit_form(samples: Sequence[Sample], form: Form, judges: Sequence[Sample], first_pass: bool) -> Fit:
     solutions = (_solve(samples, form, knee, first_pass) for knee in _knees(samples))
-    cost, first, _ = min(solutions, key=lambda solution: solution[2])
-    return Fit(cost, first, form, relative_error(cost, judges, first))
+    best, _ = min(solutions, key=lambda solution: solution[1])
+    return replace(best, error=float(np.median([best.relative_error(sample) for sample in judges])))
 
 
 def _knees(samples: Sequence[Sample]) -> list[float]:
@@ -100,23 +105,28 @@ def _knees(samples: Sequence[Sample]) -> list[float]:
     return [0.0, *inner]
 
 
-def _solve(
-    samples: Sequence[Sample], form: Form, knee: float, first_pass: bool
-) -> tuple[StepCost, StepCost, float]:  # fmt: skip
-    """Coefficients for one knee, those of the first pass, and the weighted squared relative error they leave."""
+def _solve(samples: Sequence[Sample], form: Form, knee: float, first_pass: bool) -> tuple[Fit, float]:
+    """Coefficients for one knee, and the weighted squared relative error they leave."""
     design = np.array([_passes(sample, form, knee) for sample in samples])  # (samples, 7)
     if not any(sample.shape.n_prompt for sample in samples):
         design[:, LOGITS] = 0.0  # every token has logits: the term cannot be told from that of batched tokens
-    if first_pass:
-        design = np.hstack([design, [[1.0, sample.shape.n_batched] for sample in samples]])
+    more = [_more(sample, first_pass) for sample in samples]  # (samples, 3)
+    design = np.hstack([design, more])
     seconds = np.array([sample.seconds for sample in samples])
     weight = np.sqrt([sample.weight for sample in samples]) / seconds
     x, y = design * weight[:, None], seconds * weight
     solution = non_negative(x.T @ x, x.T @ y)
-    context, batched, above, request, query, constant, logits, *extra = (float(value) for value in solution)
+    context, batched, above, request, query, constant, logits, first_s, first_token_s, apart_s = solution.tolist()
     cost = StepCost(context, batched, above, knee if above > 0 else 0.0, request, query, constant, logits)
-    first = StepCost(constant_s=extra[0], per_batched_token_s=extra[1]) if extra else FREE
-    return cost, first, float(np.square(x @ solution - y).sum())
+    first = StepCost(constant_s=first_s, per_batched_token_s=first_token_s) if first_pass else FREE
+    return Fit(cost, first, form, math.nan, apart_s), float(np.square(x @ solution - y).sum())
+
+
+def _more(sample: Sample, first_pass: bool) -> tuple[float, float, float]:
+    """Terms that some samples alone have: constant and slope of the first of several passes, and what sets them apart.
+    A column of zeros asks for nothing."""
+    first = (1.0, sample.shape.n_batched) if first_pass else (0.0, 0.0)
+    return (*first, float(sample.apart))
 
 
 def _passes(sample: Sample, form: Form, knee: float) -> Floats:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_runtime.control.acceptance import Acceptance
-from outrider_runtime.control.batch import Batch, DraftPlan, ExecutionMode
+from outrider_runtime.control.batch import Batch, DraftPlan, ExecutionMode, Waiting
 from outrider_runtime.control.choice import Lengths, TargetPrice, best_lengths
 from outrider_runtime.control.costs import Shape
 from outrider_runtime.control.drafting import DraftProblem, Pressure
@@ -24,6 +24,7 @@ from outrider_runtime.control.slo import (
     Fuller,
     behind,
     clocks,
+    expected_rest,
     forced_lengths,
     has_room,
     is_crowd,
@@ -37,8 +38,8 @@ ADMISSIONS = (64, 16, 4, 1)
 """Numbers of requests whose start in one step is weighed; as many as the first are no burst to care about."""
 UNFORESEEN = 4.0
 """Times the target's modelled seconds: more than drafts, prompts and deviations make of them."""
-LEAST_ANSWER_TOKENS = 16
-"""How soon others make room is taken from the answer of who waits; one shorter than this says nothing about theirs."""
+LEAST_ANSWER_TOKENS = 16.0
+"""Answers are taken to be no shorter: such short ones say nothing about those to come."""
 TPOTs = Mapping[str | None, float]
 
 
@@ -169,7 +170,7 @@ def admissions(
     left = sum(view.prefill_tokens + view.prefill_left for view in filling)
     tpot_s = min(tpots_s.get(name, math.inf) for name in [following.slo_class, *(view.slo_class for view in filling)])
     state = _clocks(step.decoding, tpots_s)
-    answer_tokens = min(max(following.remaining_tokens, LEAST_ANSWER_TOKENS), HORIZON_TOKENS)
+    answer_tokens = _answer_tokens(step, following)
     one_s = float(price.prompt_s(verified, np.array(float(following.prompt_tokens))))
 
     def fits(more: int) -> bool:
@@ -182,6 +183,14 @@ def admissions(
     if most == ADMISSIONS[0]:
         return None
     return max(most, int(idle or following.overdue))
+
+
+def _answer_tokens(step: Step, following: Waiting) -> float:
+    """Mean length of the answers under way and the next one, as far as can be guessed: so often does a request end and
+    make room for another one's prompt."""
+    given, left = (np.array(one, dtype=float) for one in (step.decoding.output_tokens, step.decoding.remaining_tokens))
+    every = float((given + expected_rest(left, given)).sum()) + min(following.remaining_tokens, HORIZON_TOKENS)
+    return max(every / (1 + step.requests), LEAST_ANSWER_TOKENS)
 
 
 def drafts_s(plan: DraftPlan, neural: str | None, batch: Batch, latency: OnlineLatency) -> float:

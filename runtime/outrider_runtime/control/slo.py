@@ -63,12 +63,12 @@ class Clocks:
         """The same after a step that gave `gained` (N,) tokens."""
         return Clocks(self.tpot_s, self.elapsed_s + step_s, self.tokens + gained, self.left - gained)
 
-    def slack_s(self, step_s: float, pace: Floats) -> Floats:
+    def slack_s(self, step_s: float | Floats, pace: Floats) -> Floats:
         """(N,): by how many seconds a request would end before its TPOT, if each step gives `pace` (N,) tokens."""
         horizon = expected_rest(self.left, self.tokens)
         return np.asarray(self.tpot_s * (self.tokens + horizon) - self.elapsed_s - step_s * horizon / pace)
 
-    def within_reach(self, step_s: float, pace: Floats) -> Bools:
+    def within_reach(self, step_s: float | Floats, pace: Floats) -> Bools:
         """(N,): those that can still end within their TPOT."""
         return np.asarray(self.slack_s(step_s, pace) >= 0)
 
@@ -201,7 +201,8 @@ def prompt_tokens(
 def has_room(
     state: Clocks | None, gained: Floats, fuller: Fuller, prompt_s: float, tpot_s: float
 ) -> bool:  # fmt: skip
-    """Whether more requests may start: nobody whose TPOT can be kept now loses it, and they can keep their own.
+    """Whether more requests may start: nobody whose TPOT can be kept now loses it, and they can keep their own. The
+    fuller batch's prompts to come count for both, as whoever ends makes room for a prompt to be read.
 
     state: None where nobody who decodes has a class. gained: (N,) tokens that each request gains in a step. prompt_s:
     for reading their prompts. tpot_s: the least of their classes.
@@ -213,7 +214,8 @@ def has_room(
         return True
     safe = state.within_reach(fuller.now_s, gained)
     delayed = state.later(prompt_s, np.zeros(len(gained)))
-    return not (safe & ~delayed.within_reach(fuller.then_s, gained)).any()
+    paced_s = fuller.then_s + fuller.turnover_s * gained  # (N,)
+    return not (safe & ~delayed.within_reach(paced_s, gained)).any()
 
 
 def least_chunk(price: TargetPrice, verified: int) -> int:

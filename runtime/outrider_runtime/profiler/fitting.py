@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from outrider_runtime.control.batch import ExecutionMode
 from outrider_runtime.control.costs import Shape, StepCost
-from outrider_runtime.control.fit import LARGER_FORM_GAIN, Fit, Form, Sample, fit, predicted_s
+from outrider_runtime.control.fit import LARGER_FORM_GAIN, Fit, Form, Sample, fit
 from outrider_runtime.profiler.grid import GridPoint
 from outrider_runtime.profiler.samples import Measurement
 
@@ -17,6 +18,8 @@ LEAST_TO_FIT = 5
 LEAST_FOR_LARGER_FORM = 8
 """Shapes below which a larger form would follow the noise."""
 VALIDATE_EVERY = 3
+SHARING = (ExecutionMode.UNIFORM, ExecutionMode.RAGGED)
+"""Modes whose steps may differ by a constant alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,31 +59,66 @@ def fit_cost(
     passes: bool = False,
     form: Form | None = None,
 ) -> FittedCost:
-    """Coefficients for one execution mode, or for one drafter (`passes`: autoregressive, K passes a step).
-
-    Where `form` is not given, it is chosen by the seen shapes alone, so that the held-out ones judge it.
-    """
-    samples = {m.point: _sample(m, passes) for m in measurements}
-    seen = [m for m in measurements if m.point not in held_out] or list(measurements)
-    of_seen = [samples[m.point] for m in seen]
-    form, first_pass = (form, False) if form is not None else _choose_form(of_seen, passes)
-    blind = _fit(of_seen, form, first_pass)
-    judged = tuple(
-        Judged(m, predicted_s(blind.cost, samples[m.point], blind.first_pass), held_out=m.point in held_out)
-        for m in measurements
-    )
-    final = _fit(list(samples.values()), form, first_pass)
-    return FittedCost(final.cost, final.first_pass, form, judged)
+    """Coefficients for one execution mode, or for one drafter (`passes`: autoregressive, K passes a step)."""
+    return _fit_samples({m: _sample(m, passes) for m in measurements}, held_out, passes, form).of(measurements)
 
 
 def fit_modes(measurements: Sequence[Measurement], held_out: Collection[GridPoint]) -> dict[ExecutionMode, FittedCost]:
-    """One set of coefficients for each execution mode that was measured often enough."""
-    fitted = {}
-    for mode in ExecutionMode:
-        of_mode = [m for m in measurements if m.mode == mode]
-        if len(of_mode) >= LEAST_TO_FIT:
-            fitted[mode] = fit_cost(of_mode, held_out)
-    return fitted
+    """One set of coefficients for each execution mode that was measured often enough.
+
+    Uniform and ragged steps share all but their constant where that predicts unseen shapes better, as it does where a
+    token is a token and no graph is captured: then none of them has to be found from the few shapes of one mode.
+    """
+    by_mode = {mode: [m for m in measurements if m.mode == mode] for mode in ExecutionMode}
+    apart = {
+        mode: _fit_samples({m: _sample(m) for m in of_mode}, held_out)
+        for mode, of_mode in by_mode.items()
+        if len(of_mode) >= LEAST_TO_FIT
+    }
+    fitted = {mode: fit.of(by_mode[mode]) for mode, fit in apart.items()}
+    if not apart.keys() >= set(SHARING):
+        return fitted
+    both = [m for mode in SHARING for m in by_mode[mode]]
+    together = _fit_samples(
+        {m: dataclasses.replace(_sample(m), apart=m.mode == ExecutionMode.RAGGED) for m in both}, held_out
+    )
+    if fmean(together.seen_errors) >= fmean(error for mode in SHARING for error in apart[mode].seen_errors):
+        return fitted
+    return fitted | {mode: together.of(by_mode[mode]) for mode in SHARING}
+
+
+@dataclass(frozen=True, slots=True)
+class _Fits:
+    """Of the same samples."""
+
+    samples: Mapping[Measurement, Sample]
+    held_out: Collection[GridPoint]
+    final: Fit
+    """Of every sample."""
+    blind: Fit
+    """Of those that are not held out."""
+    seen_errors: list[float]
+    """Relative errors of the latter, each by a fit that did not see it."""
+
+    def of(self, measurements: Sequence[Measurement]) -> FittedCost:
+        """For `measurements` of one execution mode."""
+        more_s = self.final.apart_s if any(self.samples[m].apart for m in measurements) else 0.0
+        cost = dataclasses.replace(self.final.cost, constant_s=self.final.cost.constant_s + more_s)
+        judged = tuple(
+            Judged(m, self.blind.predicted_s(self.samples[m]), held_out=m.point in self.held_out) for m in measurements
+        )
+        return FittedCost(cost, self.final.first_pass, self.final.form, judged)
+
+
+def _fit_samples(
+    samples: Mapping[Measurement, Sample], held_out: Collection[GridPoint], passes: bool = False,
+    form: Form | None = None,
+) -> _Fits:  # fmt: skip
+    """Where `form` is not given, it is chosen by the seen shapes alone, so that the held-out ones judge it."""
+    seen = [sample for m, sample in samples.items() if m.point not in held_out] or list(samples.values())
+    form, first_pass = (form, False) if form is not None else _choose_form(seen, passes)
+    final, blind = (_fit(some, form, first_pass) for some in (list(samples.values()), seen))
+    return _Fits(samples, held_out, final, blind, _cross_errors(seen, form, first_pass))
 
 
 def _fit(samples: Sequence[Sample], form: Form, first_pass: bool) -> Fit:
@@ -93,30 +131,30 @@ def _choose_form(samples: Sequence[Sample], passes: bool) -> tuple[Form, bool]:
     best = (Form.BASE, False)
     if len(samples) < LEAST_FOR_LARGER_FORM:
         return best
-    lowest = _cross_error(samples, *best)
+    lowest = fmean(_cross_errors(samples, *best))
     for first_pass in (False, True) if passes else (False,):
         for form in (Form.BASE, Form.PER_REQUEST, Form.PER_CONTEXT_QUERY, Form.FULL):
-            error = _cross_error(samples, form, first_pass)
+            error = fmean(_cross_errors(samples, form, first_pass))
             if error < LARGER_FORM_GAIN * lowest:
                 best, lowest = (form, first_pass), error
     return best
 
 
-def _cross_error(samples: Sequence[Sample], form: Form, first_pass: bool) -> float:
-    """Mean relative error of each sample by a fit that did not see it. A median would not hear the few samples of
-    several passes."""
+def _cross_errors(samples: Sequence[Sample], form: Form, first_pass: bool) -> list[float]:
+    """Relative error of each sample by a fit that did not see it. What counts is their mean: a median would not hear
+    the few samples of several passes."""
     even = sorted(samples, key=lambda sample: sample.later_passes)  # so that no fold takes all of those
-    errors = []
+    errors: list[float] = []
     for start in range(VALIDATE_EVERY):
         fold = even[start::VALIDATE_EVERY]
         rest = [sample for sample in even if sample not in fold]
         if rest and fold:
             fitted = _fit(rest, form, first_pass)
-            errors += [abs(predicted_s(fitted.cost, one, fitted.first_pass) / one.seconds - 1.0) for one in fold]
-    return sum(errors) / len(errors) if errors else 0.0
+            errors += [fitted.relative_error(one) for one in fold]
+    return errors or [0.0]
 
 
-def _sample(measurement: Measurement, passes: bool) -> Sample:
+def _sample(measurement: Measurement, passes: bool = False) -> Sample:
     shape = measurement.shape
     if not passes:
         return Sample(shape, measurement.seconds)

@@ -207,7 +207,7 @@ class Campaign:
         return MeasuredPoint(
             name=point.name, seconds=sent.seconds, outcomes=sent.outcomes, accepted_per_draft=sent.accepted_per_draft,
             others_cores=round(others_cores, 2),
-            slowness=1.0 if sent.at_usual_speed else round(work_us / self.calibration.work_us, 4),
+            slowness=1.0 if sent.final else round(work_us / self.calibration.work_us, 4),
             state_before=before, state_after=server.state(),
         )  # fmt: skip
 

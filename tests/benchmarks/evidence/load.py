@@ -45,8 +45,8 @@ class Sent:
     outcomes: tuple[Outcome, ...]
     accepted_per_draft: float | None
     """As the engine counts, where it publishes that: accepted tokens a (request, step) pair that had proposals."""
-    at_usual_speed: bool = False
-    """Its times are those of a machine at its usual speed."""
+    final: bool = False
+    """Its times count as they are, whatever the machine's speed was meanwhile."""
 
 
 def send(point: Point, base_url: str, model: str, output_tokens: int) -> Sent:

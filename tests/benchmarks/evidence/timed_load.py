@@ -3,12 +3,17 @@
 Where requests come as fast as they do by the wall clock, a spell in which the machine is slow fills the queues, and no
 average can take that out again. By a clock that goes slower in such a spell every system gets the load that it would
 get on a machine that is always at its usual speed. vLLM's generator knows the wall clock alone.
+
+A request of an SLO class is timed by the wall clock all the same: that is what its class promises, and what a server
+can see to.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -36,10 +41,11 @@ async def _send_all(point: Point, clock: MachineClock, url: str, model: str, out
             while (left_s := due - clock.now()) > 0:
                 await asyncio.sleep(min(PERIOD_S, left_s))
             body = _body(planned, model, output_tokens)
-            tasks.append(asyncio.create_task(_outcome(session, url, body, planned, due, clock)))
+            timer, began = (time.perf_counter, time.perf_counter()) if planned.slo_class else (clock.now, due)
+            tasks.append(asyncio.create_task(_outcome(session, url, body, planned, began, timer)))
         outcomes = await asyncio.gather(*tasks)
         ticking.cancel()
-    return Sent(clock.now() - start, tuple(outcomes), accepted_per_draft=None, at_usual_speed=True)
+    return Sent(clock.now() - start, tuple(outcomes), accepted_per_draft=None, final=True)
 
 
 async def _tick(clock: MachineClock) -> None:
@@ -59,10 +65,11 @@ def _body(planned: Planned, model: str, output_tokens: int) -> dict[str, Any]:
 
 
 async def _outcome(
-    session: aiohttp.ClientSession, url: str, body: dict[str, Any], planned: Planned, due: float, clock: MachineClock
-) -> Outcome:
-    """`due`: by `clock`."""
-    first = last = due
+    session: aiohttp.ClientSession, url: str, body: dict[str, Any], planned: Planned, began: float,
+    timer: Callable[[], float],
+) -> Outcome:  # fmt: skip
+    """`began`: by `timer`."""
+    first = last = began
     tokens, error = 0, ""
     try:
         async with session.post(url, json=body) as response:
@@ -71,9 +78,9 @@ async def _outcome(
             async for line in response.content:
                 chunk = json.loads(line.removeprefix(b"data: ")) if line.startswith(DATA) else {}
                 if chunk.get("choices"):
-                    last = clock.now()
-                    first = last if first == due else first
+                    last = timer()
+                    first = last if first == began else first
                 tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
     except (aiohttp.ClientError, OSError, ValueError) as failed:
         error = f"{type(failed).__name__}: {failed}"
-    return Outcome(planned.phase, planned.slo_class, last - due, first - due, tokens, error)
+    return Outcome(planned.phase, planned.slo_class, last - began, first - began, tokens, error)

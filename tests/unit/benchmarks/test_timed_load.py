@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,6 +20,7 @@ REQUESTS = (Planned("one", "a", at_s=0.0), Planned("two", "a", at_s=0.1, slo_cla
 
 
 class Handler(BaseHTTPRequestHandler):
+    SLOW_S = 0.1
     bodies: list[dict[str, Any]]
 
     def do_POST(self) -> None:
@@ -32,6 +34,7 @@ class Handler(BaseHTTPRequestHandler):
         chunks: list[dict[str, Any]] = [
             {"choices": [{}]}, {"choices": [{}]}, {"choices": [], "usage": {"completion_tokens": 7}},
         ]  # fmt: skip
+        time.sleep(self.SLOW_S if body["messages"][0]["content"] == "slow" else 0)
         for chunk in chunks:
             self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
         self.wfile.write(b"data: [DONE]\n\n")
@@ -69,7 +72,7 @@ def test_each_request_is_sent_at_its_time_and_says_what_its_user_saw(server: Any
         ("a", "", 7, ""), ("a", "tight", 7, ""),
     ]  # fmt: skip
     assert all(0 < one.ttft_s <= one.latency_s for one in found.outcomes)
-    assert found.at_usual_speed
+    assert found.final
     assert [body.get("vllm_xargs") for body in Handler.bodies] == [None, {"slo_class": "tight"}]
     assert {body["max_completion_tokens"] for body in Handler.bodies} == {7}
 
@@ -84,6 +87,16 @@ def test_a_server_that_is_gone_fails_the_request_alone(tmp_path: Path) -> None:
     point = Point("p", (Planned("one", "a", at_s=0.0),))
     (outcome,) = send_timed(point, clock(tmp_path, ""), "http://127.0.0.1:9", "m", 7).outcomes
     assert "Connect" in outcome.error
+
+
+def test_a_class_is_timed_by_the_wall_clock_and_others_by_the_machines(server: Any, tmp_path: Path) -> None:
+    """A class promises a TPOT by the wall clock, and a server knows no other; here the machine's hardly moves."""
+    slow = clock(tmp_path, "1e9\n" * 20)
+    classed, other = sent(
+        server, slow, Planned("slow", "a", at_s=0.0, slo_class="tight"), Planned("slow", "a", at_s=0.0)
+    ).outcomes
+    assert classed.latency_s >= Handler.SLOW_S
+    assert other.latency_s < Handler.SLOW_S / 10
 
 
 def test_on_a_slow_machine_its_clock_is_slow(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider_runtime.control.batch import ExecutionMode
 from outrider_runtime.control.costs import DrafterCost, LatencyModel, Shape, StepCost
-from outrider_runtime.control.fit import Form, Sample, fit, relative_error
+from outrider_runtime.control.fit import Form, Sample, fit
 from outrider_runtime.control.latency import OnlineLatency
 from outrider_runtime.control.least_squares import Multipliers, non_negative
 from outrider_runtime.control.settings import DrafterSpec
@@ -108,8 +108,8 @@ def test_a_time_that_is_none_is_refused_by_the_fit():
 
 def test_the_fitted_cost_states_its_error():
     """The held-out error is that of shapes the fit has not seen."""
-    wrong = StepCost(constant_s=0.02)
-    assert relative_error(wrong, [Sample(ONE, 0.01)]) == pytest.approx(1.0)
+    fitted = fit([Sample(ONE, 0.02)], held_out=[Sample(ONE, 0.01)])
+    assert fitted.error == pytest.approx(1.0)
 
 
 def test_a_machine_that_slows_down_is_noticed_within_thirty_steps():

@@ -249,6 +249,13 @@ def test_nobody_starts_who_would_make_a_tight_class_miss():
     assert admitted(Waiting("loose", 40, 64), tpot_s=0.05, requests=1)
 
 
+def test_the_prompts_of_those_who_follow_count_as_well():
+    """Bug: a loose request was let in if the tight ones bore the fuller batch's decoding alone, and each of the nine
+    that ends makes room for one whose prompt holds them all up: 11 ms a token here, beside a step of 30.5 ms."""
+    assert not admitted(Waiting("loose", 40, 64), tpot_s=0.036)
+    assert admitted(Waiting("loose", 5, 64), tpot_s=0.036)
+
+
 def test_a_tight_request_starts_where_it_can_keep_its_own_pace():
     """Beside loose ones that fill the batch it would miss from its first token on."""
     loop = controller(SLOTarget("tight", 0.02), LOOSE)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
+import numpy as np
 import pytest
 from outrider_crds.spec import Drafter, PromptLookup
 from outrider_runtime.control.batch import ExecutionMode
@@ -9,6 +13,9 @@ from outrider_runtime.control.costs import DrafterCost, Shape, StepCost
 from outrider_runtime.profiler import session
 from outrider_runtime.profiler.documents import check_quiet, fit_drafter, fit_target, held_out_percent
 from outrider_runtime.profiler.failures import ProfilingError
+from outrider_runtime.profiler.fitting import fit_modes
+from outrider_runtime.profiler.grid import GridPoint
+from outrider_runtime.profiler.samples import Measurement
 
 from tests.unit.profiler.machine import EAGLE, LIMITS, LOOKUP, PACE, TARGET, Machine, shape_of
 
@@ -131,3 +138,50 @@ def test_a_drafter_that_the_engine_suspended_failed_and_says_why():
     with pytest.raises(ProfilingError, match="size mismatch") as caught:
         fit_drafter(measured_drafter(machine, "eagle", neural=True), eagle())
     assert caught.value.reason == "DrafterFailed"
+
+
+def steps(
+    cost: StepCost, mode: ExecutionMode, tokens: list[tuple[int, int]], noise: np.random.Generator
+) -> list[Measurement]:
+    """Measurements of decoding requests with 64 tokens of context each; (requests, verified tokens)."""
+    found = []
+    for batch, verified in tokens:
+        shape = Shape(64 * batch, batch + verified, batch, 0.064 * (batch + verified))
+        seconds = cost.seconds(shape) * noise.uniform(0.93, 1.07)
+        point = GridPoint(64, batch, verified, uneven=mode is ExecutionMode.RAGGED)
+        found.append(Measurement(point, shape, mode, seconds, math.nan))
+    return found
+
+
+EVEN = [(n, n * k) for n in (1, 2, 4, 8, 16, 32, 64) for k in (0, 1, 3)]
+UNEVEN = [(n, 5 * n // 2) for n in (2, 4, 8, 16, 32)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_unevenness_costs_is_found_though_steps_with_few_proposals_are_not_measured(seed: int):
+    """Promise: where the modes differ by a constant, every shape tells of the slopes. A fit of the five uneven shapes
+    by themselves says of a large batch with one proposal what noise and a straight line through others make of it."""
+    noise = np.random.default_rng(seed)
+    even = StepCost(1e-6, 4e-4, 5e-4, 16.0, constant_s=0.03)
+    uneven = dataclasses.replace(even, constant_s=0.032)
+    fitted = fit_modes(
+        [*steps(even, ExecutionMode.UNIFORM, EVEN, noise), *steps(uneven, ExecutionMode.RAGGED, UNEVEN, noise)], ()
+    )
+    shape = Shape(64 * 48, 49, 48, 3.0)
+    more_s = fitted[ExecutionMode.RAGGED].cost.seconds(shape) - fitted[ExecutionMode.UNIFORM].cost.seconds(shape)
+    assert more_s == pytest.approx(0.002, abs=0.003)
+
+
+def test_modes_that_differ_in_more_than_a_constant_keep_their_own_slopes():
+    """As with CUDA graphs, which even steps have and uneven ones of that size have not."""
+    noise = np.random.default_rng(0)
+    even, uneven = (
+        StepCost(per_batched_token_s=1e-4, constant_s=0.01),
+        StepCost(per_batched_token_s=5e-4, constant_s=0.01),
+    )
+    fitted = fit_modes(
+        [*steps(even, ExecutionMode.UNIFORM, EVEN, noise), *steps(uneven, ExecutionMode.RAGGED, UNEVEN, noise)], ()
+    )
+    for mode, cost in ((ExecutionMode.UNIFORM, even), (ExecutionMode.RAGGED, uneven)):
+        shape = Shape(640, 40, 10, 2.6)
+        assert fitted[mode].cost.seconds(shape) == pytest.approx(cost.seconds(shape), rel=0.1)
