@@ -12,7 +12,7 @@ fields for depth, width and node sets and keeps these calls.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -105,6 +105,10 @@ class Batch:
     """Requests that wait and will have a place once it is free for them, `next` among them (plan_draft)."""
     patience_used: float = 0.0
     """Largest share of the time which its class bears that a prompt has waited or been read for (plan_verify)."""
+
+    def stands(self) -> Iterator[tuple[str | None, float, int]]:
+        """Class, seconds elapsed and tokens given, of each request."""
+        return ((view.slo_class, view.elapsed_s, view.output_tokens) for view in self.requests)
 
 
 @dataclass(frozen=True, slots=True)

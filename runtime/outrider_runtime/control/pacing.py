@@ -130,8 +130,7 @@ def nobody_can_be_late(batch: Batch, latency: OnlineLatency, tpots_s: TPOTs) -> 
     seconds = UNFORESEEN * (longest_s + prompt_s * requests / LEAST_ANSWER_TOKENS)
     if seconds > MARGIN * tpot_s:
         return False
-    stands = ((view.slo_class, view.elapsed_s, view.output_tokens) for view in batch.requests)
-    return not anyone_late(stands, tpots_s, seconds, 0)
+    return not anyone_late(batch.stands(), tpots_s, seconds, 0)
 
 
 def token_budget(

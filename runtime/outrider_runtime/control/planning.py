@@ -118,8 +118,7 @@ class Planner:
         lengths = self._kept.lengths(batch, self._evidence.acceptance.index)
         if lengths is None or not tpots_s:
             return lengths
-        stands = ((view.slo_class, view.elapsed_s, view.output_tokens) for view in batch.requests)
-        return None if anyone_late(stands, tpots_s, self._longest_s + self._drafts_s, 0) else lengths
+        return None if anyone_late(batch.stands(), tpots_s, self._longest_s + self._drafts_s, 0) else lengths
 
     def _verification(self, step: Step, gains: Floats) -> tuple[Ints, Purpose]:
         """(N,): lengths for the decoding requests of `step`, and why."""

@@ -82,7 +82,7 @@ def fit_modes(measurements: Sequence[Measurement], held_out: Collection[GridPoin
     together = _fit_samples(
         {m: dataclasses.replace(_sample(m), apart=m.mode == ExecutionMode.RAGGED) for m in both}, held_out
     )
-    if fmean(together.seen_errors) >= fmean(error for mode in SHARING for error in apart[mode].seen_errors):
+    if fmean(together.seen_errors()) >= fmean(error for mode in SHARING for error in apart[mode].seen_errors()):
         return fitted
     return fitted | {mode: together.of(by_mode[mode]) for mode in SHARING}
 
@@ -96,9 +96,13 @@ class _Fits:
     final: Fit
     """Of every sample."""
     blind: Fit
-    """Of those that are not held out."""
-    seen_errors: list[float]
-    """Relative errors of the latter, each by a fit that did not see it."""
+    """Of `seen`."""
+    seen: Sequence[Sample]
+    """Those that are not held out."""
+
+    def seen_errors(self) -> list[float]:
+        """Relative errors of the latter, each by a fit of one pass that did not see it."""
+        return _cross_errors(self.seen, self.final.form, first_pass=False)
 
     def of(self, measurements: Sequence[Measurement]) -> FittedCost:
         """For `measurements` of one execution mode."""
@@ -118,7 +122,7 @@ def _fit_samples(
     seen = [sample for m, sample in samples.items() if m.point not in held_out] or list(samples.values())
     form, first_pass = (form, False) if form is not None else _choose_form(seen, passes)
     final, blind = (_fit(some, form, first_pass) for some in (list(samples.values()), seen))
-    return _Fits(samples, held_out, final, blind, _cross_errors(seen, form, first_pass))
+    return _Fits(samples, held_out, final, blind, seen)
 
 
 def _fit(samples: Sequence[Sample], form: Form, first_pass: bool) -> Fit:
