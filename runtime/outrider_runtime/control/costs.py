@@ -53,13 +53,19 @@ class StepCost:
 
     def seconds(self, shape: Shape) -> float:
         return (
+            self.without_tokens_s(shape)
+            + (self.per_batched_token_s + self.per_logits_token_s) * shape.n_batched
+            + self.per_batched_token_above_knee_s * max(0.0, shape.n_batched - self.knee_tokens)
+        )
+
+    def without_tokens_s(self, shape: Shape) -> float:
+        """Seconds of `shape` less what its batched tokens cost if each of them decodes."""
+        return (
             self.constant_s
             + self.per_context_token_s * shape.n_context
-            + self.per_batched_token_s * shape.n_batched
-            + self.per_batched_token_above_knee_s * max(0.0, shape.n_batched - self.knee_tokens)
             + self.per_request_s * shape.n_requests
             + self.per_context_query_s * shape.n_context_query
-            + self.per_logits_token_s * (shape.n_batched - shape.n_prompt)
+            - self.per_logits_token_s * shape.n_prompt
         )
 
 

@@ -48,7 +48,7 @@ class Evidence:
     def observe(self, outcome: StepOutcome) -> None:
         """Learn from a finished step. Absurd times (NaN, negative, a suspended machine) are dropped and counted."""
         self.tally.observe(outcome)
-        self._unsettled.extend(outcome.requests)
+        self._unsettled.extend(request for request in outcome.requests if request.asked)
         if len(self._unsettled) > MOST_UNSETTLED:
             self.settle(outcome.now)
         if not self._observe_times(outcome):

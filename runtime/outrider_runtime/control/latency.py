@@ -73,23 +73,28 @@ class OnlineLatency:
         requests = round(base.n_requests)
         ragged_more_s = self._deviations.seconds(StepKind.RAGGED, requests)
         even_more_s = ragged_more_s if even is None else self._deviations.seconds(StepKind.EVEN, requests)
+        plain_more_s = self._deviations.seconds(StepKind.PLAIN, requests)
         return TargetPrice(
             n_batched=base.n_batched,
             uniform=_decoding(even) if even is not None else None,
             ragged=_decoding(ragged),
             beyond=_decoding(beyond) if beyond is not None else None,
             largest_graph_tokens=self._largest_graph,
-            fixed_uniform_s=_without_tokens(even or ragged, base) + even_more_s,
-            fixed_ragged_s=_without_tokens(ragged, base) + ragged_more_s,
-            fixed_beyond_s=_without_tokens(beyond, base) if beyond is not None else 0.0,
-            plain_more_s=self._deviations.seconds(StepKind.PLAIN, requests) - even_more_s,
+            fixed_uniform_s=(even or ragged).without_tokens_s(base) + even_more_s,
+            fixed_ragged_s=ragged.without_tokens_s(base) + ragged_more_s,
+            fixed_beyond_s=beyond.without_tokens_s(base) if beyond is not None else 0.0,
+            plain_more_s=0.0 if base.n_batched > self._largest_graph else plain_more_s - even_more_s,
             logits_s=ragged.per_logits_token_s,
             prompt_factor=self._prompt_times.factor,
         )
 
     def plain_rate(self, decoding: Shape) -> float:
-        """Tokens a second of requests that decode by themselves, nothing proposed; 0 while no cost is known."""
-        seconds = self.price(decoding, uniform=True).plain_s()
+        """Tokens a second of requests that decode by themselves, nothing proposed; 0 while no cost is known. As
+        `price` says it; asked for at every step."""
+        beyond = decoding.n_batched > self._largest_graph
+        seconds = self.target_s(decoding, ExecutionMode.BEYOND_GRAPH if beyond else ExecutionMode.UNIFORM)
+        if not beyond:
+            seconds += self._deviations.seconds(StepKind.PLAIN, round(decoding.n_requests))
         return decoding.n_requests / seconds if seconds > 0 else 0.0
 
     def draft_s(self, name: str, first: Shape, draft_tokens: int) -> float:
@@ -229,11 +234,6 @@ def _target_multipliers() -> Multipliers:
 
 def _is_time(seconds: float) -> bool:
     return math.isfinite(seconds) and seconds > 0
-
-
-def _without_tokens(cost: StepCost, shape: Shape) -> float:
-    """Seconds of `shape` less what its batched tokens cost where each of them decodes."""
-    return cost.seconds(replace(shape, n_batched=0.0))
 
 
 def _decoding(cost: StepCost) -> StepCost:

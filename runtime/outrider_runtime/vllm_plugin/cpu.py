@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from vllm.distributed.parallel_state import get_pp_group
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+from vllm.v1.outputs import SamplerOutput
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
+from outrider_runtime.vllm_plugin.greedy import takes_the_largest, verified
 from outrider_runtime.vllm_plugin.messages import attached_report
 from outrider_runtime.vllm_plugin.runner import DraftOrders
 from outrider_runtime.vllm_plugin.sampling import repair_speculative_sampling
@@ -34,6 +37,15 @@ class OutriderCPURunner(DraftOrders, CPUModelRunner):  # type: ignore[misc]
 
     def take_draft_token_ids(self) -> None:
         """They went with the step's output."""
+
+    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
+        proposed = spec_decode_metadata is not None and spec_decode_metadata.max_spec_len > 0
+        if not proposed or logits is None or self.rejection_sampler.synthetic_mode:
+            return super()._sample(logits, spec_decode_metadata)
+        if not takes_the_largest(self.input_batch.sampling_metadata):
+            return super()._sample(logits, spec_decode_metadata)
+        largest = self.sampler.greedy_sample(logits.to(torch.float32))
+        return SamplerOutput(verified(largest, spec_decode_metadata), None)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         corrections = super()._update_states(scheduler_output)

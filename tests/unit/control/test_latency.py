@@ -232,3 +232,13 @@ def test_directions_without_data_stay_with_the_model():
     for _ in range(2000):
         multipliers.observe(0.01, 0.001, 0.011 * math.exp(rng.normal(0, 0.1)))
     assert multipliers.values == pytest.approx([1.0, 1.0], abs=0.1)
+
+
+@pytest.mark.parametrize("requests", [3, 12])
+def test_the_rate_of_plain_decoding_is_that_of_the_price_within_graphs_and_beyond(requests):
+    latency, shape = online(graphs=8), Shape(100.0 * requests, requests, requests, requests / 10)
+    for took_s in (0.02, 0.03, 0.04):
+        latency.observe_target(shape, UNIFORM, took_s)
+        latency.observe_decoding(shape, UNIFORM, took_s + 0.002, verifies=False)
+        latency.observe_decoding(shape, UNIFORM, took_s + 0.005, verifies=True)
+    assert latency.plain_rate(shape) == pytest.approx(requests / latency.price(shape, uniform=True).plain_s())

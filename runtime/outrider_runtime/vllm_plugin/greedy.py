@@ -1,0 +1,64 @@
+"""Greedy verification in one pass over the logits (worker process, CPU).
+
+vLLM's rejection sampler serves every kind of request: it copies the logits of proposals and bonus tokens apart, twice,
+and searches each for its largest on its own. Where all requests of a step are greedy and nothing reshapes their
+logits, the largest of each row is all that is asked for: with it a step that verifies saves 0.3 to 0.8 ms here, and
+each row is searched by the very kernel of plain decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+REJECTED = -1
+"""vLLM's filling behind a request's tokens."""
+
+
+def takes_the_largest(sampling_metadata: Any) -> bool:
+    """Whether each request of a step gets its likeliest token as the model gives it, and nothing else is asked for."""
+    holder = sampling_metadata.thinking_budget_state_holder
+    return (
+        sampling_metadata.all_greedy
+        and sampling_metadata.max_num_logprobs is None
+        and not sampling_metadata.logprob_token_ids
+        and sampling_metadata.no_penalties
+        and sampling_metadata.allowed_token_ids_mask is None
+        and not sampling_metadata.bad_words_token_ids
+        and not any(_reshapes(one) for one in sampling_metadata.logitsprocs.non_argmax_invariant)
+        and (holder is None or not holder.has_tracked_requests())
+    )
+
+
+def _reshapes(processor: Any) -> bool:
+    """vLLM's own two are always there, mostly with no request that asks for them; of another nothing is known."""
+    asked_for = [getattr(processor, name) for name in ("biases", "min_toks") if hasattr(processor, name)]
+    return any(asked_for) if asked_for else True
+
+
+def verified(largest: torch.Tensor, metadata: Any) -> torch.Tensor:
+    """(batch, longest + 1) int32: each request's tokens, filled up with REJECTED.
+
+    largest: (proposals + batch,), each row's likeliest token, rows as `metadata` (SpecDecodeMetadata) has them.
+    """
+    rows = verified_rows(largest.tolist(), metadata.draft_token_ids.tolist(), metadata.num_draft_tokens)
+    width = metadata.max_spec_len + 1
+    return torch.tensor([row + [REJECTED] * (width - len(row)) for row in rows], dtype=torch.int32)
+
+
+def verified_rows(largest: Sequence[int], proposals: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
+    """A row a request: its proposals as far as the target agrees, then the target's own next token.
+
+    largest: the target's token at each proposal's place and behind the last one, request by request; proposals: the
+    same without the last; lengths: proposals of each request.
+    """
+    rows, first = [], 0
+    for number, length in enumerate(lengths):
+        mine = proposals[first : first + length]
+        target = largest[first + number : first + number + length + 1]
+        agreed = next((place for place in range(length) if mine[place] != target[place]), length)
+        rows.append(list(target[: agreed + 1]))
+        first += length
+    return rows
