@@ -47,7 +47,7 @@ def choose_on_straight_cost(problem: DraftProblem, plain_value: float) -> DraftC
         net = net - (rate * problem.query_costs_s).astype(net.dtype)
     start = -rate * price.ragged_plain_s()
     covered = net - rate * problem.neural_token_s  # where the neural draft's first pass covers every verified token
-    options = [_lookups_alone(problem, net, start)]
+    options = [_lookups_alone(problem, net, plain_value, start)]
     if problem.neural != NOBODY and problem.usable[problem.neural].any():
         options += _with_neural(problem, covered, start)
     made = [option for option in options if option is not None]
@@ -58,13 +58,29 @@ def choose_on_straight_cost(problem: DraftProblem, plain_value: float) -> DraftC
     return replace(best, plain_value=plain_value, paying=paying)
 
 
-def _lookups_alone(problem: DraftProblem, net: Floats, start: float) -> DraftChoice | None:
+def _lookups_alone(problem: DraftProblem, net: Floats, plain_value: float, start: float) -> DraftChoice | None:
     lookups = _lookups(problem, net)
-    if lookups is None:
+    if lookups is None or not (lookups.best > 0).any():
         return None
-    served = lookups.best > 0
-    value = start + float(lookups.best.sum()) - problem.rate * _lookups_s(problem, lookups)
-    return DraftChoice(lookups.longest(served), 0, np.where(served, lookups.chosen, NOBODY), value, start)
+    served, worth = _worth_asking(lookups, plain_value - start)
+    value = plain_value + worth - problem.rate * _lookups_s(problem, lookups)
+    return DraftChoice(lookups.longest(served), 0, np.where(served, lookups.chosen, NOBODY), value, plain_value)
+
+
+def _worth_asking(lookups: _Lookups, loss: float) -> tuple[NDArray[np.bool_], float]:
+    """(N,): whose lookups to ask, and what they bring in all. `loss`: what any step that verifies costs beyond a plain
+    one; a step in which nothing is found is plain.
+
+    A request is worth asking if what it brings when something is found is more than the loss, times the probability
+    that nobody else finds anything: so the best set is those that bring the most, down to one of them."""
+    paying = np.flatnonzero(lookups.best > 0)
+    if_found = lookups.best[paying] / (1.0 - lookups.misses[paying])
+    order = paying[np.argsort(-if_found, kind="stable")]
+    totals = lookups.best[order].cumsum() - loss * (1.0 - lookups.misses[order].cumprod())
+    last = int(totals.argmax())
+    served = np.zeros(len(lookups.best), dtype=bool)
+    served[order[: last + 1]] = True
+    return served, float(totals[last])
 
 
 def _with_neural(problem: DraftProblem, net: Floats, start: float) -> list[DraftChoice | None]:

@@ -19,7 +19,7 @@ from vllm.v1.outputs import SamplerOutput
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from outrider_runtime.vllm_plugin.greedy import takes_the_largest, verified
+from outrider_runtime.vllm_plugin.greedy import likeliest, quicken_drafts, takes_the_largest, verified
 from outrider_runtime.vllm_plugin.messages import attached_report
 from outrider_runtime.vllm_plugin.runner import DraftOrders
 from outrider_runtime.vllm_plugin.sampling import repair_speculative_sampling
@@ -44,8 +44,7 @@ class OutriderCPURunner(DraftOrders, CPUModelRunner):  # type: ignore[misc]
             return super()._sample(logits, spec_decode_metadata)
         if not takes_the_largest(self.input_batch.sampling_metadata):
             return super()._sample(logits, spec_decode_metadata)
-        largest = self.sampler.greedy_sample(logits.to(torch.float32))
-        return SamplerOutput(verified(largest, spec_decode_metadata), None)
+        return SamplerOutput(verified(likeliest(logits), spec_decode_metadata), None)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         corrections = super()._update_states(scheduler_output)
@@ -72,6 +71,7 @@ class OutriderCPUWorker(cpu_worker.CPUWorker):  # type: ignore[misc]  # vLLM is 
     def init_device(self) -> None:
         check_engine_version()
         repair_speculative_sampling()
+        quicken_drafts()
         cpu_worker.CPUModelRunner = OutriderCPURunner
         super().init_device()
 

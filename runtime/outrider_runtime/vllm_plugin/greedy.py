@@ -1,9 +1,10 @@
-"""Greedy verification in one pass over the logits (worker process, CPU).
+"""The likeliest token of each row of logits, found in verification and in drafts as in plain decoding (worker, CPU).
 
-vLLM's rejection sampler serves every kind of request: it copies the logits of proposals and bonus tokens apart, twice,
-and searches each for its largest on its own. Where all requests of a step are greedy and nothing reshapes their
-logits, the largest of each row is all that is asked for: with it a step that verifies saves 0.3 to 0.8 ms here, and
-each row is searched by the very kernel of plain decoding.
+vLLM has a kernel for that, which only plain decoding uses. Its rejection sampler serves every kind of request: it
+copies the logits of proposals and bonus tokens apart, twice, and searches each by itself; where all requests of a step
+are greedy and nothing reshapes their logits, the largest of each row is all that is asked for. Its drafts search in
+half precision, which takes several times as long. On two cores a step of 4 requests that verifies 8 proposals takes
+1 ms less.
 """
 
 from __future__ import annotations
@@ -12,9 +13,30 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from vllm.v1.sample.sampler import Sampler
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
+_vllms_greedy_sample = SpecDecodeBaseProposer._greedy_sample
 REJECTED = -1
 """vLLM's filling behind a request's tokens."""
+
+
+def likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """(rows,): the place of each row's largest value, the first of equal ones. logits: (rows, vocabulary)."""
+    found: torch.Tensor = Sampler.greedy_sample(logits.to(torch.float32))
+    return found
+
+
+def quicken_drafts() -> None:
+    """Let every draft with a model find its tokens so; harmless when done twice."""
+    SpecDecodeBaseProposer._greedy_sample = _greedy_sample
+
+
+def _greedy_sample(drafter: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    if drafter.use_local_argmax_reduction or drafter.use_heterogeneous_vocab:
+        found: torch.Tensor = _vllms_greedy_sample(drafter, hidden_states)
+        return found
+    return likeliest(drafter.model.compute_logits(hidden_states))
 
 
 def takes_the_largest(sampling_metadata: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -171,7 +172,7 @@ def worth_of(case: DraftProblem, chosen, lengths) -> float:
     used = {drafter for drafter in chosen if drafter >= 0} | ({case.neural} if lengths[1] else set())
     query = case.query_costs_s + (case.neural_token_s if lengths[1] else 0.0)
     draft_s = sum(case.draft_s[drafter, lengths[drafter == case.neural]] for drafter in used)
-    worth = -case.rate * case.price.ragged_plain_s()
+    worth = -case.rate * _fixed_s(case, chosen, neural_runs=lengths[1] > 0)
     for request, drafter in enumerate(chosen):
         if drafter >= 0:
             worth += worth_of_request(case, drafter, request, lengths[drafter == case.neural], query)
@@ -185,6 +186,13 @@ def worth_of(case: DraftProblem, chosen, lengths) -> float:
             if (case.gains[case.neural, :k] > 0).all():
                 worth = max(worth, value)
     return float(worth - case.rate * draft_s)
+
+
+def _fixed_s(case: DraftProblem, chosen, *, neural_runs: bool) -> float:
+    """Seconds of the step without its proposals' tokens: where all lookups find nothing it is a plain one."""
+    misses = [1 - float(case.offers[drafter, 0, request]) for request, drafter in enumerate(chosen) if drafter >= 0]
+    nothing = 0.0 if neural_runs else math.prod(misses)
+    return nothing * case.price.plain_s() + (1 - nothing) * case.price.ragged_plain_s()
 
 
 def worth_of_request(case: DraftProblem, drafter: int, request: int, length: int, query) -> float:

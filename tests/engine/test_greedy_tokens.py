@@ -1,4 +1,4 @@
-"""The short way to verify greedy proposals gives what vLLM's rejection sampler gives."""
+"""The short ways to greedy tokens, in verification and in drafts, find what vLLM finds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_runtime.vllm_plugin.greedy import takes_the_largest, verified
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
@@ -71,15 +70,28 @@ def greedy(requests: int, **changes: Any) -> Any:
 def test_tokens_are_those_of_vllms_rejection_sampler(
     vllm_sampler: Any, batch: tuple[list[list[int]], torch.Tensor]
 ) -> None:
+    from outrider_runtime.vllm_plugin.greedy import likeliest, verified
+
     proposals, logits = batch
     metadata = metadata_of(proposals)
     theirs = vllm_sampler(metadata, None, logits.clone(), greedy(len(proposals))).sampled_token_ids
-    ours = verified(vllm_sampler.sampler.greedy_sample(logits), metadata)
+    ours = verified(likeliest(logits), metadata)
     assert ours.dtype == theirs.dtype
     assert ours.tolist() == theirs.tolist()
 
 
+@settings(deadline=None)
+@given(batch=batches())
+@pytest.mark.usefixtures("vllm_sampler")
+def test_drafts_find_in_half_precision_what_vllm_finds(batch: tuple[list[list[int]], torch.Tensor]) -> None:
+    from outrider_runtime.vllm_plugin.greedy import likeliest
+
+    logits = batch[1].to(torch.bfloat16)
+    assert likeliest(logits).tolist() == logits.argmax(dim=-1).tolist()
+
+
 def test_whatever_reshapes_logits_or_asks_for_more_goes_to_vllm() -> None:
+    from outrider_runtime.vllm_plugin.greedy import takes_the_largest
     from vllm.v1.sample.logits_processor import LogitsProcessors
     from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor, MinTokensLogitsProcessor
 
