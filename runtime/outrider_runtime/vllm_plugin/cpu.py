@@ -38,12 +38,9 @@ class OutriderCPURunner(DraftOrders, CPUModelRunner):  # type: ignore[misc]
     def take_draft_token_ids(self) -> None:
         """They went with the step's output."""
 
-    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
-        proposed = spec_decode_metadata is not None and spec_decode_metadata.max_spec_len > 0
-        if not proposed or logits is None or self.rejection_sampler.synthetic_mode:
-            return super()._sample(logits, spec_decode_metadata)
-        if not takes_the_largest(self.input_batch.sampling_metadata):
-            return super()._sample(logits, spec_decode_metadata)
+    def _verify(self, logits: torch.Tensor, spec_decode_metadata: Any) -> Any:
+        if self.rejection_sampler.synthetic_mode or not takes_the_largest(self.input_batch.sampling_metadata):
+            return super()._verify(logits, spec_decode_metadata)
         return SamplerOutput(verified(likeliest(logits), spec_decode_metadata), None)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:

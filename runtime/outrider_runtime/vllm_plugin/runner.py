@@ -74,11 +74,16 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
             return ReportedOutput(output, self._report)
         return output
 
-    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
+    def _sample(self, logits: torch.Tensor, spec_decode_metadata: Any) -> Any:
         """Sample a step without proposals as plain decoding does: vLLM would run its rejection sampler over nothing,
         which costs time, and raises on a CPU when a request has a top-k."""
-        proposed = spec_decode_metadata is not None and spec_decode_metadata.max_spec_len > 0
-        return super()._sample(logits, spec_decode_metadata if proposed else None)
+        if spec_decode_metadata is None or spec_decode_metadata.max_spec_len == 0:
+            return super()._sample(logits, None)
+        return self._verify(logits, spec_decode_metadata)
+
+    def _verify(self, logits: torch.Tensor, spec_decode_metadata: Any) -> Any:
+        """Sample a step with proposals."""
+        return super()._sample(logits, spec_decode_metadata)
 
     def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
         """Always hand over to `propose_draft_token_ids`: near max_model_len vLLM would give the whole batch zeros
