@@ -122,8 +122,8 @@ def _outcome(batch: Batch, verify: VerifyPlan, draft: DraftPlan, rng: np.random.
     context = sum(view.context_tokens for view in batch.requests)
     return StepOutcome(
         now=0.01 * step, step_s=0.012, target_s=0.009, n_context=context, n_batched=batched, n_requests=size,
-        mode=ExecutionMode.RAGGED, tokens=size + sum(request.accepted for request in requests), verify_plan=verify,
-        draft_plan=draft, requests=tuple(requests), draft_s={"eagle": 0.002, "prompt-lookup": 1e-4},
+        n_decoding=size, mode=ExecutionMode.RAGGED, tokens=size + sum(request.accepted for request in requests),
+        verify_plan=verify, draft_plan=draft, requests=tuple(requests), draft_s={"eagle": 0.002, "prompt-lookup": 1e-4},
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from outrider_crds.state import SLOClassState
 from outrider_runtime.control.counters import Reason
+from outrider_runtime.vllm_plugin.steps import step_size
 
 from tests.engine.engines import OUTPUT_TOKENS, Bench, bench, eagle, lookup
 
@@ -176,10 +177,30 @@ def test_a_lowered_token_budget_cuts_prompts_and_changes_no_answer(
         engine.loop, "plan_verify", lambda batch: dataclasses.replace(plan_verify(batch), token_budget=48)
     )
     assert engine.run([GREEDY, (LONG, {})], arrive_every=2) == right
-    both = [step for step in engine.steps if step.prefill_tokens and step.requests]
+    both = [step for step in engine.steps if step.prefill_tokens and step.n_decoding]
     assert both, "a prompt was read while a request decoded"
     assert max(step.n_batched for step in engine.steps) <= 48
     assert engine.scheduler.max_num_scheduled_tokens == 512
+
+
+def test_a_plain_step_is_booked_without_a_look_at_its_requests(engine: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promise: where everybody decodes and nothing is proposed, the loop learns what looking would tell it."""
+    scheduler, plain = engine.scheduler, engine.scheduler._plan_plain_step
+    looked_at = []
+
+    def compared(scheduler_output: Any) -> Any:
+        found = plain(scheduler_output)
+        counts = scheduler_output.num_scheduled_tokens
+        views = [scheduler._scheduled_view(name, scheduler_output) for name in counts]
+        assert found is None or found[0].size == step_size(views, counts, None)
+        looked_at.append(found is None)
+        return found
+
+    monkeypatch.setattr(scheduler, "_plan_plain_step", compared)
+    engine.loop.pin(0)
+    engine.run([GREEDY, (LONG, {})], arrive_every=2)
+    assert looked_at == [step.prefill_tokens > 0 for step in engine.steps]
+    assert not all(looked_at)
 
 
 def test_a_step_that_admits_nobody_lets_the_running_go_on(engine: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

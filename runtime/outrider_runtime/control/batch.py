@@ -160,9 +160,9 @@ class RequestOutcome(NamedTuple):
     id: str
     slo_class: str | None
     drafter: str | None
-    """Who proposed at the end of the step before, or was asked to; None when nobody was asked."""
+    """Who proposed at the end of the step before, or was asked to."""
     asked: int
-    """Tokens that it was asked for; 0 when nobody was asked."""
+    """Tokens that it was asked for."""
     proposed: int
     """Real proposals that came back: no padding (-1), not the zero drafts that vLLM gives a whole batch when one
     request nears max_model_len, not those a grammar ruled out."""
@@ -207,6 +207,8 @@ class StepOutcome:
     n_batched: int
     """Tokens in the target's forward pass."""
     n_requests: int
+    n_decoding: int
+    """Of these, without prompt tokens."""
     mode: ExecutionMode
     tokens: int
     """Tokens that reached users."""
@@ -214,7 +216,7 @@ class StepOutcome:
     draft_plan: DraftPlan
     """The two plans that this step ran under, as the controller returned them."""
     requests: tuple[RequestOutcome, ...] = ()
-    """Decoding requests only."""
+    """Decoding requests that somebody was asked for; of the others there is nothing to learn."""
     draft_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds per drafter that ran at the end of this step, measured in the worker; absent: did not run."""
     n_context_query: float = 0.0

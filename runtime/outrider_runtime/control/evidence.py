@@ -48,7 +48,7 @@ class Evidence:
     def observe(self, outcome: StepOutcome) -> None:
         """Learn from a finished step. Absurd times (NaN, negative, a suspended machine) are dropped and counted."""
         self.tally.observe(outcome)
-        self._unsettled.extend(request for request in outcome.requests if request.asked)
+        self._unsettled.extend(outcome.requests)
         if len(self._unsettled) > MOST_UNSETTLED:
             self.settle(outcome.now)
         if not self._observe_times(outcome):
@@ -103,9 +103,9 @@ class Evidence:
         if outcome.prefill_tokens == 0:
             verifies = any(outcome.verify_plan.lengths)
             self.latency.observe_decoding(shape, outcome.mode, seconds, verifies=verifies)
-        elif outcome.requests:
+        elif outcome.n_decoding:
             decoding = _decoding_shape(outcome)
-            verified = outcome.n_batched - outcome.prefill_tokens - len(outcome.requests)
+            verified = outcome.n_batched - outcome.prefill_tokens - outcome.n_decoding
             self.latency.observe_prompts(decoding, verified, outcome.prefill_tokens, seconds)
 
     def _catch_up_s(self, caught: CatchUpOutcome | None) -> float:
@@ -124,7 +124,7 @@ class Evidence:
 
 def _decoding_shape(outcome: StepOutcome) -> Shape:
     """Of its decoding requests, a token each."""
-    requests = max(1, len(outcome.requests))
+    requests = max(1, outcome.n_decoding)
     return Shape(outcome.n_context, requests, requests, outcome.n_context / 1000)
 
 

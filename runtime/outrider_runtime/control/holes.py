@@ -73,7 +73,7 @@ class HoleCost:
 
     def ran(self, requests: Iterable[RequestView], *, neural: bool) -> None:
         """A step was planned; `neural`: the head's forward goes with it."""
-        if not neural:  # hardly any running request is not in the step
+        if not neural and True in self._was_read.values():  # hardly any running request is not in the step
             self._was_read = {name: False if read is False else None for name, read in self._was_read.items()}
         for view in requests:
             begins = view.id not in self._was_read or not view.context_tokens  # a preempted one begins anew

@@ -7,7 +7,7 @@ touches out of the caches. So evidence is counted when a choice is due, and unti
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from outrider_runtime.control.batch import OF_THIS_STEP, Batch, DraftPlan
 
@@ -18,7 +18,8 @@ something shows at once, and with few requests that is much. Where nothing is pr
 they change slowly."""
 
 SMALLER = 7 / 8
-"""A batch of less than this share of what it was may well have another best choice."""
+"""A batch of less than this share of what it was may well have another best choice, and one with less than this share
+of the requests that it was made for."""
 
 Paying = Mapping[str | None, Sequence[int]]
 """Request -> by drafter, how many of its proposals are worth verifying."""
@@ -63,42 +64,57 @@ class KeptChoice:
             return None
         if self._in_tow and not any(view.prefill_tokens for view in batch.requests):
             return None
-        if skips_prompts and self._in_general and not kept.draft_tokens and not kept.run_neural:
+        if skips_prompts and _proposes_nothing(kept) and self._in_general:
             return self._nothing(kept, len(batch.requests))
         known, neural = self._drafters.get, kept.neural_tokens > 0
         found: list[str | None] = []
-        room = 0
+        room = newcomers = 0
         for view in batch.requests:
             drafter, left = known(view.id, ""), view.remaining_tokens - OF_THIS_STEP
-            if drafter == "" or view.prefill_tokens or (neural and not view.draft_ready):
+            if neural and not view.draft_ready:
                 return None
+            if drafter == "" or view.prefill_tokens:
+                newcomers += 1
+                drafter = None
             found.append(drafter if left > 0 else None)
             if drafter is not None:
                 room = max(room, left)
         if kept.draft_tokens > room:
             return None  # nobody is left who can use all that would be proposed
-        self._since += 1
-        drafters = tuple(found)
-        return kept if drafters == kept.drafters else dataclasses.replace(kept, drafters=drafters)
+        if newcomers and (kept.run_neural or not skips_prompts or newcomers > (1 - SMALLER) * len(found)):
+            return None
+        return self._once_more(kept, tuple(found))
+
+    def nothing(self, names: Set[str], *, skips_prompts: bool) -> DraftPlan | None:
+        """`plan` for requests that all decode, where the choice is to propose nothing: their names tell enough."""
+        kept = self._plan
+        if kept is None or self._since >= KEEP_STEPS_PLAIN or self._in_tow or not _proposes_nothing(kept):
+            return None
+        if skips_prompts and self._in_general:
+            return self._nothing(kept, len(names))
+        return self._once_more(kept, (None,) * len(names)) if names <= self._drafters.keys() else None
 
     def _nothing(self, kept: DraftPlan, requests: int) -> DraftPlan | None:
         """Where nothing pays, it does not for who comes in addition either; a smaller batch is another matter."""
-        if requests < SMALLER * len(kept.drafters):
-            return None
+        return self._once_more(kept, (None,) * requests) if requests >= SMALLER * len(kept.drafters) else None
+
+    def _once_more(self, kept: DraftPlan, drafters: tuple[str | None, ...]) -> DraftPlan:
         self._since += 1
-        return dataclasses.replace(kept, drafters=(None,) * requests)
+        return kept if drafters == kept.drafters else dataclasses.replace(kept, drafters=drafters)
 
     def lengths(self, batch: Batch, index: Mapping[str, int]) -> tuple[int, ...] | None:
-        """How many proposals each request verifies, as the choice saw it; None where that has to be looked at anew: a
-        new request, a prompt in the step, or no room. index: drafter -> its number."""
+        """How many proposals each request verifies, as the choice saw it; None where that has to be looked at anew:
+        proposals for somebody who was not there, or no room. index: drafter -> its number."""
         if not self._paying:
             return self._same_again(batch)
         lengths = []
         for view in batch.requests:
-            paying = self._paying.get(view.id)
-            if paying is None or view.prefill_tokens or view.prefill_left:
+            if not view.proposed:
+                lengths.append(0)
+                continue
+            paying, number = self._paying.get(view.id), index.get(view.drafter or "")
+            if paying is None:
                 return None
-            number = index.get(view.drafter or "") if view.proposed else None
             most = 0 if number is None else min(view.proposed, paying[number])
             lengths.append(max(0, min(most, view.remaining_tokens - 1)))
         return tuple(lengths) if _fit(lengths, batch) else None
@@ -132,3 +148,7 @@ def _steps_to_keep(plan: DraftPlan) -> int:
         return KEEP_STEPS_PLAIN
     looks_up = plan.neural_tokens == 0 and len(plan.drafters) < MANY_REQUESTS
     return KEEP_STEPS_LOOKUP if looks_up else KEEP_STEPS
+
+
+def _proposes_nothing(plan: DraftPlan) -> bool:
+    return not plan.draft_tokens and not plan.run_neural

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -171,13 +171,31 @@ class Planner:
             holes.ran(batch.requests, neural=plan.run_neural)
         return plan
 
+    def plain(self, names: Set[str]) -> DraftPlan | None:
+        """`draft` for decoding requests to none of which anything is proposed once more, told by their names alone."""
+        skips_prompts = self._upkeep.skips_prompts(len(names))
+        plan = self._silent_plan(len(names)) or self._kept.nothing(names, skips_prompts=skips_prompts)
+        if plan is None:
+            return None
+        self._last, self._drafts_s = plan, 0.0
+        if self._evidence.holes is not None:
+            self._evidence.holes.ran((), neural=False)
+        return plan
+
+    def _silent_plan(self, requests: int) -> DraftPlan | None:
+        """The plan where nobody can be asked: a pin to 0, Off, or no drafter that can run."""
+        roster, pinned = self._roster, self._roster.pinned
+        nobody = pinned[0] == 0 if pinned is not None else roster.silent or not roster.usable.any()
+        return DraftPlan(0, (None,) * requests, False, False, 0, Purpose.FIXED) if nobody else None
+
     def _fixed_plan(self, batch: Batch) -> DraftPlan | None:
-        """The plan where nothing is to be chosen: a pin, Static, Off, or no drafter that can run."""
+        """The plan where nothing is to be chosen: nobody can be asked, a pin, or Static."""
         roster = self._roster
+        silent = self._silent_plan(len(batch.requests))
+        if silent is not None:
+            return silent
         if roster.pinned is not None:
             return self._plan_for_one(batch, *roster.pinned, Purpose.FIXED)
-        if roster.silent or not roster.usable.any():
-            return self._plan_for_one(batch, 0, None, Purpose.FIXED)
         if roster.hot.mode is Mode.STATIC:
             first = roster.names[int(roster.usable.argmax())]
             return self._plan_for_one(batch, roster.most_tokens, first, Purpose.FIXED)

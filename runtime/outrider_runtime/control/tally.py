@@ -41,9 +41,10 @@ class Tally:
             self.catch_up_s += seconds if math.isfinite(seconds) else 0.0
         verified = sum(request.verified for request in outcome.requests)
         self.speculative_steps += verified > 0
+        self.draft_length_steps[0] += outcome.n_decoding - len(outcome.requests)
         for request in outcome.requests:
             self._observe_request(request)
-        if outcome.requests:
+        if outcome.n_decoding:
             self._observe_recent(outcome, verified)
 
     def drafter(self, name: str) -> DrafterCounters:
@@ -67,7 +68,7 @@ class Tally:
             counts[3] += request.accepted
 
     def _observe_recent(self, outcome: StepOutcome, verified: int) -> None:
-        requests, fresh = len(outcome.requests), 1 - RECENT_KEEP
+        requests, fresh = outcome.n_decoding, 1 - RECENT_KEEP
         self.recent_length += fresh * (verified / requests - self.recent_length)
         self.recent_speculation += fresh * ((outcome.draft_plan.draft_tokens > 0) - self.recent_speculation)
         for name in self.recent_users:

@@ -145,7 +145,7 @@ def _is_neighbour(outcome: StepOutcome) -> bool:
         outcome.prefill_tokens == 0
         and outcome.verify_plan.purpose is Purpose.CHOICE
         and outcome.draft_plan.purpose is Purpose.CHOICE
-        and any(request.asked > 0 for request in outcome.requests)
+        and bool(outcome.requests)
     )
 
 

@@ -139,8 +139,8 @@ class Engine:
         outcomes, tokens = self._sample(requests, prefill, started)
         return StepOutcome(
             now=self.now, step_s=step_s, target_s=target_s, n_context=int(shape.n_context),
-            n_batched=int(shape.n_batched), n_requests=len(requests), mode=mode, tokens=tokens,
-            verify_plan=verify_plan, draft_plan=draft_plan, requests=outcomes, draft_s=draft_s,
+            n_batched=int(shape.n_batched), n_requests=len(requests), n_decoding=prefill.count(0), mode=mode,
+            tokens=tokens, verify_plan=verify_plan, draft_plan=draft_plan, requests=outcomes, draft_s=draft_s,
             n_context_query=shape.n_context_query, prefill_tokens=prompts, catch_up=caught,
         )  # fmt: skip
 
@@ -159,17 +159,17 @@ class Engine:
     def _sample(
         self, requests: Sequence[Request], prefill: Sequence[int], started: float
     ) -> tuple[tuple[RequestOutcome, ...], int]:
-        """Accept, give out tokens and advance the books; the decoding requests' outcomes, and all tokens."""
+        """Accept, give out tokens and advance the books; outcomes of those somebody was asked for, and all tokens."""
         outcomes: list[RequestOutcome] = []
         total = 0
         for request, chunk in zip(requests, prefill, strict=True):
             verified = request.verified
             accepted = self._accepted(request, started) if verified else 0
             request.context += request.scheduled - verified + accepted
-            if not chunk:
-                outcomes.append(_outcome(request, verified, accepted))
-            elif request.left > 0:
+            if chunk and request.left > 0:
                 continue  # a chunk of a prompt yields no token
+            if not chunk and request.asked:
+                outcomes.append(_outcome(request, verified, accepted))
             if request.produced == 0:
                 request.first_token_at = self.now
             tokens = min(1 + accepted, request.output - request.produced)
@@ -242,10 +242,9 @@ def _finished(request: Request, now: float) -> Finished:
 
 
 def _outcome(request: Request, verified: int, accepted: int) -> RequestOutcome:
-    asked = request.asked > 0
     return RequestOutcome(
-        request.id, request.slo_class, request.drafter if asked else None, request.asked, request.proposed, verified,
-        accepted, request.missed if asked else None,
+        request.id, request.slo_class, request.drafter, request.asked, request.proposed, verified, accepted,
+        request.missed,
     )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ class Observer:
     """(request, step) pairs that verified a drafter's proposals."""
 
     def __call__(self, outcome: StepOutcome) -> None:
-        decoding = len(outcome.requests)
+        decoding = outcome.n_decoding
         verified = outcome.n_batched - outcome.prefill_tokens - decoding
         position = int(outcome.now / self.bin_s)
         while len(self.timeline) <= position:

@@ -31,7 +31,7 @@ class OutriderCPURunner(DraftOrders, CPUModelRunner):  # type: ignore[misc]
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> Any:
         output = super().sample_tokens(grammar_output)
         report = attached_report(output)
-        if report is not None:
+        if report is not None and self._order is not None and self._order.draft_tokens:
             report.proposals = super().take_draft_token_ids()
         return output
 

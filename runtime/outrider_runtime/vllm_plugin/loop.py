@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from threading import Lock
 
 import numpy as np
@@ -69,6 +69,16 @@ class ControlLoop:
             except Exception as error:
                 self._controller_failed(error)
                 return VerifyPlan((0,) * len(batch.requests), Purpose.FIXED)
+
+    def plan_plain(self, names: Set[str]) -> DraftPlan | None:
+        """See `Controller.plan_plain`."""
+        with self._lock:
+            self._resume_due()
+            try:
+                return self._controller.plan_plain(names)
+            except Exception as error:
+                self._controller_failed(error)
+                return None
 
     def plan_draft(self, batch: Batch) -> tuple[DraftPlan, DraftOrder]:
         """The controller's plan, and the same as the worker needs it."""

@@ -66,7 +66,8 @@ class StepReport:
     failures: dict[str, str] = field(default_factory=dict)
     """Drafter -> why it failed, in a sentence; its proposals of this step were dropped."""
     proposals: Any = None
-    """vLLM's DraftTokenIds, where they come with the step's output; None where vLLM asks for them by itself."""
+    """vLLM's DraftTokenIds, where they come with the step's output; None where none were asked for, or vLLM asks for
+    them by itself."""
 
 
 def attach(message: Any, content: DraftOrder | StepReport) -> None:

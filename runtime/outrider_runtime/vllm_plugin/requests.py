@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.engine import EngineCoreOutputs, FinishReason
 
 from outrider_runtime.vllm_plugin.slo import FinishedRequest, SLOCounter
 
@@ -49,20 +49,21 @@ class RequestBook:
 
     def deliver(self, outputs: Mapping[int, EngineCoreOutputs], now: float) -> int:
         """A step's tokens go out; counts the requests that finish with them. Returns the number of tokens."""
-        return sum(self._deliver(output, now) for client in outputs.values() for output in client.outputs)
-
-    def _deliver(self, output: EngineCoreOutput, now: float) -> int:
-        tokens = len(output.new_token_ids)
-        times = self._times.get(output.request_id)
-        if times is None:
-            return tokens
-        times.output_tokens += tokens
-        if tokens and times.first_token_at is None:
-            times.first_token_at = now
-        if output.finish_reason is not None:
-            del self._times[output.request_id]
-            self._finish(times, output.finish_reason, now)
-        return tokens
+        delivered = 0
+        for client in outputs.values():
+            for output in client.outputs:
+                tokens = len(output.new_token_ids)
+                delivered += tokens
+                times = self._times.get(output.request_id)
+                if times is None:
+                    continue
+                times.output_tokens += tokens
+                if times.first_token_at is None and tokens:
+                    times.first_token_at = now
+                if output.finish_reason is not None:
+                    del self._times[output.request_id]
+                    self._finish(times, output.finish_reason, now)
+        return delivered
 
     def _finish(self, times: _Times, reason: FinishReason, now: float) -> None:
         if reason in NOT_COUNTED or times.first_token_at is None:

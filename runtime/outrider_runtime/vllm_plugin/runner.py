@@ -45,6 +45,7 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
         self._vocabulary_size = int(self.model_config.get_vocab_size())
         self._strays = StrayTokens(self._vocabulary_size)
         self._report = StepReport()
+        self._order: DraftOrder | None = None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load target and drafter; a drafter that cannot load leaves a note for the next attempt without it."""
@@ -57,6 +58,7 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         self._report = step_report(self._strays, self._neural)
+        self._order = attached_order(scheduler_output)
         self._tell_finished(scheduler_output.finished_req_ids)
         self._began_at = time.perf_counter()
         return super().execute_model(scheduler_output, *args, **kwargs)
@@ -94,7 +96,7 @@ class DraftOrders(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
         self, scheduler_output: SchedulerOutput, sampled_token_ids: Any, *arguments: Any
     ) -> torch.Tensor | Proposals:
         """Proposals in the batch's order; ragged lists in synchronous scheduling, a tensor in asynchronous."""
-        order = attached_order(scheduler_output)
+        order = self._order
         if order is None:  # vLLM's own dummy step
             stock: torch.Tensor = super().propose_draft_token_ids(scheduler_output, sampled_token_ids, *arguments)
             return stock

@@ -15,6 +15,7 @@ import dataclasses
 import itertools
 import math
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -35,6 +36,7 @@ from outrider_runtime.vllm_plugin.loop import ControlLoop
 from outrider_runtime.vllm_plugin.messages import (
     LEAST_CATCH_UP_TOKENS,
     CatchUp,
+    DraftOrder,
     StepReport,
     attach,
     attached_report,
@@ -42,7 +44,7 @@ from outrider_runtime.vllm_plugin.messages import (
 from outrider_runtime.vllm_plugin.profiles import Identity
 from outrider_runtime.vllm_plugin.reporter import Reporter
 from outrider_runtime.vllm_plugin.requests import RequestBook
-from outrider_runtime.vllm_plugin.steps import Asked, StepRecord, step_outcome
+from outrider_runtime.vllm_plugin.steps import Asked, StepRecord, plain_step_size, step_outcome, step_size
 from outrider_runtime.vllm_plugin.versions import check_engine_version
 from outrider_runtime.vllm_plugin.waiting import decoding_first, patience_used, place_last
 
@@ -142,25 +144,43 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         super()._update_after_schedule(scheduler_output)
 
     def _plan_step(self, scheduler_output: SchedulerOutput) -> None:
+        record, order = self._plan_plain_step(scheduler_output) or self._plan_any_step(scheduler_output)
+        self._draft_purpose = record.draft_plan.purpose
+        attach(scheduler_output, order)
+        scheduler_output.num_spec_tokens_to_schedule = order.draft_tokens
+        self._records[id(scheduler_output)] = record
+
+    def _plan_plain_step(self, scheduler_output: SchedulerOutput) -> tuple[StepRecord, DraftOrder] | None:
+        """A step that only decodes and in which nothing is proposed, planned without a look at each request: under
+        load most steps are like that, and looking takes a percent of their time. None where a look is due."""
+        if self._asked or self._coverage is not None or not _only_decodes(scheduler_output):
+            return None
+        draft_plan = self.outrider.plan_plain(scheduler_output.num_scheduled_tokens.keys())
+        if draft_plan is None:
+            return None
+        size = plain_step_size(
+            scheduler_output.scheduled_cached_reqs.num_computed_tokens, _largest_graph(self.vllm_config)
+        )
+        record = StepRecord(self._scheduled_at, size, self._verify_plan, draft_plan)
+        return record, DraftOrder(draft_tokens=0, run_neural=False)
+
+    def _plan_any_step(self, scheduler_output: SchedulerOutput) -> tuple[StepRecord, DraftOrder]:
         scheduled = scheduler_output.num_scheduled_tokens
         batch = self._batch([self._scheduled_view(name, scheduler_output) for name in scheduled])
         draft_plan, order = self.outrider.plan_draft(batch)
-        self._draft_purpose = draft_plan.purpose
         ran: list[ScheduledTokens] = []
         if self._coverage is not None:
             order = dataclasses.replace(order, catch_ups=self._catch_ups(self._coverage, draft_plan, batch))
             ran = [self._scheduled_tokens(view, scheduled[view.id]) for view in batch.requests]
             self._coverage.ran(ran, neural=order.run_neural)
-        attach(scheduler_output, order)
-        scheduler_output.num_spec_tokens_to_schedule = order.draft_tokens
-        asked = {name: self._asked.pop(name, Asked()) for name in scheduled}
-        self._records[id(scheduler_output)] = StepRecord(
-            self._scheduled_at, batch, self._verify_plan, draft_plan, asked, dict(scheduled), ran, order.catch_ups
-        )
+        size = step_size(batch.requests, scheduled, _largest_graph(self.vllm_config))
+        asked = [(view, self._asked.pop(view.id)) for view in batch.requests if view.id in self._asked]
+        record = StepRecord(self._scheduled_at, size, self._verify_plan, draft_plan, asked, ran, order.catch_ups)
         for view, drafter in zip(batch.requests, draft_plan.drafters, strict=True):
             if drafter is not None and draft_plan.draft_tokens:
                 length = self.outrider.draft_tokens(draft_plan, drafter)
                 self._asked[view.id] = Asked(drafter, length, length)
+        return record, order
 
     def _catch_ups(self, coverage: DraftCoverage, plan: DraftPlan, batch: Batch) -> tuple[CatchUp, ...]:
         """The plan's, with the tokens themselves; the books count them as seen from here on."""
@@ -196,17 +216,15 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         if record is not None and report is not None:
             self._note_holes(record, report)  # before vLLM forgets the requests that finish in this step
         # Before vLLM trims the lists of requests that stop.
-        sampled = _sampled_counts(model_runner_output)
-        verified = {name: _real(ids) for name, ids in scheduler_output.scheduled_spec_decode_tokens.items()}
+        proposals = scheduler_output.scheduled_spec_decode_tokens
+        sampled = _sampled_counts(model_runner_output, proposals)
+        verified = {name: _real(ids) for name, ids in proposals.items()}
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
         now = time.monotonic()
         tokens = self._book.deliver(outputs, now)
-        if record is not None and record.scheduled_tokens:
+        if record is not None and record.size.n_batched:
             since, self._last_output_at = self._last_output_at, now
-            outcome = step_outcome(
-                record, report, sampled, verified, now=now, last_output_at=since, tokens=tokens,
-                largest_graph_tokens=_largest_graph(self.vllm_config),
-            )  # fmt: skip
+            outcome = step_outcome(record, report, sampled, verified, now=now, last_output_at=since, tokens=tokens)
             self.outrider.observe(outcome)
             self._note_stand_ins(record, report)
             self._suspend_failed(report.failures if report else {})
@@ -374,10 +392,21 @@ def _real(proposals: Any) -> int:
     return real or len(proposals)
 
 
-def _sampled_counts(output: ModelRunnerOutput) -> dict[str, int]:
+def _sampled_counts(output: ModelRunnerOutput, names: Iterable[str]) -> dict[str, int]:
     if not output.sampled_token_ids:
         return {}
-    return {name: len(output.sampled_token_ids[index]) for name, index in output.req_id_to_index.items()}
+    return {name: len(output.sampled_token_ids[output.req_id_to_index[name]]) for name in names}
+
+
+def _only_decodes(scheduler_output: SchedulerOutput) -> bool:
+    """Each request of the step has had tokens before, gets one more, and verifies nothing."""
+    going_on = scheduler_output.scheduled_cached_reqs
+    requests = len(going_on.req_ids)
+    return (
+        not scheduler_output.scheduled_new_reqs
+        and scheduler_output.total_num_scheduled_tokens == requests
+        and all(going_on.num_output_tokens)
+    )
 
 
 def _largest_graph(vllm_config: VllmConfig) -> int | None:

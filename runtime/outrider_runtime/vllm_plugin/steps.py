@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from outrider_runtime.control.batch import (
-    Batch,
     CatchUpOutcome,
     DraftPlan,
     ExecutionMode,
@@ -24,17 +23,27 @@ from outrider_runtime.vllm_plugin.messages import CatchUp, StepReport
 class Asked(NamedTuple):
     """What a request's drafter was asked for at the end of the step before."""
 
-    drafter: str | None = None
-    draft_tokens: int = 0
-    proposed: int = 0
+    drafter: str
+    draft_tokens: int
+    proposed: int
     """Real proposals that came back."""
     missed: Miss | None = None
 
     def stood_in(self, drafter: str, draft_tokens: int) -> Asked:
         """`drafter` proposed instead of the one that was asked."""
-        return Asked(
-            drafter, draft_tokens, draft_tokens, Miss(self.drafter, self.draft_tokens) if self.drafter else None
-        )
+        return Asked(drafter, draft_tokens, draft_tokens, Miss(self.drafter, self.draft_tokens))
+
+
+class StepSize(NamedTuple):
+    """What the time of a step depends on, and which set of coefficients it belongs to."""
+
+    n_context: int
+    n_batched: int
+    n_requests: int
+    n_decoding: int
+    n_context_query: float
+    prefill_tokens: int
+    mode: ExecutionMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +51,11 @@ class StepRecord:
     """A step that was scheduled and whose output has not come in yet."""
 
     scheduled_at: float
-    batch: Batch
-    """The step's own requests, as plan_draft saw them."""
+    size: StepSize
     verify_plan: VerifyPlan
     draft_plan: DraftPlan
-    asked: Mapping[str, Asked]
-    scheduled_tokens: Mapping[str, int]
+    asked: Sequence[tuple[RequestView, Asked]] = ()
+    """Decoding requests that somebody was asked for, as plan_draft saw them."""
     ran: Sequence[ScheduledTokens] = ()
     """The same tokens as the draft's coverage was told of them; empty where that is not kept."""
     catch_ups: Sequence[CatchUp] = ()
@@ -62,33 +70,45 @@ def step_outcome(
     now: float,
     last_output_at: float,
     tokens: int,
-    largest_graph_tokens: int | None,
 ) -> StepOutcome:
     """`sampled`: tokens that each request got, bonus token included; `verified`: proposals that were scored."""
-    views = record.batch.requests
-    counts = record.scheduled_tokens
-    n_batched = sum(counts.values())
     return StepOutcome(
         now=now,
         step_s=now - max(last_output_at, record.scheduled_at),
         target_s=report.target_s if report is not None else float("nan"),
-        n_context=sum(view.context_tokens for view in views),
-        n_batched=n_batched,
-        n_requests=len(views),
-        mode=execution_mode(views, counts, largest_graph_tokens),
         tokens=tokens,
         verify_plan=record.verify_plan,
         draft_plan=record.draft_plan,
-        requests=tuple(_request(view, record, sampled, verified) for view in views if not view.prefill_tokens),
+        requests=tuple(_request(view, asked, sampled, verified) for view, asked in record.asked),
         draft_s=dict(report.draft_s) if report is not None else {},
-        n_context_query=sum(view.context_tokens * counts[view.id] for view in views) / 1000,
-        prefill_tokens=sum(view.prefill_tokens for view in views),
         catch_up=_caught_up(record.catch_ups, report),
+        **record.size._asdict(),
     )
 
 
+def step_size(views: Sequence[RequestView], counts: Mapping[str, int], largest_graph_tokens: int | None) -> StepSize:
+    """`counts`: tokens that each request has in the step."""
+    return StepSize(
+        n_context=sum(view.context_tokens for view in views),
+        n_batched=sum(counts.values()),
+        n_requests=len(views),
+        n_decoding=sum(not view.prefill_tokens for view in views),
+        n_context_query=sum(view.context_tokens * counts[view.id] for view in views) / 1000,
+        prefill_tokens=sum(view.prefill_tokens for view in views),
+        mode=execution_mode(views, counts, largest_graph_tokens),
+    )
+
+
+def plain_step_size(context_tokens: Sequence[int], largest_graph_tokens: int | None) -> StepSize:
+    """`step_size` where each request decodes, and verifies nothing."""
+    requests, context = len(context_tokens), sum(context_tokens)
+    beyond = largest_graph_tokens is not None and requests > largest_graph_tokens
+    mode = ExecutionMode.BEYOND_GRAPH if beyond else ExecutionMode.UNIFORM
+    return StepSize(context, requests, requests, requests, context / 1000, 0, mode)
+
+
 def execution_mode(
-    views: tuple[RequestView, ...], counts: Mapping[str, int], largest_graph_tokens: int | None
+    views: Sequence[RequestView], counts: Mapping[str, int], largest_graph_tokens: int | None
 ) -> ExecutionMode:
     """Which set of coefficients a step belongs to."""
     if largest_graph_tokens is not None and sum(counts.values()) > largest_graph_tokens:
@@ -98,9 +118,8 @@ def execution_mode(
 
 
 def _request(
-    view: RequestView, record: StepRecord, sampled: Mapping[str, int], verified: Mapping[str, int]
+    view: RequestView, asked: Asked, sampled: Mapping[str, int], verified: Mapping[str, int]
 ) -> RequestOutcome:
-    asked = record.asked[view.id]
     scored = verified.get(view.id, 0)
     return RequestOutcome(
         id=view.id,

@@ -164,9 +164,9 @@ def outcome(
     now: float, requests: tuple[RequestOutcome, ...] = (), caught: CatchUpOutcome | None = None, step_s: float = 0.02
 ) -> StepOutcome:
     return StepOutcome(
-        now=now, step_s=step_s, target_s=0.02, n_context=100, n_batched=1, n_requests=1, mode=ExecutionMode.UNIFORM,
-        tokens=1, verify_plan=VerifyPlan((0,)), draft_plan=DraftPlan(0, (None,), False, False), requests=requests,
-        draft_s={}, catch_up=caught,
+        now=now, step_s=step_s, target_s=0.02, n_context=100, n_batched=1, n_requests=1, n_decoding=1,
+        mode=ExecutionMode.UNIFORM, tokens=1, verify_plan=VerifyPlan((0,)),
+        draft_plan=DraftPlan(0, (None,), False, False), requests=requests, draft_s={}, catch_up=caught,
     )  # fmt: skip
 
 

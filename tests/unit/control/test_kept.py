@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 
@@ -14,6 +15,8 @@ from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.costs import DrafterCost, LatencyModel, StepCost
 from outrider_runtime.control.kept import KeptChoice
 from outrider_runtime.control.settings import DrafterSpec, DraftPrefill, HotSettings, Settings, SLOTarget
+
+from tests.unit.control.simulated_engine import SimulatedEngine, World
 
 POOL = (DrafterSpec("lookup", neural=False), DrafterSpec("eagle", neural=True))
 TARGET = StepCost(per_batched_token_s=3e-3, constant_s=0.02)
@@ -100,6 +103,49 @@ def taught(loop: Controller, accepted: list[int]) -> None:
         loop._evidence.acceptance.observe(outcomes, 1.0)
 
 
+def test_lookups_go_on_where_one_of_many_comes_in_addition():
+    """The newcomer waits for the next choice; among few requests, one more may change everything."""
+    kept = KeptChoice()
+    names = [f"r{number}" for number in range(8)]
+    kept.keep(DraftPlan(3, ("lookup",) * 8, False, False), names, {})
+    prompt = decoding(8, context_tokens=0, prefill_tokens=40, output_tokens=0)
+    views = [decoding(number) for number in range(8)]
+    assert kept.plan(batch(*views, prompt), skips_prompts=False) is None, "the neural draft might have to read it"
+    plan = kept.plan(batch(*views[1:], prompt), skips_prompts=True)
+    assert plan is not None
+    assert plan.drafters == ("lookup",) * 7 + (None,)
+    assert kept.plan(batch(*views[2:], prompt), skips_prompts=True) is None, "one in seven is new"
+
+
+@pytest.mark.parametrize("needs_whole_kv", [True, False])
+@pytest.mark.parametrize("load", [8, 40])
+def test_a_plan_told_by_names_alone_is_the_one_that_looking_finds(load, needs_whole_kv):
+    """Bug: under load the loop holds on to something that it would not hold on to if it looked."""
+
+    class Both(Controller):
+        plain = 0
+
+        def plan_draft(self, batch: Batch) -> DraftPlan:
+            told = None
+            if all(not view.prefill_tokens and not view.proposed for view in batch.requests):
+                told = copy.deepcopy(self)._planner.plain({view.id for view in batch.requests})
+            looked = super().plan_draft(batch)
+            self.plain += told is not None
+            assert told in (None, looked)
+            return looked
+
+    hazard = {"lookup": lambda _position, _request: 0.5, "eagle": lambda _position, _request: 0.3}
+    world = World(TARGET, COSTS, hazard, {"lookup": 0.1}, neural="eagle")
+    pool = (POOL[0], dataclasses.replace(POOL[1], needs_whole_kv=needs_whole_kv))
+    loop = Both(
+        Settings(pool, MAX, hot=HotSettings(max_draft_tokens=MAX)), world.latency, clock=lambda: 0.0,
+        rng=np.random.default_rng(0),
+    )  # fmt: skip
+    records = SimulatedEngine(world, loop, load=load).run(300)
+    plain = sum(not record.draft_tokens and not record.ran_neural for record in records)
+    assert loop.plain > plain / 3
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, MAX), st.integers(0, MAX)), min_size=1, max_size=5))
 def test_what_was_kept_is_what_looking_anew_finds(requests):
@@ -128,9 +174,9 @@ def chosen() -> tuple[KeptChoice, dict[str, int]]:
         (decoding(0, proposed=3, drafter="gone"), (0,)),
         (decoding(0, proposed=3, drafter="eagle", remaining_tokens=2), (1,)),
         (decoding(1, proposed=3, drafter="eagle"), None),
-        (decoding(0, prefill_tokens=9), None),
+        (decoding(1, prefill_tokens=9), (0,)),
     ],
-    ids=["eagle", "stood in by lookup", "a drafter that left", "nearly done", "a stranger", "a prompt"],
+    ids=["eagle", "stood in by lookup", "a drafter that left", "nearly done", "a stranger's proposals", "a prompt"],
 )
 def test_lengths_of_a_kept_choice(view, lengths):
     kept, index = chosen()

@@ -201,11 +201,8 @@ def test_a_pool_that_the_engine_cannot_run_is_refused(pool):
         Settings(pool, MAX)
 
 
-NOTHING_TRIED = RequestOutcome("r0", None, None, 0, 0, 0, 0)
-
-
 def step(
-    loop: Controller, step_s: float, *, target_s: float = 0.02, number: int = 0, tried: RequestOutcome = NOTHING_TRIED
+    loop: Controller, step_s: float, *, target_s: float = 0.02, number: int = 0, tried: RequestOutcome | None = None
 ) -> None:
     loop.plan_verify(batch(view()))
     draft = loop.plan_draft(batch(view()))
@@ -217,11 +214,12 @@ def step(
             n_context=100,
             n_batched=1,
             n_requests=1,
+            n_decoding=1,
             mode=ExecutionMode.UNIFORM,
             tokens=1,
             verify_plan=VerifyPlan((0,)),
             draft_plan=draft,
-            requests=(tried,),
+            requests=() if tried is None else (tried,),
         )
     )
 

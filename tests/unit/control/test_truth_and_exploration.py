@@ -22,6 +22,7 @@ def outcome(
     plan = DraftPlan(2, ("eagle",) * requests, True, True, 2, purpose)
     return StepOutcome(
         now=0.0, step_s=step_s, target_s=step_s - draft_s, n_context=100, n_batched=3 * requests, n_requests=requests,
+        n_decoding=requests,
         mode=ExecutionMode.UNIFORM, tokens=tokens, draft_plan=plan,
         verify_plan=VerifyPlan((2,) * requests, purpose if verified_for is None else verified_for),
         requests=tuple(RequestOutcome(str(i), None, "eagle", 2, 2, 2, 1) for i in range(requests)),

@@ -81,7 +81,7 @@ def test_a_long_prompt_is_computed_in_chunks_beside_decoding_requests():
     """A step never holds more than the token budget, and the one that decodes goes on meanwhile."""
     policy = FixedLengths()
     run([Arrival(0.0, 10, 50), Arrival(0.01, 1000, 5)], Limits(token_budget=256), policy)
-    mixed = [outcome for outcome in policy.outcomes if outcome.prefill_tokens and outcome.requests]
+    mixed = [outcome for outcome in policy.outcomes if outcome.prefill_tokens and outcome.n_decoding]
     assert len(mixed) == 4
     assert all(outcome.n_batched <= 256 and outcome.tokens >= 1 for outcome in mixed)
     assert all(outcome.mode is ExecutionMode.RAGGED for outcome in mixed)

@@ -5,9 +5,18 @@ from __future__ import annotations
 import math
 
 import pytest
-from outrider_runtime.control.batch import Batch, DraftPlan, ExecutionMode, RequestView, StepOutcome, VerifyPlan
+from hypothesis import given
+from hypothesis import strategies as st
+from outrider_runtime.control.batch import DraftPlan, ExecutionMode, RequestView, StepOutcome, VerifyPlan
 from outrider_runtime.vllm_plugin.messages import StepReport
-from outrider_runtime.vllm_plugin.steps import Asked, StepRecord, execution_mode, step_outcome
+from outrider_runtime.vllm_plugin.steps import (
+    Asked,
+    StepRecord,
+    execution_mode,
+    plain_step_size,
+    step_outcome,
+    step_size,
+)
 
 
 def view(name: str, prefill: int = 0) -> RequestView:
@@ -20,13 +29,10 @@ def outcome(
     """One request that decodes with two proposals, of which one is accepted, beside a prompt chunk."""
     views = (view("a"), view("b", prefill=16))
     record = StepRecord(
-        scheduled_at, Batch(views, scheduled_at, 512, 4096), VerifyPlan((2, 0)),
-        DraftPlan(0, (None, None), False, False), {"a": Asked("pld", 3, 2), "b": Asked()}, {"a": 3, "b": 16},
+        scheduled_at, step_size(views, {"a": 3, "b": 16}, None), VerifyPlan((2, 0)),
+        DraftPlan(0, (None, None), False, False), [(views[0], Asked("pld", 3, 2))],
     )  # fmt: skip
-    return step_outcome(
-        record, report, {"a": 2, "b": 1}, {"a": 2}, now=now, last_output_at=last_output_at, tokens=3,
-        largest_graph_tokens=None,
-    )  # fmt: skip
+    return step_outcome(record, report, {"a": 2}, {"a": 2}, now=now, last_output_at=last_output_at, tokens=3)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +50,7 @@ def test_a_decoding_request_is_told_apart_from_a_prompt():
     assert (request.id, request.asked, request.proposed, request.verified) == ("a", 3, 2, 2)
     assert (request.accepted, request.tried) == (1, 2)
     assert (step.n_batched, step.n_context, step.prefill_tokens) == (19, 100, 16)
+    assert (step.n_requests, step.n_decoding) == (2, 1)
     assert step.mode is ExecutionMode.RAGGED
     assert step.draft_s == {"pld": 0.001}
 
@@ -63,3 +70,10 @@ def test_a_step_belongs_to_the_graphs_that_ran_it():
     assert execution_mode(views, {"a": 3, "b": 2}, 64) is ExecutionMode.RAGGED
     assert execution_mode(views, {"a": 33, "b": 33}, 64) is ExecutionMode.BEYOND_GRAPH
     assert execution_mode(views, {"a": 33, "b": 33}, None) is ExecutionMode.UNIFORM
+
+
+@given(st.lists(st.integers(1, 4096), min_size=1, max_size=8), st.none() | st.integers(1, 8))
+def test_a_plain_step_has_its_size_without_a_look_at_its_requests(contexts, largest_graph):
+    views = [view(str(number))._replace(context_tokens=context) for number, context in enumerate(contexts)]
+    counts = {one.id: 1 for one in views}
+    assert plain_step_size(contexts, largest_graph) == step_size(views, counts, largest_graph)
