@@ -61,7 +61,8 @@ class Controller:
         return plan
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Learn from a finished step. Absurd times (NaN, negative, a suspended machine) are dropped and counted."""
+        """Learn from a finished step, by the next choice at the latest. Absurd times (NaN, negative, a suspended
+        machine) are dropped and counted."""
         self._evidence.observe(outcome)
 
     def configure(self, hot: HotSettings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,8 +19,8 @@ from outrider_runtime.control.tally import Tally
 from outrider_runtime.control.truth import Truth
 
 LONGEST_STEP_S = 120.0
-MOST_UNSETTLED = 256
-"""Request steps whose trials wait to be counted, where nobody asks for a long time (a pin, mode Static)."""
+MOST_UNSETTLED = 16
+"""Steps that wait to be learned from, where nobody asks for a long time (a pin, mode Static)."""
 
 
 class Evidence:
@@ -39,18 +40,30 @@ class Evidence:
         self.tally = Tally(names, settings.max_draft_tokens)
         self.longest = 1
         """Most tokens that any request ever verified."""
-        self._unsettled: list[RequestOutcome] = []
+        self._unsettled: list[StepOutcome] = []
 
     def replace_latency(self, latency: LatencyModel | None) -> None:
         """A profile was loaded or changed; online corrections start anew. None: learn every cost."""
         self.latency = OnlineLatency(latency, self._settings.drafters, self._settings.largest_graph_tokens)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Learn from a finished step. Absurd times (NaN, negative, a suspended machine) are dropped and counted."""
+        """A step has finished."""
+        self._unsettled.append(outcome)
+        if len(self._unsettled) >= MOST_UNSETTLED:
+            self.settle()
+
+    def settle(self, now: float | None = None) -> None:
+        """Learn from the steps that have finished since. Call before a new choice: three steps together cost hardly
+        more than one, and in a small model's step that is time that users notice. now: None for the last step's."""
+        outcomes, self._unsettled = self._unsettled, []
+        for outcome in outcomes:
+            self._learn(outcome)
+        trials = [request for outcome in outcomes for request in outcome.requests]
+        self._count(trials, self.tally.last_step_at if now is None else now)
+
+    def _learn(self, outcome: StepOutcome) -> None:
+        """Absurd times (NaN, negative, a suspended machine) are dropped and counted."""
         self.tally.observe(outcome)
-        self._unsettled.extend(outcome.requests)
-        if len(self._unsettled) > MOST_UNSETTLED:
-            self.settle(outcome.now)
         if not self._observe_times(outcome):
             self.tally.dropped_steps += 1
             return
@@ -62,20 +75,17 @@ class Evidence:
         self.truth.observe(outcome)
         self.longest = max(self.longest, max((request.verified for request in outcome.requests), default=0))
 
-    def settle(self, now: float) -> None:
-        """Count the trials of the last steps. Call before a new choice: those of three steps together cost hardly more
-        than those of one, and in a small model's step that is time that users notice."""
-        alarms, outcomes = self.acceptance.alarms, self._unsettled
-        self._unsettled = []
-        self.acceptance.observe(outcomes, now)
+    def _count(self, trials: Sequence[RequestOutcome], now: float) -> None:
+        alarms = self.acceptance.alarms
+        self.acceptance.observe(trials, now)
         if self.holes is not None:
-            self.holes.observe(outcomes)
+            self.holes.observe(trials)
         if self.acceptance.alarms > alarms:
             self.truth.lift()
 
     def forget(self, request_id: str) -> None:
         """The request has ended; its last trials count first."""
-        self.settle(self.tally.last_step_at)
+        self.settle()
         self.acceptance.forget(request_id)
         if self.holes is not None:
             self.holes.forget(request_id)

@@ -19,8 +19,8 @@ def snapshot(
     evidence: Evidence, roster: Roster, *, gated: bool, decision_s: float, now: float | None
 ) -> ControllerSnapshot:
     """`now`, if given, tells an idle engine from a busy one."""
+    evidence.settle()
     tally = evidence.tally
-    evidence.settle(tally.last_step_at)
     return ControllerSnapshot(
         reason=_reason(evidence, roster, now),
         drafter=tally.favourite,
