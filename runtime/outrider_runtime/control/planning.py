@@ -185,7 +185,7 @@ class Planner:
     def _silent_plan(self, requests: int) -> DraftPlan | None:
         """The plan where nobody can be asked: a pin to 0, Off, or no drafter that can run."""
         roster, pinned = self._roster, self._roster.pinned
-        nobody = pinned[0] == 0 if pinned is not None else roster.silent or not roster.usable.any()
+        nobody = pinned[0] == 0 if pinned is not None else roster.silent or not roster.anyone
         return DraftPlan(0, (None,) * requests, False, False, 0, Purpose.FIXED) if nobody else None
 
     def _fixed_plan(self, batch: Batch) -> DraftPlan | None:

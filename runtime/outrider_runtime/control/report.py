@@ -58,7 +58,7 @@ def _reason(evidence: Evidence, roster: Roster, now: float | None) -> Reason:
     tally = evidence.tally
     if roster.silent:
         return Reason.OFF
-    if not roster.usable.any():
+    if not roster.anyone:
         return Reason.NO_DRAFTER
     if tally.steps == 0 or (now is not None and now - tally.last_step_at > IDLE_S):
         return Reason.NO_TRAFFIC

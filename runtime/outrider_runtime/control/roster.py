@@ -20,8 +20,11 @@ class Roster:
         self.suspended: dict[str, str] = {}
         """Drafter -> why it does not run, in a sentence."""
         self.pinned: tuple[int, str | None] | None = None
-        self.usable = self._who_is_usable()
+        self.usable: NDArray[np.bool_]
         """(D,): drafters that may run at all."""
+        self.anyone: bool
+        """Whether one of them may."""
+        self._count_usable()
         self._tpots_s = _tpots_s(settings.hot)
 
     @property
@@ -55,18 +58,18 @@ class Roster:
 
     def configure(self, hot: HotSettings) -> None:
         self.hot = hot
-        self.usable = self._who_is_usable()
+        self._count_usable()
         self._tpots_s = _tpots_s(hot)
 
     def suspend(self, drafter: str, reason: str) -> None:
         """Raises ValueError for a drafter that is not in the pool."""
         self._known(drafter)
         self.suspended[drafter] = reason
-        self.usable = self._who_is_usable()
+        self._count_usable()
 
     def resume(self, drafter: str) -> None:
         self.suspended.pop(drafter, None)
-        self.usable = self._who_is_usable()
+        self._count_usable()
 
     def pin(self, draft_tokens: int | None, drafter: str | None) -> None:
         """Raises ValueError for an unknown drafter, or a length that the engine was not built for."""
@@ -79,12 +82,10 @@ class Roster:
             self._known(drafter)
         self.pinned = (draft_tokens, drafter)
 
-    def _who_is_usable(self) -> NDArray[np.bool_]:
+    def _count_usable(self) -> None:
         never = self.hot.draft_prefill is DraftPrefill.NEVER
-        return np.array(
-            [spec.name not in self.suspended and not (spec.neural and never) for spec in self.settings.drafters],
-            dtype=bool,
-        )
+        able = [spec.name not in self.suspended and not (spec.neural and never) for spec in self.settings.drafters]
+        self.usable, self.anyone = np.array(able, dtype=bool), any(able)
 
     def _known(self, drafter: str | None) -> None:
         if drafter not in self.names:

@@ -388,6 +388,8 @@ def _needs_whole_kv(plan: LaunchPlan) -> bool:
 
 def _real(proposals: Any) -> int:
     """Proposals without padding; placeholders of asynchronous scheduling are all padding and count whole."""
+    if not proposals:
+        return 0
     real = sum(token >= 0 for token in proposals)
     return real or len(proposals)
 
