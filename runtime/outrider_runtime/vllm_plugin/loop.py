@@ -102,7 +102,10 @@ class ControlLoop:
 
     def forget(self, request_id: str) -> None:
         with self._lock:
-            self._controller.forget(request_id)
+            try:
+                self._controller.forget(request_id)
+            except Exception as error:
+                self._controller_failed(error)
 
     def drafter_failed(self, drafter: str, reason: str) -> None:
         """Use `drafter` no more for a while, longer each time; requests go on without it."""
