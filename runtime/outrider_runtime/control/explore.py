@@ -82,12 +82,14 @@ class Explorer:
 def upper_bounds(problem: DraftProblem, upper_paths: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
     """(D,): what each drafter would gain in a step if it accepted as much as it may; -inf where none can use it.
 
-    upper_paths: (D, K), optimistic products of hazards.
+    upper_paths: (D, K), optimistic products of hazards. What the tokens cost is not optimistic: where a batch is so
+    large that no acceptance would pay for them, there is nothing to find out.
     """
-    served = problem.usable.sum(axis=1)
+    served, price = problem.usable.sum(axis=1), problem.price
     lengths = problem.draft_s.shape[1] - 1
-    tokens = served[:, None] * np.arange(1, lengths + 1)  # (D, K)
-    target_s = problem.price.ragged.per_batched_token_s * tokens
     gains = served[:, None] * upper_paths[:, :lengths].cumsum(axis=1)
-    best = (gains - problem.rate * (target_s + problem.draft_s[:, 1:])).max(axis=1)
+    tokens = (problem.offers * problem.usable[:, None]).sum(axis=2).cumsum(axis=1)  # (D, K)
+    longer_s = np.minimum(price.uniform_s(tokens), price.ragged_s(tokens)) - price.plain_s()
+    spent_s = longer_s + float(problem.query_costs_s.mean()) * tokens + problem.draft_s[:, 1:]
+    best = (gains - problem.rate * spent_s).max(axis=1)
     return np.where(served > 0, best, -np.inf)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from outrider_runtime.control.batch import DraftPlan, ExecutionMode, Purpose, RequestOutcome, StepOutcome, VerifyPlan
@@ -138,6 +140,10 @@ def test_the_drafter_with_the_highest_upper_bound_is_explored():
         neural_token_s=0.0, price=TargetPrice(2.0, cost, cost, None, float("inf"), 0.01, 0.01, 0.0), rate=100.0,
         budget=100,
     )  # fmt: skip
-    bounds = upper_bounds(problem, np.array([[0.5, 0.2], [0.9, 0.8], [0.99, 0.98]]))
+    upper = np.array([[0.5, 0.2], [0.9, 0.8], [0.99, 0.98]])
+    bounds = upper_bounds(problem, upper)
     assert int(bounds.argmax()) == 0
     assert bounds[2] == -np.inf
+    steep = dataclasses.replace(cost, per_batched_token_above_knee_s=20e-3, knee_tokens=2.0)
+    large = dataclasses.replace(problem, price=dataclasses.replace(problem.price, ragged=steep, uniform=steep))
+    assert (upper_bounds(large, upper) < 0).all(), "behind a knee no acceptance pays for a token"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from eagle3.learning import UNROLL, acceptance, collate, loss_of, new_head
 from eagle3.target import Answer, Target, fused_layers
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
-from train_eagle3 import DEMO_PROMPTS, Budget, Progress, Work, main, split, train
+from train_eagle3 import DEMO_PROMPTS, PASSES, Budget, Progress, Work, alike, main, split, train
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 SHIPPED = Path(__file__).parents[3] / "examples/models/smollm2-135m-eagle3"
@@ -117,6 +118,15 @@ def test_reading_an_answer_is_drafting_it(target, held_out, trained):
         torch.testing.assert_close(one, three)
 
 
+def test_a_round_reads_prompts_of_like_length_and_all_of_them_in_time():
+    """A batch is as long as its longest prompt: padding took more time than the answers."""
+    lengths, chooser = list(range(1, 65)), random.Random(0)
+    rounds = [[len(one) for one in alike([[5] * length for length in lengths], 8, chooser)] for _ in range(200)]
+    assert {len(one) for one in rounds} == {8}
+    assert sum(max(one) - min(one) for one in rounds) / len(rounds) < 64 / 4
+    assert {length for one in rounds for length in one} == set(lengths)
+
+
 def test_states_kept_while_answering_are_those_of_one_pass(target):
     """Neither padding of a shorter prompt nor the cache may change what the head learns from."""
     short, long = [5, 6], [7, 8, 9, 10, 11]
@@ -213,7 +223,7 @@ def test_the_few_answers_that_were_asked_for_are_learned_from(target, held_out, 
     progress = Progress(Budget(answers=40))
     train(target, work(held_out, tmp_path), progress)
     assert progress.answers == 40
-    assert progress.steps == 20
+    assert progress.steps == 40 * PASSES / 8, "eight answers a step"
 
 
 def test_a_head_is_evaluated_on_the_answers_it_was_validated_on(target, tmp_path, capsys):
