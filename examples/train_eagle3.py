@@ -32,6 +32,7 @@ from transformers.utils.logging import disable_progress_bar
 
 DEMO_PROMPTS = Path(__file__).parents[1] / "demo" / "prompts.txt"
 PASSES = 4  # how often an answer is trained on
+SORTED = 8  # batches of prompts that are drawn to take one of: prompts of like length need little padding
 WARM_UP_STEPS, PEAK_RATE = 30, 0.6  # the peak learning rate is PEAK_RATE / hidden size
 WINDOW_BYTES = 2 << 30  # of hidden states kept; the oldest answers leave first
 HELD_OUT = 32  # prompts that are only validated on
@@ -145,7 +146,7 @@ def write_round(
 ) -> None:
     """One batch of sampled answers into the window; half of the prompts are the target's own where it invents them."""
     invented = [target.encode(text) for text in target.invent(count // 2 if work.invents else 0)]
-    prompts = invented + chooser.choices(work.prompts, k=count - len(invented))
+    prompts = invented + alike(work.prompts, count - len(invented), chooser)
     answers = [answer for answer in target.write(prompts, work.length, 1.0, progress.tick) if len(answer.tokens) > 2]
     window.extend(answers)
     progress.answers += len(prompts)
@@ -154,6 +155,13 @@ def write_round(
         len(window) > work.batch and sum(answer.fused.nbytes + answer.final.nbytes for answer in window) > WINDOW_BYTES
     ):
         window.popleft()
+
+
+def alike(prompts: Sequence[list[int]], count: int, chooser: random.Random) -> list[list[int]]:
+    """`count` prompts of like length, each of all as likely as any other."""
+    drawn = sorted(chooser.choices(prompts, k=SORTED * count), key=len)
+    start = count * chooser.randrange(SORTED)
+    return drawn[start : start + count]
 
 
 def learn_round(

@@ -78,13 +78,16 @@ def padded(rows: Tensor, length: int) -> Tensor:
 
 def loss_of(head: Head, target: Target, batch: Batch) -> Tensor:
     """Cross-entropy against the target's own distribution over the draft vocabulary, each step's in its weight."""
-    rows, n, total = target.output[head.vocabulary], batch.fused.shape[1], torch.zeros((), device=target.device)
+    n, total = batch.fused.shape[1], torch.zeros((), device=target.device)
+    after = batch.labelled[:, 1:]  # (B, N + UNROLL + 1): positions whose next token is labelled
+    with torch.no_grad():
+        rows = target.output[head.vocabulary]
+        wanted = (batch.final[:, :-1][after] @ rows.T).float().softmax(-1)  # (all of them, draft V)
     for step, states in enumerate(head.unroll(target.embed, batch.tokens, batch.fused, UNROLL)):
-        labelled = batch.labelled[:, 2 + step : 2 + step + n]  # (B, N)
-        with torch.no_grad():
-            wanted = (batch.final[:, 1 + step : 1 + step + n][labelled] @ rows.T).float().softmax(-1)  # (M, draft V)
-        proposed = head.lm_head(states[labelled]).float().log_softmax(-1)
-        total = total - STEP_WEIGHT**step * (wanted * proposed).sum() / max(1, len(wanted))
+        seen = torch.zeros_like(after)
+        seen[:, 1 + step : 1 + step + n] = True
+        proposed = head.lm_head(states[after[:, 1 + step : 1 + step + n]]).float().log_softmax(-1)  # (M, draft V)
+        total = total - STEP_WEIGHT**step * (wanted[seen[after]] * proposed).sum() / max(1, len(proposed))
     return total / sum(STEP_WEIGHT**step for step in range(UNROLL))
 
 
@@ -107,11 +110,17 @@ def acceptance(head: Head, target: Target, answers: Sequence[Answer]) -> list[fl
     return [hit / trial if trial else 0.0 for hit, trial in zip(accepted, tried, strict=True)]
 
 
+def halves_pay(device: str) -> bool:
+    """Whether half precision is faster: on a GPU, and on a CPU that computes in it."""
+    able = torch.cpu.get_capabilities()
+    return device == "cuda" or bool(able.get("avx512_bf16") or able.get("amx_bf16") or able.get("sve_bf16"))
+
+
 def learn(target: Target, head: Head, optimizer: torch.optim.Optimizer, batch: Batch, rate: float) -> float:
     """One step; the loss before it."""
     for group in optimizer.param_groups:
         group["lr"] = rate
-    with torch.autocast("cuda", torch.bfloat16, enabled=target.device == "cuda"):
+    with torch.autocast(target.device, torch.bfloat16, enabled=halves_pay(target.device)):
         loss = loss_of(head, target, batch)
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache, LlamaConfig
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    StaticCache,
+)
 
 PROMPT_TOKENS = 512  # a longer prompt is cut
 INVENTED_TOKENS = 48
+
+
+GROUPED = "grouped"
 
 
 class CannotTrainError(Exception):
@@ -31,6 +42,29 @@ class Answer(NamedTuple):
     final: Tensor
 
 
+def grouped_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """SDPA as transformers has it, but where each row has one query: there the heads that share keys are taken for
+    positions. SDPA would copy the keys for each of those heads, which takes longer than the rest of a step.
+
+    query (B, heads, Q, D), key and value (B, key heads, T, D), mask (B, 1, Q, T), to (B, Q, heads, D).
+    """
+    if query.shape[2] > 1:
+        out, _ = AttentionInterface()["sdpa"](module, query, key, value, attention_mask, **options)
+        return out, None
+    rows, heads, _, width = query.shape
+    shared = query.reshape(rows, key.shape[1], -1, width)
+    mixed = functional.scaled_dot_product_attention(
+        shared, key, value, attn_mask=attention_mask, scale=options["scaling"]
+    )
+    return mixed.reshape(rows, 1, heads, width), None
+
+
+AttentionInterface.register(GROUPED, grouped_attention)
+AttentionMaskInterface.register(GROUPED, AttentionMaskInterface()["sdpa"])
+
+
 class Target:
     """The frozen target: writes answers, and keeps the hidden states that it had meanwhile."""
 
@@ -38,7 +72,7 @@ class Target:
         self.config = llama_config(folder)
         self.device = device
         try:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=self.config.dtype)
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=self.config.dtype, attn_implementation=GROUPED)
             self.tokenizer = AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError) as error:
             raise CannotTrainError(f"--target {folder} cannot be loaded: {error}") from None
@@ -84,7 +118,10 @@ class Target:
     ) -> list[Answer]:
         """At most `length` tokens for each prompt, all in one batch; temperature 0 is greedy."""
         ids, mask = left_padded(prompts, self.device)  # (B, P)
-        cache, tokens, fused, final = DynamicCache(), [ids], [], []
+        cache = StaticCache(
+            config=self.config, max_cache_len=ids.shape[1] + length
+        )  # one that grows is copied each step
+        tokens, fused, final = [ids], [], []
         for _ in range(length):
             out = self.model(
                 tokens[-1], attention_mask=mask, past_key_values=cache, output_hidden_states=True, logits_to_keep=1
