@@ -118,9 +118,8 @@ class Target:
     ) -> list[Answer]:
         """At most `length` tokens for each prompt, all in one batch; temperature 0 is greedy."""
         ids, mask = left_padded(prompts, self.device)  # (B, P)
-        cache = StaticCache(
-            config=self.config, max_cache_len=ids.shape[1] + length
-        )  # one that grows is copied each step
+        # A cache that grows is copied at each step.
+        cache = StaticCache(config=self.config, max_cache_len=ids.shape[1] + length)
         tokens, fused, final = [ids], [], []
         for _ in range(length):
             out = self.model(

@@ -88,7 +88,7 @@ class KeptChoice:
     def nothing(self, names: Set[str], *, skips_prompts: bool) -> DraftPlan | None:
         """`plan` for requests that all decode, where the choice is to propose nothing: their names tell enough."""
         kept = self._plan
-        if kept is None or self._since >= KEEP_STEPS_PLAIN or self._in_tow or not _proposes_nothing(kept):
+        if kept is None or self._since >= _steps_to_keep(kept) or self._in_tow or not _proposes_nothing(kept):
             return None
         if skips_prompts and self._in_general:
             return self._nothing(kept, len(names))

@@ -15,7 +15,6 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Iterable
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -44,6 +43,7 @@ from outrider_runtime.vllm_plugin.messages import (
 from outrider_runtime.vllm_plugin.profiles import Identity
 from outrider_runtime.vllm_plugin.reporter import Reporter
 from outrider_runtime.vllm_plugin.requests import RequestBook
+from outrider_runtime.vllm_plugin.step_messages import count_real, only_decodes, sampled_counts
 from outrider_runtime.vllm_plugin.steps import Asked, StepRecord, plain_step_size, step_outcome, step_size
 from outrider_runtime.vllm_plugin.versions import check_engine_version
 from outrider_runtime.vllm_plugin.waiting import decoding_first, patience_used, place_last
@@ -153,7 +153,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
     def _plan_plain_step(self, scheduler_output: SchedulerOutput) -> tuple[StepRecord, DraftOrder] | None:
         """A step that only decodes and in which nothing is proposed, planned without a look at each request: under
         load most steps are like that, and looking takes a percent of their time. None where a look is due."""
-        if self._asked or self._coverage is not None or not _only_decodes(scheduler_output):
+        if self._asked or self._coverage is not None or not only_decodes(scheduler_output):
             return None
         draft_plan = self.outrider.plan_plain(scheduler_output.num_scheduled_tokens.keys())
         if draft_plan is None:
@@ -217,8 +217,8 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             self._note_holes(record, report)  # before vLLM forgets the requests that finish in this step
         # Before vLLM trims the lists of requests that stop.
         proposals = scheduler_output.scheduled_spec_decode_tokens
-        sampled = _sampled_counts(model_runner_output, proposals)
-        verified = {name: _real(ids) for name, ids in proposals.items()}
+        sampled = sampled_counts(model_runner_output, proposals)
+        verified = {name: count_real(ids) for name, ids in proposals.items()}
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
         now = time.monotonic()
         tokens = self._book.deliver(outputs, now)
@@ -323,7 +323,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         left = max(0, request.num_tokens + request.num_output_placeholders - request.num_computed_tokens)
         prefill = left if left > 1 else 0  # one token is the last sampled one: the request decodes
         chunk = min(prefill, self._token_budget)
-        return self._view(request, prefill=chunk, left=prefill - chunk, proposed=_real(request.spec_token_ids))
+        return self._view(request, prefill=chunk, left=prefill - chunk, proposed=count_real(request.spec_token_ids))
 
     def _scheduled_view(self, name: str, scheduler_output: SchedulerOutput) -> RequestView:
         """A request of the step that was just scheduled; vLLM has not yet advanced its computed tokens."""
@@ -333,7 +333,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         total = request.num_tokens + request.num_output_placeholders
         left = max(0, total - request.num_computed_tokens - known)
         decodes = known == 1 and left == 0 and request.num_output_tokens + request.num_output_placeholders > 0
-        return self._view(request, prefill=0 if decodes else known, left=left, proposed=_real(verified))
+        return self._view(request, prefill=0 if decodes else known, left=left, proposed=count_real(verified))
 
     def _view(self, request: Request, *, prefill: int, left: int, proposed: int) -> RequestView:
         name, context = request.request_id, request.num_computed_tokens
@@ -384,31 +384,6 @@ class OutriderAsyncScheduler(SpeculationControl, AsyncScheduler):  # type: ignor
 def _needs_whole_kv(plan: LaunchPlan) -> bool:
     """Whether the engine hosts a draft whose proposals over a hole in its KV are junk."""
     return plan.pool.neural is not None and drafter_spec(plan.pool.neural).needs_whole_kv
-
-
-def _real(proposals: Any) -> int:
-    """Proposals without padding; placeholders of asynchronous scheduling are all padding and count whole."""
-    if not proposals:
-        return 0
-    real = sum(token >= 0 for token in proposals)
-    return real or len(proposals)
-
-
-def _sampled_counts(output: ModelRunnerOutput, names: Iterable[str]) -> dict[str, int]:
-    if not output.sampled_token_ids:
-        return {}
-    return {name: len(output.sampled_token_ids[output.req_id_to_index[name]]) for name in names}
-
-
-def _only_decodes(scheduler_output: SchedulerOutput) -> bool:
-    """Each request of the step has had tokens before, gets one more, and verifies nothing."""
-    going_on = scheduler_output.scheduled_cached_reqs
-    requests = len(going_on.req_ids)
-    return (
-        not scheduler_output.scheduled_new_reqs
-        and scheduler_output.total_num_scheduled_tokens == requests
-        and all(going_on.num_output_tokens)
-    )
 
 
 def _largest_graph(vllm_config: VllmConfig) -> int | None:
