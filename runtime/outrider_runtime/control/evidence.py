@@ -19,6 +19,8 @@ from outrider_runtime.control.tally import Tally
 from outrider_runtime.control.truth import Truth
 
 LONGEST_STEP_S = 120.0
+LONGEST_OUTSIDE_S = 1.0
+"""Of a step, outside the models' passes: the machine slept."""
 MOST_UNSETTLED = 16
 """Steps that wait to be learned from, where nobody asks for a long time (a pin, mode Static)."""
 
@@ -96,6 +98,8 @@ class Evidence:
         target_s = outcome.step_s - drafts_s if math.isnan(outcome.target_s) else outcome.target_s
         shape = shape_of(outcome)
         if not math.isfinite(outcome.step_s) or not 0 < outcome.step_s < LONGEST_STEP_S:
+            return False
+        if not math.isnan(outcome.target_s) and outcome.step_s - target_s - drafts_s > LONGEST_OUTSIDE_S:
             return False
         plausible = self.latency.observe_target(shape, outcome.mode, target_s)
         if plausible and not math.isnan(outcome.target_s):  # else drafts are not known

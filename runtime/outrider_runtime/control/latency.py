@@ -18,7 +18,7 @@ from outrider_runtime.control.learned_cost import LearnedCost
 from outrider_runtime.control.least_squares import Multipliers
 from outrider_runtime.control.settings import DrafterSpec
 
-ABSURD_FACTOR = 20.0
+ABSURD_FACTOR = 8.0
 ABSURD_S = 1.0
 """A step that took longer than both says that the machine slept, not what a step costs."""
 ABSURD_RUN = 8

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.evidence import campaign as module
-from tests.benchmarks.evidence.campaign import ATTEMPTS, Campaign
-from tests.benchmarks.evidence.load import Outcome, Sent
+from tests.benchmarks.evidence import measure
+from tests.benchmarks.evidence.campaign import Campaign
+from tests.benchmarks.evidence.measure import ATTEMPTS, Used
+from tests.benchmarks.evidence.outcome import Outcome, Sent
 from tests.benchmarks.evidence.plan import Calibration, Point
 from tests.benchmarks.evidence.prompts import load_data
 from tests.benchmarks.evidence.scenario import Closed, Size, System, load_testbed
@@ -45,6 +47,7 @@ class FakeServer:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
+        self.check_alive()
         yield
 
     def state(self) -> None:
@@ -52,6 +55,9 @@ class FakeServer:
 
     def check_alive(self) -> None:
         pass
+
+    def drafted(self) -> None:
+        return None
 
     def memory_mb(self) -> float:
         return 1000.0
@@ -75,6 +81,9 @@ class FakeSpeedometer:
 
     def work_us_since(self, _mark: int) -> float | None:
         return self._rig.work_us
+
+    def clock(self, *_: object) -> None:
+        return None
 
 
 class Rig:
@@ -104,13 +113,17 @@ class Rig:
     def send(self, point: Point, *_: object) -> Sent:
         self.sent.append(point.name)
         outcomes = tuple(Outcome(one.phase, one.slo_class, 1.0, 0.1, 64) for one in point.requests)
-        return Sent(1.0, outcomes, None)
+        return Sent(1.0, outcomes)
 
-    def others_cpu_s(self, _server: object) -> float:
-        self.clock += 0.0 if self.others_cores is None else next(self.others_cores)
-        return self.clock
+    async def send_by(self, _clock: object, point: Point, *_: object) -> Sent:
+        return self.send(point)
 
-    clock = 0.0
+    def used_by_others(self, _servers: object) -> Used:
+        self.used_s += 0.0 if self.others_cores is None else next(self.others_cores)
+        self.now_s += 1.0
+        return Used(self.used_s, self.now_s)
+
+    used_s = now_s = 0.0
 
 
 @pytest.fixture
@@ -120,7 +133,8 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Rig:
     monkeypatch.setattr(Starter, "prepare", lambda *_: None)
     monkeypatch.setattr(module, "Speedometer", lambda _file: FakeSpeedometer(rig))
     monkeypatch.setattr(module, "send", rig.send)
-    monkeypatch.setattr(module, "_others_cpu_s", rig.others_cpu_s)
+    monkeypatch.setattr(measure, "send_by", rig.send_by)
+    monkeypatch.setattr(measure, "used_by_others", rig.used_by_others)
     (tmp_path / rig.campaign().version).mkdir()
     return rig
 
@@ -145,12 +159,12 @@ def test_the_machine_is_calibrated_once(rig: Rig) -> None:
 
 
 def test_a_point_beside_a_busy_neighbour_is_measured_again(rig: Rig) -> None:
-    """0.9, then 0.5, then 0.0 cores: the third attempt counts, and the next system needs one only."""
+    """0.9, then 0.5, then 0.0 cores: the third attempt counts for both systems, and the next repeat needs one only."""
     readings = [0.0, 0.9, 0.0, 0.5, 0.0, 0.0] + [0.0] * 100
     rig.others_cores = iter(readings)
     campaign = rig.campaign()
     campaign.run()
-    assert rig.sent.count("high at 1") == ATTEMPTS + 3
+    assert rig.sent.count("high at 1") == 2 * (ATTEMPTS + 1)
     assert {point.others_cores for run in campaign.finished() for point in run.points} == {0.0}
 
 
@@ -167,7 +181,7 @@ def test_a_failed_request_fails_its_run_with_the_error(rig: Rig, monkeypatch: py
     said: list[str] = []
 
     def refused(point: Point, *_: object) -> Sent:
-        return Sent(1.0, tuple(Outcome(one.phase, "", 0.0, 0.0, 0, "HTTP 500") for one in point.requests), None)
+        return Sent(1.0, tuple(Outcome(one.phase, "", 0.0, 0.0, 0, "HTTP 500") for one in point.requests))
 
     rig.calibrate()
     monkeypatch.setattr(module, "send", refused)
