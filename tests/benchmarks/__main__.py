@@ -109,9 +109,10 @@ def _judge_compared(campaign: Campaign, testbed: Testbed, results: Path) -> list
         judged = judge(scenario, mine, systems, campaign.calibration)
         bars += judged.bars
         report.write_document(_stem(scenario), judged.document, results)
-        _plot(scenario, mine, campaign, results / f"{_stem(scenario)}.png")
+        steady = [run.at_usual_speed() for run in mine]
+        _plot(scenario, steady, campaign, results / f"{_stem(scenario)}.png")
         if isinstance(scenario, Closed | Acceptance):
-            gains += throughput.compare(mine, systems)
+            gains += throughput.compare(steady, systems)
     # The bar is over both scenarios together, and the second one has one drafter only.
     return [*bars, throughput.drafters_bar(gains)] if any(bar.scenario == 1 for bar in bars) else bars
 

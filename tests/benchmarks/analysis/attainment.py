@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tests.benchmarks.analysis.bar import Bar, judged
 from tests.benchmarks.analysis.statistics import Estimate, Interval, bootstrap, is_odd
-from tests.benchmarks.evidence.outcome import Outcome
+from tests.benchmarks.evidence.load import Outcome
 from tests.benchmarks.evidence.raw import Run
 from tests.benchmarks.evidence.scenario import System, SystemKind
 

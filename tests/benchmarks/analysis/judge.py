@@ -34,8 +34,10 @@ class Judged:
 def judge(
     scenario: ComparedScenario, runs: Sequence[Run], systems: Mapping[str, System], stock: Calibration | None
 ) -> Judged:
+    """Times are brought to the usual speed of the machine; `runs` in the document are as they were measured."""
     number = scenario.scenario
     document = {"scenario": number, "title": scenario.title, "memory_mb": memory(runs), "runs": about(runs)}
+    runs = [run.at_usual_speed() for run in runs]
     if isinstance(scenario, Closed | Acceptance):
         found = throughput.compare(runs, systems)
         speeds = {

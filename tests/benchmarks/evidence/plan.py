@@ -41,10 +41,6 @@ class Point:
     acceptance: float | None = None
     """Of every proposed token, where it is controlled."""
 
-    @property
-    def has_classes(self) -> bool:
-        return any(one.slo_class for one in self.requests)
-
 
 @dataclass(frozen=True)
 class Calibration:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.benchmarks.evidence.outcome import Outcome
+from tests.benchmarks.evidence.load import Outcome
 from tests.benchmarks.evidence.prompts import REPOSITORY
 
 FOLDER = Path(__file__).parents[1] / "results" / "raw"
@@ -24,18 +24,22 @@ class MeasuredPoint:
     seconds: float
     outcomes: tuple[Outcome, ...]
     accepted_per_draft: float | None
-    """As the engine counts, where it publishes that: accepted tokens a (request, step) pair that had proposals."""
     others_cores: float
     """Cores that neither the server nor the load generator used, but something else on the machine did."""
     slowness: float
-    """How long the machine took for a fixed piece of work meanwhile, by what it took at the calibration. Already taken
-    out of the times, which are by the machine's clock."""
+    """How long the machine took for a fixed piece of work meanwhile, by what it took at the calibration; 1 where the
+    requests were timed by the machine's own clock."""
     state_before: dict[str, Any] | None
     state_after: dict[str, Any] | None
 
     @property
     def tokens_per_s(self) -> float:
         return sum(one.tokens for one in self.outcomes) / self.seconds
+
+    def at_usual_speed(self) -> MeasuredPoint:
+        """Its times as they would have been on the machine as it was at the calibration."""
+        outcomes = tuple(one.scaled(1 / self.slowness) for one in self.outcomes)
+        return replace(self, seconds=self.seconds / self.slowness, outcomes=outcomes, slowness=1.0)
 
 
 class RunName(NamedTuple):
@@ -65,6 +69,9 @@ class Run:
     load_average: float
     """Of the last minute when it ended: what else ran on the machine shows here."""
     finished_at: str
+
+    def at_usual_speed(self) -> Run:
+        return replace(self, points=tuple(point.at_usual_speed() for point in self.points))
 
 
 def code_version(repository: Path = REPOSITORY) -> str:

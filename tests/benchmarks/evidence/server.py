@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -14,9 +13,8 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import aiohttp
 import httpx
 from outrider_runtime.local_manifest import DEFAULT_MODEL_ROOT, load_local_service
 from outrider_runtime.vllm_plugin import launch
@@ -32,14 +30,6 @@ MODEL_ROOT = DEFAULT_MODEL_ROOT.expanduser()
 
 class ServerError(RuntimeError):
     """A server that did not start or that ended; the message holds the end of its log."""
-
-
-class Drafted(NamedTuple):
-    """What an engine counted since it started."""
-
-    drafts: int
-    """(request, step) pairs that had proposals."""
-    accepted_tokens: int
 
 
 class Server:
@@ -105,11 +95,6 @@ class Server:
         found: dict[str, Any] = answer.json()
         return found
 
-    def drafted(self) -> Drafted | None:
-        """By vLLM's metrics; None where it speculates on nothing."""
-        found = asyncio.run(_spec_decode_metrics(self.base_url))
-        return None if found is None else Drafted(found.num_drafts, found.num_accepted_tokens)
-
     def check_alive(self) -> None:
         """Raises ServerError when it has ended."""
         if self._process.poll() is not None:
@@ -145,13 +130,6 @@ class Server:
 
     def _last_lines(self, count: int = 25) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-count:])
-
-
-async def _spec_decode_metrics(base_url: str) -> Any:
-    from vllm.benchmarks.serve import fetch_spec_decode_metrics
-
-    async with aiohttp.ClientSession() as session:
-        return await fetch_spec_decode_metrics(base_url, session)
 
 
 def start_ours(manifest: Path, profiles: Path, log: Path, environment: Mapping[str, str]) -> Server:

@@ -46,9 +46,9 @@ class Speedometer:
         """Now, for `work_us_since`."""
         return self._file.stat().st_size
 
-    def clock(self, usual_us: float, wall: Callable[[], float] = time.perf_counter) -> MachineClock:
+    def clock(self, usual_us: float) -> MachineClock:
         """usual_us: what the fixed work takes at the machine's usual speed."""
-        return MachineClock(self._file, usual_us, wall)
+        return MachineClock(self._file, usual_us)
 
     def work_us_since(self, mark: int) -> float | None:
         """Mean time of the fixed work since then; None with too few readings."""
@@ -67,11 +67,9 @@ class MachineClock:
 
     def now(self) -> float:
         """To be asked often: the time since the last call is taken to have had the speed of the last readings."""
-        wall = self._wall()
-        if wall == self._read_at:
-            return self._seconds  # it stands still
         times_us, self._mark = _readings_since(self._file, self._mark)
         self._last_us.extend(times_us)
+        wall = self._wall()
         speed = self._usual_us / fmean(self._last_us) if self._last_us else 1.0
         self._seconds += speed * (wall - self._read_at)
         self._read_at = wall

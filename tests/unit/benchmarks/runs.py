@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tests.benchmarks.evidence.outcome import Outcome
+from tests.benchmarks.evidence.load import Outcome
 from tests.benchmarks.evidence.raw import MeasuredPoint, Run
 from tests.benchmarks.evidence.scenario import System, SystemKind
 

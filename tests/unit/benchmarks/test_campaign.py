@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.evidence import campaign as module
-from tests.benchmarks.evidence import measure
-from tests.benchmarks.evidence.campaign import Campaign
-from tests.benchmarks.evidence.measure import ATTEMPTS, Used
-from tests.benchmarks.evidence.outcome import Outcome, Sent
+from tests.benchmarks.evidence.campaign import ATTEMPTS, Campaign
+from tests.benchmarks.evidence.load import Outcome, Sent
 from tests.benchmarks.evidence.plan import Calibration, Point
 from tests.benchmarks.evidence.prompts import load_data
 from tests.benchmarks.evidence.scenario import Closed, Size, System, load_testbed
@@ -47,7 +45,6 @@ class FakeServer:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        self.check_alive()
         yield
 
     def state(self) -> None:
@@ -55,9 +52,6 @@ class FakeServer:
 
     def check_alive(self) -> None:
         pass
-
-    def drafted(self) -> None:
-        return None
 
     def memory_mb(self) -> float:
         return 1000.0
@@ -81,9 +75,6 @@ class FakeSpeedometer:
 
     def work_us_since(self, _mark: int) -> float | None:
         return self._rig.work_us
-
-    def clock(self, *_: object) -> None:
-        return None
 
 
 class Rig:
@@ -113,17 +104,13 @@ class Rig:
     def send(self, point: Point, *_: object) -> Sent:
         self.sent.append(point.name)
         outcomes = tuple(Outcome(one.phase, one.slo_class, 1.0, 0.1, 64) for one in point.requests)
-        return Sent(1.0, outcomes)
+        return Sent(1.0, outcomes, None)
 
-    async def send_by(self, _clock: object, point: Point, *_: object) -> Sent:
-        return self.send(point)
+    def others_cpu_s(self, _server: object) -> float:
+        self.clock += 0.0 if self.others_cores is None else next(self.others_cores)
+        return self.clock
 
-    def used_by_others(self, _servers: object) -> Used:
-        self.used_s += 0.0 if self.others_cores is None else next(self.others_cores)
-        self.now_s += 1.0
-        return Used(self.used_s, self.now_s)
-
-    used_s = now_s = 0.0
+    clock = 0.0
 
 
 @pytest.fixture
@@ -133,8 +120,7 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Rig:
     monkeypatch.setattr(Starter, "prepare", lambda *_: None)
     monkeypatch.setattr(module, "Speedometer", lambda _file: FakeSpeedometer(rig))
     monkeypatch.setattr(module, "send", rig.send)
-    monkeypatch.setattr(measure, "send_by", rig.send_by)
-    monkeypatch.setattr(measure, "used_by_others", rig.used_by_others)
+    monkeypatch.setattr(module, "_others_cpu_s", rig.others_cpu_s)
     (tmp_path / rig.campaign().version).mkdir()
     return rig
 
@@ -159,12 +145,12 @@ def test_the_machine_is_calibrated_once(rig: Rig) -> None:
 
 
 def test_a_point_beside_a_busy_neighbour_is_measured_again(rig: Rig) -> None:
-    """0.9, then 0.5, then 0.0 cores: the third attempt counts for both systems, and the next repeat needs one only."""
+    """0.9, then 0.5, then 0.0 cores: the third attempt counts, and the next system needs one only."""
     readings = [0.0, 0.9, 0.0, 0.5, 0.0, 0.0] + [0.0] * 100
     rig.others_cores = iter(readings)
     campaign = rig.campaign()
     campaign.run()
-    assert rig.sent.count("high at 1") == 2 * (ATTEMPTS + 1)
+    assert rig.sent.count("high at 1") == ATTEMPTS + 3
     assert {point.others_cores for run in campaign.finished() for point in run.points} == {0.0}
 
 
@@ -181,7 +167,7 @@ def test_a_failed_request_fails_its_run_with_the_error(rig: Rig, monkeypatch: py
     said: list[str] = []
 
     def refused(point: Point, *_: object) -> Sent:
-        return Sent(1.0, tuple(Outcome(one.phase, "", 0.0, 0.0, 0, "HTTP 500") for one in point.requests))
+        return Sent(1.0, tuple(Outcome(one.phase, "", 0.0, 0.0, 0, "HTTP 500") for one in point.requests), None)
 
     rig.calibrate()
     monkeypatch.setattr(module, "send", refused)

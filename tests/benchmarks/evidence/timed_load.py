@@ -1,4 +1,4 @@
-"""Sends a point's requests and times them, by the machine's clock, which stands still while the system is stopped.
+"""Sends requests that come at times of their own, and times them, by the machine's clock.
 
 Where requests come as fast as they do by the wall clock, a spell in which the machine is slow fills the queues, and no
 average can take that out again. By a clock that goes slower in such a spell every system gets the load that it would
@@ -18,7 +18,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.benchmarks.evidence.outcome import Outcome, Sent
+from tests.benchmarks.evidence.load import Outcome, Sent
 from tests.benchmarks.evidence.plan import Planned, Point
 from tests.benchmarks.evidence.speedometer import PERIOD_S, MachineClock
 
@@ -26,27 +26,26 @@ DATA = b"data: {"
 """Begins a line of the stream that holds more than its end."""
 
 
-async def send_by(clock: MachineClock, point: Point, base_url: str, model: str, output_tokens: int) -> Sent:
-    """Runs the point to its last answer: requests come at their times, or as places get free. A request that failed is
-    an outcome with an error."""
-    url = f"{base_url}/v1/chat/completions"
-    places = asyncio.Semaphore(point.concurrency or len(point.requests))
+def send_timed(point: Point, clock: MachineClock, base_url: str, model: str, output_tokens: int) -> Sent:
+    """Runs the point to its last answer. A request that failed is an outcome with an error."""
+    return asyncio.run(_send_all(point, clock, f"{base_url}/v1/chat/completions", model, output_tokens))
+
+
+async def _send_all(point: Point, clock: MachineClock, url: str, model: str, output_tokens: int) -> Sent:
     every = aiohttp.ClientTimeout(total=None)
-    # a connection that was idle while its server was stopped may be one that the server gives up as it goes on
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    async with aiohttp.ClientSession(connector=connector, timeout=every) as session:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=every) as session:
         ticking = asyncio.create_task(_tick(clock))
         start, tasks = clock.now(), []
         for planned in point.requests:
-            await places.acquire()
-            due = clock.now() if planned.at_s is None else await _reached(clock, start + planned.at_s)
+            due = start + (planned.at_s or 0.0)
+            while (left_s := due - clock.now()) > 0:
+                await asyncio.sleep(min(PERIOD_S, left_s))
             body = _body(planned, model, output_tokens)
             timer, began = (time.perf_counter, time.perf_counter()) if planned.slo_class else (clock.now, due)
             tasks.append(asyncio.create_task(_outcome(session, url, body, planned, began, timer)))
-            tasks[-1].add_done_callback(lambda _: places.release())
         outcomes = await asyncio.gather(*tasks)
         ticking.cancel()
-    return Sent(clock.now() - start, tuple(outcomes))
+    return Sent(clock.now() - start, tuple(outcomes), accepted_per_draft=None, final=True)
 
 
 async def _tick(clock: MachineClock) -> None:
@@ -54,12 +53,6 @@ async def _tick(clock: MachineClock) -> None:
     while True:
         clock.now()
         await asyncio.sleep(PERIOD_S)
-
-
-async def _reached(clock: MachineClock, due: float) -> float:
-    while (left_s := due - clock.now()) > 0:
-        await asyncio.sleep(min(PERIOD_S, left_s))
-    return due
 
 
 def _body(planned: Planned, model: str, output_tokens: int) -> dict[str, Any]:

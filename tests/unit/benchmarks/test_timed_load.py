@@ -1,8 +1,7 @@
-"""Our own load generator, by the machine's clock, against a server that answers at once."""
+"""Requests that come at times of their own, by the machine's clock, against a server that answers at once."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 import time
@@ -13,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.evidence.outcome import PointFailedError, Sent
-from tests.benchmarks.evidence.own_load import send_by
 from tests.benchmarks.evidence.plan import Planned, Point
 from tests.benchmarks.evidence.speedometer import MachineClock
+from tests.benchmarks.evidence.timed_load import send_timed
 
 REQUESTS = (Planned("one", "a", at_s=0.0), Planned("two", "a", at_s=0.1, slo_class="tight"))
 
@@ -24,8 +22,6 @@ REQUESTS = (Planned("one", "a", at_s=0.0), Planned("two", "a", at_s=0.1, slo_cla
 class Handler(BaseHTTPRequestHandler):
     SLOW_S = 0.1
     bodies: list[dict[str, Any]]
-    at_once: int
-    most_at_once: int
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -38,10 +34,7 @@ class Handler(BaseHTTPRequestHandler):
         chunks: list[dict[str, Any]] = [
             {"choices": [{}]}, {"choices": [{}]}, {"choices": [], "usage": {"completion_tokens": 7}},
         ]  # fmt: skip
-        Handler.at_once += 1
-        Handler.most_at_once = max(Handler.at_once, Handler.most_at_once)
         time.sleep(self.SLOW_S if body["messages"][0]["content"] == "slow" else 0)
-        Handler.at_once -= 1
         for chunk in chunks:
             self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
         self.wfile.write(b"data: [DONE]\n\n")
@@ -52,7 +45,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[ThreadingHTTPServer]:
-    Handler.bodies, Handler.at_once, Handler.most_at_once = [], 0, 0
+    Handler.bodies = []
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
         threading.Thread(target=found.serve_forever, daemon=True).start()
         yield found
@@ -68,9 +61,8 @@ def clock(tmp_path: Path, readings: str, usual_us: float = 100.0) -> MachineCloc
     return made
 
 
-def sent(server: ThreadingHTTPServer, by: MachineClock, *requests: Planned, concurrency: int | None = None) -> Sent:
-    point = Point("p", requests, concurrency)
-    return asyncio.run(send_by(by, point, f"http://127.0.0.1:{server.server_port}", "m", 7))
+def sent(server: ThreadingHTTPServer, by: MachineClock, *requests: Planned) -> Any:
+    return send_timed(Point("p", requests), by, f"http://127.0.0.1:{server.server_port}", "m", 7)
 
 
 def test_each_request_is_sent_at_its_time_and_says_what_its_user_saw(server: Any, tmp_path: Path) -> None:
@@ -80,32 +72,21 @@ def test_each_request_is_sent_at_its_time_and_says_what_its_user_saw(server: Any
         ("a", "", 7, ""), ("a", "tight", 7, ""),
     ]  # fmt: skip
     assert all(0 < one.ttft_s <= one.latency_s for one in found.outcomes)
+    assert found.final
     assert [body.get("vllm_xargs") for body in Handler.bodies] == [None, {"slo_class": "tight"}]
     assert {body["max_completion_tokens"] for body in Handler.bodies} == {7}
 
 
 def test_a_request_that_is_refused_says_why(server: Any, tmp_path: Path) -> None:
-    found = sent(server, clock(tmp_path, ""), Planned("bad", "a", at_s=0.0), Planned("one", "a", at_s=0.0))
-    assert "400" in found.outcomes[0].error
-    assert found.outcomes[0].tokens == 0
-    with pytest.raises(PointFailedError, match=r"p: 1 of 2 requests failed: 400"):
-        found.checked("p")
+    (outcome,) = sent(server, clock(tmp_path, ""), Planned("bad", "a", at_s=0.0)).outcomes
+    assert "400" in outcome.error
+    assert outcome.tokens == 0
 
 
 def test_a_server_that_is_gone_fails_the_request_alone(tmp_path: Path) -> None:
     point = Point("p", (Planned("one", "a", at_s=0.0),))
-    (outcome,) = asyncio.run(send_by(clock(tmp_path, ""), point, "http://127.0.0.1:9", "m", 7)).outcomes
+    (outcome,) = send_timed(point, clock(tmp_path, ""), "http://127.0.0.1:9", "m", 7).outcomes
     assert "Connect" in outcome.error
-
-
-def test_requests_without_a_time_come_as_places_get_free(server: Any, tmp_path: Path) -> None:
-    requests = [Planned("slow", "a") for _ in range(4)]
-    found = sent(server, clock(tmp_path, ""), *requests, concurrency=2)
-    assert found.checked("p") is found
-    assert Handler.most_at_once == 2
-    latencies = [one.latency_s for one in found.outcomes]
-    assert min(latencies) >= Handler.SLOW_S
-    assert max(latencies) < found.seconds, "from its place on"
 
 
 def test_a_class_is_timed_by_the_wall_clock_and_others_by_the_machines(server: Any, tmp_path: Path) -> None:
@@ -119,12 +100,11 @@ def test_a_class_is_timed_by_the_wall_clock_and_others_by_the_machines(server: A
 
 
 def test_on_a_slow_machine_its_clock_is_slow(tmp_path: Path) -> None:
-    wall = iter([0.0, 10.0, 10.0, 20.0, 30.0])
+    wall = iter([0.0, 10.0, 20.0, 30.0])
     file = tmp_path / "speed.txt"
     file.write_text("999.0\n")
     found = MachineClock(file, 100.0, lambda: next(wall))
     assert found.now() == pytest.approx(10.0), "nothing was read since it began"
-    assert found.now() == pytest.approx(10.0), "the wall clock stood still"
     with file.open("a") as readings:
         readings.write("200.0\n200.0\n7")
     assert found.now() == pytest.approx(15.0)
