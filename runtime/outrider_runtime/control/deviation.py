@@ -9,15 +9,9 @@ from __future__ import annotations
 
 from enum import Enum
 
-import numpy as np
-from numpy.typing import NDArray
-
 HALF_LIFE_STEPS = 300.0
 """Of decoding steps of any kind, so that a kind that is not chosen gets another chance."""
-KEPT = 0.5 ** (1 / HALF_LIFE_STEPS)
-PRIOR_STEPS = 32.0
-"""Of each of the four means: two steps that agree explain a fifth of what they say, a hundred nearly all of it."""
-PRIOR_PROMPTS = 8.0
+PRIOR_STEPS = 8.0
 MOST_SHARE = 0.5
 """Of the predicted time, that one step may deviate by: the rest is an accident."""
 LEAST_PROMPT_FACTOR, MOST_PROMPT_FACTOR = 0.5, 3.0
@@ -25,57 +19,55 @@ LEAST_PROMPT_FACTOR, MOST_PROMPT_FACTOR = 0.5, 3.0
 
 
 class StepKind(Enum):
-    PLAIN = 0
+    PLAIN = "plain"
     """Nothing is verified."""
-    EVEN = 1
+    EVEN = "even"
     """Equally many proposals for every request."""
-    RAGGED = 2
+    RAGGED = "ragged"
 
 
-SIZES = 16
-"""Sizes of a batch by their power of two; the last one holds all that are larger."""
+_Group = tuple[StepKind | None, int | None]
+"""Kind and size; None: any."""
 
 
 class Deviations:
-    """What all steps share, what a size of batch adds (by its power of two), what a kind of step adds, and what the two
-    together do; each a mean that is shrunk to none.
+    """A mean for each kind of step and size of batch (its power of two), shrunk to the kind's mean at other sizes, that
+    to the mean of other kinds, and that to none.
 
-    What a size shares is known from the kinds that were seen there, and what a kind shares from the sizes that it was
-    seen at. Were a kind's mean all that is known of it at a size where it was not seen yet, it would look cheap there
-    for being seen where the model is right: under overload, where plain steps are all that there is, verifying did.
+    Under a load that changes each size is there for some steps only. And what all kinds share must not count for those
+    alone that were seen, or the others would look cheap.
     """
 
     def __init__(self) -> None:
-        self._weights = np.zeros((len(StepKind), SIZES))
-        self._totals = np.zeros_like(self._weights)
-        self._expected: NDArray[np.float64] | None = None
+        self._steps = 0
+        self._means: dict[_Group, tuple[float, float, int]] = {}  # weight, sum, last step
 
     def observe(self, kind: StepKind, requests: int, seconds: float, predicted_s: float) -> None:
         """A decoding step's time without its drafts, and what the model says of it."""
+        self._steps += 1
         most = MOST_SHARE * predicted_s
-        self._weights *= KEPT
-        self._totals *= KEPT
-        self._weights[_cell(kind, requests)] += 1
-        self._totals[_cell(kind, requests)] += min(max(seconds - predicted_s, -most), most)
-        self._expected = None
+        deviation = min(max(seconds - predicted_s, -most), most)
+        for group in _groups(kind, requests):
+            weight, total = self._faded(group)
+            self._means[group] = weight + 1, total + deviation, self._steps
 
     def seconds(self, kind: StepKind, requests: int) -> float:
         """To be added to the model's prediction."""
-        if self._expected is None:
-            self._expected = self._fitted()
-        return float(self._expected[_cell(kind, requests)])
+        mean = 0.0
+        groups = [self._faded(group) for group in _groups(kind, requests)]
+        for (weight, total), (inner_weight, inner_total) in zip(groups, [*groups[1:], (0.0, 0.0)], strict=True):
+            mean = (total - inner_total + PRIOR_STEPS * mean) / (weight - inner_weight + PRIOR_STEPS)
+        return mean
 
-    def _fitted(self) -> NDArray[np.float64]:
-        """(kinds, sizes). What is explained by the wider mean is not counted again in the narrower one."""
-        expected = np.zeros_like(self._weights)
-        for axes in ((0, 1), (0,), (1,), ()):
-            left = (self._totals - self._weights * expected).sum(axis=axes, keepdims=True)
-            expected = expected + left / (self._weights.sum(axis=axes, keepdims=True) + PRIOR_STEPS)
-        return expected
+    def _faded(self, group: _Group) -> tuple[float, float]:
+        weight, total, last = self._means.get(group, (0.0, 0.0, 0))
+        keep = 0.5 ** ((self._steps - last) / HALF_LIFE_STEPS)
+        return keep * weight, keep * total
 
 
-def _cell(kind: StepKind, requests: int) -> tuple[int, int]:
-    return kind.value, min(requests.bit_length(), SIZES - 1)
+def _groups(kind: StepKind, requests: int) -> list[_Group]:
+    """The widest first; each holds the next."""
+    return [(None, None), (kind, None), (kind, requests.bit_length())]
 
 
 class PromptTimes:
@@ -86,14 +78,15 @@ class PromptTimes:
 
     def observe(self, seconds: float, predicted_s: float) -> None:
         """By what a step was longer than one that reads no prompt."""
-        self._weight = KEPT * self._weight + 1
+        keep = 0.5 ** (1 / HALF_LIFE_STEPS)
+        self._weight = keep * self._weight + 1
         least, most = LEAST_PROMPT_FACTOR * predicted_s, MOST_PROMPT_FACTOR * predicted_s
-        self._seconds = KEPT * self._seconds + min(max(seconds, least), most)
-        self._predicted_s = KEPT * self._predicted_s + predicted_s
+        self._seconds = keep * self._seconds + min(max(seconds, least), most)
+        self._predicted_s = keep * self._predicted_s + predicted_s
 
     @property
     def factor(self) -> float:
         if self._predicted_s <= 0:
             return 1.0
-        prior_s = PRIOR_PROMPTS * self._predicted_s / self._weight
+        prior_s = PRIOR_STEPS * self._predicted_s / self._weight
         return (self._seconds + prior_s) / (self._predicted_s + prior_s)

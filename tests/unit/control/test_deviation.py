@@ -42,22 +42,11 @@ def test_a_kind_that_was_not_seen_is_taken_to_deviate_as_others_do_until_it_is()
 def test_a_size_that_was_not_seen_is_taken_to_deviate_as_others_do_until_it_is():
     """Under a load that shifts, each size is there for some steps only."""
     deviations = after(100, 0.036)
-    assert deviations.seconds(StepKind.RAGGED, 4) == pytest.approx(0.006, rel=0.25)
+    assert deviations.seconds(StepKind.RAGGED, 4) == pytest.approx(0.006, rel=0.1)
     for _ in range(60):
         deviations.observe(StepKind.RAGGED, 4, 0.030, 0.03)
     assert deviations.seconds(StepKind.RAGGED, 4) < 0.001
     assert deviations.seconds(StepKind.RAGGED, 12) > 0.004
-
-
-def test_what_a_size_shares_holds_for_a_kind_that_was_not_seen_there():
-    """Bug: under overload every step took 6 ms longer than the model says, but only plain ones were seen, and verifying
-    looked that much cheaper than they."""
-    deviations = Deviations()
-    for kind, requests, seconds in ((StepKind.RAGGED, 2, 0.03), (StepKind.PLAIN, 2, 0.03), (StepKind.PLAIN, 48, 0.036)):
-        for _ in range(100):
-            deviations.observe(kind, requests, seconds, 0.03)
-    assert deviations.seconds(StepKind.RAGGED, 48) > 0.004
-    assert abs(deviations.seconds(StepKind.RAGGED, 2)) < 0.001
 
 
 def test_an_accident_counts_as_a_large_deviation_no_more():
