@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider_runtime.control.beside import choose_lookups_first
 from outrider_runtime.control.choice import values_by_draft_length
 from outrider_runtime.control.drafting import NOBODY, DraftChoice, DraftProblem, Pressure, nobody
 from outrider_runtime.control.slo import MOST_LOSS, forced_lengths, is_crowd, shortfalls
@@ -27,8 +28,9 @@ EQUAL_SHORTFALL = 0.02
 def choose_draft(problem: DraftProblem) -> DraftChoice:
     """The best of: no speculation, the lookups alone, the neural drafter alone, both side by side.
 
-    Exactly the best for the model where a verified token costs the same however many there are; across a knee, the
-    graphs' end or a budget, and where requests are behind their TPOT (they come first), one length serves all drafters.
+    Exactly the best for the model where a verified token costs the same however many there are. Across a knee, the
+    graphs' end or a budget, one length serves all drafters, or the neural draft stands in for lookups that fail; where
+    requests are behind their TPOT (they come first), one length.
     """
     plain = -problem.rate * problem.price.plain_s()
     nothing = nobody(problem.usable.shape[1], plain, for_slo=problem.pressure is not None)
@@ -42,7 +44,9 @@ def choose_draft(problem: DraftProblem) -> DraftChoice:
         return paced if by_goodput.value - paced.value <= MOST_LOSS * -plain else by_goodput
     reach = problem.gains.shape[1] * problem.gains.shape[2]
     if problem.budget < reach or any(bend < reach for bend in problem.price.bends()):
-        return _on_bent_cost(problem, plain, least_gain=LEAST_GAIN) or nothing
+        one_length = _on_bent_cost(problem, plain, least_gain=LEAST_GAIN) or nothing
+        beside = choose_lookups_first(problem, _worth_by_position(problem), plain)
+        return one_length if beside is None or beside.value - one_length.value < LEAST_GAIN else beside
     choice = choose_on_straight_cost(problem, plain)
     return choice if choice is not None and choice.gain >= LEAST_GAIN else nothing
 

@@ -256,6 +256,79 @@ def test_the_joint_choice_is_the_best_there_is(data, requests, positions, rate):
         assert drafter == NOBODY or case.usable[drafter, request]
 
 
+def bent_worth(case: DraftProblem, chosen, lengths) -> float:
+    """The most that `chosen` (N,) drafters are worth with a neural draft of lengths[1] tokens behind the lookups,
+    however much is verified, the best first: each proposal counts, and takes time, as often as it is there."""
+    neural_runs = lengths[1] > 0
+    entries = [
+        (drafter, request, 1.0, lengths[drafter == case.neural])
+        for request, drafter in enumerate(chosen)
+        if drafter >= 0
+    ]
+    entries += [
+        (case.neural, request, 1 - case.offers[drafter, 0, request], lengths[1])
+        for request, drafter in enumerate(chosen)
+        if neural_runs and drafter not in (NOBODY, case.neural) and case.usable[case.neural, request]
+    ]
+    used = {drafter for drafter in chosen if drafter >= 0} | ({case.neural} if neural_runs else set())
+    draft_s = sum(case.draft_s[drafter, lengths[drafter == case.neural]] for drafter in used)
+    token_s = case.query_costs_s + (case.neural_token_s if neural_runs else 0.0)
+    there = [
+        (
+            case.gains[drafter, position, request] - case.rate * token_s[request],
+            share * case.offers[drafter, position, request],
+        )
+        for drafter, request, share, length in entries
+        for position in range(length)
+    ]
+    there.sort(key=lambda one: -one[0])
+    tokens = np.cumsum([0.0, *(often for _, often in there)])
+    gained = np.cumsum([0.0, *(net * often for net, often in there)])
+    amounts = np.append(tokens, min(case.price.ragged.knee_tokens - case.price.n_batched, tokens[-1]))
+    best = (np.interp(amounts, tokens, gained) - case.rate * case.price.ragged_s(amounts)).max()
+    return float(best - case.rate * draft_s)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.integers(1, 2), st.floats(5.0, 100.0), st.sampled_from([0.002, 0.01]), st.floats(0.0, 0.004))
+def test_across_a_knee_no_choice_is_worth_less_than_it_says(data, requests, rate, above_knee, pass_s):
+    """Nor than none; a lookup that finds nothing leaves its place to the neural draft there, too."""
+    positions = 2
+    gains = np.stack([data.draw(chains(requests, positions)) for _ in range(2)])
+    hits = data.draw(st.lists(st.sampled_from([0.1, 0.5, 1.0]), min_size=requests, max_size=requests))
+    cost = StepCost(
+        per_batched_token_s=5e-4, per_batched_token_above_knee_s=above_knee, constant_s=0.01,
+        knee_tokens=requests + data.draw(st.sampled_from([0.5, 1.0, 2.0])),
+    )  # fmt: skip
+    case = replace(
+        problem(gains, [[1e-4] * positions, [pass_s, 2 * pass_s]], rate=rate, per_token_s=5e-4, neural=1),
+        offers=np.stack([np.broadcast_to(hits, (positions, requests)), np.ones((positions, requests))]),
+        price=TargetPrice(float(requests), None, cost, None, float("inf"), 0.01, 0.01, 0.0),
+        neural_token_s=data.draw(st.sampled_from([0.0, 5e-4])),
+    )  # fmt: skip
+    choice = choose_draft(case)
+    if not choice.draft_tokens:
+        return
+    assert choice.value >= choice.plain_value
+    worth = bent_worth(case, choice.drafters.tolist(), (choice.draft_tokens, choice.neural_tokens))
+    assert choice.value <= worth + 1e-9
+
+
+def test_a_knee_that_no_proposal_reaches_changes_nothing():
+    """Bug: wherever a knee lay within reach of all that could be proposed, no neural draft stood in for a lookup."""
+    gains = np.zeros((2, 3, 2))
+    gains[0] = [[0.9] * 2, [0.8] * 2, [0.7] * 2]
+    gains[1, 0] = 0.6
+    straight = problem(gains, [[1e-4] * 3, [1e-3, 3e-3, 5e-3]], rate=70, per_token_s=0.001, neural=1)
+    straight.offers[0] = 0.1
+    cost = replace(straight.price.ragged, per_batched_token_above_knee_s=0.02, knee_tokens=5.0)
+    bent = replace(straight, price=replace(straight.price, ragged=cost, uniform=cost))
+    expected, choice = choose_draft(straight), choose_draft(bent)
+    assert choice.drafters.tolist() == expected.drafters.tolist() == [0, 0]
+    assert (choice.draft_tokens, choice.neural_tokens) == (expected.draft_tokens, expected.neural_tokens)
+    assert choice.value == pytest.approx(expected.value)
+
+
 def test_the_neural_draft_stops_where_its_next_pass_does_not_pay():
     """One lookup call brings eight tokens; a pass of the neural draft brings one. Each has its own length."""
     gains = np.zeros((2, 4, 2))

@@ -77,6 +77,21 @@ def test_the_price_of_each_kind_of_step_comes_to_what_was_measured():
     assert price.ragged_s(np.array([4.0]))[0] == pytest.approx(0.031, rel=0.02)
 
 
+def test_a_step_that_verifies_never_seems_cheaper_than_a_plain_one():
+    """Bug: plain steps of a slow spell, verifying ones of a fast one: at 16 requests speculation looked free."""
+    model = LatencyModel(dict.fromkeys(ExecutionMode, COST), {})
+    latency = OnlineLatency(model, (), None)
+    plain, verifying = Shape(0, 4, 4), Shape(0, 8, 4)
+    for _ in range(50):
+        latency.observe_decoding(plain, ExecutionMode.UNIFORM, 0.030, verifies=False)
+    for mode in (ExecutionMode.UNIFORM, ExecutionMode.RAGGED):
+        for _ in range(50):
+            latency.observe_decoding(verifying, mode, 0.025, verifies=True)
+    for price in (latency.price(plain, uniform=True), latency.price(plain, uniform=False)):
+        assert price.ragged_plain_s() >= price.plain_s() > 0.025
+        assert price.uniform_s(np.array([0.0]))[0] >= price.plain_s()
+
+
 def test_a_token_of_a_prompt_costs_the_draft_what_it_costs_above_the_knee():
     """Bug: a head whose tokens are free up to a knee of 4 read prompts of hundreds for nothing."""
     head = DrafterCost(StepCost(per_batched_token_above_knee_s=3e-5, knee_tokens=4.0, constant_s=1e-3))
