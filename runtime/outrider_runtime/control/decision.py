@@ -44,9 +44,12 @@ def choose_draft(problem: DraftProblem) -> DraftChoice:
         return paced if by_goodput.value - paced.value <= MOST_LOSS * -plain else by_goodput
     reach = problem.gains.shape[1] * problem.gains.shape[2]
     if problem.budget < reach or any(bend < reach for bend in problem.price.bends()):
-        one_length = _on_bent_cost(problem, plain, least_gain=LEAST_GAIN) or nothing
+        best = _on_bent_cost(problem, plain, least_gain=LEAST_GAIN) or nothing
         beside = choose_lookups_first(problem, _worth_by_position(problem), plain)
-        return one_length if beside is None or beside.value - one_length.value < LEAST_GAIN else beside
+        if beside is not None and beside.value - best.value >= LEAST_GAIN:
+            best = beside
+        known = best.draft_tokens > 0 and problem.budget >= reach and problem.price.beyond is None
+        return _with_paying(problem, best) if known else best
     choice = choose_on_straight_cost(problem, plain)
     return choice if choice is not None and choice.gain >= LEAST_GAIN else nothing
 
@@ -68,6 +71,16 @@ def _on_bent_cost(problem: DraftProblem, plain: float, least_gain: float) -> Dra
         chosen = _best_drafters(worth[:, :draft_tokens].sum(axis=1), scenarios[scenario : scenario + 1])[0]
     neural_tokens = draft_tokens if (chosen == problem.neural).any() and problem.neural != NOBODY else 0
     return DraftChoice(draft_tokens, neural_tokens, chosen, value, plain, problem.pressure is not None)
+
+
+def _with_paying(problem: DraftProblem, choice: DraftChoice) -> DraftChoice:
+    """`choice` with the proposals that pay beyond the knee, and those that pay before it."""
+    ragged = problem.price.ragged
+    before = problem.query_costs_s + (problem.neural_token_s if choice.neural_tokens else 0.0)
+    before = before + ragged.per_batched_token_s
+    beyond = before + ragged.per_batched_token_above_knee_s
+    surely, perhaps = ((problem.gains > problem.rate * each).sum(axis=1) for each in (beyond, before))
+    return replace(choice, paying=surely, perhaps_paying=perhaps)
 
 
 def _scenarios(problem: DraftProblem) -> Bools:

@@ -71,7 +71,9 @@ class DraftChoice:
     for_slo: bool = False
     """Goodput alone might have chosen otherwise."""
     paying: Ints | None = None
-    """(D, N): how many of each drafter's proposals are worth verifying; None where that hangs on the others'."""
+    """(D, N): how many of each drafter's proposals are worth verifying whatever the others are; None: not known."""
+    perhaps_paying: Ints | None = None
+    """(D, N): how many may be, if the others are few; None: no more than `paying`."""
 
     @property
     def gain(self) -> float:

@@ -21,8 +21,8 @@ SMALLER = 7 / 8
 """A batch of less than this share of what it was may well have another best choice, and one with less than this share
 of the requests that it was made for."""
 
-Paying = Mapping[str | None, Sequence[int]]
-"""Request -> by drafter, how many of its proposals are worth verifying."""
+Paying = Mapping[str | None, Sequence[Sequence[int]]]
+"""Request -> by drafter, how many of its proposals are worth verifying in any case, and how many may be."""
 _Waiting = tuple[str, str | None, int]
 """Request, who proposed, and how many proposals it may verify."""
 
@@ -104,7 +104,8 @@ class KeptChoice:
 
     def lengths(self, batch: Batch, index: Mapping[str, int]) -> tuple[int, ...] | None:
         """How many proposals each request verifies, as the choice saw it; None where that has to be looked at anew:
-        proposals for somebody who was not there, or no room. index: drafter -> its number."""
+        proposals for somebody who was not there, or whose worth hangs on other ones, or no room. index: drafter -> its
+        number."""
         if not self._paying:
             return self._same_again(batch)
         lengths = []
@@ -115,13 +116,16 @@ class KeptChoice:
             paying, number = self._paying.get(view.id), index.get(view.drafter or "")
             if paying is None:
                 return None
-            most = 0 if number is None else min(view.proposed, paying[number])
-            lengths.append(max(0, min(most, view.remaining_tokens - 1)))
+            surely, perhaps = (0, 0) if number is None else paying[number]
+            room = max(0, min(view.proposed, view.remaining_tokens - 1))
+            if surely < min(room, perhaps):
+                return self._same_again(batch)
+            lengths.append(min(room, surely))
         return tuple(lengths) if _fit(lengths, batch) else None
 
     def verified(self, batch: Batch, lengths: tuple[int, ...]) -> None:
         """What looking anew found, for when the same proposals come again: until the next choice none is worth more."""
-        if self._plan is not None and not self._paying:
+        if self._plan is not None:
             self._verified = _waiting(batch), lengths
 
     def _same_again(self, batch: Batch) -> tuple[int, ...] | None:

@@ -365,8 +365,12 @@ class Planner:
 
 
 def _paying(step: Step, choice: DraftChoice) -> Paying:
-    """Empty where the worth of one proposal hangs on the others."""
-    return {} if choice.paying is None else dict(zip(step.decoding.id, choice.paying.T.tolist(), strict=True))
+    """Empty where it is not known what a proposal is worth beside others."""
+    if choice.paying is None:
+        return {}
+    perhaps = choice.paying if choice.perhaps_paying is None else choice.perhaps_paying
+    counts = np.stack([choice.paying, perhaps], axis=2)  # (D, N, 2)
+    return dict(zip(step.decoding.id, counts.swapaxes(0, 1).tolist(), strict=True))
 
 
 def _nothing(choice: DraftChoice) -> DraftChoice:

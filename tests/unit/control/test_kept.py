@@ -162,7 +162,7 @@ def test_what_was_kept_is_what_looking_anew_finds(requests):
 
 def chosen() -> tuple[KeptChoice, dict[str, int]]:
     kept = KeptChoice()
-    kept.keep(DraftPlan(3, ("eagle",), True, True, 3), ["r0"], {"r0": [1, 3]})
+    kept.keep(DraftPlan(3, ("eagle",), True, True, 3), ["r0"], {"r0": [(1, 1), (3, 3)]})
     return kept, {"lookup": 0, "eagle": 1}
 
 
@@ -190,6 +190,32 @@ def test_a_kept_choice_never_fills_more_than_the_step_holds():
     assert kept.lengths(batch(view, budget=3), index) is None
     kept.drop()
     assert kept.lengths(batch(view), index) is None
+
+
+def test_a_number_that_hangs_on_others_is_looked_at_once():
+    kept, index = chosen()
+    kept.keep(DraftPlan(3, ("eagle",), True, True, 3), ["r0"], {"r0": [(1, 1), (1, 3)]})
+    view = decoding(0, proposed=3, drafter="eagle")
+    assert kept.lengths(batch(view._replace(drafter="lookup")), index) == (1,)
+    assert kept.lengths(batch(view), index) is None
+    kept.verified(batch(view), (2,))
+    assert kept.lengths(batch(view), index) == (2,)
+    assert kept.lengths(batch(view._replace(proposed=2)), index) is None
+    assert kept.lengths(batch(view._replace(proposed=1)), index) == (1,)
+
+
+@pytest.mark.parametrize("knee", [1, 6, 9])
+def test_where_costs_bend_most_proposals_need_no_look(knee):
+    """They pay on either side of the knee, or on neither."""
+    bent = StepCost(per_batched_token_s=1e-3, per_batched_token_above_knee_s=1e-3, knee_tokens=knee, constant_s=0.02)
+    loop = controller()
+    loop.replace_latency(LatencyModel(dict.fromkeys(ExecutionMode, bent), COSTS))
+    taught(loop, [3, 3, 3, 0])
+    made = batch(*(decoding(number) for number in range(4)))
+    plan = loop.plan_draft(made)
+    later = proposals(made, plan, [1] * 4)
+    assert plan.draft_tokens
+    assert loop._planner._kept_lengths(later) == loop.plan_verify(later).lengths
 
 
 def test_a_class_that_falls_behind_ends_it():
