@@ -25,7 +25,7 @@ def choose_lookups_first(problem: DraftProblem, worth: Floats, plain_value: floa
     worth: (D, K, N), what each position brings at the price of the next token, 0 where it does not pay.
     """
     neural = problem.neural
-    if neural == NOBODY or not problem.usable[neural].any():
+    if neural == NOBODY or len(worth) == 1 or not problem.usable[neural].any():
         return None
     totals = worth.sum(axis=1) * problem.usable  # (D, N)
     totals[neural] = 0.0

@@ -37,15 +37,16 @@ def choose_draft(problem: DraftProblem) -> DraftChoice:
     if not problem.usable.any() or problem.gains.shape[1] == 0:
         return nothing
     if problem.pressure is not None:
-        paced = _on_bent_cost(problem, plain, least_gain=-math.inf) or nothing
+        paced = _on_bent_cost(problem, _worth_by_position(problem), plain, least_gain=-math.inf) or nothing
         if not is_crowd(problem.pressure.behind):
             return paced
         by_goodput = choose_draft(replace(problem, pressure=None))
         return paced if by_goodput.value - paced.value <= MOST_LOSS * -plain else by_goodput
     reach = problem.gains.shape[1] * problem.gains.shape[2]
     if problem.budget < reach or any(bend < reach for bend in problem.price.bends()):
-        best = _on_bent_cost(problem, plain, least_gain=LEAST_GAIN) or nothing
-        beside = choose_lookups_first(problem, _worth_by_position(problem), plain)
+        worth = _worth_by_position(problem)
+        best = _on_bent_cost(problem, worth, plain, least_gain=LEAST_GAIN) or nothing
+        beside = choose_lookups_first(problem, worth, plain)
         if beside is not None and beside.value - best.value >= LEAST_GAIN:
             best = beside
         known = best.draft_tokens > 0 and problem.budget >= reach and problem.price.beyond is None
@@ -54,10 +55,9 @@ def choose_draft(problem: DraftProblem) -> DraftChoice:
     return choice if choice is not None and choice.gain >= LEAST_GAIN else nothing
 
 
-def _on_bent_cost(problem: DraftProblem, plain: float, least_gain: float) -> DraftChoice | None:
-    """One length for all; None for k = 0."""
+def _on_bent_cost(problem: DraftProblem, worth: Floats, plain: float, least_gain: float) -> DraftChoice | None:
+    """One length for all; None for k = 0. worth: see `_worth_by_position`."""
     scenarios = _scenarios(problem)
-    worth = _worth_by_position(problem)
     drafters = _best_drafters(worth.sum(axis=1), scenarios)
     values = _values(problem, drafters)
     best = int(values.argmax())  # the first of equal ones: without the neural draft, and the shortest
