@@ -53,7 +53,7 @@ def judge(
         return Judged(attainment.bars(number, runs, systems, limits), document)
     found_latency = latency.compare(runs, systems)
     document |= {"latency_s": quantiles(runs), "compared": [asdict(one) for one in found_latency]}
-    return Judged(latency.bars(number, found_latency), document)
+    return Judged(latency.bars(number, found_latency, latency.switching(runs, systems)), document)
 
 
 def tpot_limits(scenario: SLOMix, stock: Calibration) -> dict[str, float]:

@@ -62,21 +62,51 @@ def compare(runs: Sequence[Run], systems: Mapping[str, System]) -> list[Compared
     return [one for one in found if one is not None]
 
 
-def bars(scenario: int, compared: Sequence[Compared]) -> list[Bar]:
-    return [_phases_bar(scenario, compared), _whole_bar(scenario, compared)]
+def switching(runs: Sequence[Run], systems: Mapping[str, System]) -> float | None:
+    """Latency of one that is each phase's best static setting in turn, by that of the best single one; geometric means.
+
+    Chosen on the very repeats that it is compared on, so luck counts for it: whoever only switches between static
+    settings cannot do better. None where there is nothing to switch: one phase, or nothing that was compared.
+    """
+    of_phase = [_by_ours(runs, systems, phase) for phase in phases(runs)]
+    whole = _by_ours(runs, systems, WHOLE)
+    if len(of_phase) < 2 or not whole or not all(of_phase):
+        return None
+    requests = [len({key[2] for run in runs for key in latencies([run], run.system, phase)}) for phase in phases(runs)]
+    best_of_each = np.average([min(one.values()) for one in of_phase], weights=requests)
+    return math.exp(float(best_of_each) - min(whole.values()))
 
 
-def _compare(runs: Sequence[Run], systems: Mapping[str, System], phase: str) -> Compared | None:
+def bars(scenario: int, compared: Sequence[Compared], switched: float | None = None) -> list[Bar]:
+    """switched: see `switching`; goes into the note."""
+    return [_phases_bar(scenario, compared), _whole_bar(scenario, compared, switched)]
+
+
+def _by_ours(runs: Sequence[Run], systems: Mapping[str, System], phase: str) -> dict[str, float]:
+    """Static setting -> logarithm of its latency by ours, mean over the requests of all repeats."""
+    return {
+        name: -math.log(_of_theirs(list(both.values()))) for name, both in _paired(runs, systems, phase).items() if both
+    }
+
+
+def _paired(
+    runs: Sequence[Run], systems: Mapping[str, System], phase: str
+) -> dict[str, dict[Key, tuple[float, float]]]:
+    """Static setting -> latencies of ours and of it; empty without ours."""
     names = sorted({run.system for run in runs})
     ours = next((name for name in names if systems[name].kind is SystemKind.OURS), None)
     if ours is None:
-        return None
+        return {}
     mine = latencies(runs, ours, phase)
-    pairs = {
+    return {
         name: _pairs(mine, latencies(runs, name, phase))
         for name in names
         if systems[name].kind in (SystemKind.STOCK, SystemKind.STATIC)
     }
+
+
+def _compare(runs: Sequence[Run], systems: Mapping[str, System], phase: str) -> Compared | None:
+    pairs = _paired(runs, systems, phase)
     odd = {name: seen for name, both in pairs.items() if (seen := _only(both, odd=True))}
     if not odd:
         return None
@@ -116,11 +146,14 @@ def _phases_bar(scenario: int, compared: Sequence[Compared]) -> Bar:
     return judged(replace(_filled(bar, worst), note=note))
 
 
-def _whole_bar(scenario: int, compared: Sequence[Compared]) -> Bar:
+def _whole_bar(scenario: int, compared: Sequence[Compared], switched: float | None) -> Bar:
     text = "request latency by the best single static setting, geometric mean, over the whole run"
     bar = Bar(scenario, text, WHOLE_BOUND, at_least=False)
     whole = [one for one in compared if one.phase == WHOLE]
-    return judged(_filled(bar, whole[0])) if whole else bar
+    if not whole:
+        return bar
+    note = "" if switched is None else f"each phase's best static setting in turn, by hindsight: {switched:.2f}"
+    return judged(replace(_filled(bar, whole[0]), note=note))
 
 
 def _filled(bar: Bar, one: Compared) -> Bar:

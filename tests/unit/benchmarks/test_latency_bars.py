@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.benchmarks.analysis import latency
+from tests.benchmarks.evidence.load import Outcome
 from tests.benchmarks.evidence.raw import Run
 from tests.unit.benchmarks.runs import SYSTEMS, outcome, run
 
@@ -75,3 +76,28 @@ def test_ours_is_compared_with_what_it_did_beside_the_other() -> None:
 def test_without_an_even_repeat_nothing_is_judged() -> None:
     runs = runs_of({"none": {"low": 1.0}, "ours": {"low": 1.0}}, repeats=(1,))
     assert [bar.met for bar in latency.bars(3, latency.compare(runs, SYSTEMS))] == [None, None]
+
+
+def test_whoever_switches_to_each_phases_best_setting_is_told() -> None:
+    runs = runs_of(
+        {"none": {"low": 2.0, "high": 2.0}, "eagle-k3": {"low": 1.0, "high": 8.0}, "ours": {"low": 3.0, "high": 3.0}}
+    )
+    switched = latency.switching(runs, SYSTEMS)
+    assert switched == pytest.approx((1.0 * 2.0 / (2.0 * 2.0)) ** 0.5)
+    whole = latency.bars(3, latency.compare(runs, SYSTEMS), switched)[1]
+    assert whole.note.endswith("0.71")
+
+
+def test_a_phase_of_many_requests_weighs_more_in_switching() -> None:
+    def requests(low: float, high: float) -> dict[str, list[Outcome]]:
+        return {"all": [outcome(low, phase="low"), *(outcome(high, phase="high") for _ in range(3))]}
+
+    seconds = {"none": (2.0, 2.0), "eagle-k3": (1.0, 8.0), "ours": (3.0, 3.0)}
+    runs = [run(name, repeat, requests(*each)) for name, each in seconds.items() for repeat in (1, 2)]
+    assert latency.switching(runs, SYSTEMS) == pytest.approx(0.5**0.25)
+
+
+def test_one_phase_leaves_nothing_to_switch() -> None:
+    runs = runs_of({"none": {"low": 1.0}, "ours": {"low": 1.0}})
+    assert latency.switching(runs, SYSTEMS) is None
+    assert latency.switching(runs_of({"none": {"low": 1.0, "high": 1.0}}), SYSTEMS) is None
