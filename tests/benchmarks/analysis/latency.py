@@ -72,7 +72,10 @@ def switching(runs: Sequence[Run], systems: Mapping[str, System]) -> float | Non
     whole = _by_ours(runs, systems, WHOLE)
     if len(of_phase) < 2 or not whole or not all(of_phase):
         return None
-    requests = [len({key[2] for run in runs for key in latencies([run], run.system, phase)}) for phase in phases(runs)]
+    requests = [
+        len({(repeat, index) for name in systems for repeat, _, index in latencies(runs, name, phase)})
+        for phase in phases(runs)
+    ]
     best_of_each = np.average([min(one.values()) for one in of_phase], weights=requests)
     return math.exp(float(best_of_each) - min(whole.values()))
 
