@@ -66,7 +66,8 @@ def switching(runs: Sequence[Run], systems: Mapping[str, System]) -> float | Non
     """Latency of one that is each phase's best static setting in turn, by that of the best single one; geometric means.
 
     Chosen on the very repeats that it is compared on, so luck counts for it: whoever only switches between static
-    settings cannot do better. None where there is nothing to switch: one phase, or nothing that was compared.
+    settings where a phase begins cannot do better. None where there is nothing to switch: one phase, or nothing that
+    was compared.
     """
     of_phase = [_by_ours(runs, systems, phase) for phase in phases(runs)]
     whole = _by_ours(runs, systems, WHOLE)
