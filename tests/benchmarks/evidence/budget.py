@@ -17,7 +17,7 @@ START_S = 32.0
 WARM_UP_S = 5.0
 DRAIN_S = 3.0
 """After the last arrival of an open load."""
-PREPARATION_S = 350.0
+PREPARATION_S = 390.0
 """Profile and calibration."""
 TOKENS_PER_S = {1: 35.0, 4: 95.0, 16: 180.0, 48: 240.0}
 """By requests at the same time, prompts included, mean of the systems and groups."""

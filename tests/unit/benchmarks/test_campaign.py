@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -142,6 +142,25 @@ def test_the_machine_is_calibrated_once(rig: Rig) -> None:
     assert rig.campaign().calibration.capacity_per_s > 0
     rig.campaign().run()
     assert len(rig.starts) == 2
+
+
+def test_one_odd_round_does_not_move_the_calibration(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of the three takes half the time at batch 8 and five times as long with all places taken."""
+    usual = rig.send
+    factors = {"8 at a time": iter([1.0, 0.5, 1.0]), "48 at a time": iter([1.0, 5.0, 1.0])}
+
+    def odd_once(point: Point, *_: object) -> Sent:
+        factor = next(factors[point.name]) if point.name in factors else 1.0
+        sent = usual(point)
+        outcomes = tuple(replace(one, latency_s=factor * one.latency_s, ttft_s=0.0) for one in sent.outcomes)
+        return Sent(factor * sent.seconds, outcomes, None)
+
+    monkeypatch.setattr(module, "send", odd_once)
+    rig.campaign().run()
+    found = rig.campaign().calibration
+    assert found.capacity_per_s == pytest.approx(96)
+    assert found.step_s_at_batch_8 == pytest.approx(1 / 63)
+    assert all(next(left, None) is None for left in factors.values())
 
 
 def test_a_point_beside_a_busy_neighbour_is_measured_again(rig: Rig) -> None:
