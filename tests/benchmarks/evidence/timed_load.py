@@ -32,8 +32,9 @@ def send_timed(point: Point, clock: MachineClock, base_url: str, model: str, out
 
 
 async def _send_all(point: Point, clock: MachineClock, url: str, model: str, output_tokens: int) -> Sent:
-    every = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=every) as session:
+    # A connection each: the server closes one that has waited for a while, and a POST that meets it there has failed.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
         ticking = asyncio.create_task(_tick(clock))
         start, tasks = clock.now(), []
         for planned in point.requests:

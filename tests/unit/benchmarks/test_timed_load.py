@@ -21,23 +21,26 @@ REQUESTS = (Planned("one", "a", at_s=0.0), Planned("two", "a", at_s=0.1, slo_cla
 
 class Handler(BaseHTTPRequestHandler):
     SLOW_S = 0.1
+    protocol_version = "HTTP/1.1"  # keeps connections where the client does
     bodies: list[dict[str, Any]]
+    clients: list[Any]
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.bodies.append(body)
+        self.clients.append(self.client_address)
         if body["messages"][0]["content"] == "bad":
             self.send_error(400, "no such thing")
             return
-        self.send_response(200)
-        self.end_headers()
         chunks: list[dict[str, Any]] = [
             {"choices": [{}]}, {"choices": [{}]}, {"choices": [], "usage": {"completion_tokens": 7}},
         ]  # fmt: skip
         time.sleep(self.SLOW_S if body["messages"][0]["content"] == "slow" else 0)
-        for chunk in chunks:
-            self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
-        self.wfile.write(b"data: [DONE]\n\n")
+        answer = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer.encode())
 
     def log_message(self, *_: object) -> None:
         pass
@@ -45,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[ThreadingHTTPServer]:
-    Handler.bodies = []
+    Handler.bodies, Handler.clients = [], []
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
         threading.Thread(target=found.serve_forever, daemon=True).start()
         yield found
@@ -75,6 +78,11 @@ def test_each_request_is_sent_at_its_time_and_says_what_its_user_saw(server: Any
     assert found.final
     assert [body.get("vllm_xargs") for body in Handler.bodies] == [None, {"slo_class": "tight"}]
     assert {body["max_completion_tokens"] for body in Handler.bodies} == {7}
+
+
+def test_no_request_meets_a_connection_that_the_server_may_have_closed(server: Any, tmp_path: Path) -> None:
+    sent(server, clock(tmp_path, ""), *REQUESTS)
+    assert len(set(Handler.clients)) == len(REQUESTS)
 
 
 def test_a_request_that_is_refused_says_why(server: Any, tmp_path: Path) -> None:
