@@ -287,7 +287,7 @@ class Campaign:
         self._calibration_file.write_text(json.dumps(asdict(found)))
 
     def _measured_capacity(self, server: Server) -> Calibration:
-        """Medians of the rounds, all brought to the machine's mean speed meanwhile."""
+        """Medians of the rounds' rates and of all their requests' TPOT, at the machine's mean speed meanwhile."""
         eights, mosts = [], []
         for _ in range(CALIBRATION_ROUNDS):
             eights.append(self._timed(server, self._closed_point(8, 24)))
