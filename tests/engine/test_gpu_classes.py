@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
 def test_every_method_that_we_override_is_there() -> None:
     """Bug: a renamed method of vLLM's is not overridden any more, and nothing says so."""
-    from outrider_runtime.vllm_plugin import cpu, gpu, runner, scheduler
+    from outrider_runtime.vllm_plugin import cpu_v1, gpu, runner, scheduler
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.worker import cpu_worker, gpu_worker
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -32,8 +32,8 @@ def test_every_method_that_we_override_is_there() -> None:
             {"load_model", "execute_model", "sample_tokens", "propose_draft_token_ids", "_sample"}
             | {"_input_fits_in_drafter"},
         ),
-        cpu.OutriderCPURunner: (CPUModelRunner, {"_update_states"}),
-        cpu.OutriderCPUWorker: (cpu_worker.CPUWorker, {"init_device"}),
+        cpu_v1.OutriderCPURunner: (CPUModelRunner, {"_update_states"}),
+        cpu_v1.OutriderCPUWorker: (cpu_worker.CPUWorker, {"init_device"}),
         gpu.OutriderSecondRunner: (SecondRunner, {"load_model", "execute_model", "sample_tokens"}),
         gpu.OutriderGPUWorker: (gpu_worker.Worker, {"init_device", "_make_model_runner"}),
     }
