@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import ssl
+import urllib.request
 from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,6 +74,13 @@ def write_kubeconfig(path: Path, layout: Layout, identity: str, subnets: Subnets
     }
     path.touch(mode=0o600)
     path.write_text(json.dumps(content, indent=1))
+
+
+def opener(layout: Layout) -> urllib.request.OpenerDirector:
+    """Speaks to the API server with all rights, and through no proxy."""
+    context = ssl.create_default_context(cafile=str(layout.certificate("ca")))
+    context.load_cert_chain(layout.certificate(ADMIN), layout.key(ADMIN))
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
 
 
 def _client(name: str, common_name: str, *organization: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from tests.cluster import certificates
@@ -107,4 +108,10 @@ def beside_api_server(binaries: Path, layout: Layout, subnets: Subnets) -> dict[
         "--conntrack-tcp-timeout-established=0",
         "--conntrack-tcp-timeout-close-wait=0",
     ]
-    return {"kube-controller-manager": manager, "kube-scheduler": scheduler, "kube-proxy": proxy}
+    enforcer = [sys.executable, "-m", "tests.cluster.enforcer", str(layout.state), subnets.server]
+    return {
+        "kube-controller-manager": manager,
+        "kube-scheduler": scheduler,
+        "kube-proxy": proxy,
+        "network-policies": enforcer,
+    }

@@ -10,12 +10,9 @@ import json
 import os
 import select
 import socket
-import ssl
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -149,19 +146,13 @@ class Supervisor:
 
     def _wait_for_api_server(self) -> None:
         """Ready by status 200: the text "ok" comes before the RBAC roles are there."""
-        context = ssl.create_default_context(cafile=str(self._layout.certificate("ca")))
-        admin = certificates.ADMIN
-        context.load_cert_chain(self._layout.certificate(admin), self._layout.key(admin))
-        url = f"{self._subnets.server}/readyz"
-        opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
-        )
+        url, opener = f"{self._subnets.server}/readyz", certificates.opener(self._layout)
 
         def ready() -> bool:
             try:
                 with opener.open(url, timeout=5) as answer:
                     return bool(answer.status == 200)
-            except (urllib.error.URLError, OSError):
+            except OSError:
                 return False
 
         self._processes.wait_until("The API server", ready, _READY_S)

@@ -218,3 +218,38 @@ def test_the_audit_log_names_who_wrote_what(cluster: Cluster) -> None:
     mine = [each for each in writes if each.get("objectRef", {}).get("name") == "audited"]
     assert [(each["verb"], each["user"]["username"]) for each in mine] == [("create", "outrider-test-admin")]
     assert not [each for each in writes if each["verb"] in ("get", "list", "watch")]
+
+
+def test_a_network_policy_is_enforced_and_the_kubelet_passes_it(cluster: Cluster) -> None:
+    """Who may reach a pod's port is decided by the policies of its namespace, as in production."""
+    port = {"name": "web", "containerPort": 8080}
+    web = _pod("guarded", "python", "-m", "http.server", "8080", "--directory", "/opt/outrider/checkout/crds")
+    probe = {"httpGet": {"path": "/", "port": "web"}, "periodSeconds": 1}
+    web["spec"]["containers"][0].update(ports=[port], readinessProbe=probe)
+    allowed = {"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}], "ports": [{"port": "web"}]}
+    policy = {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": "guard", "namespace": _NAMESPACE},
+        "spec": {"podSelector": {"matchLabels": {"app": "guarded"}}, "ingress": [allowed]},
+    }
+    cluster.apply(policy, web, _pod("friend", "sleep", "600"), _pod("stranger", "sleep", "600"))
+
+    def ready() -> bool:
+        conditions = cluster.get("pod", "guarded", _NAMESPACE)["status"].get("conditions", [])
+        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+    cluster.wait_until("the guarded pod, which its kubelet probes", ready, _SOON_S)
+    for name in ("friend", "stranger"):
+        cluster.wait_until(name, lambda name=name: _phase(cluster, name) == "Running", _SOON_S)  # type: ignore[misc]
+    address = cluster.get("pod", "guarded", _NAMESPACE)["status"]["podIP"]
+    ask = f"import urllib.request as u; print(u.urlopen('http://{address}:8080/', timeout=2).status)"
+
+    def answered(name: str) -> bool:
+        done = cluster.try_kubectl("exec", name, "-n", _NAMESPACE, "--", "python", "-c", ask)
+        return done.stdout.strip() == "200"
+
+    cluster.wait_until("the friend's answer", lambda: answered("friend"), _SOON_S)
+    assert not answered("stranger")
+    cluster.kubectl("delete", "networkpolicy", "guard", "-n", _NAMESPACE)
+    cluster.wait_until("the stranger's answer, with the policy gone", lambda: answered("stranger"), _SOON_S)
