@@ -11,8 +11,8 @@ from outrider_crds.spec import MetricsSource
 from outrider_crds.state import RuntimeState
 
 from outrider_operator.cache import Cache
-from outrider_operator.decide.figures import History, forget, record, windows
-from outrider_operator.decide.status import FIGURES_EVERY_S
+from outrider_operator.decide.conditions.status import FIGURES_EVERY_S
+from outrider_operator.decide.figures.windows import History, forget, record, windows
 from outrider_operator.metrics.pods import PodStates
 from outrider_operator.metrics.prometheus import PrometheusFigures
 from outrider_operator.model import FigureWindows, Object

@@ -1,9 +1,8 @@
 """decide(observed, settings) -> Plan: everything that the operator decides, without any I/O.
 
-One module per concern: `specification` (may the spec be applied), `revisions` and `intent` (what it asks for),
-`workloads` and `services` (children), `measurements`, `job_plan` and `profile_maps` (profiling), `rollout`,
-`availability`, `profiles` and `judgement` (conditions), `figures` and `figure_status` (numbers), `status` (all
-of it together).
+The rooms, lowest first: `reading`, `quantities`, `ownership`, `drift` and `pods` read what the cluster says;
+`pod_spec` writes pods; `revisions`, `profile_store` and `intent` say what the spec asks for; `workloads` and
+`profiling` decide about children and Jobs; `figures` turns counters into numbers; `conditions` tells the user.
 """
 
 from __future__ import annotations
@@ -13,22 +12,22 @@ from typing import Any
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import ConditionStatus, ConditionType, SpeculativeServiceStatus
 
-from outrider_operator.decide import figure_status
-from outrider_operator.decide.availability import available, endpoint_ready
+from outrider_operator.decide.conditions.availability import available, endpoint_ready
+from outrider_operator.decide.conditions.judgement import goodput_healthy, slo_attained, speculation_active
+from outrider_operator.decide.conditions.profiles import profile_statuses, profiles_ready
+from outrider_operator.decide.conditions.rollout import next_capacity_check_s, progressing, updated
+from outrider_operator.decide.conditions.specification import spec_verdict
+from outrider_operator.decide.conditions.status import events, with_verdicts
+from outrider_operator.decide.conditions.verdict import Verdict, Verdicts, false
+from outrider_operator.decide.figures import status as figure_status
 from outrider_operator.decide.intent import Intent, intent
-from outrider_operator.decide.job_plan import plan_jobs
-from outrider_operator.decide.judgement import goodput_healthy, slo_attained, speculation_active
-from outrider_operator.decide.measurements import Measurement, measurements, stale_in_s
 from outrider_operator.decide.ownership import selector
 from outrider_operator.decide.pods import next_creation_check_s, ready
-from outrider_operator.decide.profile_maps import plan_profile_maps
-from outrider_operator.decide.profiles import profile_statuses, profiles_ready
+from outrider_operator.decide.profiling.jobs import plan_jobs
+from outrider_operator.decide.profiling.measurements import Measurement, measurements, stale_in_s
+from outrider_operator.decide.profiling.profile_maps import plan_profile_maps
 from outrider_operator.decide.reading import integer, is_being_deleted
-from outrider_operator.decide.rollout import next_capacity_check_s, progressing, updated
-from outrider_operator.decide.specification import spec_verdict
-from outrider_operator.decide.status import events, with_verdicts
-from outrider_operator.decide.verdict import Verdict, Verdicts, false
-from outrider_operator.decide.workloads import plan_workloads
+from outrider_operator.decide.workloads.children import plan_workloads
 from outrider_operator.model import Observed, Plan, Settings
 
 __all__ = ["decide"]

@@ -6,11 +6,11 @@ there. A digest of the applied object, kept in an annotation, catches what Outri
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from outrider_crds.base import digest
 
+from outrider_operator.decide.quantities import quantity
 from outrider_operator.decide.reading import annotation
 from outrider_operator.model import Object
 
@@ -18,12 +18,6 @@ APPLIED_ANNOTATION = "outrider.dev/applied"
 # Lists that merge by a key, so that others may add items; all other lists belong to whoever sets them.
 _SHARED_LISTS = frozenset({"containers", "env", "volumes", "volumeMounts", "ports", "ownerReferences"})
 _QUANTITIES = frozenset({"limits", "requests", "sizeLimit"})
-_QUANTITY = re.compile(r"^([0-9.]+)(m|k|[KMGTPE]i?)?$")
-_SCALE = {"m": 1e-3, "k": 1e3} | {
-    unit: base**power
-    for power, prefix in enumerate("KMGTPE", start=1)
-    for unit, base in ((f"{prefix}i", 1024.0), (prefix, 1000.0))
-}
 
 
 def stamp(desired: Object) -> Object:
@@ -52,15 +46,6 @@ def contains(observed: Any, desired: Any, field: str = "") -> bool:
     if isinstance(desired, list):
         return isinstance(observed, list) and _contains_items(observed, desired, field)
     return bool(observed == desired) or (field in _QUANTITIES and quantity(observed) == quantity(desired))
-
-
-def quantity(value: Any) -> float | None:
-    """A Kubernetes quantity as a number; None for anything else."""
-    match = _QUANTITY.match(str(value))
-    try:
-        return float(match[1]) * _SCALE.get(match[2] or "", 1.0) if match else None
-    except ValueError:
-        return None
 
 
 def _field(parent: str, key: str) -> str:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from outrider_crds.runtime_config import HotConfig, config_hash, hot_config
 from outrider_crds.spec import ProfilingMode, SpeculativeServiceSpec
 
+from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.profile_store import Store, read_store
 from outrider_operator.decide.reading import annotation
 from outrider_operator.decide.revisions import Revision, current_revision, wanted_revision
-from outrider_operator.decide.volumes import profile_name
 from outrider_operator.model import Observed, Settings
 
 IMAGE_ANNOTATION = "outrider.dev/runtime-image"

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from outrider_operator.decide.drift import contains
 from outrider_operator.decide.ownership import Ownership, labels, owner_reference, ownership
-from outrider_operator.decide.pod_template import pod_template
+from outrider_operator.decide.pod_spec.template import pod_template
 from outrider_operator.decide.reading import annotation, label, mapping, name_of, text
 from outrider_operator.model import CONFIG_MAP, REVISION_LABEL, Object, Observed, Settings
 

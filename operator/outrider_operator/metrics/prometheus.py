@@ -14,8 +14,8 @@ from typing import Any
 
 from outrider_crds.state import TPOT_BUCKETS_S
 
-from outrider_operator.decide.figures import RARE_WINDOWS, Counters, figures_of
-from outrider_operator.decide.figures import Key as Counter
+from outrider_operator.decide.figures.windows import RARE_WINDOWS, Counters, figures_of
+from outrider_operator.decide.figures.windows import Key as Counter
 from outrider_operator.model import Figures, FigureWindows
 from outrider_operator.work_queue import Key
 

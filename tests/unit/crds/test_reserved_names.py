@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider_crds.engine_rules import RESERVED_ENV, RESERVED_ENV_PREFIX
 from outrider_crds.manifest import load_manifest
-from outrider_operator.decide.container import environment
+from outrider_operator.decide.pod_spec.container import environment
 
 from tests import corpus
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from outrider_operator.decide.container import RUN_AS
+from outrider_operator.decide.pod_spec.container import RUN_AS
 
 ROOT = Path(__file__).resolve().parents[3]
 TARGETS = ("operator", "runtime", "runtime-cpu")

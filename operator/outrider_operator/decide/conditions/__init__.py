@@ -1,0 +1,1 @@
+"""One module per condition (or pair of conditions), and how the status is put together from their verdicts."""

@@ -1,0 +1,139 @@
+"""Conditions SpeculationActive, GoodputHealthy and SLOAttained: what the figures say. None of them feeds Ready.
+
+A measurement has four outcomes: good, bad, too little to tell, and not available; the last two are never bad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from outrider_crds.conditions import find_condition
+from outrider_crds.spec import SpeculationMode, SpeculativeServiceSpec
+from outrider_crds.status import ConditionStatus, ConditionType, Reason
+
+from outrider_operator.decide.conditions.feasibility import infeasible
+from outrider_operator.decide.conditions.verdict import Verdict, false, true, unknown
+from outrider_operator.decide.figures.numbers import three_digits
+from outrider_operator.decide.figures.samples import LEAST_REQUESTS, LEAST_TOKENS, attainment, speedup, used_share
+from outrider_operator.decide.figures.status import between_windows
+from outrider_operator.decide.intent import Intent
+from outrider_operator.decide.profiling.measurements import Measurement
+from outrider_operator.model import Figures, Observed
+
+USED_SHARE = 0.05
+"""Speculation counts as used from this share of (request, step) pairs on: exploring while off takes 1%."""
+BELOW_BASELINE = 0.95
+"""A measured speed-up under this is a loss beyond what probes scatter."""
+_STILL_USED_SHARE, _STILL_PAYS = 0.025, 0.9
+"""The same for a condition that is True: a load near the crossover must not flip it at every look."""
+
+_MEASURED_REASONS = frozenset({Reason.GOODPUT_AS_PREDICTED, Reason.BELOW_BASELINE, Reason.ATTAINED, Reason.MISSED})
+
+Judge = Callable[[SpeculativeServiceSpec, Figures], Verdict]
+
+
+def speculation_active(observed: Observed, intent: Intent) -> Verdict:
+    """True when speculation is used and pays. Follows the window that ends now."""
+    spec = intent.spec
+    if spec.speculation.mode is SpeculationMode.OFF:
+        return false(Reason.OFF, "speculation.mode is Off.")
+    if not spec.draft_pool:
+        return false(Reason.NO_DRAFTER, "spec.draftPool is empty: there is nothing to speculate with.")
+    states = observed.states.values()
+    if states and not any(drafter.loaded for state in states for drafter in state.drafters):
+        said = sorted({drafter.reason for state in states for drafter in state.drafters if drafter.reason})
+        return false(Reason.NO_DRAFTER, f"No pod has a drafter loaded. {'; '.join(said[:3])}".strip())
+    figures = observed.figures.current
+    if figures is None:
+        return _without_figures(observed)
+    standing = find_condition(observed.status.conditions, ConditionType.SPECULATION_ACTIVE)
+    return _use(figures, active=standing is not None and standing.status is ConditionStatus.TRUE)
+
+
+def goodput_healthy(observed: Observed, intent: Intent) -> Verdict:
+    """False when speculation costs more than it gains, for two windows."""
+    return _two_windows(observed, intent, ConditionType.GOODPUT_HEALTHY, _goodput)
+
+
+def slo_attained(observed: Observed, intent: Intent, found: list[Measurement]) -> Verdict:
+    """True when every class that has traffic meets its objective; changes after two windows."""
+    if not intent.spec.slo_classes:
+        return unknown(Reason.NO_SLO_CLASSES, "spec.sloClasses is empty: there is nothing to attain.")
+    return infeasible(observed, intent, found) or _two_windows(observed, intent, ConditionType.SLO_ATTAINED, _slo)
+
+
+def _use(figures: Figures, *, active: bool) -> Verdict:
+    if figures.output_tokens < LEAST_TOKENS:
+        return unknown(Reason.NO_TRAFFIC, f"Fewer than {LEAST_TOKENS} tokens in the last window.")
+    share, gain = used_share(figures), speedup(figures)
+    percent = three_digits(100 * share)
+    least_share, least_gain = (_STILL_USED_SHARE, _STILL_PAYS) if active else (USED_SHARE, BELOW_BASELINE)
+    if share < least_share:
+        return false(
+            Reason.NOT_WORTH_IT,
+            f"Plain decoding is faster at this load: {percent}% of requests' steps speculate (to see when it changes).",
+        )
+    if gain is None:
+        return true(Reason.PAYS, f"{percent}% of requests' steps speculate; the speed-up is being measured.")
+    measured = f"{percent}% of requests' steps speculate; measured speed-up {three_digits(gain)}x."
+    return true(Reason.PAYS, measured) if gain >= least_gain else false(Reason.NOT_WORTH_IT, measured)
+
+
+def _goodput(_spec: SpeculativeServiceSpec, figures: Figures) -> Verdict:
+    if figures.output_tokens < LEAST_TOKENS:
+        return unknown(Reason.NO_TRAFFIC, f"Fewer than {LEAST_TOKENS} tokens in the last window.")
+    gain = speedup(figures)
+    if used_share(figures) < USED_SHARE:
+        return true(Reason.GOODPUT_AS_PREDICTED, "Requests decode without speculation, at the baseline's goodput.")
+    if gain is None:
+        return unknown(Reason.MEASURING, "No probe without speculation has run yet to compare with.")
+    measured = f"Goodput is {three_digits(gain)} times that of the probes without speculation."
+    if gain < BELOW_BASELINE:
+        return false(
+            Reason.BELOW_BASELINE, f"{measured} If this lasts, set speculation.mode: Off or change the drafts."
+        )
+    return true(Reason.GOODPUT_AS_PREDICTED, measured)
+
+
+def _slo(spec: SpeculativeServiceSpec, figures: Figures) -> Verdict:
+    judged = [(slo, share) for slo in spec.slo_classes if (share := attainment(figures, slo.name)) is not None]
+    if not judged:
+        return unknown(Reason.NO_TRAFFIC, f"No class has {LEAST_REQUESTS} finished requests in the last window.")
+    told = "; ".join(f"{slo.name} {three_digits(100 * share)}% of {slo.objective_percent}%" for slo, share in judged)
+    if any(100 * share < slo.objective_percent for slo, share in judged):
+        return false(Reason.MISSED, f"Requests within their SLO, by class: {told}. Add replicas, or loosen the class.")
+    return true(Reason.ATTAINED, f"Requests within their SLO, by class: {told}.")
+
+
+def _two_windows(observed: Observed, intent: Intent, kind: ConditionType, judge: Judge) -> Verdict:
+    """The verdict of this window if the one before it says the same, else the one that stands.
+
+    The first verdict after Unknown needs one window; after that one odd minute changes nothing.
+    """
+    windows, standing = observed.figures, _standing(observed, kind)
+    if windows.error:
+        return unknown(Reason.METRICS_UNAVAILABLE, windows.error)
+    if windows.current is None:
+        return standing or unknown(Reason.NO_TRAFFIC, "Not measured for a whole window yet.")
+    now = judge(intent.spec, windows.current)
+    if standing is None or standing.status is now.status:
+        return now
+    before = judge(intent.spec, windows.previous) if windows.previous is not None else None
+    return now if before is not None and before.status is now.status else standing
+
+
+def _standing(observed: Observed, kind: ConditionType) -> Verdict | None:
+    """The measured verdict that stands; None where there is none (Infeasible comes from the profile)."""
+    found = find_condition(observed.status.conditions, kind)
+    if found is None or found.status is ConditionStatus.UNKNOWN or found.reason not in _MEASURED_REASONS:
+        return None
+    return Verdict(found.status, Reason(found.reason), found.message)
+
+
+def _without_figures(observed: Observed) -> Verdict:
+    if observed.figures.error:
+        return unknown(Reason.METRICS_UNAVAILABLE, observed.figures.error)
+    standing = find_condition(observed.status.conditions, ConditionType.SPECULATION_ACTIVE)
+    if standing is not None and standing.reason in (Reason.PAYS, Reason.NOT_WORTH_IT) and between_windows(observed):
+        return Verdict(standing.status, Reason(standing.reason), standing.message)
+    return unknown(Reason.MEASURING, "Not measured for a whole window yet.")

@@ -1,0 +1,126 @@
+"""The figures of the status: goodput, classes, drafts, and the strings of the printer columns."""
+
+from __future__ import annotations
+
+from outrider_crds.spec import SpeculativeServiceSpec
+from outrider_crds.state import TPOT_BUCKETS_S, DrafterState
+from outrider_crds.status import DraftStatus, Goodput, SLOClassStatus, Summary
+
+from outrider_operator.decide.figures.numbers import percentile_s, rounded, three_digits, time_text
+from outrider_operator.decide.figures.samples import LEAST_TOKENS, attainment, speedup
+from outrider_operator.decide.intent import Intent
+from outrider_operator.decide.pods import ready
+from outrider_operator.decide.profiling.measurements import Measurement
+from outrider_operator.decide.reading import cut, name_of
+from outrider_operator.model import DrafterFigures, Figures, Observed
+
+_MEASURED = {"acceptance_rate", "accepted_length", "share_percent"}
+
+
+def between_windows(observed: Observed) -> bool:
+    """True in the minute after the operator's start, which the pods served through: the figures so far stand."""
+    return observed.figures.current is None and not observed.figures.error and bool(ready(observed))
+
+
+def goodput(figures: Figures | None) -> Goodput | None:
+    if figures is None:
+        return None
+    rate, gain = figures.output_tokens / figures.window_s, speedup(figures)
+    return Goodput(
+        tokens_per_second=three_digits(rate),
+        baseline_tokens_per_second=three_digits(rate / gain) if gain and rate > 0 else "",
+        speedup=three_digits(gain) if gain and rate > 0 else "",
+        window=f"{round(figures.window_s / 5) * 5 or round(figures.window_s)}s",
+        tokens=rounded(figures.output_tokens),
+        pods=f"{figures.pods_answered}/{figures.pods_ready}",
+    )
+
+
+def summary(spec: SpeculativeServiceSpec, figures: Figures | None) -> Summary | None:
+    if figures is None:
+        return None
+    gain = speedup(figures)
+    tried = sum(drafter.tried for drafter in figures.drafters.values())
+    accepted = sum(drafter.accepted for drafter in figures.drafters.values())
+    busy = figures.output_tokens >= LEAST_TOKENS
+    return Summary(
+        goodput=f"{three_digits(figures.output_tokens / figures.window_s)} tok/s",
+        speedup=f"{three_digits(gain)}x" if busy and gain else "",
+        acceptance=f"{three_digits(100 * accepted / tried)}%" if tried >= LEAST_TOKENS else "",
+        slo=_worst_class(spec, figures),
+    )
+
+
+def slo_classes(spec: SpeculativeServiceSpec, figures: Figures | None) -> list[SLOClassStatus]:
+    return [_slo_class(slo.name, figures) for slo in spec.slo_classes]
+
+
+def drafts(observed: Observed, intent: Intent, found: list[Measurement]) -> list[DraftStatus]:
+    figures = observed.figures.current
+    return [_draft(observed, found, drafter.name, figures) for drafter in intent.spec.draft_pool]
+
+
+def _worst_class(spec: SpeculativeServiceSpec, figures: Figures) -> str:
+    """The class furthest below (or least above) its objective."""
+    shares = [
+        (100 * share - slo.objective_percent, slo.name, share)
+        for slo in spec.slo_classes
+        if (share := attainment(figures, slo.name)) is not None
+    ]
+    if not shares:
+        return ""
+    _, name, share = min(shares)
+    return f"{three_digits(100 * share)}% {name}"
+
+
+def _slo_class(name: str, figures: Figures | None) -> SLOClassStatus:
+    found = figures.slo_classes.get(name) if figures is not None else None
+    if found is None or found.finished <= 0:
+        return SLOClassStatus(name=name)
+
+    def quantile(share: float) -> str:
+        value = percentile_s(found.tpot_counts, TPOT_BUCKETS_S, share)
+        return time_text(value) if value is not None else ""
+
+    return SLOClassStatus(
+        name=name,
+        attainment_percent=three_digits(100 * found.attained / found.finished),
+        tpot_p50=quantile(0.5),
+        tpot_p99=quantile(0.99),
+        requests=rounded(found.finished),
+    )
+
+
+def _draft(observed: Observed, found: list[Measurement], name: str, figures: Figures | None) -> DraftStatus:
+    states = [state for pod in ready(observed) if (state := observed.states.get(name_of(pod))) is not None]
+    reports = [drafter for state in states for drafter in state.drafters if drafter.name == name]
+    standing = next((draft for draft in observed.status.drafts if draft.name == name), None)
+    kept = standing if between_windows(observed) else None
+    return DraftStatus(
+        name=name,
+        profiled=bool(found) and all(each.keys.drafters.get(name) in each.store.drafters for each in found),
+        loaded=bool(reports) and all(report.loaded for report in reports),
+        reason=cut(_reason(found, name, reports)),
+        **(_measured(figures, name) if kept is None else kept.model_dump(include=_MEASURED)),
+    )
+
+
+def _reason(found: list[Measurement], name: str, reports: list[DrafterState]) -> str:
+    """In the words of a pod, or of the Job that could not measure it."""
+    said = sorted({report.reason for report in reports if report.reason})
+    failures = [failure for each in found if (failure := each.failure(each.keys.drafters.get(name, ""))) is not None]
+    return said[0] if said else failures[0].message if failures else ""
+
+
+def _measured(figures: Figures | None, name: str) -> dict[str, str]:
+    if figures is None:
+        return {}
+    window = figures.drafters.get(name, DrafterFigures())
+    sample = window if window.tried >= LEAST_TOKENS else figures.drafters_long.get(name, window)
+    if sample.tried < 1 or sample.request_steps < 1:
+        return {}
+    return {
+        "acceptance_rate": three_digits(sample.accepted / sample.tried),
+        "accepted_length": three_digits(1 + sample.accepted / sample.request_steps),
+        "share_percent": three_digits(100 * window.request_steps / max(figures.request_steps, 1.0)),
+    }

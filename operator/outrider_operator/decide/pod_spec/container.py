@@ -1,0 +1,87 @@
+"""What the containers of serving and profiling pods have in common: environment, image, security."""
+
+from __future__ import annotations
+
+from outrider_crds.runtime_config import MODEL_CACHE_DIR
+from outrider_crds.spec import SecretKeyRef, SpeculativeServiceSpec
+
+from outrider_operator.decide.pod_spec.placement import resources
+from outrider_operator.decide.pod_spec.volumes import COMPILE_CACHE_DIR, HOME_DIR, RUN_DIR, Mounted
+from outrider_operator.model import Object
+
+RUN_AS = 65532
+"""User and group of the runtime image (Dockerfile)."""
+
+
+def container(spec: SpeculativeServiceSpec, name: str, image: str, pull_policy: str, volumes: list[Mounted]) -> Object:
+    """The runtime container, without command and probes."""
+    template = spec.pod_template
+    fields: Object = {
+        "name": name,
+        "image": image,
+        "imagePullPolicy": pull_policy,
+        "env": merged(environment(spec), [dict(variable) for variable in template.env]),
+        "envFrom": list(template.env_from),
+        "resources": resources(spec),
+        "volumeMounts": [*(v.mount for v in volumes), *template.volume_mounts],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        # Where the process wrote no message, its last lines stand in the pod's status: no right to read logs needed.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    return {key: value for key, value in fields.items() if value not in ([], {})}
+
+
+def pod_fields(spec: SpeculativeServiceSpec, volumes: list[Mounted]) -> Object:
+    """The fields of both pod specs that depend on neither's purpose."""
+    fields: Object = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,  # a Service called vllm would inject VLLM_PORT, which vLLM takes for its own
+        "imagePullSecrets": list(spec.pod_template.image_pull_secrets),
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": RUN_AS,
+            "runAsGroup": RUN_AS,
+            "fsGroup": RUN_AS,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumes": [*(v.volume for v in volumes), *spec.pod_template.volumes],
+    }
+    return {key: value for key, value in fields.items() if value != []}
+
+
+def environment(spec: SpeculativeServiceSpec) -> list[Object]:
+    """Folders that are writable, the hub's token, and the engine's environment."""
+    fixed = {
+        "HOME": HOME_DIR,
+        "USER": "outrider",  # the user id need not be in the image's passwd; torch asks for its name
+        "HF_HOME": MODEL_CACHE_DIR,
+        "XDG_CACHE_HOME": COMPILE_CACHE_DIR,
+        "VLLM_CACHE_ROOT": f"{COMPILE_CACHE_DIR}/vllm",
+        "TRITON_CACHE_DIR": f"{COMPILE_CACHE_DIR}/triton",
+        "TORCHINDUCTOR_CACHE_DIR": f"{COMPILE_CACHE_DIR}/inductor",
+        "OUTRIDER_RUN_DIR": RUN_DIR,
+    }
+    engine: list[Object] = [{"name": variable.name, "value": variable.value} for variable in spec.engine.env]
+    return merged([{"name": name, "value": value} for name, value in fixed.items()], _token(spec), engine)
+
+
+def merged(*groups: list[Object]) -> list[Object]:
+    """One variable of a name, the last one given: a list with two could not be applied."""
+    return list({str(variable.get("name")): variable for group in groups for variable in group}.values())
+
+
+def _token(spec: SpeculativeServiceSpec) -> list[Object]:
+    """The first token among target and drafts: the hub's client takes one."""
+    models = [spec.target, *(d.neural.model for d in spec.draft_pool if d.neural)]
+    refs = [m.source.hub.token_secret_ref for m in models if m.source.hub and m.source.hub.token_secret_ref]
+    return [_from_secret("HF_TOKEN", ref) for ref in refs[:1]]
+
+
+def _from_secret(variable: str, ref: SecretKeyRef) -> Object:
+    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": ref.name, "key": ref.key}}}

@@ -1,0 +1,140 @@
+"""What is measured for each product, what is still to be, and the Job that does it now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider_crds.base import digest, seconds
+from outrider_crds.profile import REPROFILE_ANNOTATION, ProfileKeys
+from outrider_crds.spec import CPU_PRODUCT
+
+from outrider_operator.decide.intent import Intent, store_of
+from outrider_operator.decide.pod_spec.placement import node_fits
+from outrider_operator.decide.pod_spec.volumes import profile_name
+from outrider_operator.decide.pods import starting
+from outrider_operator.decide.profile_store import Failure, Store
+from outrider_operator.decide.profiling.asked import Asked, asked_of, attempt_hash
+from outrider_operator.decide.profiling.job_outcome import absorb, has_ended, is_finished, pod_of
+from outrider_operator.decide.profiling.waiting import waiting_for
+from outrider_operator.decide.reading import (
+    annotation,
+    items,
+    name_of,
+    unix_seconds,
+)
+from outrider_operator.model import Object, Observed
+
+_RESULT_PATIENCE_S = 30.0
+"""The pod's last words may reach the watch later than the end of its Job."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One product's profile: what is there, what is missing, and the Job for it, if there is one."""
+
+    keys: ProfileKeys
+    store: Store
+    """With the outcome of a finished Job, whether that is stored yet or not."""
+    asked: Asked
+    """What a new Job would measure now; empty when nothing is to be done."""
+    job: Object | None
+    pod: Object | None
+    stale: bool
+    """Older than profiling.maxAge."""
+    node_fits: bool
+    served_first: tuple[str, ...]
+    """Names of serving pods that need the same accelerator and have not got it yet."""
+
+    @property
+    def job_is_active(self) -> bool:
+        return self.job is not None and not is_finished(self.job)
+
+    def failure(self, key: str) -> Failure | None:
+        """Why `key` could not be measured under the present settings."""
+        return self.store.failure(key, self.asked.attempt)
+
+
+def measurements(observed: Observed, intent: Intent) -> list[Measurement]:
+    """One entry per product, in the order of the spec."""
+    return [_measurement(observed, intent, keys) for keys in intent.wanted.keys]
+
+
+def reprofile_request(observed: Observed) -> str:
+    """Digest of the annotation that asks for new measurements; empty without it."""
+    value = annotation(observed.service, REPROFILE_ANNOTATION)
+    return digest(value) if value else ""
+
+
+def stale_in_s(intent: Intent, keys: ProfileKeys, store: Store, now: float) -> float | None:
+    """Seconds until a part of the profile named in `keys` passes profiling.maxAge (negative: it has); None: never."""
+    age = intent.spec.profiling.max_age
+    drafters = [store.drafters[key] for key in keys.drafters.values() if key in store.drafters]
+    measured = [store.target.measured_at] if store.target is not None and store.has_target(keys) else []
+    times = [unix_seconds(time) for time in (*measured, *(drafter.measured_at for drafter in drafters))]
+    oldest = min((time for time in times if time is not None), default=None)
+    return oldest + seconds(age) - now if age is not None and oldest is not None else None
+
+
+def _measurement(observed: Observed, intent: Intent, keys: ProfileKeys) -> Measurement:
+    job = next((job for job in observed.jobs if name_of(job) == profile_name(keys.target)), None)
+    pod = pod_of(job, observed.job_pods) if job is not None else None
+    store = _with_outcome(observed, store_of(observed, keys.target), job, pod)
+    return Measurement(
+        keys=keys,
+        store=store,
+        asked=_asked(observed, intent, keys, store),
+        job=job,
+        pod=pod,
+        stale=(left := stale_in_s(intent, keys, store, observed.now)) is not None and left <= 0,
+        node_fits=observed.nodes is None or any(node_fits(n, intent.spec, keys.product) for n in observed.nodes),
+        served_first=tuple(name_of(pod) for pod in _served_first(observed, intent, keys.product)),
+    )
+
+
+def _served_first(observed: Observed, intent: Intent, product: str) -> list[Object]:
+    """Pods that wait for a node; on cpu, where everyone shares the cores, those that start as well: two engines that
+    load at once take more than twice as long, and what would be measured is the other one's load."""
+    busy = starting(observed, seconds(intent.spec.rollout.progress_deadline)) if product == CPU_PRODUCT else []
+    return [*waiting_for(observed, product), *busy]
+
+
+def _with_outcome(observed: Observed, store: Store, job: Object | None, pod: Object | None) -> Store:
+    if job is None or not is_finished(job) or not is_readable(observed, job, pod):
+        return store
+    asked = asked_of(job)
+    return absorb(store, job, pod, asked) if asked is not None else store
+
+
+def is_readable(observed: Observed, job: Object, pod: Object | None) -> bool:
+    """True when the Job's pod has said its last words, or has had time enough to."""
+    if pod is not None and has_ended(pod):
+        return True
+    ended = [unix_seconds(str(c.get("lastTransitionTime"))) for c in items(job, "status", "conditions")]
+    since = max((time for time in ended if time is not None), default=0.0)
+    return observed.now - since > _RESULT_PATIENCE_S
+
+
+def _asked(observed: Observed, intent: Intent, keys: ProfileKeys, store: Store) -> Asked:
+    """The keys that are missing or out of date, less those that failed under the same settings."""
+    attempt = attempt_hash(intent.spec, intent.image)
+    request = reprofile_request(observed)
+    wanted_anew = bool(request) and request not in store.requests
+
+    def wanted(key: str, measured_at: str | None) -> bool:
+        if wanted_anew:
+            return True
+        outdated = measured_at is None or _is_old(intent, measured_at, observed.now)
+        return outdated and store.failure(key, attempt) is None
+
+    target_time = store.target.measured_at if store.target is not None and store.has_target(keys) else None
+    target = wanted(keys.target, target_time)
+    # Without its target a drafter's cost is of no use, and a target that does not start has no drafters to measure.
+    usable = target or target_time is not None
+    times = {name: store.drafters[key].measured_at for name, key in keys.drafters.items() if key in store.drafters}
+    drafters = [name for name, key in keys.drafters.items() if usable and wanted(key, times.get(name))]
+    return Asked(keys=keys, target=target, drafters=tuple(drafters), attempt=attempt, request=request)
+
+
+def _is_old(intent: Intent, measured_at: str, now: float) -> bool:
+    time, age = unix_seconds(measured_at), intent.spec.profiling.max_age
+    return age is not None and time is not None and now - time >= seconds(age)

@@ -1,0 +1,1 @@
+"""The children that serve: Deployment, Service, ServiceAccount, ConfigMaps and PodDisruptionBudget."""

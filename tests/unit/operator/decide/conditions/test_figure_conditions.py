@@ -1,0 +1,221 @@
+"""What the status says about figures, and when it is written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from outrider_crds.state import (
+    ChoiceState,
+    DrafterState,
+)
+from outrider_crds.status import ConditionType as C
+from outrider_operator.decide.conditions.status import status_write
+from outrider_operator.model import DrafterFigures as Drafter
+from outrider_operator.model import Figures, FigureWindows, SLOClassFigures
+
+from tests.unit.operator.decide.world import World, manifest
+
+
+def figures(**fields: Any) -> Figures:
+    """A busy window in which speculation is used and pays."""
+    standard = Figures(
+        window_s=60,
+        pods_answered=1,
+        pods_ready=1,
+        output_tokens=6000,
+        request_steps=2000,
+        drafters={"pld": Drafter(tried=3000, accepted=2000, request_steps=1500)},
+        slo_classes={"chat": slo(100, 99)},
+        baseline_tokens=100,
+        baseline_s=2,
+        speculative_tokens=300,
+        speculative_s=4,
+    )
+    return replace(standard, **fields)
+
+
+def slo(finished: float, attained: float) -> SLOClassFigures:
+    return SLOClassFigures(finished, attained, (0.0,) * 10 + (finished,) + (0.0,) * 17)
+
+
+GOOD = figures()
+BAD = figures(speculative_tokens=150, slo_classes={"chat": slo(100, 50)})
+QUIET = figures(output_tokens=3, slo_classes={"chat": slo(1, 0)})
+
+
+def measured(world: World, current: Figures | None, previous: Figures | None, error: str = "") -> None:
+    world.figures = FigureWindows(current, previous, error)
+    world.now += 60
+    world.settle()
+
+
+@pytest.fixture
+def serving() -> World:
+    world = World(manifest())
+    world.serve()
+    world.report_states(drafters=[DrafterState(name="pld", loaded=True)], choice=ChoiceState(reason="Pays"))
+    return world
+
+
+@pytest.mark.parametrize("kind", [C.GOODPUT_HEALTHY, C.SLO_ATTAINED])
+def test_a_verdict_changes_only_after_two_windows(serving: World, kind: C) -> None:
+    """One bad minute is no alarm, one good one no all-clear."""
+    measured(serving, GOOD, None)
+    assert serving.condition(kind).status == "True"
+    measured(serving, BAD, GOOD)
+    assert serving.condition(kind).status == "True"
+    measured(serving, BAD, BAD)
+    assert serving.condition(kind).status == "False"
+    measured(serving, GOOD, BAD)
+    assert serving.condition(kind).status == "False"
+    measured(serving, GOOD, GOOD)
+    assert serving.condition(kind).status == "True"
+    assert serving.condition(C.READY).status == "True"
+
+
+@pytest.mark.parametrize("kind", [C.GOODPUT_HEALTHY, C.SLO_ATTAINED])
+def test_too_little_traffic_is_unknown_never_bad(serving: World, kind: C) -> None:
+    """Unknown/NoTraffic below a least sample; missing is never failed."""
+    measured(serving, QUIET, QUIET)
+    assert serving.reason(kind) == "Unknown/NoTraffic"
+    measured(serving, GOOD, GOOD)
+    measured(serving, QUIET, QUIET)
+    assert serving.reason(kind) == "Unknown/NoTraffic"
+
+
+@pytest.mark.parametrize("kind", [C.GOODPUT_HEALTHY, C.SLO_ATTAINED, C.SPECULATION_ACTIVE])
+def test_a_metrics_source_that_does_not_answer_is_unknown_with_its_words(serving: World, kind: C) -> None:
+    """MetricsUnavailable: not NoTraffic, not a failure."""
+    measured(serving, None, None, "Prometheus does not answer: timeout.")
+    assert serving.reason(kind) == "Unknown/MetricsUnavailable"
+    assert "timeout" in serving.condition(kind).message
+
+
+def test_a_restarted_operator_keeps_the_verdict_until_it_has_measured(serving: World) -> None:
+    """What hysteresis needs stands in the status, not in memory."""
+    measured(serving, BAD, BAD)
+    measured(serving, None, None)
+    assert serving.reason(C.SLO_ATTAINED) == "False/Missed"
+
+
+def test_a_restarted_operator_keeps_the_figures_until_it_has_measured(serving: World) -> None:
+    """An upgrade of the operator must not blank `kubectl get`, nor make SpeculationActive flap."""
+    measured(serving, GOOD, GOOD)
+    before = serving.observed().status
+    assert before.summary is not None
+    measured(serving, None, None)
+    after = serving.observed().status
+    assert (after.summary, after.goodput, after.slo_classes, after.drafts) == (
+        before.summary, before.goodput, before.slo_classes, before.drafts,
+    )  # fmt: skip
+    assert serving.reason(C.SPECULATION_ACTIVE) == "True/Pays"
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        (GOOD, "True/Pays"),
+        (figures(drafters={"pld": Drafter(30, 10, 20)}), "False/NotWorthIt"),
+        (BAD, "False/NotWorthIt"),
+        (QUIET, "Unknown/NoTraffic"),
+        (None, "Unknown/Measuring"),
+    ],
+)
+def test_speculation_active_says_whether_it_is_used_and_pays(
+    serving: World, window: Figures | None, expected: str
+) -> None:
+    """k = 0 is a right choice, not a fault."""
+    measured(serving, window, None)
+    assert serving.reason(C.SPECULATION_ACTIVE) == expected
+
+
+def test_speculation_that_is_off_or_has_no_drafter_says_so(serving: World) -> None:
+    """Off and NoDrafter; a drafter that could not load is named with its reason."""
+    serving.report_states(drafters=[DrafterState(name="pld", loaded=False, reason="no such file")])
+    serving.settle()
+    assert serving.reason(C.SPECULATION_ACTIVE) == "False/NoDrafter"
+    assert serving.observed().status.drafts[0].reason == "no such file"
+    serving.patch(speculation={"mode": "Off"})
+    serving.settle()
+    assert serving.reason(C.SPECULATION_ACTIVE) == "False/Off"
+
+
+def test_a_draft_is_loaded_when_every_ready_pod_has_it() -> None:
+    """One pod without it is enough to say no, and why; nobody's word is no yes."""
+    world = World(manifest(replicas=2))
+    world.serve()
+    assert not world.observed().status.drafts[0].loaded
+    world.report_states(drafters=[DrafterState(name="pld", loaded=True)])
+    world.settle()
+    assert world.observed().status.drafts[0].loaded
+    one = next(iter(world.states))
+    without = [DrafterState(name="pld", loaded=False, reason="out of memory")]
+    world.states[one] = world.states[one].model_copy(update={"drafters": without})
+    world.settle()
+    assert (world.observed().status.drafts[0].loaded, world.observed().status.drafts[0].reason) == (
+        False,
+        "out of memory",
+    )
+
+
+def test_the_printer_columns_name_the_worst_class() -> None:
+    """GOODPUT, SPEEDUP, ACCEPTANCE, SLO."""
+    world = World(manifest(sloClasses=[{"name": "chat", "tpot": "50ms"}, {"name": "batch", "tpot": "1s"}]))
+    world.serve()
+    measured(world, figures(slo_classes={"chat": slo(100, 91), "batch": slo(100, 99)}), None)
+    summary, goodput = world.observed().status.summary, world.observed().status.goodput
+    assert summary is not None
+    assert goodput is not None
+    assert (summary.goodput, summary.speedup, summary.acceptance) == ("100 tok/s", "1.5x", "66.7%")
+    assert summary.slo == "91% chat"
+    assert (goodput.baseline_tokens_per_second, goodput.pods, goodput.window) == ("66.7", "1/1", "60s")
+    assert world.observed().status.slo_classes[0].tpot_p50.endswith("ms")
+
+
+def test_an_slo_that_nobody_can_meet_names_the_best_value() -> None:
+    """By the profile, for one request alone; known before there is any traffic."""
+    world = World(manifest(sloClasses=[{"name": "chat", "tpot": "1ms"}], speculation={"mode": "Off"}))
+    world.serve()
+    assert world.reason(C.SLO_ATTAINED) == "False/Infeasible"
+    assert "21ms" in world.condition(C.SLO_ATTAINED).message
+    assert "chat (1ms)" in world.condition(C.SLO_ATTAINED).message
+    world.patch(sloClasses=[{"name": "chat", "tpot": "22ms"}])
+    world.settle()
+    assert world.reason(C.SLO_ATTAINED) == "Unknown/NoTraffic"
+
+
+def test_an_slo_that_requests_do_meet_is_feasible_whatever_the_profile_says(serving: World) -> None:
+    """What was measured on real requests wins over the model."""
+    serving.patch(sloClasses=[{"name": "chat", "tpot": "1ms"}], speculation={"mode": "Off"})
+    measured(serving, GOOD, GOOD)
+    assert serving.reason(C.SLO_ATTAINED) == "True/Attained"
+    measured(serving, BAD, BAD)
+    assert serving.reason(C.SLO_ATTAINED) == "False/Infeasible"
+
+
+def test_a_load_at_the_crossover_does_not_flip_speculation_active(serving: World) -> None:
+    """Each flip is a write and an event."""
+    measured(serving, GOOD, None)
+    for share in (0.04, 0.06, 0.03, 0.055):
+        measured(serving, figures(drafters={"pld": Drafter(300, 200, 2000 * share)}), None)
+        assert serving.reason(C.SPECULATION_ACTIVE) == "True/Pays"
+    measured(serving, figures(drafters={"pld": Drafter(300, 200, 20)}), None)
+    measured(serving, figures(drafters={"pld": Drafter(300, 200, 80)}), None)
+    assert serving.reason(C.SPECULATION_ACTIVE) == "False/NotWorthIt"
+
+
+def test_conditions_are_written_at_once_and_figures_every_15_seconds(serving: World) -> None:
+    """At most four writes of figures a minute; none where three digits did not change."""
+    measured(serving, GOOD, GOOD)
+    old = serving.observed().status
+    serving.figures = FigureWindows(replace(GOOD, output_tokens=6001), GOOD)
+    assert not status_write(old, serving.reconcile().status, serving.now, serving.now - 60).now
+    serving.figures = FigureWindows(replace(GOOD, output_tokens=7000), GOOD)
+    new = serving.reconcile().status
+    assert status_write(old, new, serving.now, serving.now - 5).again_in_s == pytest.approx(10)
+    assert status_write(old, new, serving.now, serving.now - 15).now
+    assert status_write(old, new, serving.now, None).now
+    serving.figures = FigureWindows(BAD, BAD)
+    assert status_write(old, serving.reconcile().status, serving.now, serving.now).now

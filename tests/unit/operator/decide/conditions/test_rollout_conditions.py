@@ -1,0 +1,244 @@
+"""Available, Updated, Progressing, Ready: what they say, row by row, and never more than they may."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from outrider_crds.status import ConditionType as C
+from outrider_operator.model import DEPLOYMENT, Object
+
+from tests.unit.operator.decide.world import World, manifest, unschedulable
+
+
+def rolling(**spec: Any) -> World:
+    """A service that serves with one revision while the next begins: the new template is applied, no pod yet."""
+    world = World(manifest(**spec))
+    world.serve()
+    world.patch(engine={"maxModelLen": 512})
+    world.settle()
+    deployment = world.deployment()
+    deployment["status"] |= {"observedGeneration": deployment["metadata"]["generation"], "updatedReplicas": 0}
+    deployment["status"]["conditions"] = [{"type": "Progressing", "status": "True", "reason": "ReplicaSetUpdated"}]
+    return world
+
+
+def new_pod(world: World, **container: Any) -> Object:
+    pod = world.add_pod("new", world.deployment()["spec"]["template"], ready=False)
+    pod["status"]["phase"] = "Pending"
+    pod["status"]["containerStatuses"] = [{"name": "runtime", "image": "i:1", "restartCount": 0, **container}]
+    return pod
+
+
+def test_a_rollout_is_told_and_the_old_pods_serve() -> None:
+    """Progressing while pods are replaced; Ready and Available stay."""
+    world = rolling()
+    new_pod(world, state={"waiting": {"reason": "ContainerCreating"}})
+    world.settle()
+    assert world.reason(C.PROGRESSING) == "True/RollingOut"
+    assert world.reason(C.UPDATED) == "False/RollingOut"
+    assert world.reason(C.AVAILABLE) == "True/EnoughReadyPods"
+    assert world.reason(C.READY) == "True/EndpointReady"
+
+
+def test_no_room_for_the_surge_pod_names_max_unavailable_after_a_minute() -> None:
+    """NoCapacity only after 60 s, woken by the operator's own clock; the sentence says what to do."""
+    world = rolling(profiling={"mode": "Skip"})
+    unschedulable(world, "new", world.now)
+    plan = world.settle()
+    assert world.reason(C.PROGRESSING) == "True/RollingOut"
+    assert plan.requeue_after_s == pytest.approx(60)
+    world.now += 60
+    world.settle()
+    found = world.condition(C.PROGRESSING)
+    assert (found.status, found.reason) == ("False", "NoCapacity")
+    assert "maxUnavailable: 1" in found.message
+    assert "insufficient nvidia.com/gpu" in found.message
+    assert world.reason(C.READY) == "True/EndpointReady"
+
+
+def test_no_room_for_the_first_pod_does_not_speak_of_old_ones() -> None:
+    """maxUnavailable would not help where nothing serves yet."""
+    world = World(manifest())
+    world.settle()
+    unschedulable(world, "first", world.now - 61)
+    world.settle()
+    assert world.reason(C.PROGRESSING) == "False/NoCapacity"
+    assert "maxUnavailable" not in world.condition(C.PROGRESSING).message
+
+
+def test_an_image_that_cannot_be_pulled_is_named_while_the_old_pods_serve() -> None:
+    """At once, not only at the deadline."""
+    world = rolling()
+    new_pod(world, state={"waiting": {"reason": "ImagePullBackOff", "message": "not found"}})
+    world.settle()
+    found = world.condition(C.PROGRESSING)
+    assert (found.status, found.reason) == ("False", "Stalled")
+    assert "cannot pull i:1" in found.message
+    assert "old pods serve on" in found.message
+    assert world.reason(C.READY) == "True/EndpointReady"
+
+
+def test_a_crashing_pod_says_its_last_lines() -> None:
+    """In the pod's own words, without a right to read logs; and without a count that would change at every crash."""
+    world = rolling()
+    ended = {"exitCode": 1, "reason": "Error", "message": "loading\nModelNotFound: /models/x"}
+    waiting = {"reason": "CrashLoopBackOff"}
+    pod = new_pod(world, restartCount=3, state={"waiting": waiting}, lastState={"terminated": ended})
+    world.settle()
+    found = world.condition(C.PROGRESSING)
+    assert (found.status, found.reason) == ("False", "Stalled")
+    assert "ModelNotFound: /models/x" in found.message
+    pod["status"]["containerStatuses"][0]["restartCount"] = 4
+    world.settle()
+    assert world.condition(C.PROGRESSING).message == found.message
+
+
+def test_the_first_pods_trouble_is_the_reason_of_ready_and_available() -> None:
+    """Where nothing serves, Ready and Available carry the cause."""
+    world = World(manifest())
+    world.settle()
+    new_pod(world, state={"waiting": {"reason": "ErrImagePull", "message": "no such host"}})
+    world.settle()
+    assert world.reason(C.READY) == "False/ImagePullFailed"
+    assert world.reason(C.AVAILABLE) == "False/ImagePullFailed"
+    world.pods["new"]["status"]["containerStatuses"][0]["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
+    world.settle()
+    assert world.reason(C.READY) == "False/PodCrashing"
+
+
+def test_a_model_folder_that_is_not_there_is_said_in_the_kubelets_words() -> None:
+    """A volume that cannot be mounted shows in the pod's events only; it is trouble once it lasts."""
+    world = World(manifest())
+    world.settle()
+    new_pod(world, state={"waiting": {"reason": "ContainerCreating"}})
+    world.pod_warnings = {"new": "FailedMount: hostPath type check failed: /models/x is not a directory"}
+    plan = world.settle()
+    assert world.reason(C.READY) == "False/NoReadyEndpoint"
+    assert plan.requeue_after_s is not None, "no watch event tells of it"
+    world.now += 30
+    world.settle()
+    assert world.reason(C.READY) == "False/PodCannotStart"
+    assert world.reason(C.PROGRESSING) == "False/Stalled"
+    assert "/models/x is not a directory" in world.condition(C.PROGRESSING).message
+
+
+def test_pods_that_a_policy_or_a_quota_forbids_are_said_in_the_api_servers_words() -> None:
+    """There is no pod to look at: the Deployment alone knows."""
+    world = World(manifest())
+    world.settle()
+    message = 'pods "chat-1" is forbidden: violates PodSecurity "restricted:latest": hostPath volumes'
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message}
+    world.deployment()["status"] = {"conditions": [failure]}
+    world.settle()
+    assert world.reason(C.READY) == "False/PodCannotStart"
+    assert world.reason(C.PROGRESSING) == "False/Stalled"
+    said = world.condition(C.PROGRESSING).message
+    assert "PodSecurity" in said
+    failure["message"] = message.replace("chat-1", "chat-2")
+    world.settle()
+    assert world.condition(C.PROGRESSING).message == said
+
+
+def test_a_rollout_past_its_deadline_is_stalled() -> None:
+    """progressDeadline, as the Deployment reports it."""
+    world = rolling()
+    new_pod(world, state={"running": {}})
+    world.deployment()["status"]["conditions"][0] |= {"status": "False", "reason": "ProgressDeadlineExceeded"}
+    world.settle()
+    assert world.reason(C.PROGRESSING) == "False/Stalled"
+    assert "progressDeadline" in world.condition(C.PROGRESSING).message
+
+
+def test_paused_stops_the_deployment_and_says_so() -> None:
+    """The Deployment itself is paused: no controller rolls on behind our back."""
+    world = rolling()
+    world.patch(paused=True)
+    world.settle()
+    assert world.deployment()["spec"]["paused"] is True
+    assert world.reason(C.PROGRESSING) == "False/Paused"
+    assert world.reason(C.UPDATED) == "False/Paused"
+
+
+def test_zero_replicas_are_legal() -> None:
+    """Ready says ScaledToZero; everything is up to date."""
+    world = World(manifest(replicas=0))
+    world.settle()
+    assert world.deployment()["spec"]["replicas"] == 0
+    world.roll_out()
+    world.settle()
+    assert world.reason(C.READY) == "False/ScaledToZero"
+    assert world.reason(C.AVAILABLE) == "True/ScaledToZero"
+    assert world.reason(C.UPDATED) == "True/UpToDate"
+    assert world.reason(C.PROGRESSING) == "False/Complete"
+    assert len(world.created_jobs) == 1, "nothing serves: the hardware is free to be measured"
+
+
+def test_a_pod_that_crashes_later_is_no_rollout() -> None:
+    """Complete stays Complete; Available tells of the loss, Ready of the rest."""
+    world = World(manifest(replicas=2))
+    world.serve()
+    pod = next(iter(world.pods.values()))
+    pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    world.deployment()["status"]["availableReplicas"] = 1
+    world.settle()
+    assert world.reason(C.PROGRESSING) == "False/Complete"
+    assert world.reason(C.AVAILABLE) == "False/TooFewReadyPods"
+    assert world.reason(C.READY) == "True/EndpointReady"
+
+
+def test_the_deployments_replicas_follow_the_service_only() -> None:
+    """The scale subresource writes spec.replicas; a hand on the Deployment is undone."""
+    world = World(manifest(replicas=2))
+    world.serve()
+    world.deployment()["spec"]["replicas"] = 7
+    world.settle()
+    assert world.deployment()["spec"]["replicas"] == 2
+
+
+@pytest.mark.parametrize("field", ["replicas", "paused", "progressDeadlineSeconds"])
+def test_fields_that_outrider_sets_come_back_and_others_stay(field: str) -> None:
+    """Section 4: server-side apply by one manager."""
+    world = World(manifest())
+    world.serve()
+    right = world.deployment()["spec"][field]
+    world.deployment()["spec"][field] = 99
+    world.deployment()["metadata"]["annotations"]["team"] = "a"
+    world.reconcile()
+    assert world.deployment()["spec"][field] == right
+    assert not world.reconcile().apply
+
+
+def test_what_the_api_server_defaults_is_no_difference() -> None:
+    """Quantities in another spelling, defaulted fields, a sidecar's volume: nothing to apply."""
+    world = World(manifest(podTemplate={"resources": {"limits": {"cpu": "1000m", "memory": "2048Mi"}}}))
+    world.serve()
+    pod = world.deployment()["spec"]["template"]["spec"]
+    pod["containers"][0]["resources"]["limits"] = {"cpu": "1", "memory": "2Gi"}
+    pod["dnsPolicy"] = "ClusterFirst"
+    pod["volumes"].insert(0, {"name": "more", "emptyDir": {}})
+    del world.deployment()["spec"]["paused"]
+    assert not world.reconcile().apply
+
+
+@pytest.mark.parametrize("kind", ["Service", "PodDisruptionBudget", "ServiceAccount", "Deployment"])
+def test_a_deleted_child_comes_back(kind: str) -> None:
+    """Children deleted by hand."""
+    world = World(manifest())
+    world.serve()
+    before = copy.deepcopy(world.objects[kind, "chat"])
+    del world.objects[kind, "chat"]
+    world.settle()
+    assert world.objects[kind, "chat"].get("spec") == before.get("spec")
+
+
+def test_updated_waits_for_the_deployment_controller() -> None:
+    """The status of the generation before says nothing about the new template."""
+    world = World(manifest())
+    world.serve()
+    world.patch(engine={"maxModelLen": 512})
+    world.settle()
+    assert world.objects[DEPLOYMENT, "chat"]["status"]["updatedReplicas"] == 1
+    assert world.reason(C.UPDATED) == "False/RollingOut"
+    assert world.reason(C.PROGRESSING) == "True/RollingOut"

@@ -1,0 +1,205 @@
+"""Figures: sums over pods and windows that survive restarts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from outrider_crds.state import (
+    TPOT_BUCKETS_S,
+    DrafterState,
+    Histogram,
+    RuntimeState,
+    SLOClassState,
+    SpeedupState,
+)
+from outrider_operator.decide.figures.numbers import percentile_s, three_digits, time_text
+from outrider_operator.decide.figures.windows import History, forget, record, windows
+from outrider_operator.model import FigureWindows
+
+from tests.unit.operator.decide.world import START, World, manifest
+
+WINDOW_S = 60.0
+
+
+def state(tokens: int = 0, *, started_at: float = START, **fields: Any) -> RuntimeState:
+    return RuntimeState(
+        service="chat",
+        namespace="default",
+        revision="r",
+        config_hash="h",
+        started_at=started_at,
+        now=START,
+        ready=True,
+        plugin_active=True,
+        output_tokens=tokens,
+        **fields,
+    )
+
+
+def watched(steps: list[dict[str, RuntimeState]], every_s: float = 10.0) -> tuple[History, float]:
+    """A history of looks `every_s` apart, and the time of the last."""
+    history, now = History(), START
+    for step, states in enumerate(steps):
+        now = START + step * every_s
+        history = record(history, states, len(states), now, WINDOW_S)
+    return history, now
+
+
+def tokens_in_window(steps: list[dict[str, RuntimeState]]) -> float | None:
+    history, now = watched(steps)
+    current = windows(history, now, WINDOW_S).current
+    return current.output_tokens if current is not None else None
+
+
+def test_goodput_is_summed_over_pods() -> None:
+    """Two pods at 10 and 20 tokens a look, six looks in the window."""
+    assert tokens_in_window([{"a": state(10 * i), "b": state(20 * i)} for i in range(10)]) == 180
+
+
+def test_a_restarted_pod_loses_nothing_and_counts_nothing_twice() -> None:
+    """A process that starts again counts from 0; what it had counted before stays in the sum."""
+    before = [{"a": state(1000 + 10 * i)} for i in range(5)]
+    after = [{"a": state(10 * i, started_at=START + 41)} for i in range(1, 6)]
+    assert tokens_in_window(before + after) == 60
+
+
+def test_a_pod_that_misses_a_look_is_counted_at_the_next() -> None:
+    """A slow answer is no loss."""
+    steps = [{"a": state(10 * i)} for i in range(10)]
+    steps[5] = {}
+    assert tokens_in_window(steps) == 60
+
+
+def test_an_operator_that_starts_late_does_not_count_the_past() -> None:
+    """A pod's counters since yesterday are not this minute's goodput."""
+    assert tokens_in_window([{"a": state(1_000_000 + 10 * i, started_at=START - 86400)} for i in range(10)]) == 60
+
+
+def test_a_pod_that_starts_while_we_watch_counts_from_its_first_token() -> None:
+    """A new process's first tokens fall between two looks."""
+    steps: list[dict[str, RuntimeState]] = [{} for _ in range(5)]
+    steps += [{"b": state(7 * i, started_at=START + 45)} for i in range(1, 6)]
+    assert tokens_in_window(steps) == 35
+
+
+def test_there_are_no_figures_before_a_whole_window() -> None:
+    """Half a window would be noise."""
+    history, now = watched([{"a": state(10 * i)} for i in range(4)])
+    assert windows(history, now, WINDOW_S) == FigureWindows()
+
+
+def test_the_window_before_is_its_own() -> None:
+    """Two windows, each with its own sum: what hysteresis stands on."""
+    steps = [{"a": state(10 * min(i, 6) + 100 * max(0, i - 6))} for i in range(13)]
+    history, now = watched(steps)
+    found = windows(history, now, WINDOW_S)
+    assert found.current is not None
+    assert found.previous is not None
+    assert (found.previous.output_tokens, found.current.output_tokens) == (60, 600)
+
+
+def test_a_history_does_not_grow_and_forgets_pods_that_are_gone() -> None:
+    """50 services for weeks in 150 MB."""
+    history = History()
+    for i in range(500):
+        history = record(history, {f"pod-{i // 50}": state(i)}, 1, START + 5 * i, WINDOW_S)
+        history = forget(history, {f"pod-{i // 50}"})
+    assert len(history.looks) < 80
+    assert len(history.pods) == 1
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 50), st.booleans()), min_size=14, max_size=40))
+def test_no_restart_or_silence_makes_tokens_up(steps: list[tuple[bool, int, bool]]) -> None:
+    """Whatever a pod does, the sum never exceeds what it produced and misses only what nobody could see."""
+    history, process, count, produced, unseen = History(), START, 0, 0, 0
+    for step, (restarts, gained, answers) in enumerate(steps):
+        now = START + 10.0 * step
+        if restarts and step:
+            unseen += count - seen_of(history, process)
+            process, count = now - 1, 0
+        count, produced = count + gained, produced + gained
+        history = record(history, {"a": state(count, started_at=process)} if answers else {}, 1, now, WINDOW_S)
+    total = history.looks[-1].totals.get(("output_tokens",), 0.0)
+    assert produced - unseen - (count - seen_of(history, process)) == total
+
+
+def seen_of(history: History, process: float) -> int:
+    """What that process of the pod had counted when it last answered."""
+    found = history.pods.get("a")
+    return int(found[1].get(("output_tokens",), 0)) if found is not None and found[0] == process else 0
+
+
+def test_percentiles_come_from_merged_histograms() -> None:
+    """Counts of pods are added before the quantile is taken, not the quantiles averaged."""
+    fast, slow = [0] * (len(TPOT_BUCKETS_S) + 1), [0] * (len(TPOT_BUCKETS_S) + 1)
+    fast[5], slow[17] = 99, 1
+
+    def chat(counts: list[int], scale: int) -> SLOClassState:
+        tpot = Histogram(counts=[scale * count for count in counts])
+        return SLOClassState(name="chat", finished=sum(tpot.counts), attained=0, tpot=tpot, ttft=Histogram(counts=[]))
+
+    steps = [{"a": state(slo_classes=[chat(fast, i)]), "b": state(slo_classes=[chat(slow, i)])} for i in range(9)]
+    history, now = watched(steps)
+    figures = windows(history, now, WINDOW_S).current
+    assert figures is not None
+    counts = figures.slo_classes["chat"].tpot_counts
+    assert sum(counts) == 600
+    assert TPOT_BUCKETS_S[4] <= (percentile_s(counts, TPOT_BUCKETS_S, 0.5) or 0) <= TPOT_BUCKETS_S[5]
+    assert (percentile_s(counts, TPOT_BUCKETS_S, 0.999) or 0) > TPOT_BUCKETS_S[15]
+
+
+def test_acceptance_is_accepted_over_tried_summed() -> None:
+    """Not the mean of the pods' rates: a busy pod weighs more."""
+    drafters = [
+        [{"tried": 90, "accepted": 81, "request_steps": 30}, {"tried": 10, "accepted": 1, "request_steps": 10}]
+    ][0]
+
+    def of(index: int, i: int) -> RuntimeState:
+        scaled = {name: value * i for name, value in drafters[index].items()}
+        draft = DrafterState(name="pld", loaded=True, **scaled)
+        return state(1000 * i, drafters=[draft], draft_length_steps=[10 * i, 40 * i])
+
+    history, now = watched([{"a": of(0, i), "b": of(1, i)} for i in range(9)])
+    world = World(manifest())
+    world.serve()
+    world.figures = windows(history, now, WINDOW_S)
+    plan = world.reconcile()
+    assert plan.status.summary is not None
+    assert plan.status.summary.acceptance == "82%"
+    assert plan.status.drafts[0].acceptance_rate == "0.82"
+    assert plan.status.drafts[0].accepted_length == "3.05"
+    assert plan.status.drafts[0].share_percent == "40"
+
+
+def test_a_draft_that_is_seldom_tried_still_shows_its_acceptance() -> None:
+    """One that does not pay is explored now and then; a window without a trial does not make it unknown."""
+    tried_once = DrafterState(name="pld", loaded=True, tried=20, accepted=5, request_steps=10)
+    history, now = watched([{"a": state(0)}, *({"a": state(1000 * i, drafters=[tried_once])} for i in range(1, 13))])
+    world = World(manifest())
+    world.serve()
+    world.figures = windows(history, now, WINDOW_S)
+    (draft,) = world.reconcile().status.drafts
+    assert (draft.acceptance_rate, draft.accepted_length, draft.share_percent) == ("0.25", "1.5", "0")
+
+
+def test_three_significant_digits() -> None:
+    """Figures as printed; noise below that writes nothing."""
+    assert [three_digits(v) for v in (1234.5, 12.345, 0.12345, 0, 999.6)] == ["1230", "12.3", "0.123", "0", "1000"]
+    assert [time_text(v) for v in (0.0312, 1.5)] == ["31.2ms", "1.5s"]
+
+
+def test_speedup_is_measured_over_several_windows() -> None:
+    """Probes are 1% of the steps: one window holds too few of them."""
+
+    def probed(i: int) -> RuntimeState:
+        return state(
+            10 * i,
+            speedup=SpeedupState(baseline_tokens=min(i, 5), baseline_s=1.0, speculative_tokens=9, speculative_s=1.0),
+        )
+
+    history, now = watched([{"a": probed(i)} for i in range(13)])
+    current = windows(history, now, WINDOW_S).current
+    assert current is not None
+    assert current.baseline_tokens == 5

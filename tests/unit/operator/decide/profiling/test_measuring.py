@@ -1,0 +1,261 @@
+"""Profiling Jobs and profiles: failures, sharing, age."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from outrider_crds.status import ConditionType as C
+from outrider_operator.model import CONFIG_MAP, JOB
+
+from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest, rfc3339, started
+
+
+@pytest.mark.parametrize(
+    ("message", "exit_code"),
+    [("Traceback ...\nRuntimeError: no such model /models/x", 1), ("hello", 0), ("", 137), ('{"target": 3}', 0)],
+)
+def test_a_job_that_dies_or_prints_nonsense_is_a_condition_with_its_last_lines(message: str, exit_code: int) -> None:
+    """Failure is a condition in the pod's own words; the Job goes, and the key is not tried again."""
+    world = started()
+    world.finish_job(world.jobs()[0], message, exit_code=exit_code, reason="Error")
+    world.settle()
+    found = world.condition(C.PROFILES_READY)
+    assert (found.status, found.reason) == ("False", "Failed")
+    assert message.split("\n")[-1] in found.message
+    assert "outrider.dev/reprofile" in found.message
+    assert world.jobs() == []
+    world.now += 3600
+    world.settle()
+    assert len(world.created_jobs) == 1
+    profile = world.observed().status.profiles[0]
+    assert (profile.failed_key, profile.config_map) == (world.created_jobs[0].keys.target, "")
+
+
+def test_a_failed_key_runs_again_on_a_changed_spec_or_on_request() -> None:
+    """A longer timeout, or a new value of the annotation; the same value asks once."""
+    world = started()
+    world.finish_job(world.jobs()[0], "no", exit_code=1)
+    world.settle()
+    world.patch(profiling={"timeout": "2h"})
+    world.settle()
+    assert len(world.created_jobs) == 2
+    world.finish_job(world.jobs()[0], "no", exit_code=1)
+    world.settle()
+    world.services["chat"]["metadata"]["annotations"] = {"outrider.dev/reprofile": "please"}
+    world.settle()
+    assert len(world.created_jobs) == 3
+    world.finish_job(world.jobs()[0], "no", exit_code=1)
+    world.settle()
+    world.settle()
+    assert len(world.created_jobs) == 3
+
+
+def test_a_reprofile_request_measures_everything_again_once() -> None:
+    """Also what was measured well; the old profile serves meanwhile."""
+    world = World(manifest())
+    world.serve()
+    world.services["chat"]["metadata"]["annotations"] = {"outrider.dev/reprofile": "2026-12-01"}
+    world.settle()
+    assert world.created_jobs[-1].target
+    assert world.reason(C.PROFILES_READY) == "True/Profiled"
+    world.now += 60
+    world.measure(world.jobs()[0])
+    world.settle()
+    assert len(world.created_jobs) == 2
+    assert world.observed().status.profiles[0].profiled_at == rfc3339(world.now)
+
+
+def test_a_draft_of_another_vocabulary_is_named_and_the_rest_is_used() -> None:
+    """VocabularyMismatch names the drafter; target and prompt lookup are stored."""
+    world = started(draftPool=[PLD, EAGLE])
+    world.measure(world.jobs()[0], failing={"eagle": "VocabularyMismatch"})
+    world.settle()
+    found = world.condition(C.PROFILES_READY)
+    assert (found.status, found.reason) == ("False", "VocabularyMismatch")
+    assert "eagle" in found.message
+    assert [(d.name, d.profiled) for d in world.observed().status.drafts] == [("pld", True), ("eagle", False)]
+    assert world.observed().status.drafts[1].reason
+
+
+def test_a_key_that_the_result_does_not_mention_is_not_tried_for_ever() -> None:
+    """A Job that reports nothing about a drafter has failed for it."""
+    world = started(draftPool=[PLD, EAGLE])
+    job = world.jobs()[0]
+    world.measure(job)
+    message = world.job_pods[job]["status"]["containerStatuses"][0]["state"]["terminated"]
+    document = json.loads(message["message"])
+    document["drafters"] = [d for d in document["drafters"] if d["name"] != "eagle"]
+    message["message"] = json.dumps(document)
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "False/Failed"
+    assert world.jobs() == []
+
+
+def test_a_result_for_another_key_is_not_stored() -> None:
+    """A Job of an older release, or a broken one, must not poison the profile."""
+    world = started()
+    job = world.jobs()[0]
+    world.measure(job)
+    ended = world.job_pods[job]["status"]["containerStatuses"][0]["state"]["terminated"]
+    ended["message"] = ended["message"].replace(world.created_jobs[0].keys.target, "0123456789")
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "False/Failed"
+
+
+def test_a_job_stopped_by_its_deadline_says_so() -> None:
+    """A hanging Job: the kubelet ends the pod after profiling.timeout."""
+    world = started()
+    job = world.jobs()[0]
+    world.finish_job(job, "waiting for the engine", exit_code=137)
+    world.job_pods[job]["status"]["reason"] = "DeadlineExceeded"
+    world.settle()
+    assert "longer than profiling.timeout" in world.condition(C.PROFILES_READY).message
+
+
+def test_an_old_profile_is_stale_and_serves_while_it_is_measured_again() -> None:
+    """profiling.maxAge: nothing wakes the operator but its own clock."""
+    world = World(manifest(profiling={"maxAge": "24h"}))
+    plan = world.serve()
+    assert plan.requeue_after_s == pytest.approx(24 * 3600)
+    world.now += 24 * 3600
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "False/Stale"
+    assert world.observed().status.profiles[0].stale
+    world.measure(world.jobs()[0])
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "True/Profiled"
+
+
+def test_a_profile_from_another_device_is_marked_stale() -> None:
+    """The runtime compares device, engine and commit with its own and reports the difference."""
+    world = World(manifest())
+    world.serve()
+    key = world.created_jobs[0].keys.target
+    world.report_states(profile={"mismatch": "The profile is of an A100, this is an L4", "targetKey": key})
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "False/Stale"
+    assert "A100" in world.condition(C.PROFILES_READY).message
+
+
+def test_two_services_share_one_measurement_and_the_last_one_takes_it_along() -> None:
+    """One Job, one ConfigMap with an owner reference of each; leaving removes only one's own."""
+    world = World(manifest("one"), manifest("two"))
+    for name in ("one", "two"):
+        world.settle(name)
+        world.roll_out(name)
+    world.settle("one")
+    world.settle("two")
+    assert len(world.created_jobs) == 1
+    world.measure(world.jobs()[0])
+    for name in ("one", "two", "one"):
+        world.settle(name)
+    assert world.jobs() == []
+    profile = next(d for (k, n), d in world.objects.items() if k == CONFIG_MAP and n.startswith("outrider-profile"))
+    assert {r["uid"] for r in profile["metadata"]["ownerReferences"]} == {"uid-one", "uid-two"}
+    assert world.reason(C.PROFILES_READY, "two") == "True/Profiled"
+    world.patch("one", target={"name": "org/other"})
+    leave(world, "one")
+    assert [r["uid"] for r in profile["metadata"]["ownerReferences"]] == ["uid-two"]
+    world.patch("two", target={"name": "org/other"})
+    leave(world, "two")
+    assert not any(d is profile for d in world.objects.values())
+
+
+def leave(world: World, name: str) -> None:
+    """The new revision is rolled out and no ReplicaSet of the old one is left."""
+    world.settle(name)
+    world.replica_sets = {k: v for k, v in world.replica_sets.items() if not k.startswith(name)}
+    world.roll_out(name)
+    world.settle(name)
+
+
+def test_a_job_is_adopted_by_a_second_service_that_needs_it() -> None:
+    """If the first one is deleted while it measures, the measurement goes on for the second."""
+    world = World(manifest("one"), manifest("two"))
+    for name in ("one", "two"):
+        world.settle(name)
+        world.roll_out(name)
+    world.settle("one")
+    world.settle("two")
+    owners = world.objects[JOB, world.jobs()[0]]["metadata"]["ownerReferences"]
+    assert [o["uid"] for o in owners] == ["uid-one", "uid-two"]
+
+
+def test_a_job_that_nobody_wants_any_more_is_stopped() -> None:
+    """A changed target frees the accelerator, but not while another service still needs the measurement."""
+    world = World(manifest("one"), manifest("two"))
+    for name in ("one", "two"):
+        world.settle(name)
+        world.roll_out(name)
+    world.settle("one")
+    world.settle("two")
+    (shared,) = world.jobs()
+    ownerless = copy.deepcopy(world.objects[JOB, shared])
+    world.patch("one", target={"name": "org/other"})
+    world.settle("one")
+    assert [o["uid"] for o in world.objects[JOB, shared]["metadata"]["ownerReferences"]] == ["uid-two"]
+    world.patch("two", target={"name": "org/other"})
+    world.settle("two")
+    assert shared not in world.jobs()
+    ownerless["metadata"]["ownerReferences"] = []
+    world.objects[JOB, shared] = ownerless
+    world.settle("one")
+    assert shared not in world.jobs()
+
+
+def test_an_old_drafter_of_someone_else_does_not_make_a_profile_stale() -> None:
+    """A profile keeps drafters that were measured for others, or before; only those of the spec count."""
+    world = World(manifest(draftPool=[PLD, EAGLE], profiling={"maxAge": "24h"}))
+    world.serve()
+    world.now += 20 * 3600
+    world.services["chat"]["metadata"]["annotations"] = {"outrider.dev/reprofile": "a"}
+    world.patch(draftPool=[PLD])
+    world.settle()
+    world.roll_out()
+    world.settle()
+    world.measure(world.jobs()[0])
+    world.settle()
+    world.now += 6 * 3600
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "True/Profiled"
+
+
+@pytest.mark.parametrize("spec", [{"profiling": {"mode": "Skip"}}, {"paused": True}])
+def test_skip_and_paused_measure_nothing(spec: dict[str, Any]) -> None:
+    """Pods learn online, and the condition says so."""
+    world = started(**spec)
+    assert world.jobs() == []
+    assert world.reason(C.PROFILES_READY) == "False/Learning"
+
+
+def test_a_noisy_profile_is_used_and_named() -> None:
+    """Noisy: the spread of one shape says that the machine was busy."""
+    world = started()
+    world.measure(world.jobs()[0], spread_percent=60.0)
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "False/Noisy"
+
+
+def test_a_profile_that_someone_broke_is_measured_again() -> None:
+    """Children changed by hand come back."""
+    world = World(manifest())
+    world.serve()
+    name = next(n for k, n in world.objects if n.startswith("outrider-profile"))
+    world.objects[CONFIG_MAP, name]["data"] = {"target.json": "{", "x": "1"}
+    world.settle()
+    assert len(world.created_jobs) == 2
+
+
+def test_a_job_whose_settings_were_corrected_before_it_could_start_is_replaced() -> None:
+    """A Job that waits for a node under a wrong toleration would wait for ever."""
+    world = started()
+    first = world.objects[JOB, world.jobs()[0]]["metadata"]["uid"]
+    world.patch(accelerator={"products": ["cpu"], "tolerations": [{"operator": "Exists"}]})
+    world.settle()
+    world.roll_out()
+    world.settle()
+    assert [world.objects[JOB, job]["metadata"]["uid"] for job in world.jobs()] != [first]
+    assert len(world.created_jobs) == 2

@@ -1,0 +1,145 @@
+"""From a manifest to a measured service that answers: children, Job, profile, conditions."""
+
+from __future__ import annotations
+
+import json
+
+from outrider_crds.status import ConditionType as C
+from outrider_operator.model import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, JOB, SERVICE, SERVICE_ACCOUNT
+
+from tests.unit.operator.decide.world import EAGLE, PLD, World, find, gpu_node, is_idle, manifest
+
+
+def test_the_first_look_makes_every_child_and_sets_every_condition() -> None:
+    """Section 3: each condition is set at first sight; section 4: the children of a service."""
+    world = World(manifest())
+    plan = world.reconcile()
+    kinds = sorted((d["kind"], d["metadata"]["name"]) for d in (*plan.create, *plan.apply))
+    revision = world.revision()
+    assert kinds == sorted(
+        [
+            (CONFIG_MAP, f"chat-{revision}"),
+            (CONFIG_MAP, "chat-hot"),
+            (DEPLOYMENT, "chat"),
+            (DISRUPTION_BUDGET, "chat"),
+            (SERVICE, "chat"),
+            (SERVICE_ACCOUNT, "chat"),
+        ]
+    )
+    assert [c.type for c in plan.status.conditions] == list(C)
+    assert all(c.observed_generation == 1 for c in plan.status.conditions)
+
+
+def test_a_service_is_measured_rolled_out_and_updated() -> None:
+    """The happy path: the Job starts once the pods have nodes, its result is stored, then it goes."""
+    world = World(manifest())
+    world.settle()
+    assert world.jobs() == [], "serving pods are placed before a Job may take their room"
+    world.roll_out()
+    world.settle()
+    assert len(world.jobs()) == 1
+    assert world.reason(C.PROFILES_READY) == "False/Profiling"
+    world.measure(world.jobs()[0])
+    plan = world.reconcile()
+    assert len(world.jobs()) == 1, "the Job stays until its result is seen to be stored"
+    assert plan.requeue_after_s is not None, "the operator's own write of the result wakes nobody"
+    world.settle()
+    assert world.jobs() == []
+    assert world.reason(C.UPDATED) == "False/ConfigPending"
+    assert "no answer on its state endpoint" in world.condition(C.UPDATED).message
+    world.report_states()
+    plan = world.settle()
+    assert is_idle(plan)
+    assert {kind: world.reason(kind) for kind in list(C)[:6]} == {
+        C.SPEC_VALID: "True/Accepted",
+        C.PROFILES_READY: "True/Profiled",
+        C.AVAILABLE: "True/EnoughReadyPods",
+        C.UPDATED: "True/UpToDate",
+        C.PROGRESSING: "False/Complete",
+        C.READY: "True/EndpointReady",
+    }
+    assert plan.status.profiles[0].error_percent == "4"
+    assert plan.status.profiles[0].config_map.startswith("outrider-profile-")
+    assert plan.status.drafts[0].profiled
+
+
+def test_the_stored_profile_is_what_the_runtime_mounts() -> None:
+    """target.json and <drafter key>.json under the target key that the boot config names."""
+    world = World(manifest())
+    world.serve()
+    boot = json.loads(world.objects[CONFIG_MAP, f"chat-{world.revision()}"]["data"]["config.json"])
+    keys = boot["profileKeys"][0]
+    stored = world.objects[CONFIG_MAP, f"outrider-profile-{keys['target']}"]["data"]
+    assert json.loads(stored["target.json"])["key"] == keys["target"]
+    assert json.loads(stored[f"{keys['drafters']['pld']}.json"])["name"] == "pld"
+
+
+def test_a_draft_that_is_patched_in_is_measured_alone() -> None:
+    """Section 4, Profiling: a Job measures only what is missing."""
+    world = World(manifest())
+    world.serve()
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
+    world.roll_out()
+    world.settle()
+    asked = world.created_jobs[-1]
+    assert (asked.target, asked.drafters) == (False, ("eagle",))
+    world.measure(world.jobs()[0])
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "True/Profiled"
+
+
+def test_three_products_get_three_jobs_and_pods_learn_which_they_are_on() -> None:
+    """Several products: a Job each, all profiles mounted, the pod annotated once it has a node."""
+    products = ["NVIDIA-H200", "NVIDIA-A100", "NVIDIA-L4"]
+    world = World(
+        manifest(accelerator={"products": products}, replicas=2),
+        nodes=tuple(gpu_node(f"node-{p}", p) for p in products),
+    )
+    plan = world.reconcile()
+    pod = find(plan, DEPLOYMENT)[0]["spec"]["template"]["spec"]
+    mounts = {m["mountPath"]: m for m in pod["containers"][0]["volumeMounts"]}
+    assert all(f"/etc/outrider/profiles/{p}" in mounts for p in products)
+    assert not any("subPath" in mount for mount in mounts.values()), "a subPath mount would never be updated"
+    world.roll_out()
+    world.settle()
+    assert sorted(asked.keys.product for asked in world.created_jobs) == sorted(products)
+    assert all(p["metadata"]["annotations"]["outrider.dev/product"] == "NVIDIA-H200" for p in world.pods.values())
+
+
+def test_a_job_runs_on_its_product_under_the_limits_of_the_spec() -> None:
+    """backoffLimit 0, disruptions ignored, timeout on the pod, GPUs of the engine, no token."""
+    world = World(
+        manifest(
+            accelerator={"products": ["NVIDIA-H200"], "count": 2},
+            engine={"tensorParallelSize": 2},
+            profiling={"timeout": "10m", "timeBudget": "2m"},
+        ),
+        nodes=(gpu_node("a", "NVIDIA-H200"),),
+    )
+    world.settle()
+    world.roll_out()
+    plan = world.reconcile()
+    job = find(plan, JOB)[0]
+    pod = job["spec"]["template"]["spec"]
+    assert job["spec"]["backoffLimit"] == 0
+    assert job["spec"]["podFailurePolicy"]["rules"][0]["action"] == "Ignore"
+    assert pod["activeDeadlineSeconds"] == 600
+    assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+    assert pod["automountServiceAccountToken"] is False
+    assert "--time-budget" in pod["containers"][0]["args"]
+    terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert terms[0]["matchExpressions"][-1]["values"] == ["NVIDIA-H200"]
+
+
+def test_an_idle_service_is_not_written() -> None:
+    """50 idle services stay under one API write a minute: nothing to do means nothing done, and no new status."""
+    world = World(manifest())
+    world.serve()
+    for _ in range(5):
+        world.now += 60
+        before = world.services["chat"]["status"]
+        plan = world.reconcile()
+        assert is_idle(plan)
+        assert plan.status.wire() == before
+        assert plan.events == ()

@@ -1,0 +1,116 @@
+"""What only the cluster can hold against a spec is a condition; children and Ready stay as they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from outrider_crds.status import ConditionType as C
+from outrider_operator.model import DEPLOYMENT, Rejection
+
+from tests.unit.operator.decide.world import SETTINGS, World, is_idle, manifest
+
+HOST = {"hostPath": {"path": "/models/x"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "remedy"),
+    [
+        ({"target": {"name": "m", "source": HOST}}, "HostPathForbidden", "PersistentVolumeClaim"),
+        ({"podTemplate": {"volumes": [{"name": "v", **HOST}]}}, "HostPathForbidden", "PersistentVolumeClaim"),
+        ({"metrics": {"source": "Prometheus"}}, "PrometheusNotConfigured", "metrics.source: Pods"),
+        ({"engine": {"backend": "TensorRT"}}, "InvalidSpec", "spec.engine.backend"),
+    ],
+    ids=["target", "volume", "prometheus", "schema"],
+)
+def test_a_spec_that_cannot_be_applied_changes_nothing_and_says_why(
+    change: dict[str, Any], reason: str, remedy: str
+) -> None:
+    """SpecValid=False never touches Ready; Updated tells CI why it waits in vain; no retry loop."""
+    world = World(manifest())
+    world.serve()
+    world.patch(**change)
+    plan = world.reconcile()
+    assert is_idle(plan)
+    assert plan.requeue_after_s is None
+    assert world.reason(C.SPEC_VALID) == f"False/{reason}"
+    assert remedy in world.condition(C.SPEC_VALID).message
+    assert world.reason(C.UPDATED) == f"False/{reason}"
+    assert world.reason(C.READY) == "True/EndpointReady"
+    assert [e.reason for e in plan.events if e.warning] == [f"SpecValid{reason}", f"Updated{reason}"]
+    assert world.observed().status.observed_generation == 2
+
+
+def test_host_paths_are_served_where_the_chart_allows_them() -> None:
+    """And mounted read-only, as an existing folder."""
+    world = World(manifest(target={"name": "m", "source": HOST}), settings=replace(SETTINGS, allow_host_path=True))
+    world.settle()
+    volumes = world.deployment()["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "model-target", "hostPath": {"path": "/models/x", "type": "Directory"}} in volumes
+
+
+@pytest.mark.parametrize("owner", [{"kind": "HelmRelease", "name": "x", "uid": "y", "controller": True}, None])
+def test_an_object_of_someone_else_is_not_touched(owner: dict[str, Any] | None) -> None:
+    """NameConflict names it and its owner; a hand-made one of that name is left alone, too."""
+    world = World(manifest())
+    metadata: dict[str, Any] = {"name": "chat", "uid": "1", "resourceVersion": "1"}
+    foreign = {"kind": "Service", "metadata": metadata | ({"ownerReferences": [owner]} if owner else {})}
+    world.objects["Service", "chat"] = foreign
+    plan = world.reconcile()
+    assert is_idle(plan)
+    assert world.reason(C.SPEC_VALID) == "False/NameConflict"
+    assert ("HelmRelease x" if owner else "not made by Outrider") in world.condition(C.SPEC_VALID).message
+    del world.objects["Service", "chat"]
+    world.settle()
+    assert world.reason(C.SPEC_VALID) == "True/Accepted"
+
+
+def test_children_of_a_deleted_service_of_that_name_are_waited_for() -> None:
+    """Deleted and made again at once: garbage collection has not taken the old children yet."""
+    world = World(manifest())
+    world.settle()
+    world.services["chat"]["metadata"]["uid"] = "another"
+    plan = world.reconcile()
+    assert not plan.apply
+    assert plan.requeue_after_s == pytest.approx(2)
+    assert world.reason(C.SPEC_VALID) == "True/Accepted"
+    world.objects.clear()
+    world.settle()
+    assert world.deployment()["metadata"]["ownerReferences"][0]["uid"] == "another"
+
+
+def test_orphaned_children_are_taken_back() -> None:
+    """kubectl delete --cascade=orphan, then the manifest again: the pods live through it."""
+    world = World(manifest())
+    world.settle()
+    for document in world.objects.values():
+        document["metadata"]["ownerReferences"] = []
+    world.services["chat"]["metadata"]["uid"] = "another"
+    world.settle()
+    assert world.deployment()["metadata"]["ownerReferences"][0]["uid"] == "another"
+
+
+def test_a_child_that_the_api_server_refuses_is_named_and_tried_again() -> None:
+    """ChildRejected: a wrong podTemplate, a quota, a policy."""
+    world = World(manifest())
+    world.rejections = (Rejection(DEPLOYMENT, "chat", "spec.template.spec.volumes[3]: duplicate"),)
+    plan = world.reconcile()
+    assert world.reason(C.SPEC_VALID) == "False/ChildRejected"
+    assert "duplicate" in world.condition(C.SPEC_VALID).message
+    assert plan.apply
+
+
+def test_a_service_that_is_being_deleted_gets_no_children() -> None:
+    """Or garbage collection would never end."""
+    world = World(manifest())
+    world.services["chat"]["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
+    assert is_idle(world.reconcile())
+
+
+def test_a_status_of_another_release_is_replaced() -> None:
+    """A status that this release cannot read must not stop the service."""
+    world = World(manifest())
+    world.services["chat"]["status"] = {"phase": "Running", "conditions": "x"}
+    world.settle()
+    assert world.reason(C.SPEC_VALID) == "True/Accepted"

@@ -1,0 +1,274 @@
+"""What holds whatever the cluster looks like."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from outrider_crds.status import ConditionStatus, ConditionType, Reason
+from outrider_operator.decide import decide
+from outrider_operator.model import DEPLOYMENT, JOB, Object, Observed, Plan
+
+from tests.unit.operator.decide.world import (
+    EAGLE,
+    PLD,
+    SETTINGS,
+    World,
+    find,
+    gpu_node,
+    is_idle,
+    manifest,
+    unschedulable,
+)
+
+C, R = ConditionType, Reason
+_REJECTED = {R.INVALID_SPEC, R.NAME_CONFLICT, R.HOST_PATH_FORBIDDEN, R.PROMETHEUS_NOT_CONFIGURED, R.CHILD_REJECTED}
+_POD = {R.SCALED_TO_ZERO, R.IMAGE_PULL_FAILED, R.POD_CRASHING, R.POD_CANNOT_START}
+_MEASURE = {R.NO_TRAFFIC, R.MEASURING, R.METRICS_UNAVAILABLE}
+REASONS: dict[ConditionType, set[Reason]] = {
+    C.SPEC_VALID: {R.ACCEPTED, *_REJECTED},
+    C.PROFILES_READY: {
+        *(R.PROFILED, R.LEARNING, R.PROFILING, R.PROFILE_FAILED, R.NOISY, R.STALE, R.NO_MATCHING_NODE),
+        *(R.VOCABULARY_MISMATCH, R.WAITING_FOR_SERVING_POD),
+    },
+    C.AVAILABLE: {R.ENOUGH_READY_PODS, R.TOO_FEW_READY_PODS, *_POD},
+    C.UPDATED: {R.UP_TO_DATE, R.ROLLING_OUT, R.CONFIG_PENDING, R.WAITING_FOR_PROFILE, R.PAUSED, *_REJECTED},
+    C.PROGRESSING: {R.ROLLING_OUT, R.COMPLETE, R.STALLED, R.NO_CAPACITY, R.PAUSED, R.WAITING_FOR_PROFILE},
+    C.READY: {R.ENDPOINT_READY, R.NO_READY_ENDPOINT, *_POD},
+    C.SPECULATION_ACTIVE: {R.PAYS, R.NOT_WORTH_IT, R.OFF, R.NO_DRAFTER, *_MEASURE},
+    C.GOODPUT_HEALTHY: {R.GOODPUT_AS_PREDICTED, R.BELOW_BASELINE, *_MEASURE},
+    C.SLO_ATTAINED: {R.ATTAINED, R.MISSED, R.INFEASIBLE, R.NO_SLO_CLASSES, *_MEASURE},
+}
+
+
+def assert_sound(plan: Plan, observed: Observed) -> None:
+    """Promises to users that no state of the cluster may break."""
+    assert [c.type for c in plan.status.conditions] == list(ConditionType)
+    for condition in plan.status.conditions:
+        assert condition.reason in REASONS[condition.type] | {R.PENDING}, condition
+        if condition.status is ConditionStatus.FALSE:
+            assert condition.message, f"{condition.type}={condition.reason} must say what to do"
+    assert plan.requeue_after_s is None or plan.requeue_after_s > 0
+    assert_keeps_pods(plan, observed)
+
+
+def assert_keeps_pods(plan: Plan, observed: Observed) -> None:
+    """Ready pods of all revisions >= replicas - maxUnavailable: only the Deployment removes pods, under the
+    service's own numbers, and what its pods mount is not deleted under them."""
+    spec = observed.service["spec"]
+    for deployment in find(plan, DEPLOYMENT):
+        rolling = deployment["spec"]["strategy"]["rollingUpdate"]
+        assert deployment["spec"]["replicas"] == spec.get("replicas", 1)
+        assert rolling["maxUnavailable"] == spec.get("rollout", {}).get("maxUnavailable", 0)
+    mounted = {
+        volume.get("configMap", {}).get("name")
+        for pod in observed.pods
+        for volume in pod["spec"].get("volumes", [])
+        if isinstance(volume, dict) and isinstance(volume.get("configMap"), dict)
+    }
+    for delete in plan.delete:
+        assert delete.kind in ("ConfigMap", JOB)
+        assert delete.kind == JOB or delete.name not in mounted
+
+
+def early() -> World:
+    world = World(manifest())
+    world.reconcile()
+    return world
+
+
+def served() -> World:
+    world = World(manifest(draftPool=[PLD, EAGLE]))
+    world.serve()
+    return world
+
+
+def rolling_out() -> World:
+    world = served()
+    world.patch(engine={"maxModelLen": 128}, draftPool=[PLD], replicas=2)
+    world.settle()
+    unschedulable(world, "new", world.now - 90)
+    return world
+
+
+def profiling() -> World:
+    products = ["NVIDIA-H200", "NVIDIA-L4"]
+    world = World(
+        manifest(accelerator={"products": products}, profiling={"maxAge": "1h"}),
+        nodes=tuple(gpu_node(p, p) for p in products),
+    )
+    world.settle()
+    world.roll_out()
+    world.settle()
+    first, second = world.jobs()
+    world.finish_job(first, "oh no", exit_code=1)
+    world.measure(second)
+    return world
+
+
+def required() -> World:
+    world = World(manifest(profiling={"mode": "Required"}))
+    world.settle()
+    return world
+
+
+WORLDS: list[Callable[[], World]] = [early, served, rolling_out, profiling, required]
+
+
+@pytest.mark.parametrize("make", WORLDS)
+def test_every_state_is_sound_and_comes_to_rest(make: Callable[[], World]) -> None:
+    """Apply, decide again: after a few rounds there is nothing left to do."""
+    world = make()
+    for _ in range(6):
+        observed = world.observed()
+        plan = world.reconcile()
+        assert_sound(plan, observed)
+    assert is_idle(plan)
+
+
+JSON = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-1, 3),
+    st.sampled_from(["", "x", "True", "2026-11-21T12:00:00Z", "Unschedulable", "{}"]),
+    st.just([]),
+    st.just({}),
+    st.just([{}]),
+    st.just([None]),
+    st.just({"name": "runtime"}),
+)
+
+
+def paths(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place inside `document`, names and uids aside: those the API server vouches for."""
+    found = [path] if path else []
+    children = (
+        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    )
+    for key, value in children:
+        if (*path, key)[-1] not in ("uid", "name", "metadata", "kind", "resourceVersion") or path[:1] == ("spec",):
+            found += paths(value, (*path, key))
+        elif key == "metadata" and not path:
+            found += [("metadata", *rest) for rest in _metadata_paths(value)]
+    return found
+
+
+def _metadata_paths(metadata: Object) -> list[tuple[Any, ...]]:
+    fields = ("labels", "annotations", "ownerReferences", "deletionTimestamp")
+    return [path for field in fields if field in metadata for path in paths({field: metadata[field]})]
+
+
+def changed(document: Object, path: tuple[Any, ...], value: Any) -> Object:
+    copied = copy.deepcopy(document)
+    place: Any = copied
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return copied
+
+
+_PREPARED: dict[str, Observed] = {}
+
+
+def prepared(make: Callable[[], World]) -> Observed:
+    if make.__name__ not in _PREPARED:
+        _PREPARED[make.__name__] = make().observed()
+    return _PREPARED[make.__name__]
+
+
+@given(data=st.data(), make=st.sampled_from(WORLDS))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_state_of_a_child_stops_the_operator(data: st.DataObject, make: Callable[[], World]) -> None:
+    """Anyone may edit a child; a field of a wrong type reads as absent and the plan stays sound."""
+    observed = prepared(make)
+
+    def broken(document: Object) -> Object:
+        where = data.draw(st.sampled_from(paths(document)))
+        return changed(document, where, data.draw(JSON))
+
+    groups = ("replica_sets", "pods", "waiting_pods", "jobs", "job_pods", "children", "profiles")
+    name = data.draw(st.sampled_from([g for g in groups if getattr(observed, g)]))
+    group = getattr(observed, name)
+    if isinstance(group, tuple):
+        index = data.draw(st.integers(0, len(group) - 1))
+        damaged: Any = (*group[:index], broken(group[index]), *group[index + 1 :])
+    else:
+        key = data.draw(st.sampled_from(sorted(group)))
+        damaged = {**group, key: broken(group[key])}
+    plan = decide(replace(observed, **{name: damaged}), SETTINGS)
+    assert [c.type for c in plan.status.conditions] == list(ConditionType)
+    for delete in plan.delete:
+        assert delete.kind in ("ConfigMap", JOB)
+
+
+SPECS = st.fixed_dictionaries(
+    {},
+    optional={
+        "replicas": st.integers(0, 3),
+        "paused": st.booleans(),
+        "draftPool": st.sampled_from([[], [PLD], [EAGLE], [PLD, EAGLE], [EAGLE, PLD]]),
+        "speculation": st.fixed_dictionaries({"maxDraftTokens": st.integers(1, 6)}),
+        "engine": st.sampled_from([{}, {"maxModelLen": 64}, {"maxModelLen": 128}]),
+        "profiling": st.sampled_from([{}, {"mode": "Required"}, {"mode": "Skip"}]),
+        "rollout": st.sampled_from([{}, {"maxUnavailable": 1}]),
+    },
+)
+HAPPENINGS = st.lists(
+    st.one_of(
+        SPECS,
+        st.sampled_from(["roll out", "measure", "fail", "report", "lose a child", "lose the status", "restart"]),
+    ),
+    max_size=10,
+)
+
+
+def happen(world: World, what: Any) -> None:
+    """One thing that a user or the cluster does."""
+    if isinstance(what, dict):
+        world.patch(**what)
+    elif what == "roll out" and (DEPLOYMENT, "chat") in world.objects:
+        world.roll_out()
+    elif what in ("measure", "fail") and world.jobs():
+        job = world.jobs()[0]
+        world.measure(job) if what == "measure" else world.finish_job(job, "boom", exit_code=1)
+    elif what == "report" and ("ConfigMap", "chat-hot") in world.objects:
+        world.report_states()
+    elif what == "lose a child" and world.objects:
+        del world.objects[sorted(world.objects)[len(world.objects) // 2]]
+    elif what == "lose the status":
+        world.services["chat"].pop("status", None)
+
+
+@given(happenings=HAPPENINGS)
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+def test_whatever_happens_it_ends_in_the_same_place(happenings: list[Any]) -> None:
+    """Level-based: after any history the world comes to rest, and the pods run what a fresh service of that spec
+    would (a revision built for more draft tokens serves as well)."""
+    world = World(manifest())
+    for what in happenings:
+        happen(world, what)
+        observed = world.observed()
+        assert_sound(world.reconcile(), observed)
+    world.patch(profiling={}, paused=False)
+    for _ in range(4):
+        world.settle()
+        world.roll_out()
+        for job in world.jobs():
+            world.measure(job)
+    world.settle()
+    world.replica_sets = {f"chat-{world.revision()}": world.replica_sets[f"chat-{world.revision()}"]}
+    world.report_states()
+    world.settle()
+    assert world.reason(C.UPDATED) == "True/UpToDate" or world.observed().service["spec"].get("replicas") == 0
+    assert world.jobs() == []
+    maps = [name for kind, name in world.objects if kind == "ConfigMap" and not name.startswith("outrider-profile")]
+    assert sorted(maps) == sorted(["chat-hot", f"chat-{world.revision()}"])
+    fresh = World(manifest(**world.services["chat"]["spec"]))
+    fresh.settle()
+    mine, theirs = (w.deployment()["spec"]["template"]["spec"]["containers"] for w in (world, fresh))
+    assert mine == theirs

@@ -1,0 +1,218 @@
+"""Section 4's table: what is hot, what has no effect on pods, what makes a revision."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from outrider_crds.status import ConditionType as C
+from outrider_operator.model import CONFIG_MAP, DEPLOYMENT, REVISION_LABEL, Settings
+
+from tests.unit.operator.decide.world import EAGLE, PLD, SETTINGS, World, boot_of, find, is_idle, manifest
+
+HOT: list[dict[str, Any]] = [
+    {"speculation": {"mode": "Off"}},
+    {"speculation": {"draftPrefill": "Never"}},
+    {"speculation": {"maxDraftTokens": 3}},
+    {"sloClasses": [{"name": "chat", "tpot": "20ms"}, {"name": "batch", "tpot": "1s"}]},
+    {"sloClasses": [{"name": "chat", "tpot": "50ms"}, {"name": "b", "tpot": "1s"}], "defaultSLOClass": "b"},
+]
+NO_EFFECT: list[dict[str, Any]] = [
+    {"replicas": 3},
+    {"rollout": {"maxSurge": 2, "progressDeadline": "1h", "drainTimeout": "9m"}},
+    {"profiling": {"timeout": "1h", "timeBudget": "9m", "maxAge": "100h"}},
+    {"metrics": {"source": "Pods"}},
+    {"paused": True},
+]
+REVISION: list[dict[str, Any]] = [
+    {"target": {"name": "org/other"}},
+    {"target": {"name": "org/target", "revision": "abc"}},
+    {"draftPool": [PLD, EAGLE]},
+    {"draftPool": []},
+    {"accelerator": {"products": ["NVIDIA-L4"]}},
+    {"accelerator": {"products": ["cpu"], "nodeSelector": {"zone": "a"}}},
+    {"accelerator": {"products": ["cpu"], "tolerations": [{"operator": "Exists"}]}},
+    {"engine": {"maxModelLen": 1024}},
+    {"engine": {"env": [{"name": "OMP_NUM_THREADS", "value": "2"}]}},
+    {"modelCache": {"pvc": {"claimName": "models"}}},
+    {"podTemplate": {"image": "mine:1"}},
+    {"podTemplate": {"labels": {"team": "a"}}},
+    {"podTemplate": {"resources": {"limits": {"cpu": "2"}}}},
+    {"speculation": {"maxDraftTokens": 6}},
+]
+
+
+@pytest.mark.parametrize("change", HOT, ids=str)
+def test_a_hot_change_reaches_pods_without_a_restart(change: dict[str, Any]) -> None:
+    """Only the hot ConfigMap changes; Updated waits until the pods report its hash."""
+    world = World(manifest())
+    world.serve()
+    world.patch(**change)
+    plan = world.reconcile()
+    assert [(d["kind"], d["metadata"]["name"]) for d in (*plan.create, *plan.apply)] == [(CONFIG_MAP, "chat-hot")]
+    assert world.reason(C.UPDATED) == "False/ConfigPending"
+    world.report_states()
+    world.settle()
+    assert world.reason(C.UPDATED) == "True/UpToDate"
+
+
+@pytest.mark.parametrize("change", NO_EFFECT, ids=str)
+def test_a_change_without_effect_on_pods_leaves_their_template(change: dict[str, Any]) -> None:
+    """replicas, rollout, profiling, metrics and paused restart nothing, and make no revision."""
+    world = World(manifest())
+    world.serve()
+    template = copy.deepcopy(world.deployment()["spec"]["template"])
+    world.patch(**change)
+    plan = world.reconcile()
+    assert world.deployment()["spec"]["template"] == template
+    assert not find(plan, CONFIG_MAP)
+
+
+@pytest.mark.parametrize("change", REVISION, ids=str)
+def test_every_other_change_makes_a_revision_and_keeps_the_old_one(change: dict[str, Any]) -> None:
+    """A new immutable ConfigMap; the old one stays while a ReplicaSet needs it."""
+    world = World(manifest())
+    world.serve()
+    old = world.revision()
+    world.patch(**change)
+    plan = world.reconcile()
+    assert world.revision() != old
+    made = find(plan, CONFIG_MAP, lambda d: d["metadata"]["name"] == f"chat-{world.revision()}")
+    assert made[0]["immutable"] is True
+    assert (CONFIG_MAP, f"chat-{old}") in world.objects
+    del world.replica_sets[f"chat-{old}"]
+    world.pods.clear()
+    world.reconcile()
+    assert (CONFIG_MAP, f"chat-{old}") not in world.objects
+
+
+def test_draft_tokens_are_hot_up_to_the_value_at_boot_only() -> None:
+    """5 -> 3 -> 5 is hot; 6 makes a revision built for 6; from there 4 is hot again."""
+    world = World(manifest())
+    world.serve()
+    first = world.revision()
+    for tokens in (3, 5):
+        world.patch(speculation={"maxDraftTokens": tokens})
+        world.settle()
+        assert world.revision() == first
+    world.patch(speculation={"maxDraftTokens": 6})
+    world.settle()
+    second = world.revision()
+    assert second != first
+    assert boot_of(world.objects[CONFIG_MAP, f"chat-{second}"])["maxDraftTokens"] == 6
+    world.patch(speculation={"maxDraftTokens": 4})
+    world.settle()
+    assert world.revision() == second
+
+
+def test_a_revert_in_the_middle_of_a_rollout_returns_to_the_old_revision() -> None:
+    """The old ReplicaSet is taken up again: same name, same template, same ConfigMap."""
+    world = World(manifest())
+    world.serve()
+    before = copy.deepcopy(world.deployment()["spec"]["template"])
+    world.patch(engine={"maxModelLen": 512})
+    world.settle()
+    assert world.revision() != before["metadata"]["labels"][REVISION_LABEL]
+    world.patch(engine={})
+    world.settle()
+    assert world.deployment()["spec"]["template"] == before
+
+
+def test_five_patches_end_at_the_last() -> None:
+    """Level-based: what came between leaves no trace."""
+    world = World(manifest())
+    world.serve()
+    for length in (100, 200, 300, 400):
+        world.patch(engine={"maxModelLen": length})
+    world.patch(engine={"maxModelLen": 500})
+    world.settle()
+    assert boot_of(world.objects[CONFIG_MAP, f"chat-{world.revision()}"])["engine"]["maxModelLen"] == 500
+
+
+def test_an_upgrade_of_the_operator_restarts_no_serving_pod() -> None:
+    """The image was resolved once; the template of a revision is kept, whatever a newer release would render."""
+    world = World(manifest())
+    world.serve()
+    template = copy.deepcopy(world.deployment()["spec"]["template"])
+    world.settings = Settings("outrider/runtime:2", "outrider/runtime-cpu:2", image_pull_policy="Always")
+    assert is_idle(world.reconcile())
+    world.patch(replicas=2)
+    world.settle()
+    assert world.deployment()["spec"]["template"] == template
+    assert world.observed().status.runtime_image == "outrider/runtime-cpu:1"
+
+
+def test_a_move_between_cpu_and_gpu_takes_the_image_of_the_other_kind() -> None:
+    """The default image is resolved per kind of hardware, also if the status was lost in between."""
+    world = World(manifest())
+    world.serve()
+    world.patch(accelerator={"products": ["NVIDIA-L4"]})
+    world.reconcile()
+    world.services["chat"].pop("status")
+    world.settings = replace(SETTINGS, runtime_image="outrider/runtime:2")
+    world.settle()
+    container = world.deployment()["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == "outrider/runtime:1"
+
+
+def test_a_revision_map_deleted_by_hand_comes_back_without_a_restart() -> None:
+    """Even where maxDraftTokens is below its value at boot by now."""
+    world = World(manifest())
+    world.serve()
+    world.patch(speculation={"maxDraftTokens": 2})
+    world.settle()
+    revision, template = world.revision(), copy.deepcopy(world.deployment()["spec"]["template"])
+    lost = world.objects.pop((CONFIG_MAP, f"chat-{revision}"))
+    world.deployment()["spec"]["template"]["spec"]["dnsPolicy"] = "ClusterFirst"  # as the API server defaults it
+    world.settle()
+    assert world.objects[CONFIG_MAP, f"chat-{revision}"]["data"] == lost["data"]
+    assert world.deployment()["spec"]["template"]["spec"]["dnsPolicy"] == "ClusterFirst"
+    del world.deployment()["spec"]["template"]["spec"]["dnsPolicy"]
+    assert world.deployment()["spec"]["template"] == template
+
+
+def test_a_lost_revision_map_of_another_release_is_made_from_what_runs() -> None:
+    """Its template is not what this release would render; nothing restarts all the same."""
+    world = World(manifest())
+    world.serve()
+    revision, template = world.revision(), copy.deepcopy(world.deployment()["spec"]["template"])
+    world.settings = replace(SETTINGS, image_pull_policy="Always")
+    del world.objects[CONFIG_MAP, f"chat-{revision}"]
+    world.settle()
+    assert (CONFIG_MAP, f"chat-{revision}") in world.objects
+    assert world.deployment()["spec"]["template"] == template
+
+
+def test_a_required_profile_holds_the_new_revision_back() -> None:
+    """profiling.mode Required: the old pods serve, scale with spec.replicas, until the profile is there."""
+    world = World(manifest(profiling={"mode": "Required"}))
+    world.settle()
+    assert (DEPLOYMENT, "chat") not in world.objects
+    assert world.reason(C.PROGRESSING) == "False/WaitingForProfile"
+    world.measure(world.jobs()[0])
+    world.settle()
+    world.roll_out()
+    first = world.revision()
+    world.patch(engine={"maxModelLen": 512}, replicas=3)
+    world.settle()
+    assert world.revision() == first
+    assert world.deployment()["spec"]["replicas"] == 3
+    assert world.reason(C.PROGRESSING) == "False/WaitingForProfile"
+    assert world.reason(C.UPDATED) == "False/WaitingForProfile"
+    world.roll_out()
+    world.settle()
+    world.measure(world.jobs()[0])
+    world.settle()
+    assert world.revision() != first
+
+
+def test_a_field_that_a_later_release_adds_at_its_default_is_no_new_revision() -> None:
+    """Defaults are left out of the hash: spelled out or not, they are the same revision."""
+    world = World(manifest())
+    world.serve()
+    first = world.revision()
+    world.patch(target={"name": "org/target", "source": {"hub": {}}}, engine={"dtype": "auto", "extraArgs": []})
+    world.settle()
+    assert world.revision() == first

@@ -1,0 +1,367 @@
+"""A tiny cluster in memory: it carries out plans as the API server would and plays the controllers when asked."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from outrider_crds.conditions import find_condition
+from outrider_crds.profile import (
+    DrafterProfile,
+    ExecutionMode,
+    ProfilingFailure,
+    ProfilingResult,
+    StepCost,
+    TargetProfile,
+)
+from outrider_crds.runtime_config import HotConfig, config_hash
+from outrider_crds.state import RuntimeState
+from outrider_crds.status import Condition, ConditionType
+from outrider_operator.decide import decide
+from outrider_operator.decide.profiling.asked import Asked, asked_of
+from outrider_operator.model import (
+    COMPONENT_LABEL,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    JOB,
+    PROFILE,
+    REVISION_LABEL,
+    SERVICE_LABEL,
+    FigureWindows,
+    Node,
+    Object,
+    Observed,
+    Plan,
+    Rejection,
+    Settings,
+)
+
+START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC).timestamp()
+SETTINGS = Settings(runtime_image="outrider/runtime:1", runtime_cpu_image="outrider/runtime-cpu:1")
+PLD = {"name": "pld", "method": "PromptLookup", "promptLookup": {}}
+EAGLE = {"name": "eagle", "method": "Eagle", "eagle": {"model": {"name": "org/eagle"}}}
+
+
+def gpu_node(name: str, product: str, gpus: int = 8) -> Node:
+    return Node(
+        name, {"nvidia.com/gpu.product": product}, (), {"nvidia.com/gpu": str(gpus), "cpu": "64", "memory": "1Ti"}
+    )
+
+
+CPU_NODE = Node("node-1", allocatable={"cpu": "2", "memory": "16Gi"})
+
+
+def manifest(name: str = "chat", **spec: Any) -> Object:
+    """A service on cpu with prompt lookup, as the API server would hold it; `spec` replaces fields."""
+    return {
+        "apiVersion": "outrider.dev/v1alpha1",
+        "kind": "SpeculativeService",
+        "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}", "generation": 1},
+        "spec": {
+            "target": {"name": "org/target"},
+            "draftPool": [PLD],
+            "accelerator": {"products": ["cpu"]},
+            "sloClasses": [{"name": "chat", "tpot": "50ms"}],
+            **spec,
+        },
+    }
+
+
+def rfc3339(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class World:
+    """Objects by (kind, name); one or more services; a clock that moves when told."""
+
+    def __init__(self, *services: Object, nodes: tuple[Node, ...] | None = (CPU_NODE,), settings: Settings = SETTINGS):
+        self.services = {service["metadata"]["name"]: copy.deepcopy(service) for service in services}
+        self.nodes, self.settings, self.now = nodes, settings, START
+        self.objects: dict[tuple[str, str], Object] = {}
+        self.replica_sets: dict[str, Object] = {}
+        self.pods: dict[str, Object] = {}
+        self.job_pods: dict[str, Object] = {}
+        self.states: dict[str, RuntimeState] = {}
+        self.figures = FigureWindows()
+        self.pod_warnings: dict[str, str] = {}
+        self.rejections: tuple[Rejection, ...] = ()
+        self.created_jobs: list[Asked] = []
+        self._numbers = itertools.count(1)
+
+    # --- what the operator does ---
+
+    def observed(self, name: str = "chat") -> Observed:
+        def of(documents: dict[str, Object]) -> tuple[Object, ...]:
+            return tuple(d for d in documents.values() if d["metadata"]["labels"].get(SERVICE_LABEL) == name)
+
+        maps = {k: d for k, d in self.objects.items() if _label(d, COMPONENT_LABEL) == PROFILE}
+        mine = {
+            key: document
+            for key, document in self.objects.items()
+            if key not in maps and key[0] != JOB and (_label(document, SERVICE_LABEL) == name or key[1] == name)
+        }
+        return Observed(
+            service=copy.deepcopy(self.services[name]),
+            now=self.now,
+            nodes=self.nodes,
+            children=copy.deepcopy(mine),
+            replica_sets=of(self.replica_sets),
+            pods=copy.deepcopy(of(self.pods)),
+            states={n: s for n, s in self.states.items() if n in self.pods},
+            pod_warnings=self.pod_warnings,
+            waiting_pods=tuple(p for p in self.pods.values() if not p["spec"].get("nodeName")),
+            jobs=tuple(copy.deepcopy(d) for (kind, _), d in self.objects.items() if kind == JOB),
+            job_pods=tuple(copy.deepcopy(p) for p in self.job_pods.values()),
+            profiles={key[1]: copy.deepcopy(d) for key, d in maps.items()},
+            figures=self.figures,
+            rejections=self.rejections,
+        )
+
+    def reconcile(self, name: str = "chat") -> Plan:
+        plan = decide(self.observed(name), self.settings)
+        self.carry_out(plan, name)
+        return plan
+
+    def settle(self, name: str = "chat", most: int = 8) -> Plan:
+        """Reconcile until nothing changes; fails if it never ends."""
+        for _ in range(most):
+            plan = self.reconcile(name)
+            if is_idle(plan) and decide(self.observed(name), self.settings).status == plan.status:
+                return plan
+        raise AssertionError(f"still not idle: {plan}")
+
+    def carry_out(self, plan: Plan, name: str) -> None:
+        for document in plan.create:
+            self._create(document)
+        for document in plan.apply:
+            self._apply(document)
+        for adoption in plan.adopt:
+            metadata = self.objects[adoption.kind, adoption.name]["metadata"]
+            others = [ref for ref in metadata["ownerReferences"] if ref["uid"] != adoption.owner["uid"]]
+            metadata["ownerReferences"] = others if "$patch" in adoption.owner else [*others, adoption.owner]
+        for mark in plan.annotate:
+            self.pods[mark.pod]["metadata"].setdefault("annotations", {}).update(mark.annotations)
+        for delete in plan.delete:
+            if self.objects.get((delete.kind, delete.name), {}).get("metadata", {}).get("uid") == delete.uid:
+                del self.objects[delete.kind, delete.name]
+                self.job_pods.pop(delete.name, None)
+        self.services[name]["status"] = plan.status.wire()
+
+    def patch(self, name: str = "chat", **spec: Any) -> None:
+        service = self.services[name]
+        service["spec"] = {**service["spec"], **spec}
+        service["metadata"]["generation"] += 1
+
+    # --- what the cluster does ---
+
+    def roll_out(self, name: str = "chat", *, ready: bool = True) -> None:
+        """The Deployment controller, the scheduler and the kubelet, all the way."""
+        deployment = self.objects[DEPLOYMENT, name]
+        template, count = deployment["spec"]["template"], deployment["spec"]["replicas"]
+        revision = template["metadata"]["labels"][REVISION_LABEL]
+        for pod in [p for p in self.pods.values() if _label(p, SERVICE_LABEL) == name]:
+            del self.pods[pod["metadata"]["name"]]
+        self.replica_sets[f"{name}-{revision}"] = {"metadata": copy.deepcopy(template["metadata"])}
+        for index in range(count):
+            self.add_pod(f"{name}-{revision}-{index}", template, ready=ready)
+        deployment["status"] = {
+            "observedGeneration": deployment["metadata"]["generation"],
+            "replicas": count,
+            "updatedReplicas": count,
+            "availableReplicas": count if ready else 0,
+            "conditions": [{"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}]
+            if ready
+            else [],
+        }
+
+    def add_pod(self, pod_name: str, template: Object, *, ready: bool = True, node: str | None = "") -> Object:
+        nodes = self.nodes or (CPU_NODE,)
+        pod = {
+            "metadata": {**copy.deepcopy(template["metadata"]), "name": pod_name, "uid": f"uid-{pod_name}"},
+            "spec": {**copy.deepcopy(template["spec"]), "nodeName": nodes[0].name if node == "" else node},
+            "status": {
+                "phase": "Running",
+                "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+                "containerStatuses": [{"name": "runtime", "restartCount": 0, "image": "x", "started": ready}],
+            },
+        }
+        pod["metadata"]["creationTimestamp"] = rfc3339(self.now)
+        self.pods[pod_name] = pod
+        return pod
+
+    def report_states(self, name: str = "chat", **fields: Any) -> None:
+        """Each ready pod answers with the mounted hot config in force."""
+        hot = HotConfig.model_validate_json(self.objects[CONFIG_MAP, f"{name}-hot"]["data"]["config.json"])
+        for pod_name, pod in self.pods.items():
+            if _label(pod, SERVICE_LABEL) == name:
+                self.states[pod_name] = RuntimeState(
+                    service=name,
+                    namespace="default",
+                    revision=_label(pod, REVISION_LABEL),
+                    config_hash=config_hash(hot),
+                    started_at=START,
+                    now=self.now,
+                    ready=True,
+                    plugin_active=True,
+                    **fields,
+                )
+
+    def finish_job(self, job_name: str, message: str, *, exit_code: int = 0, reason: str = "Completed") -> None:
+        """The Job's pod ends with `message` as its termination message."""
+        job = self.objects[JOB, job_name]
+        ended = {"terminated": {"exitCode": exit_code, "reason": reason, "message": message}}
+        self.job_pods[job_name] = {
+            "metadata": {"name": f"{job_name}-x", "labels": {"batch.kubernetes.io/job-name": job_name}},
+            "status": {
+                "phase": "Failed" if exit_code else "Succeeded",
+                "containerStatuses": [{"name": "profiler", "state": ended}],
+            },
+        }
+        kind = "Failed" if exit_code else "Complete"
+        job["status"] = {"conditions": [{"type": kind, "status": "True", "lastTransitionTime": rfc3339(self.now)}]}
+
+    def measure(self, job_name: str, *, failing: dict[str, str] | None = None, **target: Any) -> None:
+        """The Job measures what it was asked to; `failing` maps drafter name -> reason."""
+        asked = asked_of(self.objects[JOB, job_name])
+        assert asked is not None
+        self.finish_job(
+            job_name, result(asked, rfc3339(self.now), failing=failing, **target).model_dump_json(by_alias=True)
+        )
+
+    def serve(self, name: str = "chat") -> Plan:
+        """From nothing to a measured, rolled out, answering service."""
+        self.settle(name)
+        self.roll_out(name)
+        self.reconcile(name)
+        for job in list(self.jobs()):
+            self.measure(job)
+        self.settle(name)
+        self.report_states(name)
+        return self.settle(name)
+
+    # --- what a user sees ---
+
+    def jobs(self) -> list[str]:
+        return [name for kind, name in self.objects if kind == JOB]
+
+    def condition(self, kind: ConditionType, name: str = "chat") -> Condition:
+        found = find_condition(self.observed(name).status.conditions, kind)
+        assert found is not None, f"{kind} is not set"
+        return found
+
+    def reason(self, kind: ConditionType, name: str = "chat") -> str:
+        found = self.condition(kind, name)
+        return f"{found.status}/{found.reason}"
+
+    def deployment(self, name: str = "chat") -> Object:
+        return self.objects[DEPLOYMENT, name]
+
+    def revision(self, name: str = "chat") -> str:
+        return _label(self.deployment(name)["spec"]["template"], REVISION_LABEL)
+
+    # --- the API server ---
+
+    def _create(self, document: Object) -> None:
+        key = (document["kind"], document["metadata"]["name"])
+        if key in self.objects:
+            return
+        self.objects[key] = copy.deepcopy(document)
+        self.objects[key]["metadata"] |= {"uid": f"uid-{next(self._numbers)}", "resourceVersion": "1", "generation": 1}
+        if key[0] == JOB and (asked := asked_of(document)) is not None:
+            self.created_jobs.append(asked)
+
+    def _apply(self, document: Object) -> None:
+        key = (document["kind"], document["metadata"]["name"])
+        if key not in self.objects:
+            self._create(document)
+            return
+        present = self.objects[key]
+        version = document["metadata"].get("resourceVersion")
+        assert version in (None, present["metadata"]["resourceVersion"]), "Conflict"
+        before = copy.deepcopy({k: v for k, v in present.items() if k != "metadata"})
+        kept = {k: present["metadata"][k] for k in ("uid", "generation", "resourceVersion")}
+        present.update(copy.deepcopy(document))
+        present["metadata"] |= kept
+        present["metadata"]["resourceVersion"] = str(int(kept["resourceVersion"]) + 1)
+        if {k: v for k, v in present.items() if k != "metadata"} != before:
+            present["metadata"]["generation"] += 1
+
+
+def result(asked: Asked, at: str, *, failing: dict[str, str] | None = None, **target: Any) -> ProfilingResult:
+    failing = failing or {}
+    drafters = [
+        DrafterProfile(
+            key=asked.keys.drafters[name],
+            name=name,
+            cost=StepCost(constant_s=0.001),
+            autoregressive=False,
+            error_percent=3.0,
+            measured_at=at,
+        )
+        for name in asked.drafters
+        if name not in failing
+    ]
+    return ProfilingResult(
+        target=target_profile(asked.keys.target, asked.keys.product, at, **target) if asked.target else None,
+        drafters=drafters,
+        failures=[ProfilingFailure(reason=r, message=f"{r} happened", drafter=n) for n, r in failing.items()],
+    )
+
+
+def target_profile(key: str, product: str, at: str, **fields: Any) -> TargetProfile:
+    costs = {ExecutionMode.UNIFORM: StepCost(per_batched_token_s=0.001, constant_s=0.02)}
+    given: dict[str, Any] = {"error_percent": 4.0, "costs": costs, **fields}
+    return TargetProfile(key=key, model="org/target", product=product, measured_at=at, **given)
+
+
+def is_idle(plan: Plan) -> bool:
+    """True when a plan writes nothing but, perhaps, the status."""
+    return not (plan.create or plan.apply or plan.adopt or plan.annotate or plan.delete)
+
+
+def at(settings: Settings, **fields: Any) -> Settings:
+    return replace(settings, **fields)
+
+
+def boot_of(document: Object) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(document["data"]["config.json"])
+    return loaded
+
+
+def find(plan: Plan, kind: str, where: Callable[[Object], bool] = lambda _: True) -> list[Object]:
+    return [d for d in (*plan.create, *plan.apply) if d["kind"] == kind and where(d)]
+
+
+def _label(document: Object, name: str) -> str:
+    return str(document["metadata"].get("labels", {}).get(name, ""))
+
+
+def started(*, nodes: tuple[Node, ...] | None = (CPU_NODE,), **spec: Any) -> World:
+    """A service whose pods run and whose Job does."""
+    world = World(manifest(**spec), nodes=nodes)
+    world.settle()
+    world.roll_out()
+    world.settle()
+    return world
+
+
+def unschedulable(world: World, name: str, since: float) -> dict[str, Any]:
+    pod = world.add_pod(name, world.deployment()["spec"]["template"], ready=False, node=None)
+    pod["status"] = {
+        "phase": "Pending",
+        "conditions": [
+            {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": "0/1 nodes are available: insufficient nvidia.com/gpu.",
+                "lastTransitionTime": rfc3339(since),
+            }
+        ],
+    }
+    return pod
