@@ -1,0 +1,82 @@
+"""The running requests of one decision, as columns. Shapes: N requests, D drafters of the pool, in its order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating[Any]]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+NOBODY = -1
+"""In place of a drafter's number: nothing is proposed for the request. In place of a class: it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The request that is let in next."""
+
+    slo_class: int
+    """Position in `HotSettings.slo_classes`, or NOBODY."""
+    prompt_tokens: int
+    """Not cached."""
+    left: int
+    """Tokens that it may produce."""
+    overdue: bool = False
+    """It has waited as long as its class bears."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One row for each running request, in the engine's order. Integer columns are int64, times float64."""
+
+    slot: Ints
+    """(N,): the engine's slot of the request. What is known about a request is kept by slot until
+    `Controller.release(slots)`."""
+    slo_class: Ints
+    """(N,): position in `HotSettings.slo_classes`, or NOBODY."""
+    context: Ints
+    """(N,): tokens whose KV is cached before this step."""
+    prompt: Ints
+    """(N,): prompt tokens that this step computes; 0 when the request decodes."""
+    prompt_left: Ints
+    """(N,): prompt tokens that remain after this step; 0 means that it decodes in the next step."""
+    left: Ints
+    """(N,): tokens that it may still produce (max_tokens and the model's length limit)."""
+    emitted: Ints
+    """(N,): tokens already given to the user."""
+    elapsed_s: Floats
+    """(N,): seconds since its first token; 0 before that."""
+    missing: Ints
+    """(D, N): tokens, those of this step included, that are not in the drafter's cache and that it can still be fed.
+    A draft model can be fed all of them, a head those of this step. 0 for a drafter without a cache. In plan_verify:
+    those from before the step."""
+    read: Floats
+    """(D, N): share of the prompt that the drafter has read; 1 for a drafter without a cache."""
+    whole: Ints
+    """(D, N): committed tokens since the last hole in the drafter's cache that cannot be closed; `context` where there
+    is none."""
+    now: float
+    """Monotonic seconds."""
+    token_budget: int
+    """Batched tokens that one step may hold (max_num_batched_tokens)."""
+    free_kv_tokens: int
+    """Tokens that still fit into the KV cache, beyond what running requests hold."""
+    next: Waiting | None = None
+    """Who waits to be let in; None for nobody."""
+    waiting: int = 0
+    """Requests that wait and will have a place once it is free for them, `next` among them."""
+    patience_used: float = 0.0
+    """Largest share of the time which its class bears that a prompt has waited or been read for."""
+
+    def __len__(self) -> int:
+        return len(self.slot)
+
+    @property
+    def decodes(self) -> Bools:
+        """(N,): requests without prompt tokens in this step or after it."""
+        return np.asarray(self.prompt + self.prompt_left == 0)

@@ -1,0 +1,64 @@
+"""What drafters proposed, as arrays over nodes: a chain is a tree of width 1. Shapes: M nodes, N requests, R ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_runtime.core.batch import NOBODY, Floats, Ints
+from outrider_runtime.core.plans import DraftPlan, Purpose
+
+ROOT = -1
+"""Parent of a node that follows the request's last committed token."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forest:
+    """Every real proposal of a step: no padding, and none that a grammar rules out. A parent stands before its
+    children."""
+
+    request: Ints
+    """(M,): row in `Batch`."""
+    parent: Ints
+    """(M,): number of the node that it follows, or ROOT."""
+    drafter: Ints
+    """(M,): number in the pool."""
+    depth: Ints
+    """(M,): 1 below ROOT."""
+    confidence: Floats
+    """(M,): what the drafter says of the token, given its parent: log-odds for a model, tokens of the match for a
+    lookup. NaN: not known, or not known yet (asynchronous scheduling plans by depth alone)."""
+    asked: Ints
+    """(R, N): who was asked for the request's proposals, in this order; NOBODY ends the order."""
+    lengths: Ints
+    """(D,): the tokens that each drafter was asked for; 0: it did not propose."""
+    purpose: Purpose
+    """Of the draft plan that these proposals come from."""
+
+    def __len__(self) -> int:
+        return len(self.request)
+
+
+def nothing_proposed(requests: int, drafters: int, purpose: Purpose = Purpose.CHOICE) -> Forest:
+    """The forest of a step for which nobody was asked."""
+    none = np.zeros(0, dtype=np.int64)
+    asked = np.full((1, requests), NOBODY, dtype=np.int64)
+    return Forest(none, none, none, none, np.zeros(0), asked, np.zeros(drafters, np.int64), purpose)
+
+
+def chains(
+    lengths: Ints, drafter: Ints, plan: DraftPlan, asked: Ints, confidence: NDArray[np.floating] | None = None
+) -> Forest:  # fmt: skip
+    """A chain of `lengths` (N,) nodes for each request by its `drafter` (N,).
+
+    plan: whose proposals these are. asked: `plan.asked` (R, N'), brought to the order of this step's N requests.
+    confidence: (M,), request after request; None: not known.
+    """
+    request = np.repeat(np.arange(len(lengths)), lengths)
+    first = np.cumsum(lengths) - lengths
+    depth = np.arange(len(request)) - first[request] + 1
+    parent = np.where(depth == 1, ROOT, np.arange(len(request)) - 1)
+    known = np.full(len(request), np.nan) if confidence is None else confidence
+    return Forest(request, parent, drafter[request], depth, known, asked, plan.passes, plan.purpose)

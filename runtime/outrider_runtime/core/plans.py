@@ -1,0 +1,109 @@
+"""What the core decides, and what came of it. Order of calls for step t, in every engine:
+
+    plan_verify(batch, forest)   before t is scheduled: which proposed nodes its target pass scores
+    plan_draft(batch)            for the batch that t runs: who proposes at the end of t, for step t+1
+    observe(outcome)             of t; in asynchronous scheduling after the plans of t+1
+
+Shapes: N requests, D drafters, M nodes, R ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from outrider_runtime.core.batch import Batch, Bools, Floats, Ints
+
+if TYPE_CHECKING:
+    from outrider_runtime.core.forest import Forest
+
+
+class ExecutionMode(StrEnum):
+    """How the engine runs a step; values equal those of the profile's modes."""
+
+    UNIFORM = "uniform"
+    """Every decoding request carries the same number of tokens, no prefill."""
+    RAGGED = "ragged"
+    """Lengths differ, or a prefill chunk is in the step."""
+    BEYOND_GRAPH = "beyondGraph"
+    """More batched tokens than the largest captured graph."""
+
+
+class Purpose(StrEnum):
+    """Why a plan is what it is; travels through the engine in `Forest` and `Outcome`."""
+
+    CHOICE = "choice"
+    """The best expected goodput."""
+    PROBE = "probe"
+    """k = 0 to measure what plain decoding would do."""
+    EXPLORE = "explore"
+    """A short block with a drafter whose worth is uncertain."""
+    SLO = "slo"
+    """What keeps requests that are behind within their TPOT; it may cost goodput, so it is no measure of it."""
+    FIXED = "fixed"
+    """Mode Static or Off, a pin, or no drafter that can run."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VerifyPlan:
+    """Which proposed nodes the step's target pass scores."""
+
+    nodes: Bools
+    """(M,): a node only with its parent. Never more than the batch's token budget and free KV hold."""
+    lengths: Ints
+    """(N,): how many that makes of each request."""
+    purpose: Purpose
+    token_budget: int | None = None
+    """Most tokens that the step may batch, so that prompts break no TPOT; None: as many as the engine takes."""
+    admit: int | None = None
+    """Most waiting requests that may start in this step; None: as many as the engine takes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftPlan:
+    """What to propose at the end of the step. k = 0 where `passes` are all 0."""
+
+    passes: Ints
+    """(D,): tokens that each drafter proposes for the requests that ask it; 0: it proposes nothing. For a drafter whose
+    every token is a pass, its number of passes."""
+    asked: Ints
+    """(R, N): drafters that each request asks, in this order: the first that has a proposal counts. NOBODY ends the
+    order."""
+    feed: Ints
+    """(D, N): of `Batch.missing`, the tokens, from the first missing one on, that the drafter runs over before it
+    proposes. A drafter with passes is fed whatever it misses of the requests that ask it. All 0: it does not run."""
+    purpose: Purpose
+
+    @property
+    def draft_tokens(self) -> int:
+        """K: the longest proposal of any drafter."""
+        return int(self.passes.max(initial=0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """One finished step that ran the model."""
+
+    now: float
+    """Monotonic seconds at which its output arrived."""
+    step_s: float
+    """Wall time: `t_out(n) - max(t_out(n-1), t_sched(n))`."""
+    target_s: float
+    """Target forward with sampling, measured on the device; NaN when unknown (then step_s less the drafts)."""
+    draft_s: Floats
+    """(D,): seconds of each drafter at the end of this step, measured on the device; NaN: unknown, or it did not
+    run."""
+    mode: ExecutionMode
+    tokens: int
+    """Tokens that reached users."""
+    batch: Batch
+    """As given to `plan_draft`: the N requests that the step ran."""
+    draft_plan: DraftPlan
+    verify_purpose: Purpose
+    forest: Forest
+    """What waited for this step, with `request` in rows of `batch`."""
+    verified: Bools
+    """(M,): nodes that the target scored."""
+    accepted: Bools
+    """(M,): nodes that the request kept; each only with its parent."""

@@ -1,0 +1,108 @@
+"""What a controller is built from: the drafters, the engine's limits, and the settings that change while serving."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Mode(StrEnum):
+    """Values equal those of the API's `speculation.mode`."""
+
+    CLOSED_LOOP = "ClosedLoop"
+    STATIC = "Static"
+    OFF = "Off"
+
+
+class DraftPrefill(StrEnum):
+    """Values equal those of the API's `speculation.draftPrefill`."""
+
+    AUTO = "Auto"
+    ALWAYS = "Always"
+    NEVER = "Never"
+
+
+class Verification(StrEnum):
+    """What verification lengths an engine can run."""
+
+    VARLEN = "varlen"
+    """Any node set: another length for each request."""
+    UNIFORM = "uniform"
+    """The same length for every request that decodes."""
+
+
+PROBABILITY_EDGES = (-1.4, -0.4, 0.4, 1.1, 1.7, 2.6, 4.0)
+"""Log-odds of a proposed token that part a model's confidences: 0.2, 0.4, 0.6, 0.75, 0.85, 0.93, 0.98."""
+MATCH_EDGES = (1.5, 2.5, 3.5, 5.5, 8.5, 16.5, 32.5)
+"""Tokens of a match that part a lookup's confidences."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """One entry of the draft pool, in the pool's order (order breaks ties): what it needs, and how its cost grows."""
+
+    name: str
+    passes: bool = False
+    """True: every token is a forward pass over the batch; False: one call however long (prompt lookup)."""
+    needs_kv: bool = False
+    """It has a cache of its own and proposes junk for a request whose cache has a hole (a draft model)."""
+    needs_hidden: bool = False
+    """It reads the target's hidden states: a step without it leaves a hole that cannot be closed (an EAGLE head)."""
+    confidence_edges: tuple[float, ...] = PROBABILITY_EDGES
+    """Seven rising values of its confidence, between which acceptance is counted apart."""
+
+    @property
+    def reads(self) -> bool:
+        """It must be fed committed tokens."""
+        return self.needs_kv or self.needs_hidden
+
+
+@dataclass(frozen=True, slots=True)
+class SLOClass:
+    name: str
+    tpot_s: float
+    ttft_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HotSettings:
+    """May change under a running controller (`Controller.configure`)."""
+
+    mode: Mode = Mode.CLOSED_LOOP
+    draft_prefill: DraftPrefill = DraftPrefill.AUTO
+    max_draft_tokens: int = 5
+    slo_classes: tuple[SLOClass, ...] = ()
+    """`Batch.slo_class` holds positions in this tuple."""
+    admission: bool = True
+    """Prompts and new requests are held back for classes with a tight TPOT."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Fixed for the life of a controller.
+
+    Raises ValueError for a negative draft length, no slots, or two drafters of one name.
+    """
+
+    drafters: tuple[Drafter, ...]
+    max_draft_tokens: int
+    """The engine was built for this many; a hot value above it counts as this."""
+    slots: int
+    """Most requests that run at once; `Batch.slot` is below it."""
+    verification: Verification = Verification.VARLEN
+    largest_graph_tokens: int | None = None
+    """Batched tokens of the largest captured graph; None where the engine runs without graphs (CPU)."""
+    tiers: tuple[int, ...] | None = None
+    """Draft lengths that the engine has graphs for, 0 left out; None: every length up to the maximum."""
+    hot: HotSettings = HotSettings()
+
+    def __post_init__(self) -> None:
+        names = [drafter.name for drafter in self.drafters]
+        if len(set(names)) != len(names):
+            raise ValueError(f"drafters: two entries share a name in {names}; give each drafter its own name")
+        if self.max_draft_tokens < 0:
+            raise ValueError(f"max_draft_tokens: {self.max_draft_tokens} is negative; use 0 for no speculation")
+        if self.slots < 1:
+            raise ValueError(f"slots: {self.slots}; the engine must run at least one request")
+        if self.tiers is not None and not all(0 < tier <= self.max_draft_tokens for tier in self.tiers):
+            raise ValueError(f"tiers: {self.tiers} must lie between 1 and max_draft_tokens={self.max_draft_tokens}")
