@@ -63,12 +63,17 @@ class DrafterState(Model):
 class SLOClassState(Model):
     name: str
     finished: int = 0
-    """Counter: finished requests (aborted ones do not count)."""
+    """Counter: requests with a verdict. They finished, or their client left when TTFT or TPOT had passed."""
     attained: int = 0
     """Counter: those that met the class's TPOT, and its TTFT where it has one."""
+    aborted: int = 0
+    """Counter: requests whose client left, before or after TTFT and TPOT had passed."""
     output_tokens: int = 0
+    """Counter: tokens of `finished`."""
     tpot: Histogram
+    """Of `finished`; where the client left, what it had come to by then."""
     ttft: Histogram
+    """Of `finished`; where the client left before the first token, how long it had waited."""
 
 
 class SpeedupState(Model):

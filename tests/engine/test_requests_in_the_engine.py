@@ -125,7 +125,8 @@ def test_acceptance_is_counted_of_real_proposals_only(engine: Bench) -> None:
     assert sum(step.tokens for step in engine.steps) == 2 * OUTPUT_TOKENS
 
 
-def test_finished_requests_count_for_their_class_and_aborted_ones_do_not(engine: Bench) -> None:
+def test_finished_requests_count_for_their_class(engine: Bench) -> None:
+    """A class that is not known counts as the default; a client that leaves in time counts for nothing but itself."""
     before, instant = chat(engine), chat(engine, "instant")
     named = {"extra_args": {"slo_class": "instant"}}
     engine.run(
@@ -135,10 +136,30 @@ def test_finished_requests_count_for_their_class_and_aborted_ones_do_not(engine:
     after = chat(engine)
     assert after.finished - before.finished == 3  # two greedy ones and the unknown class; not the aborted one
     assert after.attained - before.attained == 3
+    assert after.aborted - before.aborted == 1
     assert after.output_tokens - before.output_tokens == 3 * OUTPUT_TOKENS
     assert sum(after.tpot.counts) - sum(before.tpot.counts) == 3
     assert chat(engine, "instant").finished - instant.finished == 1
     assert chat(engine, "instant").attained == instant.attained, "a microsecond per token cannot be met"
+
+
+def test_a_client_that_gives_up_over_a_miss_is_a_miss(engine: Bench) -> None:
+    """Clients that give up must not leave the attainment to those who were patient."""
+    before = chat(engine, "instant")
+    engine.run([("one two", {"extra_args": {"slo_class": "instant"}})], abort_at={3: "0"})
+    after = chat(engine, "instant")
+    assert (after.finished - before.finished, after.attained - before.attained) == (1, 0)
+    assert after.aborted - before.aborted == 1
+
+
+def test_an_answer_that_ends_at_a_stop_string_is_complete(engine: Bench) -> None:
+    """vLLM's front end aborts the request in the engine once it sees the string: the client is content."""
+    before = chat(engine)
+    (tokens,) = engine.run([(GREEDY[0], {"stop": list("aeiou")})])
+    assert len(tokens) < OUTPUT_TOKENS, "a vowel comes"
+    after = chat(engine)
+    assert (after.finished - before.finished, after.attained - before.attained) == (1, 1)
+    assert after.aborted == before.aborted
 
 
 def test_times_are_the_requests_own(engine: Bench) -> None:

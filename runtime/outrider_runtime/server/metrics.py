@@ -184,8 +184,11 @@ METRICS: tuple[MetricSpec, ...] = (
     _drafter("outrider_drafter_tried_total", Kind.COUNTER, "Proposed tokens really tried.", "tried"),
     _drafter("outrider_drafter_verified_total", Kind.COUNTER, "Proposed tokens that the target scored.", "verified"),
     _drafter("outrider_drafter_accepted_total", Kind.COUNTER, "Proposed tokens accepted.", "accepted"),
-    _slo_class("outrider_slo_class_finished_total", "Finished requests of the class.", "finished"),
+    _slo_class(
+        "outrider_slo_class_finished_total", "Requests that finished, or were given up after a miss.", "finished"
+    ),
     _slo_class("outrider_slo_class_attained_total", "Finished requests that met the class.", "attained"),
+    _slo_class("outrider_slo_class_aborted_total", "Requests whose client left before the end.", "aborted"),
     _slo_class("outrider_slo_class_output_tokens_total", "Output tokens of finished requests.", "output_tokens"),
     _slo_histogram(
         "outrider_slo_class_tpot_seconds", "TPOT of finished requests of the class.", "tpot", TPOT_BUCKETS_S

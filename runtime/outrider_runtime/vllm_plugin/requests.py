@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 from vllm.v1.engine import EngineCoreOutputs, FinishReason
 
-from outrider_runtime.vllm_plugin.slo import FinishedRequest, SLOCounter
-
-NOT_COUNTED = (FinishReason.ABORT, FinishReason.ERROR)
+from outrider_runtime.vllm_plugin.slo import EndedRequest, SLOCounter
 
 
 @dataclass(slots=True)
@@ -18,7 +16,19 @@ class _Times:
     slo_class: str | None
     arrived_at: float
     first_token_at: float | None = None
+    last_token_at: float | None = None
     output_tokens: int = 0
+
+    def delivered(self, tokens: int, now: float) -> None:
+        if self.first_token_at is None:
+            self.first_token_at = now
+        self.last_token_at = now
+        self.output_tokens += tokens
+
+    def ended(self, now: float, *, aborted: bool) -> EndedRequest:
+        last_at = now if aborted or self.last_token_at is None else self.last_token_at
+        first_at = now if self.first_token_at is None else self.first_token_at
+        return EndedRequest(self.slo_class, first_at - self.arrived_at, last_at - first_at, self.output_tokens, aborted)
 
 
 class RequestBook:
@@ -57,26 +67,23 @@ class RequestBook:
                 times = self._times.get(output.request_id)
                 if times is None:
                     continue
-                times.output_tokens += tokens
-                if times.first_token_at is None and tokens:
-                    times.first_token_at = now
+                if tokens:
+                    times.delivered(tokens, now)
                 if output.finish_reason is not None:
                     del self._times[output.request_id]
                     self._finish(times, output.finish_reason, now)
         return delivered
 
-    def _finish(self, times: _Times, reason: FinishReason, now: float) -> None:
-        if reason in NOT_COUNTED or times.first_token_at is None:
-            return
-        self._slo.finished(
-            FinishedRequest(
-                slo_class=times.slo_class,
-                ttft_s=times.first_token_at - times.arrived_at,
-                decode_s=now - times.first_token_at,
-                output_tokens=times.output_tokens,
-            )
-        )
+    def aborted(self, name: str, now: float, *, has_stop_strings: bool) -> None:
+        """A request that is not complete goes.
 
-    def aborted(self, name: str) -> None:
-        """The client left; such a request is not counted."""
-        self._times.pop(name, None)
+        vLLM's API server ends an answer at a stop string by the same message as a client that leaves: where the
+        request has stop strings and tokens came, it counts as complete.
+        """
+        times = self._times.pop(name, None)
+        if times is not None:
+            self._slo.ended(times.ended(now, aborted=times.last_token_at is None or not has_stop_strings))
+
+    def _finish(self, times: _Times, reason: FinishReason, now: float) -> None:
+        if reason is not FinishReason.ERROR and times.last_token_at is not None:
+            self._slo.ended(times.ended(now, aborted=reason is FinishReason.ABORT))

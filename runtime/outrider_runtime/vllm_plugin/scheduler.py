@@ -283,7 +283,8 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         self._forget_coverage(name)
         self._asked.pop(name, None)
         if request.status == RequestStatus.FINISHED_ABORTED:
-            self._book.aborted(name)
+            params = request.sampling_params
+            self._book.aborted(name, time.monotonic(), has_stop_strings=bool(params and params.stop))
         return super()._free_request(request, delay_free_blocks)
 
     def _forget_coverage(self, name: str) -> None:

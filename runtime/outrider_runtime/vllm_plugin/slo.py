@@ -1,4 +1,4 @@
-"""Counts, per SLO class, which finished requests met their TPOT and TTFT (design, section 1: a request's own times)."""
+"""Counts, per SLO class, which requests met their TPOT and TTFT: by a request's own times, given up or not."""
 
 from __future__ import annotations
 
@@ -15,30 +15,39 @@ SLO_CLASS_ARGUMENT = "slo_class"
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedRequest:
+class EndedRequest:
     slo_class: str | None
     ttft_s: float
+    """Until the first token; until the client left where none came."""
     decode_s: float
-    """From the first token to the last."""
+    """From the first token to the last; to the moment when the client left."""
     output_tokens: int
+    aborted: bool = False
+    """The client left before the answer was complete."""
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first; None for a single token."""
-        return self.decode_s / (self.output_tokens - 1) if self.output_tokens > 1 else None
+        """Time per output token after the first; None for a single token.
+
+        Of an aborted request it is the least that it could still have come to: the token that was under way counts as
+        if it had come at that moment.
+        """
+        intervals = self.output_tokens if self.aborted else self.output_tokens - 1
+        return self.decode_s / intervals if intervals > 0 else None
 
 
 @dataclass(slots=True)
 class _Counts:
     finished: int = 0
     attained: int = 0
+    aborted: int = 0
     output_tokens: int = 0
     tpot: list[int] = field(default_factory=lambda: [0] * (len(TPOT_BUCKETS_S) + 1))
     ttft: list[int] = field(default_factory=lambda: [0] * (len(TTFT_BUCKETS_S) + 1))
     tpot_sum_s: float = 0.0
     ttft_sum_s: float = 0.0
 
-    def add(self, request: FinishedRequest, *, attained: bool) -> None:
+    def add(self, request: EndedRequest, *, attained: bool) -> None:
         self.finished += 1
         self.attained += attained
         self.output_tokens += request.output_tokens
@@ -70,17 +79,22 @@ class SLOCounter:
         named = (extra_args or {}).get(SLO_CLASS_ARGUMENT)
         return str(named) if named in self._classes else self._default
 
-    def finished(self, request: FinishedRequest) -> None:
+    def ended(self, request: EndedRequest) -> None:
+        """A miss stays a miss when the client gives up over it; one that leaves before that tells nothing."""
         slo_class = self._classes.get(request.slo_class or "")
-        if slo_class is not None:
-            counts = self._counts.setdefault(slo_class.name, _Counts())
-            counts.add(request, attained=_attained(slo_class, request))
+        if slo_class is None:
+            return
+        counts = self._counts.setdefault(slo_class.name, _Counts())
+        attained = _attained(slo_class, request)
+        counts.aborted += request.aborted
+        if not (request.aborted and attained):
+            counts.add(request, attained=attained)
 
     def states(self) -> list[SLOClassState]:
         return [_state(name, self._counts.get(name) or _Counts()) for name in self._classes]
 
 
-def _attained(slo_class: SLOClass, request: FinishedRequest) -> bool:
+def _attained(slo_class: SLOClass, request: EndedRequest) -> bool:
     fast_enough = request.tpot_s is None or request.tpot_s <= seconds(slo_class.tpot)
     soon_enough = slo_class.ttft is None or request.ttft_s <= seconds(slo_class.ttft)
     return fast_enough and soon_enough
@@ -91,6 +105,7 @@ def _state(name: str, counts: _Counts) -> SLOClassState:
         name=name,
         finished=counts.finished,
         attained=counts.attained,
+        aborted=counts.aborted,
         output_tokens=counts.output_tokens,
         tpot=Histogram(counts=list(counts.tpot), sum_s=counts.tpot_sum_s),
         ttft=Histogram(counts=list(counts.ttft), sum_s=counts.ttft_sum_s),
