@@ -1,6 +1,6 @@
 """The admin port: probes, state and metrics. Not behind the Service.
 
-It is served by threads of its own, so that a probe is answered while the engine loads and while the API server's
+It is served by a thread of its own, so that a probe is answered while the engine loads and while the API server's
 event loop is busy; and it can tell the kubelet that the loop is stuck.
 """
 
@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import socket
-import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from outrider_crds.runtime_config import LIVE_PATH, METRICS_PATH, READY_PATH, STATE_PATH
@@ -22,16 +20,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, 
 
 from outrider_runtime.server.health import Vitals, why_not_alive, why_not_ready
 from outrider_runtime.server.metrics import RuntimeStateCollector
+from outrider_runtime.server.page_server import Page, PageServer
 
 logger = logging.getLogger(__name__)
-_SLOW_CLIENT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    status: HTTPStatus
-    content_type: str
-    body: bytes
+NEWS_S = 0.25
+"""As often as the engine writes its state."""
 
 
 class AdminPages:
@@ -42,6 +35,7 @@ class AdminPages:
         vitals: Callable[[], Vitals],
         state: Callable[[], RuntimeState],
         engine_metrics: CollectorRegistry = REGISTRY,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._vitals = vitals
         self._state = state
@@ -50,8 +44,8 @@ class AdminPages:
         self._pages: dict[str, Callable[[], Page]] = {
             LIVE_PATH: lambda: _probe(why_not_alive(self._vitals())),
             READY_PATH: lambda: _probe(why_not_ready(self._vitals())),
-            STATE_PATH: lambda: _json(HTTPStatus.OK, self._state().wire()),
-            METRICS_PATH: self._metrics,
+            STATE_PATH: _remembered(lambda: _json(HTTPStatus.OK, self._state().wire()), clock),
+            METRICS_PATH: _remembered(self._metrics, clock),
         }
 
     def answer(self, path: str) -> Page:
@@ -75,40 +69,29 @@ def _json(status: HTTPStatus, document: Any) -> Page:
     return Page(status, "application/json", json.dumps(document).encode())
 
 
-class _AdminServer(ThreadingHTTPServer):
-    daemon_threads = True
+def _remembered(make: Callable[[], Page], clock: Callable[[], float]) -> Callable[[], Page]:
+    """`make`, called no more often than there is news: many who ask cost as much as one."""
+    made_at, page = float("-inf"), None
 
-    def handle_error(self, _request: object, client_address: object) -> None:
-        """A client that hangs up is no event; the base class prints a traceback."""
-        logger.debug("admin request from %s ended early", client_address, exc_info=True)
+    def remembered() -> Page:
+        nonlocal made_at, page
+        if page is None or clock() - made_at >= NEWS_S:
+            page, made_at = make(), clock()
+        return page
+
+    return remembered
 
 
-def serve_admin(listener: socket.socket, pages: AdminPages) -> ThreadingHTTPServer:
+def serve_admin(listener: socket.socket, pages: AdminPages) -> PageServer:
     """Answer the admin port from a daemon thread, on a socket that already listens."""
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = _SLOW_CLIENT_S
+    def answer(path: str) -> Page:
+        try:
+            return pages.answer(path)
+        except Exception as error:  # one broken page must not take the probes with it
+            logger.exception("admin page %s failed", path)
+            return _json(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(error).__name__}: {error}"})
 
-        def do_GET(self) -> None:
-            page = self._page()
-            self.send_response(page.status)
-            self.send_header("Content-Type", page.content_type)
-            self.send_header("Content-Length", str(len(page.body)))
-            self.end_headers()
-            self.wfile.write(page.body)
-
-        def _page(self) -> Page:
-            try:
-                return pages.answer(self.path)
-            except Exception as error:  # one broken page must not take the probes with it
-                logger.exception("admin page %s failed", self.path)
-                return _json(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(error).__name__}: {error}"})
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class's name)
-            """Probes come every few seconds; they are not worth a line each."""
-
-    server = _AdminServer(listener.getsockname()[:2], Handler, bind_and_activate=False)
-    server.socket.close()  # the one that the base class made; ours is bound already
-    server.socket = listener
-    threading.Thread(target=server.serve_forever, name="outrider-admin", daemon=True).start()
+    server = PageServer(listener, answer)
+    server.start()
     return server

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from outrider_crds.state import RuntimeState
-from outrider_runtime.server.admin import AdminPages, serve_admin
+from outrider_runtime.server.admin import NEWS_S, AdminPages, serve_admin
 from outrider_runtime.server.health import Phase, Vitals
 from outrider_runtime.server.listeners import listen
 from prometheus_client import CollectorRegistry, Counter
@@ -55,7 +55,7 @@ def pod() -> Iterator[Pod]:
     with listen("127.0.0.1", 0, "--admin-port") as listener:
         made = Pod(listener)
         yield made
-        made.server.shutdown()
+        made.server.stop()
 
 
 def test_probes_answer_with_a_sentence(pod: Pod) -> None:
@@ -99,3 +99,22 @@ def test_a_page_that_fails_does_not_take_the_probes_with_it(pod: Pod) -> None:
     pod.steps = -1
     assert pod.get("/outrider/state")[0] == 500
     assert pod.get("/livez")[0] == 200
+
+
+def test_many_scrapes_cost_as_much_as_one() -> None:
+    """A page is made again only when there can be news, so that a flood of scrapes leaves the engine its processor."""
+    now, made = [0.0], [0]
+
+    def state() -> RuntimeState:
+        made[0] += 1
+        return RuntimeState(
+            service="chat", namespace="demo", revision="r", config_hash="h", started_at=1.0, now=2.0, ready=True,
+            plugin_active=True, steps=made[0],
+        )  # fmt: skip
+
+    pages = AdminPages(lambda: Vitals(phase=Phase.SERVING), state, CollectorRegistry(), clock=lambda: now[0])
+    made[0] = 0
+    first = {pages.answer("/outrider/state").body for _ in range(50)}
+    assert (made[0], len(first)) == (1, 1)
+    now[0] += NEWS_S
+    assert pages.answer("/outrider/state").body not in first
