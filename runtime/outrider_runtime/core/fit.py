@@ -1,0 +1,277 @@
+"""Fit a step's cost to measurements: non-negative least squares, a search for the knee, the smallest form that holds.
+
+Used offline by the profiler and online where no profile is mounted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_runtime.core.cost import FREE, Shape, StepCost
+
+Floats = NDArray[np.float64]
+MAX_KNEES = 24
+LOGITS = 6
+"""Column of the tokens with logits."""
+LARGER_FORM_GAIN = 0.85
+"""A larger form is kept only if it brings the error to this share of the smaller one's, or lower."""
+GOOD_ERROR = 0.02
+"""Below this error no larger form is tried."""
+FOLDS = 4
+
+
+class Form(StrEnum):
+    """Terms of the cost beyond constant, context and batched tokens (TurboSpec eq. 3 with a knee)."""
+
+    BASE = "base"
+    PER_REQUEST = "perRequest"
+    PER_CONTEXT_QUERY = "perContextQuery"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    shape: Shape
+    seconds: float
+    weight: float = 1.0
+    later: Shape | None = None
+    """An autoregressive drafter's passes after the first, each of this shape; `seconds` is the sum over all."""
+    later_passes: int = 0
+    apart: bool = False
+    """Of a kind of step whose constant is another one (`Fit.apart_s`), fitted together with those that are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    cost: StepCost
+    first_pass: StepCost
+    """What the first of several passes costs beyond a pass; nothing where it was not asked for."""
+    form: Form
+    error: float
+    """Median relative error on the held-out samples (on the fitted ones where none were held out)."""
+    apart_s: float = 0.0
+    """What samples `apart` cost beyond `cost`."""
+
+    def predicted_s(self, sample: Sample) -> float:
+        """What this fit says the sample took, all of its passes together."""
+        seconds = self.cost.seconds(sample.shape) + self.first_pass.seconds(sample.shape)
+        if sample.later is not None:
+            seconds += sample.later_passes * self.cost.seconds(sample.later)
+        return seconds + self.apart_s if sample.apart else seconds
+
+    def relative_error(self, sample: Sample) -> float:
+        """|predicted - measured| / measured."""
+        return abs(self.predicted_s(sample) / sample.seconds - 1.0)
+
+
+def fit(
+    samples: Sequence[Sample],
+    held_out: Sequence[Sample] = (),
+    forms: Sequence[Form] = tuple(Form),
+    *,
+    first_pass: bool = False,
+) -> Fit:
+    """The smallest of `forms` that holds. `first_pass`: the first pass has a constant and a slope of its own on top.
+
+    The form is chosen by cross-validation among `samples`; `held_out` have no part in it and only say how good the
+    result is. Raises ValueError without a sample, or for one whose time is not a positive number.
+    """
+    _check(samples)
+    form = forms[0] if len(forms) == 1 else _smallest_form(samples, forms, first_pass)
+    best = _fit_form(samples, form, first_pass)
+    return replace(best, error=_median_error(best, held_out or samples))
+
+
+def _smallest_form(samples: Sequence[Sample], forms: Sequence[Form], first_pass: bool) -> Form:
+    best, error = forms[0], _cross_validated(samples, forms[0], first_pass)
+    for form in forms[1:]:
+        if error <= GOOD_ERROR:
+            break
+        larger = _cross_validated(samples, form, first_pass)
+        if larger < LARGER_FORM_GAIN * error:
+            best, error = form, larger
+    return best
+
+
+def _cross_validated(samples: Sequence[Sample], form: Form, first_pass: bool) -> float:
+    """Median relative error on samples that the fit has not seen."""
+    if len(samples) < 2 * FOLDS:
+        return _median_error(_fit_form(samples, form, first_pass), samples)
+    errors = []
+    for fold in range(FOLDS):
+        rest = [sample for i, sample in enumerate(samples) if i % FOLDS != fold]
+        fitted = _fit_form(rest, form, first_pass)
+        errors += [fitted.relative_error(sample) for sample in samples[fold::FOLDS]]
+    return float(np.median(errors))
+
+
+def _median_error(fitted: Fit, samples: Sequence[Sample]) -> float:
+    return float(np.median([fitted.relative_error(sample) for sample in samples]))
+
+
+def _fit_form(samples: Sequence[Sample], form: Form, first_pass: bool) -> Fit:
+    solutions = (_solve(samples, form, knee, first_pass) for knee in _knees(samples))
+    return min(solutions, key=lambda solution: solution[1])[0]
+
+
+def _knees(samples: Sequence[Sample]) -> list[float]:
+    """Candidates: no knee, and batch sizes with at least two sizes measured on either side."""
+    sizes = sorted({sample.shape.n_batched for sample in samples})
+    inner = sizes[1:-2]
+    if len(inner) > MAX_KNEES:
+        inner = [inner[round(i)] for i in np.linspace(0, len(inner) - 1, MAX_KNEES)]
+    return [0.0, *inner]
+
+
+def _solve(samples: Sequence[Sample], form: Form, knee: float, first_pass: bool) -> tuple[Fit, float]:
+    """Coefficients for one knee, and the weighted squared relative error they leave."""
+    design = np.array([_terms(sample, form, knee, first_pass) for sample in samples])  # (samples, 10)
+    if not any(sample.shape.n_prompt for sample in samples):
+        design[:, LOGITS] = 0.0  # every token has logits: the term cannot be told from that of batched tokens
+    seconds = np.array([sample.seconds for sample in samples])
+    weight = np.sqrt([sample.weight for sample in samples]) / seconds
+    x, y = design * weight[:, None], seconds * weight
+    solution = non_negative(x.T @ x, x.T @ y)
+    context, batched, above, request, query, constant, logits, first_s, first_token_s, apart_s = solution.tolist()
+    cost = StepCost(context, batched, above, knee if above > 0 else 0.0, request, query, constant, logits)
+    first = StepCost(constant_s=first_s, per_batched_token_s=first_token_s) if first_pass else FREE
+    return Fit(cost, first, form, math.nan, apart_s), float(np.square(x @ solution - y).sum())
+
+
+def _terms(sample: Sample, form: Form, knee: float, first_pass: bool) -> Floats:
+    """(10,): seven terms summed over the sample's passes, two of a first pass, one of what is apart. A column of zeros
+    asks for nothing."""
+    terms = _features(sample.shape, form, knee)
+    if sample.later is not None:
+        terms = terms + sample.later_passes * _features(sample.later, form, knee)
+    first = (1.0, sample.shape.n_batched) if first_pass else (0.0, 0.0)
+    return np.concatenate([terms, [*first, float(sample.apart)]])
+
+
+def _features(shape: Shape, form: Form, knee: float) -> Floats:
+    above = max(0.0, shape.n_batched - knee) if knee > 0 else 0.0
+    requests = shape.n_requests if form in (Form.PER_REQUEST, Form.FULL) else 0.0
+    query = shape.n_context_query if form in (Form.PER_CONTEXT_QUERY, Form.FULL) else 0.0
+    logits = shape.n_batched - shape.n_prompt
+    return np.array([shape.n_context, shape.n_batched, above, requests, query, 1.0, logits])
+
+
+def _check(samples: Sequence[Sample]) -> None:
+    if not samples:
+        raise ValueError("fit: no samples; measure at least one shape")
+    for sample in samples:
+        if not (np.isfinite(sample.seconds) and sample.seconds > 0):
+            raise ValueError(f"fit: {sample.seconds} is no step time (shape {sample.shape}); drop that measurement")
+
+
+def non_negative(gram: Floats, moment: Floats) -> Floats:
+    """argmin over b >= 0 of `b' gram b - 2 moment' b` (Lawson-Hanson on the normal equations).
+
+    gram: (p, p), positive semi-definite; moment: (p,). Columns that explain nothing get 0.
+    """
+    size = len(moment)
+    scale = np.sqrt(np.maximum(np.diag(gram), 1e-300))
+    gram = gram / np.outer(scale, scale) + 1e-12 * np.eye(size)
+    moment = moment / scale
+    tolerance = 1e-10 * max(1.0, float(np.abs(moment).max()))
+    active = np.zeros(size, dtype=bool)
+    solution = np.zeros(size)
+    for _ in range(3 * size):
+        gradient = moment - gram @ solution
+        gradient[active] = -np.inf
+        entering = int(gradient.argmax())
+        if gradient[entering] <= tolerance:
+            break
+        active[entering] = True
+        solution = _feasible(gram, moment, active, solution)
+    return np.asarray(solution / scale)
+
+
+def _feasible(gram: Floats, moment: Floats, active: NDArray[np.bool_], start: Floats) -> Floats:
+    """Move from `start` to the unconstrained optimum over `active`, dropping what turns negative on the way."""
+    current = start
+    while active.any():
+        goal = np.zeros_like(current)
+        index = np.flatnonzero(active)
+        goal[index] = np.linalg.solve(gram[np.ix_(index, index)], moment[index])
+        blocked = active & (goal <= 0)
+        if not blocked.any():
+            return goal
+        share = float((current[blocked] / np.maximum(current[blocked] - goal[blocked], 1e-300)).min())
+        current = current + share * (goal - current)
+        active &= current > 1e-14
+        current[~active] = 0.0
+    return np.zeros_like(current)
+
+
+FIRST_SLOPE = 0.1
+"""Before a second shape was seen a further token is taken to cost this share of the step: dear enough to be careful,
+cheap enough to try."""
+MEAN_OVER = 40.0
+MOST_SHAPES = 96
+
+
+@dataclass(slots=True)
+class _Mean:
+    """Running means of the steps of about one shape."""
+
+    shape: Shape
+    seconds: float
+    count: float = 1.0
+
+    def add(self, shape: Shape, seconds: float) -> None:
+        if self.count >= 3:  # noise only ever adds time, and a few hiccups would tilt the whole fit
+            seconds = min(seconds, 2.0 * self.seconds)
+        self.count = min(self.count + 1.0, MEAN_OVER)
+        share = 1.0 / self.count
+        old, new = np.array(dataclasses.astuple(self.shape)), np.array(dataclasses.astuple(shape))
+        self.shape = Shape(*(old + share * (new - old)).tolist())
+        self.seconds += share * (seconds - self.seconds)
+
+
+class LearnedCost:
+    """The target's cost from nothing but this engine's own steps: a mean for each shape, fitted anew at powers of two
+    of the steps, then every 128."""
+
+    def __init__(self) -> None:
+        self._means: dict[tuple[int, int], _Mean] = {}
+        self._seen = 0
+        self.cost = StepCost()
+
+    def observe(self, shape: Shape, seconds: float) -> bool:
+        """Returns True when the fit has changed."""
+        key = (_bucket(shape.n_batched, 4), _bucket(shape.n_context, 1))
+        if key in self._means:
+            self._means[key].add(shape, seconds)
+        else:
+            if len(self._means) >= MOST_SHAPES:
+                del self._means[min(self._means, key=lambda old: self._means[old].count)]
+            self._means[key] = _Mean(dataclasses.replace(shape, n_context_query=0.0), seconds)
+        self._seen += 1
+        due = self._seen % 128 == 0 or self._seen & (self._seen - 1) == 0
+        if due:
+            self.cost = self._fit()
+        return due
+
+    def _fit(self) -> StepCost:
+        means = list(self._means.values())
+        if len({round(mean.shape.n_batched) for mean in means}) >= 2:
+            samples = [Sample(mean.shape, mean.seconds, weight=math.sqrt(mean.count)) for mean in means]
+            return fit(samples, forms=(Form.BASE,)).cost
+        only = means[0]
+        slope = FIRST_SLOPE * only.seconds / only.shape.n_batched
+        return StepCost(per_batched_token_s=slope, constant_s=only.seconds - slope * only.shape.n_batched)
+
+
+def _bucket(tokens: float, steps_per_doubling: int) -> int:
+    """Exact up to 8 tokens, then logarithmic."""
+    if tokens <= 8:
+        return int(tokens)
+    return 8 + int(steps_per_doubling * math.log2(tokens / 8))

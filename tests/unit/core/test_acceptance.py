@@ -1,0 +1,139 @@
+"""What is accepted: calibrated, by depth, confidence, class and request; from real trials only; ageing by time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from outrider_runtime.core.acceptance import Acceptance
+from outrider_runtime.core.settings import MATCH_EDGES, Drafter, HotSettings, Settings, SLOClass
+
+from tests.unit.core.columns import batch, kept, proposals
+
+EAGLE, LOOKUP = Drafter("eagle", passes=True, needs_hidden=True), Drafter("pld", confidence_edges=MATCH_EDGES)
+CLASSES = HotSettings(slo_classes=(SLOClass("chat", 0.05), SLOClass("bulk", 0.5)))
+
+
+def acceptance(*drafters: Drafter, length: int = 4, slots: int = 16) -> Acceptance:
+    return Acceptance(Settings(drafters or (EAGLE,), length, slots, hot=CLASSES))
+
+
+def by_request(probability):
+    """A drafter that says nothing of its confidence."""
+    return lambda _rng, request: (np.nan, probability(request))
+
+
+def always(probability):
+    return by_request(lambda _request: probability)
+
+
+def serve(known: Acceptance, steps: int, chance, *, requests: int = 8, length: int = 4, seed: int = 0, **columns):
+    """Every request's chain is verified whole at each of `steps`. chance(rng, request) -> (confidence,
+    probability). Returns every trial's (path of the node, accepted with all before it)."""
+    rng, forecasts = np.random.default_rng(seed), []
+    for step in range(steps):
+        running = batch(requests, now=float(step) * 0.02, **columns)
+        drawn = [chance(rng, i) for i in range(requests) for _ in range(length)]
+        confidence, probability = (np.array(column) for column in zip(*drawn, strict=True))
+        forest = proposals([length] * requests, confidence=confidence)
+        hits = (rng.random(len(probability)) < probability).reshape(requests, length)
+        accepted = kept(forest, hits.cumprod(axis=1).sum(axis=1).tolist())
+        forecasts += list(zip(known.node_paths(running, forest), accepted, forest.depth, strict=True))
+        known.age(running.now)
+        known.observe(running, forest, np.ones(len(forest), bool), accepted)
+    return np.array(forecasts)
+
+
+def test_forecasts_are_calibrated_for_confident_and_for_doubtful_tokens():
+    """Held-out calibration error at most 0.05: where a node's path is said to be p, a share p of such is accepted."""
+
+    def chance(rng, request):
+        probability = rng.beta(2, 1)
+        said = 0.5 * np.log(probability / (1 - probability)) + rng.normal(0, 0.3)  # the drafter is too modest
+        return said, probability * (0.95 if request % 2 else 0.85)
+
+    forecasts = serve(acceptance(), 400, chance)[8 * 4 * 100 :]
+    said, happened = forecasts[:, 0], forecasts[:, 1]
+    bins = np.digitize(said, np.quantile(said, np.linspace(0.1, 0.9, 9)))
+    errors = [abs(said[bins == b].mean() - happened[bins == b].mean()) for b in range(10)]
+    assert np.mean(errors) <= 0.05
+    assert np.corrcoef(said, happened)[0, 1] > 0.4  # and it tells them apart
+
+
+def test_a_lone_request_counts_its_evidence_once():
+    """What one request teaches moves the pool: its own factor and its class's must not move with it as well."""
+    known = acceptance()
+    serve(known, 10, always(1.0), requests=1, length=1, slo_class=[0])
+    path = known.paths(batch(1, slo_class=[0]), np.array([0]))[0][0, 0, 0]
+    assert path == pytest.approx((10 + 4 * 0.6) / 14, abs=0.02)
+
+
+def test_a_request_that_differs_from_the_others_is_known_by_its_slot_until_it_ends():
+    """Request 0 is easy, the others are hard; who comes into its slot is a stranger again."""
+    known = acceptance()
+    serve(known, 30, by_request(lambda i: 0.9 if i == 0 else 0.3))
+    first = known.paths(batch(8), np.arange(8))[0][0, :, 0]
+    assert first[0] > 0.65
+    assert first[1:].max() < 0.5
+    known.release(np.array([0]))
+    assert known.paths(batch(8), np.arange(8))[0][0, 0, 0] == pytest.approx(first[1:].mean(), abs=0.12)
+
+
+def test_classes_are_told_apart():
+    known = acceptance()
+    columns: dict[str, Any] = {"slo_class": [0, 0, 0, 0, 1, 1, 1, 1]}
+    for generation in range(12):
+        serve(known, 8, by_request(lambda i: 0.9 if i < 4 else 0.3), seed=generation, **columns)
+        known.release(np.arange(8))
+    first = known.paths(batch(8, **columns), np.arange(8))[0][0, :, 0]
+    assert first[0] > first[7] + 0.25
+
+
+def test_nodes_below_a_rejection_and_nodes_that_were_not_verified_are_no_trials():
+    """Otherwise deep positions would look hopeless, and a cut verification like bad proposals."""
+    known = acceptance()
+    forest = proposals([4])
+    known.observe(batch(1), forest, forest.depth <= 3, kept(forest, [1]))
+    assert known._tried[0, :, -1].tolist() == [1, 1, 0, 0]
+
+
+def test_evidence_ages_by_time_also_where_nothing_is_observed():
+    """At k = 0 nothing is tried: what is known fades all the same, or k = 0 would keep its own verdict for ever."""
+    known = acceptance()
+    serve(known, 50, always(0.05))
+    low = known.hazards[0, 0, -1]
+    known.age(300.0)
+    assert low < 0.15
+    assert known.hazards[0, 0, -1] > 0.45
+
+
+def test_other_traffic_is_noticed_within_a_few_steps():
+    """The prompts change from easy to hard: the estimate follows within 12 steps of eight requests."""
+    known = acceptance()
+    serve(known, 100, always(0.9))
+    serve(known, 12, always(0.2), seed=1)
+    assert known.alarms >= 1
+    assert known.hazards[0, 0, -1] < 0.4
+
+
+def test_a_lookup_that_finds_nothing_is_known_by_how_often():
+    """Of eight requests only the first ever finds something."""
+    known = acceptance(LOOKUP)
+    for step in range(20):
+        forest = proposals([4] + [0] * 7)
+        known.observe(batch(8, now=step * 0.02), forest, np.ones(4, bool), kept(forest, [4] + [0] * 7))
+    offers = known.paths(batch(8), np.arange(8))[1][0, :, 0]
+    assert offers[0] > 0.7
+    assert offers[1:].max() < 0.1
+
+
+def test_a_head_that_has_not_read_the_prompt_is_known_apart():
+    """Coverage is a factor: requests whose prompt was skipped accept less, and that is not held against the others."""
+    known = acceptance()
+    read = np.array([[1.0] * 4 + [0.0] * 4])
+    for generation in range(12):
+        serve(known, 8, by_request(lambda i: 0.9 if i < 4 else 0.3), seed=generation, read=read)
+        known.release(np.arange(8))
+    first = known.paths(batch(8, read=read), np.arange(8))[0][0, :, 0]
+    assert first[0] > first[7] + 0.25
