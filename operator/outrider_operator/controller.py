@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Iterable
 from typing import Any
 
 from outrider_operator import kinds, telemetry
@@ -77,6 +78,10 @@ class Controller:
     def service_gone(self, document: Object) -> None:
         self._cache.gone(kinds.SERVICE, document)
         telemetry.SERVICES.set(len(list(self._cache.all(kinds.SERVICE))))
+
+    def services(self) -> Iterable[Object]:
+        """The services that this process answers for: none while it stands by."""
+        return self._cache.all(kinds.SERVICE) if self._lease.held else ()
 
     def health(self) -> dict[str, Any]:
         return {"leading": self._lease.held}

@@ -11,6 +11,7 @@ import kopf
 import prometheus_client
 
 from outrider_operator import frame
+from outrider_operator.condition_metrics import ServiceConditions
 from outrider_operator.configuration import Configuration, ConfigurationError, read_configuration
 from outrider_operator.controller import Controller
 from outrider_operator.decide import decide
@@ -38,6 +39,7 @@ async def _run(configuration: Configuration) -> bool:
     api = KubernetesApi(client)
     events = frame.Events()
     controller = Controller(configuration, api, events, settings_of(configuration), decide)
+    prometheus_client.REGISTRY.register(ServiceConditions(controller.services))
     try:
         await kopf.operator(
             registry=frame.build_registry(controller, events, client),

@@ -27,9 +27,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- else }}{{ required "serviceAccount.name: name one that exists, or set serviceAccount.create" .Values.serviceAccount.name }}{{ end }}
 {{- end }}
 
-{{/* Name of the profiling Jobs' priority class; empty for none. */}}
+{{/* Name of the profiling Jobs' priority class; empty for none. Cluster-scoped, and no colon is allowed in it. */}}
 {{- define "outrider.priorityClass" -}}
 {{- if .Values.profiling.priorityClass.create -}}
-{{ .Values.profiling.priorityClass.name | default (printf "%s-profiling" (include "outrider.fullname" .)) }}
+{{ .Values.profiling.priorityClass.name | default (printf "%s.%s-profiling" .Release.Namespace (include "outrider.fullname" .)) }}
 {{- else }}{{ .Values.profiling.priorityClass.name }}{{ end }}
 {{- end }}

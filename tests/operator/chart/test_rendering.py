@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import yaml
 from outrider_crds.generate import crd
-from outrider_operator import telemetry
+from outrider_operator import condition_metrics, telemetry
 from outrider_operator.configuration import read_configuration
 from outrider_runtime.server.metrics import METRICS
 from prometheus_client.metrics import MetricWrapperBase
 
+from setup.steps import REPOSITORY
 from setup.system import prometheus
 from tests.cluster.errors import ClusterError
 from tests.cluster.kubectl import Kubectl
@@ -112,19 +113,39 @@ def test_roles_alone_need_namespaces(any_cluster: Kubectl, tmp_path: Path) -> No
 
 def test_alerts_use_metrics_that_exist(any_cluster: Kubectl, tmp_path: Path) -> None:
     """An alert on a metric that nobody exports would never fire."""
-    known = {spec.name for spec in METRICS} | {
-        f"{metric._name}{'_total' if metric._type == 'counter' else ''}"
-        for metric in vars(telemetry).values()
-        if isinstance(metric, MetricWrapperBase)
-    }
+    known = (
+        {spec.name for spec in METRICS}
+        | {condition_metrics.NAME}
+        | {
+            f"{metric._name}{'_total' if metric._type == 'counter' else ''}"
+            for metric in vars(telemetry).values()
+            if isinstance(metric, MetricWrapperBase)
+        }
+    )
     (rules,) = [o for o in rendered(any_cluster, tmp_path, values(**EVERYTHING)) if o["kind"] == "PrometheusRule"]
     alerts = [alert for group in rules["spec"]["groups"] for alert in group["rules"]]
-    used = {name for alert in alerts for name in re.findall(r"\boutrider_\w+", alert["expr"])} - {
-        "outrider_namespace",
-        "outrider_service",
-    }
-    assert used - known == set()
-    assert all(alert["annotations"]["runbook"] and alert["annotations"]["summary"] for alert in alerts)
+    used = {name for alert in alerts for name in re.findall(r"\boutrider_\w+", alert["expr"])}
+    assert used - known == {"outrider_namespace", "outrider_service"}
+
+
+def test_every_alert_has_its_section_in_the_runbook(any_cluster: Kubectl, tmp_path: Path) -> None:
+    """Whoever is woken at night follows runbook_url; the sections and the alerts are the same set."""
+    runbook = REPOSITORY / "docs" / "conditions.md"
+    headings = re.findall(r"^### (Outrider\w+)$", runbook.read_text(), re.MULTILINE)
+    (rules,) = [o for o in rendered(any_cluster, tmp_path, EVERYTHING) if o["kind"] == "PrometheusRule"]
+    alerts = {alert["alert"]: alert for group in rules["spec"]["groups"] for alert in group["rules"]}
+    assert list(alerts) == headings
+    for name, alert in alerts.items():
+        assert alert["annotations"]["runbook_url"] == f"docs/conditions.md#{name.lower()}"
+        assert {"summary", "runbook"} <= set(alert["annotations"])
+
+
+def test_every_alert_is_fired_in_the_rule_test() -> None:
+    """An alert that was never seen to fire may never fire."""
+    rules = (CHART / "files" / "alerts.yaml").read_text()
+    cases = yaml.safe_load((Path(__file__).parent / "alerts.yaml").read_text())
+    fired = [s["labels"] for t in cases["tests"] for q in t.get("promql_expr_test", ()) for s in q["exp_samples"]]
+    assert sorted(re.findall(r"alert: (\w+)", rules)) == sorted(re.findall(r"Outrider\w+", " ".join(fired)))
 
 
 def test_alerts_fire_when_they_should(any_cluster: Kubectl, tmp_path: Path) -> None:

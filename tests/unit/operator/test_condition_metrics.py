@@ -1,0 +1,46 @@
+"""The conditions as Prometheus sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider_operator.cache import Cache
+from outrider_operator.condition_metrics import ServiceConditions
+from outrider_operator.kinds import SERVICE
+from prometheus_client import CollectorRegistry, generate_latest
+
+
+def service(name: str, version: int, *conditions: dict[str, Any], **status: Any) -> dict[str, Any]:
+    metadata = {"namespace": "a", "name": name, "uid": name, "resourceVersion": str(version)}
+    return {"metadata": metadata, "spec": {}, "status": {"conditions": list(conditions), **status}}
+
+
+def condition(type_: str, status: str, reason: str) -> dict[str, Any]:
+    return {"type": type_, "status": status, "reason": reason, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+
+
+def scrape(cache: Cache) -> list[str]:
+    registry = CollectorRegistry()
+    registry.register(ServiceConditions(lambda: cache.all(SERVICE)))
+    return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+
+
+def test_each_condition_is_one_series_that_moves_with_it_and_goes_with_the_service() -> None:
+    """An alert must neither fire for a service that was deleted nor see two reasons at once."""
+    cache = Cache()
+    cache.seen(SERVICE, service("chat", 1, condition("Ready", "False", "NoReadyEndpoint")))
+    labels = 'outrider_namespace="a",outrider_service="chat",reason="{}",status="{}",type="Ready"'
+    assert scrape(cache) == [f"outrider_service_condition{{{labels.format('NoReadyEndpoint', 'False')}}} 1.0"]
+    ready = service("chat", 2, condition("Ready", "True", "EndpointReady"))
+    cache.seen(SERVICE, ready)
+    assert scrape(cache) == [f"outrider_service_condition{{{labels.format('EndpointReady', 'True')}}} 1.0"]
+    cache.gone(SERVICE, ready)
+    assert scrape(cache) == []
+
+
+def test_a_status_that_cannot_be_read_costs_its_own_series_only() -> None:
+    """A scrape that fails as a whole would blind every alert."""
+    cache = Cache()
+    cache.seen(SERVICE, service("odd", 1, {"type": "Ready"}, replicas="many"))
+    cache.seen(SERVICE, service("chat", 1, condition("Ready", "True", "EndpointReady")))
+    assert len(scrape(cache)) == 1
