@@ -33,6 +33,8 @@ class Configuration:
     runtime_cpu_image: str = f"outrider/runtime-cpu:{RELEASE}"
     image_pull_policy: str = "IfNotPresent"
     allow_host_path: bool = False
+    platform_assigns_user: bool = False
+    """True where pods that ask for a user or a group of their own are refused (OpenShift)."""
     prometheus_url: str = ""
     profiling_priority_class: str = ""
     resync_interval_s: float = 60.0
@@ -71,6 +73,7 @@ def read_configuration(environment: Mapping[str, str]) -> Configuration:
             "RUNTIME_IMAGE_PULL_POLICY", _one_of("Always", "IfNotPresent", "Never"), standard.image_pull_policy
         ),
         allow_host_path=read("ALLOW_HOST_PATH", _boolean, standard.allow_host_path),
+        platform_assigns_user=read("PLATFORM_ASSIGNS_USER", _boolean, standard.platform_assigns_user),
         prometheus_url=read("PROMETHEUS_URL", _address, standard.prometheus_url),
         profiling_priority_class=read("PROFILING_PRIORITY_CLASS", str, standard.profiling_priority_class),
         resync_interval_s=read("RESYNC_INTERVAL", seconds, standard.resync_interval_s),

@@ -59,6 +59,7 @@ def settings_of(configuration: Configuration) -> Settings:
         runtime_cpu_image=configuration.runtime_cpu_image,
         image_pull_policy=configuration.image_pull_policy,
         allow_host_path=configuration.allow_host_path,
+        platform_assigns_user=configuration.platform_assigns_user,
         prometheus_configured=bool(configuration.prometheus_url),
         profiling_priority_class=configuration.profiling_priority_class,
         window_s=configuration.metrics_window_s,

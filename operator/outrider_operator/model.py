@@ -41,6 +41,8 @@ class Settings:
     image_pull_policy: str = "IfNotPresent"
     allow_host_path: bool = False
     prometheus_configured: bool = False
+    platform_assigns_user: bool = False
+    """Pods name no user and no group: the platform gives each namespace its own (OpenShift)."""
     profiling_priority_class: str = ""
     """Priority class of profiling Jobs (below serving, never preempting); empty for the cluster's default."""
     window_s: float = 60.0

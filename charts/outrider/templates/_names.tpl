@@ -33,3 +33,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .Values.profiling.priorityClass.name | default (printf "%s.%s-profiling" .Release.Namespace (include "outrider.fullname" .)) }}
 {{- else }}{{ .Values.profiling.priorityClass.name }}{{ end }}
 {{- end }}
+
+{{/* "true" where pods must name no user: said by the values, else seen by OpenShift's own API. */}}
+{{- define "outrider.platformAssignsUser" -}}
+{{- if kindIs "invalid" .Values.platformAssignsUser }}{{ .Capabilities.APIVersions.Has "security.openshift.io/v1" }}
+{{- else }}{{ .Values.platformAssignsUser }}{{ end }}
+{{- end }}

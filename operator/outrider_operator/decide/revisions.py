@@ -149,7 +149,7 @@ def _made(
     boot = boot_config(
         spec, service=observed.name, namespace=observed.namespace, revision=name, image=image, max_draft_tokens=most
     )
-    template = pod_template(spec, observed.name, name, image, settings.image_pull_policy, boot.profile_keys)
+    template = pod_template(spec, settings, observed.name, name, image, boot.profile_keys)
     return Revision(name=name, inputs=inputs, boot=boot, template=template)
 
 

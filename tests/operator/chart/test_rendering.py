@@ -111,6 +111,36 @@ def test_roles_alone_need_namespaces(any_cluster: Kubectl, tmp_path: Path) -> No
     assert all(o["metadata"].get("namespace") for o in rendered(any_cluster, tmp_path, chosen))
 
 
+def test_two_releases_share_no_name_in_the_cluster(any_cluster: Kubectl) -> None:
+    """The second of two teams must be able to install. (The CRD is one for all: crd.install=false.)"""
+    releases = [("a", "outrider"), ("b", "outrider"), ("a", "second"), ("a-outrider", "x"), ("a", "outrider-x")]
+    names: list[tuple[str, str]] = []
+    for namespace, release in releases:
+        text = any_cluster.helm("template", release, str(CHART), "-n", namespace, "--set", "crd.install=false")
+        objects = [document for document in yaml.safe_load_all(text) if document]
+        names += [(o["kind"], o["metadata"]["name"]) for o in objects if "namespace" not in o["metadata"]]
+    assert {kind for kind, _ in names} == {"ClusterRole", "ClusterRoleBinding", "PriorityClass"}
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "openshift", "named"),
+    [(None, False, True), (None, True, False), (True, False, False), (False, True, True)],
+)
+def test_the_operators_pod_names_a_user_unless_the_platform_assigns_it(
+    any_cluster: Kubectl, chosen: bool | None, openshift: bool, named: bool
+) -> None:
+    """Seen by OpenShift's own API where the values do not say it; the operator is told for its pods."""
+    flags = [] if chosen is None else ["--set", f"platformAssignsUser={str(chosen).lower()}"]
+    flags += ["--api-versions", "security.openshift.io/v1"] if openshift else []
+    text = any_cluster.helm("template", "x", str(CHART), *flags)
+    (deployment,) = [o for o in yaml.safe_load_all(text) if o and o["kind"] == "Deployment"]
+    pod = deployment["spec"]["template"]["spec"]
+    assert ("runAsUser" in pod["securityContext"]) is named
+    told = {v["name"]: v.get("value") for v in pod["containers"][0]["env"]}["OUTRIDER_PLATFORM_ASSIGNS_USER"]
+    assert told == str(not named).lower()
+
+
 def test_alerts_use_metrics_that_exist(any_cluster: Kubectl, tmp_path: Path) -> None:
     """An alert on a metric that nobody exports would never fire."""
     known = (

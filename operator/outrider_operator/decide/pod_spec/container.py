@@ -7,19 +7,22 @@ from outrider_crds.spec import SecretKeyRef, SpeculativeServiceSpec
 
 from outrider_operator.decide.pod_spec.placement import resources
 from outrider_operator.decide.pod_spec.volumes import COMPILE_CACHE_DIR, HOME_DIR, RUN_DIR, Mounted
-from outrider_operator.model import Object
+from outrider_operator.model import Object, Settings
 
 RUN_AS = 65532
 """User and group of the runtime image (Dockerfile)."""
+_UNPRIVILEGED = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
-def container(spec: SpeculativeServiceSpec, name: str, image: str, pull_policy: str, volumes: list[Mounted]) -> Object:
+def container(
+    spec: SpeculativeServiceSpec, settings: Settings, name: str, image: str, volumes: list[Mounted]
+) -> Object:
     """The runtime container, without command and probes."""
     template = spec.pod_template
     fields: Object = {
         "name": name,
         "image": image,
-        "imagePullPolicy": pull_policy,
+        "imagePullPolicy": settings.image_pull_policy,
         "env": merged(environment(spec), [dict(variable) for variable in template.env]),
         "envFrom": list(template.env_from),
         "resources": resources(spec),
@@ -36,23 +39,24 @@ def container(spec: SpeculativeServiceSpec, name: str, image: str, pull_policy: 
     return {key: value for key, value in fields.items() if value not in ([], {})}
 
 
-def pod_fields(spec: SpeculativeServiceSpec, volumes: list[Mounted]) -> Object:
+def pod_fields(spec: SpeculativeServiceSpec, settings: Settings, volumes: list[Mounted]) -> Object:
     """The fields of both pod specs that depend on neither's purpose."""
     fields: Object = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # a Service called vllm would inject VLLM_PORT, which vLLM takes for its own
         "imagePullSecrets": list(spec.pod_template.image_pull_secrets),
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": RUN_AS,
-            "runAsGroup": RUN_AS,
-            "fsGroup": RUN_AS,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": security_context(settings),
         "volumes": [*(v.volume for v in volumes), *spec.pod_template.volumes],
     }
     return {key: value for key, value in fields.items() if value != []}
+
+
+def security_context(settings: Settings) -> Object:
+    """A platform that assigns users refuses pods that ask for one; elsewhere claims must become writable for ours."""
+    if settings.platform_assigns_user:
+        return _UNPRIVILEGED
+    ours = {"runAsUser": RUN_AS, "runAsGroup": RUN_AS, "fsGroup": RUN_AS, "fsGroupChangePolicy": "OnRootMismatch"}
+    return {**_UNPRIVILEGED, **ours}
 
 
 def environment(spec: SpeculativeServiceSpec) -> list[Object]:

@@ -20,7 +20,7 @@ from outrider_operator.decide.ownership import labels
 from outrider_operator.decide.pod_spec.container import container, pod_fields
 from outrider_operator.decide.pod_spec.placement import scheduling
 from outrider_operator.decide.pod_spec.volumes import configuration_volumes, model_volumes, scratch_volumes
-from outrider_operator.model import REVISION_LABEL, Object
+from outrider_operator.model import REVISION_LABEL, Object, Settings
 
 CONTAINER = "runtime"
 PRODUCTS_ANNOTATION = "outrider.dev/products"
@@ -34,9 +34,9 @@ _SHUTDOWN_MARGIN_S = 15
 
 
 def pod_template(
-    spec: SpeculativeServiceSpec, service: str, revision: str, image: str, pull_policy: str, keys: list[ProfileKeys]
+    spec: SpeculativeServiceSpec, settings: Settings, service: str, revision: str, image: str, keys: list[ProfileKeys]
 ) -> Object:
-    """Pods of `revision`. A function of spec and image alone: the release of the operator must not move it."""
+    """Pods of `revision`, as this release renders them. It is kept with the revision: nothing else may move it."""
     volumes = [
         *configuration_volumes(f"{service}-{revision}", f"{service}-hot", keys),
         *model_volumes(spec),
@@ -44,7 +44,7 @@ def pod_template(
     ]
     drain_s = math.ceil(seconds(spec.rollout.drain_timeout))
     runtime = {
-        **container(spec, CONTAINER, image, pull_policy, volumes),
+        **container(spec, settings, CONTAINER, image, volumes),
         "command": ["outrider-runtime"],
         "args": [
             "serve",
@@ -65,7 +65,7 @@ def pod_template(
     return {
         "metadata": _metadata(spec, service, revision),
         "spec": {
-            **pod_fields(spec, volumes),
+            **pod_fields(spec, settings, volumes),
             **scheduling(spec, spec.accelerator.products),
             **_serving_only(spec),
             "serviceAccountName": service,

@@ -68,12 +68,12 @@ def _config(observed: Observed, spec: SpeculativeServiceSpec, image: str) -> Boo
 def _pod(spec: SpeculativeServiceSpec, settings: Settings, image: str, asked: Asked, config: BootConfig) -> Object:
     volumes = [*model_volumes(spec), *scratch_volumes()]
     profiler = {
-        **container(spec, "profiler", image, settings.image_pull_policy, volumes),
+        **container(spec, settings, "profiler", image, volumes),
         "command": ["outrider-profile"],
         "args": _arguments(spec, asked, config),
     }
     fields: Object = {
-        **pod_fields(spec, volumes),
+        **pod_fields(spec, settings, volumes),
         **scheduling(spec, [asked.keys.product]),
         "restartPolicy": "Never",
         # On the pod, not on the Job: it counts from the start of the pod, so that waiting for a free GPU is no

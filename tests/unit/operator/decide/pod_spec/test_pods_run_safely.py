@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from outrider_operator.model import DISRUPTION_BUDGET, SERVICE, Object
+from outrider_operator.model import DEPLOYMENT, DISRUPTION_BUDGET, JOB, SERVICE, Object
 
-from tests.unit.operator.decide.world import EAGLE, World, gpu_node, manifest
+from tests.unit.operator.decide.world import EAGLE, SETTINGS, World, gpu_node, manifest
 
 
 def template(**spec: Any) -> Object:
@@ -33,6 +34,20 @@ def test_pods_run_without_privileges() -> None:
     assert security["capabilities"] == {"drop": ["ALL"]}
     assert pod["automountServiceAccountToken"] is False
     assert pod["enableServiceLinks"] is False
+
+
+@pytest.mark.parametrize("kind", [DEPLOYMENT, JOB])
+def test_where_the_platform_assigns_users_pods_name_none(kind: str) -> None:
+    """OpenShift refuses a pod whose user or group is not of its namespace's range; it fills in what is absent."""
+    for assigned in (False, True):
+        world = World(manifest(), settings=replace(SETTINGS, platform_assigns_user=assigned))
+        world.settle()
+        world.roll_out()
+        world.settle()
+        (child,) = [document for (found, _), document in world.objects.items() if found == kind]
+        security = child["spec"]["template"]["spec"]["securityContext"]
+        assert security["runAsNonRoot"] is True
+        assert ({"runAsUser", "runAsGroup", "fsGroup"} & set(security) == set()) is assigned
 
 
 def test_everything_that_must_be_writable_is_a_volume() -> None:
