@@ -1,0 +1,211 @@
+"""Composes a world from NVIDIA's measured kernels (the package aiconfigurator-core, the extra `bench`).
+
+    python -m outrider_runtime.simulate.worlds.compose FOLDER     every world of the benchmarks, anew
+
+The package has the times of matrix products, attention and all-reduces on a system, and adds them up for a step of
+plain decoding or of a prompt. A step that verifies takes from it the products of all its tokens and the attention of
+its requests. `DERIVED` says what is not measured.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider_runtime.simulate.errors import SimulationError
+from outrider_runtime.simulate.worlds.shapes import LLAMA_1B, LLAMA_8B, LLAMA_70B, Shape, eagle_head
+from outrider_runtime.simulate.worlds.tables import Curve, ModelTables, curve, curve_document, surface
+
+PACKAGE = "aiconfigurator-core"
+BACKEND = "vllm"
+TOKENS = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), *range(576, 2049, 64), 2560, 3072, 4096, 6144, 8192)
+LOGITS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2304)
+REQUESTS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
+CONTEXT = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+CHUNK = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+PREFIX = (0, 512, 1024, 2048, 4096, 8192, 16384)
+FURTHER_QUERY = 0.045
+"""From MagicDec's Table 1 (8 x A100, Llama-3.1-8B, 8,000 to 32,000 tokens of context): with 3 tokens a request, a
+step's time grows 1.05 to 1.15 times as fast with context as with one."""
+GRAPH_TOKENS = 512
+"""vLLM's largest captured graph."""
+DRAFT_LAUNCH = {"launchMs": 0.08, "samplingMs": [0.02, 3e-4]}
+LOOKUP = {"kind": "lookup", "constantMs": 0.05, "perRequestMs": 0.004}
+MEMORY_SHARE, OTHER_BYTES = 0.9, 4 << 30
+DERIVED = (
+    "launchMs, samplingMs: not measured; 0.15 ms a step that one graph runs, 6 us a layer more where a prompt is in it "
+    "(attention runs between graphs), 0.08 ms a pass of a draft; sampling 0.02 ms and 0.3 us a token with logits.",
+    "Attention of 2 to 9 query tokens: that of one and 4.5% for each further one, from the rows of MagicDec's Table 1.",
+    "Attention of requests of unequal context: that of their mean.",
+    "An EAGLE-3 head: one layer of the target's width; the wider input counted as a second projection of queries and "
+    "keys, the fusion of three states as three output projections in the first pass.",
+    "The 1B draft: its heads of 64 taken as half as many of 128, which every system was measured with.",
+    "Prompt lookup: 0.05 ms and 4 us a request.",
+    "kvTokens: 0.9 of the memory, less weights and 4 GiB a GPU.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What to compose."""
+
+    name: str
+    system: str
+    gpus: int
+    target: Shape
+    model: str
+    """As users call it."""
+    drafts: Mapping[str, Shape]
+    """Draft models with a cache of their own, by drafter name."""
+
+
+RECIPES = (
+    *(
+        Recipe(f"llama-3.1-8b-{name}", system, 1, LLAMA_8B, "meta-llama/Llama-3.1-8B-Instruct", {"draft": LLAMA_1B})
+        for name, system in (("h200", "h200_sxm"), ("h100", "h100_sxm"), ("a100", "a100_sxm"), ("l40s", "l40s"))
+    ),
+    Recipe("llama-3.1-70b-4xh100", "h100_sxm", 4, LLAMA_70B, "meta-llama/Llama-3.1-70B-Instruct", {"draft": LLAMA_1B}),
+)  # fmt: skip
+
+
+class Kernels:
+    """The package's times of one model on one system."""
+
+    def __init__(self, shape: Shape, system: str, gpus: int) -> None:
+        """Raises SimulationError where the package is not there, or does not hold the system."""
+        try:
+            from aiconfigurator_core import AicEngine
+            from aiconfigurator_core.sdk import compile_engine
+        except ImportError as error:
+            raise SimulationError(
+                f"composing step times needs the package {PACKAGE}: pip install 'outrider[bench]'"
+            ) from error
+        logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "config.json").write_text(json.dumps(shape.config()))
+            try:
+                self._engine = AicEngine.from_spec(compile_engine(folder, system, BACKEND, tp_size=gpus))
+            except Exception as error:  # the package raises many kinds
+                raise SimulationError(f"{PACKAGE} cannot compose {gpus} x {system}: {error}") from error
+
+    def decode(self, requests: int, context: int) -> dict[str, float]:
+        """Milliseconds of each operation of a step of plain decoding."""
+        return {name: ms for name, ms, *_ in self._engine.decode_step_per_op(requests, context, 2)}
+
+    def prefill_attention(self, chunk: int, prefix: int) -> float:
+        parts, _ = self._engine.run_static_per_op(1, 1, chunk + prefix, 1, prefix, 1.0, 1.0, "static_ctx")
+        return float(sum(ms for name, ms, *_ in parts if "attention" in name))
+
+
+def tables(kernels: Kernels, *, wide_input: bool = False) -> ModelTables:
+    """`wide_input`: of an EAGLE head, whose queries and keys read twice the width."""
+    steps = [kernels.decode(tokens, 1024) for tokens in TOKENS]
+    decode = [[_named(kernels.decode(n, context), "attention") for context in CONTEXT] for n in REQUESTS]
+    prefill = [[kernels.prefill_attention(chunk, prefix) for prefix in PREFIX] for chunk in CHUNK]
+    return ModelTables(
+        curve(TOKENS, [_each_token_ms(step, wide_input) for step in steps]),
+        curve(LOGITS, [_named(kernels.decode(n, 1024), "logits") for n in LOGITS]),
+        surface(REQUESTS, CONTEXT, decode),
+        surface(CHUNK, PREFIX, prefill),
+    )
+
+
+def _each_token_ms(step: Mapping[str, float], wide_input: bool) -> float:
+    parts = sum(ms for name, ms in step.items() if "attention" not in name and "logits" not in name)
+    return parts + (_named(step, "qkv") if wide_input else 0.0)
+
+
+def _named(step: Mapping[str, float], part: str) -> float:
+    return sum(ms for name, ms in step.items() if part in name)
+
+
+def fusion(kernels: Kernels) -> Curve:
+    """What an EAGLE-3 head's first pass costs beyond a pass: three states of the target become one."""
+    return curve(TOKENS, [3 * _named(kernels.decode(n, 1024), "proj") for n in TOKENS])
+
+
+def compose(recipe: Recipe) -> dict[str, Any]:
+    """A world's document. Raises SimulationError as `Kernels` does."""
+    return {
+        "name": recipe.name,
+        "origin": "composed",
+        "model": recipe.model,
+        "device": recipe.system,
+        "gpus": recipe.gpus,
+        "source": f"{PACKAGE} {_version()}, system {recipe.system}, backend {BACKEND}, tensor parallel {recipe.gpus}",
+        "derived": list(DERIVED),
+        "kvTokens": _kv_tokens(recipe),
+        "graphTokens": GRAPH_TOKENS,
+        "target": {
+            **tables(Kernels(recipe.target, recipe.system, recipe.gpus)).document(),
+            "launchMs": 0.15,
+            "promptLaunchMs": round(0.006 * recipe.target.layers, 3),
+            "samplingMs": [0.02, 3e-4],
+            "furtherQuery": FURTHER_QUERY,
+        },
+        "drafters": {"eagle": _head(recipe), **_drafts(recipe), "lookup": LOOKUP},
+    }
+
+
+def _head(recipe: Recipe) -> dict[str, Any]:
+    kernels = Kernels(eagle_head(recipe.target), recipe.system, recipe.gpus)
+    parts = tables(kernels, wide_input=True).document()
+    return {"kind": "head", **parts, **DRAFT_LAUNCH, "fusion": curve_document(fusion(kernels))}
+
+
+def _drafts(recipe: Recipe) -> dict[str, Any]:
+    return {
+        name: {"kind": "model", **tables(Kernels(shape, recipe.system, recipe.gpus)).document(), **DRAFT_LAUNCH}
+        for name, shape in recipe.drafts.items()
+    }
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version(PACKAGE)
+
+
+def _kv_tokens(recipe: Recipe) -> int:
+    import aiconfigurator_core
+    import yaml
+
+    file = Path(aiconfigurator_core.__file__).parent / "systems" / f"{recipe.system}.yaml"
+    memory = yaml.safe_load(file.read_text())["gpu"]["mem_capacity"]
+    drafts = [eagle_head(recipe.target), *recipe.drafts.values()]
+    free = recipe.gpus * (MEMORY_SHARE * memory - OTHER_BYTES)
+    free -= recipe.target.weight_bytes + sum(draft.weight_bytes for draft in drafts)
+    kv_bytes = recipe.target.kv_bytes + sum(draft.kv_bytes for draft in drafts)
+    if free < kv_bytes:
+        raise SimulationError(f"{recipe.model} does not fit into {recipe.gpus} x {recipe.system}")
+    return int(free / kv_bytes)
+
+
+def write(document: Mapping[str, Any], folder: Path) -> Path:
+    """One line for each of a world's parts, so that a change can be read."""
+    path = folder / f"{document['name']}.json"
+    path.write_text(_lines(document, 0) + "\n", encoding="utf-8")
+    return path
+
+
+def _lines(value: Any, depth: int) -> str:
+    if not isinstance(value, Mapping) or depth == 3:
+        return json.dumps(value)
+    inner = ",\n".join(f'{" " * (depth + 1)}"{name}": {_lines(part, depth + 1)}' for name, part in value.items())
+    return "{\n" + inner + "\n" + " " * depth + "}"
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    for recipe in RECIPES:
+        print(write(compose(recipe), folder), flush=True)
+
+
+if __name__ == "__main__":
+    main()

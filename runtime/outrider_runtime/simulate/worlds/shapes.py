@@ -1,0 +1,55 @@
+"""The shapes of models whose steps are composed, as their config.json has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A Llama-like model."""
+
+    layers: int
+    hidden: int
+    heads: int
+    key_heads: int
+    intermediate: int
+    vocabulary: int
+    head_dim: int = 128
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of one token, in 16 bits."""
+        return 4 * self.layers * self.key_heads * self.head_dim
+
+    @property
+    def weight_bytes(self) -> int:
+        """In 16 bits, one table of the vocabulary included."""
+        attention = 2 * self.hidden * self.head_dim * (self.heads + self.key_heads)
+        return 2 * (self.layers * (attention + 3 * self.hidden * self.intermediate) + self.hidden * self.vocabulary)
+
+    def config(self) -> dict[str, Any]:
+        """A config.json that says no more than this."""
+        return {
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
+            "num_hidden_layers": self.layers, "hidden_size": self.hidden, "head_dim": self.head_dim,
+            "num_attention_heads": self.heads, "num_key_value_heads": self.key_heads,
+            "intermediate_size": self.intermediate, "vocab_size": self.vocabulary,
+            "max_position_embeddings": 131072, "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+            "tie_word_embeddings": False,
+        }  # fmt: skip
+
+
+LLAMA_8B = Shape(32, 4096, 32, 8, 14336, 128256)
+LLAMA_70B = Shape(80, 8192, 64, 8, 28672, 128256)
+LLAMA_1B = Shape(16, 2048, 16, 4, 8192, 128256)
+"""Its 32 and 8 heads of 64 taken as half as many of 128: the same width, and what every system was measured with."""
+EAGLE_VOCABULARY = 32000
+
+
+def eagle_head(target: Shape) -> Shape:
+    """The one layer of an EAGLE-3 head of this target, and its smaller vocabulary."""
+    return Shape(
+        1, target.hidden, target.heads, target.key_heads, target.intermediate, EAGLE_VOCABULARY, target.head_dim
+    )

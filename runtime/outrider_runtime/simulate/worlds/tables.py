@@ -1,0 +1,99 @@
+"""One model's forward pass as measured parts: read straight between the points of tables."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Milliseconds at points of one axis: straight between two and beyond the last, the first one's below it."""
+
+    at: tuple[float, ...]
+    """Rising."""
+    ms: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.at) != len(self.ms) or not all(low < high for low, high in pairwise(self.at)):
+            raise ValueError(f"points {self.at} do not rise, or are not as many as the {len(self.ms)} times")
+
+    def __call__(self, x: float) -> float:
+        at, ms = self.at, self.ms
+        if x <= at[0] or len(at) == 1:
+            return ms[0]
+        high = min(bisect_left(at, x), len(at) - 1)
+        return ms[high - 1] + (x - at[high - 1]) / (at[high] - at[high - 1]) * (ms[high] - ms[high - 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """Milliseconds at points of two axes; between rows and beyond them as a curve."""
+
+    rows: tuple[float, ...]
+    """Rising."""
+    curves: tuple[Curve, ...]
+    """One a row, over the other axis."""
+
+    def __call__(self, row: float, column: float) -> float:
+        rows, curves = self.rows, self.curves
+        if row <= rows[0] or len(rows) == 1:
+            return curves[0](column)
+        high = min(bisect_left(rows, row), len(rows) - 1)
+        low_ms, high_ms = curves[high - 1](column), curves[high](column)
+        return low_ms + (row - rows[high - 1]) / (rows[high] - rows[high - 1]) * (high_ms - low_ms)
+
+
+def curve(at: Sequence[float], ms: Sequence[float]) -> Curve:
+    """Raises ValueError for points that do not rise."""
+    return Curve(tuple(map(float, at)), tuple(map(float, ms)))
+
+
+def surface(rows: Sequence[float], columns: Sequence[float], ms: Sequence[Sequence[float]]) -> Surface:
+    """ms: (rows, columns). Raises ValueError for columns that do not rise."""
+    return Surface(tuple(map(float, rows)), tuple(curve(columns, row) for row in ms))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTables:
+    """The parts of one model's forward pass."""
+
+    tokens: Curve
+    """All that is done for each batched token alike: matrix products, norms, all-reduces."""
+    logits: Curve
+    """The output layer, by tokens whose logits are needed."""
+    decode_attention: Surface
+    """By requests that decode and their mean context."""
+    prefill_attention: Surface
+    """By a prompt's chunk and the tokens before it."""
+
+    def document(self) -> dict[str, Any]:
+        """As a world's file has it."""
+        return {
+            "tokens": curve_document(self.tokens),
+            "logits": curve_document(self.logits),
+            "decodeAttention": _surface_document(self.decode_attention),
+            "prefillAttention": _surface_document(self.prefill_attention),
+        }
+
+
+def from_document(document: Mapping[str, Any]) -> ModelTables:
+    """Raises KeyError for a part that is not there, ValueError for one whose points are out of order."""
+    decode, prefill = (document[name] for name in ("decodeAttention", "prefillAttention"))
+    return ModelTables(curve(**document["tokens"]), curve(**document["logits"]), surface(**decode), surface(**prefill))
+
+
+def curve_document(one: Curve) -> dict[str, list[float]]:
+    return {"at": list(one.at), "ms": _rounded(one.ms)}
+
+
+def _surface_document(one: Surface) -> dict[str, Any]:
+    columns = list(one.curves[0].at)
+    return {"rows": list(one.rows), "columns": columns, "ms": [_rounded(row.ms) for row in one.curves]}
+
+
+def _rounded(ms: Sequence[float]) -> list[float]:
+    return [float(f"{value:.4g}") for value in ms]

@@ -1,0 +1,211 @@
+"""A target with its drafters on one kind of hardware: seconds of each part of an engine step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from outrider_runtime.simulate.data import FOLDER
+from outrider_runtime.simulate.errors import SimulationError
+from outrider_runtime.simulate.worlds.tables import Curve, ModelTables, curve, from_document
+
+WORLDS = FOLDER / "worlds"
+
+
+class Kind(StrEnum):
+    HEAD = "head"
+    """Reads the target's hidden states; a pass for each token (EAGLE)."""
+    MODEL = "model"
+    """A language model with a cache of its own; a pass for each token."""
+    SPARSE = "sparse"
+    """The target itself over part of its own cache; a pass for each token."""
+    LOOKUP = "lookup"
+    """One call on the CPU, however long the proposal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What a forward pass processes."""
+
+    tokens: int
+    """Batched tokens, prompts included."""
+    requests: int
+    """That decode, with 1 or more tokens each."""
+    context: float
+    """Cached tokens of those, on average."""
+    logits: int
+    """Tokens whose logits are needed."""
+    prompts: Sequence[tuple[int, int]] = ()
+    """Chunk, and the tokens before it, of each prompt in the pass."""
+
+    @property
+    def queries(self) -> float:
+        """Tokens of a request that decodes, on average."""
+        prompts = sum(chunk for chunk, _ in self.prompts)
+        return (self.tokens - prompts) / self.requests if self.requests else 1.0
+
+    def of_one_token(self) -> Pass:
+        """A draft's later pass: a token for each request that decodes."""
+        return Pass(self.requests, self.requests, self.context, self.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a pass costs beside its kernels, in milliseconds."""
+
+    always: float
+    prompts: float
+    """More where a prompt is in the pass."""
+    sampling: float
+    sampling_token: float
+    """For each token with logits."""
+
+    def ms(self, one: Pass) -> float:
+        return self.always + (self.prompts if one.prompts else 0.0) + self.sampling + self.sampling_token * one.logits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forward:
+    """A model's passes."""
+
+    tables: ModelTables
+    launch: Launch
+    further_query: float = 0.0
+    """Attention of one more token of a request, as a share of its first one's: keys are read once."""
+
+    def ms(self, one: Pass, tokens: int) -> float:
+        """`tokens`: with the padding of a graph."""
+        tables = self.tables
+        attention = sum(tables.prefill_attention(chunk, prefix) for chunk, prefix in one.prompts)
+        if one.requests:
+            further = 1 + self.further_query * (one.queries - 1)
+            attention += further * tables.decode_attention(one.requests, one.context)
+        logits = tables.logits(one.logits) if one.logits else 0.0
+        return tables.tokens(tokens) + logits + attention + self.launch.ms(one)
+
+
+class DrafterTimes(Protocol):
+    @property
+    def kind(self) -> Kind: ...
+
+    def ms(self, first: Pass, passes: int) -> float: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Passes:
+    """A drafter whose every token is a pass: the first over what it is fed, the others over a token a request."""
+
+    kind: Kind
+    forward: Forward
+    fusion: Curve | None = None
+    """Of a head: what its first pass costs beyond a pass."""
+    window: int | None = None
+    """Of a sparse drafter: the most context that a pass attends to."""
+
+    def ms(self, first: Pass, passes: int) -> float:
+        if self.window is not None:
+            first = Pass(first.requests, first.requests, min(first.context, self.window), first.requests)
+        once = self.forward.ms(first, padded(first)) + (self.fusion(first.tokens) if self.fusion else 0.0)
+        later = first.of_one_token()
+        return once + max(0, passes - 1) * self.forward.ms(later, padded(later))
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    constant_ms: float
+    request_ms: float
+    kind: Kind = Kind.LOOKUP
+
+    def ms(self, first: Pass, passes: int) -> float:  # noqa: ARG002
+        return self.constant_ms + self.request_ms * first.requests
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class World:
+    """Step times of one deployment."""
+
+    name: str
+    origin: str
+    """composed, measured or rows."""
+    model: str
+    device: str
+    gpus: int
+    source: str
+    derived: tuple[str, ...]
+    """What was not measured, in sentences."""
+    kv_tokens: int
+    graph_tokens: int | None
+    """Largest pass that a graph runs, padded to its size; None: no graphs."""
+    target: Forward
+    drafters: Mapping[str, DrafterTimes]
+
+    def target_s(self, one: Pass) -> float:
+        """Seconds of the target's pass, sampling included."""
+        return self.target.ms(one, self._tokens(one)) / 1e3
+
+    def draft_s(self, drafter: str, first: Pass, passes: int) -> float:
+        """Seconds of a drafter that is fed `first` and proposes `passes` tokens; 0: its first pass alone."""
+        return self.drafters[drafter].ms(first, passes) / 1e3
+
+    def _tokens(self, one: Pass) -> int:
+        fits = self.graph_tokens is not None and one.tokens <= self.graph_tokens
+        return padded(one) if fits else one.tokens
+
+
+def padded(one: Pass) -> int:
+    """Tokens of the smallest captured graph that holds the pass: 1, 2, 4, eights to 256, sixteens beyond (vLLM)."""
+    tokens = one.tokens
+    if tokens <= 2 or one.prompts:
+        return tokens
+    if tokens <= 4:
+        return 4
+    size = 8 if tokens <= 256 else 16
+    return -(-tokens // size) * size
+
+
+def known() -> list[str]:
+    return sorted(path.stem for path in WORLDS.glob("*.json"))
+
+
+def load(name: str) -> World:
+    """One that ships. Raises SimulationError with the names of those that do."""
+    path = WORLDS / f"{name}.json"
+    if not path.is_file():
+        raise SimulationError(f"no world is called {name}; known are {', '.join(known())}")
+    return parsed(json.loads(path.read_text(encoding="utf-8")))
+
+
+def parsed(document: Mapping[str, Any]) -> World:
+    target = _forward(document["target"])
+    return World(
+        name=document["name"],
+        origin=document["origin"],
+        model=document["model"],
+        device=document["device"],
+        gpus=document["gpus"],
+        source=document["source"],
+        derived=tuple(document["derived"]),
+        kv_tokens=document["kvTokens"],
+        graph_tokens=document["graphTokens"],
+        target=target,
+        drafters={name: _drafter(part, target) for name, part in document["drafters"].items()},
+    )
+
+
+def _forward(part: Mapping[str, Any]) -> Forward:
+    sampling, each = part["samplingMs"]
+    launch = Launch(part["launchMs"], part.get("promptLaunchMs", 0.0), sampling, each)
+    return Forward(from_document(part), launch, part.get("furtherQuery", 0.0))
+
+
+def _drafter(part: Mapping[str, Any], target: Forward) -> DrafterTimes:
+    kind = Kind(part["kind"])
+    if kind is Kind.LOOKUP:
+        return Lookup(part["constantMs"], part["perRequestMs"])
+    if kind is Kind.SPARSE:
+        return Passes(kind, target, window=part["window"])
+    fusion = part.get("fusion")
+    return Passes(kind, _forward(part), curve(**fusion) if fusion else None)

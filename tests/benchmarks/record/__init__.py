@@ -1,0 +1,1 @@
+"""Makes the recordings anew: the real target and the real drafters, once, over real prompts."""

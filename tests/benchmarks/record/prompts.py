@@ -1,0 +1,36 @@
+"""Prompts in three groups, by Spec-Bench's categories."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+GROUPS = {
+    "chat": ("writing", "roleplay", "stem", "humanities", "qa", "translation"),
+    "reasoning": ("reasoning", "math", "math_reasoning", "coding"),
+    "reading": ("extraction", "summarization", "rag"),
+}
+"""What is asked: to talk, to calculate, or to answer from a text that the prompt holds."""
+
+
+def by_group(path: Path, count: int) -> dict[str, list[str]]:
+    """`count` prompts of each group, its categories in turn.
+
+    path: JSON lines with `category` and `turns`, as Spec-Bench has them. Raises ValueError where a group has too few.
+    """
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    groups = {}
+    for group, categories in GROUPS.items():
+        texts = [[line["turns"][0] for line in lines if line["category"] == one] for one in categories]
+        groups[group] = list(_in_turn(texts))[:count]
+        if len(groups[group]) < count:
+            raise ValueError(f"{path} has {len(groups[group])} prompts of {', '.join(categories)}; {count} are needed")
+    return groups
+
+
+def _in_turn(lists: list[list[str]]) -> Iterator[str]:
+    for place in range(max(map(len, lists), default=0)):
+        for texts in lists:
+            if place < len(texts):
+                yield texts[place]
