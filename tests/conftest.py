@@ -18,6 +18,8 @@ def pytest_configure() -> None:
     """One thread for each engine, those of the servers that tests start included: two wait for each other, and beside
     a busy neighbour each wait is a turn of the scheduler's. OpenMP reads this when torch is loaded."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Triton looks when it is imported, which any test that imports vLLM does.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,64 @@
+"""`block_table`: which KV blocks a batch's requests have, and into which slots its tokens go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider_runtime.vllm_plugin.cpu.arrays import compiled, row_at
+
+Array = Any
+
+
+@compiled
+def gather_block_tables(
+    grid: tuple[int, int],  # (groups, requests with padding)
+    batch_idx_to_req_idx: Array,  # (requests,)
+    src_block_table_ptrs: Array,  # (groups,)
+    dst_block_table_ptrs: Array,  # (groups,)
+    block_table_strides: Array,  # (groups,)
+    num_blocks: Array,  # (groups, most requests)
+    num_reqs: int,
+) -> None:
+    """`_gather_block_tables_kernel`: the batch's rows of each group's block table, in the batch's order."""
+    for group in range(grid[0]):
+        stride = block_table_strides[group]
+        for place in range(grid[1]):
+            to = row_at(dst_block_table_ptrs[group], place, stride)
+            if place >= num_reqs:
+                to[:] = 0
+                continue
+            request = batch_idx_to_req_idx[place]
+            length = num_blocks[group, request]
+            to[:length] = row_at(src_block_table_ptrs[group], request, stride)[:length]
+
+
+@compiled
+def compute_slot_mappings(
+    grid: tuple[int, int],  # (groups, requests + 1)
+    max_num_tokens: int,
+    idx_mapping: Array,  # (requests,): -1 is a dummy request, which owns no blocks
+    query_start_loc: Array,  # (requests + 1,)
+    pos: Array,  # (tokens,)
+    block_table_ptrs: Array,  # (groups,)
+    block_table_strides: Array,  # (groups,)
+    block_sizes: Array,  # (groups,)
+    slot_mapping_enabled: Array,  # (groups,)
+    slot_mappings: Array,  # (groups, most tokens)
+    CP_SIZE: int,  # noqa: N803
+    PAD_ID: int,  # noqa: N803
+) -> None:
+    """`_compute_slot_mappings_kernel`: the KV slot of each token; PAD_ID behind the last one."""
+    assert CP_SIZE == 1, "context parallelism has no stand-in"
+    requests = grid[1] - 1
+    for group in range(grid[0]):
+        size = block_sizes[group]
+        for place in range(requests):
+            request = idx_mapping[place]
+            first, end = query_start_loc[place], query_start_loc[place + 1]
+            if request < 0 or not slot_mapping_enabled[group]:
+                slot_mappings[group, first:end] = PAD_ID
+                continue
+            row = row_at(block_table_ptrs[group], request, block_table_strides[group])
+            for token in range(first, end):
+                slot_mappings[group, token] = row[pos[token] // size] * size + pos[token] % size
+        slot_mappings[group, query_start_loc[requests] : max_num_tokens] = PAD_ID

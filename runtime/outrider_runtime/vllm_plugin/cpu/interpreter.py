@@ -1,0 +1,65 @@
+"""Triton's interpreter for vLLM's second model runner, on machines where Triton compiles nothing.
+
+vLLM's CPU build finds no Triton backend for CPUs, binds placeholders in `vllm.triton_utils`, and takes plain CPU paths
+wherever it looks at `HAS_TRITON`. That is right everywhere but in the second runner, which has kernels and no such
+paths. So the plain paths stay, and what is imported from here on gets the real Triton, which interprets
+(TRITON_INTERPRET).
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+ENVIRONMENT = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
+"""Of every process of the engine, before vLLM is imported."""
+_NEEDS_TRITON = ("vllm.config.vllm", "vllm.v1.worker.gpu.spec_decode.ngram.speculator")
+_BOUND_FROM = {
+    "triton": "triton",
+    "tl": "triton.language",
+    "gluon": "triton.experimental.gluon",
+    "gl": "triton.experimental.gluon.language",
+}
+
+
+def allow_second_runner() -> None:
+    """Let vLLM's config take the second runner on a CPU: it refuses it where Triton is missing."""
+    _module(_NEEDS_TRITON[0]).HAS_TRITON = True
+
+
+def interpret_kernels() -> None:
+    """Give the second runner's modules, imported here first, Triton's interpreter.
+
+    Raises RuntimeError when Triton was imported without TRITON_INTERPRET: its own functions are compiled ones then.
+    """
+    from triton import language
+    from triton.runtime.interpreter import InterpretedFunction
+
+    if not isinstance(language.sum, InterpretedFunction):
+        raise RuntimeError("Triton was imported without TRITON_INTERPRET=1; set it before vLLM is imported")
+    names = _module("vllm.triton_utils")
+    for name, source in _BOUND_FROM.items():
+        setattr(names, name, _module(source))
+    names.tldevice = SimpleNamespace(log1p=_log1p)
+    names.aggregate = _module("triton.language.core")._aggregate
+    language.debug_barrier = _no_barrier  # a kernel's threads run one after the other
+    _module("vllm.v1.worker.cpu.shm")  # makes torch's streams and events harmless; vLLM wants it first
+    for name in _NEEDS_TRITON:
+        _module(name).HAS_TRITON = True
+    # These stand in for kernels of the first runner alone, and cannot find them beside a real Triton.
+    platform = type(_module("vllm.platforms").current_platform)
+    platform.register_triton_kernel_overrides = classmethod(lambda _platform: None)
+
+
+def _log1p(value: Any) -> Any:
+    """The one function of a GPU's own library that the second runner calls; the interpreter has none of them."""
+    return _module("triton.language").log(value + 1.0)
+
+
+def _no_barrier(*_arguments: Any, **_named: Any) -> None:
+    pass
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)

@@ -1,0 +1,93 @@
+"""Every function and kernel of vLLM's second runner that has a stand-in on CPUs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from outrider_runtime.vllm_plugin.cpu import (
+    block_tables,
+    draft_models,
+    grammar,
+    heads,
+    input_batch,
+    logprobs,
+    lookups,
+    sampling,
+    staged_writes,
+    verification,
+)
+from outrider_runtime.vllm_plugin.cpu.stand_in import StandIn
+
+RUNNER = "vllm.v1.worker.gpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    module: str
+    """Below RUNNER."""
+    attribute: str
+    """A kernel, or a function that launches some."""
+    ours: Callable[..., Any]
+
+    @property
+    def is_kernel(self) -> bool:
+        return self.attribute.endswith("_kernel")
+
+
+REPLACEMENTS = (
+    Replacement("buffer_utils", "_apply_write_kernel", staged_writes.apply_write),
+    Replacement("block_table", "_gather_block_tables_kernel", block_tables.gather_block_tables),
+    Replacement("block_table", "_compute_slot_mappings_kernel", block_tables.compute_slot_mappings),
+    Replacement("input_batch", "_prepare_prefill_inputs_kernel", input_batch.prepare_prefill_inputs),
+    Replacement("input_batch", "_prepare_pos_seq_lens_kernel", input_batch.prepare_pos_seq_lens),
+    Replacement(
+        "input_batch", "_combine_sampled_and_draft_tokens_kernel", input_batch.combine_sampled_and_draft_tokens
+    ),
+    Replacement("input_batch", "_get_num_sampled_and_rejected_kernel", input_batch.get_num_sampled_and_rejected),
+    Replacement("input_batch", "_post_update_kernel", input_batch.post_update),
+    Replacement("input_batch", "_post_update_num_computed_tokens_kernel", input_batch.post_update_num_computed_tokens),
+    Replacement("input_batch", "_expand_idx_mapping_kernel", input_batch.expand_idx_mapping),
+    Replacement("sample.gumbel", "gumbel_sample", sampling.gumbel_sample),
+    Replacement("sample.gumbel", "_temperature_kernel", sampling.apply_temperature),
+    Replacement("sample.min_p", "_min_p_kernel", sampling.apply_min_p),
+    Replacement("sample.logprob", "_topk_log_softmax_kernel", logprobs.topk_log_softmax),
+    Replacement("sample.logprob", "_ranks_kernel", logprobs.ranks),
+    Replacement("structured_outputs", "_apply_grammar_bitmask_kernel", grammar.apply_grammar_bitmask),
+    Replacement("spec_decode.rejection_sampler", "_gather_draft_sampled_kernel", verification.gather_draft_sampled),
+    Replacement("spec_decode.rejection_sampler", "_flatten_sampled_kernel", verification.flatten_sampled),
+    Replacement("spec_decode.rejection_sampler_utils", "rejection_sample", verification.rejection_sample),
+    Replacement(
+        "spec_decode.target_dependent_ar.speculator", "_prepare_prefill_inputs_kernel", heads.prepare_prefill_inputs
+    ),
+    Replacement(
+        "spec_decode.target_dependent_ar.speculator", "_prepare_decode_inputs_kernel", heads.prepare_decode_inputs
+    ),
+    Replacement("spec_decode.target_dependent_ar.speculator", "_update_draft_inputs_kernel", heads.update_draft_inputs),
+    Replacement(
+        "spec_decode.standalone_ar.speculator", "_prepare_prefill_inputs_kernel", draft_models.prepare_prefill_inputs
+    ),
+    Replacement("spec_decode.ngram.speculator", "_ngram_scan_kernel", lookups.scan),
+    Replacement("spec_decode.ngram.speculator", "_ngram_finalize_kernel", lookups.finalize),
+)
+
+
+def put_in_place(replacements: Iterable[Replacement] = REPLACEMENTS) -> None:
+    """Replace each, wherever a module of the runner has it by name. Harmless when done twice."""
+    for one in replacements:
+        module = importlib.import_module(f"{RUNNER}.{one.module}")
+        theirs = getattr(module, one.attribute)
+        if isinstance(theirs, StandIn) or theirs is one.ours:
+            continue
+        _rebind(theirs, StandIn(theirs, one.ours) if one.is_kernel else one.ours)
+
+
+def _rebind(theirs: Any, ours: Any) -> None:
+    for name, module in list(sys.modules.items()):
+        if name.startswith(RUNNER):
+            for attribute, value in list(vars(module).items()):
+                if value is theirs:
+                    setattr(module, attribute, ours)

@@ -1,0 +1,64 @@
+"""Runs vLLM's own functions twice on the same random inputs: with our stand-ins, and with Triton's interpreter."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from outrider_runtime.vllm_plugin import cpu
+
+Outcome = dict[str, Any]
+"""What a case returned and what it changed: tensors, or lists of them, by name."""
+
+
+def with_stand_ins_and_without(case: Callable[[torch.Generator], Outcome], seed: int) -> tuple[Outcome, Outcome]:
+    os.environ.update(cpu.ENVIRONMENT)
+    cpu.install()
+    ours = case(torch.Generator().manual_seed(seed))
+    with _interpreted():
+        theirs = case(torch.Generator().manual_seed(seed))
+    return ours, theirs
+
+
+@contextmanager
+def _interpreted() -> Iterator[None]:
+    from outrider_runtime.vllm_plugin.cpu import replaced, sampling, verification
+    from outrider_runtime.vllm_plugin.cpu.stand_in import StandIn
+
+    functions = {
+        "gumbel_sample": sampling.interpreted_gumbel_sample,
+        "rejection_sample": verification.interpreted_rejection_sample,
+    }
+    put_back = []
+    for one in replaced.REPLACEMENTS:
+        module = importlib.import_module(f"{replaced.RUNNER}.{one.module}")
+        ours = getattr(module, one.attribute)
+        put_back.append((module, one.attribute, ours))
+        setattr(module, one.attribute, ours.kernel if isinstance(ours, StandIn) else functions[one.attribute])
+    try:
+        yield
+    finally:
+        for module, attribute, ours in put_back:
+            setattr(module, attribute, ours)
+
+
+def assert_same(ours: Outcome, theirs: Outcome) -> None:
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        for mine, one in zip(_tensors(ours[name]), _tensors(theirs[name]), strict=True):
+            if one.is_floating_point():
+                assert torch.allclose(mine.float(), one.float(), atol=1e-4, rtol=1e-4), f"{name}: {mine} is not {one}"
+            else:
+                assert torch.equal(mine, one), f"{name}: {mine} is not {one}"
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    else:
+        for one in value:
+            yield from _tensors(one)

@@ -1,0 +1,129 @@
+"""Our stand-ins choose the tokens that vLLM's kernels choose, the random ones included: a seed means the same."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.engine.stand_ins.batches import BATCH, DRAFTED, REQUESTS, VOCABULARY, Batch
+from tests.engine.stand_ins.interpreted import Outcome, assert_same, with_stand_ins_and_without
+
+pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def sampled_tokens(generator: torch.Generator) -> Outcome:
+    from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+
+    batch, outcome = Batch(generator), Outcome()
+    for dtype in DTYPES:
+        logits, positions = _logits(batch, dtype), batch.integers(0, 2000, batch.rows)
+        outcome[f"of the target, {dtype}"] = gumbel_sample(
+            logits, batch.row_request, batch.temperature, batch.seeds, positions, False, False
+        )
+        kept = torch.zeros(REQUESTS, DRAFTED, VOCABULARY, dtype=dtype)
+        drafted = gumbel_sample(
+            logits[:BATCH], batch.requests, batch.temperature, batch.seeds, positions[:BATCH], True, True, kept,
+            torch.tensor(1),
+        )  # fmt: skip
+        outcome[f"of a draft, {dtype}"] = [drafted, kept]
+    return outcome
+
+
+def verified_tokens(generator: torch.Generator) -> Outcome:
+    from vllm.v1.worker.gpu.spec_decode import rejection_sampler, rejection_sampler_utils
+
+    batch, outcome = Batch(generator), Outcome()
+    positions, _ = batch.prepared()
+    ids, rows = batch.integers(0, VOCABULARY, 64).int(), batch.integers(0, batch.total, batch.rows)
+    outcome["gathered"] = rejection_sampler.gather_draft_sampled(
+        ids, positions, rows, batch.row_request, batch.row_place, batch.prompt
+    )
+    for dtype in DTYPES:
+        logits, at = _logits(batch, dtype), batch.integers(0, 2000, batch.rows)
+        for name, draft_logits in (
+            ("all or nothing", None),
+            ("drawn", 4 * batch.normal(REQUESTS, DRAFTED, VOCABULARY)),
+        ):
+            # The sampler's own call, by the module: tests exchange it there.
+            tokens, count = rejection_sampler_utils.rejection_sample(
+                logits, None if draft_logits is None else draft_logits.to(dtype), _likely_proposals(batch, logits),
+                batch.first_logit, at, batch.requests, batch.row_request, batch.row_place, batch.temperature,
+                batch.seeds, DRAFTED,
+            )  # fmt: skip
+            outcome[f"{name}, {dtype}"] = [count, *(row[:many] for row, many in zip(tokens, count, strict=True))]
+    return outcome
+
+
+def reshaped_logits(generator: torch.Generator) -> Outcome:
+    from vllm.v1.worker.gpu import structured_outputs
+    from vllm.v1.worker.gpu.sample import gumbel, min_p
+
+    batch = Batch(generator)
+    logits = _logits(batch, torch.float32)
+    outcome: Outcome = {}
+    gumbel.apply_temperature(logits, batch.row_request, batch.temperature)
+    outcome["temperature"] = logits.clone()
+    min_p.apply_min_p(logits, batch.row_request, torch.tensor([0.0, 0.1, 0.2, 0.0, 0.05, 0.3]))
+    outcome["min_p"] = logits.clone()
+    masks = batch.integers(-(2**31), 2**31, 2, math.ceil(VOCABULARY / 32)).int()
+    structured_outputs._apply_grammar_bitmask_kernel[(2, 1)](
+        logits, logits.stride(0), torch.tensor([0, 4], dtype=torch.int32), batch.first_logit, masks, masks.stride(0),
+        VOCABULARY, MASK_STRIDE=4, BLOCK_SIZE=8192,
+    )  # fmt: skip
+    outcome["grammar"] = logits
+    return outcome
+
+
+def logprobs(generator: torch.Generator) -> Outcome:
+    from vllm.v1.worker.gpu.sample.logprob import compute_topk_scores
+
+    batch, outcome = Batch(generator), Outcome()
+    for dtype in DTYPES:
+        logits = (4 * batch.normal(batch.rows, VOCABULARY)).to(dtype)
+        scores = compute_topk_scores(logits, 3, batch.integers(0, VOCABULARY, batch.rows))
+        outcome[str(dtype)] = scores.logprobs
+        if dtype is torch.float32:  # the interpreter compares bfloat16 by their bits
+            outcome["ranks"] = scores.selected_token_ranks
+    return outcome
+
+
+def _logits(batch: Batch, dtype: torch.dtype) -> torch.Tensor:
+    logits = (4 * batch.normal(batch.rows, VOCABULARY)).to(dtype)
+    logits[:, ::7] = -math.inf
+    return logits
+
+
+def _likely_proposals(batch: Batch, logits: torch.Tensor) -> torch.Tensor:
+    """Half of them near the target's own choice, so that some stand; one place without a proposal."""
+    proposals = batch.integers(0, VOCABULARY, batch.rows).int()
+    for row in range(1, batch.rows):
+        if batch.row_place[row] > 0 and batch.integers(0, 2, 1):
+            proposals[row] = int((logits[row - 1].float() + 0.5 * batch.normal(VOCABULARY)).argmax())
+    if batch.rows > 2 and batch.integers(0, 3, 1) == 0:
+        proposals[batch.rows // 2] = -1
+    return proposals
+
+
+CASES = (sampled_tokens, verified_tokens, reshaped_logits, logprobs)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_tokens_are_those_of_the_kernels(case, seed):
+    """Promise: what is sampled, accepted and reported on a CPU is what the kernels give for the same seeds."""
+    assert_same(*with_stand_ins_and_without(case, seed))
+
+
+def test_ranks_of_bfloat16_logits_are_those_of_the_same_numbers_in_float32():
+    """Promise: a token's rank does not depend on how wide the logits are."""
+    from outrider_runtime.vllm_plugin.cpu import logprobs as ours
+
+    batch = Batch(torch.Generator().manual_seed(0))
+    logits, tokens = _logits(batch, torch.bfloat16), batch.integers(0, VOCABULARY, batch.rows)
+    narrow, wide = (torch.empty(batch.rows, dtype=torch.int64) for _ in range(2))
+    ours.ranks(narrow, logits, tokens)
+    ours.ranks(wide, logits.float(), tokens)
+    assert torch.equal(narrow, wide)
