@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import sys
+from typing import Any, cast
 
 import kopf
 import prometheus_client
@@ -43,6 +44,8 @@ async def _run(configuration: Configuration) -> bool:
     try:
         await kopf.operator(
             registry=frame.build_registry(controller, events, client),
+            # kopf's own choice asks for the user's name: a platform may assign a user that has none.
+            identity=cast(Any, configuration.pod_name),
             standalone=True,  # the Lease takes the place of kopf's peering, which needs CRDs of its own
             clusterwide=not configuration.watch_namespaces,
             namespaces=configuration.watch_namespaces,

@@ -21,15 +21,15 @@ PREVIOUS_RUNTIME = "outrider.local/standin:dev"
 PRESENT_RUNTIME = "outrider.local/runtime-cpu:dev"
 
 
-def install(cluster: Kubectl, verb: str, chart: Path, values_file: str) -> None:
+def install(cluster: Kubectl, verb: str, chart: Path, values_file: str, namespace: str = SYSTEM) -> None:
     """`helm install` or `helm upgrade` of the release, until its operator is ready; else ClusterError with its log."""
     try:
         cluster.helm(
-            verb, RELEASE, str(chart), "-n", SYSTEM, "-f", values_file, "--wait", "--timeout", "180s",
+            verb, RELEASE, str(chart), "-n", namespace, "-f", values_file, "--wait", "--timeout", "180s",
             *(["--create-namespace"] if verb == "install" else []),
         )  # fmt: skip
     except ClusterError as error:
-        log = cluster.try_kubectl("logs", "-n", SYSTEM, f"deployment/{RELEASE}", "--tail=30")
+        log = cluster.try_kubectl("logs", "-n", namespace, f"deployment/{RELEASE}", "--tail=30")
         raise ClusterError(f"{error}\nThe operator's log:\n{log.stdout}{log.stderr}") from None
 
 

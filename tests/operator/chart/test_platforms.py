@@ -1,0 +1,96 @@
+"""Two teams' releases in one cluster: one where pods must be `restricted`, one where the platform assigns users."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from outrider_operator.kinds import SERVICE
+
+from tests.cluster.cluster import Cluster
+from tests.operator import manifests
+from tests.operator.chart.platforms import ASSIGNS_USER, USER, assign_users
+from tests.operator.chart.release import CHART, RELEASE, install, values, write_values
+from tests.operator.client import Client, Service, wait_for
+
+pytestmark = pytest.mark.cluster
+
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+HUB = {"name": "tests/model", "source": {"hub": {}}}
+"""Restricted pods mount no folder of a node."""
+
+
+@dataclass(frozen=True)
+class Team:
+    """A namespace with a service, and the release in another namespace that serves it."""
+
+    name: str
+    system: str
+    service: Service
+
+
+def _team(cluster: Cluster, folder: Path, letter: str, labels: dict[str, str], **more: Any) -> Team:
+    name, system = f"team-{letter}", f"outrider-{letter}"
+    for namespace in (name, system):
+        metadata = {"name": namespace, "labels": labels}
+        cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    if labels == ASSIGNS_USER:
+        assign_users(cluster, name)
+    install(cluster, "install", CHART, write_values(folder, values(watchNamespaces=[name], **more)), system)
+    client = Client(str(cluster.kubeconfig))
+    client.create(SERVICE, manifests.service("chat", name, target=HUB))
+    return Team(name, system, Service(client, name, "chat"))
+
+
+@pytest.fixture(scope="module")
+def restricted(bare: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Team:
+    return _team(bare, tmp_path_factory.mktemp("a"), "a", RESTRICTED)
+
+
+@pytest.fixture(scope="module")
+def openshift(bare: Cluster, restricted: Team, tmp_path_factory: pytest.TempPathFactory) -> Team:
+    del restricted  # brings the CRD
+    folder = tmp_path_factory.mktemp("b")
+    return _team(bare, folder, "b", ASSIGNS_USER, crd={"install": False}, platformAssignsUser=True)
+
+
+def test_services_run_under_the_restricted_pod_security_standard(restricted: Team) -> None:
+    """Serving and profiling pods, in a namespace that refuses all others."""
+    restricted.service.wait("Ready", "True")
+    restricted.service.wait("ProfilesReady", "True")
+
+
+def test_services_run_under_a_user_that_the_platform_assigns(bare: Cluster, openshift: Team) -> None:
+    """A user that no image knows, in the root group: home and caches are writable, and profiling works too."""
+    openshift.service.wait("Ready", "True")
+    openshift.service.wait("ProfilesReady", "True")
+    (pod,) = openshift.service.pods()
+    script = (
+        'id -u; for each in "$HOME" "$HF_HOME" "$XDG_CACHE_HOME" /tmp /dev/shm; do touch "$each/new" || exit 1; done'
+    )
+    told = bare.kubectl("exec", pod["metadata"]["name"], "-n", openshift.name, "--", "sh", "-c", script)
+    assert told.split() == [str(USER)]
+
+
+def test_two_releases_of_one_name_stand_side_by_side(bare: Cluster, restricted: Team, openshift: Team) -> None:
+    """Each has a priority class of its own, serves its own namespace, and goes without taking the other's."""
+    teams = (restricted, openshift)
+    wanted = {f"{team.system}.{RELEASE}-profiling": -5 for team in teams}
+    present = {each["metadata"]["name"]: each["value"] for each in bare.get("priorityclasses")}
+    assert wanted.items() <= present.items()
+    bare.helm("uninstall", RELEASE, "-n", restricted.system, "--wait")
+    openshift.service.patch({"profiling": {"mode": "Auto", "timeout": "20m"}, "replicas": 2})
+    openshift.service.wait("Available", "True")
+    wait_for("both pods", lambda: len(openshift.service.ready_pods()) == 2)
+    writers = _writers(bare, openshift.name)
+    assert writers == {f"system:serviceaccount:{openshift.system}:{RELEASE}"}
+
+
+def _writers(cluster: Cluster, namespace: str) -> set[str]:
+    """Service accounts of operators that wrote in the namespace."""
+    writes = map(json.loads, cluster.layout.audit.read_text().splitlines())
+    names = {w["user"]["username"] for w in writes if w.get("objectRef", {}).get("namespace") == namespace}
+    return {name for name in names if ":outrider-" in name}
