@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +42,12 @@ class Batch:
 
     def normal(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self.generator)
+
+    def random_logits(self, dtype: torch.dtype) -> torch.Tensor:
+        """(rows, VOCABULARY), every seventh token impossible."""
+        logits = (4 * self.normal(self.rows, VOCABULARY)).to(dtype)
+        logits[:, ::7] = -math.inf
+        return logits
 
     def prepared(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Positions (tokens,) and lengths (REQUESTS,) by place in the batch."""

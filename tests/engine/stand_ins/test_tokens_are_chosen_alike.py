@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def sampled_tokens(generator: torch.Generator) -> Outcome:
 
     batch, outcome = Batch(generator), Outcome()
     for dtype in DTYPES:
-        logits, positions = _logits(batch, dtype), batch.integers(0, 2000, batch.rows)
+        logits, positions = batch.random_logits(dtype), batch.integers(0, 2000, batch.rows)
         outcome[f"of the target, {dtype}"] = gumbel_sample(
             logits, batch.row_request, batch.temperature, batch.seeds, positions, False, False
         )
@@ -42,7 +42,7 @@ def verified_tokens(generator: torch.Generator) -> Outcome:
         ids, positions, rows, batch.row_request, batch.row_place, batch.prompt
     )
     for dtype in DTYPES:
-        logits, at = _logits(batch, dtype), batch.integers(0, 2000, batch.rows)
+        logits, at = batch.random_logits(dtype), batch.integers(0, 2000, batch.rows)
         for name, draft_logits in (
             ("all or nothing", None),
             ("drawn", 4 * batch.normal(REQUESTS, DRAFTED, VOCABULARY)),
@@ -54,26 +54,6 @@ def verified_tokens(generator: torch.Generator) -> Outcome:
                 batch.seeds, DRAFTED,
             )  # fmt: skip
             outcome[f"{name}, {dtype}"] = [count, *(row[:many] for row, many in zip(tokens, count, strict=True))]
-    return outcome
-
-
-def reshaped_logits(generator: torch.Generator) -> Outcome:
-    from vllm.v1.worker.gpu import structured_outputs
-    from vllm.v1.worker.gpu.sample import gumbel, min_p
-
-    batch = Batch(generator)
-    logits = _logits(batch, torch.float32)
-    outcome: Outcome = {}
-    gumbel.apply_temperature(logits, batch.row_request, batch.temperature)
-    outcome["temperature"] = logits.clone()
-    min_p.apply_min_p(logits, batch.row_request, torch.tensor([0.0, 0.1, 0.2, 0.0, 0.05, 0.3]))
-    outcome["min_p"] = logits.clone()
-    masks = batch.integers(-(2**31), 2**31, 2, math.ceil(VOCABULARY / 32)).int()
-    structured_outputs._apply_grammar_bitmask_kernel[(2, 1)](
-        logits, logits.stride(0), torch.tensor([0, 4], dtype=torch.int32), batch.first_logit, masks, masks.stride(0),
-        VOCABULARY, MASK_STRIDE=4, BLOCK_SIZE=8192,
-    )  # fmt: skip
-    outcome["grammar"] = logits
     return outcome
 
 
@@ -90,10 +70,27 @@ def logprobs(generator: torch.Generator) -> Outcome:
     return outcome
 
 
-def _logits(batch: Batch, dtype: torch.dtype) -> torch.Tensor:
-    logits = (4 * batch.normal(batch.rows, VOCABULARY)).to(dtype)
-    logits[:, ::7] = -math.inf
-    return logits
+def chosen_logprobs(generator: torch.Generator) -> Outcome:
+    """Some requests name the tokens whose log-probabilities they want; the first have nothing to say about theirs."""
+    from vllm.v1.worker.gpu.sample.logprob import compute_topk_scores
+    from vllm.v1.worker.gpu.sample.prompt_logprob import get_prompt_logprobs_token_ids
+
+    batch = Batch(generator)
+    state = SimpleNamespace(
+        num_token_ids=SimpleNamespace(gpu=batch.integers(0, 3, REQUESTS).int()),
+        token_ids=SimpleNamespace(gpu=batch.integers(0, VOCABULARY, REQUESTS, 8).int()),
+    )
+    outcome: Outcome = {}
+    for count in (0, 2):
+        scores = compute_topk_scores(
+            4 * batch.normal(batch.rows, VOCABULARY), count, batch.integers(0, VOCABULARY, batch.rows), None, state,
+            batch.row_request, 3,
+        )  # fmt: skip
+        outcome[f"{count} likeliest"] = [scores.logprob_token_ids, scores.logprobs, scores.selected_token_ranks]
+    outcome["of the prompt"] = get_prompt_logprobs_token_ids(
+        batch.total, batch.first_token, batch.requests, batch.computed, batch.text
+    )
+    return outcome
 
 
 def _likely_proposals(batch: Batch, logits: torch.Tensor) -> torch.Tensor:
@@ -107,7 +104,7 @@ def _likely_proposals(batch: Batch, logits: torch.Tensor) -> torch.Tensor:
     return proposals
 
 
-CASES = (sampled_tokens, verified_tokens, reshaped_logits, logprobs)
+CASES = (sampled_tokens, verified_tokens, logprobs, chosen_logprobs)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -122,7 +119,7 @@ def test_ranks_of_bfloat16_logits_are_those_of_the_same_numbers_in_float32():
     from outrider_runtime.vllm_plugin.cpu import logprobs as ours
 
     batch = Batch(torch.Generator().manual_seed(0))
-    logits, tokens = _logits(batch, torch.bfloat16), batch.integers(0, VOCABULARY, batch.rows)
+    logits, tokens = batch.random_logits(torch.bfloat16), batch.integers(0, VOCABULARY, batch.rows)
     narrow, wide = (torch.empty(batch.rows, dtype=torch.int64) for _ in range(2))
     ours.ranks(narrow, logits, tokens)
     ours.ranks(wide, logits.float(), tokens)
