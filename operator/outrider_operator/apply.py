@@ -125,13 +125,16 @@ class Applier:
         if delete.resource_version is not None:
             preconditions["resourceVersion"] = delete.resource_version
         try:
-            await self._api.delete(document, preconditions)
+            leaving = await self._api.delete(document, preconditions)
         except ApiError as error:
             if not (error.not_found or error.conflict):
                 raise
             return
         logger.info("Deleted %s %s/%s", kind.kind, namespace, delete.name)
-        self._cache.wrote_deletion(kind, document)
+        if leaving is None:
+            self._cache.wrote_deletion(kind, document)
+        else:
+            self._cache.wrote(kind, leaving)
 
     def _remember(self, kind: Kind, document: Object) -> None:
         """Into the cache, if the watch (which selects by label) will keep it up to date there."""

@@ -1,26 +1,42 @@
-"""The operator's view of the cluster: what the watches saw last, trimmed to what decisions read."""
+"""The operator's view of the cluster: the newest state of each object that the boundary admits, by the keys it is
+looked up by."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Container, Iterable, Iterator
 
-from outrider_operator.kinds import NODE, POD, SERVICE, Kind, name_of, namespace_of
-from outrider_operator.model import Object
+from outrider_operator import telemetry
+from outrider_operator.inbound.objects import admit, left_out
+from outrider_operator.inbound.unfit import Unfit
+from outrider_operator.kinds import SERVICE, Kind, labels_of, name_of, namespace_of, version_of
+from outrider_operator.model import COMPONENT_LABEL, SERVICE_LABEL, Object
 
 ObjectKey = tuple[str, str]
 """(namespace, name)"""
 Listener = Callable[[Kind, Object], None]
 """Called with an object that appeared, changed or went."""
 
-_POD_SPEC = ("nodeName", "affinity", "nodeSelector", "tolerations", "priorityClassName", "schedulerName")
-_NODE_STATUS = ("capacity", "allocatable")
+_DEPARTED_KEPT = 20_000
+_LABELS = (SERVICE_LABEL, COMPONENT_LABEL)
+_Group = tuple[Kind, str, str]
+"""(kind, namespace, "label=value"); services also under "profile=name", and all of a namespace under ""."""
 
 
 class Cache:
-    """Objects by kind, namespace and name. Listeners hear of changes that others made, not of the operator's own."""
+    """Objects by kind, namespace and name. Listeners hear of changes that others made, not of the operator's own.
+
+    News of one object comes by several ways (lists, watches, answers to writes) and in any order. Two rules make the
+    order irrelevant: a state never replaces a newer one, and what departed does not come back in an older state.
+    """
 
     def __init__(self) -> None:
         self._objects: dict[Kind, dict[ObjectKey, Object]] = {}
+        self._groups: dict[_Group, dict[str, Object]] = {}
+        self._departed: dict[str, float] = {}
+        """uid -> newest version that is known to be past: infinite for an object that was deleted."""
+        self._listed: dict[tuple[Kind, str | None], int] = {}
+        """(kind, namespace) -> version of the newest whole list: what was not in it had departed by then."""
         self._listeners: list[Listener] = []
 
     def subscribe(self, listener: Listener) -> None:
@@ -32,69 +48,129 @@ class Cache:
     def all(self, kind: Kind) -> Iterator[Object]:
         return iter(list(self._objects.get(kind, {}).values()))
 
-    def within(self, kind: Kind, namespace: str) -> Iterator[Object]:
-        return (document for document in self.all(kind) if namespace_of(document) == namespace)
+    def count(self, kind: Kind) -> int:
+        return len(self._objects.get(kind, ()))
+
+    def within(self, kind: Kind, namespace: str) -> tuple[Object, ...]:
+        return tuple(self._groups.get((kind, namespace, ""), {}).values())
+
+    def labelled(self, kind: Kind, namespace: str, label: str, value: str) -> tuple[Object, ...]:
+        """Objects with that value of the service's or the component's label."""
+        return tuple(self._groups.get((kind, namespace, f"{label}={value}"), {}).values())
+
+    def users_of(self, namespace: str, profile: str) -> tuple[Object, ...]:
+        """Services whose status names that profile."""
+        return tuple(self._groups.get((SERVICE, namespace, f"profile={profile}"), {}).values())
 
     def seen(self, kind: Kind, document: Object) -> None:
-        """A watch reported `document`; an older state than the cache's is ignored."""
-        trimmed = trim(kind, document)
+        """A list or a watch reported `document`."""
         before = self.get(kind, namespace_of(document), name_of(document))
-        if before is not None and not _newer(trimmed, before):
+        if not self._keep(kind, document):
             return
-        self._put(kind, trimmed)
-        if before is None or content(kind, before) != content(kind, trimmed):
-            self._tell(kind, trimmed)
+        after = self.get(kind, namespace_of(document), name_of(document))
+        if before is not None and after is not None and content(kind, before) == content(kind, after):
+            return
+        if (news := after or before) is not None:
+            self._tell(kind, news)
 
     def wrote(self, kind: Kind, document: Object) -> None:
         """The operator wrote `document`, as the API server returned it: the watch brings it only later."""
-        trimmed = trim(kind, document)
-        before = self.get(kind, namespace_of(document), name_of(document))
-        if before is None or _newer(trimmed, before):
-            self._put(kind, trimmed)
+        self._keep(kind, document)
 
     def wrote_deletion(self, kind: Kind, document: Object) -> None:
         """The operator deleted `document`, so the watch's word of it is no news."""
-        self._remove(kind, document)
+        self._end(kind, document, math.inf)
 
-    def gone(self, kind: Kind, document: Object) -> None:
-        before = self._remove(kind, document)
+    def gone(self, kind: Kind, document: Object, by: float = math.inf) -> None:
+        """Others deleted `document`; no state of it up to the version `by` is news any more."""
+        before = self._end(kind, document, by)
         if before is not None:
             self._tell(kind, before)
 
-    def relisted(self, kind: Kind, namespace: str | None, documents: Iterable[Object]) -> None:
-        """`documents` is all there is (in `namespace`): add, change and drop accordingly."""
-        present = set()
-        for document in documents:
-            present.add((namespace_of(document), name_of(document)))
-            self.seen(kind, document)
-        for document in list(self.all(kind)):
-            key = (namespace_of(document), name_of(document))
-            if key not in present and namespace in (None, key[0]):
-                self.gone(kind, document)
+    def relist(self, kind: Kind, namespace: str | None) -> Relist:
+        return Relist(self, kind, namespace)
 
-    def _remove(self, kind: Kind, document: Object) -> Object | None:
+    def listed(self, kind: Kind, namespace: str | None, present: Container[ObjectKey], version: int) -> None:
+        """`present` is all there was at `version` (in `namespace`): what is older and not among them went unseen."""
+        self._listed[kind, namespace] = max(version, self._listed.get((kind, namespace), 0))
+        for key, document in list(self._objects.get(kind, {}).items()):
+            if namespace in (None, key[0]) and key not in present and version_of(document) <= version:
+                self.gone(kind, document, by=version)
+
+    def _keep(self, kind: Kind, document: Object) -> bool:
+        """Take in what is admitted of `document`; False when nothing changed because it is old."""
+        if self._is_old(kind, document):
+            return False
+        before = self._remove(kind, document)
+        if before is not None and uid_of(before) != uid_of(document):
+            self._depart(before, math.inf)  # its successor is there, whatever is still to come of it
+        admitted = admit(kind, document)
+        if isinstance(admitted, Unfit):
+            telemetry.count_unfit(admitted)
+            self._depart(document, version_of(document))
+            return True
+        if (unfit := left_out(kind, admitted, document)) is not None:
+            telemetry.count_unfit(unfit)
+        self._put(kind, admitted)
+        return True
+
+    def _is_old(self, kind: Kind, document: Object) -> bool:
+        """Versions of one object are ordered integers; those of its predecessor of that name lie before its own."""
+        namespace = namespace_of(document)
+        before = self.get(kind, namespace, name_of(document))
+        if before is not None:
+            known = version_of(before)
+        else:
+            known = max(self._listed.get((kind, scope), 0) for scope in (None, namespace))
+        return version_of(document) <= max(known, self._departed.get(uid_of(document), 0))
+
+    def _end(self, kind: Kind, document: Object, by: float) -> Object | None:
+        """Forget `document`; returns it if it was there. Its successor of that name stays."""
+        self._depart(document, by)
         before = self.get(kind, namespace_of(document), name_of(document))
-        if before is None or before["metadata"]["uid"] != document["metadata"]["uid"]:
-            return None
-        return self._objects[kind].pop((namespace_of(document), name_of(document)))
+        return self._remove(kind, document) if before is not None and uid_of(before) == uid_of(document) else None
+
+    def _depart(self, document: Object, version: float) -> None:
+        uid = uid_of(document)
+        self._departed[uid] = max(version, self._departed.pop(uid, 0))
+        if len(self._departed) > _DEPARTED_KEPT:
+            del self._departed[next(iter(self._departed))]
 
     def _put(self, kind: Kind, document: Object) -> None:
         self._objects.setdefault(kind, {})[namespace_of(document), name_of(document)] = document
+        for group in _groups(kind, document):
+            self._groups.setdefault(group, {})[name_of(document)] = document
+
+    def _remove(self, kind: Kind, document: Object) -> Object | None:
+        before = self._objects.get(kind, {}).pop((namespace_of(document), name_of(document)), None)
+        for group in _groups(kind, before) if before is not None else ():
+            del self._groups[group][name_of(document)]
+            if not self._groups[group]:
+                del self._groups[group]
+        return before
 
     def _tell(self, kind: Kind, document: Object) -> None:
         for listener in self._listeners:
             listener(kind, document)
 
 
-def trim(kind: Kind, document: Object) -> Object:
-    """`document` without what no decision reads: it bounds the memory that large clusters take."""
-    metadata = {name: value for name, value in document["metadata"].items() if name != "managedFields"}
-    trimmed = {**document, "metadata": metadata, "apiVersion": kind.api_version, "kind": kind.kind}
-    if kind == POD:
-        trimmed["spec"] = _trim_pod_spec(document.get("spec", {}))
-    if kind == NODE:
-        return _trim_node(trimmed)
-    return trimmed
+class Relist:
+    """One list of a kind (in a namespace), page by page."""
+
+    def __init__(self, cache: Cache, kind: Kind, namespace: str | None) -> None:
+        self._cache = cache
+        self._kind = kind
+        self._namespace = namespace
+        self._present: set[ObjectKey] = set()
+
+    def page(self, documents: Iterable[Object]) -> None:
+        for document in documents:
+            self._present.add((namespace_of(document), name_of(document)))
+            self._cache.seen(self._kind, document)
+
+    def end(self, version: int) -> None:
+        """The pages were all there was at `version`."""
+        self._cache.listed(self._kind, self._namespace, self._present, version)
 
 
 def content(kind: Kind, document: Object) -> Object:
@@ -104,34 +180,14 @@ def content(kind: Kind, document: Object) -> Object:
     return {**body, "metadata": metadata}
 
 
-def _trim_pod_spec(spec: Object) -> Object:
-    containers = [
-        {name: container[name] for name in ("name", "image", "resources") if name in container}
-        for container in spec.get("containers", [])
-    ]
-    return {**{name: spec[name] for name in _POD_SPEC if name in spec}, "containers": containers}
+def uid_of(document: Object) -> str:
+    return str(document["metadata"]["uid"])
 
 
-def _trim_node(node: Object) -> Object:
-    metadata = node["metadata"]
-    status = node.get("status", {})
-    ready = [
-        {"type": "Ready", "status": condition["status"]}
-        for condition in status.get("conditions", [])
-        if condition["type"] == "Ready"
-    ]
-    spec = {name: node["spec"][name] for name in ("unschedulable", "taints") if name in node.get("spec", {})}
-    return {
-        "apiVersion": node["apiVersion"],
-        "kind": node["kind"],
-        "metadata": {name: metadata[name] for name in ("name", "uid", "labels", "resourceVersion") if name in metadata},
-        "spec": spec,
-        "status": {**{name: status[name] for name in _NODE_STATUS if name in status}, "conditions": ready},
-    }
-
-
-def _newer(document: Object, than: Object) -> bool:
-    """Resource versions of one object are ordered integers (Kubernetes 1.35 says so; etcd always made them so)."""
-    if document["metadata"]["uid"] != than["metadata"]["uid"]:
-        return True
-    return int(document["metadata"]["resourceVersion"]) > int(than["metadata"]["resourceVersion"])
+def _groups(kind: Kind, document: Object) -> list[_Group]:
+    labels = labels_of(document)
+    values = ["", *(f"{name}={labels[name]}" for name in _LABELS if name in labels)]
+    if kind == SERVICE:
+        profiles = (document.get("status") or {}).get("profiles") or ()
+        values += {f"profile={profile.get('configMap')}" for profile in profiles}
+    return [(kind, namespace_of(document), value) for value in values]

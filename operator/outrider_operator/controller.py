@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from outrider_operator import kinds, telemetry
@@ -18,12 +19,14 @@ from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesAp
 from outrider_operator.lease import Lease
 from outrider_operator.measurements import Measurements
 from outrider_operator.metrics.prometheus import PrometheusFigures
-from outrider_operator.model import SERVICE_LABEL, SERVING, Object, Settings
+from outrider_operator.model import JOB_NAME_LABEL, PROFILE, PROFILING, SERVICE_LABEL, Object, Settings
 from outrider_operator.observe import Observer
 from outrider_operator.reconcile import Decide, Reconciler
+from outrider_operator.serving_pods import ServingPods
 from outrider_operator.status_writer import StatusWriter
-from outrider_operator.watches import Watches
-from outrider_operator.work_queue import Key, WorkQueue
+from outrider_operator.supervision import Supervisor
+from outrider_operator.watches import Watches, relist
+from outrider_operator.work_queue import CHILD_CHANGE_S, OWN_CHANGE_S, SHARED_CHANGE_S, Key, WorkQueue
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +43,14 @@ class Controller:
         self._api = api
         self._queue = WorkQueue()
         self._cache = Cache()
+        telemetry.SERVICES.set_function(partial(self._cache.count, kinds.SERVICE))
+        self._supervisor = Supervisor()
+        pods = ServingPods(self._cache, waiting_changed=self._wake_profiling)
         prometheus = configuration.prometheus_url and PrometheusFigures(configuration.prometheus_url, settings.window_s)
-        self._measurements = Measurements(self._cache, self._queue.add, prometheus or None, settings.window_s)
+        self._measurements = Measurements(pods, self._measured, prometheus or None, settings.window_s)
         self._reconciler = Reconciler(
             self._cache,
-            Observer(api, self._cache, self._measurements, watch_nodes=configuration.watch_nodes),
+            Observer(api, self._cache, pods, self._measurements, watch_nodes=configuration.watch_nodes),
             Applier(api, self._cache),
             StatusWriter(api, self._cache),
             self._measurements,
@@ -54,6 +60,7 @@ class Controller:
         )
         self._lease = Lease(api, configuration.namespace, configuration.lease_name, configuration.pod_name)
         self._cache.subscribe(self._wake)
+        self._watches: Watches | None = None
         self._task: asyncio.Task[None] | None = None
         self.failed = False
         """True once the work ended by itself, which it never should."""
@@ -73,18 +80,17 @@ class Controller:
 
     def service_seen(self, document: Object) -> None:
         self._cache.seen(kinds.SERVICE, document)
-        telemetry.SERVICES.set(len(list(self._cache.all(kinds.SERVICE))))
 
     def service_gone(self, document: Object) -> None:
         self._cache.gone(kinds.SERVICE, document)
-        telemetry.SERVICES.set(len(list(self._cache.all(kinds.SERVICE))))
 
     def services(self) -> Iterable[Object]:
         """The services that this process answers for: none while it stands by."""
         return self._cache.all(kinds.SERVICE) if self._lease.held else ()
 
     def health(self) -> dict[str, Any]:
-        return {"leading": self._lease.held}
+        unlisted = self._watches.unlisted() if self._watches is not None else []
+        return {"leading": self._lease.held, "unlisted": unlisted, "tasks": self._supervisor.health()}
 
     async def _wait_for_definition(self) -> None:
         while True:
@@ -113,15 +119,18 @@ class Controller:
             logger.warning("Lost the Lease, so this operator stops working until it holds it again")
 
     async def _work(self) -> None:
-        watches = Watches(self._api, self._cache, self._configuration.watch_namespaces, self._configuration.watch_nodes)
+        configuration = self._configuration
+        self._watches = Watches(self._api, self._cache, configuration.watch_namespaces, configuration.watch_nodes)
+        workers = {f"worker {number}": self._worker for number in range(1, WORKERS + 1)}
         async with asyncio.TaskGroup() as group:
-            group.create_task(watches.run(), name="watches")
-            group.create_task(self._measurements.run(), name="measurements")
-            await watches.listed()
+            self._keep(group, {**self._watches.tasks(), **self._measurements.tasks()})
+            await self._watches.listed()
             await self._measurements.first_round()
-            group.create_task(self._resync(), name="resync")
-            for number in range(WORKERS):
-                group.create_task(self._worker(), name=f"worker {number}")
+            self._keep(group, {"resync": self._resync, **workers})
+
+    def _keep(self, group: asyncio.TaskGroup, tasks: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
+        for name, task in tasks.items():
+            group.create_task(self._supervisor.keep(name, task), name=name)
 
     async def _worker(self) -> None:
         while True:
@@ -159,8 +168,7 @@ class Controller:
         while True:
             for namespace in self._configuration.watch_namespaces or (None,):
                 try:
-                    services, _ = await self._api.list_all(kinds.SERVICE, namespace)
-                    self._cache.relisted(kinds.SERVICE, namespace, services)
+                    await relist(self._api, self._cache, kinds.SERVICE, namespace)
                 except (ApiError, *UNREACHABLE) as error:
                     logger.warning("Cannot list the services of %s: %r", namespace or "all namespaces", error)
             self._wake_all()
@@ -169,28 +177,37 @@ class Controller:
     def _wake(self, kind: Kind, document: Object) -> None:
         """Wake the services that a changed object matters to."""
         if kind == kinds.SERVICE:
-            self._queue.add(Key(namespace_of(document), name_of(document)))
+            self._queue.add(_key(document), OWN_CHANGE_S)
         elif kind == kinds.NODE:
             self._wake_all()
-        elif component(document) == SERVING:
-            self._queue.add(Key(namespace_of(document), labels_of(document).get(SERVICE_LABEL, "")))
-            if kind == kinds.POD:
-                self._wake_profiling()
-        else:  # profiles, and the Jobs and pods that measure them, are shared by the namespace's services
-            self._wake_all(namespace_of(document))
+        elif component(document) in (PROFILING, PROFILE):
+            self._wake_users(namespace_of(document), labels_of(document).get(JOB_NAME_LABEL) or name_of(document))
+        else:
+            self._queue.add(Key(namespace_of(document), labels_of(document).get(SERVICE_LABEL, "")), CHILD_CHANGE_S)
+
+    def _wake_users(self, namespace: str, profile: str) -> None:
+        """Profiles, and the Jobs and pods that measure them, are shared."""
+        for service in self._cache.users_of(namespace, profile):
+            self._queue.add(_key(service), CHILD_CHANGE_S)
 
     def _wake_profiling(self) -> None:
-        """A serving pod may have begun or ended to wait for a node: profiling Jobs give way to it."""
-        for namespace in {namespace_of(job) for job in self._cache.all(kinds.JOB)}:
-            self._wake_all(namespace)
+        """A serving pod began or ended to wait for a node: profiling Jobs give way to it."""
+        for job in self._cache.all(kinds.JOB):
+            self._wake_users(namespace_of(job), name_of(job))
 
-    def _wake_all(self, namespace: str | None = None) -> None:
+    def _wake_all(self) -> None:
         for service in self._cache.all(kinds.SERVICE):
-            if namespace in (None, namespace_of(service)):
-                self._queue.add(Key(namespace_of(service), name_of(service)))
+            self._queue.add(_key(service), SHARED_CHANGE_S)
+
+    def _measured(self, key: Key) -> None:
+        self._queue.add(key, CHILD_CHANGE_S)
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             logger.error("The operator cannot go on", exc_info=task.exception())
             self.failed = True
             signal.raise_signal(signal.SIGTERM)  # kopf's own way to end; its stop flag delays every end by 5 s
+
+
+def _key(service: Object) -> Key:
+    return Key(namespace_of(service), name_of(service))

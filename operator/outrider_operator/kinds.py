@@ -69,6 +69,11 @@ def namespace_of(document: Object) -> str:
     return str(document["metadata"].get("namespace", ""))
 
 
+def version_of(document: Object) -> int:
+    """Resource versions are integers that grow over all objects of a kind (Kubernetes 1.35 promises it)."""
+    return int(document["metadata"]["resourceVersion"])
+
+
 def labels_of(document: Object) -> Mapping[str, str]:
     return document["metadata"].get("labels") or {}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from outrider_operator import telemetry
 from outrider_operator.kinds import Kind, kind_of, name_of, namespace_of
 from outrider_operator.model import FIELD_MANAGER, Object
 
-PAGE_SIZE = 250
+PAGE_SIZE = 25
+"""An object may weigh 1.5 MB, whoever made it, and a page is in memory as a whole."""
 WATCH_TIMEOUT_S = 240
 _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30)
 # The server sends a bookmark about every minute: a stream that is silent for much longer is dead.
@@ -69,6 +71,15 @@ class ApiError(Exception):
         return self.status in (400, 403, 413, 422)
 
 
+@dataclass(frozen=True)
+class Page:
+    """A part of a list."""
+
+    objects: list[Object]
+    version: str
+    """Resource version of the whole list."""
+
+
 UNREACHABLE = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 """What a request raises when the API server cannot be reached."""
 
@@ -103,23 +114,22 @@ class KubernetesApi:
                 return None
             raise
 
-    async def list_all(
-        self, kind: Kind, namespace: str | None, selector: str = "", *, fields: str = ""
-    ) -> tuple[list[Object], str]:
-        """All objects (of a label and a field selector), page by page, and the resource version to watch from."""
-        objects: list[Object] = []
-        query: list[tuple[str, str]] = [
-            ("limit", str(PAGE_SIZE)),
-            ("labelSelector", selector),
-            ("fieldSelector", fields),
-        ]
+    async def pages(self, kind: Kind, namespace: str | None, selector: str = "") -> AsyncIterator[Page]:
+        """The objects of a label selector, page by page."""
+        query = [("limit", str(PAGE_SIZE)), ("labelSelector", selector)]
         token = ""
         while True:
             page = await self._request("GET", kind.path(namespace), query=[*query, ("continue", token)])
-            objects += page.get("items") or []
+            yield Page(page.get("items") or [], page["metadata"]["resourceVersion"])
             token = page["metadata"].get("continue", "")
             if not token:
-                return objects, page["metadata"]["resourceVersion"]
+                return
+
+    async def first_page(self, kind: Kind, namespace: str | None, *, fields: str) -> list[Object]:
+        """Some of the objects of a field selector, where some are enough."""
+        query = [("limit", str(PAGE_SIZE)), ("fieldSelector", fields)]
+        page = await self._request("GET", kind.path(namespace), query=query)
+        return page.get("items") or []
 
     async def watch(
         self, kind: Kind, namespace: str | None, selector: str, resource_version: str
@@ -159,11 +169,15 @@ class KubernetesApi:
         query = [("fieldManager", FIELD_MANAGER)]
         return await self._write("patch", patch, "PATCH", path, patch, query=query, content_type=STRATEGIC_PATCH)
 
-    async def delete(self, document: Object, preconditions: dict[str, str]) -> None:
-        """Delete the object if `preconditions` (uid, resourceVersion) hold and, in the background, what it owns."""
+    async def delete(self, document: Object, preconditions: dict[str, str]) -> Object | None:
+        """Delete the object if `preconditions` (uid, resourceVersion) hold and, in the background, what it owns.
+
+        None when it is gone; else the object as it is being deleted (it has finalizers).
+        """
         path = kind_of(document).path(namespace_of(document), name_of(document))
         options = {"propagationPolicy": "Background", "preconditions": preconditions}
-        await self._write("delete", document, "DELETE", path, options)
+        answer = await self._write("delete", document, "DELETE", path, options)
+        return answer if (answer.get("metadata") or {}).get("finalizers") else None
 
     async def replace(self, document: Object, subresource: str | None = None) -> Object:
         """Replace the object (or its status) if it still has the resource version that `document` carries."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from outrider_crds.spec import MetricsSource
 from outrider_crds.state import RuntimeState
 
-from outrider_operator.cache import Cache
 from outrider_operator.decide.conditions.status import FIGURES_EVERY_S
 from outrider_operator.decide.figures.windows import History, forget, record, windows
 from outrider_operator.metrics.pods import PodStates
 from outrider_operator.metrics.prometheus import PrometheusFigures
+from outrider_operator.metrics.state_endpoint import StateEndpoint
 from outrider_operator.model import FigureWindows, Object
+from outrider_operator.serving_pods import ServingPods
 from outrider_operator.work_queue import Key
 
 LOOKS_A_WINDOW = 12
@@ -35,45 +36,43 @@ class Measurements:
     """States always come from the pods (only they know what configuration is in force), figures from either."""
 
     def __init__(
-        self, cache: Cache, changed: Callable[[Key], None], prometheus: PrometheusFigures | None, window_s: float
+        self, pods: ServingPods, changed: Callable[[Key], None], prometheus: PrometheusFigures | None, window_s: float
     ) -> None:
-        self._pods = PodStates(cache, changed, window_s / LOOKS_A_WINDOW)
+        self._pods = pods
+        self._states = PodStates(pods, StateEndpoint(), changed, window_s / LOOKS_A_WINDOW)
         self._changed = changed
         self._prometheus = prometheus
         self._window_s = window_s
         self._histories: dict[Key, _Followed] = {}
-        self._ready: Mapping[Key, set[str]] = {}
 
-    async def run(self) -> None:
-        """Keep the measurements fresh until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._pods.run(), name="polls of the pods")
-            group.create_task(self._record(), name="histories")
-            if self._prometheus is not None:
-                group.create_task(self._prometheus.run(), name="queries to Prometheus")
+    def tasks(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        """What keeps the measurements fresh, by name; each runs until cancelled."""
+        tasks = {"polls of the pods": self._states.run, "histories": self._record}
+        return tasks | ({"queries to Prometheus": self._prometheus.run} if self._prometheus is not None else {})
 
     async def first_round(self) -> None:
-        """Return once every pod that is ready now was asked, so that no pod is taken for a silent one."""
-        await self._pods.ask_all()
+        """Return once the pods that are ready now had time to answer, so that none is taken for a silent one."""
+        await self._states.first_round()
 
     def states(self, key: Key) -> Mapping[str, RuntimeState]:
-        return self._pods.states(key)
+        return self._states.states(key)
 
     def expect_news(self, key: Key, expected: bool) -> None:
         """Ask the service's pods more often, or no longer."""
-        self._pods.set_urgent(key, expected)
+        self._states.set_urgent(key, expected)
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a service that is gone."""
-        self._pods.set_urgent(key, False)
+        self._states.set_urgent(key, False)
         self._histories.pop(key, None)
 
     def figures(self, key: Key, service: Object) -> FigureWindows:
         source = ((service.get("spec") or {}).get("metrics") or {}).get("source")
         if source == MetricsSource.PROMETHEUS:
             return self._from_prometheus(key)
-        ready, answered = self._ready.get(key, set()), self._pods.states(key)
-        error = f"none of the {len(ready)} ready pods answers on its state endpoint" if ready and not answered else ""
+        ready = self._states.ready(key)
+        silent = ready and not self._states.states(key)
+        error = f"none of the {ready} ready pods answers on its state endpoint" if silent else ""
         followed = self._histories.get(key, _Followed())
         return windows(followed.history, time.time(), self._window_s, error)
 
@@ -81,26 +80,26 @@ class Measurements:
         if self._prometheus is None:
             return FigureWindows(error="the chart names no Prometheus (prometheus.url)")
         found = self._prometheus.figures(key)
-        current = found.current and replace(found.current, pods_ready=len(self._ready.get(key, set())))
+        current = found.current and replace(found.current, pods_ready=self._states.ready(key))
         return replace(found, current=current)
 
     async def _record(self) -> None:
         while True:
-            self._ready, existing, now = self._pods.ready(), self._pods.existing(), time.time()
-            for key in self._histories.keys() - existing.keys():
+            for key in self._histories.keys() - set(self._pods.services()):
                 del self._histories[key]
-            for key, pods in existing.items():
-                followed = self._histories.setdefault(key, _Followed(moved_at=now))
-                self._look(key, followed, pods, now)
-                self._wake(key, followed, now)
+            for key in self._pods.services():
+                self._look(key, time.time())
+                await asyncio.sleep(0)  # one service's history at a time: others must not wait for a thousand
             await asyncio.sleep(self._window_s / LOOKS_A_WINDOW)
 
-    def _look(self, key: Key, followed: _Followed, pods: set[str], now: float) -> None:
-        ready = len(self._ready.get(key, set()))
-        history = record(followed.history, self._pods.states(key), ready, now, self._window_s)
+    def _look(self, key: Key, now: float) -> None:
+        followed = self._histories.setdefault(key, _Followed(moved_at=now))
+        pods = {pod.name for pod in self._pods.of(key)}
+        history = record(followed.history, self._states.states(key), self._states.ready(key), now, self._window_s)
         if followed.history.looks and history.looks[-1].totals != followed.history.looks[-1].totals:
             followed.moved_at = now
         followed.history = forget(history, pods)
+        self._wake(key, followed, now)
 
     def _wake(self, key: Key, followed: _Followed, now: float) -> None:
         """Have the figures judged while they can change: until two windows hold no traffic any more."""

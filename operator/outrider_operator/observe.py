@@ -4,38 +4,47 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 
 from outrider_operator import kinds
 from outrider_operator.cache import Cache
 from outrider_operator.decide.pods import is_being_created
-from outrider_operator.kinds import Kind, child_kind, component, labels_of, name_of, namespace_of
+from outrider_operator.decide.reading import unix_seconds
+from outrider_operator.inbound.objects import controller_uid, owners_of
+from outrider_operator.kinds import Kind, child_kind, labels_of, name_of, namespace_of
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.measurements import Measurements
 from outrider_operator.model import (
+    COMPONENT_LABEL,
     PROFILE,
     PROFILING,
     SERVICE_LABEL,
-    SERVING,
     Node,
     Object,
     Observed,
     Rejection,
     child_names,
 )
+from outrider_operator.serving_pods import ServingPods
 from outrider_operator.work_queue import Key
 
 logger = logging.getLogger(__name__)
 
 _PODS_ASKED_ABOUT = 4
 """One of them is named in the conditions; a rollout of hundreds must not become a request each."""
+_LATE_S = 10.0
+"""Most pods have a container by then, and nobody needs their Events."""
 
 
 class Observer:
     """Reads the cache; asks the API server only for children that the cache does not hold."""
 
-    def __init__(self, api: KubernetesApi, cache: Cache, measurements: Measurements, *, watch_nodes: bool) -> None:
+    def __init__(
+        self, api: KubernetesApi, cache: Cache, pods: ServingPods, measurements: Measurements, *, watch_nodes: bool
+    ) -> None:
         self._api = api
         self._cache = cache
+        self._pods = pods
         self._measurements = measurements
         self._watch_nodes = watch_nodes
         self._nodes: tuple[Node, ...] | None = None
@@ -43,7 +52,8 @@ class Observer:
 
     async def observe(self, service: Object, rejections: tuple[Rejection, ...]) -> Observed:
         key = Key(namespace_of(service), name_of(service))
-        pods = tuple(pod for pod in self._labelled(kinds.POD, key) if component(pod) == SERVING)
+        pods = self._pods.documents(key)
+        jobs = self._of_component(kinds.JOB, key.namespace, PROFILING)
         job_pods = self._of_component(kinds.POD, key.namespace, PROFILING)
         return Observed(
             service=service,
@@ -52,12 +62,10 @@ class Observer:
             children=await self._children(key),
             replica_sets=self._labelled(kinds.REPLICA_SET, key),
             pods=pods,
-            pod_warnings=await self._warnings(
-                key.namespace, [pod for pod in (*pods, *job_pods) if is_being_created(pod)]
-            ),
+            pod_warnings=await self._warnings(key.namespace, [*pods, *_pods_of(service, jobs, job_pods)]),
             states=self._measurements.states(key),
-            waiting_pods=tuple(pod for pod in self._cache.all(kinds.POD) if waits_for_a_node(pod)),
-            jobs=self._of_component(kinds.JOB, key.namespace, PROFILING),
+            waiting_pods=self._pods.waiting(),
+            jobs=jobs,
             job_pods=job_pods,
             profiles={
                 name_of(profile): profile for profile in self._of_component(kinds.CONFIG_MAP, key.namespace, PROFILE)
@@ -80,12 +88,13 @@ class Observer:
         return children
 
     async def _warnings(self, namespace: str, pods: list[Object]) -> dict[str, str]:
-        """The newest Warning of each pod that is being created: why its volumes or its network are not there."""
+        """The newest Warning of pods that have been in creation for long: why volumes or network are not there."""
         warnings: dict[str, str] = {}
-        for pod in pods[:_PODS_ASKED_ABOUT]:
+        late = [pod for pod in pods if is_being_created(pod) and _age_s(pod) >= _LATE_S]
+        for pod in late[:_PODS_ASKED_ABOUT]:
             fields = f"involvedObject.uid={pod['metadata']['uid']},type=Warning"
             try:
-                events, _ = await self._api.list_all(kinds.EVENT, namespace, fields=fields)
+                events = await self._api.first_page(kinds.EVENT, namespace, fields=fields)
             except ApiError as error:  # a better sentence is not worth a reconcile
                 logger.warning("Cannot read the events of pod %s/%s: %s", namespace, name_of(pod), error)
                 break
@@ -95,14 +104,10 @@ class Observer:
         return warnings
 
     def _labelled(self, kind: Kind, key: Key) -> tuple[Object, ...]:
-        return tuple(
-            document
-            for document in self._cache.within(kind, key.namespace)
-            if labels_of(document).get(SERVICE_LABEL) == key.name
-        )
+        return self._cache.labelled(kind, key.namespace, SERVICE_LABEL, key.name)
 
     def _of_component(self, kind: Kind, namespace: str, wanted: str) -> tuple[Object, ...]:
-        return tuple(document for document in self._cache.within(kind, namespace) if component(document) == wanted)
+        return self._cache.labelled(kind, namespace, COMPONENT_LABEL, wanted)
 
     def _all_nodes(self) -> tuple[Node, ...] | None:
         """None where RBAC gives no right to see nodes."""
@@ -115,10 +120,6 @@ class Observer:
             self._nodes = None
 
 
-def waits_for_a_node(pod: Object) -> bool:
-    return component(pod) == SERVING and not pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]
-
-
 def _node(document: Object) -> Node:
     return Node(
         name=name_of(document),
@@ -126,3 +127,14 @@ def _node(document: Object) -> Node:
         taints=tuple(document["spec"].get("taints") or ()),
         allocatable=document["status"].get("allocatable") or {},
     )
+
+
+def _pods_of(service: Object, jobs: Iterable[Object], pods: Iterable[Object]) -> list[Object]:
+    """Of the namespace's profiling pods, those that measure for `service`."""
+    uid = service["metadata"]["uid"]
+    mine = {job["metadata"]["uid"] for job in jobs if any(uid == ref.get("uid") for ref in owners_of(job))}
+    return [pod for pod in pods if controller_uid(pod) in mine]
+
+
+def _age_s(pod: Object) -> float:
+    return time.time() - (unix_seconds(pod["metadata"].get("creationTimestamp", "")) or 0.0)

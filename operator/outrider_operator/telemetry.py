@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 from prometheus_client import Counter, Gauge, Histogram
+
+from outrider_operator.inbound.unfit import Unfit
+
+logger = logging.getLogger(__name__)
 
 WRITES = Counter("outrider_operator_api_writes", "Requests that write to the API server.", ["verb", "kind"])
 RECONCILES = Counter(
@@ -15,3 +21,14 @@ SERVICES = Gauge("outrider_operator_services", "SpeculativeServices that the ope
 LEADING = Gauge("outrider_operator_leading", "1 while this process holds the Lease.")
 POLLS = Counter("outrider_operator_polls", "State polls of serving pods by outcome: answered, failed.", ["outcome"])
 WATCH_RESTARTS = Counter("outrider_operator_watch_restarts", "Watches started again after an error.", ["kind"])
+UNFIT = Counter(
+    "outrider_operator_unfit", "What came from outside and did not fit, by source and reason.", ["source", "reason"]
+)
+TASK_RESTARTS = Counter(
+    "outrider_operator_task_restarts", "Background tasks that a defect ended and that were started again.", ["task"]
+)
+
+
+def count_unfit(unfit: Unfit) -> None:
+    UNFIT.labels(source=unfit.source, reason=unfit.reason).inc()
+    logger.debug("Left out: %s", unfit.detail)

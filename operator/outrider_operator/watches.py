@@ -1,22 +1,39 @@
-"""Keeps the cache up to date: one list-and-watch loop per kind and namespace, restarted with back-off."""
+"""Keeps the cache up to date: one list-and-watch loop per kind and namespace.
+
+kopf watches the services only. It has label selectors and an inactivity time-out, but tells a handler neither what a
+list left out nor that a list has ended: an object that was deleted while a watch was broken would stay in the cache
+for ever, and the first reconcile could not wait for the children to be known. It also starts a broken watch again at a
+fixed pace, and an error that a watch reports ends the whole operator.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Mapping
 
 from outrider_operator import telemetry
+from outrider_operator.backoff import Backoff
 from outrider_operator.cache import Cache
 from outrider_operator.kinds import CHILDREN, NODE, Kind
 from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
+from outrider_operator.model import MANAGED_BY_LABEL, MANAGER
 
 logger = logging.getLogger(__name__)
 
-MANAGED_BY = "app.kubernetes.io/managed-by"
-CHILD_SELECTOR = f"{MANAGED_BY}=outrider"
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 5.0
+CHILD_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+
+
+async def relist(api: KubernetesApi, cache: Cache, kind: Kind, namespace: str | None, selector: str = "") -> str:
+    """Read all objects into the cache; returns the resource version to watch from."""
+    present, seen_at = cache.relist(kind, namespace), ""
+    async for page in api.pages(kind, namespace, selector):
+        present.page(page.objects)
+        seen_at = page.version
+    present.end(int(seen_at))
+    return seen_at
 
 
 class Watches:
@@ -24,33 +41,41 @@ class Watches:
 
     def __init__(self, api: KubernetesApi, cache: Cache, namespaces: tuple[str, ...], watch_nodes: bool) -> None:
         scopes: tuple[str | None, ...] = namespaces or (None,)
-        self._loops = [_Loop(api, cache, kind, namespace, CHILD_SELECTOR) for kind in CHILDREN for namespace in scopes]
+        self._loops = [Watch(api, cache, kind, namespace, CHILD_SELECTOR) for kind in CHILDREN for namespace in scopes]
         if watch_nodes:
-            self._loops.append(_Loop(api, cache, NODE, None, ""))
+            self._loops.append(Watch(api, cache, NODE, None, ""))
 
-    async def run(self) -> None:
-        """Run all loops until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for loop in self._loops:
-                group.create_task(loop.run(), name=f"watch of {loop.name}")
+    def tasks(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        return {f"watch of {loop.name}": loop.run for loop in self._loops}
 
     async def listed(self) -> None:
         """Wait until every kind was listed once: before that, an absent child may only be unseen."""
         for loop in self._loops:
             await loop.listed.wait()
 
-    @property
-    def names(self) -> Iterable[str]:
-        return [loop.name for loop in self._loops]
+    def unlisted(self) -> list[str]:
+        return [loop.name for loop in self._loops if not loop.listed.is_set()]
 
 
-class _Loop:
-    def __init__(self, api: KubernetesApi, cache: Cache, kind: Kind, namespace: str | None, selector: str) -> None:
+class Watch:
+    """The loop over one kind: list, then follow the changes; list again only where changes may have been lost."""
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        cache: Cache,
+        kind: Kind,
+        namespace: str | None,
+        selector: str,
+        backoff: Backoff | None = None,
+    ) -> None:
         self._api = api
         self._cache = cache
         self._kind = kind
         self._namespace = namespace
         self._selector = selector
+        self._version: str | None = None
+        self._backoff = backoff or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self.listed = asyncio.Event()
 
     @property
@@ -58,34 +83,36 @@ class _Loop:
         return f"{self._kind.plural} in {self._namespace or 'all namespaces'}"
 
     async def run(self) -> None:
-        pause_s = _FIRST_PAUSE_S
         while True:
-            try:
-                await self._list()
-                pause_s = _FIRST_PAUSE_S
-                await self._watch()
-            except ApiError as error:
-                if not error.expired:
-                    logger.warning("Cannot watch %s, trying again in %.1f s: %s", self.name, pause_s, error)
-            except (*UNREACHABLE, ValueError) as error:  # ValueError: a line that is cut off, or no JSON
-                logger.warning("Lost the watch of %s, trying again in %.1f s: %r", self.name, pause_s, error)
-            telemetry.WATCH_RESTARTS.labels(kind=self._kind.kind).inc()
+            why = await self._attempt()
+            pause_s = self._backoff.next_s()
+            if why is not None:
+                telemetry.WATCH_RESTARTS.labels(kind=self._kind.kind).inc()
+                logger.warning("Lost the watch of %s, trying again in %.1f s: %s", self.name, pause_s, why)
             await asyncio.sleep(pause_s)
-            pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
 
-    async def _list(self) -> None:
-        documents, self._version = await self._api.list_all(self._kind, self._namespace, self._selector)
-        self._cache.relisted(self._kind, self._namespace, documents)
-        self.listed.set()
+    async def _attempt(self) -> str | None:
+        """List if need be, and follow one stream; returns what went wrong, None where the server ended it in order."""
+        try:
+            if self._version is None:
+                self._version = await relist(self._api, self._cache, self._kind, self._namespace, self._selector)
+                self.listed.set()
+            await self._follow(self._version)
+        except UNREACHABLE as error:
+            return repr(error)  # the server still knows what came since the version
+        except ApiError as error:
+            self._version = None
+            return None if error.expired else str(error)
+        except (ValueError, KeyError) as error:  # a line that is cut off, too long, or no event
+            self._version = None
+            return repr(error)
+        return None
 
-    async def _watch(self) -> None:
-        """Follow the events; a stream that the server ended in good order goes on from the last version."""
-        while True:
-            stream = self._api.watch(self._kind, self._namespace, self._selector, self._version)
-            async for event, document in stream:
-                self._version = document["metadata"]["resourceVersion"]
-                if event == "DELETED":
-                    self._cache.gone(self._kind, document)
-                elif event in ("ADDED", "MODIFIED"):
-                    self._cache.seen(self._kind, document)
-            await asyncio.sleep(_FIRST_PAUSE_S)
+    async def _follow(self, version: str) -> None:
+        async for event, document in self._api.watch(self._kind, self._namespace, self._selector, version):
+            if event == "DELETED":
+                self._cache.gone(self._kind, document)
+            elif event in ("ADDED", "MODIFIED"):
+                self._cache.seen(self._kind, document)
+            self._version = document["metadata"]["resourceVersion"]
+            self._backoff.reset()  # a list alone proves nothing: the stream after it may fail each time

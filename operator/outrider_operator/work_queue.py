@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import heapq
 from dataclasses import dataclass
 
 from outrider_operator import telemetry
 
 FIRST_RETRY_S = 0.2
 LONGEST_RETRY_S = 60.0
+
+OWN_CHANGE_S = 0.0
+"""The service itself changed: a user waits for it."""
+CHILD_CHANGE_S = 2.0
+"""Something that belongs to it changed."""
+SHARED_CHANGE_S = 10.0
+"""Something changed that may matter to many, or it is time for the regular look."""
 
 
 @dataclass(frozen=True, order=True)
@@ -23,26 +30,40 @@ class Key:
         return f"{self.namespace}/{self.name}"
 
 
+@dataclass(order=True)
+class _Wait:
+    due: float
+    """In the loop's time: keys run in this order, so that no wake-up waits for ever."""
+    number: int
+    added: float
+    key: Key
+
+
 class WorkQueue:
-    """Keys that wait for a reconcile.
+    """Keys that wait for a reconcile, those first whose patience ends first.
 
     A key that is added while it is being worked on runs once more afterwards: the worker may have read the
     state before that change.
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[Key] = deque()
-        self._dirty: dict[Key, float] = {}  # key -> when it was first added, in the loop's time
+        self._heap: list[_Wait] = []
+        self._waits: dict[Key, _Wait] = {}
+        """The one that counts for each key; others in the heap were overtaken."""
         self._running: set[Key] = set()
+        self._number = 0
         self._failures: dict[Key, int] = {}
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._added = asyncio.Event()
 
-    def add(self, key: Key) -> None:
-        """Wake the key now; further calls before it runs add nothing."""
-        if key in self._dirty:
+    def add(self, key: Key, patience_s: float = SHARED_CHANGE_S) -> None:
+        """Wake the key now; of several calls before it runs, the least patient counts."""
+        now = asyncio.get_running_loop().time()
+        waits = self._waits.get(key)
+        if waits is not None and waits.due <= now + patience_s:
             return
-        self._dirty[key] = asyncio.get_running_loop().time()
+        self._number += 1
+        self._waits[key] = _Wait(now + patience_s, self._number, waits.added if waits is not None else now, key)
         if key not in self._running:
             self._put(key)
 
@@ -58,14 +79,13 @@ class WorkQueue:
 
     async def get(self) -> Key:
         """The next key; the caller must call `done` or `retry` with it."""
-        while not self._waiting:
+        while (waits := self._pop()) is None:
             self._added.clear()
             await self._added.wait()
-        key = self._waiting.popleft()
-        telemetry.QUEUE_LENGTH.set(len(self._waiting))
-        telemetry.WAIT_SECONDS.observe(asyncio.get_running_loop().time() - self._dirty.pop(key))
-        self._running.add(key)
-        return key
+        self._running.add(waits.key)
+        telemetry.QUEUE_LENGTH.set(len(self._waits))
+        telemetry.WAIT_SECONDS.observe(asyncio.get_running_loop().time() - waits.added)
+        return waits.key
 
     def done(self, key: Key) -> None:
         self._failures.pop(key, None)
@@ -80,23 +100,23 @@ class WorkQueue:
         self.add_after(key, delay_s)
         return delay_s
 
-    def forget(self, key: Key) -> None:
-        """Drop what is remembered of a deleted service's key."""
-        self._failures.pop(key, None)
-        timer = self._timers.pop(key, None)
-        if timer is not None:
-            timer.cancel()
-
     def _fire(self, key: Key) -> None:
         self._timers.pop(key, None)
-        self.add(key)
+        self.add(key, CHILD_CHANGE_S)
 
     def _release(self, key: Key) -> None:
         self._running.discard(key)
-        if key in self._dirty:
+        if key in self._waits:
             self._put(key)
 
     def _put(self, key: Key) -> None:
-        self._waiting.append(key)
-        telemetry.QUEUE_LENGTH.set(len(self._waiting))
+        heapq.heappush(self._heap, self._waits[key])
+        telemetry.QUEUE_LENGTH.set(len(self._waits))
         self._added.set()
+
+    def _pop(self) -> _Wait | None:
+        while self._heap:
+            waits = heapq.heappop(self._heap)
+            if self._waits.get(waits.key) is waits:
+                return self._waits.pop(waits.key)
+        return None

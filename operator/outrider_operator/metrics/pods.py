@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import aiohttp
-from outrider_crds.runtime_config import ADMIN_PORT, STATE_PATH
 from outrider_crds.state import RuntimeState
-from pydantic import ValidationError
 
-from outrider_operator import kinds, telemetry
-from outrider_operator.cache import Cache
-from outrider_operator.kinds import component, labels_of, name_of, namespace_of
-from outrider_operator.model import SERVICE_LABEL, SERVING, Object
+from outrider_operator import telemetry
+from outrider_operator.inbound.pods import ServingPod
+from outrider_operator.inbound.unfit import Unfit
+from outrider_operator.metrics.state_endpoint import StateEndpoint
+from outrider_operator.serving_pods import ServingPods
 from outrider_operator.work_queue import Key
 
 logger = logging.getLogger(__name__)
@@ -23,142 +22,120 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.5
 URGENT_EVERY_S = 1.0
 IDLE_EVERY_S = 15.0
-_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
-CONCURRENCY = 32
 LATELY_S = 3 * IDLE_EVERY_S
-MOST_BYTES = 1 << 20
+AT_ONCE = 8
+"""Polls under way in one namespace: pods that answer slowly hold up their own namespace's only."""
+FIRST_ROUND_S = 5.0
 
 
 @dataclass
-class _Pod:
+class _Poll:
     """What is known of one serving pod."""
 
-    key: Key
-    name: str
-    address: str
     state: RuntimeState | None = None
     answered_at: float = float("-inf")
-    polled_at: float = float("-inf")
-    polling: bool = False
+    asked_at: float = float("-inf")
+    under_way: bool = False
     busy: bool = True
     """Tokens flowed between the last two answers (or there were none yet)."""
 
 
 class PodStates:
-    """The newest state of every ready serving pod in the cache.
+    """The newest state of every ready serving pod.
 
-    A pod is asked every few seconds while it has traffic, seldom while it is idle, and often while its service
-    waits for something that only the pod can tell (that a new configuration is in force).
+    A pod is asked every few seconds while it has traffic, seldom while it is idle, and often while
+    its service waits for something that only the pod can tell (that a new configuration is in force).
     """
 
-    def __init__(self, cache: Cache, changed: Callable[[Key], None], busy_every_s: float) -> None:
-        self._cache = cache
+    def __init__(
+        self, pods: ServingPods, endpoint: StateEndpoint, changed: Callable[[Key], None], busy_every_s: float
+    ) -> None:
+        self._pods = pods
+        self._endpoint = endpoint
         self._changed = changed
         self._busy_every_s = busy_every_s
-        self._pods: dict[str, _Pod] = {}  # by uid
+        self._polls: dict[str, _Poll] = {}  # by the pod's uid
         self._urgent: set[Key] = set()
-        self._limit = asyncio.Semaphore(CONCURRENCY)
+        self._limits: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
 
     def states(self, key: Key) -> dict[str, RuntimeState]:
         """Pod name -> newest state, of pods that answered lately."""
         now = asyncio.get_running_loop().time()
+        polls = ((pod.name, self._polls.get(pod.uid)) for pod in self._pods.of(key) if _can_be_asked(pod))
         return {
-            pod.name: pod.state
-            for pod in self._pods.values()
-            if pod.key == key and pod.state is not None and now - pod.answered_at < LATELY_S
+            name: poll.state
+            for name, poll in polls
+            if poll is not None and poll.state is not None and now - poll.answered_at < LATELY_S
         }
 
-    def ready(self) -> dict[Key, set[str]]:
-        """Service -> names of its ready pods."""
-        ready: dict[Key, set[str]] = {}
-        for pod in self._pods.values():
-            ready.setdefault(pod.key, set()).add(pod.name)
-        return ready
-
-    def existing(self) -> dict[Key, set[str]]:
-        """Service -> names of its serving pods, ready or not."""
-        existing: dict[Key, set[str]] = {}
-        for pod in self._cache.all(kinds.POD):
-            if component(pod) == SERVING:
-                key = Key(namespace_of(pod), labels_of(pod)[SERVICE_LABEL])
-                existing.setdefault(key, set()).add(name_of(pod))
-        return existing
+    def ready(self, key: Key) -> int:
+        """Number of the service's ready pods."""
+        return sum(_can_be_asked(pod) for pod in self._pods.of(key))
 
     def set_urgent(self, key: Key, urgent: bool) -> None:
         (self._urgent.add if urgent else self._urgent.discard)(key)
 
     async def run(self) -> None:
         """Poll until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            while True:
-                now = asyncio.get_running_loop().time()
-                self._follow_cache()
-                for pod in self._pods.values():
-                    if not pod.polling and now - pod.polled_at >= self._interval_s(pod):
-                        group.create_task(self._poll(pod))
-                await asyncio.sleep(TICK_S)
-
-    async def ask_all(self) -> None:
-        """Poll every ready pod once, now."""
-        self._follow_cache()
-        await asyncio.gather(*(self._poll(pod) for pod in self._pods.values()))
-
-    def _interval_s(self, pod: _Pod) -> float:
-        if pod.key in self._urgent:
-            return URGENT_EVERY_S
-        return self._busy_every_s if pod.busy else IDLE_EVERY_S
-
-    def _follow_cache(self) -> None:
-        """Poll the pods that are ready now, and no others."""
-        ready = {pod["metadata"]["uid"]: pod for pod in self._cache.all(kinds.POD) if _serves(pod)}
-        for uid, document in ready.items():
-            address = document["status"]["podIP"]
-            if uid not in self._pods:
-                key = Key(namespace_of(document), labels_of(document)[SERVICE_LABEL])
-                self._pods[uid] = _Pod(key, name_of(document), address)
-            self._pods[uid].address = address
-        for uid in self._pods.keys() - ready.keys():
-            del self._pods[uid]
-
-    async def _poll(self, pod: _Pod) -> None:
-        pod.polled_at, pod.polling = asyncio.get_running_loop().time(), True
         try:
-            async with self._limit, aiohttp.ClientSession(timeout=_TIMEOUT) as session:
-                state = await _read(session, pod.address)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            telemetry.POLLS.labels(outcome="failed").inc()
-            logger.debug("No state from pod %s/%s: %r", pod.key.namespace, pod.name, error)
-        else:
-            telemetry.POLLS.labels(outcome="answered").inc()
-            self._note(pod, state)
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    self._ask_due(group)
+                    await asyncio.sleep(TICK_S)
         finally:
-            pod.polling = False
+            await self._endpoint.close()
 
-    def _note(self, pod: _Pod, state: RuntimeState) -> None:
-        before = pod.state
-        pod.state, pod.answered_at = state, asyncio.get_running_loop().time()
-        pod.busy = before is None or before.output_tokens != state.output_tokens
+    async def first_round(self) -> None:
+        """Return once every pod that is ready now was asked, or after some seconds: some may never answer."""
+        pods = [(key, pod) for key in self._pods.services() for pod in self._pods.of(key) if _can_be_asked(pod)]
+        asked = [asyncio.create_task(self._ask(key, pod)) for key, pod in pods]
+        if asked:
+            await asyncio.wait(asked, timeout=FIRST_ROUND_S)
+
+    def _ask_due(self, group: asyncio.TaskGroup) -> None:
+        now, present = asyncio.get_running_loop().time(), set()
+        for key in self._pods.services():
+            for pod in self._pods.of(key):
+                if not _can_be_asked(pod):
+                    continue
+                present.add(pod.uid)
+                poll = self._polls.get(pod.uid)
+                if poll is None or (not poll.under_way and now - poll.asked_at >= self._interval_s(key, poll)):
+                    group.create_task(self._ask(key, pod))
+        for uid in self._polls.keys() - present:
+            del self._polls[uid]
+
+    def _interval_s(self, key: Key, poll: _Poll) -> float:
+        if key in self._urgent:
+            return URGENT_EVERY_S
+        return self._busy_every_s if poll.busy else IDLE_EVERY_S
+
+    async def _ask(self, key: Key, pod: ServingPod) -> None:
+        poll = self._polls.setdefault(pod.uid, _Poll())
+        poll.asked_at, poll.under_way = asyncio.get_running_loop().time(), True
+        try:
+            async with self._limits[key.namespace]:
+                answer = await self._endpoint.ask(pod.address)
+        finally:
+            poll.under_way = False
+        if isinstance(answer, Unfit):
+            telemetry.POLLS.labels(outcome="failed").inc()
+            telemetry.count_unfit(answer)
+            logger.debug("No state from pod %s/%s: %s", pod.namespace, pod.name, answer.detail)
+            return
+        telemetry.POLLS.labels(outcome="answered").inc()
+        self._note(key, poll, answer)
+
+    def _note(self, key: Key, poll: _Poll, state: RuntimeState) -> None:
+        before = poll.state
+        poll.state, poll.answered_at = state, asyncio.get_running_loop().time()
+        poll.busy = before is None or before.output_tokens != state.output_tokens
         if before is None or _news(before) != _news(state):
-            self._changed(pod.key)
+            self._changed(key)
 
 
-async def _read(session: aiohttp.ClientSession, address: str) -> RuntimeState:
-    """Raises ValueError for an answer that is no state, besides what the transport raises."""
-    host = f"[{address}]" if ":" in address else address
-    async with session.get(f"http://{host}:{ADMIN_PORT}{STATE_PATH}") as response:
-        response.raise_for_status()
-        body = await response.content.read(MOST_BYTES)
-    try:
-        return RuntimeState.model_validate_json(body)
-    except ValidationError as error:
-        raise ValueError(f"not a state: {error.errors()[0]}") from None
-
-
-def _serves(pod: Object) -> bool:
-    if component(pod) != SERVING or not pod.get("status", {}).get("podIP"):
-        return False
-    conditions = pod["status"].get("conditions", [])
-    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+def _can_be_asked(pod: ServingPod) -> bool:
+    return pod.ready and bool(pod.address)
 
 
 def _news(state: RuntimeState) -> object:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from outrider_operator.cache import Cache, trim
-from outrider_operator.kinds import DEPLOYMENT, NODE, POD, SERVICE, Kind
+from outrider_operator.cache import Cache
+from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, NODE, SERVICE
+from outrider_operator.model import SERVICE_LABEL
+
+from tests.unit.operator.documents import document, labels
 
 Told = list[tuple[str, str]]
 
@@ -25,8 +28,8 @@ def cache(told: Told) -> Cache:
 
 def test_a_status_write_of_its_own_wakes_nobody(cache: Cache, told: Told) -> None:
     """Otherwise every write would be followed by a reconcile, and each reconcile might write."""
-    cache.seen(SERVICE, _document("chat", 1, status={"replicas": 0}))
-    cache.seen(SERVICE, _document("chat", 2, status={"replicas": 1}))
+    cache.seen(SERVICE, document("chat", 1, status={"replicas": 0}))
+    cache.seen(SERVICE, document("chat", 2, status={"replicas": 1}))
     assert told == [(SERVICE.kind, "chat")]
     kept = cache.get(SERVICE, "ns", "chat")
     assert kept is not None
@@ -34,15 +37,15 @@ def test_a_status_write_of_its_own_wakes_nobody(cache: Cache, told: Told) -> Non
 
 
 def test_a_childs_status_wakes_its_service(cache: Cache, told: Told) -> None:
-    cache.seen(DEPLOYMENT, _document("chat", 1, status={"replicas": 0}))
-    cache.seen(DEPLOYMENT, _document("chat", 2, status={"replicas": 1}))
+    cache.seen(DEPLOYMENT, document("chat", 1, status={"replicas": 0}))
+    cache.seen(DEPLOYMENT, document("chat", 2, status={"replicas": 1}))
     assert len(told) == 2
 
 
 def test_the_watch_brings_back_no_older_state(cache: Cache, told: Told) -> None:
     """The answer to a write is newer than what the watch still has to deliver."""
-    cache.wrote(DEPLOYMENT, _document("chat", 7, spec={"replicas": 3}))
-    cache.seen(DEPLOYMENT, _document("chat", 5, spec={"replicas": 1}))
+    cache.wrote(DEPLOYMENT, document("chat", 7, spec={"replicas": 3}))
+    cache.seen(DEPLOYMENT, document("chat", 5, spec={"replicas": 1}))
     kept = cache.get(DEPLOYMENT, "ns", "chat")
     assert kept is not None
     assert kept["spec"] == {"replicas": 3}
@@ -52,27 +55,71 @@ def test_the_watch_brings_back_no_older_state(cache: Cache, told: Told) -> None:
 def test_a_relist_drops_what_went_unseen(cache: Cache, told: Told) -> None:
     """A deletion while the watch was broken; objects of other namespaces are not in this list."""
     for name, namespace in (("gone", "ns"), ("kept", "ns"), ("elsewhere", "other")):
-        cache.seen(DEPLOYMENT, _document(name, 1, namespace=namespace))
+        cache.seen(DEPLOYMENT, document(name, 1, namespace=namespace))
     told.clear()
-    cache.relisted(DEPLOYMENT, "ns", [_document("kept", 1)])
+    relist = cache.relist(DEPLOYMENT, "ns")
+    relist.page([document("kept", 1)])
+    relist.end(5)
     assert told == [(DEPLOYMENT.kind, "gone")]
     assert {document["metadata"]["name"] for document in cache.all(DEPLOYMENT)} == {"kept", "elsewhere"}
 
 
 def test_the_end_of_an_old_object_is_not_that_of_its_successor(cache: Cache) -> None:
     """Deleted and made anew under the same name: the late news of the first must not remove the second."""
-    cache.seen(POD, _document("pod", 1, uid="first"))
-    cache.seen(POD, _document("pod", 3, uid="second"))
-    cache.gone(POD, _document("pod", 2, uid="first"))
-    assert cache.get(POD, "ns", "pod") is not None
+    cache.seen(DEPLOYMENT, document("chat", 1, uid="first"))
+    cache.seen(DEPLOYMENT, document("chat", 3, uid="second"))
+    cache.gone(DEPLOYMENT, document("chat", 2, uid="first"))
+    assert cache.get(DEPLOYMENT, "ns", "chat") is not None
 
 
-@pytest.mark.parametrize("kind", [POD, NODE, DEPLOYMENT])
-def test_managed_fields_are_not_kept(kind: Kind) -> None:
-    """They are half of an object's size, and no decision reads them."""
-    document = _document("any", 1, spec={})
-    document["metadata"]["managedFields"] = [{"manager": "kubelet"}]
-    assert "managedFields" not in trim(kind, document)["metadata"]
+def test_a_list_does_not_make_newer_objects_vanish(cache: Cache, told: Told) -> None:
+    """A service that is created while the resync reads its list was forgotten until the next resync."""
+    relist = cache.relist(SERVICE, None)
+    relist.page([])
+    cache.seen(SERVICE, document("new", 8))
+    relist.end(7)
+    assert cache.get(SERVICE, "ns", "new") is not None
+    assert told == [(SERVICE.kind, "new")]
+
+
+def test_a_list_does_not_bring_back_what_went_meanwhile(cache: Cache) -> None:
+    """Deleted while the list was under way: nothing would take it out of the cache again."""
+    cache.seen(SERVICE, document("chat", 3))
+    relist = cache.relist(SERVICE, None)
+    cache.gone(SERVICE, document("chat", 9))
+    relist.page([document("chat", 3)])
+    relist.end(8)
+    assert cache.get(SERVICE, "ns", "chat") is None
+
+
+def test_a_services_objects_are_found_without_a_scan(cache: Cache) -> None:
+    """By namespace and label; an object that changes its label is found under the new one only."""
+    cache.seen(DEPLOYMENT, document("chat", 1))
+    cache.seen(DEPLOYMENT, document("other", 1, namespace="elsewhere", uid="other"))
+    assert [each["metadata"]["name"] for each in cache.labelled(DEPLOYMENT, "ns", SERVICE_LABEL, "chat")] == ["chat"]
+    moved = document("chat", 2)
+    moved["metadata"]["labels"] = labels("mail")
+    cache.seen(DEPLOYMENT, moved)
+    assert cache.labelled(DEPLOYMENT, "ns", SERVICE_LABEL, "chat") == ()
+    assert len(cache.labelled(DEPLOYMENT, "ns", SERVICE_LABEL, "mail")) == 1
+
+
+def test_what_carries_no_owner_of_outriders_is_not_kept(cache: Cache, told: Told) -> None:
+    """600 foreign ConfigMaps of 900 kB with the operator's label ended it for everybody."""
+    foreign = document("foreign", 1, data={"blob": "x" * 900_000})
+    foreign["metadata"]["ownerReferences"] = []
+    cache.seen(CONFIG_MAP, foreign)
+    assert cache.count(CONFIG_MAP) == 0
+    assert told == []
+
+
+def test_an_object_that_loses_its_owner_goes(cache: Cache, told: Told) -> None:
+    cache.seen(DEPLOYMENT, document("chat", 1))
+    orphan = document("chat", 2)
+    orphan["metadata"]["ownerReferences"] = []
+    cache.seen(DEPLOYMENT, orphan)
+    assert cache.get(DEPLOYMENT, "ns", "chat") is None
+    assert told == [(DEPLOYMENT.kind, "chat")] * 2
 
 
 def test_a_nodes_heartbeat_wakes_nobody(cache: Cache, told: Told) -> None:
@@ -82,15 +129,8 @@ def test_a_nodes_heartbeat_wakes_nobody(cache: Cache, told: Told) -> None:
     assert len(told) == 1
 
 
-def _document(name: str, version: int, namespace: str = "ns", uid: str = "uid", **body: Any) -> dict[str, Any]:
-    return {
-        "metadata": {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": str(version)},
-        **body,
-    }
-
-
 def _node(name: str, version: int, heartbeat: str) -> dict[str, Any]:
     condition = {"type": "Ready", "status": "True", "lastHeartbeatTime": heartbeat}
-    return _document(
+    return document(
         name, version, namespace="", spec={}, status={"conditions": [condition], "images": [{"names": ["x"]}]}
     )

@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from outrider_operator.work_queue import FIRST_RETRY_S, LONGEST_RETRY_S, Key, WorkQueue
+from outrider_operator.work_queue import (
+    FIRST_RETRY_S,
+    LONGEST_RETRY_S,
+    OWN_CHANGE_S,
+    SHARED_CHANGE_S,
+    Key,
+    WorkQueue,
+)
 
 A, B = Key("ns", "a"), Key("ns", "b")
 
@@ -58,10 +65,23 @@ async def test_the_earlier_of_two_later_looks_counts() -> None:
     assert await asyncio.wait_for(queue.get(), 1) == A
 
 
-async def test_a_deleted_service_is_not_looked_at_again() -> None:
+async def test_what_a_user_waits_for_goes_first() -> None:
+    """A change of one service does not stand behind the regular look at a thousand others."""
     queue = WorkQueue()
-    queue.add_after(A, 0.01)
-    queue.forget(A)
+    queue.add(A, SHARED_CHANGE_S)
+    queue.add(B, OWN_CHANGE_S)
+    assert [await queue.get(), await queue.get()] == [B, A]
+
+
+async def test_a_key_that_waits_already_can_get_urgent() -> None:
+    """And runs once all the same."""
+    queue = WorkQueue()
+    queue.add(A, SHARED_CHANGE_S)
+    queue.add(B, SHARED_CHANGE_S)
+    queue.add(B, OWN_CHANGE_S)
+    assert [await queue.get(), await queue.get()] == [B, A]
+    queue.done(A)
+    queue.done(B)
     assert not await _has_next(queue)
 
 

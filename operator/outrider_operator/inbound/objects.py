@@ -1,0 +1,116 @@
+"""Kubernetes objects: whose they are, and what of them is kept.
+
+Anyone may put Outrider's labels on an object. One is kept only if it carries an owner of the kind that Outrider's own
+have, and of it only what decisions read: the cache stays small whatever tenants create.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+
+from outrider_crds.spec import API_GROUP, KIND
+
+from outrider_operator.inbound.unfit import Unfit
+from outrider_operator.kinds import CONFIG_MAP, JOB, NODE, POD, REPLICA_SET, SERVICE, Kind
+from outrider_operator.model import Object
+
+MOST_DATA = 256 * 1024
+"""Characters in a ConfigMap. Outrider's own hold some KiB; a profile with every failure that is kept, 200 KiB."""
+MOST_ANNOTATION = 16 * 1024
+"""Characters in an annotation."""
+_SOURCE = "object"
+_OURS = ((API_GROUP, KIND),)
+_OWNERS: Mapping[Kind, tuple[tuple[str, str], ...]] = {
+    REPLICA_SET: (("apps", "Deployment"),),
+    POD: (("apps", "ReplicaSet"), ("batch", "Job")),
+}
+"""Kind -> (group, kind) of what owns Outrider's objects of that kind; the service itself where it is not named."""
+_ADOPTED = frozenset({REPLICA_SET, JOB})
+"""May be without any owner for a moment: a Deployment adopts ReplicaSets, a service takes or deletes left Jobs."""
+_ANNOTATIONS = f"{API_GROUP}/"
+_POD_SPEC = ("nodeName", "affinity", "nodeSelector", "tolerations", "priorityClassName", "schedulerName")
+_POD_STATUS = ("phase", "reason", "message", "podIP", "conditions", "containerStatuses")
+_NODE_METADATA = ("name", "uid", "labels", "resourceVersion")
+_NODE_STATUS = ("capacity", "allocatable")
+_READ_STATUS = frozenset({REPLICA_SET, JOB})
+"""Kinds of whose spec nothing but the numbers is read: the pod template in them is not kept."""
+
+
+def admit(kind: Kind, document: Object) -> Object | Unfit:
+    """`document` as the cache keeps it; Unfit when it is not one of Outrider's."""
+    if kind not in (SERVICE, NODE) and not _has_our_owner(kind, document):
+        return Unfit(_SOURCE, "NoOwner", f"{kind.kind} {document['metadata']['name']} carries no owner of Outrider's")
+    trimmed = {**document, "metadata": _metadata(document), "apiVersion": kind.api_version, "kind": kind.kind}
+    if kind == POD:
+        return {**trimmed, "spec": _pod_spec(document), "status": _only(document.get("status"), _POD_STATUS)}
+    if kind == NODE:
+        return _node(trimmed)
+    if kind == CONFIG_MAP:
+        return {**trimmed, "data": _data(document.get("data") or {})}
+    if kind in _READ_STATUS:
+        spec = document.get("spec") or {}
+        return {**trimmed, "spec": {name: value for name, value in spec.items() if name != "template"}}
+    return trimmed
+
+
+def left_out(kind: Kind, admitted: Object, document: Object) -> Unfit | None:
+    """What of a ConfigMap's data was too large to be kept."""
+    lost = len(document.get("data") or ()) - len(admitted["data"]) if kind == CONFIG_MAP else 0
+    where = f"ConfigMap {document['metadata'].get('namespace')}/{document['metadata']['name']}"
+    return Unfit(_SOURCE, "TooLarge", f"{where}: {lost} values beyond {MOST_DATA} characters") if lost else None
+
+
+def controller_uid(document: Object) -> str:
+    """uid of the object's controller; empty when it has none."""
+    return next((str(ref.get("uid", "")) for ref in owners_of(document) if ref.get("controller")), "")
+
+
+def _has_our_owner(kind: Kind, document: Object) -> bool:
+    owners = [(str(ref.get("apiVersion", "")).partition("/")[0], ref.get("kind")) for ref in owners_of(document)]
+    if not owners:
+        return kind in _ADOPTED
+    return any(owner in _OWNERS.get(kind, _OURS) for owner in owners)
+
+
+def owners_of(document: Object) -> Iterable[Object]:
+    """Its owner references."""
+    return document["metadata"].get("ownerReferences") or ()
+
+
+def _metadata(document: Object) -> Object:
+    metadata = {name: value for name, value in document["metadata"].items() if name != "managedFields"}
+    annotations = metadata.pop("annotations", None) or {}
+    kept = {name: text for name, text in annotations.items() if name.startswith(_ANNOTATIONS)}
+    kept = {name: text for name, text in kept.items() if len(text) <= MOST_ANNOTATION}
+    return metadata | ({"annotations": kept} if kept else {})
+
+
+def _data(data: Mapping[str, str]) -> Mapping[str, str]:
+    """Whole values only, the smallest first: what Outrider wrote outlasts what somebody added."""
+    sizes = itertools.accumulate(sorted(len(text) for text in data.values()))
+    fitting = sum(size <= MOST_DATA for size in sizes)
+    return dict(sorted(data.items(), key=lambda item: len(item[1]))[:fitting]) if fitting < len(data) else data
+
+
+def _pod_spec(document: Object) -> Object:
+    spec = document.get("spec") or {}
+    containers = [_only(container, ("name", "image", "resources")) for container in spec.get("containers") or ()]
+    return {**_only(spec, _POD_SPEC), "containers": containers}
+
+
+def _node(node: Object) -> Object:
+    status = node.get("status") or {}
+    conditions = [_only(each, ("type", "status")) for each in status.get("conditions") or () if each["type"] == "Ready"]
+    return {
+        "apiVersion": node["apiVersion"],
+        "kind": node["kind"],
+        "metadata": _only(node["metadata"], _NODE_METADATA),
+        "spec": _only(node.get("spec"), ("unschedulable", "taints")),
+        "status": {**_only(status, _NODE_STATUS), "conditions": conditions},
+    }
+
+
+def _only(document: Object | None, names: Iterable[str]) -> Object:
+    document = document or {}
+    return {name: document[name] for name in names if name in document}

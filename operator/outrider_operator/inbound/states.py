@@ -1,0 +1,52 @@
+"""What a pod answers on its state endpoint. A pod runs a tenant's image: it may answer anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider_crds.state import RuntimeState
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from outrider_operator.inbound.unfit import Unfit
+
+MOST_BYTES = 64 * 1024
+"""Of a state: 16 classes and 16 drafters take 20 KiB."""
+MOST_COUNT = 10**15
+"""Of any number in it: 30 years of a million tokens a second. Sums over pods stay within the status' 64 bits."""
+MOST_TEXT = 1024
+_LEAST = 9
+"""Decimals that are kept of a number: nanoseconds. Below that a divisor is 0, not a reason for an absurd quotient."""
+_SOURCE = "state"
+
+
+def runtime_state(body: bytes) -> RuntimeState | Unfit:
+    """The state in `body`: texts cut, unknown fields left out; Unfit for anything that is no state."""
+    if len(body) > MOST_BYTES:
+        return Unfit(_SOURCE, "TooLarge", f"more than {MOST_BYTES} bytes")
+    try:
+        return RuntimeState.model_validate(_bounded(from_json(body, allow_inf_nan=False)), extra="ignore")
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        return Unfit(_SOURCE, "NotAState", f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:MOST_TEXT])
+    except ValueError as error:
+        return Unfit(_SOURCE, "NotAState", str(error)[:MOST_TEXT])
+
+
+def _bounded(value: Any) -> Any:
+    """`value` with its texts cut. Raises ValueError for a number that no counter can reach."""
+    if isinstance(value, dict):
+        return {key: _bounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_bounded(each) for each in value]
+    if isinstance(value, str):
+        return value[:MOST_TEXT]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _number(value)
+    return value
+
+
+def _number(value: float) -> float:
+    if not 0 <= value <= MOST_COUNT:
+        raise ValueError("a number is below 0 or above 10^15")
+    return round(value, _LEAST) if isinstance(value, float) else value

@@ -1,0 +1,59 @@
+"""Kubernetes objects as the API server sends them, for tests of the operator's edge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider_operator.model import (
+    COMPONENT_LABEL,
+    MANAGED_BY_LABEL,
+    MANAGER,
+    SERVICE_LABEL,
+    SERVING,
+)
+
+OWNER = {"apiVersion": "outrider.dev/v1alpha1", "kind": "SpeculativeService", "name": "chat", "uid": "chat-uid"}
+
+
+def document(name: str, version: int, namespace: str = "ns", uid: str = "uid", **body: Any) -> dict[str, Any]:
+    """An object that belongs to service "chat"."""
+    metadata = {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": str(version)}
+    return {"metadata": {**metadata, "labels": labels(), "ownerReferences": [OWNER]}, **body}
+
+
+def labels(service: str | None = "chat", component: str = SERVING) -> dict[str, str]:
+    ours = {MANAGED_BY_LABEL: MANAGER, COMPONENT_LABEL: component}
+    return ours | ({SERVICE_LABEL: service} if service is not None else {})
+
+
+def owned_by(kind: str, uid: str) -> list[dict[str, Any]]:
+    group = "apps/v1" if kind in ("Deployment", "ReplicaSet") else "batch/v1"
+    return [{"apiVersion": group, "kind": kind, "name": uid, "uid": uid, "controller": True}]
+
+
+def deployment(service: str = "chat") -> dict[str, Any]:
+    return document(service, 1, uid=f"{service}-deployment")
+
+
+def replica_set(service: str = "chat", version: int = 1) -> dict[str, Any]:
+    found = document(f"{service}-rs", version, uid=f"{service}-rs", spec={"replicas": 1})
+    found["metadata"] |= {"labels": labels(service), "ownerReferences": owned_by("Deployment", f"{service}-deployment")}
+    return found
+
+
+def pod(
+    name: str,
+    version: int = 1,
+    *,
+    service: str | None = "chat",
+    owner: str | None = "chat-rs",
+    address: str = "127.0.0.1",
+    ready: bool = True,
+    node: str = "node",
+) -> dict[str, Any]:
+    condition = {"type": "Ready", "status": "True" if ready else "False"}
+    spec: dict[str, Any] = {"containers": []} | ({"nodeName": node} if node else {})
+    found = document(name, version, uid=name, spec=spec, status={"podIP": address, "conditions": [condition]})
+    found["metadata"]["labels"] = labels(service)
+    found["metadata"]["ownerReferences"] = owned_by("ReplicaSet", owner) if owner is not None else []
+    return found

@@ -1,0 +1,72 @@
+"""Which objects are kept, and how much of them."""
+
+from __future__ import annotations
+
+import pytest
+from outrider_operator.inbound.objects import MOST_ANNOTATION, MOST_DATA, admit, left_out
+from outrider_operator.inbound.unfit import Unfit
+from outrider_operator.kinds import CHILDREN, CONFIG_MAP, DEPLOYMENT, JOB, NODE, POD, REPLICA_SET, SERVICE, Kind
+
+from tests.unit.operator.documents import document, owned_by, pod, replica_set
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CHILDREN if kind not in (REPLICA_SET, JOB)], ids=lambda k: k.kind)
+def test_labels_alone_make_nothing_outriders(kind: Kind) -> None:
+    """Any tenant can put them on anything."""
+    foreign = document("foreign", 1)
+    foreign["metadata"]["ownerReferences"] = []
+    assert isinstance(admit(kind, foreign), Unfit)
+    foreign["metadata"]["ownerReferences"] = [{"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "x"}]
+    assert isinstance(admit(kind, foreign), Unfit)
+
+
+@pytest.mark.parametrize("kind", [REPLICA_SET, JOB], ids=lambda k: k.kind)
+def test_an_orphan_that_is_about_to_be_adopted_is_kept(kind: Kind) -> None:
+    """A Deployment that was deleted with --cascade=orphan is made anew and takes its ReplicaSets back."""
+    orphan = document("orphan", 1, spec={"template": {"spec": {}}, "replicas": 1})
+    orphan["metadata"]["ownerReferences"] = []
+    admitted = admit(kind, orphan)
+    assert not isinstance(admitted, Unfit)
+    assert admitted["spec"] == {"replicas": 1}
+
+
+def test_the_owners_kind_is_that_of_the_chain() -> None:
+    assert not isinstance(admit(POD, pod("pod")), Unfit)
+    assert not isinstance(admit(REPLICA_SET, replica_set()), Unfit)
+    of_a_set = pod("pod")
+    of_a_set["metadata"]["ownerReferences"] = owned_by("StatefulSet", "x")
+    assert isinstance(admit(POD, of_a_set), Unfit)
+
+
+@pytest.mark.parametrize("kind", [POD, NODE, DEPLOYMENT, SERVICE], ids=lambda k: k.kind)
+def test_managed_fields_are_not_kept(kind: Kind) -> None:
+    """They are half of an object's size, and no decision reads them."""
+    sent = pod("any") if kind == POD else document("any", 1, spec={})
+    sent["metadata"]["managedFields"] = [{"manager": "kubelet"}]
+    admitted = admit(kind, sent)
+    assert not isinstance(admitted, Unfit)
+    assert "managedFields" not in admitted["metadata"]
+
+
+def test_annotations_of_others_and_huge_ones_are_not_kept() -> None:
+    sent = document("any", 1)
+    sent["metadata"]["annotations"] = {
+        "outrider.dev/asked": "kept",
+        "outrider.dev/huge": "x" * (MOST_ANNOTATION + 1),
+        "kubectl.kubernetes.io/last-applied-configuration": "{}",
+    }
+    admitted = admit(DEPLOYMENT, sent)
+    assert not isinstance(admitted, Unfit)
+    assert admitted["metadata"]["annotations"] == {"outrider.dev/asked": "kept"}
+
+
+def test_of_a_config_map_that_somebody_filled_up_outriders_own_part_is_kept() -> None:
+    """And what is left out is counted."""
+    sent = document("profile", 1, data={"target.json": "{}", "theirs": "x" * MOST_DATA})
+    admitted = admit(CONFIG_MAP, sent)
+    assert not isinstance(admitted, Unfit)
+    assert admitted["data"] == {"target.json": "{}"}
+    unfit = left_out(CONFIG_MAP, admitted, sent)
+    assert unfit is not None
+    assert unfit.reason == "TooLarge"
+    assert left_out(CONFIG_MAP, admitted, admitted) is None

@@ -1,0 +1,90 @@
+"""Which pods are a service's: those that its Deployment made, whoever else carries the labels."""
+
+from __future__ import annotations
+
+import pytest
+from outrider_operator.cache import Cache
+from outrider_operator.kinds import DEPLOYMENT, POD, REPLICA_SET
+from outrider_operator.serving_pods import ServingPods
+from outrider_operator.work_queue import Key
+
+from tests.unit.operator.documents import deployment, pod, replica_set
+
+CHAT = Key("ns", "chat")
+
+
+@pytest.fixture
+def cache() -> Cache:
+    return Cache()
+
+
+@pytest.fixture
+def pods(cache: Cache) -> ServingPods:
+    pods = ServingPods(cache)
+    cache.seen(DEPLOYMENT, deployment())
+    cache.seen(REPLICA_SET, replica_set())
+    return pods
+
+
+def test_a_pod_without_a_service_label_is_nobodys(cache: Cache, pods: ServingPods) -> None:
+    """`kubectl label pod ... outrider.dev/service-` ended the operator for everybody."""
+    cache.seen(POD, pod("mine"))
+    cache.seen(POD, pod("stray", service=None))
+    assert [each.name for each in pods.of(CHAT)] == ["mine"]
+    cache.seen(POD, pod("mine", 2, service=None))
+    assert pods.of(CHAT) == ()
+
+
+@pytest.mark.parametrize("owner", [None, "their-rs"])
+def test_a_foreign_pod_with_the_labels_does_not_count(cache: Cache, pods: ServingPods, owner: str | None) -> None:
+    """It counted as ready."""
+    cache.seen(POD, pod("foreign", owner=owner))
+    assert pods.of(CHAT) == ()
+    assert pods.documents(CHAT) == ()
+
+
+def test_pods_come_before_what_owns_them(cache: Cache) -> None:
+    """Watches of two kinds bring their news in any order."""
+    pods = ServingPods(cache)
+    cache.seen(POD, pod("early"))
+    assert pods.of(CHAT) == ()
+    cache.seen(REPLICA_SET, replica_set())
+    cache.seen(DEPLOYMENT, deployment())
+    assert [each.name for each in pods.of(CHAT)] == ["early"]
+
+
+def test_pods_of_an_orphaned_replica_set_stay(cache: Cache, pods: ServingPods) -> None:
+    """The Deployment was deleted by hand and its pods kept: the new one adopts them, and they serve meanwhile."""
+    cache.seen(POD, pod("mine"))
+    orphan = replica_set(version=2)
+    orphan["metadata"]["ownerReferences"] = []
+    cache.seen(REPLICA_SET, orphan)
+    cache.gone(DEPLOYMENT, deployment())
+    assert [each.name for each in pods.of(CHAT)] == ["mine"]
+
+
+def test_a_pod_that_went_is_forgotten(cache: Cache, pods: ServingPods) -> None:
+    cache.seen(POD, pod("mine"))
+    cache.gone(POD, pod("mine"))
+    assert list(pods.services()) == []
+
+
+def test_profiling_hears_of_pods_that_wait_for_a_node_and_of_no_others(cache: Cache) -> None:
+    """Each change of any serving pod woke every service of a namespace with Jobs."""
+    heard: list[int] = []
+    pods = ServingPods(cache, waiting_changed=lambda: heard.append(1))
+    cache.seen(DEPLOYMENT, deployment())
+    cache.seen(REPLICA_SET, replica_set())
+    cache.seen(POD, pod("new", 1, node="", ready=False))
+    assert [each["metadata"]["name"] for each in pods.waiting()] == ["new"]
+    cache.seen(POD, pod("new", 2, ready=False))
+    cache.seen(POD, pod("new", 3))
+    assert pods.waiting() == ()
+    assert len(heard) == 2
+
+
+def test_only_an_ip_address_is_asked(cache: Cache, pods: ServingPods) -> None:
+    """The address becomes part of a URL."""
+    cache.seen(POD, pod("odd", address="10.0.0.1@elsewhere/"))
+    cache.seen(POD, pod("six", address="fd00::1"))
+    assert {each.name: each.address for each in pods.of(CHAT)} == {"odd": "", "six": "fd00::1"}

@@ -1,0 +1,178 @@
+"""Asking pods for their state, over real connections, whatever is at the other end."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from outrider_crds.state import RuntimeState
+from outrider_operator.cache import Cache
+from outrider_operator.inbound.states import MOST_BYTES
+from outrider_operator.inbound.unfit import Unfit
+from outrider_operator.kinds import DEPLOYMENT, POD, REPLICA_SET
+from outrider_operator.metrics.pods import PodStates
+from outrider_operator.metrics.state_endpoint import StateEndpoint
+from outrider_operator.serving_pods import ServingPods
+from outrider_operator.work_queue import Key
+
+from tests.unit.operator.documents import deployment, pod, replica_set
+from tests.unit.operator.inbound.test_states import STATE
+
+Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
+BODY = json.dumps(STATE).encode()
+CHAT = Key("ns", "chat")
+
+
+async def test_a_state_that_comes_in_two_reads_is_read_to_its_end() -> None:
+    """One read returns what has arrived: on a 10 Mbit link 30 of 30 polls of eight classes were lost."""
+
+    async def in_two(writer: asyncio.StreamWriter) -> None:
+        writer.write(_head(len(BODY)) + BODY[:100])
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.write(BODY[100:])
+
+    answer = await _ask(in_two)
+    assert isinstance(answer, RuntimeState)
+    assert answer.output_tokens == 7
+
+
+async def _drips(writer: asyncio.StreamWriter) -> None:
+    writer.write(_head(len(BODY)))
+    for byte in BODY:
+        writer.write(bytes([byte]))
+        await writer.drain()
+        await asyncio.sleep(0.1)
+
+
+async def _never_ends(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    while True:
+        writer.write(b"x" * 65536)
+        await writer.drain()
+
+
+async def _is_huge(writer: asyncio.StreamWriter) -> None:
+    writer.write(_head(MOST_BYTES * 100) + b" " * (MOST_BYTES * 2))
+    await writer.drain()
+    await asyncio.sleep(10)
+
+
+async def _unpacks_to_more(writer: asyncio.StreamWriter) -> None:
+    packed = gzip.compress(BODY + b" " * 10_000_000)
+    writer.write(_head(len(packed), "Content-Encoding: gzip\r\n") + packed)
+
+
+async def _redirects(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 302 Found\r\nLocation: http://169.254.169.254/\r\nContent-Length: 0\r\n\r\n")
+
+
+async def _talks_nonsense(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"\x00\x01\x02 nonsense\r\n\r\n")
+
+
+async def _floods_headers(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 1_000_000 + b"\r\n\r\n")
+
+
+async def _hangs_up(writer: asyncio.StreamWriter) -> None:
+    writer.write(_head(len(BODY)) + BODY[:10])
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (_drips, "TooSlow"),
+        (_never_ends, "TooLarge"),
+        (_is_huge, "TooLarge"),
+        (_unpacks_to_more, "NotAState"),
+        (_redirects, "NoAnswer"),
+        (_talks_nonsense, "NoAnswer"),
+        (_floods_headers, "NoAnswer"),
+        (_hangs_up, "NoAnswer"),
+    ],
+)
+async def test_a_hostile_answer_is_none_and_has_a_reason(answer: Answer, reason: str) -> None:
+    """In bounded time and memory, without an exception."""
+    found = await asyncio.wait_for(_ask(answer, timeout_s=0.5 if reason == "TooSlow" else 10), 20)
+    assert isinstance(found, Unfit)
+    assert found.reason == reason
+
+
+async def test_one_pod_that_answers_nonsense_keeps_nobody_from_being_asked() -> None:
+    """A 400-digit counter, a pod without a service label: the others' states still come in."""
+    bad = json.dumps({**STATE, "outputTokens": "@"}).replace('"@"', "9" * 400).encode()
+    cache = Cache()
+    pods = ServingPods(cache)
+    cache.seen(DEPLOYMENT, deployment())
+    cache.seen(REPLICA_SET, replica_set())
+    cache.seen(POD, pod("stray", service=None))
+    cache.seen(POD, pod("bad", address="127.0.0.2"))
+    cache.seen(POD, pod("good", address="127.0.0.1"))
+    heard: list[Key] = []
+    async with _server(_says(BODY)) as port, _server(_says(bad), "127.0.0.2", port):
+        states = PodStates(pods, StateEndpoint(port), heard.append, busy_every_s=0.1)
+        running = asyncio.create_task(states.run())
+        async with asyncio.timeout(5):
+            while not states.states(CHAT):
+                await asyncio.sleep(0.02)
+        assert list(states.states(CHAT)) == ["good"]
+        assert heard == [CHAT]
+        assert not running.done()
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+async def test_the_first_round_does_not_wait_for_pods_that_never_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator's start would be a tenant's to delay."""
+    monkeypatch.setattr("outrider_operator.metrics.pods.FIRST_ROUND_S", 0.1)
+    cache = Cache()
+    pods = ServingPods(cache)
+    cache.seen(DEPLOYMENT, deployment())
+    cache.seen(REPLICA_SET, replica_set())
+    cache.seen(POD, pod("silent"))
+    async with _server(_drips) as port:
+        endpoint = StateEndpoint(port, timeout_s=1.0)
+        await asyncio.wait_for(PodStates(pods, endpoint, lambda _: None, 1.0).first_round(), 0.8)
+        await endpoint.close()
+
+
+def _says(body: bytes) -> Answer:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(_head(len(body)) + body)
+
+    return answer
+
+
+def _head(length: int, more: str = "") -> bytes:
+    return f"HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n{more}\r\n".encode()
+
+
+async def _ask(answer: Answer, timeout_s: float = 2.0) -> RuntimeState | Unfit:
+    async with _server(answer) as port:
+        endpoint = StateEndpoint(port, timeout_s)
+        try:
+            return await endpoint.ask("127.0.0.1")
+        finally:
+            await endpoint.close()
+
+
+@asynccontextmanager
+async def _server(answer: Answer, address: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.CancelledError):
+            await reader.readuntil(b"\r\n\r\n")
+            await answer(writer)
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(handle, address, port)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()

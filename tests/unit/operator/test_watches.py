@@ -1,0 +1,128 @@
+"""A watch that fails: how often it comes back, and what it asks of the API server then. Over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from kubernetes.aio.client.configuration import Configuration
+from outrider_operator.backoff import Backoff
+from outrider_operator.cache import Cache
+from outrider_operator.kinds import DEPLOYMENT
+from outrider_operator.kubernetes_api import KubernetesApi
+from outrider_operator.watches import CHILD_SELECTOR, Watch
+
+from tests.unit.operator.documents import document
+
+Event = dict[str, Any]
+
+
+class ApiServer:
+    """Lists what `objects` holds; each watch sends the events of the next of `streams`, then ends as that says."""
+
+    def __init__(self, streams: list[list[Event] | int]) -> None:
+        self.objects = [document("chat", 5)]
+        self.lists = 0
+        self.watched_from: list[str] = []
+        self._streams: Iterator[list[Event] | int] = iter(streams)
+        self.done = asyncio.Event()
+        self.over = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            self.lists += 1
+            return web.json_response({"metadata": {"resourceVersion": "7"}, "items": self.objects})
+        self.watched_from.append(request.query["resourceVersion"])
+        stream = next(self._streams, None)
+        if stream is None:
+            self.done.set()
+            await self.over.wait()
+        if isinstance(stream, int):
+            return web.json_response({"reason": "InternalError", "message": "no"}, status=stream)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for event in stream or ():
+            await response.write(json.dumps(event).encode() + b"\n")
+        return response
+
+
+class CountedBackoff(Backoff):
+    """No pauses, but their history."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0, 8.0, lambda: 0.0)
+        self.pauses: list[float] = []
+
+    def next_s(self) -> float:
+        self.pauses.append(super().next_s())
+        return 0.0
+
+
+async def test_a_watch_that_always_fails_pauses_longer_each_time() -> None:
+    """Each successful list reset the pause: it listed everything every half second."""
+    backoff = await _run(ApiServer([500, 500, 500, 500]))
+    assert backoff.pauses == [1.0, 2.0, 4.0, 8.0]
+
+
+async def test_events_reset_the_pause() -> None:
+    backoff = await _run(ApiServer([500, 500, [_event("MODIFIED", 8)], 500]))
+    assert backoff.pauses == [1.0, 2.0, 1.0, 2.0]
+
+
+async def test_a_stream_that_ends_goes_on_where_it_was() -> None:
+    """No list of everything for it; a bookmark moves the place too."""
+    server = ApiServer([[_event("MODIFIED", 8)], [_event("BOOKMARK", 11)], []])
+    await _run(server)
+    assert server.lists == 1
+    assert server.watched_from == ["7", "8", "11", "11"]
+
+
+@pytest.mark.parametrize(
+    "stream", [[{"type": "ERROR", "object": {"code": 410}}], [{"what": "ever"}], 403, 504], ids=str
+)
+async def test_where_changes_may_be_lost_it_lists_again(stream: list[Event] | int) -> None:
+    server = ApiServer([stream])
+    cache = Cache()
+    cache.seen(DEPLOYMENT, document("unseen", 3, uid="unseen"))
+    await _run(server, cache)
+    assert server.lists == 2
+    assert [each["metadata"]["name"] for each in cache.all(DEPLOYMENT)] == ["chat"]
+
+
+async def _run(server: ApiServer, cache: Cache | None = None) -> CountedBackoff:
+    backoff = CountedBackoff()
+    async with _serving(server) as api:
+        watch = Watch(api, cache or Cache(), DEPLOYMENT, None, CHILD_SELECTOR, backoff)
+        running = asyncio.create_task(watch.run())
+        await asyncio.wait_for(server.done.wait(), 10)
+        running.cancel()
+        await asyncio.wait([running])
+        server.over.set()
+    return backoff
+
+
+@asynccontextmanager
+async def _serving(server: ApiServer) -> AsyncIterator[KubernetesApi]:
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", server.answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    configuration = Configuration()
+    configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    api = KubernetesApi(configuration)
+    try:
+        yield api
+    finally:
+        await api.close()
+        await runner.cleanup()
+
+
+def _event(kind: str, version: int) -> Event:
+    return {"type": kind, "object": document("chat", version)}
