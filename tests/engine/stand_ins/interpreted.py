@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from outrider_runtime.vllm_plugin import cpu
+from outrider_runtime.vllm_plugin.cpu.interpreter import RUNNER
 
 Outcome = dict[str, Any]
 """What a case returned and what it changed: tensors, or lists of them, by name."""
@@ -35,7 +36,7 @@ def _interpreted() -> Iterator[None]:
     }
     put_back = []
     for one in replaced.REPLACEMENTS:
-        module = importlib.import_module(f"{replaced.RUNNER}.{one.module}")
+        module = importlib.import_module(f"{RUNNER}.{one.module}")
         ours = getattr(module, one.attribute)
         put_back.append((module, one.attribute, ours))
         setattr(module, one.attribute, ours.kernel if isinstance(ours, StandIn) else functions[one.attribute])

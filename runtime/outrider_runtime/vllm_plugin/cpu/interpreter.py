@@ -9,12 +9,14 @@ paths. So the plain paths stay, and what is imported from here on gets the real 
 from __future__ import annotations
 
 import importlib
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 ENVIRONMENT = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
 """Of every process of the engine, before vLLM is imported."""
-_NEEDS_TRITON = ("vllm.config.vllm", "vllm.v1.worker.gpu.spec_decode.ngram.speculator")
+RUNNER = "vllm.v1.worker.gpu"
+_NEEDS_TRITON = ("vllm.config.vllm", f"{RUNNER}.spec_decode.ngram.speculator")
 _BOUND_FROM = {
     "triton": "triton",
     "tl": "triton.language",
@@ -31,7 +33,8 @@ def allow_second_runner() -> None:
 def interpret_kernels() -> None:
     """Give the second runner's modules, imported here first, Triton's interpreter.
 
-    Raises RuntimeError when Triton was imported without TRITON_INTERPRET: its own functions are compiled ones then.
+    Harmless when done twice. Raises RuntimeError when it comes too late: Triton was imported without TRITON_INTERPRET,
+    so that its own functions are compiled ones, or the runner was imported without Triton.
     """
     from triton import language
     from triton.runtime.interpreter import InterpretedFunction
@@ -39,6 +42,10 @@ def interpret_kernels() -> None:
     if not isinstance(language.sum, InterpretedFunction):
         raise RuntimeError("Triton was imported without TRITON_INTERPRET=1; set it before vLLM is imported")
     names = _module("vllm.triton_utils")
+    if names.triton is sys.modules["triton"]:
+        return
+    if any(name.startswith(f"{RUNNER}.") for name in sys.modules):
+        raise RuntimeError(f"{RUNNER} was imported before the interpreter was there; install it first")
     for name, source in _BOUND_FROM.items():
         setattr(names, name, _module(source))
     names.tldevice = SimpleNamespace(log1p=_log1p)

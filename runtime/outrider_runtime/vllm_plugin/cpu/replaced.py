@@ -22,9 +22,8 @@ from outrider_runtime.vllm_plugin.cpu import (
     staged_writes,
     verification,
 )
+from outrider_runtime.vllm_plugin.cpu.interpreter import RUNNER
 from outrider_runtime.vllm_plugin.cpu.stand_in import StandIn
-
-RUNNER = "vllm.v1.worker.gpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +80,27 @@ REPLACEMENTS = (
     Replacement("spec_decode.ngram.speculator", "_ngram_scan_kernel", lookups.scan),
     Replacement("spec_decode.ngram.speculator", "_ngram_finalize_kernel", lookups.finalize),
 )
+
+LEFT_INTERPRETED = {
+    "cp_utils": "context parallelism",
+    "metrics.logits": "a search for NaN that a variable of vLLM's turns on",
+    "mm.rope": "positions of images",
+    "model_states.mamba_hybrid": "state-space models",
+    "model_states.prompt_embeds": "prompts given as embeddings",
+    "model_states.recoverssm": "state-space models",
+    "sample.batch_shard": "sampling that is spread over ranks",
+    "sample.gumbel": "sampling in float64",
+    "sample.output": "masks of what could have been sampled",
+    "sample.thinking_budget": "budgets of reasoning models",
+    "sample.trace_replay": "replayed traces",
+    "sample.watermark": "watermarks",
+    "spec_decode.acceptance_estimator": "adaptive verification",
+    "spec_decode.dflash.speculator": "DFlash",
+    "spec_decode.dflash2.speculator": "DFlash",
+    "spec_decode.multi_module_mtp.speculator": "multi-token prediction",
+    "spec_decode.rejection_sampler_utils": "what our rejection_sample hands on: see there",
+}
+"""Module -> what its kernels without a stand-in serve. None is part of a step that Outrider orders."""
 
 
 def put_in_place(replacements: Iterable[Replacement] = REPLACEMENTS) -> None:

@@ -1,0 +1,82 @@
+"""vLLM's kernels and those that we know of are the same: a new one would be interpreted without a word, and a step take
+half a second."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from pathlib import Path
+
+import pytest
+from outrider_runtime.vllm_plugin import cpu
+
+pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
+LAUNCH = re.compile(r"\b(\w+_kernel)\[")
+
+
+def launched() -> set[tuple[str, str]]:
+    """(module, kernel) of every launch in the second runner's source."""
+    import vllm.v1.worker.gpu as runner
+
+    folder = Path(next(iter(runner.__path__)))
+    return {
+        (".".join(file.relative_to(folder).with_suffix("").parts), kernel)
+        for file in folder.rglob("*.py")
+        for kernel in LAUNCH.findall(file.read_text())
+    }
+
+
+def test_every_kernel_has_a_stand_in_or_a_reason() -> None:
+    """Promise: nothing is interpreted in a serving step."""
+    os.environ.update(cpu.ENVIRONMENT)
+    cpu.install()
+    from outrider_runtime.vllm_plugin.cpu.replaced import LEFT_INTERPRETED, REPLACEMENTS
+
+    replaced = {(one.module, one.attribute) for one in REPLACEMENTS}
+    unknown = {one for one in launched() - replaced if one[0] not in LEFT_INTERPRETED}
+    assert not unknown
+    assert LEFT_INTERPRETED.keys() <= {module for module, _ in launched() - replaced}, "a reason for nothing"
+
+
+def test_every_stand_in_is_in_place_wherever_the_runner_has_it() -> None:
+    """Bug: `from module import function` keeps vLLM's own in the module that calls it."""
+    os.environ.update(cpu.ENVIRONMENT)
+    cpu.install()
+    from outrider_runtime.vllm_plugin.cpu import sampling, verification
+    from vllm.v1.worker.gpu.sample import sampler
+    from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+
+    assert sampler.gumbel_sample is sampling.gumbel_sample
+    assert rejection_sampler.rejection_sample is verification.rejection_sample
+
+
+def test_functions_of_ours_take_what_vllms_take() -> None:
+    """Kernels are compared by name where they are replaced; functions are called by vLLM with what it has."""
+    os.environ.update(cpu.ENVIRONMENT)
+    cpu.install()
+    from outrider_runtime.vllm_plugin.cpu import sampling, verification
+
+    for ours, theirs in (
+        (sampling.gumbel_sample, sampling.interpreted_gumbel_sample),
+        (verification.rejection_sample, verification.interpreted_rejection_sample),
+    ):
+        mine, wanted = list(inspect.signature(ours).parameters), list(inspect.signature(theirs).parameters)
+        named = [name for name in mine if name != "watermark"]  # the rest is handed on
+        assert named == wanted[: len(named)]
+
+
+def test_a_kernel_that_lost_a_parameter_is_named() -> None:
+    """A new release of vLLM says at once which stand-in is out of date."""
+    import triton
+    from outrider_runtime.vllm_plugin.cpu.stand_in import KernelChangedError, StandIn
+
+    @triton.jit
+    def _kernel(pos_ptr, BLOCK_SIZE):  # noqa: N803
+        pass
+
+    def ours(pos, seq_lens):
+        return pos, seq_lens
+
+    with pytest.raises(KernelChangedError, match="_kernel has no parameter seq_lens"):
+        StandIn(_kernel, ours)
