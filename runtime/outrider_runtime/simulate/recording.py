@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from outrider_runtime.simulate.data import FOLDER
 
 DEPTH = 8
 """Longest proposal that was recorded."""
@@ -53,6 +55,11 @@ class Recording:
 _ARRAYS = ("group", "temperature", "prompt_tokens", "start", "depth", "proposed", "confidence")
 
 
+def shipped() -> Recording:
+    """SmolLM2-135M-Instruct with its drafters, on Spec-Bench's prompts (docs/benchmarks.md)."""
+    return load(FOLDER / "recordings" / "smollm2.npz")
+
+
 def load(path: Path) -> Recording:
     """Raises OSError where there is no such file, ValueError where it is no recording."""
     with np.load(path, allow_pickle=False) as file:
@@ -61,3 +68,40 @@ def load(path: Path) -> Recording:
             raise ValueError(f"{path} is no recording: it lacks {', '.join(sorted(missing))}")
         drafters, groups = (tuple(map(str, file[name])) for name in ("drafters", "groups"))
         return Recording(drafters, groups, *(file[name] for name in _ARRAYS))
+
+
+STEEPNESS = 0.6
+"""How much of a drafter's confidence a lifted acceptance keeps: log-odds of acceptance by log-odds said."""
+LESS_COVERED = {"/no-prompt": 0.7, "/after-hole": 0.85}
+"""Of the lifted acceptance, where a head has read less."""
+
+
+def lifted(recording: Recording, acceptance: float, seed: int) -> Recording:
+    """The same answers and confidences, with another target: one that accepts so much of a model's first proposals.
+
+    A synthetic recording: each node is accepted with a probability that rises with its confidence, its mean over first
+    nodes `acceptance`. Lookups stay as they are.
+    """
+    rng = np.random.default_rng([seed, round(acceptance * 1000)])
+    depth = recording.depth.copy()
+    for number, name in enumerate(recording.drafters):
+        if name == "lookup":
+            continue
+        share = next((share for ending, share in LESS_COVERED.items() if name.endswith(ending)), 1.0)
+        odds = recording.confidence[number].astype(np.float64) * (LOG_ODDS / 127 * STEEPNESS)  # (positions, DEPTH)
+        chance = _sigmoid(odds + _offset(odds[:, 0], acceptance * share))
+        depth[number] = (rng.random(odds.shape) < chance).cumprod(1).sum(1)
+    return replace(recording, depth=depth)
+
+
+def _offset(odds: NDArray[np.float64], mean: float) -> float:
+    """What to add so that the mean probability is `mean`; bisection."""
+    low, high = -40.0, 40.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _sigmoid(odds + middle).mean() < mean else (low, middle)
+    return low
+
+
+def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(1 / (1 + np.exp(-x)))

@@ -1,0 +1,93 @@
+"""The latency profile that a controller mounts: fitted from noisy samples of the world, never the world itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from outrider_runtime.core.cost import DrafterCost, LatencyModel, Shape
+from outrider_runtime.core.fit import Form, Sample, fit
+from outrider_runtime.core.plans import ExecutionMode
+from outrider_runtime.core.settings import Drafter
+from outrider_runtime.simulate.worlds.world import Pass, World
+
+NOISE = 0.02
+"""Of the log of a sampled time."""
+REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128)
+CONTEXTS = (256, 1024, 4096)
+QUERIES = (1, 2, 4, 6)
+CHUNKS = (128, 256, 512, 1024, 2048)
+DRAFT_PASSES = (1, 3)
+
+
+def fitted(world: World, drafters: Sequence[Drafter], rng: np.random.Generator) -> LatencyModel:
+    """As outrider-profile would measure the world: steps that decode and verify, steps with a prompt, each drafter."""
+    noise = _Noise(rng)
+    decode = [noise(sample) for sample in _decode_samples(world)]
+    prompts = [noise(sample) for sample in _prompt_samples(world)]
+    target = {ExecutionMode.UNIFORM: fit(decode).cost, ExecutionMode.RAGGED: fit([*decode, *prompts]).cost}
+    if world.graph_tokens is not None:
+        target[ExecutionMode.BEYOND_GRAPH] = target[ExecutionMode.RAGGED]
+    return LatencyModel(target, {drafter.name: _drafter(world, drafter, noise) for drafter in drafters})
+
+
+class _Noise:
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def __call__(self, sample: Sample) -> Sample:
+        factor = float(np.exp(NOISE * self._rng.standard_normal()))
+        return Sample(sample.shape, sample.seconds * factor, later=sample.later, later_passes=sample.later_passes)
+
+
+def _fits(world: World, requests: int, context: int) -> bool:
+    return requests * context <= world.kv_tokens
+
+
+def _decode_samples(world: World) -> Iterator[Sample]:
+    for requests in REQUESTS:
+        for context in CONTEXTS:
+            for query in QUERIES:
+                tokens = requests * query
+                small = world.graph_tokens is None or tokens <= world.graph_tokens
+                if _fits(world, requests, context) and small:
+                    yield Sample(
+                        _shape(requests, context, tokens), world.target_s(Pass(tokens, requests, context, tokens))
+                    )
+
+
+def _prompt_samples(world: World) -> Iterator[Sample]:
+    for chunk in CHUNKS:
+        for requests in (1, 16, 64):
+            context = 512
+            one = Pass(chunk + requests, requests, context, requests + 1, ((chunk, 0),))
+            shape = Shape(requests * context, chunk + requests, requests + 1, requests * context / 1000, chunk)
+            yield Sample(shape, world.target_s(one))
+
+
+def _drafter(world: World, drafter: Drafter, noise: _Noise) -> DrafterCost:
+    samples = []
+    for requests in REQUESTS:
+        for context in CONTEXTS[:2]:
+            for passes in DRAFT_PASSES if drafter.passes else (1,):
+                later = _shape(requests, context, requests) if passes > 1 else None
+                seconds = world.draft_s(drafter.name, Pass(requests, requests, context, requests), passes)
+                samples.append(
+                    noise(Sample(_shape(requests, context, requests), seconds, later=later, later_passes=passes - 1))
+                )
+            samples += [noise(one) for one in _longer_first_passes(world, drafter, requests, context)]
+    found = fit(samples, forms=(Form.BASE,), first_pass=drafter.passes)
+    return DrafterCost(found.cost, drafter.passes, found.first_pass)
+
+
+def _longer_first_passes(world: World, drafter: Drafter, requests: int, context: int) -> Iterator[Sample]:
+    """A first pass covers every token of the target's step."""
+    for query in (4, 8) if drafter.reads else ():
+        tokens = requests * query
+        seconds = world.draft_s(drafter.name, Pass(tokens, requests, context, requests), 1)
+        yield Sample(_shape(requests, context, tokens), seconds)
+
+
+def _shape(requests: int, context: int, tokens: int) -> Shape:
+    return Shape(requests * context, tokens, requests, context * tokens / 1000)

@@ -1,0 +1,84 @@
+"""Who asks for what, and when, in columns over requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_runtime.core.batch import NOBODY
+from outrider_runtime.simulate.recording import Recording
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workload:
+    at_s: Floats
+    """(R,) rising. Of a closed load: when a client may send it at the earliest."""
+    prompt: Ints
+    """(R,) tokens."""
+    output: Ints
+    """(R,) tokens."""
+    slo_class: Ints
+    """(R,) position in the policy's classes, or NOBODY."""
+    answer: Ints
+    """(R,) which of the recording's answers it gets."""
+    clients: int | None = None
+    """A closed load of so many: each sends its next request when its last one is answered."""
+
+    def __len__(self) -> int:
+        return len(self.at_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Of prompts and answers: log-normal around a median."""
+
+    prompt: int = 500
+    output: int = 128
+    spread: float = 0.3
+
+    def draw(self, count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        factor = np.exp(self.spread * rng.standard_normal((2, count)))
+        prompt, output = (np.array([[self.prompt], [self.output]]) * factor).astype(np.int64)
+        return np.maximum(prompt, 1), np.maximum(output, 8)
+
+
+def answers_of(recording: Recording, group: str | None, count: int, rng: np.random.Generator) -> Ints:
+    """Answers of one group of prompts, or of all."""
+    fits = np.arange(recording.answers)
+    if group is not None:
+        fits = fits[recording.group == recording.groups.index(group)]
+    return np.asarray(rng.choice(fits, count), np.int64)
+
+
+def closed(
+    clients: int, count: int, recording: Recording, group: str | None, rng: np.random.Generator,
+    lengths: Lengths = Lengths(),
+) -> Workload:  # fmt: skip
+    """`count` requests from so many clients. Their first ones end at different times: static load has no rhythm."""
+    prompt, output = lengths.draw(count, rng)
+    output[:clients] = np.maximum(8, (output[:clients] * rng.uniform(0.1, 1.0, min(clients, count))).astype(np.int64))
+    nobody = np.full(count, NOBODY, np.int64)
+    return Workload(np.zeros(count), prompt, output, nobody, answers_of(recording, group, count, rng), clients)
+
+
+def open_load(
+    at_s: Floats, recording: Recording, group: str | None, rng: np.random.Generator, lengths: Lengths = Lengths()
+) -> Workload:
+    prompt, output = lengths.draw(len(at_s), rng)
+    nobody = np.full(len(at_s), NOBODY, np.int64)
+    return Workload(at_s, prompt, output, nobody, answers_of(recording, group, len(at_s), rng))
+
+
+def poisson(rate_per_s: float, count: int, rng: np.random.Generator) -> Floats:
+    """(count,) arrival times of a Poisson process."""
+    return np.asarray(np.cumsum(rng.exponential(1 / rate_per_s, count)))
+
+
+def with_classes(load: Workload, shares: Floats, rng: np.random.Generator) -> Workload:
+    """shares: (classes,) adding up to 1."""
+    return replace(load, slo_class=np.asarray(rng.choice(len(shares), len(load), p=shares), np.int64))

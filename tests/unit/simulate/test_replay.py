@@ -1,0 +1,144 @@
+"""The replay: vLLM's scheduling on a virtual clock, with what drafters really proposed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outrider_runtime.core.batch import NOBODY
+from outrider_runtime.core.settings import MATCH_EDGES, Drafter
+from outrider_runtime.simulate import recording as recordings
+from outrider_runtime.simulate.replay.engine import Engine, Policy, Setting
+from outrider_runtime.simulate.replay.policies import Adaptive, ByBatchSize, Fixed, cost_tables, tuned_table
+from outrider_runtime.simulate.replay.proposals import mean_hazards
+from outrider_runtime.simulate.replay.scheduling import Limits
+from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed, open_load, poisson
+from outrider_runtime.simulate.worlds import world as worlds
+
+EAGLE = Drafter("eagle", passes=True, needs_hidden=True)
+LOOKUP = Drafter("lookup", confidence_edges=MATCH_EDGES)
+DRAFT = Drafter("draft", passes=True, needs_kv=True)
+POOL = (EAGLE, LOOKUP, DRAFT)
+WORLD = worlds.load("llama-3.1-8b-h100")
+RECORDED = recordings.shipped()
+LIFTED = recordings.lifted(RECORDED, 0.7, seed=0)
+
+
+def setting(recording=LIFTED, limits: Limits | None = None) -> Setting:
+    return Setting(WORLD, recording, POOL, limits or Limits())
+
+
+def policies() -> dict[str, Policy]:
+    return {
+        "plain": Fixed(POOL),
+        "eagle": Fixed(POOL, 0, 3),
+        "lookup": Fixed(POOL, 1, 5),
+        "draft": Fixed(POOL, 2, 2),
+        "table": ByBatchSize(POOL, 0, tuned_table(WORLD, LIFTED, "eagle", 5)),
+        "adaptive": Adaptive(POOL, 0, 5, cost_tables(WORLD, "eagle", 5), 256),
+    }
+
+
+def ran(policy: Policy, load: Workload, where: Setting | None = None) -> Engine:
+    engine = Engine(where or setting(), load, policy)
+    engine.run()
+    return engine
+
+
+def static(requests: int, seed: int = 0) -> Workload:
+    return closed(requests, 3 * requests + 6, LIFTED, None, np.random.default_rng(seed), Lengths(300, 64))
+
+
+def goodput(engine: Engine) -> float:
+    return sum(engine.log.tokens) / engine.now
+
+
+@given(st.integers(0, 10_000), st.sampled_from(list(policies())), st.sampled_from([400, 4000, 1 << 20]))
+@settings(max_examples=25, deadline=None)
+def test_every_request_gets_its_tokens_whatever_decides_and_however_little_memory_there_is(seed, name, kv_tokens):
+    """Continuous batching, chunks and preemption lose no token and make none up."""
+    rng = np.random.default_rng(seed)
+    load = open_load(poisson(40.0, 12, rng), LIFTED, None, rng, Lengths(120, 24))
+    limits = Limits(
+        token_budget=256, max_requests=6, kv_tokens=max(kv_tokens, int((load.prompt + load.output).max()) + 64)
+    )
+    engine = ran(policies()[name], load, setting(limits=limits))
+    assert (engine.requests.produced == load.output).all()
+    assert (engine.requests.done_s >= engine.requests.first_s).all()
+    assert (engine.requests.first_s > load.at_s).all()
+    assert sum(engine.log.tokens) == load.output.sum()
+
+
+def test_the_same_seed_gives_the_same_run():
+    assert ran(Fixed(POOL, 0, 3), static(16)).log == ran(Fixed(POOL, 0, 3), static(16)).log
+
+
+def test_speculation_pays_at_one_request_and_costs_at_many():
+    """With half of the first proposals accepted, in the composed H100: the crossover that the loop is for."""
+    half = setting(recordings.lifted(RECORDED, 0.5, seed=0))
+    gain = {
+        n: goodput(ran(Fixed(POOL, 0, 5), static(n), half)) / goodput(ran(Fixed(POOL), static(n), half))
+        for n in (1, 128)
+    }
+    assert gain[1] > 1.3
+    assert gain[128] < 1.0
+
+
+def test_the_target_accepts_as_often_as_it_was_recorded():
+    """Accepted by verified at k = 1 is the recording's first hazard, of the answers that were replayed."""
+    load = static(24)
+    log = ran(Fixed(POOL, 0, 1), load).log
+    expected = mean_hazards(LIFTED, "eagle")[0]
+    assert sum(log.accepted) / sum(log.verified) == pytest.approx(expected, abs=0.06)
+
+
+def test_what_a_draft_model_is_asked_it_is_fed_first():
+    """Its proposals count over a whole cache: a plan that feeds it nothing beforehand costs time, not acceptance."""
+
+    class Unfed(Fixed):
+        def plan_draft(self, batch):
+            plan = super().plan_draft(batch)
+            return type(plan)(plan.passes, plan.asked, plan.feed * 0, plan.purpose)
+
+    fed, unfed = ran(Fixed(POOL, 2, 2), static(4)).log, ran(Unfed(POOL, 2, 2), static(4)).log
+    assert sum(unfed.accepted) == sum(fed.accepted) > 0
+
+
+def test_adaptive_verification_scores_less_where_tokens_are_dear():
+    """As vLLM's: all K are drafted, few of them verified at 128 requests."""
+    few, many = (ran(policies()["adaptive"], static(n)).log for n in (1, 128))
+    share = [sum(log.verified) / sum(log.requests) for log in (few, many)]
+    assert share[1] < 0.8 * share[0]
+
+
+def test_a_tuned_table_speculates_less_as_the_batch_grows():
+    table = tuned_table(WORLD, LIFTED, "eagle", 5)
+    assert table[0] > table[127]
+
+
+def test_lifted_recordings_accept_what_they_are_named_after():
+    for share in (0.5, 0.7, 0.9):
+        lifted = recordings.lifted(RECORDED, share, seed=1)
+        assert mean_hazards(lifted, "eagle")[0] == pytest.approx(share, abs=0.06)
+        assert mean_hazards(lifted, "eagle/no-prompt")[0] < mean_hazards(lifted, "eagle")[0]
+        assert (
+            lifted.depth[lifted.drafters.index("lookup")] == RECORDED.depth[RECORDED.drafters.index("lookup")]
+        ).all()
+
+
+def test_a_recording_survives_its_file(tmp_path):
+    RECORDED.save(tmp_path / "recording.npz")
+    again = recordings.load(tmp_path / "recording.npz")
+    assert (again.depth == RECORDED.depth).all()
+    assert again.drafters == RECORDED.drafters
+
+
+def test_a_file_that_is_no_recording_is_refused_with_what_it_lacks(tmp_path):
+    np.savez(tmp_path / "other.npz", drafters=np.array(["eagle"]))
+    with pytest.raises(ValueError, match="lacks"):
+        recordings.load(tmp_path / "other.npz")
+
+
+def test_requests_without_a_class_say_so():
+    assert (static(2).slo_class == NOBODY).all()
