@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, StringConstraints
-from pydantic.alias_generators import to_camel
+from pydantic.alias_generators import to_camel, to_snake
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -24,46 +23,31 @@ Duration = Annotated[
     StringConstraints(min_length=1, max_length=32, pattern=DURATION_PATTERN),
     Field(json_schema_extra={"format": "duration"}),
 ]
-NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
-Name = Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=NAME_PATTERN)]
-# A label value that is also a folder name in the pod.
-Product = Annotated[
-    str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
-]
-# A label key or an extended resource: an optional domain, a slash and a name.
-QualifiedName = Annotated[
-    str,
-    StringConstraints(
-        min_length=1,
-        max_length=253,
-        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
-    ),
-]
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Path = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 Percent = Annotated[int, Field(ge=0, le=100)]
 
 
-@dataclass(frozen=True)
 class MapList:
-    """Marks a list as keyed by one field of its items: no two items may share the value, here and in the CRD."""
+    """Marks a list as keyed by fields of its items: no two items may share their values, here and in the CRD."""
 
-    key: str
+    def __init__(self, *keys: str) -> None:
+        self.keys = keys
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {**handler(schema), "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [self.key]}
+        return {**handler(schema), "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(self.keys)}
 
     def _check(self, items: list[Any]) -> list[Any]:
-        seen: set[str] = set()
+        seen: set[tuple[str, ...]] = set()
         for item in items:
-            value = str(item[self.key] if isinstance(item, dict) else getattr(item, self.key))
-            if value in seen:
-                problem = {"key": self.key, "value": value}
+            values = tuple(str(getattr(item, to_snake(key))) for key in self.keys)
+            if values in seen:
+                problem = {"key": " and ".join(self.keys), "value": " and ".join(values)}
                 raise PydanticCustomError("duplicate", "Duplicate value: two entries have the {key} {value}", problem)
-            seen.add(value)
+            seen.add(values)
         return items
 
 
@@ -77,6 +61,14 @@ class Model(BaseModel):
     def wire(self) -> dict[str, Any]:
         """The JSON form: camelCase, without absent fields."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class KubernetesModel(Model):
+    """A type of Kubernetes' own, which goes into a pod as it was written."""
+
+    def wire(self) -> dict[str, Any]:
+        """The JSON form, with what was given and differs from the default."""
+        return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
 def seconds(duration: str) -> float:

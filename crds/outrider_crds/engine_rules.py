@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from outrider_crds.rule import Rule
-from outrider_crds.spec import Engine, PodTemplate
+from outrider_crds.pod_template import PodTemplate
+from outrider_crds.rule import Rule, cel_list
+from outrider_crds.spec import Engine
 
 # Arguments that have a field of their own in the spec.
 _FIELD_ARGUMENTS = (
@@ -59,10 +58,6 @@ RESERVED_LABELS = ("app.kubernetes.io/instance", "app.kubernetes.io/managed-by",
 _RESERVED_ENV_TEXT = f"{RESERVED_ENV_PREFIX}*, {', '.join(RESERVED_ENV)}"
 
 
-def _literal(values: Iterable[str]) -> str:
-    return "[" + ", ".join(f"'{value}'" for value in values) + "]"
-
-
 def _names(engine: Engine) -> list[str]:
     """Option names, `--max_model_len.x=1` as `--max-model-len`: vLLM takes both spellings and dotted keys."""
     return [a.split("=")[0].split(".")[0].replace("_", "-") for a in engine.extra_args]
@@ -73,7 +68,7 @@ _NAMES = "self.extraArgs.map(a, a.split('=')[0].split('.')[0].replace('_', '-'))
 
 def _sets_none(arguments: tuple[str, ...]) -> str:
     """CEL: no name, also abbreviated (argparse completes a unique prefix), is one of `arguments`."""
-    return f"!has(self.extraArgs) || {_NAMES}.all(n, !{_literal(arguments)}.exists(f, f.startsWith(n)))"
+    return f"!has(self.extraArgs) || {_NAMES}.all(n, !{cel_list(arguments)}.exists(f, f.startsWith(n)))"
 
 
 def _reserved_variable(name: str) -> bool:
@@ -86,14 +81,14 @@ def _reserved_key(key: str) -> bool:
 
 _VARIABLES_FREE = (
     f"!has(self.env) || self.env.all(e, !e.name.startsWith('{RESERVED_ENV_PREFIX}') "
-    f"&& !(e.name in {_literal(RESERVED_ENV)}))"
+    f"&& !(e.name in {cel_list(RESERVED_ENV)}))"
 )
 
 
 def _keys_free(field: str) -> str:
     return (
         f"!has(self.{field}) || self.{field}.all(k, !k.startsWith('{RESERVED_KEY_PREFIX}') "
-        f"&& !(k in {_literal(RESERVED_LABELS)}))"
+        f"&& !(k in {cel_list(RESERVED_LABELS)}))"
     )
 
 
@@ -136,7 +131,7 @@ ENGINE_RULES = (
         on=Engine,
         field=".extraArgs",
         cel=(
-            f"!has(self.extraArgs) || {_NAMES}.all(n, !{_literal(_PARALLEL_ARGUMENTS)}"
+            f"!has(self.extraArgs) || {_NAMES}.all(n, !{cel_list(_PARALLEL_ARGUMENTS)}"
             ".exists(f, f.startsWith(n) || n.startsWith(f)))"
         ),
         holds=lambda e: not any(f.startswith(n) or n.startswith(f) for n in _names(e) for f in _PARALLEL_ARGUMENTS),
@@ -156,7 +151,7 @@ ENGINE_RULES = (
         on=PodTemplate,
         field=".env",
         cel=_VARIABLES_FREE,
-        holds=lambda t: not any(_reserved_variable(v["name"]) for v in t.env),
+        holds=lambda t: not any(_reserved_variable(v.name) for v in t.env),
         message=f"podTemplate.env must not set variables that Outrider sets ({_RESERVED_ENV_TEXT}): remove them",
     ),
     Rule(

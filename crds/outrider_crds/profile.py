@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from outrider_crds.base import Model, digest
+from outrider_crds.pod_template import Resources
 from outrider_crds.spec import Drafter, SpeculativeServiceSpec
 
 PROFILE_SCHEMA = 1
@@ -159,6 +160,6 @@ def normalised_arguments(arguments: list[str]) -> list[str]:
     return sorted(joined)
 
 
-def _limits(resources: dict[str, Any] | None) -> dict[str, str]:
-    limits = (resources or {}).get("limits") or {}
+def _limits(resources: Resources | None) -> dict[str, str]:
+    limits = resources.limits if resources is not None else {}
     return {name: str(limits[name]) for name in ("cpu", "memory") if name in limits}

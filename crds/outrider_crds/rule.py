@@ -1,12 +1,14 @@
-"""One validation rule in its two forms."""
+"""One validation rule in its two forms, and how its parts are written in CEL."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from outrider_crds.base import Model
+from outrider_crds.names import LABEL_KEY_PATTERN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,3 +28,31 @@ class Rule:
         """The entry of `x-kubernetes-validations`."""
         location = {"fieldPath": self.field} if self.field else {}
         return {"rule": self.cel, "message": self.message, **location}
+
+
+def cel_list(values: Iterable[str]) -> str:
+    """`values` as a CEL list of strings."""
+    return "[" + ", ".join(f"'{value}'" for value in values) + "]"
+
+
+def cel_pattern(pattern: str) -> str:
+    """A regular expression as a CEL string."""
+    return f"r'{pattern}'"
+
+
+def label_keys(on: type[Model], field: str, attribute: str) -> Rule:
+    """A map's keys are label keys: a CustomResourceDefinition has no pattern for keys."""
+    longest = 253
+    return Rule(
+        on=on,
+        field=f".{field}",
+        cel=(
+            f"!has(self.{field}) || self.{field}.all(k, k.size() <= {longest} "
+            f"&& k.matches({cel_pattern(LABEL_KEY_PATTERN)}))"
+        ),
+        holds=lambda m: all(len(k) <= longest and re.fullmatch(LABEL_KEY_PATTERN, k) for k in getattr(m, attribute)),
+        message=(
+            f"the keys of {field} must be label keys such as team or example.com/team: letters, digits, '-', '_' and "
+            "'.', at most 63 after the domain"
+        ),
+    )

@@ -11,7 +11,11 @@ from collections.abc import Iterator
 
 from outrider_crds.base import Model, seconds
 from outrider_crds.engine_rules import ENGINE_RULES
+from outrider_crds.pod_rules import POD_RULES
+from outrider_crds.pod_template import HostPathVolume
+from outrider_crds.resource_rules import RESOURCE_RULES
 from outrider_crds.rule import Rule
+from outrider_crds.scheduling_rules import SCHEDULING_RULES
 from outrider_crds.service import SpeculativeService
 from outrider_crds.spec import (
     CPU_PRODUCT,
@@ -95,8 +99,8 @@ def _inside(on: type[Model], what: str) -> Rule:
 
 
 def _gpu_limits(spec: SpeculativeServiceSpec) -> bool:
-    resources = spec.pod_template.resources or {}
-    return not any(spec.accelerator.resource_name in resources.get(block, {}) for block in ("limits", "requests"))
+    resources = spec.pod_template.resources
+    return resources is None or spec.accelerator.resource_name not in {*resources.limits, *resources.requests}
 
 
 def _gpu_absent(block: str) -> str:
@@ -133,6 +137,7 @@ _MODEL_RULES = (
     ),
     _inside(PvcSource, "inside the volume"),
     _inside(HostPathSource, "on the node"),
+    _inside(HostPathVolume, "on the node"),
     Rule(
         on=ModelCache,
         cel="[has(self.pvc), has(self.emptyDir)].exists_one(given, given)",
@@ -271,6 +276,7 @@ _PROCESS_RULES = (
 
 RULES: tuple[Rule, ...] = (
     *_SERVICE_RULES, *_MODEL_RULES, *_POOL_RULES, *_ACCELERATOR_RULES, *_LATENCY_RULES, *_PROCESS_RULES, *ENGINE_RULES,
+    *POD_RULES, *RESOURCE_RULES, *SCHEDULING_RULES,
 )  # fmt: skip
 
 

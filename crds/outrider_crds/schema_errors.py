@@ -10,7 +10,22 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from outrider_crds.base import DURATION_PATTERN, NAME_PATTERN
+from outrider_crds.base import DURATION_PATTERN
+from outrider_crds.names import (
+    ABSOLUTE_PATTERN,
+    DATA_KEY_PATTERN,
+    DOMAIN_PATTERN,
+    FIELD_PATH_PATTERN,
+    IMAGE_PATTERN,
+    LABEL_KEY_PATTERN,
+    LABEL_VALUE_PATTERN,
+    MOUNT_PATTERN,
+    NAME_PATTERN,
+    RELATIVE_PATTERN,
+    RESOURCE_PATTERN,
+    VARIABLE_PATTERN,
+)
+from outrider_crds.quantity import QUANTITY_PATTERN
 from outrider_crds.schema import JsonObject
 
 Location = Sequence[str | int]
@@ -67,7 +82,18 @@ def _choice(context: Mapping[str, Any], shown: str) -> str:
 _PATTERN_WORDS = {
     DURATION_PATTERN: "a duration such as 50ms, 30s or 1m30s",
     NAME_PATTERN: "lower-case letters, digits and '-', with a letter or digit at both ends",
-    "^/": "an absolute path, one that begins with '/'",
+    DOMAIN_PATTERN: "the name of an object: lower-case letters, digits, '-' and '.'",
+    LABEL_KEY_PATTERN: "a label key such as zone or example.com/zone",
+    LABEL_VALUE_PATTERN: "a label value: at most 63 letters, digits, '-', '_' and '.', a letter or digit at both ends",
+    RESOURCE_PATTERN: "an extended resource such as nvidia.com/gpu",
+    DATA_KEY_PATTERN: "a key of a Secret or ConfigMap: letters, digits, '-', '_' and '.'",
+    VARIABLE_PATTERN: "a variable's name: letters, digits and '_', no digit first",
+    IMAGE_PATTERN: "an image reference without spaces",
+    FIELD_PATH_PATTERN: "a field of the pod such as metadata.name or metadata.labels['team']",
+    ABSOLUTE_PATTERN: "an absolute path, one that begins with '/'",
+    MOUNT_PATTERN: "an absolute path such as /mnt/data, without ':', '//' and a '/' at its end",
+    RELATIVE_PATTERN: "a relative path such as data/model, without ':' and '//'",
+    QUANTITY_PATTERN: "a quantity such as 500m, 2 or 4Gi",
 }
 _TRUTH = ("true", "false")
 _DESCRIBE: dict[str, Callable[[Mapping[str, Any], str], str]] = {

@@ -6,12 +6,15 @@ Field docstrings become the descriptions that `kubectl explain` prints. Rules th
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator, Field, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
-from outrider_crds.base import Duration, MapList, Model, Name, Path, Percent, Product, QualifiedName, ShortText
+from outrider_crds.base import Duration, MapList, Model, Path, Percent, ShortText
+from outrider_crds.names import DataKey, HostFolder, LabelKey, Labels, Name, ObjectName, Product, ResourceName
+from outrider_crds.pod_template import EnvVar, PodTemplate
+from outrider_crds.quantity import Size
+from outrider_crds.scheduling import Toleration
 
 API_GROUP = "outrider.dev"
 API_VERSION = "v1alpha1"
@@ -22,66 +25,11 @@ CPU_PRODUCT = "cpu"
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 GPU_RESOURCE = "nvidia.com/gpu"
 
-# A Kubernetes type that the API server checks when the child object is applied, not here.
-KubernetesObject = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
-
-
-def _named(variable: dict[str, Any]) -> dict[str, Any]:
-    name = variable.get("name")
-    if not isinstance(name, str) or not 1 <= len(name) <= 256:
-        raise PydanticCustomError("name", "needs a name of 1 to 256 characters")
-    return variable
-
-
-def _is_amount(amount: object) -> bool:
-    """What `x-kubernetes-int-or-string` takes: text, or a number of 64 bits."""
-    return isinstance(amount, str) or (type(amount) is int and -(2**63) <= amount < 2**63)
-
-
-def _quantities(resources: dict[str, Any]) -> dict[str, Any]:
-    for block in ("limits", "requests"):
-        amounts = resources.get(block, {})
-        if not isinstance(amounts, dict) or len(amounts) > 16:
-            raise PydanticCustomError("resources", "{block} must map at most 16 resources to amounts", {"block": block})
-        for name, amount in amounts.items():
-            if not _is_amount(amount):
-                problem = {"block": block, "name": name}
-                raise PydanticCustomError("resources", "{block}.{name} must be a quantity such as 500m or 4Gi", problem)
-    return resources
-
-
-_AMOUNTS = {"type": "object", "maxProperties": 16, "additionalProperties": {"x-kubernetes-int-or-string": True}}
-# Kubernetes types of which Outrider's rules read one part; the rest is the API server's to check in the child.
-NamedObject = Annotated[
-    dict[str, Any],
-    AfterValidator(_named),
-    WithJsonSchema(
-        {
-            "type": "object",
-            "properties": {"name": {"type": "string", "minLength": 1, "maxLength": 256}},
-            "required": ["name"],
-            "x-kubernetes-preserve-unknown-fields": True,
-        }
-    ),
-]
-Resources = Annotated[
-    dict[str, Any],
-    AfterValidator(_quantities),
-    WithJsonSchema(
-        {
-            "type": "object",
-            "properties": {"limits": _AMOUNTS, "requests": _AMOUNTS},
-            "x-kubernetes-preserve-unknown-fields": True,
-        }
-    ),
-]
-Labels = Annotated[dict[str, Annotated[str, Field(max_length=253)]], Field(max_length=32)]
-
 
 class SecretKeyRef(Model):
-    name: ShortText
+    name: ObjectName
     """Name of the Secret in the service's namespace."""
-    key: ShortText = "token"
+    key: DataKey = "token"
     """Key in the Secret that holds the token."""
 
 
@@ -91,15 +39,15 @@ class HubSource(Model):
 
 
 class PvcSource(Model):
-    claim_name: ShortText
+    claim_name: ObjectName
     """PersistentVolumeClaim in the service's namespace that holds the model."""
     path: Path
     """Folder of the model inside the volume."""
 
 
 class HostPathSource(Model):
-    path: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^/")]
-    """Absolute folder on the node. Only where the chart allows hostPath sources."""
+    path: HostFolder
+    """Absolute folder on the node, inside one that the installation allows."""
 
 
 class ModelSource(Model):
@@ -180,11 +128,11 @@ class Accelerator(Model):
     """GPU products as the node label names them (`NVIDIA-H200`), any of which may be used; or `cpu` alone."""
     count: Annotated[int, Field(ge=1, le=16)] | None = None
     """GPUs per pod; must equal engine.tensorParallelSize (the default). Not allowed on cpu."""
-    product_label: QualifiedName = GPU_PRODUCT_LABEL
+    product_label: LabelKey = GPU_PRODUCT_LABEL
     """Node label that carries the product."""
-    resource_name: QualifiedName = GPU_RESOURCE
+    resource_name: ResourceName = GPU_RESOURCE
     """Extended resource that the device plugin offers."""
-    tolerations: Annotated[list[KubernetesObject], Field(max_length=16)] = []
+    tolerations: Annotated[list[Toleration], Field(max_length=16)] = []
     """Tolerations of serving and profiling pods."""
     node_selector: Labels = {}
     """Further node labels that pods require."""
@@ -273,13 +221,6 @@ class Dtype(StrEnum):
     FLOAT32 = "float32"
 
 
-class EnvVar(Model):
-    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-    """Name of the variable."""
-    value: Annotated[str, Field(max_length=4096)] = ""
-    """Its value."""
-
-
 class Engine(Model):
     backend: Backend = Backend.VLLM
     """The serving engine."""
@@ -296,12 +237,12 @@ class Engine(Model):
 
 
 class PvcCache(Model):
-    claim_name: ShortText
+    claim_name: ObjectName
     """PersistentVolumeClaim that keeps downloaded models."""
 
 
 class EmptyDirCache(Model):
-    size_limit: Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$")] | None = None
+    size_limit: Size | None = None
     """Largest size of the cache, for example 200Gi."""
 
 
@@ -320,37 +261,6 @@ class MetricsSource(StrEnum):
 class Metrics(Model):
     source: MetricsSource = MetricsSource.PODS
     """Where the status figures come from: the pods' state endpoints, or the Prometheus that the chart names."""
-
-
-class PodTemplate(Model):
-    labels: Labels = {}
-    """Further labels of serving pods."""
-    annotations: Labels = {}
-    """Further annotations of serving pods."""
-    resources: Resources | None = None
-    """Resource requests and limits of the runtime container; GPUs are added from `accelerator`."""
-    env: Annotated[list[NamedObject], Field(max_length=32), MapList("name")] = []
-    """Further environment of the runtime container, in Kubernetes form (valueFrom included)."""
-    env_from: Annotated[list[KubernetesObject], Field(max_length=16)] = []
-    """Further environment sources of the runtime container."""
-    image_pull_secrets: Annotated[list[KubernetesObject], Field(max_length=8)] = []
-    """Secrets for pulling the image."""
-    affinity: KubernetesObject | None = None
-    """Further affinity; the product's node affinity is always added."""
-    topology_spread_constraints: Annotated[list[KubernetesObject], Field(max_length=8)] = []
-    """How pods spread over nodes and zones."""
-    priority_class_name: ShortText | None = None
-    """Priority class of serving pods."""
-    runtime_class_name: ShortText | None = None
-    """Runtime class of serving and profiling pods."""
-    scheduler_name: ShortText | None = None
-    """Scheduler of serving and profiling pods."""
-    volumes: Annotated[list[KubernetesObject], Field(max_length=16)] = []
-    """Further volumes."""
-    volume_mounts: Annotated[list[KubernetesObject], Field(max_length=16)] = []
-    """Where the runtime container mounts them."""
-    image: ShortText | None = None
-    """Runtime image; the release's own when absent."""
 
 
 class SpeculativeServiceSpec(Model):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,8 @@ WATCH_TIMEOUT_S = 240
 _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30)
 # The server sends a bookmark about every minute: a stream that is silent for much longer is dead.
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=WATCH_TIMEOUT_S + 30, sock_read=150)
-APPLY_PATCH = "application/apply-patch+yaml"
+APPLY_PATCH = "application/apply-patch+yaml; charset=utf-8"
+"""With the character set: without it the client would write the document itself, as JSON."""
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _STRICT = ("fieldValidation", "Strict")
 _SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
@@ -156,7 +158,9 @@ class KubernetesApi:
         """Server-side apply: fields that Outrider sets win, those that others added stay, unknown ones are refused."""
         path = kind_of(document).path(namespace_of(document), name_of(document))
         query = [("fieldManager", FIELD_MANAGER), ("force", "true"), _STRICT]
-        return await self._write("apply", document, "PATCH", path, document, query=query, content_type=APPLY_PATCH)
+        return await self._write(
+            "apply", document, "PATCH", path, yaml_text(document), query=query, content_type=APPLY_PATCH
+        )
 
     async def create(self, document: Object) -> Object:
         path = kind_of(document).path(namespace_of(document))
@@ -229,6 +233,15 @@ class KubernetesApi:
         if response.status >= 400:
             raise _error(response.status, await response.text())
         return response
+
+
+def yaml_text(document: Object) -> str:
+    """`document` for a server-side apply, which is read as YAML.
+
+    JSON's escapes of characters beyond U+FFFF are none of YAML's: an annotation with an emoji could not be applied.
+    """
+    text = json.dumps(document, ensure_ascii=False)
+    return re.sub(r"[^\x20-\x7e]", lambda match: f"\\U{ord(match[0]):08x}", text)
 
 
 def _error(status: int, body: str) -> ApiError:

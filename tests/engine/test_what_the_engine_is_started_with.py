@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from outrider_crds.pod_template import EnvVar
 from outrider_crds.runtime_config import BootConfig
-from outrider_crds.spec import Accelerator, Engine, EnvVar
+from outrider_crds.spec import Accelerator, Engine
 from outrider_runtime.vllm_plugin import launch
 from outrider_runtime.vllm_plugin.pool import Pool
 from outrider_runtime.vllm_plugin.versions import UntestedEngineError, check_engine_version

@@ -11,11 +11,13 @@ from typing import Any
 from urllib.parse import urlencode
 
 from kubernetes import config
+from outrider_operator.kinds import kind_of, name_of
+from outrider_operator.kubernetes_api import APPLY_PATCH, yaml_text
 
 NAMESPACE = "corpus"
 _PATH = f"/apis/outrider.dev/v1alpha1/namespaces/{NAMESPACE}/speculativeservices"
-_QUERY = urlencode({"dryRun": "All", "fieldManager": "corpus", "fieldValidation": "Strict"})
-_HEADERS = {"Content-Type": "application/yaml", "Accept": "application/json"}
+_QUERY = {"dryRun": "All", "fieldManager": "corpus", "fieldValidation": "Strict"}
+_YAML = "application/yaml"
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,17 @@ class ApiServer:
 
     def dry_run(self, text: str) -> dict[str, Any] | Refused:
         """The object as it would be stored, or why it would not."""
-        url = f"{self._client.configuration.host}{_PATH}?{_QUERY}"
-        answer = self._client.call_api("POST", url, header_params=dict(_HEADERS), body=text.encode())
+        return self._send("POST", _PATH, _YAML, text)
+
+    def dry_run_child(self, child: dict[str, Any]) -> dict[str, Any] | Refused:
+        """The same for an object of the operator's own: by server-side apply, as the operator sends it."""
+        path = kind_of(child).path(NAMESPACE, name_of(child))
+        return self._send("PATCH", path, APPLY_PATCH, yaml_text(child), force="true")
+
+    def _send(self, method: str, path: str, content: str, text: str, **query: str) -> dict[str, Any] | Refused:
+        url = f"{self._client.configuration.host}{path}?{urlencode({**_QUERY, **query})}"
+        headers = {"Content-Type": content, "Accept": "application/json"}
+        answer = self._client.call_api(method, url, header_params=headers, body=text.encode())
         answer.read()
         document: dict[str, Any] = json.loads(answer.data)
         return Refused(document["message"]) if answer.status >= 300 else document

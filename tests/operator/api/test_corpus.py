@@ -15,6 +15,8 @@ from tests.operator.api.mutations import mutated
 
 pytestmark = pytest.mark.cluster
 
+_MAPS = ("labels", "annotations", "nodeSelector", "matchLabels", "limits", "requests", "volumeAttributes")
+
 GOOD = corpus.good()
 BAD = corpus.bad()
 
@@ -35,12 +37,11 @@ def test_a_bad_manifest_is_refused_with_its_sentence(apiserver: ApiServer, name:
     assert BAD[name].apiserver in refusal.message
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_random_manifests_get_equal_verdicts(apiserver: ApiServer, seed: int) -> None:
-    """The CEL text and the Python predicate of a rule say the same about manifests that nobody thought of."""
-    source = random.Random(seed)
+def test_random_manifests_get_equal_verdicts(apiserver: ApiServer) -> None:
+    """The CEL text and the Python predicate of a rule say the same about values on both sides of each."""
+    source = random.Random(0)
     verdicts = set()
-    for _ in range(40):
+    for _ in range(300):
         text = yaml.safe_dump(mutated(yaml.safe_load(GOOD["full"]), source))
         stored = apiserver.dry_run(text)
         problems = _problems(text)
@@ -58,7 +59,7 @@ def _problems(text: str) -> list[str]:
 
 
 def _said(value: Any) -> Any:
-    """`value` without lists and maps that are empty by default: pydantic writes those, the API server does not."""
+    """`value` without what is empty by default: pydantic writes it, the API server does not."""
     if isinstance(value, list):
         return [_said(item) for item in value]
     if not isinstance(value, dict):
@@ -66,5 +67,5 @@ def _said(value: Any) -> Any:
     return {
         key: _said(item)
         for key, item in value.items()
-        if item != [] and not (item == {} and key in ("labels", "annotations", "nodeSelector"))
+        if item != [] and not (item == {} and key in _MAPS) and not (item == "" and key == "value")
     }

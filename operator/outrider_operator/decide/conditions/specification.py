@@ -25,7 +25,7 @@ def _host_paths(spec: SpeculativeServiceSpec, settings: Settings) -> Verdict | N
         return None
     models = {"target": spec.target, **{f"draftPool[{d.name}]": d.neural.model for d in spec.draft_pool if d.neural}}
     where = [f"{name}.source" for name, model in models.items() if model.source.host_path is not None]
-    where += [f"podTemplate.volumes[{v.get('name')}]" for v in spec.pod_template.volumes if v.get("hostPath")]
+    where += [f"podTemplate.volumes[{v.name}]" for v in spec.pod_template.volumes if v.host_path is not None]
     if not where:
         return None
     return false(

@@ -23,10 +23,10 @@ def container(
         "name": name,
         "image": image,
         "imagePullPolicy": settings.image_pull_policy,
-        "env": merged(environment(spec), [dict(variable) for variable in template.env]),
-        "envFrom": list(template.env_from),
+        "env": merged(environment(spec), [variable.wire() for variable in template.env]),
+        "envFrom": [source.wire() for source in template.env_from],
         "resources": resources(spec),
-        "volumeMounts": [*(v.mount for v in volumes), *template.volume_mounts],
+        "volumeMounts": [*(v.mount for v in volumes), *(mount.wire() for mount in template.volume_mounts)],
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -44,9 +44,9 @@ def pod_fields(spec: SpeculativeServiceSpec, settings: Settings, volumes: list[M
     fields: Object = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # a Service called vllm would inject VLLM_PORT, which vLLM takes for its own
-        "imagePullSecrets": list(spec.pod_template.image_pull_secrets),
+        "imagePullSecrets": [secret.wire() for secret in spec.pod_template.image_pull_secrets],
         "securityContext": security_context(settings),
-        "volumes": [*(v.volume for v in volumes), *spec.pod_template.volumes],
+        "volumes": [*(v.volume for v in volumes), *(volume.wire() for volume in spec.pod_template.volumes)],
     }
     return {key: value for key, value in fields.items() if value != []}
 

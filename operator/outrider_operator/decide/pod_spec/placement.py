@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outrider_crds.spec import Accelerator, PodTemplate, SpeculativeServiceSpec
+from outrider_crds.pod_template import PodTemplate
+from outrider_crds.spec import Accelerator, SpeculativeServiceSpec
 
 from outrider_operator.decide.quantities import quantity
 from outrider_operator.decide.reading import items, mapping
@@ -24,7 +25,7 @@ def scheduling(spec: SpeculativeServiceSpec, products: list[str]) -> Object:
     fields: Object = {
         "affinity": _affinity(template, accelerator, products),
         "nodeSelector": dict(accelerator.node_selector),
-        "tolerations": list(accelerator.tolerations),
+        "tolerations": [each.wire() for each in accelerator.tolerations],
         "runtimeClassName": template.runtime_class_name,
         "schedulerName": template.scheduler_name,
     }
@@ -33,7 +34,7 @@ def scheduling(spec: SpeculativeServiceSpec, products: list[str]) -> Object:
 
 def resources(spec: SpeculativeServiceSpec) -> Object:
     """The user's requests and limits, and the GPUs among both (extended resources need equal ones)."""
-    given: Object = dict(spec.pod_template.resources or {})
+    given: Object = spec.pod_template.resources.wire() if spec.pod_template.resources else {}
     count = gpus(spec.accelerator, spec.engine.tensor_parallel_size)
     if count:
         for block in ("limits", "requests"):
@@ -47,7 +48,7 @@ def node_fits(node: Node, spec: SpeculativeServiceSpec, product: str) -> bool:
     wanted = dict(accelerator.node_selector)
     if not accelerator.on_cpu:
         wanted[accelerator.product_label] = product
-    if not labels_match(node, wanted) or not tolerates(node, accelerator.tolerations):
+    if not labels_match(node, wanted) or not tolerates(node, [each.wire() for each in accelerator.tolerations]):
         return False
     count = gpus(accelerator, spec.engine.tensor_parallel_size)
     return (quantity(node.allocatable.get(accelerator.resource_name, "0")) or 0) >= count
@@ -76,7 +77,7 @@ def _tolerates(toleration: Object, taint: Object) -> bool:
 
 def _affinity(template: PodTemplate, accelerator: Accelerator, products: list[str]) -> Object:
     """The user's affinity with the product in each of its node selector terms: terms are alternatives."""
-    affinity: Object = dict(template.affinity or {})
+    affinity: Object = template.affinity.wire() if template.affinity else {}
     if accelerator.on_cpu:
         return affinity
     product = {"key": accelerator.product_label, "operator": "In", "values": products}

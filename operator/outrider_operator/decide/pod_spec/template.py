@@ -90,7 +90,7 @@ def _serving_only(spec: SpeculativeServiceSpec) -> Object:
     template = spec.pod_template
     fields = {
         "priorityClassName": template.priority_class_name,
-        "topologySpreadConstraints": list(template.topology_spread_constraints),
+        "topologySpreadConstraints": [constraint.wire() for constraint in template.topology_spread_constraints],
     }
     return {name: value for name, value in fields.items() if value}
 

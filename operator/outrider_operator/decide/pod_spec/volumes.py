@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider_crds.pod_rules import OUR_VOLUMES
 from outrider_crds.profile import ProfileKeys
 from outrider_crds.runtime_config import (
     BOOT_FILE,
@@ -101,5 +102,6 @@ def _folder(file: str) -> str:
 
 
 def _mounted(name: str, path: str, source: Object, *, read_only: bool = False) -> Mounted:
+    name = OUR_VOLUMES + name  # the user's volumes must not be called so
     mount: Object = {"name": name, "mountPath": path} | ({"readOnly": True} if read_only else {})
     return Mounted(volume={"name": name, **source}, mount=mount)

@@ -47,7 +47,7 @@ def test_host_paths_are_served_where_the_chart_allows_them() -> None:
     world = World(manifest(target={"name": "m", "source": HOST}), settings=replace(SETTINGS, allow_host_path=True))
     world.settle()
     volumes = world.deployment()["spec"]["template"]["spec"]["volumes"]
-    assert {"name": "model-target", "hostPath": {"path": "/models/x", "type": "Directory"}} in volumes
+    assert {"name": "outrider-model-target", "hostPath": {"path": "/models/x", "type": "Directory"}} in volumes
 
 
 @pytest.mark.parametrize("owner", [{"kind": "HelmRelease", "name": "x", "uid": "y", "controller": True}, None])

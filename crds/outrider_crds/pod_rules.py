@@ -1,0 +1,131 @@
+"""Rules for labels, variables and volumes of pods: what Kubernetes would refuse there is refused in the manifest."""
+
+from __future__ import annotations
+
+from outrider_crds.base import Model
+from outrider_crds.pod_template import (
+    EnvFromSource,
+    EnvVarSource,
+    KeyToPath,
+    PodEnvVar,
+    PodTemplate,
+    Volume,
+    VolumeMount,
+)
+from outrider_crds.rule import Rule, cel_list, label_keys
+
+OUR_VOLUMES = "outrider-"
+OUR_FOLDERS = ("/etc/outrider", "/var/lib/outrider", "/var/cache/outrider", "/var/cache/compile", "/run/outrider")
+SYSTEM_FOLDERS = ("/dev", "/proc", "/sys")
+SCRATCH_FOLDERS = ("/home/outrider", "/tmp")
+"""Ours too, but something may be mounted inside them."""
+
+
+def _exactly_one(on: type[Model], what: str) -> Rule:
+    """One of the model's optional blocks is there."""
+    blocks = {name: field.alias or name for name, field in on.model_fields.items() if name not in ("name", "prefix")}
+    given = ", ".join(f"has(self.{alias})" for alias in blocks.values())
+    return Rule(
+        on=on,
+        cel=f"[{given}].exists_one(given, given)",
+        holds=lambda m: sum(getattr(m, name) is not None for name in blocks) == 1,
+        message=f"{what} must hold exactly one of {', '.join(blocks.values())}: keep one",
+    )
+
+
+def _stays_inside(on: type[Model], field: str, attribute: str) -> Rule:
+    """A path without "." and "..", nor the names that begin with "..", which Kubernetes keeps for itself."""
+    return Rule(
+        on=on,
+        field=f".{field}",
+        cel=f"!has(self.{field}) || !self.{field}.split('/').exists(part, part == '.' || part.startsWith('..'))",
+        holds=lambda m: not any(_is_odd(part) for part in (getattr(m, attribute) or "").split("/")),
+        message=f"{field} must not contain '.', '..' or a name that begins with '..': write the path without it",
+    )
+
+
+def _is_odd(part: str) -> bool:
+    return part == "." or part.startswith("..")
+
+
+def _reserved_mount(path: str) -> bool:
+    """Ours or above ours; inside ours, unless that is scratch space."""
+    closed = (*OUR_FOLDERS, *SYSTEM_FOLDERS)
+    above = any(ours == path or ours.startswith(f"{path}/") for ours in (*closed, *SCRATCH_FOLDERS))
+    return above or any(path.startswith(f"{ours}/") for ours in closed)
+
+
+_CLOSED = cel_list((*OUR_FOLDERS, *SYSTEM_FOLDERS))
+_ALL_OURS = cel_list((*OUR_FOLDERS, *SYSTEM_FOLDERS, *SCRATCH_FOLDERS))
+
+
+def _host_mounts_read_only(template: PodTemplate) -> bool:
+    hosts = {volume.name for volume in template.volumes if volume.host_path is not None}
+    return all(mount.read_only for mount in template.volume_mounts if mount.name in hosts)
+
+
+_VOLUME_RULES = (
+    _exactly_one(Volume, "a volume"),
+    Rule(
+        on=Volume,
+        field=".name",
+        cel=f"!self.name.startsWith('{OUR_VOLUMES}')",
+        holds=lambda v: not v.name.startswith(OUR_VOLUMES),
+        message=f"volumes whose name begins with {OUR_VOLUMES} are Outrider's: choose another name",
+    ),
+    _stays_inside(KeyToPath, "path", "path"),
+    _stays_inside(VolumeMount, "subPath", "sub_path"),
+    _stays_inside(VolumeMount, "mountPath", "mount_path"),
+    Rule(
+        on=VolumeMount,
+        field=".mountPath",
+        cel=(
+            f"!{_ALL_OURS}.exists(f, f == self.mountPath || f.startsWith(self.mountPath + '/')) "
+            f"&& !{_CLOSED}.exists(f, self.mountPath.startsWith(f + '/'))"
+        ),
+        holds=lambda m: not _reserved_mount(m.mount_path),
+        message=(
+            f"mountPath must leave {', '.join((*OUR_FOLDERS, *SYSTEM_FOLDERS))} alone, and may lie in "
+            f"{' and '.join(SCRATCH_FOLDERS)} but not replace them: choose another path"
+        ),
+    ),
+    Rule(
+        on=PodTemplate,
+        field=".volumeMounts",
+        cel=(
+            "!has(self.volumeMounts) "
+            "|| self.volumeMounts.all(m, has(self.volumes) && self.volumes.exists(v, v.name == m.name))"
+        ),
+        holds=lambda t: {m.name for m in t.volume_mounts} <= {v.name for v in t.volumes},
+        message="volumeMounts must name volumes of podTemplate.volumes: add the volume or correct the name",
+    ),
+    Rule(
+        on=PodTemplate,
+        field=".volumeMounts",
+        cel=(
+            "!has(self.volumeMounts) || !has(self.volumes) || self.volumeMounts.all(m, "
+            "(has(m.readOnly) && m.readOnly) || !self.volumes.exists(v, v.name == m.name && has(v.hostPath)))"
+        ),
+        holds=_host_mounts_read_only,
+        message="hostPath volumes are mounted for reading only: add readOnly: true to the mount",
+    ),
+)
+
+_VARIABLE_RULES = (
+    _exactly_one(EnvVarSource, "valueFrom"),
+    _exactly_one(EnvFromSource, "an entry of envFrom"),
+    Rule(
+        on=PodEnvVar,
+        field=".valueFrom",
+        cel="!has(self.valueFrom) || !has(self.value) || self.value == ''",
+        holds=lambda v: v.value_from is None or not v.value,
+        message="a variable takes value or valueFrom, not both: remove one",
+    ),
+)
+
+POD_RULES = (
+    *_VOLUME_RULES,
+    *_VARIABLE_RULES,
+    label_keys(PodTemplate, "labels", "labels"),
+    label_keys(PodTemplate, "annotations", "annotations"),
+)
