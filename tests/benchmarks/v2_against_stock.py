@@ -152,16 +152,7 @@ def point(method: str, batch: int, stock: list[float], ours: list[float]) -> Poi
     return Point(method, batch, stock, ours, round(median(ratios), 3), (round(low, 3), round(high, 3)))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--arm", choices=(STOCK, OURS), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.arm:
-        serve_arm(options.arm, options.methods[0])
-        return
-    points = [one for method in options.methods for one in compare(method, options.rounds)]
+def write(points: list[Point]) -> None:
     RESULTS.parent.mkdir(exist_ok=True)
     document = {
         "machine": platform.processor() or platform.machine(),
@@ -171,8 +162,25 @@ def main() -> None:
         "points": [asdict(one) for one in points],
     }
     RESULTS.write_text(json.dumps(document, indent=2) + "\n")
-    for one in points:
-        print(f"{one.method:8} {one.batch:2} requests  ours by stock's {one.ratio} {one.ratio_quartiles}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--arm", choices=(STOCK, OURS), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.arm:
+        serve_arm(options.arm, options.methods[0])
+        return
+    points: list[Point] = []
+    for method in options.methods:
+        points += compare(method, options.rounds)
+        write(points)
+        for one in points[-len(BATCHES) :]:
+            print(
+                f"{one.method:8} {one.batch:2} requests  ours by stock's {one.ratio} {one.ratio_quartiles}", flush=True
+            )
 
 
 if __name__ == "__main__":

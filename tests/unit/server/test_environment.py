@@ -27,6 +27,15 @@ def test_what_the_user_set_stays(tmp_path: Path) -> None:
     assert server_environment(mine, tmp_path) == {}
 
 
+def test_compiled_code_outlives_the_pod_where_there_is_a_volume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Promise: a pod that starts again serves at once. Beside the source there is no place: the image is read-only."""
+    monkeypatch.setattr(environment, "MODEL_CACHE_DIR", str(tmp_path))
+    assert server_environment({}, tmp_path)["NUMBA_CACHE_DIR"] == str(tmp_path / "numba")
+    assert "NUMBA_CACHE_DIR" not in server_environment({"NUMBA_CACHE_DIR": "/mine"}, tmp_path)
+
+
 def test_a_user_without_a_name_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch asks for the user's name to place its cache, and fails where there is none."""
     free = next(uid for uid in range(60_000, 65_000) if uid not in {entry.pw_uid for entry in pwd.getpwall()})

@@ -16,7 +16,8 @@ from typing import Any
 ENVIRONMENT = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
 """Of every process of the engine, before vLLM is imported."""
 RUNNER = "vllm.v1.worker.gpu"
-_NEEDS_TRITON = ("vllm.config.vllm", f"{RUNNER}.spec_decode.ngram.speculator")
+_CONFIG = "vllm.config.vllm"
+_LOOKUPS = f"{RUNNER}.spec_decode.ngram.speculator"
 _BOUND_FROM = {
     "triton": "triton",
     "tl": "triton.language",
@@ -26,8 +27,14 @@ _BOUND_FROM = {
 
 
 def allow_second_runner() -> None:
-    """Let vLLM's config take the second runner on a CPU: it refuses it where Triton is missing."""
-    _module(_NEEDS_TRITON[0]).HAS_TRITON = True
+    """Let vLLM's config take the second runner on a CPU: it refuses it where Triton is missing.
+
+    vLLM's own stand-ins, which are for kernels of the first runner, stay away: putting them in place looks at the
+    insides of every imported module, and not all of them can be looked at (llvmlite, Triton).
+    """
+    _module(_CONFIG).HAS_TRITON = True
+    platform = type(_module("vllm.platforms").current_platform)
+    platform.register_triton_kernel_overrides = classmethod(lambda _platform: None)
 
 
 def interpret_kernels() -> None:
@@ -36,6 +43,7 @@ def interpret_kernels() -> None:
     Harmless when done twice. Raises RuntimeError when it comes too late: Triton was imported without TRITON_INTERPRET,
     so that its own functions are compiled ones, or the runner was imported without Triton.
     """
+    allow_second_runner()
     from triton import language
     from triton.runtime.interpreter import InterpretedFunction
 
@@ -52,11 +60,7 @@ def interpret_kernels() -> None:
     names.aggregate = _module("triton.language.core")._aggregate
     language.debug_barrier = _no_barrier  # a kernel's threads run one after the other
     _module("vllm.v1.worker.cpu.shm")  # makes torch's streams and events harmless; vLLM wants it first
-    for name in _NEEDS_TRITON:
-        _module(name).HAS_TRITON = True
-    # These stand in for kernels of the first runner alone, and cannot find them beside a real Triton.
-    platform = type(_module("vllm.platforms").current_platform)
-    platform.register_triton_kernel_overrides = classmethod(lambda _platform: None)
+    _module(_LOOKUPS).HAS_TRITON = True
 
 
 def _log1p(value: Any) -> Any:
