@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from outrider_crds.base import seconds
+
+from outrider_operator.model import Object
 
 RELEASE = "0.1.0"
 _PREFIX = "OUTRIDER_"
@@ -35,6 +38,8 @@ class Configuration:
     allow_host_path: bool = False
     platform_assigns_user: bool = False
     """True where pods that ask for a user or a group of their own are refused (OpenShift)."""
+    admin_port_peers: tuple[Object, ...] = ()
+    """NetworkPolicyPeers that may reach the serving pods' admin port; none means that no NetworkPolicy is made."""
     prometheus_url: str = ""
     profiling_priority_class: str = ""
     resync_interval_s: float = 60.0
@@ -74,6 +79,7 @@ def read_configuration(environment: Mapping[str, str]) -> Configuration:
         ),
         allow_host_path=read("ALLOW_HOST_PATH", _boolean, standard.allow_host_path),
         platform_assigns_user=read("PLATFORM_ASSIGNS_USER", _boolean, standard.platform_assigns_user),
+        admin_port_peers=read("ADMIN_PORT_PEERS", _objects, standard.admin_port_peers),
         prometheus_url=read("PROMETHEUS_URL", _address, standard.prometheus_url),
         profiling_priority_class=read("PROFILING_PRIORITY_CLASS", str, standard.profiling_priority_class),
         resync_interval_s=read("RESYNC_INTERVAL", seconds, standard.resync_interval_s),
@@ -87,6 +93,16 @@ def read_configuration(environment: Mapping[str, str]) -> Configuration:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(sorted({name.strip() for name in text.split(",") if name.strip()}))
+
+
+def _objects(text: str) -> tuple[Object, ...]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise ValueError("must be a JSON list of objects")
+    return tuple(found)
 
 
 def _boolean(text: str) -> bool:

@@ -40,12 +40,14 @@ CONFIG_MAP = Kind("", "v1", "configmaps", "ConfigMap")
 KUBERNETES_SERVICE = Kind("", "v1", "services", "Service")
 SERVICE_ACCOUNT = Kind("", "v1", "serviceaccounts", "ServiceAccount")
 DISRUPTION_BUDGET = Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
+NETWORK_POLICY = Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 NODE = Kind("", "v1", "nodes", "Node", namespaced=False)
 EVENT = Kind("", "v1", "events", "Event")
 LEASE = Kind("coordination.k8s.io", "v1", "leases", "Lease")
 
 CHILDREN = (
     DEPLOYMENT, REPLICA_SET, JOB, POD, CONFIG_MAP, KUBERNETES_SERVICE, SERVICE_ACCOUNT, DISRUPTION_BUDGET,
+    NETWORK_POLICY,
 )  # fmt: skip
 _BY_API_VERSION = {(kind.api_version, kind.kind): kind for kind in (*CHILDREN, SERVICE, NODE, LEASE)}
 _BY_NAME = {kind.kind: kind for kind in CHILDREN}

@@ -127,8 +127,8 @@ class KubernetesApi:
             if not token:
                 return
 
-    async def first_page(self, kind: Kind, namespace: str | None, *, fields: str) -> list[Object]:
-        """Some of the objects of a field selector, where some are enough."""
+    async def first_page(self, kind: Kind, namespace: str | None, *, fields: str = "") -> list[Object]:
+        """Some of the objects (of a field selector), where some are enough."""
         query = [("limit", str(PAGE_SIZE)), ("fieldSelector", fields)]
         page = await self._request("GET", kind.path(namespace), query=query)
         return page.get("items") or []

@@ -62,6 +62,7 @@ def settings_of(configuration: Configuration) -> Settings:
         runtime_cpu_image=configuration.runtime_cpu_image,
         image_pull_policy=configuration.image_pull_policy,
         allow_host_path=configuration.allow_host_path,
+        admin_port_peers=configuration.admin_port_peers,
         platform_assigns_user=configuration.platform_assigns_user,
         prometheus_configured=bool(configuration.prometheus_url),
         profiling_priority_class=configuration.profiling_priority_class,

@@ -57,6 +57,10 @@ class Measurements:
     def states(self, key: Key) -> Mapping[str, RuntimeState]:
         return self._states.states(key)
 
+    def unheard(self, key: Key) -> Mapping[str, str]:
+        """Pod name -> why its state is not known, of ready pods whose last answer was none."""
+        return self._states.unheard(key)
+
     def expect_news(self, key: Key, expected: bool) -> None:
         """Ask the service's pods more often, or no longer."""
         self._states.set_urgent(key, expected)

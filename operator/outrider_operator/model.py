@@ -20,6 +20,7 @@ Object = dict[str, Any]
 # Kinds of the children that carry the service's own name (or start with it), in the order they are applied.
 SERVICE_ACCOUNT, CONFIG_MAP, SERVICE = "ServiceAccount", "ConfigMap", "Service"
 DISRUPTION_BUDGET, DEPLOYMENT, JOB = "PodDisruptionBudget", "Deployment", "Job"
+NETWORK_POLICY = "NetworkPolicy"
 
 SERVICE_LABEL = "outrider.dev/service"
 REVISION_LABEL = "outrider.dev/revision"
@@ -45,6 +46,8 @@ class Settings:
     prometheus_configured: bool = False
     platform_assigns_user: bool = False
     """Pods name no user and no group: the platform gives each namespace its own (OpenShift)."""
+    admin_port_peers: tuple[Object, ...] = ()
+    """NetworkPolicyPeers that may reach the serving pods' admin port; none means that no NetworkPolicy is made."""
     profiling_priority_class: str = ""
     """Priority class of profiling Jobs (below serving, never preempting); empty for the cluster's default."""
     window_s: float = 60.0
@@ -130,7 +133,8 @@ class Observed:
     nodes: tuple[Node, ...] | None = ()
     """None where the operator may not read nodes (watchNamespaces with Roles alone)."""
     children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
-    """(kind, name) -> object, for the names of `child_names` and for every ConfigMap labelled with the service.
+    """(kind, name) -> object, for the names of `child_names` and for every ConfigMap and NetworkPolicy labelled with
+    the service.
 
     Whoever owns them: an object that is not in the watch cache is looked up by its name, so that a foreign one
     of that name is seen before it is touched.
@@ -143,6 +147,10 @@ class Observed:
     """Pod name -> newest Warning event ("FailedMount: ..."), for pods and Job pods that have no container yet."""
     states: Mapping[str, RuntimeState] = field(default_factory=dict)
     """Pod name -> its newest state, for pods that answered lately."""
+    unheard: Mapping[str, str] = field(default_factory=dict)
+    """Pod name -> what became of the last question for its state, of ready pods that it brought none of."""
+    network_policies: tuple[Object, ...] = ()
+    """Of the namespace, whoever made them; looked for only while a pod is unheard."""
     waiting_pods: tuple[Object, ...] = ()
     """Serving pods without a node, of every service that is watched (this one's too)."""
     jobs: tuple[Object, ...] = ()

@@ -55,6 +55,7 @@ class Observer:
         pods = self._pods.documents(key)
         jobs = self._of_component(kinds.JOB, key.namespace, PROFILING)
         job_pods = self._of_component(kinds.POD, key.namespace, PROFILING)
+        unheard = self._measurements.unheard(key)
         return Observed(
             service=service,
             now=time.time(),
@@ -64,6 +65,8 @@ class Observer:
             pods=pods,
             pod_warnings=await self._warnings(key.namespace, [*pods, *_pods_of(service, jobs, job_pods)]),
             states=self._measurements.states(key),
+            unheard=unheard,
+            network_policies=await self._network_policies(key.namespace) if unheard else (),
             waiting_pods=self._pods.waiting(),
             jobs=jobs,
             job_pods=job_pods,
@@ -76,8 +79,9 @@ class Observer:
 
     async def _children(self, key: Key) -> dict[tuple[str, str], Object]:
         children = {
-            (kinds.CONFIG_MAP.kind, name_of(config_map)): config_map
-            for config_map in self._labelled(kinds.CONFIG_MAP, key)
+            (kind.kind, name_of(child)): child
+            for kind in (kinds.CONFIG_MAP, kinds.NETWORK_POLICY)
+            for child in self._labelled(kind, key)
         }
         for kind, name in child_names(key.name):
             child = self._cache.get(child_kind(kind), key.namespace, name)
@@ -86,6 +90,15 @@ class Observer:
             if child is not None:
                 children[kind, name] = child
         return children
+
+    async def _network_policies(self, namespace: str) -> tuple[Object, ...]:
+        """Also those that the watch, which selects by label, does not bring."""
+        try:
+            policies = await self._api.first_page(kinds.NETWORK_POLICY, namespace)
+        except ApiError as error:  # a better sentence is not worth a reconcile
+            logger.warning("Cannot read the NetworkPolicies of %s: %s", namespace, error)
+            return ()
+        return tuple(policies)
 
     async def _warnings(self, namespace: str, pods: list[Object]) -> dict[str, str]:
         """The newest Warning of pods that have been in creation for long: why volumes or network are not there."""

@@ -34,6 +34,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- else }}{{ .Values.profiling.priorityClass.name }}{{ end }}
 {{- end }}
 
+{{/* Who may reach the serving pods' port 9000, as JSON: this operator, and what the values name. */}}
+{{- define "outrider.adminPortPeers" -}}
+{{- if .Values.servingNetworkPolicy.enabled }}
+{{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) }}
+{{- $pods := dict "matchLabels" (include "outrider.selector" . | fromYaml) }}
+{{- concat (list (dict "namespaceSelector" $namespace "podSelector" $pods)) .Values.servingNetworkPolicy.monitoring | toJson }}
+{{- end }}
+{{- end }}
+
 {{/* "true" where pods must name no user: said by the values, else seen by OpenShift's own API. */}}
 {{- define "outrider.platformAssignsUser" -}}
 {{- if kindIs "invalid" .Values.platformAssignsUser }}{{ .Capabilities.APIVersions.Has "security.openshift.io/v1" }}

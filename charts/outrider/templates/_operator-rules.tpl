@@ -19,6 +19,11 @@
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch]
+# A NetworkPolicy for each service (servingNetworkPolicy). list: also those of others, to name the one that keeps the
+# operator from a pod; delete: when the value is switched off.
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
 # Revisions and profiles. delete: a revision's ConfigMap goes when no ReplicaSet needs it any more.
 - apiGroups: [""]
   resources: [configmaps]

@@ -7,6 +7,7 @@ The rooms, lowest first: `reading`, `quantities`, `ownership`, `drift` and `pods
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from outrider_crds.spec import SpeculativeServiceSpec
@@ -14,6 +15,7 @@ from outrider_crds.status import ConditionStatus, ConditionType, SpeculativeServ
 
 from outrider_operator.decide.conditions.availability import available, endpoint_ready
 from outrider_operator.decide.conditions.judgement import goodput_healthy, slo_attained, speculation_active
+from outrider_operator.decide.conditions.network import explained, why_unheard
 from outrider_operator.decide.conditions.profiles import profile_statuses, profiles_ready
 from outrider_operator.decide.conditions.rollout import next_capacity_check_s, progressing, updated
 from outrider_operator.decide.conditions.specification import spec_verdict
@@ -47,7 +49,7 @@ def _serve(observed: Observed, settings: Settings, spec: SpeculativeServiceSpec,
     """The plan for a spec that may be applied (a child that was refused is tried again: quotas change)."""
     asked = intent(observed, settings, spec)
     found = measurements(observed, asked)
-    workloads = plan_workloads(observed, asked)
+    workloads = plan_workloads(observed, settings, asked)
     maps, jobs = plan_profile_maps(observed, asked, found), plan_jobs(observed, settings, asked, found)
     status = _status(observed, settings, asked, found, verdict)
     return Plan(
@@ -66,6 +68,8 @@ def _status(
     observed: Observed, settings: Settings, asked: Intent, found: list[Measurement], verdict: Verdict
 ) -> SpeculativeServiceStatus:
     spec = asked.spec
+    unheard = why_unheard(observed.unheard, ready(observed), observed.network_policies)
+    observed = replace(observed, figures=explained(observed.figures, unheard))
     status = _counted(observed).model_copy(
         update={
             "runtime_image": asked.default_image,
@@ -78,7 +82,7 @@ def _status(
         ConditionType.SPEC_VALID: verdict,
         ConditionType.PROFILES_READY: profiles_ready(observed, asked, found),
         ConditionType.AVAILABLE: available(observed, spec.replicas),
-        ConditionType.UPDATED: updated(observed, asked),
+        ConditionType.UPDATED: updated(observed, asked, unheard),
         ConditionType.PROGRESSING: progressing(observed, settings, asked),
         ConditionType.READY: endpoint_ready(observed, spec.replicas),
         ConditionType.SPECULATION_ACTIVE: speculation_active(observed, asked),

@@ -36,6 +36,8 @@ class _Poll:
     answered_at: float = float("-inf")
     asked_at: float = float("-inf")
     under_way: bool = False
+    unheard: str = ""
+    """What became of the last question, where it brought no state."""
     busy: bool = True
     """Tokens flowed between the last two answers (or there were none yet)."""
 
@@ -67,6 +69,11 @@ class PodStates:
             for name, poll in polls
             if poll is not None and poll.state is not None and now - poll.answered_at < LATELY_S
         }
+
+    def unheard(self, key: Key) -> dict[str, str]:
+        """Pod name -> what became of the last question, of ready pods that it brought no state of."""
+        polls = ((pod.name, self._polls.get(pod.uid)) for pod in self._pods.of(key) if _can_be_asked(pod))
+        return {name: poll.unheard for name, poll in polls if poll is not None and poll.unheard}
 
     def ready(self, key: Key) -> int:
         """Number of the service's ready pods."""
@@ -122,13 +129,19 @@ class PodStates:
             telemetry.POLLS.labels(outcome="failed").inc()
             telemetry.count_unfit(answer)
             logger.debug("No state from pod %s/%s: %s", pod.namespace, pod.name, answer.detail)
+            self._note_silence(key, poll, answer)
             return
         telemetry.POLLS.labels(outcome="answered").inc()
         self._note(key, poll, answer)
 
+    def _note_silence(self, key: Key, poll: _Poll, answer: Unfit) -> None:
+        heard, poll.unheard = not poll.unheard, answer.detail or answer.reason
+        if heard:
+            self._changed(key)
+
     def _note(self, key: Key, poll: _Poll, state: RuntimeState) -> None:
         before = poll.state
-        poll.state, poll.answered_at = state, asyncio.get_running_loop().time()
+        poll.state, poll.answered_at, poll.unheard = state, asyncio.get_running_loop().time(), ""
         poll.busy = before is None or before.output_tokens != state.output_tokens
         if before is None or _news(before) != _news(state):
             self._changed(key)

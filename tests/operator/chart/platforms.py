@@ -1,4 +1,4 @@
-"""What platforms demand of pods: admission as OpenShift's restricted SCC has it, in namespaces that ask for it."""
+"""What platforms demand: users assigned as OpenShift's restricted SCC does, and networks that deny by default."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from tests.cluster.kubectl import Kubectl
+from tests.operator.manifests import IMAGE
 
 USER = 1000690000
 """Of the namespaces that assign users; OpenShift gives each a range of its own. No image has it in its passwd."""
@@ -37,6 +38,37 @@ def assign_users(cluster: Kubectl, namespace: str) -> None:
         _binding("ValidatingAdmissionPolicyBinding", validationActions=["Deny"]),
     )
     cluster.wait_until("users to be assigned", lambda: _user_of_a_pod(cluster, namespace) == USER, 60)
+
+
+def deny_by_default(cluster: Kubectl, namespace: str) -> None:
+    """No pod of the namespace is reached by anybody, but what another policy allows."""
+    spec: dict[str, Any] = {"podSelector": {}, "policyTypes": ["Ingress"]}
+    metadata = {"name": "default-deny", "namespace": namespace}
+    cluster.apply({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec})
+
+
+def client_pod(name: str, namespace: str) -> dict[str, Any]:
+    """A pod to connect from, as restricted as a serving one."""
+    container = {
+        "name": "main",
+        "image": IMAGE,
+        "command": ["sleep", "3600"],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace, "labels": {"app": name}},
+        "spec": {"containers": [container], "securityContext": security, "terminationGracePeriodSeconds": 0},
+    }
+
+
+def reaches(cluster: Kubectl, name: str, namespace: str, address: str, port: int) -> bool:
+    """Whether a connection from that pod is taken within two seconds."""
+    script = f"import socket; socket.create_connection(('{address}', {port}), timeout=2)"
+    done = cluster.try_kubectl("exec", name, "-n", namespace, "--", "python", "-c", script)
+    return done.returncode == 0
 
 
 def _user_of_a_pod(cluster: Kubectl, namespace: str) -> int | None:

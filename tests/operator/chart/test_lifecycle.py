@@ -100,6 +100,7 @@ def test_an_upgrade_brings_the_new_crd(upgraded: dict[str, Any], previous: Servi
         ("update speculativeservices.outrider.dev --subresource=status -A", "yes"),
         ("patch deployments.apps -A", "yes"),
         ("watch nodes", "yes"),
+        ("delete networkpolicies.networking.k8s.io -A", "yes"),
         ("create leases.coordination.k8s.io -n outrider-system", "yes"),
         ("update leases.coordination.k8s.io/outrider -n outrider-system", "yes"),
         ("update leases.coordination.k8s.io/other -n outrider-system", "no"),

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from outrider_crds.runtime_config import ADMIN_PORT, SERVING_PORT
 from outrider_operator.kinds import SERVICE
 
 from tests.cluster.cluster import Cluster
 from tests.operator import manifests
-from tests.operator.chart.platforms import ASSIGNS_USER, USER, assign_users
+from tests.operator.chart.platforms import ASSIGNS_USER, USER, assign_users, client_pod, deny_by_default, reaches
 from tests.operator.chart.release import CHART, RELEASE, install, values, write_values
 from tests.operator.client import Client, Service, wait_for
 
 pytestmark = pytest.mark.cluster
 
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+MONITOR = {"matchLabels": {"app": "monitor"}}
 HUB = {"name": "tests/model", "source": {"hub": {}}}
 """Restricted pods mount no folder of a node."""
 
@@ -40,6 +43,7 @@ def _team(cluster: Cluster, folder: Path, letter: str, labels: dict[str, str], *
     if labels == ASSIGNS_USER:
         assign_users(cluster, name)
     install(cluster, "install", CHART, write_values(folder, values(watchNamespaces=[name], **more)), system)
+    deny_by_default(cluster, name)
     client = Client(str(cluster.kubeconfig))
     client.create(SERVICE, manifests.service("chat", name, target=HUB))
     return Team(name, system, Service(client, name, "chat"))
@@ -47,7 +51,15 @@ def _team(cluster: Cluster, folder: Path, letter: str, labels: dict[str, str], *
 
 @pytest.fixture(scope="module")
 def restricted(bare: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Team:
-    return _team(bare, tmp_path_factory.mktemp("a"), "a", RESTRICTED)
+    policy = {"enabled": True, "monitoring": [{"namespaceSelector": {}, "podSelector": MONITOR}]}
+    return _team(
+        bare,
+        tmp_path_factory.mktemp("a"),
+        "a",
+        RESTRICTED,
+        servingNetworkPolicy=policy,
+        networkPolicy={"enabled": True},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +85,33 @@ def test_services_run_under_a_user_that_the_platform_assigns(bare: Cluster, open
     )
     told = bare.kubectl("exec", pod["metadata"]["name"], "-n", openshift.name, "--", "sh", "-c", script)
     assert told.split() == [str(USER)]
+
+
+def test_the_admin_port_is_for_the_operator_and_for_monitoring(bare: Cluster, restricted: Team) -> None:
+    """In a namespace that denies by default the service comes up, serves everybody, and shows its state to few."""
+    restricted.service.wait_updated()
+    (pod,) = restricted.service.pods()
+    address, name = pod["status"]["podIP"], restricted.name
+    for client in ("monitor", "stranger"):
+        bare.apply(client_pod(client, name))
+        bare.wait_until(client, partial(reaches, bare, client, name, address, SERVING_PORT), 60)
+    assert reaches(bare, "monitor", name, address, ADMIN_PORT)
+    assert not reaches(bare, "stranger", name, address, ADMIN_PORT)
+
+
+def test_where_the_network_keeps_the_operator_out_the_conditions_name_the_policy(
+    bare: Cluster, openshift: Team
+) -> None:
+    """Pods are ready, since the kubelet reaches them; nobody should have to guess why nothing is known of them."""
+    for kind, status, reason in (
+        ("Updated", "False", "ConfigPending"),
+        ("GoodputHealthy", "Unknown", "MetricsUnavailable"),
+    ):
+        said = openshift.service.wait(kind, status, reason)["message"]
+        assert "NetworkPolicy default-deny selects it" in said
+        assert "servingNetworkPolicy.enabled" in said
+    bare.kubectl("delete", "networkpolicy", "default-deny", "-n", openshift.name)
+    openshift.service.wait_updated()
 
 
 def test_two_releases_of_one_name_stand_side_by_side(bare: Cluster, restricted: Team, openshift: Team) -> None:

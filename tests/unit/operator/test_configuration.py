@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from outrider_operator.configuration import ConfigurationError, read_configuration
 
@@ -36,6 +38,8 @@ def test_values_are_read_in_their_units() -> None:
     ("name", "value", "sentence"),
     [
         ("ALLOW_HOST_PATH", "yes", "must be true or false"),
+        ("ADMIN_PORT_PEERS", "monitoring", "must be a JSON list of objects"),
+        ("ADMIN_PORT_PEERS", '["monitoring"]', "must be a JSON list of objects"),
         ("RESYNC_INTERVAL", "often", "is not a duration"),
         ("PROMETHEUS_URL", "prometheus:9090", "must start with http"),
         ("HEALTH_PORT", "70000", "between 1 and 65535"),
@@ -45,5 +49,5 @@ def test_values_are_read_in_their_units() -> None:
     ],
 )
 def test_a_bad_value_is_named(name: str, value: str, sentence: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"OUTRIDER_{name}='{value}'.*{sentence}"):
+    with pytest.raises(ConfigurationError, match=re.escape(f"OUTRIDER_{name}='{value}'") + f".*{sentence}"):
         read_configuration({**MINIMAL, f"OUTRIDER_{name}": value})

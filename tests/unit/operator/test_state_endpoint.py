@@ -121,7 +121,7 @@ async def test_one_pod_that_answers_nonsense_keeps_nobody_from_being_asked() -> 
             while not states.states(CHAT):
                 await asyncio.sleep(0.02)
         assert list(states.states(CHAT)) == ["good"]
-        assert heard == [CHAT]
+        assert set(heard) == {CHAT}  # also that the other one does not answer is news
         assert not running.done()
         running.cancel()
         with suppress(asyncio.CancelledError):

@@ -15,7 +15,7 @@ from outrider_operator.decide.pods import (
     unschedulable_since,
     why_not_ready,
 )
-from outrider_operator.decide.reading import condition_of, integer, name_of
+from outrider_operator.decide.reading import condition_of, cut, integer, name_of
 from outrider_operator.decide.revisions import Revision, current_revision_name
 from outrider_operator.model import Object, Observed, Settings
 
@@ -39,8 +39,11 @@ def progressing(observed: Observed, settings: Settings, intent: Intent) -> Verdi
     return true(Reason.ROLLING_OUT, _counts(observed, intent))
 
 
-def updated(observed: Observed, intent: Intent) -> Verdict:
-    """True when every ready pod runs the revision of the spec and reports the config that is in force."""
+def updated(observed: Observed, intent: Intent, unheard: str) -> Verdict:
+    """True when every ready pod runs the revision of the spec and reports the config that is in force.
+
+    `unheard` is a sentence about a pod that does not answer; empty where all do.
+    """
     if intent.held or intent.running is None:
         return false(Reason.WAITING_FOR_PROFILE, _waiting_for_profile(intent))
     if not is_complete(observed, intent.running):
@@ -52,7 +55,8 @@ def updated(observed: Observed, intent: Intent) -> Verdict:
         return false(Reason.ROLLING_OUT, f"No pod of revision {intent.running.name} is ready.")
     behind = _behind(observed, intent, serving)
     if behind:
-        return false(Reason.CONFIG_PENDING, f"Not yet reporting the current config: {', '.join(behind[:4])}.")
+        named = f"Not yet reporting the current config: {', '.join(behind[:4])}."
+        return false(Reason.CONFIG_PENDING, cut(f"{named} {unheard}".strip(), 2048))
     return true(Reason.UP_TO_DATE, f"Every ready pod runs revision {intent.running.name} with the current config.")
 
 

@@ -12,8 +12,15 @@ from outrider_operator.decide.ownership import Ownership, ownership
 from outrider_operator.decide.reading import annotation, is_being_deleted, name_of, text, uid_of
 from outrider_operator.decide.revisions import Revision, revision_map, unneeded_maps
 from outrider_operator.decide.workloads.deployment import deployment
-from outrider_operator.decide.workloads.services import disruption_budget, hot_map, service, service_account
-from outrider_operator.model import CONFIG_MAP, Annotate, Delete, Object, Observed
+from outrider_operator.decide.workloads.services import (
+    disruption_budget,
+    hot_map,
+    network_policy,
+    network_policy_name,
+    service,
+    service_account,
+)
+from outrider_operator.model import CONFIG_MAP, NETWORK_POLICY, Annotate, Delete, Object, Observed, Settings
 
 _GARBAGE_COLLECTION_S = 2.0
 
@@ -27,28 +34,43 @@ class WorkloadPlan:
     requeue_after_s: float | None = None
 
 
-def plan_workloads(observed: Observed, intent: Intent) -> WorkloadPlan:
+def plan_workloads(observed: Observed, settings: Settings, intent: Intent) -> WorkloadPlan:
     """Children that are missing or differ. One that garbage collection is about to take is made anew after it."""
-    desired = [stamp(child) for child in _desired(observed, intent)]
+    desired = [stamp(child) for child in _desired(observed, settings, intent)]
     leaving = [child for child in desired if _ownership(observed, child) is Ownership.LEAVING]
-    applies = [child for child in desired if child not in leaving and needs_apply(_present(observed, child), child)]
+    # A policy of that name which is not the service's is not observed: created, never applied over.
+    new = [child for child in desired if child["kind"] == NETWORK_POLICY and _present(observed, child) is None]
+    settled = [child for child in desired if child not in leaving and child not in new]
+    applies = [child for child in settled if needs_apply(_present(observed, child), child)]
     running = intent.running or intent.wanted
     return WorkloadPlan(
-        create=_missing_revision(observed, intent.running),
+        create=(*_missing_revision(observed, intent.running), *new),
         apply=tuple(applies),
         annotate=tuple(_products(observed, intent)),
-        delete=tuple(Delete(CONFIG_MAP, name_of(map_), uid_of(map_)) for map_ in unneeded_maps(observed, running)),
+        delete=tuple(
+            Delete(each["kind"], name_of(each), uid_of(each))
+            for each in (*unneeded_maps(observed, running), *_unwanted_policy(observed, settings))
+        ),
         requeue_after_s=_GARBAGE_COLLECTION_S if leaving else None,
     )
 
 
-def _desired(observed: Observed, intent: Intent) -> list[Object]:
+def _unwanted_policy(observed: Observed, settings: Settings) -> list[Object]:
+    """The service's NetworkPolicy, once the chart asks for none."""
+    policy = observed.children.get((NETWORK_POLICY, network_policy_name(observed.name)))
+    ours = ownership(policy, observed) is Ownership.OURS
+    return [policy] if policy is not None and ours and not settings.admin_port_peers else []
+
+
+def _desired(observed: Observed, settings: Settings, intent: Intent) -> list[Object]:
     children = [
         service_account(observed),
         hot_map(observed, intent.hot),
         service(observed),
         disruption_budget(observed),
     ]
+    if settings.admin_port_peers:
+        children.append(network_policy(observed, settings.admin_port_peers))
     if intent.running is None:  # nothing to run yet: the first revision waits for a profile that is required
         return children
     return [*children, deployment(observed, intent, intent.running)]

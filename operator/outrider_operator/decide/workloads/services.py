@@ -1,15 +1,16 @@
-"""The small children: ServiceAccount, hot ConfigMap, Service, PodDisruptionBudget."""
+"""The small children: ServiceAccount, hot ConfigMap, Service, PodDisruptionBudget, NetworkPolicy."""
 
 from __future__ import annotations
 
 import json
 
-from outrider_crds.runtime_config import CONFIG_KEY, SERVING_PORT, HotConfig
+from outrider_crds.runtime_config import ADMIN_PORT, CONFIG_KEY, SERVING_PORT, HotConfig
 
 from outrider_operator.decide.ownership import labels, owner_reference, selector
 from outrider_operator.model import (
     CONFIG_MAP,
     DISRUPTION_BUDGET,
+    NETWORK_POLICY,
     SERVICE,
     SERVICE_ACCOUNT,
     Object,
@@ -42,6 +43,23 @@ def disruption_budget(observed: Observed) -> Object:
         "selector": {"matchLabels": selector(observed.name)},
     }
     return {**_child(observed, "policy/v1", DISRUPTION_BUDGET, observed.name), "spec": spec}
+
+
+def network_policy(observed: Observed, admin_port_peers: tuple[Object, ...]) -> Object:
+    """The admin port for those who are named and, as everywhere, the pod's own node; the serving port for everybody."""
+    ingress = [{"ports": [_port(SERVING_PORT)]}, {"from": list(admin_port_peers), "ports": [_port(ADMIN_PORT)]}]
+    spec = {"podSelector": {"matchLabels": selector(observed.name)}, "policyTypes": ["Ingress"], "ingress": ingress}
+    name = network_policy_name(observed.name)
+    return {**_child(observed, "networking.k8s.io/v1", NETWORK_POLICY, name), "spec": spec}
+
+
+def network_policy_name(service: str) -> str:
+    """Not the service's own name: many tenants have a policy that is called so."""
+    return f"{service}-admin-port"
+
+
+def _port(number: int) -> Object:
+    return {"protocol": "TCP", "port": number}
 
 
 def _child(observed: Observed, api_version: str, kind: str, name: str) -> Object:

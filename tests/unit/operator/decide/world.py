@@ -89,6 +89,8 @@ class World:
         self.states: dict[str, RuntimeState] = {}
         self.figures = FigureWindows()
         self.pod_warnings: dict[str, str] = {}
+        self.unheard: dict[str, str] = {}
+        self.network_policies: tuple[Object, ...] = ()
         self.rejections: tuple[Rejection, ...] = ()
         self.created_jobs: list[Asked] = []
         self._numbers = itertools.count(1)
@@ -114,6 +116,8 @@ class World:
             pods=copy.deepcopy(of(self.pods)),
             states={n: s for n, s in self.states.items() if n in self.pods},
             pod_warnings=self.pod_warnings,
+            unheard=self.unheard,
+            network_policies=self.network_policies,
             waiting_pods=tuple(p for p in self.pods.values() if not p["spec"].get("nodeName")),
             jobs=tuple(copy.deepcopy(d) for (kind, _), d in self.objects.items() if kind == JOB),
             job_pods=tuple(copy.deepcopy(p) for p in self.job_pods.values()),

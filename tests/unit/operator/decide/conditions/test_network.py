@@ -1,0 +1,121 @@
+"""A service's NetworkPolicy, and the sentence about a pod that does not answer the operator."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from outrider_crds.status import ConditionType as C
+from outrider_operator.decide.conditions.network import why_unheard
+from outrider_operator.model import NETWORK_POLICY, FigureWindows, Object
+
+from tests.unit.operator.decide.world import SETTINGS, World, manifest
+
+POD = {"metadata": {"name": "chat-1", "labels": {"outrider.dev/component": "serving", "team": "red"}}}
+SILENT = {"chat-1": "no whole answer within 2.0 s"}
+
+
+def policy(name: str, **spec: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "spec": {"podSelector": {}, **spec}}
+
+
+def test_a_pod_that_answers_is_not_spoken_of() -> None:
+    """However many policies there are."""
+    assert why_unheard({}, [POD], [policy("default-deny")]) == ""
+    assert why_unheard({"other": "x"}, [POD], [policy("default-deny")]) == ""
+
+
+def test_the_policies_that_select_the_pod_are_named_with_what_to_do() -> None:
+    """In a namespace that denies by default nobody should have to guess."""
+    said = why_unheard(SILENT, [POD], [policy("z-other"), policy("default-deny", policyTypes=["Ingress", "Egress"])])
+    assert said == (
+        "Pod chat-1 does not answer the operator on port 9000: no whole answer within 2.0 s. "
+        "NetworkPolicy default-deny, z-other selects it: let the operator's pods reach port 9000, "
+        "or install the chart with servingNetworkPolicy.enabled=true."
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        ({"policyTypes": ["Egress"]}, False),
+        ({"podSelector": {"matchLabels": {"team": "red"}}}, True),
+        ({"podSelector": {"matchLabels": {"team": "blue"}}}, False),
+        ({"podSelector": {"matchExpressions": [{"key": "team", "operator": "In", "values": ["red"]}]}}, True),
+        ({"podSelector": {"matchExpressions": [{"key": "team", "operator": "NotIn", "values": ["red"]}]}}, False),
+        ({"podSelector": {"matchExpressions": [{"key": "team", "operator": "Exists"}]}}, True),
+        ({"podSelector": {"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}}, False),
+    ],
+)
+def test_only_policies_that_limit_who_connects_to_this_pod_are_named(spec: dict[str, Any], named: bool) -> None:
+    """A policy on egress, or on other pods, is not in the way."""
+    assert ("NetworkPolicy p selects it" in why_unheard(SILENT, [POD], [policy("p", **spec)])) is named
+
+
+def _policies(world: World) -> list[Object]:
+    return [document for (kind, _), document in world.objects.items() if kind == NETWORK_POLICY]
+
+
+PEERS: tuple[Object, ...] = ({"podSelector": {"matchLabels": {"app": "operator"}}},)
+
+
+def test_a_service_gets_a_policy_only_where_the_chart_asks_for_it() -> None:
+    """The admin port for the peers, the serving port for everybody; gone once the chart asks for none."""
+    world = World(manifest(), settings=replace(SETTINGS, admin_port_peers=PEERS))
+    world.settle()
+    (found,) = _policies(world)
+    assert found["spec"]["policyTypes"] == ["Ingress"]
+    assert (
+        found["spec"]["podSelector"]["matchLabels"].items()
+        <= world.deployment()["spec"]["template"]["metadata"]["labels"].items()
+    )
+    serving, admin = found["spec"]["ingress"]
+    assert serving == {"ports": [{"protocol": "TCP", "port": 8000}]}
+    assert admin == {"from": list(PEERS), "ports": [{"protocol": "TCP", "port": 9000}]}
+    world.settings = SETTINGS
+    world.settle()
+    assert _policies(world) == []
+
+
+def test_a_policy_that_somebody_changed_comes_back() -> None:
+    """As every child does."""
+    world = World(manifest(), settings=replace(SETTINGS, admin_port_peers=PEERS))
+    world.settle()
+    (found,) = _policies(world)
+    found["spec"]["ingress"] = []
+    world.settle()
+    assert len(_policies(world)[0]["spec"]["ingress"]) == 2
+
+
+def test_a_tenants_own_policy_of_that_name_is_left_alone() -> None:
+    """Neither taken over, nor removed when the chart asks for none."""
+    world = World(manifest(), settings=replace(SETTINGS, admin_port_peers=PEERS))
+    theirs = {
+        "kind": NETWORK_POLICY,
+        "metadata": {"name": "chat-admin-port", "uid": "theirs"},
+        "spec": {"podSelector": {}},
+    }
+    world.objects[NETWORK_POLICY, "chat-admin-port"] = copy.deepcopy(theirs)
+    world.reconcile()
+    world.settings = SETTINGS
+    world.reconcile()
+    assert world.objects[NETWORK_POLICY, "chat-admin-port"] == theirs
+
+
+def test_the_conditions_that_wait_for_a_pods_word_say_why_it_does_not_come() -> None:
+    """Updated and GoodputHealthy; the pod is ready, since the kubelet reaches it."""
+    world = World(manifest())
+    world.settle()
+    world.roll_out()
+    (pod,) = world.pods
+    world.unheard = {pod: "no answer within 2.0 s"}
+    world.network_policies = (policy("default-deny"),)
+    world.figures = FigureWindows(error="none of the 1 ready pods answers on its state endpoint")
+    world.settle()
+    for kind, reason in ((C.UPDATED, "ConfigPending"), (C.GOODPUT_HEALTHY, "MetricsUnavailable")):
+        found = world.condition(kind)
+        assert found.reason == reason
+        assert "NetworkPolicy default-deny selects it" in found.message
+    assert world.condition(C.READY).status == "True"
