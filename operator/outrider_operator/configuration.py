@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from outrider_crds.base import seconds
@@ -41,6 +42,12 @@ class Configuration:
     admin_port_peers: tuple[Object, ...] = ()
     """NetworkPolicyPeers that may reach the serving pods' admin port; none means that no NetworkPolicy is made."""
     prometheus_url: str = ""
+    prometheus_ca_file: str = ""
+    """CA bundle that its certificate is checked against; the system's when empty."""
+    prometheus_token_file: str = ""
+    """Bearer token that is sent to it."""
+    prometheus_timeout_s: float = 10.0
+    """For one query."""
     profiling_priority_class: str = ""
     resync_interval_s: float = 60.0
     metrics_window_s: float = 60.0
@@ -81,6 +88,9 @@ def read_configuration(environment: Mapping[str, str]) -> Configuration:
         platform_assigns_user=read("PLATFORM_ASSIGNS_USER", _boolean, standard.platform_assigns_user),
         admin_port_peers=read("ADMIN_PORT_PEERS", _objects, standard.admin_port_peers),
         prometheus_url=read("PROMETHEUS_URL", _address, standard.prometheus_url),
+        prometheus_ca_file=read("PROMETHEUS_CA_FILE", _file, standard.prometheus_ca_file),
+        prometheus_token_file=read("PROMETHEUS_TOKEN_FILE", _file, standard.prometheus_token_file),
+        prometheus_timeout_s=read("PROMETHEUS_TIMEOUT", seconds, standard.prometheus_timeout_s),
         profiling_priority_class=read("PROFILING_PRIORITY_CLASS", str, standard.profiling_priority_class),
         resync_interval_s=read("RESYNC_INTERVAL", seconds, standard.resync_interval_s),
         metrics_window_s=read("METRICS_WINDOW", seconds, standard.metrics_window_s),
@@ -124,6 +134,12 @@ def _address(text: str) -> str:
     if not text.startswith(("http://", "https://")):
         raise ValueError("must start with http:// or https://")
     return text.rstrip("/")
+
+
+def _file(text: str) -> str:
+    if not Path(text).is_file():
+        raise ValueError("no such file")
+    return text
 
 
 def _port(text: str) -> int:

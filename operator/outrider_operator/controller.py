@@ -18,7 +18,7 @@ from outrider_operator.kinds import Kind, component, labels_of, name_of, namespa
 from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
 from outrider_operator.lease import Lease
 from outrider_operator.measurements import Measurements
-from outrider_operator.metrics.prometheus import PrometheusFigures
+from outrider_operator.metrics.prometheus import Connection, PrometheusFigures
 from outrider_operator.model import JOB_NAME_LABEL, PROFILE, PROFILING, SERVICE_LABEL, Object, Settings
 from outrider_operator.observe import Observer
 from outrider_operator.reconcile import Decide, Reconciler
@@ -46,8 +46,8 @@ class Controller:
         telemetry.SERVICES.set_function(partial(self._cache.count, kinds.SERVICE))
         self._supervisor = Supervisor()
         pods = ServingPods(self._cache, waiting_changed=self._wake_profiling)
-        prometheus = configuration.prometheus_url and PrometheusFigures(configuration.prometheus_url, settings.window_s)
-        self._measurements = Measurements(pods, self._measured, prometheus or None, settings.window_s)
+        prometheus = _prometheus(configuration, settings)
+        self._measurements = Measurements(pods, self._measured, prometheus, settings.window_s)
         self._reconciler = Reconciler(
             self._cache,
             Observer(api, self._cache, pods, self._measurements, watch_nodes=configuration.watch_nodes),
@@ -207,6 +207,19 @@ class Controller:
             logger.error("The operator cannot go on", exc_info=task.exception())
             self.failed = True
             signal.raise_signal(signal.SIGTERM)  # kopf's own way to end; its stop flag delays every end by 5 s
+
+
+def _prometheus(configuration: Configuration, settings: Settings) -> PrometheusFigures | None:
+    """None where the chart names none."""
+    if not configuration.prometheus_url:
+        return None
+    connection = Connection(
+        url=configuration.prometheus_url,
+        ca_file=configuration.prometheus_ca_file,
+        token_file=configuration.prometheus_token_file,
+        timeout_s=configuration.prometheus_timeout_s,
+    )
+    return PrometheusFigures(connection, settings.window_s)
 
 
 def _key(service: Object) -> Key:

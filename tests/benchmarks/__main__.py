@@ -39,7 +39,7 @@ from tests.benchmarks.evidence.scenario import (
 )
 
 HERE = Path(__file__).parent
-OF_THE_OPERATOR = ("operator_50_services",)
+OF_THE_OPERATOR = ("operator_services",)
 """Eight minutes that say nothing of speculation: by name, or with the whole grid."""
 SHOWN = 6
 TERMINATED = 143  # 128 + SIGTERM, as a shell reports it

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.operator.client import wait_for
@@ -37,10 +38,10 @@ class OperatorProcess:
         }
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, **variables: str) -> None:
-        """Return once it is alive; it may still stand by."""
+    def start(self, command: Sequence[str] = (), **variables: str) -> None:
+        """Return once it is alive; it may still stand by. `command` runs it in another way than installed."""
         self._environment |= variables
-        command = [str(Path(sys.prefix) / "bin" / "outrider-operator")]
+        command = command or [str(Path(sys.prefix) / "bin" / "outrider-operator")]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
         wait_for(f"the operator to be alive; see {self._log}", self._alive, 30)
@@ -58,6 +59,12 @@ class OperatorProcess:
         assert self._process is not None
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+    def cpu_s(self) -> float:
+        """CPU time since its start."""
+        assert self._process is not None
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def metric(self, name: str) -> float:
         """Sum of a metric's series."""

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from outrider_crds.state import TPOT_BUCKETS_S
 
 from outrider_operator.decide.figures.windows import RARE_WINDOWS, Counters, figures_of
 from outrider_operator.decide.figures.windows import Key as Counter
+from outrider_operator.inbound.series import SERVICE_LABELS, Series, bucket, read_series
 from outrider_operator.model import Figures, FigureWindows
 from outrider_operator.work_queue import Key
 
 logger = logging.getLogger(__name__)
 
 QUERY_EVERY_S = 15.0
-TIMEOUT_S = 10
-_SERVICE = ("outrider_namespace", "outrider_service")
+LEAST_SCRAPES = 3
+"""Scrapes in a window: `increase` needs two, and one may be late."""
 _BOUNDS_S = (*TPOT_BUCKETS_S, float("inf"))
 
 Labels = Mapping[str, str]
@@ -67,41 +71,113 @@ _RARE: Metrics = {
 }
 
 
+@dataclass(frozen=True)
+class Connection:
+    """Where Prometheus is, and what it asks for."""
+
+    url: str
+    ca_file: str = ""
+    """CA bundle that its certificate is checked against; the system's when empty."""
+    token_file: str = ""
+    """Bearer token, read anew for each round of queries: it rotates. None when empty."""
+    timeout_s: float = 10.0
+    """For one query."""
+
+
 class PrometheusFigures:
     """The last two windows of every service, as Prometheus knows them."""
 
-    def __init__(self, url: str, window_s: float) -> None:
-        self._url = url
+    def __init__(self, connection: Connection, window_s: float) -> None:
+        self._connection = connection
+        self._where = f"Prometheus at {connection.url}"
         self._window_s = window_s
         self._windows: dict[Key, FigureWindows] = {}
-        self._error = f"Prometheus at {url} was not asked yet"
+        self._error = f"{self._where} was not asked yet"
 
     def figures(self, key: Key) -> FigureWindows:
         """Windows of the service; without an answer, the sentence that says why."""
         if self._error:
             return FigureWindows(error=self._error)
-        windows = self._windows.get(key)
-        return windows or FigureWindows(error=f"Prometheus at {self._url} has no outrider_* metrics of this service")
+        return self._windows.get(key) or FigureWindows(error=f"{self._where} has no outrider_* metrics of this service")
 
     async def run(self) -> None:
         """Ask until cancelled."""
         while True:
-            try:
-                self._windows = await asyncio.to_thread(self._ask)
-                self._error = ""
-            except Exception as error:  # the library raises its own, requests' and ValueErrors
-                self._error = f"Prometheus at {self._url} does not answer: {error}"
-                logger.warning("%s", self._error)
+            await self.ask()
             await asyncio.sleep(QUERY_EVERY_S)
 
-    def _ask(self) -> dict[Key, FigureWindows]:
-        """Runs in a thread: the library blocks."""
-        from prometheus_api_client import PrometheusConnect  # here: most operators never need it
+    async def ask(self) -> None:
+        """One round of queries, off the event loop: the library blocks."""
+        try:
+            self._windows = await asyncio.to_thread(self._ask)
+            self._error = ""
+        except Exception as error:  # the library raises its own, requests' and ValueErrors
+            self._error = f"{self._where} does not answer: {error}"
+            logger.warning("%s", self._error)
 
-        with PrometheusConnect(url=self._url, timeout=TIMEOUT_S) as prometheus:
-            current = _window(prometheus.custom_query, self._window_s, "")
-            previous = _window(prometheus.custom_query, self._window_s, f" offset {self._window_s:.0f}s")
-        return {key: FigureWindows(current=figures, previous=previous.get(key)) for key, figures in current.items()}
+    def _ask(self) -> dict[Key, FigureWindows]:
+        from prometheus_api_client import PrometheusConnect  # here: most operators never need it
+        from requests import Session
+        from urllib3.util.retry import Retry
+
+        connection = self._connection
+        with Session() as session:
+            session.verify = connection.ca_file or True
+            if connection.token_file:
+                session.headers["Authorization"] = f"Bearer {Path(connection.token_file).read_text().strip()}"
+            prometheus = PrometheusConnect(
+                url=connection.url, session=session, timeout=connection.timeout_s, retry=Retry(0)
+            )
+            return windows_of(prometheus.custom_query, self._window_s)
+
+
+def windows_of(query: Query, window_s: float) -> dict[Key, FigureWindows]:
+    """Both windows of every service, each as long as it takes for a few scrapes to lie in it."""
+    stretches = _stretches(query, window_s)
+    found: dict[Key, FigureWindows] = {}
+    for stretch in sorted(set(stretches.values())):
+        if stretch > RARE_WINDOWS:
+            continue
+        length_s = stretch * window_s
+        current, previous = _window(query, length_s, ""), _window(query, length_s, f" offset {length_s:.0f}s")
+        found |= {
+            key: FigureWindows(current=figures, previous=previous.get(key))
+            for key, figures in current.items()
+            if stretches.get(key) == stretch
+        }
+    seldom = FigureWindows(error=_too_seldom(window_s))
+    return found | {key: seldom for key, stretch in stretches.items() if stretch > RARE_WINDOWS}
+
+
+def _stretches(query: Query, window_s: float) -> dict[Key, int]:
+    """Service -> how many times as long as asked its window must be, by how often its pods are scraped.
+
+    A young pod has few scrapes too; what tells it from one that is scraped seldom are scrapes before the window.
+    """
+    lately, long_s = _scrapes(query, window_s), RARE_WINDOWS * window_s
+    return {
+        key: 1 if scrapes <= lately.get(key, 0) else _stretch(lately.get(key, 0), scrapes)
+        for key, scrapes in _scrapes(query, long_s).items()
+    }
+
+
+def _stretch(lately: float, scrapes: float) -> int:
+    return 1 if lately >= LEAST_SCRAPES else math.ceil(LEAST_SCRAPES * RARE_WINDOWS / scrapes)
+
+
+def _scrapes(query: Query, window_s: float) -> dict[Key, float]:
+    """Scrapes in the window of that pod of each service that has most."""
+    by = ", ".join(SERVICE_LABELS)
+    found = read_series(query(f"max by ({by}) (count_over_time(outrider_ready[{window_s:.0f}s]))"))
+    return {_key(series): series.value for series in found}
+
+
+def _too_seldom(window_s: float) -> str:
+    return (
+        f"Prometheus has fewer than {LEAST_SCRAPES} scrapes of this service's pods in {RARE_WINDOWS * window_s:.0f} s. "
+        f"Unless they have only just started: scrape them every {window_s / (LEAST_SCRAPES + 1):.0f} s, or make the "
+        "chart's metricsWindow longer"
+    )
 
 
 def _window(query: Query, window_s: float, offset: str) -> dict[Key, Figures]:
@@ -110,10 +186,11 @@ def _window(query: Query, window_s: float, offset: str) -> dict[Key, Figures]:
     rare = _increases(query, _RARE, f"[{RARE_WINDOWS * window_s:.0f}s]{offset}")
     for key, counts in _tpot_counts(query, f"[{window_s:.0f}s]{offset}").items():
         gained[key].update(counts)
-    answered = query(f"count by ({', '.join(_SERVICE)}) (outrider_ready{offset})")
+    answered = read_series(query(f"count by ({', '.join(SERVICE_LABELS)}) (outrider_ready{offset})"))
+    pods = {_key(series): int(series.value) for series in answered}
     return {
-        key: figures_of(gained[key], rare[key], window_s=window_s, pods_answered=int(count), pods_ready=int(count))
-        for key, _, count in _series(answered)
+        key: figures_of(gained[key], rare[key], window_s=window_s, pods_answered=count, pods_ready=count)
+        for key, count in pods.items()
     }
 
 
@@ -121,18 +198,18 @@ def _increases(query: Query, metrics: Metrics, window: str) -> defaultdict[Key, 
     """What each service's counters gained, summed over its pods."""
     gained: defaultdict[Key, dict[Counter, float]] = defaultdict(dict)
     for metric, (own_labels, counter) in metrics.items():
-        by = ", ".join((*_SERVICE, *own_labels))
-        for key, labels, value in _series(query(f"sum by ({by}) (increase({metric}{window}))")):
-            gained[key][counter(labels)] = value
+        by = ", ".join((*SERVICE_LABELS, *own_labels))
+        for series in read_series(query(f"sum by ({by}) (increase({metric}{window}))"), own_labels):
+            gained[_key(series)][counter(series.labels)] = series.value
     return gained
 
 
 def _tpot_counts(query: Query, window: str) -> dict[Key, Counters]:
     """Observations per bucket of TPOT_BUCKETS_S, from Prometheus' cumulative ones."""
-    cumulative: defaultdict[tuple[Key, str], dict[float, float]] = defaultdict(dict)
-    by = ", ".join((*_SERVICE, "slo_class", "le"))
-    for key, labels, value in _series(query(f"sum by ({by}) (increase({_TPOT}{window}))")):
-        cumulative[key, labels["slo_class"]][float(labels["le"])] = value
+    cumulative: defaultdict[tuple[Key, str], dict[float | None, float]] = defaultdict(dict)
+    by = ", ".join((*SERVICE_LABELS, "slo_class", "le"))
+    for series in read_series(query(f"sum by ({by}) (increase({_TPOT}{window}))"), ("slo_class", "le")):
+        cumulative[_key(series), series.labels["slo_class"]][bucket(series.labels["le"])] = series.value
     counts: defaultdict[Key, dict[Counter, float]] = defaultdict(dict)
     for (key, name), at_most in cumulative.items():
         below = 0.0
@@ -143,9 +220,5 @@ def _tpot_counts(query: Query, window: str) -> dict[Key, Counters]:
     return dict(counts)
 
 
-def _series(vector: Iterable[Mapping[str, Any]]) -> Iterable[tuple[Key, Labels, float]]:
-    """The series of an instant vector that belong to a service; NaN (no increase known) left out."""
-    for series in vector:
-        labels, value = series["metric"], float(series["value"][1])
-        if all(label in labels for label in _SERVICE) and value == value:
-            yield Key(labels[_SERVICE[0]], labels[_SERVICE[1]]), labels, value
+def _key(series: Series) -> Key:
+    return Key(series.namespace, series.service)

@@ -78,6 +78,23 @@ def test_every_setting_of_the_operator_is_set(any_cluster: Kubectl, tmp_path: Pa
     assert environment.asked == {name for name in environment if name.startswith("OUTRIDER_")}
 
 
+def test_prometheus_ca_and_token_are_mounted_where_the_operator_reads_them(
+    any_cluster: Kubectl, tmp_path: Path
+) -> None:
+    """From a ConfigMap and a Secret; without them nothing is mounted."""
+    chosen = {"url": "https://prometheus", "ca": {"configMap": "bundle"}, "token": {"secret": "reader", "key": "t"}}
+    (deployment,) = [o for o in rendered(any_cluster, tmp_path, {"prometheus": chosen}) if o["kind"] == "Deployment"]
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    environment = {v["name"]: v.get("value") for v in container["env"]}
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert environment["OUTRIDER_PROMETHEUS_CA_FILE"] == f"{mounts['prometheus-ca']}/ca.crt"
+    assert environment["OUTRIDER_PROMETHEUS_TOKEN_FILE"] == f"{mounts['prometheus-token']}/t"
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes["prometheus-ca"]["configMap"] == {"name": "bundle"}
+    assert volumes["prometheus-token"]["secret"]["secretName"] == "reader"
+
+
 class _Asked(dict[str, str]):
     """Remembers which keys were looked up."""
 

@@ -33,9 +33,9 @@ def test_make_bench_passes_its_options_on(given: list[str], passed: str) -> None
     ("only", "size", "numbers", "alone"),
     [
         ([], Size.DEFAULT, [1, 2, 3, 4, 5, 6, 7], {"controller_decision", "skip_draft_at_k0"}),
-        ([], Size.FULL, [1, 2, 3, 4, 5, 6, 7], {"controller_decision", "operator_50_services"}),
+        ([], Size.FULL, [1, 2, 3, 4, 5, 6, 7], {"controller_decision", "operator_services"}),
         (["3"], Size.DEFAULT, [3], set()),
-        (["7", "operator_50_services"], Size.DEFAULT, [7], {"skip_draft_at_k0", "operator_50_services"}),
+        (["7", "operator_services"], Size.DEFAULT, [7], {"skip_draft_at_k0", "operator_services"}),
     ],
     ids=["the default", "the whole grid", "one scenario", "by name"],
 )
@@ -43,7 +43,7 @@ def test_what_is_run(only: list[str], size: Size, numbers: list[int], alone: set
     picked, beside = choice(only, load_scenarios(size), size)
     assert [one.scenario for one in picked] == numbers
     assert alone <= set(beside)
-    assert ("operator_50_services" in beside) == ("operator_50_services" in alone), "it takes eight minutes of its own"
+    assert ("operator_services" in beside) == ("operator_services" in alone), "it takes eight minutes of its own"
 
 
 def test_a_name_that_there_is_not_is_refused_with_those_that_there_are() -> None:

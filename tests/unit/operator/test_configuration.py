@@ -42,6 +42,7 @@ def test_values_are_read_in_their_units() -> None:
         ("ADMIN_PORT_PEERS", '["monitoring"]', "must be a JSON list of objects"),
         ("RESYNC_INTERVAL", "often", "is not a duration"),
         ("PROMETHEUS_URL", "prometheus:9090", "must start with http"),
+        ("PROMETHEUS_CA_FILE", "/nowhere/ca.crt", "no such file"),
         ("HEALTH_PORT", "70000", "between 1 and 65535"),
         ("HEALTH_PORT", "http", "invalid literal"),
         ("LOG_LEVEL", "chatty", "must be one of debug, info"),

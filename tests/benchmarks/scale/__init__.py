@@ -1,0 +1,1 @@
+"""What the benchmark of many services measures with."""

@@ -1,0 +1,84 @@
+"""The API server's audit log: who wrote what, when it asked and when it was answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+OPERATOR = "outrider-operator"
+
+
+@dataclass(frozen=True)
+class Write:
+    """A request that writes. Times in Unix seconds, on the API server's clock."""
+
+    by_operator: bool
+    verb: str
+    resource: str
+    """With the subresource: "speculativeservices/status"."""
+    namespace: str
+    name: str
+    asked_at: float
+    answered_at: float
+
+    @property
+    def took_s(self) -> float:
+        return self.answered_at - self.asked_at
+
+
+def read(log: Path) -> list[Write]:
+    """All writes so far, Leases aside; a line that is being written is left out."""
+    lines = log.read_text().splitlines(keepends=True)
+    entries = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [_write(entry) for entry in entries if entry.get("objectRef", {}).get("resource") not in (None, "leases")]
+
+
+def first_status_s(writes: Iterable[Write], namespace: str) -> dict[str, float]:
+    """Service -> seconds from the answer to its creation to the first status that the operator wrote."""
+    created, first = dict[str, float](), dict[str, float]()
+    for write in writes:
+        if write.namespace != namespace:
+            continue
+        if (write.verb, write.resource) == ("create", "speculativeservices"):
+            created[write.name] = write.answered_at
+        elif write.by_operator and write.resource == "speculativeservices/status":
+            first.setdefault(write.name, write.answered_at)
+    return {name: first[name] - at for name, at in created.items() if name in first}
+
+
+def wake_up_s(writes: Iterable[Write], namespace: str, changed: Mapping[str, float]) -> list[float]:
+    """Seconds from a change of a service (answered after `changed[name]`) to the operator's write of its hot config,
+    less what the API server took for the operator's writes to that service in between."""
+    found = []
+    for name, after in changed.items():
+        mine = [write for write in writes if write.namespace == namespace and write.asked_at >= after]
+        patch = next(w for w in mine if not w.by_operator and (w.resource, w.name) == ("speculativeservices", name))
+        hot = next((w for w in mine if w.by_operator and (w.resource, w.name) == ("configmaps", f"{name}-hot")), None)
+        if hot is None:
+            continue
+        between = [w for w in mine if w.by_operator and w.name.startswith(name) and w.answered_at <= hot.asked_at]
+        served_s = sum(w.took_s for w in between if w.asked_at >= patch.answered_at)
+        found.append(max(0.0, hot.asked_at - patch.answered_at - served_s))
+    return found
+
+
+def _write(entry: Mapping[str, Any]) -> Write:
+    what, agent = entry["objectRef"], entry.get("userAgent", "")
+    resource = "/".join(filter(None, (what["resource"], what.get("subresource"))))
+    return Write(
+        by_operator=agent == OPERATOR or agent.startswith("kopf"),
+        verb=entry["verb"],
+        resource=resource,
+        namespace=what.get("namespace", ""),
+        name=what.get("name", ""),
+        asked_at=_seconds(entry["requestReceivedTimestamp"]),
+        answered_at=_seconds(entry["stageTimestamp"]),
+    )
+
+
+def _seconds(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp).timestamp()

@@ -1,0 +1,173 @@
+"""Figures from a real Prometheus with scrapes of the last hour, behind TLS and a bearer token."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import ssl
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+from outrider_operator.metrics.prometheus import Connection, PrometheusFigures, Query, windows_of
+from outrider_operator.work_queue import Key
+from prometheus_api_client import PrometheusConnect
+
+from setup import system
+from tests.operator.client import wait_for
+
+pytestmark = pytest.mark.cluster  # its binary comes with the cluster's
+
+WINDOW_S = 60.0
+RATE = 100
+INTERVALS_S = (15, 30, 60, 150)
+TOKEN = "t0k3n"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]:
+    """A Prometheus that holds one service for each scrape interval, 100 tokens a second each."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    (folder / "scrapes.txt").write_text("\n".join((*_scrapes(time.time()), "# EOF\n")))
+    tools = system.prometheus().parent
+    create = f"{tools}/promtool tsdb create-blocks-from openmetrics {folder}/scrapes.txt {folder}/data"
+    subprocess.run(create.split(), check=True, capture_output=True)
+    (folder / "prometheus.yml").write_text("{}")
+    port = _free_port()
+    command = [f"{tools}/prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
+               f"--web.listen-address=127.0.0.1:{port}"]  # fmt: skip
+    with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        wait_for("Prometheus", lambda: _is_ready(f"http://127.0.0.1:{port}"), 60)
+        yield f"http://127.0.0.1:{port}"
+        process.terminate()
+
+
+@pytest.fixture(scope="module")
+def query(address: str) -> Query:
+    found: Query = PrometheusConnect(url=address).custom_query
+    return found
+
+
+@pytest.mark.parametrize(("interval_s", "length_s"), [(15, 60), (30, 120), (60, 180)])
+def test_the_window_follows_the_scrape_interval(query: Query, interval_s: int, length_s: int) -> None:
+    """At a scrape a minute there was one in a window: "0 tok/s" and NoTraffic under load."""
+    windows = windows_of(query, WINDOW_S)[Key("ns", f"every-{interval_s}")]
+    assert windows.error == ""
+    for figures in (windows.current, windows.previous):
+        assert figures is not None
+        assert figures.window_s == length_s
+        assert figures.output_tokens / figures.window_s == pytest.approx(RATE, rel=0.02)
+
+
+def test_an_interval_that_is_too_long_is_said(query: Query) -> None:
+    """With what to do about it, in place of figures that are none."""
+    windows = windows_of(query, WINDOW_S)[Key("ns", "every-150")]
+    assert windows.current is None
+    assert "scrape them every 15 s" in windows.error
+
+
+def test_a_series_without_its_labels_costs_the_others_nothing(query: Query) -> None:
+    """Pods export what they like: a drafter's counter without a drafter had everybody's figures lost."""
+    assert windows_of(query, WINDOW_S)[Key("ns", "every-15")].current is not None
+
+
+async def test_prometheus_behind_tls_and_a_token(address: str, tmp_path: Path) -> None:
+    """The usual place of a Prometheus in a company."""
+    certificate = _certificate(tmp_path)
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    with _tls_proxy(address, certificate) as url:
+        figures = PrometheusFigures(Connection(url, str(certificate), str(tmp_path / "token")), WINDOW_S)
+        await figures.ask()
+        assert figures.figures(Key("ns", "every-15")).error == ""
+        without_token = PrometheusFigures(Connection(url, str(certificate)), WINDOW_S)
+        await without_token.ask()
+        assert "401" in without_token.figures(Key("ns", "every-15")).error
+        without_ca = PrometheusFigures(Connection(url, "", str(tmp_path / "token")), WINDOW_S)
+        await without_ca.ask()
+        assert "certificate" in without_ca.figures(Key("ns", "every-15")).error.lower()
+
+
+async def test_a_prometheus_that_does_not_answer_is_given_up_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        figures = PrometheusFigures(Connection(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.2), WINDOW_S)
+        await figures.ask()
+    assert "does not answer" in figures.figures(Key("ns", "any")).error
+
+
+def _scrapes(now: float) -> Iterator[str]:
+    """OpenMetrics text: scrapes of an hour, and of the time that the test may take."""
+    yield "# TYPE outrider_ready gauge"
+    for interval_s in INTERVALS_S:
+        yield from _series("outrider_ready", interval_s, now, 0)
+    yield "# TYPE outrider_output_tokens counter"
+    for interval_s in INTERVALS_S:
+        yield from _series("outrider_output_tokens_total", interval_s, now, RATE)
+    yield "# TYPE outrider_drafter_tried counter"
+    yield from _series("outrider_drafter_tried_total", 15, now, RATE)  # and no label that names the drafter
+
+
+def _series(name: str, interval_s: int, now: float, rate: int) -> Iterator[str]:
+    labels = f'outrider_namespace="ns",outrider_service="every-{interval_s}"'
+    for age_s in range(3600, -900, -interval_s):
+        yield f"{name}{{{labels}}} {1 + rate * (3600 - age_s)} {now - age_s:.3f}"
+
+
+def _is_ready(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{address}/-/ready", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _certificate(folder: Path) -> Path:
+    """Self-signed for 127.0.0.1, its key beside it."""
+    certificate = folder / "ca.crt"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=prometheus",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", folder / "key", "-out", certificate],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return certificate
+
+
+class _tls_proxy:  # noqa: N801 - used like a function
+    """HTTPS in front of Prometheus, for those who show the token."""
+
+    def __init__(self, address: str, certificate: Path) -> None:
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                allowed = self.headers.get("Authorization") == f"Bearer {TOKEN}"
+                body = b"no token"
+                if allowed:
+                    with urllib.request.urlopen(f"{address}{self.path}") as answer:
+                        body = answer.read()
+                self.send_response(200 if allowed else 401)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *_: object) -> None:  # noqa: A002
+                """Silence."""
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, certificate.with_name("key"))
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+
+    def __enter__(self) -> str:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return f"https://127.0.0.1:{self._server.server_address[1]}"
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
