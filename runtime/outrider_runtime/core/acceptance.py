@@ -121,6 +121,17 @@ class Acceptance:
             forest.request, forest.parent, forest.drafter, forest.depth, self._bins(forest),
         )  # fmt: skip
 
+    def worth_of_reading(self, drafter: int, length: int) -> tuple[float, float]:
+        """Tokens a step that a read prompt brings a request whose drafter proposes `length`, and the trials of the kind
+        of request, read or not, that has fewer."""
+        pool, expected = _pool_tried(self._groups, drafter), []
+        for coverage in (0, 1):
+            group = self._groups[coverage, drafter]
+            factor = _ratio(pool, group, group[EXPECTED_ANY], COVERAGE_TRIALS)
+            chances = [_with_factor(hazard, factor) for hazard in self.hazards[drafter, :length, ANY]]
+            expected.append(float(np.cumprod(chances).sum()))
+        return expected[0] - expected[1], float(self._groups[:2, drafter, EVERY].min())
+
     def upper_paths(self) -> Floats:
         """(D, K): paths that are optimistic by one posterior standard deviation, offers included, for exploration."""
         mean = self.hazards[:, :, ANY]
@@ -136,7 +147,7 @@ class Acceptance:
         return _bin_confidences(forest.confidence, forest.drafter, self._edges)
 
     def _coverage(self, batch: Batch) -> Ints:
-        return _coverages(batch.read, batch.whole, batch.context)
+        return _coverages(np.ascontiguousarray(batch.read), np.ascontiguousarray(batch.whole), batch.context)
 
 
 @compiled

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from outrider_runtime.core.batch import Batch, Ints
+from outrider_runtime.core.compiled import compiled
 from outrider_runtime.core.plans import ExecutionMode
 
 
@@ -98,3 +100,48 @@ class LatencyModel:
     """At least one mode, or empty: then the target's costs are learned. A missing mode uses another's."""
     drafters: Mapping[str, DrafterCost] = field(default_factory=dict)
     """By drafter name; one that is missing is learned."""
+
+
+def this_step(batch: Batch) -> Shape:
+    """What the target's pass of a batch processes without any proposal."""
+    decoding, context, prompts, query = _this_step(batch.context, batch.prompt, batch.prompt_left)
+    requests = decoding + int((batch.prompt > 0).sum()) if prompts else decoding
+    return Shape(context, decoding + prompts, requests, query / 1000, prompts)
+
+
+def next_step(batch: Batch) -> Shape:
+    """The same of the step after it: who still reads its prompt then, reads; who decodes has one token more."""
+    decoding, context, prompts, query = _next_step(batch.context, batch.prompt, batch.prompt_left, batch.token_budget)
+    requests = decoding + int((batch.prompt_left > 0).sum()) if prompts else decoding
+    return Shape(context, decoding + prompts, requests, query / 1000, prompts)
+
+
+def without_prompts(shape: Shape, decoding: int) -> Shape:
+    """Its `decoding` requests alone, a token each. The context is taken to be theirs."""
+    return Shape(shape.n_context, decoding, decoding, shape.n_context / 1000)
+
+
+@compiled
+def _this_step(context: Ints, prompt: Ints, prompt_left: Ints) -> tuple[int, int, int, float]:
+    decoding, cached, prompts, query = 0, 0, 0, 0.0
+    for i in range(len(context)):
+        if prompt[i] > 0 or prompt_left[i] == 0:
+            tokens = max(1, prompt[i])
+            decoding += prompt[i] == 0
+            cached += context[i]
+            prompts += prompt[i]
+            query += tokens * context[i]
+    return decoding, cached, prompts, query
+
+
+@compiled
+def _next_step(context: Ints, prompt: Ints, prompt_left: Ints, budget: int) -> tuple[int, int, int, float]:
+    decoding, cached, prompts, query = 0, 0, 0, 0.0
+    for i in range(len(context)):
+        after = context[i] + max(1, prompt[i])
+        decoding += prompt_left[i] == 0
+        tokens = min(prompt_left[i], budget - prompts) if prompt_left[i] else 1
+        prompts += tokens if prompt_left[i] else 0
+        cached += after
+        query += tokens * after
+    return decoding, cached, prompts, query

@@ -99,8 +99,7 @@ class Deviations:
     def seconds(self, requests: int) -> tuple[float, float, float]:
         """To be added to the model's prediction of each kind. A step that verifies does all that a plain one does:
         where it seems to take less, the plain ones came in a slow spell of the machine."""
-        size = _size(requests)
-        plain, even, uneven = (_deviation(self._sums, kind, size, self.PRIOR_STEPS) for kind in (PLAIN, EVEN, UNEVEN))
+        plain, even, uneven = _every_deviation(self._sums, _size(requests), self.PRIOR_STEPS)
         return plain, max(plain, even), max(plain, uneven)
 
     def error_s(self, requests: int) -> float:
@@ -132,6 +131,13 @@ def _deviation(sums: Floats, kind: int, size: int, prior: float) -> float:
     mean = (total - kind_total) / (weight - kind_weight + prior)
     mean = (kind_total - own + prior * mean) / (kind_weight - own_weight + prior)
     return float((own + prior * mean) / (own_weight + prior))
+
+
+@compiled
+def _every_deviation(sums: Floats, size: int, prior: float) -> tuple[float, float, float]:
+    return (
+        _deviation(sums, PLAIN, size, prior), _deviation(sums, EVEN, size, prior), _deviation(sums, UNEVEN, size, prior)
+    )  # fmt: skip
 
 
 @compiled
@@ -175,6 +181,8 @@ class Latency:
         self._deviations = Deviations()
         self._prompt = (0.0, 0.0, 0.0)  # weight, seconds, predicted seconds
         self._absurd_run = 0
+        self._corrected: dict[ExecutionMode, StepCost] = {}
+        self._draft_corrected: list[DrafterCost | None] = [None] * len(settings.drafters)
 
     @property
     def learning(self) -> bool:
@@ -193,16 +201,28 @@ class Latency:
         ragged_table[0] = uniform_table[0] = plain
         if base.n_prompt:
             uniform_table[1:] = math.inf
-        bend = ragged.knee_tokens if ragged.per_batched_token_above_knee_s > 0 else math.inf
-        bends = base.n_batched < min(bend, self._graph) < base.n_batched + most
+        last = base.n_batched + most
+        token_s = ragged.token_s(base.n_batched) + ragged.per_logits_token_s
+        dear_s = ragged.token_s(last - 1) + ragged.per_logits_token_s
+        if last > self._graph:
+            beyond = self.cost(ExecutionMode.BEYOND_GRAPH)
+            dear_s = beyond.token_s(last) + beyond.per_logits_token_s
+            token_s = token_s if base.n_batched <= self._graph else dear_s
         error_s, limit = self._deviations.error_s(requests), MOST_ERROR * float(plain)
         error_s = limit if math.isnan(error_s) else min(error_s, limit)
-        return Price(ragged_table, uniform_table, node_s, rate, bends, error_s)
+        return Price(ragged_table, uniform_table, node_s, rate, token_s, dear_s, error_s)
+
+    @property
+    def context_query_s(self) -> float:
+        """What a further query token costs for each 1000 tokens of its request's context."""
+        return self.cost(ExecutionMode.RAGGED).per_context_query_s
 
     def cost(self, mode: ExecutionMode) -> StepCost:
         """Corrected; a mode that was not measured uses the one that behaves most like it."""
-        constant, slope = self._target_scale.values
-        return _scaled(self._base(mode), constant, slope)
+        found = self._corrected.get(mode)
+        if found is None:
+            found = self._corrected[mode] = _scaled(self._base(mode), *self._target_scale.values)
+        return found
 
     def decode_s(self, base: Shape, proposals: int) -> float:
         """Seconds of the target's pass of `base` and so many proposals of unequal lengths."""
@@ -229,10 +249,12 @@ class Latency:
 
     def draft_cost(self, drafter: int) -> DrafterCost:
         """Corrected."""
-        constant, slope = self._draft_scale[drafter].values
-        base = self._draft_base(drafter)
-        cost, first = _scaled(base.cost, constant, slope), _scaled(base.first_pass, constant, slope)
-        return DrafterCost(cost, base.autoregressive, first)
+        found = self._draft_corrected[drafter]
+        if found is None:
+            scale, base = self._draft_scale[drafter].values, self._draft_base(drafter)
+            found = DrafterCost(_scaled(base.cost, *scale), base.autoregressive, _scaled(base.first_pass, *scale))
+            self._draft_corrected[drafter] = found
+        return found
 
     def observe_target(self, shape: Shape, mode: ExecutionMode, seconds: float) -> bool:
         """The device's own time of a target pass. False when it is absurd and was dropped."""
@@ -246,6 +268,9 @@ class Latency:
         if total > 0:
             most = WINSOR_FACTOR * max(predicted, total / WINSOR_FACTOR)
             self._target_scale.observe(base.constant_s, total - base.constant_s, min(seconds, most))
+        self._corrected.clear()
+        if self.learning:
+            self._draft_corrected = [None] * len(self._drafters)
         return True
 
     def observe_decoding(self, shape: Shape, mode: ExecutionMode, seconds: float, proposals: int) -> None:
@@ -275,6 +300,7 @@ class Latency:
         tokens = base.seconds(first, passes) - calls
         if calls + tokens > 0:
             self._draft_scale[drafter].observe(calls, tokens, min(seconds, WINSOR_FACTOR * predicted))
+            self._draft_corrected[drafter] = None
         return True
 
     @property

@@ -101,6 +101,7 @@ class Outcome:
     """As given to `plan_draft`: the N requests that the step ran."""
     draft_plan: DraftPlan
     verify_purpose: Purpose
+    """Of the step's `VerifyPlan`."""
     forest: Forest
     """What waited for this step, with `request` in rows of `batch`."""
     verified: Bools

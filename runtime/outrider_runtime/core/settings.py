@@ -92,6 +92,8 @@ class Settings:
     verification: Verification = Verification.VARLEN
     largest_graph_tokens: int | None = None
     """Batched tokens of the largest captured graph; None where the engine runs without graphs (CPU)."""
+    whole_batch: bool = True
+    """A drafter that runs is fed the prompts of the step as well; False: it can run for a part of the batch."""
     tiers: tuple[int, ...] | None = None
     """Draft lengths that the engine has graphs for, 0 left out; None: every length up to the maximum."""
     hot: HotSettings = HotSettings()

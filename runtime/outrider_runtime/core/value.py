@@ -32,8 +32,10 @@ class Price:
     """(N,): what a node costs beyond that: for its request's context, and in the next first pass of the drafters."""
     rate: float
     """lambda, tokens per second."""
-    bends: bool
-    """Whether `ragged_s` is no straight line from its second entry on."""
+    token_s: float
+    """What one proposal more costs the target at first."""
+    dear_s: float
+    """The same beyond the bends (knee, end of the graphs) that lie within the table; `token_s` where none does."""
     error_s: float
     """Standard error of what the model says of a step that verifies against a plain one."""
 
@@ -41,15 +43,10 @@ class Price:
     def plain_s(self) -> float:
         return float(self.ragged_s[0])
 
-    @property
-    def token_s(self) -> float:
-        """What one proposal more costs the target at first."""
-        return float(self.ragged_s[2] - self.ragged_s[1]) if len(self.ragged_s) > 2 else 0.0
-
     def step_s(self, proposals: int) -> float:
         """Seconds with so many proposals, at most as many as the table holds."""
         return float(self.ragged_s[min(proposals, len(self.ragged_s) - 1)])
 
     def cheapest_s(self) -> float:
         """The least that one proposal more can cost: one that is worth less is never chosen."""
-        return max(0.0, float(np.diff(self.ragged_s[1:]).min())) if len(self.ragged_s) > 2 else 0.0
+        return max(0.0, float(np.diff(self.ragged_s).min())) if len(self.ragged_s) > 1 else 0.0

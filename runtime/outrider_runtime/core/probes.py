@@ -1,0 +1,159 @@
+"""What speculation really buys: blocks of k = 0 steps, compared with their neighbours through the latency model.
+
+A step's efficiency is its tokens by those that plain decoding of the same batch, prompts included, would have given in
+its time, as the model says. So steps of any two batches compare (at batch 90 no two are equal), and what the model gets
+wrong about plain decoding cancels between a probe and its neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+PROBE_STEPS = 4
+"""Choices of k = 0 in a row. The first step still verifies what was proposed before, and is not counted."""
+PERIOD_STEPS, FIRST_PROBE_AFTER, RETRY_PROBE_AFTER, SUSPICIOUS_PERIOD_STEPS = 400, 60, 12, 80
+"""Between probes (1% of steps); before the first; after speculation was off; after one that looked better."""
+NEIGHBOURS, LEAST_NEIGHBOURS = 32, 6
+MEMORY = 0.85
+"""Weight of the older probes' evidence at each new one."""
+LEAST_DEVIATION = 0.03
+"""Of a probe's log ratio: machines drift by this much between two blocks."""
+SIGMAS = 2.0
+FIRST_BACKOFF_STEPS, LAST_BACKOFF_STEPS = 200, 6400
+SHARE_KEEP = 0.999
+"""Per step, in the share of tokens that steps with speculation give."""
+OTHER_LOAD = 0.7
+"""A batch of less than this share of that which was judged is another matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """Of all steps over plain decoding: what probes say of steps that speculate, weighed by their share."""
+
+    value: float
+    low: float
+    high: float
+    """Two standard errors on either side."""
+    probes: int
+    share: float
+    """Of the tokens, those that came from steps with speculation."""
+
+    @property
+    def told(self) -> bool:
+        """It can be told from 1."""
+        return self.low > 1.0 or self.high < 1.0
+
+
+class Probes:
+    """Says when to probe, compares, and forbids speculation where it loses."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self.count = 0
+        self._neighbours: deque[tuple[float, float]] = deque(maxlen=NEIGHBOURS)
+        self._plain: list[tuple[float, float]] = []
+        self._block_left = 0
+        self._wait = FIRST_PROBE_AFTER
+        self._weight = self._evidence = 0.0
+        self._backoff = FIRST_BACKOFF_STEPS
+        self._off_steps = self._off_requests = self._requests = 0
+        self._tokens = self._speculative_tokens = 0.0
+
+    @property
+    def off(self) -> bool:
+        """Speculation measured worse than plain decoding, and is switched off for some time."""
+        return self._off_steps > 0
+
+    def lift(self) -> None:
+        """The traffic has changed: what was measured says nothing any more."""
+        self._off_steps = 0
+        self._weight = self._evidence = 0.0
+        self._wait = min(self._wait, SUSPICIOUS_PERIOD_STEPS)
+
+    def next_is_probe(self, requests: int, *, speculating: bool) -> bool:
+        """One decision of the closed loop. A probe starts only where speculation is the choice, classes apart."""
+        self._requests = requests
+        if self.off:
+            self._off_steps -= 1
+            if requests < OTHER_LOAD * self._off_requests:
+                self.lift()
+        if self._block_left > 0:
+            self._block_left -= 1
+            return True
+        if not speculating:
+            return False
+        self._wait -= 1
+        if self._wait > 0 or len(self._neighbours) < LEAST_NEIGHBOURS:
+            return False
+        self._block_left = PROBE_STEPS - 1
+        self._wait = round(PERIOD_STEPS * self._rng.uniform(0.9, 1.1))
+        return True
+
+    def observe_probe(self, tokens: float, plain_tokens: float) -> None:
+        """A step of a block that neither verified nor proposed. plain_tokens: what the model says plain decoding gives
+        in its time."""
+        self._plain.append((tokens, plain_tokens))
+        self._share(tokens, 0.0)
+
+    def observe(self, tokens: float, plain_tokens: float, *, speculates: bool) -> None:
+        """Any other step of the closed loop; `speculates`: it verified, and proposed for the next one."""
+        self._share(tokens, tokens if speculates else 0.0)
+        if self._plain and self._block_left == 0:
+            self._judge()
+            self._plain = []
+        elif speculates and plain_tokens > 0:
+            self._neighbours.append((tokens, plain_tokens))
+
+    @property
+    def speedup(self) -> Speedup | None:
+        """None before two probes."""
+        if self.count < 2 or self._weight <= 0 or self._tokens <= 0:
+            return None
+        share, mean = self._speculative_tokens / self._tokens, self._evidence / self._weight
+        margin = SIGMAS / math.sqrt(self._weight)
+        value, low, high = (
+            1.0 / (1.0 - share + share * math.exp(-log_ratio)) for log_ratio in (mean, mean - margin, mean + margin)
+        )
+        return Speedup(value, low, high, self.count, share)
+
+    def _share(self, tokens: float, speculative: float) -> None:
+        self._tokens = SHARE_KEEP * self._tokens + tokens
+        self._speculative_tokens = SHARE_KEEP * self._speculative_tokens + speculative
+
+    def _judge(self) -> None:
+        if len(self._plain) < PROBE_STEPS - 2 or len(self._neighbours) < LEAST_NEIGHBOURS:
+            self._wait = SUSPICIOUS_PERIOD_STEPS
+            return
+        speculative, speculative_error = _efficiency(list(self._neighbours))
+        plain, plain_error = _efficiency(self._plain)
+        weight = 1.0 / (speculative_error**2 + plain_error**2 + LEAST_DEVIATION**2)
+        self._weight = MEMORY * self._weight + weight
+        self._evidence = MEMORY * self._evidence + weight * math.log(speculative / plain)
+        self.count += 1
+        self._switch()
+
+    def _switch(self) -> None:
+        mean, margin = self._evidence / self._weight, SIGMAS / math.sqrt(self._weight)
+        if mean + margin < 0:
+            self._off_steps, self._off_requests = self._backoff, self._requests
+            self._backoff = min(2 * self._backoff, LAST_BACKOFF_STEPS)
+            self._weight = self._evidence = 0.0
+            self._wait = RETRY_PROBE_AFTER
+            self._neighbours.clear()
+        elif mean < 0:
+            self._wait = SUSPICIOUS_PERIOD_STEPS
+        elif mean - margin > 0:
+            self._backoff = FIRST_BACKOFF_STEPS
+
+
+def _efficiency(steps: list[tuple[float, float]]) -> tuple[float, float]:
+    """Tokens by those of plain decoding, and its relative standard error (ratio estimator)."""
+    tokens, plain = np.array(steps).T
+    ratio = tokens.sum() / plain.sum()
+    residual = tokens - ratio * plain
+    error = math.sqrt(len(steps) / max(1, len(steps) - 1) * float(residual @ residual)) / tokens.sum()
+    return float(ratio), error

@@ -1,0 +1,55 @@
+"""Compile what is hot before the engine is ready: a few steps of a controller that nobody else sees."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from outrider_runtime.core.batch import NOBODY, Batch, Waiting
+from outrider_runtime.core.controller import Controller
+from outrider_runtime.core.cost import DrafterCost, LatencyModel, StepCost
+from outrider_runtime.core.forest import chains
+from outrider_runtime.core.plans import ExecutionMode, Outcome
+from outrider_runtime.core.settings import HotSettings, Settings, SLOClass
+
+REQUESTS = 4
+
+
+def compile_all(settings: Settings) -> None:
+    """Call before readiness. The first time on a machine it takes about a minute, later the cache is read."""
+    hot = HotSettings(max_draft_tokens=settings.max_draft_tokens, slo_classes=(SLOClass("any", 0.001),))
+    settings = dataclasses.replace(settings, slots=max(REQUESTS, settings.slots), hot=hot)
+    cost = StepCost(per_batched_token_s=1e-6, per_batched_token_above_knee_s=1e-5, knee_tokens=8, constant_s=1e-2)
+    model = LatencyModel(
+        dict.fromkeys(ExecutionMode, cost),
+        {one.name: DrafterCost(StepCost(constant_s=1e-5), one.passes) for one in settings.drafters},
+    )
+    loop = Controller(settings, model, clock=lambda: 0.0, rng=np.random.default_rng(0))
+    for step in range(6):
+        _step(loop, step)
+    loop.release(np.arange(REQUESTS))
+
+
+def _step(loop: Controller, step: int) -> None:
+    """Everybody is late, somebody waits, and all that is proposed is accepted."""
+    drafters, rows = loop.settings.drafters, np.arange(REQUESTS)
+    prompt = np.array([64] + [0] * (REQUESTS - 1)) * (step == 0)
+    shape = (len(drafters), REQUESTS)
+    batch = Batch(
+        rows, np.zeros(REQUESTS, np.int64), np.full(REQUESTS, 100), prompt, np.zeros(REQUESTS, np.int64),
+        np.full(REQUESTS, 100), np.full(REQUESTS, 10), np.full(REQUESTS, 0.0105), np.ones(shape, np.int64),
+        np.ones(shape), np.full(shape, 100), float(step), 8192, 10**6, Waiting(0, 64, 100),
+    )  # fmt: skip
+    draft = loop.plan_draft(batch)
+    who = draft.asked[0] if draft.passes.any() or not drafters else np.zeros(REQUESTS, np.int64)
+    lengths = np.where(who == NOBODY, 0, np.maximum(1, draft.passes[who])) if drafters else np.zeros(REQUESTS, np.int64)
+    asked = np.stack([who, np.full(REQUESTS, NOBODY)])
+    forest = chains(lengths, who, draft, asked, np.zeros(int(lengths.sum())) if step % 2 else None)
+    verify = loop.plan_verify(batch, forest)
+    loop.observe(
+        Outcome(
+            float(step) + 0.5, 0.0105, 0.01, np.full(len(drafters), 1e-5), ExecutionMode.RAGGED, REQUESTS, batch, draft,
+            verify.purpose, forest, verify.nodes, verify.nodes,
+        )
+    )  # fmt: skip

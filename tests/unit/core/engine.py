@@ -1,0 +1,289 @@
+"""A small engine on a virtual clock: what the closed loop's own tests run on. Chains only; known hazards; a world whose
+step times need not have the form of the controller's model.
+
+Tests change `world` and `load` while it runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from outrider_runtime.core.batch import NOBODY, Batch
+from outrider_runtime.core.controller import Controller
+from outrider_runtime.core.cost import DrafterCost, LatencyModel, StepCost
+from outrider_runtime.core.forest import Forest, chains, nothing_proposed
+from outrider_runtime.core.plans import DraftPlan, ExecutionMode, Outcome, Purpose
+from outrider_runtime.core.settings import Drafter, HotSettings, Settings
+
+SLOTS = 320
+Seconds = Callable[[float, float], float]
+"""(tokens in the pass, cached tokens) -> seconds."""
+
+
+def linear(
+    constant: float, token: float, *, knee: float = math.inf, above: float = 0.0, context: float = 0.0
+) -> Seconds:
+    return lambda tokens, cached: constant + token * tokens + above * max(0.0, tokens - knee) + context * cached
+
+
+@dataclass
+class World:
+    target_s: Seconds
+    pass_s: dict[int, Seconds]
+    """Of each drafter; a lookup's: the call."""
+    hazard: Callable[[Any, Any, Any], Any]
+    """(drafter, request number, depth from 0), arrays -> probability of acceptance."""
+    hit: Callable[[Any, Any], Any] = lambda _drafter, _number: 1.0
+    """(drafter, request number), arrays -> probability that it has proposals."""
+    hidden: float = 0.0
+    """Share of each step that no device reports."""
+    noise: float = 0.03
+
+
+@dataclass
+class Record:
+    """One step, as a test looks at it."""
+
+    requests: int
+    passes: list[int]
+    asked: np.ndarray
+    verified: int
+    tokens: int
+    seconds: float
+    fed: int
+    purpose: Purpose
+
+
+@dataclass
+class Columns:
+    """The engine's books, by slot."""
+
+    number: np.ndarray = field(default_factory=lambda: np.full(SLOTS, -1))
+    slo_class: np.ndarray = field(default_factory=lambda: np.full(SLOTS, NOBODY))
+    context: np.ndarray = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
+    unread: np.ndarray = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
+    left: np.ndarray = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
+    emitted: np.ndarray = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
+    first_at: np.ndarray = field(default_factory=lambda: np.zeros(SLOTS))
+    started_at: np.ndarray = field(default_factory=lambda: np.zeros(SLOTS))
+
+
+class Engine:
+    """`load` requests run at any time; a finished one is replaced in the next step. With `arrivals` (requests a second)
+    they come and go instead."""
+
+    def __init__(
+        self, world: World, controller: Controller, *, load: int = 0, arrivals: float = 0.0, seed: int = 0,
+        prompt: int = 64, output: int = 96, chunk: int = 2048, classes: Callable[[int], int] = lambda _number: NOBODY,
+    ) -> None:  # fmt: skip
+        self.world, self.controller, self.load, self.arrivals = world, controller, load, arrivals
+        self.output, self.prompt = output, prompt
+        self.now = 100.0
+        self._chunk, self._classes = chunk, classes
+        self._rng = np.random.default_rng(seed)
+        self._drafters = controller.settings.drafters
+        self._books = Columns()
+        shape = (len(self._drafters), SLOTS)
+        self._missing, self._read, self._whole = np.zeros(shape, np.int64), np.ones(shape), np.zeros(shape, np.int64)
+        self._proposed: tuple[np.ndarray, np.ndarray, DraftPlan, np.ndarray] | None = None
+        self._numbers = 0
+        self._next_at = self.now
+        self.finished: list[tuple[int, float]] = []
+        """(class, TPOT) of each request that ended."""
+        self.history: list[Record] = []
+
+    def run(self, steps: int) -> list[Record]:
+        start = len(self.history)
+        while len(self.history) < start + steps:
+            self._admit()
+            self._step()
+        return self.history[start:]
+
+    def _admit(self) -> None:
+        books = self._books
+        free = np.flatnonzero(books.number < 0)
+        running = SLOTS - len(free)
+        due = self.load - running if not self.arrivals else 0
+        while self.arrivals and (self._next_at <= self.now or running == 0 == due):
+            self.now = max(self.now, self._next_at)
+            self._next_at += self._rng.exponential(1 / self.arrivals)
+            due += 1
+        for slot in free[: max(0, due)]:
+            books.number[slot] = self._numbers
+            books.slo_class[slot] = self._classes(self._numbers)
+            books.context[slot], books.emitted[slot] = 0, 0
+            books.unread[slot] = max(1, round(self.prompt * self._rng.uniform(0.5, 1.5)))
+            books.left[slot] = max(2, round(self.output * self._rng.uniform(0.5, 1.5)))
+            books.started_at[slot] = self.now
+            self._missing[:, slot], self._read[:, slot], self._whole[:, slot] = 0, 1.0, 0
+            self._numbers += 1
+
+    def _batch(self, rows: np.ndarray, prompt: np.ndarray) -> Batch:
+        books = self._books
+        elapsed = np.where(books.emitted[rows] > 0, self.now - books.first_at[rows], 0.0)
+        return Batch(
+            rows, books.slo_class[rows], books.context[rows], prompt, books.unread[rows] - prompt, books.left[rows],
+            books.emitted[rows], elapsed, self._missing[:, rows], self._read[:, rows], self._whole[:, rows],
+            self.now, 8192, 10**6,
+        )  # fmt: skip
+
+    def _step(self) -> None:
+        rows = np.flatnonzero(self._books.number >= 0)
+        unread = self._books.unread[rows]
+        before = np.cumsum(unread) - unread
+        prompt = np.clip(self._chunk - before, 0, unread)
+        running = (prompt > 0) | (unread == 0)
+        rows, prompt = rows[running], prompt[running]
+        batch = self._batch(rows, prompt)
+        forest = self._forest(batch)
+        verify = self.controller.plan_verify(batch, forest)
+        verified = np.bincount(forest.request[verify.nodes], minlength=len(rows))
+        computed = np.where(prompt > 0, prompt, 1 + verified)
+        self._feedable(rows, computed)
+        batch = self._batch(rows, prompt)
+        draft = self.controller.plan_draft(batch)
+        accepted = self._accept(batch, forest, verify.nodes)
+        lengths = np.bincount(forest.request[accepted], minlength=len(rows))
+        target_s, drafts_s, step_s = self._seconds(batch, int(verified.sum()), draft)
+        self.now += step_s
+        self._propose(batch, draft)
+        tokens = self._commit(rows, prompt, lengths)
+        even = not prompt.any() and len(set(verified.tolist())) == 1
+        mode = ExecutionMode.UNIFORM if even else ExecutionMode.RAGGED
+        outcome = Outcome(
+            self.now,
+            step_s,
+            target_s,
+            drafts_s,
+            mode,
+            tokens,
+            batch,
+            draft,
+            verify.purpose,
+            forest,
+            verify.nodes,
+            accepted,
+        )
+        self.controller.observe(outcome)
+        self._feed(rows, computed, draft, lengths, prompt)
+        self._end(rows)
+        self.history.append(
+            Record(
+                len(rows), draft.passes.tolist(), draft.asked, int(verified.sum()), tokens, step_s,
+                int(draft.feed.sum()), draft.purpose,
+            )
+        )  # fmt: skip
+
+    def _forest(self, batch: Batch) -> Forest:
+        if self._proposed is None:
+            return nothing_proposed(len(batch), len(self._drafters))
+        lengths, drafter, plan, asked = self._proposed
+        asked = asked[:, batch.slot].copy()
+        if not (lengths[batch.slot] > 0).any() and not (asked >= 0).any():
+            return nothing_proposed(len(batch), len(self._drafters), plan.purpose)
+        return chains(np.minimum(lengths[batch.slot], batch.left - 1), drafter[batch.slot], plan, asked)
+
+    def _accept(self, batch: Batch, forest: Forest, nodes: np.ndarray) -> np.ndarray:
+        """A chain is accepted up to its first node that is not, or that was not verified."""
+        number = self._books.number[batch.slot[forest.request]]
+        chance = np.broadcast_to(self.world.hazard(forest.drafter, number, forest.depth - 1), len(forest))
+        missed = ~(nodes & (self._rng.random(len(forest)) < chance))
+        first_miss = np.full(len(batch), 10**6)
+        np.minimum.at(first_miss, forest.request[missed], forest.depth[missed])
+        return np.asarray(forest.depth < first_miss[forest.request])
+
+    def _seconds(self, batch: Batch, verified: int, draft: DraftPlan) -> tuple[float, np.ndarray, float]:
+        noise = np.exp(self._rng.normal(0, self.world.noise, 1 + len(self._drafters)))
+        cached = float(batch.context.sum())
+        decoding = int((batch.prompt == 0).sum())
+        target_s = noise[0] * self.world.target_s(decoding + int(batch.prompt.sum()) + verified, cached)
+        drafts_s = np.full(len(self._drafters), np.nan)
+        for d, drafter in enumerate(self._drafters):
+            passes, fed = int(draft.passes[d]), int(draft.feed[d].sum())
+            if not passes and not fed:
+                continue
+            drafts_s[d] = self.world.pass_s[d](max(fed, decoding), cached)
+            if drafter.passes and passes > 1:
+                drafts_s[d] += (passes - 1) * self.world.pass_s[d](decoding, cached)
+            drafts_s[d] *= noise[1 + d]
+        all_s = target_s + float(np.nansum(drafts_s))
+        hidden = self.world.hidden
+        return target_s, drafts_s, all_s / (1.0 - hidden)
+
+    def _propose(self, batch: Batch, draft: DraftPlan) -> None:
+        lengths, drafter = np.zeros(SLOTS, np.int64), np.full(SLOTS, NOBODY)
+        asked = np.full((len(draft.asked), SLOTS), NOBODY)
+        asked[:, batch.slot] = draft.asked
+        number = self._books.number[batch.slot]
+        for of_rank in draft.asked[::-1]:  # the first that has a proposal counts
+            found = (of_rank != NOBODY) & (batch.prompt_left == 0)
+            found &= self._rng.random(len(batch)) < self.world.hit(of_rank, number)
+            slots, by = batch.slot[found], of_rank[found]
+            lengths[slots], drafter[slots] = draft.passes[by], by
+        self._proposed = lengths, drafter, draft, asked
+
+    def _commit(self, rows: np.ndarray, prompt: np.ndarray, lengths: np.ndarray) -> int:
+        books = self._books
+        books.unread[rows] -= prompt
+        decodes = (prompt == 0) | (books.unread[rows] == 0)
+        gained = np.minimum(np.where(decodes, 1 + lengths, 0), books.left[rows])
+        books.context[rows] += np.where(prompt > 0, prompt, 1 + lengths)
+        first = (books.emitted[rows] == 0) & (gained > 0)
+        books.first_at[rows[first]] = self.now
+        books.emitted[rows] += gained
+        books.left[rows] -= gained
+        return int(gained.sum())
+
+    def _feedable(self, rows: np.ndarray, computed: np.ndarray) -> None:
+        for d, drafter in enumerate(self._drafters):
+            if drafter.needs_hidden:
+                self._missing[d, rows] = computed
+            elif drafter.needs_kv:
+                self._missing[d, rows] += computed
+
+    def _feed(
+        self, rows: np.ndarray, computed: np.ndarray, draft: DraftPlan, lengths: np.ndarray, prompt: np.ndarray
+    ) -> None:  # fmt: skip
+        rejected = np.where(prompt > 0, 0, computed - 1 - lengths)
+        for d, drafter in enumerate(self._drafters):
+            fed = draft.feed[d]
+            assert (fed <= self._missing[d, rows]).all()
+            if drafter.needs_kv:
+                whole = fed == self._missing[d, rows]
+                self._missing[d, rows] = np.where(whole, 0, self._missing[d, rows] - fed - rejected)
+            elif drafter.needs_hidden:
+                kept = np.where(prompt > 0, prompt, 1 + lengths)
+                self._whole[d, rows] = np.where(fed > 0, self._whole[d, rows] + kept, 0)
+                self._read[d, rows[(prompt > 0) & (fed == 0)]] = 0.0
+
+    def _end(self, rows: np.ndarray) -> None:
+        books = self._books
+        ended = rows[(books.left[rows] <= 0) & (books.unread[rows] == 0)]
+        if not len(ended):
+            return
+        for slot in ended.tolist():
+            tpot = (self.now - books.first_at[slot]) / max(1, books.emitted[slot] - 1)
+            self.finished.append((int(books.slo_class[slot]), float(tpot)))
+        books.number[ended] = -1
+        self.controller.release(ended)
+
+
+def profile(target: StepCost, drafters: dict[str, DrafterCost]) -> LatencyModel:
+    return LatencyModel(dict.fromkeys(ExecutionMode, target), drafters)
+
+
+def controller(
+    drafters: tuple[Drafter, ...], model: LatencyModel | None, *, length: int = 5, seed: int = 0,
+    hot: HotSettings | None = None, whole_batch: bool = True,
+) -> Controller:  # fmt: skip
+    hot = HotSettings(max_draft_tokens=length) if hot is None else hot
+    settings = Settings(drafters, length, SLOTS, hot=hot, whole_batch=whole_batch)
+    return Controller(settings, model, clock=lambda: 0.0, rng=np.random.default_rng([seed, 7]))
+
+
+def goodput(records: list[Record]) -> float:
+    return sum(record.tokens for record in records) / sum(record.seconds for record in records)

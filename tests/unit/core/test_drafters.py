@@ -1,0 +1,162 @@
+"""Which drafters run and who asks whom: against every choice there is."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outrider_runtime.core.batch import NOBODY
+from outrider_runtime.core.drafters import Need, Pool, choose
+from outrider_runtime.core.value import Price
+
+DEPTHS = 3
+
+
+def pool(paths, passes, *, offers=None, token=0.1, knee=None, rate=1.0, first=0.1, more=0.1, reads=0.0, **changes):
+    """A pool whose step takes a second, and `token` for each proposal: four times as much beyond `knee`."""
+    paths = np.array(paths, dtype=float)
+    drafters, requests, depths = paths.shape
+    count = np.arange(requests * depths + 1)
+    seconds = 1.0 + token * count + (0.0 if knee is None else 3 * token * np.maximum(0, count - knee))
+    even = np.where(count > 0, math.inf, seconds)
+    price = Price(seconds, even, np.zeros(requests), rate, token, token if knee is None else 4 * token, 0.0)
+    made = {
+        "paths": paths, "offers": np.ones(paths.shape) if offers is None else offers, "passes": np.array(passes),
+        "first_s": np.full(drafters, first), "pass_s": np.where(passes, more, 0.0),
+        "token_s": np.where(passes, reads, 0.0), "price": price, "tiers": np.arange(1, depths + 1),
+        "budget": requests * depths,
+    }  # fmt: skip
+    return Pool(**(made | changes))
+
+
+@st.composite
+def pools(draw, *, models, lookups, knee=False):
+    """Up to two requests, with chains of each drafter."""
+    requests, drafters = draw(st.integers(1, 2)), models + lookups
+    hazard = st.sampled_from([0.05, 0.3, 0.6, 0.9])
+    hazards = np.array(draw(st.lists(hazard, min_size=drafters * requests, max_size=drafters * requests)))
+    paths = hazards.reshape(drafters, requests, 1) ** np.arange(1, DEPTHS + 1)
+    offers = np.ones(paths.shape)
+    offers[models:] = draw(st.sampled_from([0.1, 0.5, 1.0]))
+    return pool(
+        paths, [True] * models + [False] * lookups, offers=offers, token=draw(st.sampled_from([0.02, 0.2, 0.5])),
+        knee=draw(st.sampled_from([1, 2])) if knee else None, first=draw(st.sampled_from([0.02, 0.3])),
+        more=draw(st.sampled_from([0.02, 0.3])), reads=draw(st.sampled_from([0.0, 0.1])),
+    )  # fmt: skip
+
+
+def every_choice(one: Pool):
+    """The worth of every way to run, ask and verify: passes of each drafter, whom each request asks first and next, and
+    how many of whose proposals are scored."""
+    drafters, requests, _ = one.paths.shape
+    for passes in itertools.product(range(DEPTHS + 1), repeat=drafters):
+        running = [d for d in range(drafters) if passes[d]]
+        if any(not one.passes[d] and passes[d] not in (0, DEPTHS) for d in range(drafters)):
+            continue
+        orders: list[tuple[tuple[int, int], ...]] = [()]
+        for d in running:
+            for verified in range(1, passes[d] + 1):
+                orders.append(((d, verified),))
+                if not one.passes[d]:
+                    orders += [
+                        ((d, verified), (m, n)) for m in running if one.passes[m] for n in range(1, passes[m] + 1)
+                    ]
+        for plan in itertools.product(orders, repeat=requests):
+            yield worth_of(one, passes, plan)
+
+
+def worth_of(one: Pool, passes, plan) -> float:
+    gain, tokens, none = 0.0, 0.0, 1.0
+    for i, order in enumerate(plan):
+        reach = 1.0
+        for d, verified in order:
+            gain += reach * float((one.offers * one.paths)[d, i, :verified].sum())
+            tokens += reach * float(one.offers[d, i, :verified].sum())
+            reach *= 1.0 - float(one.offers[d, i, 0])
+        none *= reach
+    drafts_s = sum(one.first_s[d] + (p - 1) * one.pass_s[d] for d, p in enumerate(passes) if p)
+    reads_s = sum(one.token_s[d] for d, p in enumerate(passes) if p) * tokens
+    seconds, price = one.price.ragged_s, one.price
+    if tokens == 0.0:
+        return float(-price.rate * (seconds[0] + drafts_s))
+    held = max(1.0, tokens / (1 - none))
+    target_s = none * seconds[0] + (1 - none) * np.interp(held, np.arange(len(seconds)), seconds)
+    return float(gain - price.rate * (target_s + drafts_s + reads_s))
+
+
+@given(pools(models=1, lookups=1))
+@settings(max_examples=25, deadline=None)
+def test_a_model_beside_a_lookup_is_used_as_well_as_it_can_be(one):
+    """A token costs the same however many there are: no other choice is worth more."""
+    best = max(every_choice(one))
+    assert math.isclose(choose(one).value, best, rel_tol=1e-9, abs_tol=0.02), (choose(one), best)
+
+
+@given(pools(models=2, lookups=0))
+@settings(max_examples=25, deadline=None)
+def test_two_models_are_used_as_well_as_they_can_be(one):
+    assert choose(one).value >= max(every_choice(one)) - 0.02
+
+
+@given(pools(models=1, lookups=0, knee=True))
+@settings(max_examples=25, deadline=None)
+def test_a_knee_in_reach_costs_next_to_nothing(one):
+    """Prefixes are looked at for three prices only: at most a tenth of a token is lost to that, and nothing is said to
+    be worth more than it is."""
+    found, best = choose(one), max(every_choice(one))
+    assert best - 0.1 <= found.value <= best + 1e-9
+
+
+@given(pools(models=1, lookups=1), st.integers(0, 6))
+@settings(max_examples=25, deadline=None)
+def test_k_0_is_always_there_and_wins_within_the_margin(one, margin):
+    """The model errs: a gain below its error is no reason to speculate."""
+    choice = choose(one, margin=margin / 2)
+    assert choice.value >= choice.plain_value
+    assert choice.gain == 0.0 or choice.gain > margin / 2
+    if choice.gain == 0.0:
+        assert not choice.passes.any()
+        assert (choice.asked == NOBODY).all()
+
+
+def test_each_request_asks_whoever_suits_it_best():
+    """Two models with equal costs: one knows code, the other chat. Both run, each for its own."""
+    paths = np.array([[[0.9, 0.8, 0.7]] * 4 + [[0.1, 0.0, 0.0]] * 4, [[0.1, 0.0, 0.0]] * 4 + [[0.9, 0.8, 0.7]] * 4])
+    choice = choose(pool(paths, [True, True], token=0.01))
+    assert choice.asked[0].tolist() == [0] * 4 + [1] * 4
+    assert (choice.passes == 3).all()
+
+
+def test_a_second_model_that_adds_less_than_it_costs_does_not_run():
+    paths = np.array([[[0.8, 0.6, 0.5]] * 2, [[0.82, 0.6, 0.5]] * 2])
+    choice = choose(pool(paths, [True, True], token=0.01))
+    assert (choice.passes > 0).sum() == 1
+
+
+def test_where_a_lookup_finds_nothing_the_model_stands_in():
+    """The model runs for the others anyway: both are entries in one ranking."""
+    paths = np.array([[[0.6, 0.4, 0.2]] * 4, [[0.95, 0.9, 0.85]] * 4])
+    offers = np.ones((2, 4, 3))
+    offers[1] = 0.3
+    choice = choose(pool(paths, [True, False], offers=offers, token=0.01, first=0.02))
+    assert choice.asked.tolist() == [[1] * 4, [0] * 4]
+
+
+def test_whoever_is_behind_its_tpot_comes_before_goodput():
+    """Every token is too dear for goodput; the request that is behind gets as many as it needs."""
+    paths = np.array([[[0.9, 0.8, 0.7]] * 2])
+    dear = pool(paths, [True], token=0.5, rate=2.0)
+    assert not choose(dear).passes.any()
+    need = Need(np.array([True, False]), np.array([0.5, -9.0]), np.array([0.1, 0.1]))
+    choice = choose(pool(paths, [True], token=0.5, rate=2.0, need=need))
+    assert choice.for_slo
+    assert choice.asked[0].tolist() == [0, NOBODY]
+
+
+def test_an_engine_with_one_length_for_all_is_given_a_length_that_it_has_graphs_for():
+    paths = np.array([[[0.9, 0.85, 0.8]] * 4])
+    choice = choose(pool(paths, [True], token=0.01, varlen=False, tiers=np.array([2])))
+    assert choice.passes.tolist() == [2]
