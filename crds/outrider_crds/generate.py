@@ -90,7 +90,7 @@ def _printer_columns() -> list[JsonObject]:
     ready = f'.status.conditions[?(@.type=="{ConditionType.READY}")].status'
     return [
         _column("Target", ".spec.target.name", "The model that is served."),
-        _column("Accelerator", ".spec.accelerator.products", "Hardware that pods may run on."),
+        _column("Accelerator", ".status.accelerator", "Hardware that pods may run on."),
         _column("Ready", ready, "Whether at least one endpoint is ready."),
         _column("Replicas", ".status.readyReplicas", "Serving pods that are ready.", kind="integer"),
         _column("Goodput", ".status.summary.goodput", "Tokens that reach users, per second, over all pods."),

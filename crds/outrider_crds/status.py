@@ -134,13 +134,15 @@ class SLOClassStatus(Model):
     name: Text
     """The class's name in spec.sloClasses."""
     attainment_percent: Text = ""
-    """Share of finished requests that met the class."""
+    """Share of `requests` that met the class."""
     tpot_p50: Text = ""
     """Median time per output token after the first."""
     tpot_p99: Text = ""
     """99th percentile of the time per output token after the first."""
     requests: int = 0
-    """Requests that finished in the window."""
+    """Requests with a verdict in the window: they finished, or were given up after a miss."""
+    aborted: int = 0
+    """Requests whose client left in the window."""
 
 
 class DraftStatus(Model):
@@ -190,6 +192,8 @@ class SpeculativeServiceStatus(Model):
     """Serving pods of the current revision."""
     selector: Annotated[str, Field(max_length=512)] = ""
     """Label selector of the serving pods, for autoscalers."""
+    accelerator: Annotated[str, Field(max_length=512)] = ""
+    """spec.accelerator.products, for the printer column."""
     runtime_image: Text = ""
     """The release's runtime image that the service started with; a new operator does not change it."""
     conditions: Annotated[list[Condition], Field(max_length=16), MapList("type")] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ class Configuration:
     runtime_image: str = f"outrider/runtime:{RELEASE}"
     runtime_cpu_image: str = f"outrider/runtime-cpu:{RELEASE}"
     image_pull_policy: str = "IfNotPresent"
-    allow_host_path: bool = False
+    allowed_host_paths: tuple[str, ...] = ()
+    """Folders of nodes that pods may read; none means no hostPath at all."""
     platform_assigns_user: bool = False
     """True where pods that ask for a user or a group of their own are refused (OpenShift)."""
     admin_port_peers: tuple[Object, ...] = ()
@@ -84,7 +86,7 @@ def read_configuration(environment: Mapping[str, str]) -> Configuration:
         image_pull_policy=read(
             "RUNTIME_IMAGE_PULL_POLICY", _one_of("Always", "IfNotPresent", "Never"), standard.image_pull_policy
         ),
-        allow_host_path=read("ALLOW_HOST_PATH", _boolean, standard.allow_host_path),
+        allowed_host_paths=read("ALLOWED_HOST_PATHS", _folders, standard.allowed_host_paths),
         platform_assigns_user=read("PLATFORM_ASSIGNS_USER", _boolean, standard.platform_assigns_user),
         admin_port_peers=read("ADMIN_PORT_PEERS", _objects, standard.admin_port_peers),
         prometheus_url=read("PROMETHEUS_URL", _address, standard.prometheus_url),
@@ -113,6 +115,14 @@ def _objects(text: str) -> tuple[Object, ...]:
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise ValueError("must be a JSON list of objects")
     return tuple(found)
+
+
+def _folders(text: str) -> tuple[str, ...]:
+    folders = _names(text)
+    for folder in folders:
+        if not folder.startswith("/") or posixpath.normpath(folder) != folder:
+            raise ValueError(f"{folder!r} must be an absolute path without '..', '//' and a '/' at its end")
+    return folders
 
 
 def _boolean(text: str) -> bool:

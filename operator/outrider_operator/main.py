@@ -61,7 +61,7 @@ def settings_of(configuration: Configuration) -> Settings:
         runtime_image=configuration.runtime_image,
         runtime_cpu_image=configuration.runtime_cpu_image,
         image_pull_policy=configuration.image_pull_policy,
-        allow_host_path=configuration.allow_host_path,
+        allowed_host_paths=configuration.allowed_host_paths,
         admin_port_peers=configuration.admin_port_peers,
         platform_assigns_user=configuration.platform_assigns_user,
         prometheus_configured=bool(configuration.prometheus_url),

@@ -42,7 +42,8 @@ class Settings:
     runtime_cpu_image: str
     """Default image of services on `cpu`."""
     image_pull_policy: str = "IfNotPresent"
-    allow_host_path: bool = False
+    allowed_host_paths: tuple[str, ...] = ()
+    """Folders of nodes that pods may read, with all below them; none means no hostPath at all."""
     prometheus_configured: bool = False
     platform_assigns_user: bool = False
     """Pods name no user and no group: the platform gives each namespace its own (OpenShift)."""
@@ -81,6 +82,8 @@ class SLOClassFigures:
     attained: float = 0.0
     tpot_counts: tuple[float, ...] = ()
     """Observations per bucket of TPOT_BUCKETS_S, not cumulative; one more than the bounds."""
+    aborted: float = 0.0
+    """Requests whose client left."""
 
 
 @dataclass(frozen=True)

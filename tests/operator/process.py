@@ -30,7 +30,7 @@ class OperatorProcess:
             "OUTRIDER_POD_NAME": "operator",
             "OUTRIDER_RUNTIME_IMAGE": IMAGE,
             "OUTRIDER_RUNTIME_CPU_IMAGE": IMAGE,
-            "OUTRIDER_ALLOW_HOST_PATH": "true",
+            "OUTRIDER_ALLOWED_HOST_PATHS": "/srv",
             "OUTRIDER_LOG_FORMAT": "plain",
             "OUTRIDER_HEALTH_PORT": str(self.health_port),
             "OUTRIDER_METRICS_PORT": str(self.metrics_port),

@@ -72,6 +72,7 @@ def _status(
     observed = replace(observed, figures=explained(observed.figures, unheard))
     status = _counted(observed).model_copy(
         update={
+            "accelerator": ",".join(spec.accelerator.products),
             "runtime_image": asked.default_image,
             **_figures(observed, spec),
             "drafts": figure_status.drafts(observed, asked, found),

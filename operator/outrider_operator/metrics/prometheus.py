@@ -60,6 +60,7 @@ _COUNTERS: Metrics = {
     "outrider_draft_length_request_steps_total": ((), _fixed("request_steps")),
     "outrider_slo_class_finished_total": (("slo_class",), _slo_class("finished")),
     "outrider_slo_class_attained_total": (("slo_class",), _slo_class("attained")),
+    "outrider_slo_class_aborted_total": (("slo_class",), _slo_class("aborted")),
 }
 _TPOT = "outrider_slo_class_tpot_seconds_bucket"
 _RARE: Metrics = {

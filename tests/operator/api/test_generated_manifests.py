@@ -15,7 +15,7 @@ from tests.operator.api.apply import ApiServer, Refused
 pytestmark = pytest.mark.cluster
 
 _SETTINGS = Settings(
-    runtime_image="outrider/runtime:1", runtime_cpu_image="outrider/runtime-cpu:1", allow_host_path=True
+    runtime_image="outrider/runtime:1", runtime_cpu_image="outrider/runtime-cpu:1", allowed_host_paths=("/",)
 )
 _NOW = 1_800_000_000.0
 # The same manifests in every run. Without shrinking: each example asks the API server.

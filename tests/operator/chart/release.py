@@ -38,7 +38,7 @@ def values(runtime: str = PRESENT_RUNTIME, **more: Any) -> dict[str, Any]:
     return {
         "operator": {"image": {"repository": "outrider.local/operator", "tag": "dev"}},
         "runtime": {"image": {"cpu": runtime, "gpu": runtime}},
-        "allowHostPath": True,
+        "allowedHostPaths": ["/srv"],
         **more,
     }
 

@@ -59,8 +59,8 @@ def test_every_object_has_a_place_and_a_name(any_cluster: Kubectl, tmp_path: Pat
 
 def test_a_misspelled_value_is_an_error(any_cluster: Kubectl, tmp_path: Path) -> None:
     """values.schema.json is closed: a typo does not silently leave the default."""
-    with pytest.raises(ClusterError, match="allowHostPaths"):
-        rendered(any_cluster, tmp_path, {"allowHostPaths": True})
+    with pytest.raises(ClusterError, match="allowHostPath"):
+        rendered(any_cluster, tmp_path, {"allowHostPath": True})
 
 
 def test_the_schema_knows_every_value(any_cluster: Kubectl, tmp_path: Path) -> None:

@@ -24,20 +24,22 @@ def test_values_are_read_in_their_units() -> None:
             **MINIMAL,
             "OUTRIDER_WATCH_NAMESPACES": "b, a,,a",
             "OUTRIDER_RESYNC_INTERVAL": "1m30s",
-            "OUTRIDER_ALLOW_HOST_PATH": "true",
+            "OUTRIDER_ALLOWED_HOST_PATHS": "/models, /srv/models",
             "OUTRIDER_PROMETHEUS_URL": "http://prometheus:9090/",
         }
     )
     assert configuration.watch_namespaces == ("a", "b")
     assert configuration.resync_interval_s == 90.0
-    assert configuration.allow_host_path is True
+    assert configuration.allowed_host_paths == ("/models", "/srv/models")
     assert configuration.prometheus_url == "http://prometheus:9090"
 
 
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
-        ("ALLOW_HOST_PATH", "yes", "must be true or false"),
+        ("WATCH_NODES", "yes", "must be true or false"),
+        ("ALLOWED_HOST_PATHS", "models", "must be an absolute path"),
+        ("ALLOWED_HOST_PATHS", "/models/../etc", "must be an absolute path"),
         ("ADMIN_PORT_PEERS", "monitoring", "must be a JSON list of objects"),
         ("ADMIN_PORT_PEERS", '["monitoring"]', "must be a JSON list of objects"),
         ("RESYNC_INTERVAL", "often", "is not a duration"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import posixpath
+from pathlib import PurePosixPath
+
 from outrider_crds.spec import MetricsSource, SpeculativeServiceSpec
 from outrider_crds.status import Reason
 
@@ -21,18 +24,31 @@ def spec_verdict(observed: Observed, settings: Settings) -> Verdict:
 
 def _host_paths(spec: SpeculativeServiceSpec, settings: Settings) -> Verdict | None:
     """Model sources and podTemplate.volumes alike: both reach the node's files."""
-    if settings.allow_host_path:
+    allowed = settings.allowed_host_paths
+    forbidden = [(where, path) for where, path in _host_paths_of(spec) if not _is_inside(path, allowed)]
+    if not forbidden:
         return None
-    models = {"target": spec.target, **{f"draftPool[{d.name}]": d.neural.model for d in spec.draft_pool if d.neural}}
-    where = [f"{name}.source" for name, model in models.items() if model.source.host_path is not None]
-    where += [f"podTemplate.volumes[{v.name}]" for v in spec.pod_template.volumes if v.host_path is not None]
-    if not where:
-        return None
+    where, path = forbidden[0]
+    what = f"folders other than {', '.join(allowed)}" if allowed else "any folder"
     return false(
         Reason.HOST_PATH_FORBIDDEN,
-        f"spec.{where[0]} names a folder of the node, which this installation does not allow. Use a "
-        "PersistentVolumeClaim, or install the chart with allowHostPath=true.",
+        f"spec.{where} names {path} of the node, and this installation does not allow {what}. Use a "
+        "PersistentVolumeClaim, or install the chart with the folder among allowedHostPaths.",
     )
+
+
+def _host_paths_of(spec: SpeculativeServiceSpec) -> list[tuple[str, str]]:
+    """(field, path on the node), each."""
+    models = {"target": spec.target, **{f"draftPool[{d.name}]": d.neural.model for d in spec.draft_pool if d.neural}}
+    sources = [(f"{name}.source", model.source.host_path) for name, model in models.items()]
+    volumes = [(f"podTemplate.volumes[{v.name}]", v.host_path) for v in spec.pod_template.volumes]
+    return [(where, source.path) for where, source in (*sources, *volumes) if source is not None]
+
+
+def _is_inside(path: str, folders: tuple[str, ...]) -> bool:
+    """By whole names: /models holds /models/a, not /models-of-others. What links lead to is the node's to guard."""
+    normal = PurePosixPath(posixpath.normpath(path))
+    return ".." not in path.split("/") and any(normal.is_relative_to(folder) for folder in folders)
 
 
 def _prometheus(spec: SpeculativeServiceSpec, settings: Settings) -> Verdict | None:

@@ -76,7 +76,7 @@ def _worst_class(spec: SpeculativeServiceSpec, figures: Figures) -> str:
 def _slo_class(name: str, figures: Figures | None) -> SLOClassStatus:
     found = figures.slo_classes.get(name) if figures is not None else None
     if found is None or found.finished <= 0:
-        return SLOClassStatus(name=name)
+        return SLOClassStatus(name=name, aborted=rounded(found.aborted) if found is not None else 0)
 
     def quantile(share: float) -> str:
         value = percentile_s(found.tpot_counts, TPOT_BUCKETS_S, share)
@@ -88,6 +88,7 @@ def _slo_class(name: str, figures: Figures | None) -> SLOClassStatus:
         tpot_p50=quantile(0.5),
         tpot_p99=quantile(0.99),
         requests=rounded(found.finished),
+        aborted=rounded(found.aborted),
     )
 
 

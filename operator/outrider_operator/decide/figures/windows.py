@@ -92,6 +92,7 @@ def counters(state: RuntimeState) -> dict[Key, float]:
     for slo in state.slo_classes:
         found["class", slo.name, "finished"] = slo.finished
         found["class", slo.name, "attained"] = slo.attained
+        found["class", slo.name, "aborted"] = slo.aborted
         for index, count in enumerate(slo.tpot.counts):
             found["class", slo.name, "tpot", str(index)] = count
     return {key: float(value) for key, value in found.items() if value}
@@ -180,5 +181,6 @@ def _slo_class(gained: Counters, name: str) -> SLOClassFigures:
     return SLOClassFigures(
         finished=gained.get(("class", name, "finished"), 0.0),
         attained=gained.get(("class", name, "attained"), 0.0),
+        aborted=gained.get(("class", name, "aborted"), 0.0),
         tpot_counts=tuple(gained.get(("class", name, "tpot", str(i)), 0.0) for i in range(len(TPOT_BUCKETS_S) + 1)),
     )

@@ -25,7 +25,8 @@ def job_manifest(
     observed: Observed, settings: Settings, spec: SpeculativeServiceSpec, image: str, asked: Asked
 ) -> Object:
     """The Job for `asked`. Its name is the target key's: the API server itself keeps a second one out."""
-    metadata_labels = labels(observed.name, PROFILING)
+    # The user's too, on Job and pod: queues, meshes and policies go by them.
+    metadata_labels = {**spec.pod_template.labels, **labels(observed.name, PROFILING)}
     return {
         "apiVersion": "batch/v1",
         "kind": JOB,
@@ -33,7 +34,7 @@ def job_manifest(
             "name": profile_name(asked.keys.target),
             "namespace": observed.namespace,
             "labels": metadata_labels,
-            "annotations": annotations_of(asked),
+            "annotations": {**spec.pod_template.annotations, **annotations_of(asked)},
             # Not as controller: services that want the same measurement each add themselves.
             "ownerReferences": [owner_reference(observed, controller=False)],
         },
@@ -47,7 +48,7 @@ def job_manifest(
                 ]
             },
             "template": {
-                "metadata": {"labels": metadata_labels},
+                "metadata": {"labels": metadata_labels, "annotations": dict(spec.pod_template.annotations)},
                 "spec": _pod(spec, settings, image, asked, _config(observed, spec, image)),
             },
         },

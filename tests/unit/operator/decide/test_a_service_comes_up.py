@@ -30,6 +30,14 @@ def test_the_first_look_makes_every_child_and_sets_every_condition() -> None:
     assert all(c.observed_generation == 1 for c in plan.status.conditions)
 
 
+def test_the_accelerator_stands_in_the_status_as_people_write_it() -> None:
+    """A printer column of a list would show its JSON."""
+    world = World(manifest())
+    assert world.reconcile().status.accelerator == "cpu"
+    world.patch(accelerator={"products": ["NVIDIA-L4", "NVIDIA-H200"]})
+    assert world.reconcile().status.accelerator == "NVIDIA-L4,NVIDIA-H200"
+
+
 def test_a_service_is_measured_rolled_out_and_updated() -> None:
     """The happy path: the Job starts once the pods have nodes, its result is stored, then it goes."""
     world = World(manifest())

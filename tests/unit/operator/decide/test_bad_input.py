@@ -44,10 +44,43 @@ def test_a_spec_that_cannot_be_applied_changes_nothing_and_says_why(
 
 def test_host_paths_are_served_where_the_chart_allows_them() -> None:
     """And mounted read-only, as an existing folder."""
-    world = World(manifest(target={"name": "m", "source": HOST}), settings=replace(SETTINGS, allow_host_path=True))
+    world = World(
+        manifest(target={"name": "m", "source": HOST}), settings=replace(SETTINGS, allowed_host_paths=("/models",))
+    )
     world.settle()
-    volumes = world.deployment()["spec"]["template"]["spec"]["volumes"]
-    assert {"name": "outrider-model-target", "hostPath": {"path": "/models/x", "type": "Directory"}} in volumes
+    pod = world.deployment()["spec"]["template"]["spec"]
+    assert {"name": "outrider-model-target", "hostPath": {"path": "/models/x", "type": "Directory"}} in pod["volumes"]
+    mounts = pod["containers"][0]["volumeMounts"]
+    assert [mount["readOnly"] for mount in mounts if mount["name"] == "outrider-model-target"] == [True]
+
+
+@pytest.mark.parametrize(
+    ("path", "is_allowed"),
+    [
+        ("/models", True),
+        ("/models/", True),
+        ("/models//a/./b", True),
+        ("/srv/models/a", True),
+        ("/srv", False),
+        ("/", False),
+        ("/models-of-others", False),
+        ("/models/../etc", False),
+        ("/models/a/../../etc", False),
+    ],
+)
+@pytest.mark.parametrize("where", ["target", "volume"])
+def test_a_host_path_is_allowed_by_whole_names(where: str, path: str, is_allowed: bool) -> None:
+    """A prefix of the text is not a folder above; a volume of the pod template gets no further than a model."""
+    source = {"hostPath": {"path": path}}
+    target = {"target": {"name": "m", "source": source}}
+    volume = {"podTemplate": {"volumes": [{"name": "v", **source}]}}
+    settings = replace(SETTINGS, allowed_host_paths=("/models", "/srv/models"))
+    world = World(manifest(**(target if where == "target" else volume)), settings=settings)
+    world.reconcile()
+    assert world.reason(C.SPEC_VALID) == ("True/Accepted" if is_allowed else "False/HostPathForbidden")
+    if not is_allowed:
+        assert path in world.condition(C.SPEC_VALID).message
+        assert "folders other than /models, /srv/models" in world.condition(C.SPEC_VALID).message
 
 
 @pytest.mark.parametrize("owner", [{"kind": "HelmRelease", "name": "x", "uid": "y", "controller": True}, None])

@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.state import (
     TPOT_BUCKETS_S,
     DrafterState,
@@ -15,6 +16,7 @@ from outrider_crds.state import (
     SpeedupState,
 )
 from outrider_operator.decide.figures.numbers import percentile_s, three_digits, time_text
+from outrider_operator.decide.figures.status import slo_classes
 from outrider_operator.decide.figures.windows import History, forget, record, windows
 from outrider_operator.model import FigureWindows
 
@@ -148,6 +150,22 @@ def test_percentiles_come_from_merged_histograms() -> None:
     assert sum(counts) == 600
     assert TPOT_BUCKETS_S[4] <= (percentile_s(counts, TPOT_BUCKETS_S, 0.5) or 0) <= TPOT_BUCKETS_S[5]
     assert (percentile_s(counts, TPOT_BUCKETS_S, 0.999) or 0) > TPOT_BUCKETS_S[15]
+
+
+def test_requests_that_clients_gave_up_are_told_apart() -> None:
+    """A class in which everybody gives up in time has no attainment, and still shows why."""
+    empty = Histogram(counts=[])
+
+    def pods(i: int) -> dict[str, RuntimeState]:
+        slo = SLOClassState(name="chat", finished=0, attained=0, aborted=10 * i, tpot=empty, ttft=empty)
+        return {"a": state(slo_classes=[slo]), "b": state(slo_classes=[slo])}
+
+    history, now = watched([pods(i) for i in range(9)])
+    figures = windows(history, now, WINDOW_S).current
+    spec = SpeculativeServiceSpec.model_validate(manifest(sloClasses=[{"name": "chat", "tpot": "50ms"}])["spec"])
+    (told,) = slo_classes(spec, figures)
+    assert (told.requests, told.attainment_percent) == (0, "")
+    assert told.aborted == 120
 
 
 def test_acceptance_is_accepted_over_tried_summed() -> None:

@@ -259,3 +259,17 @@ def test_a_job_whose_settings_were_corrected_before_it_could_start_is_replaced()
     world.settle()
     assert [world.objects[JOB, job]["metadata"]["uid"] for job in world.jobs()] != [first]
     assert len(world.created_jobs) == 2
+
+
+def test_labels_and_annotations_of_the_pod_template_reach_the_job_and_its_pod() -> None:
+    """Queues (Kueue) go by the Job's labels, meshes and policies by the pod's; ours cannot be replaced."""
+    mine = {"labels": {"kueue.x-k8s.io/queue-name": "gpus"}, "annotations": {"sidecar.istio.io/inject": "false"}}
+    world = World(manifest(podTemplate=mine))
+    world.settle()
+    world.roll_out()
+    world.settle()
+    job = world.objects[JOB, world.jobs()[0]]
+    for metadata in (job["metadata"], job["spec"]["template"]["metadata"]):
+        assert mine["labels"].items() <= metadata["labels"].items()
+        assert mine["annotations"].items() <= metadata["annotations"].items()
+        assert metadata["labels"]["outrider.dev/component"] == "profiling"
