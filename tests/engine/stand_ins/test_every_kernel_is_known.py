@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from outrider_runtime.vllm_plugin import cpu
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
@@ -80,3 +81,26 @@ def test_a_kernel_that_lost_a_parameter_is_named() -> None:
 
     with pytest.raises(KernelChangedError, match="_kernel has no parameter seq_lens"):
         StandIn(_kernel, ours)
+
+
+def test_every_stand_in_is_compared_with_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in that no case of this folder reaches could be anything."""
+    os.environ.update(cpu.ENVIRONMENT)
+    cpu.install()
+    from outrider_runtime.vllm_plugin.cpu.replaced import REPLACEMENTS
+    from outrider_runtime.vllm_plugin.cpu.stand_in import StandIn
+
+    from tests.engine.stand_ins import test_batches_are_prepared_alike as batches
+    from tests.engine.stand_ins import test_logits_are_reshaped_alike as logits
+    from tests.engine.stand_ins import test_tokens_are_chosen_alike as tokens
+
+    used, launch = list[object](), StandIn.__getitem__
+
+    def noted(stand_in, grid):
+        used.append(stand_in.function)
+        return launch(stand_in, grid)
+
+    monkeypatch.setattr(StandIn, "__getitem__", noted)
+    for case in (*batches.CASES, *logits.CASES, *tokens.CASES):
+        case(torch.Generator().manual_seed(0))
+    assert {one.attribute for one in REPLACEMENTS if one.is_kernel and one.ours not in used} == set()

@@ -41,6 +41,10 @@ def verified_tokens(generator: torch.Generator) -> Outcome:
     outcome["gathered"] = rejection_sampler.gather_draft_sampled(
         ids, positions, rows, batch.row_request, batch.row_place, batch.prompt
     )
+    tokens, count = batch.integers(0, VOCABULARY, BATCH, DRAFTED + 1), batch.logits
+    flat = torch.zeros(batch.rows, dtype=torch.int64)
+    rejection_sampler._flatten_sampled_kernel[(BATCH,)](flat, tokens, tokens.stride(0), count, batch.first_logit)
+    outcome["flat"] = flat
     for dtype in DTYPES:
         logits, at = batch.random_logits(dtype), batch.integers(0, 2000, batch.rows)
         for name, draft_logits in (

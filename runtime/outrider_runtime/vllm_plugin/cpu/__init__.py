@@ -7,11 +7,13 @@ and is for what is rare. One module here for each of vLLM's that has such kernel
     os.environ.update(cpu.ENVIRONMENT)   # in every process, before vLLM is imported
     cpu.allow_second_runner()            # where a config is made
     cpu.install()                        # in the worker, before its runner is imported
+    cpu.compile_stand_ins(...)           # there, when it has its KV cache
 """
 
 from __future__ import annotations
 
 from outrider_runtime.vllm_plugin.cpu.interpreter import ENVIRONMENT, allow_second_runner, interpret_kernels
+from outrider_runtime.vllm_plugin.cpu.warm_up import compile_stand_ins
 
 
 def install() -> None:
@@ -22,4 +24,4 @@ def install() -> None:
     put_in_place()
 
 
-__all__ = ["ENVIRONMENT", "allow_second_runner", "install"]
+__all__ = ["ENVIRONMENT", "allow_second_runner", "compile_stand_ins", "install"]

@@ -1,0 +1,21 @@
+"""Compiles the stand-ins before an engine is ready, so that no request waits for it."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+ENOUGH_REQUESTS = 2
+
+
+def compile_stand_ins(model_runner: Any, execute_model: Any, sample_tokens: Any) -> None:
+    """Run vLLM's own warm-up: a few steps with every kind of request. Call it when the KV cache is there.
+
+    execute_model, sample_tokens: the worker's, as vLLM has them. vLLM fills the largest batch, to tune kernels for it;
+    here a small one does.
+    """
+    from vllm.v1.worker.gpu.warmup import warmup_kernels
+
+    requests = min(ENOUGH_REQUESTS, model_runner.scheduler_config.max_num_seqs)
+    with mock.patch.object(model_runner.scheduler_config, "max_num_seqs", requests):
+        warmup_kernels(model_runner, execute_model, sample_tokens)
