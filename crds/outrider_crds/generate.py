@@ -97,12 +97,15 @@ def _printer_columns() -> list[JsonObject]:
         _column("Speedup", ".status.summary.speedup", "Measured against the same pods without speculation."),
         _column("Acceptance", ".status.summary.acceptance", "Share of tried draft tokens that the target accepted."),
         _column("SLO", ".status.summary.slo", "Attainment of the worst SLO class."),
+        # In `kubectl get -o wide`: which services a new release has left behind.
+        _column("Upgrade", ".status.newerRuntimeImage", "Runtime image that it could move to.", priority=1),
         _column("Age", ".metadata.creationTimestamp", "Time since creation.", kind="date"),
     ]
 
 
-def _column(name: str, path: str, description: str, *, kind: str = "string") -> JsonObject:
-    return {"name": name, "type": kind, "jsonPath": path, "description": description}
+def _column(name: str, path: str, description: str, *, kind: str = "string", priority: int = 0) -> JsonObject:
+    column: JsonObject = {"name": name, "type": kind, "jsonPath": path, "description": description}
+    return column | ({"priority": priority} if priority else {})
 
 
 class _Dumper(yaml.SafeDumper):

@@ -36,6 +36,8 @@ class Configuration:
     """False where RBAC gives no right to read nodes."""
     runtime_image: str = f"outrider/runtime:{RELEASE}"
     runtime_cpu_image: str = f"outrider/runtime-cpu:{RELEASE}"
+    runtime_upgrade_percent: int = 0
+    """Share of the services that move to these images; the others stay on those that they were given first."""
     image_pull_policy: str = "IfNotPresent"
     allowed_host_paths: tuple[str, ...] = ()
     """Folders of nodes that pods may read; none means no hostPath at all."""
@@ -83,6 +85,7 @@ def read_configuration(environment: Mapping[str, str]) -> Configuration:
         watch_nodes=read("WATCH_NODES", _boolean, standard.watch_nodes),
         runtime_image=read("RUNTIME_IMAGE", str, standard.runtime_image),
         runtime_cpu_image=read("RUNTIME_CPU_IMAGE", str, standard.runtime_cpu_image),
+        runtime_upgrade_percent=read("RUNTIME_UPGRADE_PERCENT", _percent, standard.runtime_upgrade_percent),
         image_pull_policy=read(
             "RUNTIME_IMAGE_PULL_POLICY", _one_of("Always", "IfNotPresent", "Never"), standard.image_pull_policy
         ),
@@ -150,6 +153,13 @@ def _file(text: str) -> str:
     if not Path(text).is_file():
         raise ValueError("no such file")
     return text
+
+
+def _percent(text: str) -> int:
+    share = int(text)
+    if not 0 <= share <= 100:
+        raise ValueError("must be a whole number of percent, 0 to 100")
+    return share
 
 
 def _port(text: str) -> int:

@@ -59,6 +59,7 @@ async def _run(configuration: Configuration) -> bool:
 def settings_of(configuration: Configuration) -> Settings:
     return Settings(
         runtime_image=configuration.runtime_image,
+        runtime_upgrade_percent=configuration.runtime_upgrade_percent,
         runtime_cpu_image=configuration.runtime_cpu_image,
         image_pull_policy=configuration.image_pull_policy,
         allowed_host_paths=configuration.allowed_host_paths,

@@ -42,6 +42,8 @@ class Settings:
     runtime_cpu_image: str
     """Default image of services on `cpu`."""
     image_pull_policy: str = "IfNotPresent"
+    runtime_upgrade_percent: int = 0
+    """Share of the services that move to these images; the others stay on those that they were given first."""
     allowed_host_paths: tuple[str, ...] = ()
     """Folders of nodes that pods may read, with all below them; none means no hostPath at all."""
     prometheus_configured: bool = False

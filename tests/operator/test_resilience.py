@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from outrider_operator.decide.runtime_image import UPGRADE_ANNOTATION
 from outrider_operator.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
@@ -154,8 +155,12 @@ def test_killed_in_the_middle_of_everything(make: Make, operator_process: Operat
     assert len(_created(cluster, "replicasets", service.namespace, "shaken-")) == 2
 
 
-def test_an_upgrade_restarts_no_serving_pod(steady: Service, operator_process: OperatorProcess, make: Make) -> None:
-    """The default image is resolved once per service; a new release's default is for new services."""
+def test_an_upgrade_restarts_no_serving_pod_until_it_is_asked_to(
+    steady: Service, operator_process: OperatorProcess, make: Make, client: Client
+) -> None:
+    """A new release's default image is for new services, and for those that are annotated to move."""
+    mover = make("mover", profiling={"mode": "Skip"})
+    mover.wait_updated(240)
     steady.wait_updated(240)
     before, image = uids(steady.pods()), steady.read()["status"]["runtimeImage"]
     operator_process.stop()
@@ -166,6 +171,13 @@ def test_an_upgrade_restarts_no_serving_pod(steady: Service, operator_process: O
     assert newer.ready_pods()[0]["spec"]["containers"][0]["image"] == new
     assert uids(steady.pods()) == before
     assert steady.read()["status"]["runtimeImage"] == image
+    assert mover.read()["status"]["newerRuntimeImage"] == new
+    client.patch(SERVICE, mover.namespace, mover.name, {"metadata": {"annotations": {UPGRADE_ANNOTATION: "true"}}})
+    wait_for("the status at the new image", lambda: mover.read()["status"]["runtimeImage"] == new, 60)
+    mover.wait_updated(240)
+    assert [pod["spec"]["containers"][0]["image"] for pod in mover.ready_pods()] == [new]
+    assert not mover.read()["status"].get("newerRuntimeImage")
+    client.delete(SERVICE, mover.namespace, mover.name)
     operator_process.stop()
     operator_process.start(OUTRIDER_RUNTIME_CPU_IMAGE=image, OUTRIDER_RUNTIME_IMAGE=image)
 

@@ -1,8 +1,9 @@
 """decide(observed, settings) -> Plan: everything that the operator decides, without any I/O.
 
 The rooms, lowest first: `reading`, `quantities`, `ownership`, `drift` and `pods` read what the cluster says;
-`pod_spec` writes pods; `revisions`, `profile_store` and `intent` say what the spec asks for; `workloads` and
-`profiling` decide about children and Jobs; `figures` turns counters into numbers; `conditions` tells the user.
+`pod_spec` writes pods; `revisions`, `runtime_image`, `profile_store` and `intent` say what the spec asks for;
+`workloads` and `profiling` decide about children and Jobs; `figures` turns counters into numbers; `conditions` tells
+the user.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def _status(
         update={
             "accelerator": ",".join(spec.accelerator.products),
             "runtime_image": asked.default_image,
+            "newer_runtime_image": asked.newer_image,
             **_figures(observed, spec),
             "drafts": figure_status.drafts(observed, asked, found),
             "profiles": profile_statuses(observed, asked, found),

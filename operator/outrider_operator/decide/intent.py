@@ -9,18 +9,17 @@ from outrider_crds.spec import ProfilingMode, SpeculativeServiceSpec
 
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.profile_store import Store, read_store
-from outrider_operator.decide.reading import annotation
 from outrider_operator.decide.revisions import Revision, current_revision, wanted_revision
+from outrider_operator.decide.runtime_image import default_image, newest_image
 from outrider_operator.model import Observed, Settings
-
-IMAGE_ANNOTATION = "outrider.dev/runtime-image"
-"""On the Deployment: "gpu IMAGE" or "cpu IMAGE", the default image as it was resolved for that kind of hardware."""
 
 
 @dataclass(frozen=True)
 class Intent:
     spec: SpeculativeServiceSpec
     default_image: str
+    newest_image: str
+    """The installed release's; another than `default_image` while the service stays on an older release's."""
     wanted: Revision
     """The revision of the spec."""
     running: Revision | None
@@ -40,30 +39,22 @@ class Intent:
     def image(self) -> str:
         return self.spec.pod_template.image or self.default_image
 
+    @property
+    def newer_image(self) -> str:
+        """What the service could move to; empty when it runs that, or an image of its own."""
+        return self.newest_image if self.image not in (self.newest_image, self.spec.pod_template.image) else ""
+
 
 def intent(observed: Observed, settings: Settings, spec: SpeculativeServiceSpec) -> Intent:
-    default = default_image(observed, settings, on_cpu=spec.accelerator.on_cpu)
+    on_cpu = spec.accelerator.on_cpu
+    default, newest = default_image(observed, settings, on_cpu=on_cpu), newest_image(settings, on_cpu=on_cpu)
     wanted = wanted_revision(observed, settings, spec, spec.pod_template.image or default)
     waits = spec.profiling.mode is ProfilingMode.REQUIRED and not is_profiled(observed, wanted)
     current = current_revision(observed)
     running = current if waits and (current is None or current.name != wanted.name) else wanted
-    return Intent(spec=spec, default_image=default, wanted=wanted, running=running, hot=hot_config(spec))
-
-
-def default_image(observed: Observed, settings: Settings, *, on_cpu: bool) -> str:
-    """The release's image when this service first needed one for its kind of hardware, and that one ever after."""
-    mine, other = settings.runtime_image, settings.runtime_cpu_image
-    if on_cpu:
-        mine, other = other, mine
-    kind, _, resolved = annotation(observed.deployment or {}, IMAGE_ANNOTATION).partition(" ")
-    if resolved:
-        return resolved if kind == hardware(on_cpu=on_cpu) else mine
-    kept = observed.status.runtime_image
-    return kept if kept and kept != other else mine
-
-
-def hardware(*, on_cpu: bool) -> str:
-    return "cpu" if on_cpu else "gpu"
+    return Intent(
+        spec=spec, default_image=default, newest_image=newest, wanted=wanted, running=running, hot=hot_config(spec)
+    )
 
 
 def store_of(observed: Observed, target_key: str) -> Store:

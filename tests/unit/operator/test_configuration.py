@@ -38,6 +38,7 @@ def test_values_are_read_in_their_units() -> None:
     ("name", "value", "sentence"),
     [
         ("WATCH_NODES", "yes", "must be true or false"),
+        ("RUNTIME_UPGRADE_PERCENT", "101", "0 to 100"),
         ("ALLOWED_HOST_PATHS", "models", "must be an absolute path"),
         ("ALLOWED_HOST_PATHS", "/models/../etc", "must be an absolute path"),
         ("ADMIN_PORT_PEERS", "monitoring", "must be a JSON list of objects"),

@@ -6,9 +6,10 @@ import math
 
 from outrider_crds.base import seconds
 
-from outrider_operator.decide.intent import IMAGE_ANNOTATION, Intent, hardware
+from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.ownership import labels, owner_reference, selector
 from outrider_operator.decide.revisions import Revision, revision_annotations
+from outrider_operator.decide.runtime_image import IMAGE_ANNOTATION, hardware
 from outrider_operator.model import DEPLOYMENT, Object, Observed
 
 _HISTORY = 2

@@ -1,0 +1,77 @@
+"""Which runtime image a service runs on when a new release is installed, and how a fleet moves to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from outrider_operator.decide.runtime_image import default_image
+from outrider_operator.model import Observed
+
+from tests.unit.operator.decide.world import SETTINGS, World, manifest
+
+NEW = replace(SETTINGS, runtime_image="outrider/runtime:2", runtime_cpu_image="outrider/runtime-cpu:2")
+
+
+def image(world: World) -> str:
+    containers = world.deployment()["spec"]["template"]["spec"]["containers"]
+    return str(containers[0]["image"])
+
+
+def test_a_service_says_that_it_is_behind_and_moves_when_it_is_asked_to() -> None:
+    """By an ordinary rollout to a new revision; and it stays there when the annotation goes."""
+    world = World(manifest())
+    world.serve()
+    assert world.observed().status.newer_runtime_image == ""
+    world.settings = NEW
+    world.settle()
+    assert (image(world), world.observed().status.newer_runtime_image) == (
+        "outrider/runtime-cpu:1", "outrider/runtime-cpu:2",
+    )  # fmt: skip
+    before = world.revision()
+    world.services["chat"]["metadata"]["annotations"] = {"outrider.dev/runtime-upgrade": "true"}
+    world.settle()
+    assert (image(world), world.observed().status.newer_runtime_image) == ("outrider/runtime-cpu:2", "")
+    assert world.observed().status.runtime_image == "outrider/runtime-cpu:2"
+    assert world.revision() != before
+    world.services["chat"]["metadata"]["annotations"] = {}
+    world.settle()
+    assert image(world) == "outrider/runtime-cpu:2"
+
+
+@given(uid=st.uuids().map(str), smaller=st.integers(0, 100), larger=st.integers(0, 100))
+def test_a_larger_share_holds_every_service_of_a_smaller_one(uid: str, smaller: int, larger: int) -> None:
+    """The choice hangs on the uid alone: nobody moves back and forth while a fleet is moved step by step."""
+    smaller, larger = sorted((smaller, larger))
+    service = {"metadata": {"name": "chat", "namespace": "a", "uid": uid}, "status": {"runtimeImage": "old:1"}}
+
+    def moves(percent: int) -> bool:
+        settings = replace(NEW, runtime_upgrade_percent=percent)
+        observed = Observed(service=service, now=0.0)
+        return default_image(observed, settings, on_cpu=True) == "outrider/runtime-cpu:2"
+
+    assert moves(100)
+    assert not moves(0)
+    assert moves(larger) or not moves(smaller)
+
+
+def test_a_share_is_about_as_large_as_it_says_and_an_annotation_keeps_out_of_it() -> None:
+    metadata = [{"name": "chat", "namespace": "a", "uid": f"{number}"} for number in range(1000)]
+    settings = replace(NEW, runtime_upgrade_percent=30)
+
+    def moved(**more: object) -> int:
+        services = [{"metadata": {**each, **more}, "status": {"runtimeImage": "old:1"}} for each in metadata]
+        images = [default_image(Observed(service=each, now=0.0), settings, on_cpu=True) for each in services]
+        return images.count("outrider/runtime-cpu:2")
+
+    assert 250 <= moved() <= 350
+    assert moved(annotations={"outrider.dev/runtime-upgrade": "false"}) == 0
+
+
+def test_a_service_with_an_image_of_its_own_is_not_behind() -> None:
+    world = World(manifest(podTemplate={"image": "mine:1"}))
+    world.serve()
+    world.settings = NEW
+    world.settle()
+    assert world.observed().status.newer_runtime_image == ""
