@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from outrider_crds.runtime_config import ADMIN_PORT, SERVING_PORT
+from outrider_operator.condition_metrics import NAME
 from outrider_operator.kinds import SERVICE
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.cluster import Cluster
 from tests.operator import manifests
@@ -114,6 +116,17 @@ def test_where_the_network_keeps_the_operator_out_the_conditions_name_the_policy
     openshift.service.wait_updated()
 
 
+def test_prometheus_sees_the_conditions_of_a_releases_own_services(bare: Cluster, openshift: Team) -> None:
+    """The alerts stand on these series; one that stayed after its service would fire for ever."""
+    client = openshift.service.client
+    client.create(SERVICE, manifests.service("brief", openshift.name, target=HUB, replicas=0))
+    brief = Service(client, openshift.name, "brief")
+    brief.wait("Ready", "False", "ScaledToZero")
+    wait_for("its series", lambda: ("brief", "Ready", "False", "ScaledToZero") in _series(bare, openshift), 30)
+    client.delete(SERVICE, openshift.name, "brief")
+    wait_for("its series to go", lambda: {name for name, *_ in _series(bare, openshift)} == {"chat"}, 30)
+
+
 def test_two_releases_of_one_name_stand_side_by_side(bare: Cluster, restricted: Team, openshift: Team) -> None:
     """Each has a priority class of its own, serves its own namespace, and goes without taking the other's."""
     teams = (restricted, openshift)
@@ -126,6 +139,17 @@ def test_two_releases_of_one_name_stand_side_by_side(bare: Cluster, restricted: 
     wait_for("both pods", lambda: len(openshift.service.ready_pods()) == 2)
     writers = _writers(bare, openshift.name)
     assert writers == {f"system:serviceaccount:{openshift.system}:{RELEASE}"}
+
+
+def _series(cluster: Cluster, team: Team) -> set[tuple[str, ...]]:
+    """(service, type, status, reason) of each condition that the team's operator exports."""
+    (pod,) = cluster.get("pods", namespace=team.system)
+    path = f"/api/v1/namespaces/{team.system}/pods/{pod['metadata']['name']}:8081/proxy/metrics"
+    families = text_string_to_metric_families(cluster.kubectl("get", "--raw", path))
+    samples = [sample for family in families if family.name == NAME for sample in family.samples]
+    assert {sample.labels["outrider_namespace"] for sample in samples} <= {team.name}
+    wanted = ("outrider_service", "type", "status", "reason")
+    return {tuple(sample.labels[label] for label in wanted) for sample in samples}
 
 
 def _writers(cluster: Cluster, namespace: str) -> set[str]:
