@@ -30,7 +30,8 @@ from outrider_operator.work_queue import CHILD_CHANGE_S, OWN_CHANGE_S, SHARED_CH
 
 logger = logging.getLogger(__name__)
 
-WORKERS = 4
+WORKERS = 16
+"""A reconcile waits for the API server most of its time: with few, a burst of services waits one after the other."""
 
 
 class Controller:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterable
@@ -83,13 +84,13 @@ class Observer:
             for kind in (kinds.CONFIG_MAP, kinds.NETWORK_POLICY)
             for child in self._labelled(kind, key)
         }
-        for kind, name in child_names(key.name):
-            child = self._cache.get(child_kind(kind), key.namespace, name)
-            if child is None:  # absent, or a foreign object without the label that the watches select by
-                child = await self._api.get(child_kind(kind), key.namespace, name)
-            if child is not None:
-                children[kind, name] = child
-        return children
+        names = child_names(key.name)
+        found = await asyncio.gather(*(self._child(child_kind(kind), key.namespace, name) for kind, name in names))
+        return children | {which: child for which, child in zip(names, found, strict=True) if child is not None}
+
+    async def _child(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """One that the cache does not hold is absent, or a foreign object, which the watches do not bring."""
+        return self._cache.get(kind, namespace, name) or await self._api.get(kind, namespace, name)
 
     async def _network_policies(self, namespace: str) -> tuple[Object, ...]:
         """Also those that the watch, which selects by label, does not bring."""

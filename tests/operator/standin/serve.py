@@ -45,6 +45,7 @@ class Runtime:
         self._running = 0
         self._tokens = 0
         self.draining = False
+        self.answers = behaviour.answer
 
     @property
     def ready(self) -> bool:
@@ -128,13 +129,27 @@ class Serving(_Handler):
 class Admin(_Handler):
     def do_GET(self) -> None:
         if self.path == STATE_PATH:
-            self.answer(200, self.runtime.state().model_dump_json(by_alias=True))
+            self._state(self.runtime.state().model_dump_json(by_alias=True))
         elif self.path == METRICS_PATH:
             self.answer(200, _metrics(self.runtime), "text/plain; version=0.0.4")
         elif self.path == READY_PATH:
             self.answer(200 if self.runtime.ready else 503, "{}")
         else:
             self.answer(200 if self.path == LIVE_PATH else 404, "{}")
+
+    def _state(self, body: str) -> None:
+        """The state, in the way that the stand-in was told to answer."""
+        numbers = {"digits": "9" * 400, "huge": "1" + "0" * 30}
+        how = self.runtime.answers
+        if how in numbers:
+            body = re.sub(r'"outputTokens":\d+', f'"outputTokens":{numbers[how]}', body)
+        self.answer(200, body[:100] if how == "halves" else body)
+        if how == "halves":
+            self.wfile.flush()
+            time.sleep(0.3)
+            self.wfile.write(body[100:].encode())
+        while how == "endless":
+            self.wfile.write(b" " * 65536)
 
 
 def _metrics(runtime: Runtime) -> str:

@@ -41,6 +41,9 @@ class Behaviour:
     start_s: float = 0.2
     """From start to ready; negative: never."""
     crash: bool = False
+    answer: str = ""
+    """How the state endpoint answers: "digits" (a counter of 400), "huge" (10^30 tokens), "endless", "halves" (in two
+    parts with a pause); as it should when empty."""
 
     @staticmethod
     def read(environment: Mapping[str, str]) -> Behaviour:
@@ -55,6 +58,7 @@ class Behaviour:
             unloadable=environment.get("STANDIN_UNLOADABLE", ""),
             start_s=number("START_S", 0.2),
             crash="STANDIN_CRASH" in environment,
+            answer=environment.get("STANDIN_ANSWER", ""),
         )
 
 

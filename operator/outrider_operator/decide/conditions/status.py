@@ -63,7 +63,10 @@ def status_write(
 
 
 def events(old: SpeculativeServiceStatus, new: SpeculativeServiceStatus) -> tuple[Event, ...]:
-    """One for each condition that changed its status or reason in a way that a user wants to know."""
+    """One for each condition that changed its status or reason in a way that a user wants to know.
+
+    Of a new service nothing has changed yet, and no pod can be ready: only a spec that is not applied is worth one.
+    """
     return tuple(event for kind in ConditionType if (event := _event(kind, old, new)) is not None)
 
 
@@ -84,4 +87,6 @@ def _event(kind: ConditionType, old: SpeculativeServiceStatus, new: SpeculativeS
     if before is not None and (before.status, before.reason) == (after.status, after.reason):
         return None
     bad = after.status is ConditionStatus.FALSE and after.reason not in _WELCOME_WHEN_FALSE
+    if before is None and not (bad and kind is ConditionType.SPEC_VALID):
+        return None
     return Event(warning=bad, reason=f"{kind}{after.reason}", message=after.message)

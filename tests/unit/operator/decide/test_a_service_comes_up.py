@@ -151,3 +151,10 @@ def test_an_idle_service_is_not_written() -> None:
         assert is_idle(plan)
         assert plan.status.wire() == before
         assert plan.events == ()
+
+
+def test_a_new_service_gets_no_event_for_what_is_the_case_from_the_start() -> None:
+    """Eight Events for each of 300 new services were half of all writes; one that is wrong from birth gets its own."""
+    assert World(manifest()).reconcile().events == ()
+    wrong = World(manifest(target={"name": "m", "source": {"hostPath": {"path": "/somewhere"}}})).reconcile()
+    assert [event.reason for event in wrong.events if event.warning] == ["SpecValidHostPathForbidden"]

@@ -1,0 +1,95 @@
+"""A tenant's pods and objects, odd by mistake or on purpose: they cost that tenant, and nobody else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from outrider_operator.kinds import CONFIG_MAP, POD
+
+from tests.operator.client import Client, Service, wait_for
+from tests.operator.conftest import Make
+from tests.operator.process import OperatorProcess
+
+pytestmark = pytest.mark.cluster
+
+SERVING = {"app.kubernetes.io/managed-by": "outrider", "outrider.dev/component": "serving"}
+UNFIT = "outrider_operator_unfit_total"
+
+
+@pytest.fixture(scope="module")
+def victim(make: Make) -> Service:
+    """A service of another tenant; the other tests' pods are no business of it."""
+    service = make("victim", replicas=1, profiling={"mode": "Skip"})
+    service.wait_updated(240)
+    return service
+
+
+def test_a_pod_without_its_service_label_ends_nothing(
+    victim: Service, make: Make, client: Client, operator_process: OperatorProcess
+) -> None:
+    """The polls raised KeyError; the operator ended three times in a minute, and new services got no status."""
+    (pod,) = victim.ready_pods()
+    before = operator_process.metric(UNFIT)
+    client.patch(
+        POD, victim.namespace, pod["metadata"]["name"], {"metadata": {"labels": {"outrider.dev/service": None}}}
+    )
+    client.create(POD, _pod("stray", victim.namespace, SERVING))
+    wait_for("the operator to see it", lambda: operator_process.metric(UNFIT) > before, 60)
+    make("newcomer", replicas=0, profiling={"mode": "Skip"}).wait("SpecValid", "True", timeout_s=60)
+    assert operator_process.running()
+    assert "KeyError" not in operator_process.log_text()
+    victim.wait_updated(240)
+
+
+def test_a_foreign_pod_with_a_services_labels_is_not_its_pod(make: Make, client: Client) -> None:
+    """It counted as ready."""
+    service = make("lent", replicas=0, profiling={"mode": "Skip"})
+    service.wait("SpecValid", "True")
+    labels = {**SERVING, "app.kubernetes.io/name": "outrider", "outrider.dev/service": "lent"}
+    client.create(POD, _pod("borrower", service.namespace, labels))
+    wait_for("the pod to run", lambda: _is_running(client, service.namespace, "borrower"), 120)
+    service.patch({"paused": True})
+    service.wait("Progressing", "False", "Paused")
+    assert service.read()["status"].get("readyReplicas", 0) == 0
+    assert service.condition("Ready")["status"] == "False"
+
+
+@pytest.mark.parametrize("answer", ["digits", "huge", "endless"])
+def test_a_state_that_is_none_is_no_answer_and_no_more(make: Make, victim: Service, answer: str) -> None:
+    """A counter of 400 digits ended the polls of everybody; 10^30 tokens had the status refused for ever."""
+    service = make(f"says-{answer}", standin={"answer": answer}, replicas=1, profiling={"mode": "Skip"})
+    found = service.wait("Updated", "False", "ConfigPending", timeout_s=240)
+    assert "no answer on its state endpoint" in found["message"]
+    service.wait("Ready", "True")
+    victim.wait_updated(60)
+
+
+def test_a_state_that_comes_in_two_parts_is_heard(make: Make) -> None:
+    """What a slow network does to every state: Updated stayed False for ever."""
+    make("halves", standin={"answer": "halves"}, replicas=1, profiling={"mode": "Skip"}).wait_updated(240)
+
+
+def test_foreign_objects_with_the_operators_label_take_no_memory(
+    client: Client, victim: Service, operator_process: OperatorProcess
+) -> None:
+    """600 ConfigMaps of 900 kB ended the operator."""
+    before, unfit = operator_process.memory_mb(), operator_process.metric(UNFIT)
+    for number in range(60):
+        metadata = {"name": f"ballast-{number}", "namespace": victim.namespace, "labels": SERVING}
+        client.create(CONFIG_MAP, {"metadata": metadata, "data": {"blob": "x" * 900_000}})
+    wait_for("the operator to see them", lambda: operator_process.metric(UNFIT) >= unfit + 60, 60)
+    assert operator_process.memory_mb() < before + 30
+
+
+def _pod(name: str, namespace: str, labels: dict[str, str]) -> dict[str, Any]:
+    container = {"name": "sleep", "image": "outrider.local/standin:dev", "command": ["/bin/sleep", "3600"]}
+    return {
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
+        "spec": {"containers": [container], "terminationGracePeriodSeconds": 0},
+    }
+
+
+def _is_running(client: Client, namespace: str, name: str) -> bool:
+    pod = client.get(POD, namespace, name)
+    return pod is not None and pod["status"].get("phase") == "Running"

@@ -1,0 +1,101 @@
+"""Which services a change wakes: all that it matters to, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from kubernetes.aio.client.configuration import Configuration as ClientConfiguration
+from outrider_operator import telemetry
+from outrider_operator.cache import Cache
+from outrider_operator.configuration import Configuration
+from outrider_operator.controller import Controller
+from outrider_operator.decide import decide
+from outrider_operator.frame import Events
+from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, JOB, POD, REPLICA_SET, SERVICE
+from outrider_operator.kubernetes_api import KubernetesApi
+from outrider_operator.model import PROFILE, PROFILING, Settings
+
+from tests.unit.operator.documents import deployment, document, labels, pod, replica_set
+
+
+class Woken:
+    """A controller that watches nothing, its cache, and whom it has woken."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.controller = controller
+        self.cache: Cache = controller._cache
+
+    async def names(self) -> set[str]:
+        """Woken since the last call."""
+        found = set[str]()
+        while True:
+            try:
+                key = await asyncio.wait_for(self.controller._queue.get(), 0.05)
+            except TimeoutError:
+                return found
+            self.controller._queue.done(key)
+            found.add(key.name)
+
+
+@pytest.fixture
+async def woken():
+    """Services "chat" and "mail", which share the profile "outrider-profile-a", and "apart", which does not."""
+    api = KubernetesApi(ClientConfiguration())
+    settings = Settings(runtime_image="gpu", runtime_cpu_image="cpu")
+    woken = Woken(Controller(Configuration(namespace="ns", pod_name="operator"), api, Events(), settings, decide))
+    for name in ("chat", "mail", "apart"):
+        woken.controller.service_seen(_service(name, "b" if name == "apart" else "a"))
+    await woken.names()
+    yield woken
+    await api.close()
+
+
+async def test_a_child_wakes_its_service(woken: Woken) -> None:
+    woken.cache.seen(DEPLOYMENT, deployment())
+    assert await woken.names() == {"chat"}
+
+
+async def test_a_pod_of_no_service_wakes_nobody_and_harms_nobody(woken: Woken) -> None:
+    woken.cache.seen(POD, pod("stray", service=None))
+    woken.cache.seen(POD, pod("strange", service="not there"))
+    assert await woken.names() <= {"", "not there"}
+
+
+@pytest.mark.parametrize(("kind", "component"), [(CONFIG_MAP, PROFILE), (JOB, PROFILING)])
+async def test_a_profile_wakes_those_who_use_it(woken: Woken, kind: Any, component: str) -> None:
+    """Every change of a Job woke all services of its namespace: with 300 of them, 300 times 300 reconciles."""
+    shared = document("outrider-profile-a", 1)
+    shared["metadata"]["labels"] = labels("chat", component)
+    woken.cache.seen(kind, shared)
+    assert await woken.names() == {"chat", "mail"}
+
+
+async def test_a_pod_that_waits_for_a_node_wakes_those_whose_jobs_may_give_way(woken: Woken) -> None:
+    job = document("outrider-profile-b", 1)
+    job["metadata"]["labels"] = labels("apart", PROFILING)
+    for kind, seen in ((DEPLOYMENT, deployment()), (REPLICA_SET, replica_set()), (JOB, job)):
+        woken.cache.seen(kind, seen)
+    await woken.names()
+    woken.cache.seen(POD, pod("new", 1, node="", ready=False))
+    assert await woken.names() == {"chat", "apart"}
+
+
+async def test_the_count_of_services_falls_with_a_list(woken: Woken) -> None:
+    """It told of services that were long gone."""
+    assert _services() == 3
+    relist = woken.cache.relist(SERVICE, None)
+    relist.page([_service("chat", "a")])
+    relist.end(9)
+    assert _services() == 1
+
+
+def _services() -> float:
+    (metric,) = telemetry.SERVICES.collect()
+    return metric.samples[0].value
+
+
+def _service(name: str, profile: str) -> dict[str, Any]:
+    status = {"profiles": [{"product": "cpu", "configMap": f"outrider-profile-{profile}"}]}
+    return document(name, 1, uid=name, status=status)
