@@ -158,6 +158,24 @@ def test_the_operators_pod_names_a_user_unless_the_platform_assigns_it(
     assert told == str(not named).lower()
 
 
+@pytest.mark.parametrize(
+    ("url", "port"),
+    [
+        ("http://prometheus.monitoring:9090/base", 9090),
+        ("https://prometheus", 443),
+        ("http://prometheus2", 80),
+        ("http://[fd00::2]:9091", 9091),
+    ],
+)
+def test_the_operators_policy_lets_it_reach_prometheus(
+    any_cluster: Kubectl, tmp_path: Path, url: str, port: int
+) -> None:
+    """By the port of its address, which may be the scheme's own."""
+    chosen = {"networkPolicy": {"enabled": True}, "prometheus": {"url": url}}
+    (policy,) = [o for o in rendered(any_cluster, tmp_path, chosen) if o["kind"] == "NetworkPolicy"]
+    assert policy["spec"]["egress"][-1] == {"ports": [{"protocol": "TCP", "port": port}]}
+
+
 def test_alerts_use_metrics_that_exist(any_cluster: Kubectl, tmp_path: Path) -> None:
     """An alert on a metric that nobody exports would never fire."""
     known = (
