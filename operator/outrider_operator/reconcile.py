@@ -47,6 +47,8 @@ class Reconciler:
         self._decide = decide
         self._settings = settings
         self._refused: dict[Key, _Refused] = {}
+        self._shown: set[Key] = set()
+        """Services that got, or should have got, their first conditions."""
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring the cluster closer to what the service asks for; returns when to look again, in seconds.
@@ -61,6 +63,8 @@ class Reconciler:
             return None  # garbage collection removes the children; making new ones would hold it up
         observed = await self._observer.observe(service, self._rejections(key, service))
         plan = self._decide(observed, self._settings)
+        if self._is_new(key, observed):
+            plan = Plan(status=plan.status, events=plan.events, requeue_after_s=0.0)
         rejections = await self._applier.carry_out(plan, key.namespace)
         self._note(key, service, rejections)
         if rejections != observed.rejections:
@@ -74,9 +78,17 @@ class Reconciler:
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a service that is gone."""
         self._refused.pop(key, None)
+        self._shown.discard(key)
         self._applier.forget(key.namespace, key.name)
         self._status_writer.forget(key)
         self._measurements.forget(key)
+
+    def _is_new(self, key: Key, observed: Observed) -> bool:
+        """True once for a service without conditions: of many new ones, each shows where it stands before any gets
+        its children, which take several times as many writes."""
+        new = not observed.status.conditions and key not in self._shown
+        self._shown.add(key)
+        return new
 
     def _rejections(self, key: Key, service: Object) -> tuple[Rejection, ...]:
         refused = self._refused.get(key)

@@ -25,22 +25,30 @@ class Supervisor:
     async def keep(self, name: str, task: Callable[[], Awaitable[None]]) -> None:
         """Run `task` until cancelled; where it ends, start it again after a pause that grows while it keeps failing."""
         clock, backoff = asyncio.get_running_loop().time, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        while True:
-            began, self._tasks[name] = clock(), RUNNING
-            try:
-                await task()
-                why = "it ended by itself"
-            except Exception as error:
-                logger.exception("The task %s failed", name)
-                why = f"{type(error).__name__}: {error}"[:200]
-            if clock() - began > LONGEST_PAUSE_S:
-                backoff.reset()
-            pause_s = backoff.next_s()
-            telemetry.TASK_RESTARTS.labels(task=name).inc()
-            self._tasks[name] = f"started again in {pause_s:.1f} s: {why}"
-            logger.error("The task %s is %s", name, self._tasks[name])
-            await asyncio.sleep(pause_s)
+        try:
+            while True:
+                began, self._tasks[name] = clock(), RUNNING
+                why = await _end_of(name, task)
+                if clock() - began > LONGEST_PAUSE_S:
+                    backoff.reset()
+                pause_s = backoff.next_s()
+                telemetry.TASK_RESTARTS.labels(task=name).inc()
+                self._tasks[name] = f"started again in {pause_s:.1f} s: {why}"
+                logger.error("The task %s is %s", name, self._tasks[name])
+                await asyncio.sleep(pause_s)
+        finally:
+            del self._tasks[name]
 
     def health(self) -> dict[str, str]:
         """Task -> "running", or what ended it."""
         return dict(self._tasks)
+
+
+async def _end_of(name: str, task: Callable[[], Awaitable[None]]) -> str:
+    """Why `task` ended."""
+    try:
+        await task()
+    except Exception as error:
+        logger.exception("The task %s failed", name)
+        return f"{type(error).__name__}: {error}"[:200]
+    return "it ended by itself"

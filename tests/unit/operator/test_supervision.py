@@ -55,6 +55,7 @@ async def test_the_end_of_the_operator_ends_its_tasks() -> None:
     kept.cancel()
     with pytest.raises(asyncio.CancelledError):
         await kept
+    assert supervisor.health() == {}
 
 
 def test_pauses_double_up_to_a_limit_and_differ() -> None:
