@@ -20,13 +20,14 @@ def with_stand_ins_and_without(case: Callable[[torch.Generator], Outcome], seed:
     os.environ.update(cpu.ENVIRONMENT)
     cpu.install()
     ours = case(torch.Generator().manual_seed(seed))
-    with _interpreted():
+    with interpreted():
         theirs = case(torch.Generator().manual_seed(seed))
     return ours, theirs
 
 
 @contextmanager
-def _interpreted() -> Iterator[None]:
+def interpreted() -> Iterator[None]:
+    """vLLM's own kernels and functions are back wherever the runner has them, and Triton interprets them."""
     from outrider_runtime.vllm_plugin.cpu import replaced, sampling, verification
     from outrider_runtime.vllm_plugin.cpu.stand_in import StandIn
 
@@ -36,15 +37,15 @@ def _interpreted() -> Iterator[None]:
     }
     put_back = []
     for one in replaced.REPLACEMENTS:
-        module = importlib.import_module(f"{RUNNER}.{one.module}")
-        ours = getattr(module, one.attribute)
-        put_back.append((module, one.attribute, ours))
-        setattr(module, one.attribute, ours.kernel if isinstance(ours, StandIn) else functions[one.attribute])
+        ours = getattr(importlib.import_module(f"{RUNNER}.{one.module}"), one.attribute)
+        theirs = ours.kernel if isinstance(ours, StandIn) else functions[one.attribute]
+        replaced.rebind(ours, theirs)
+        put_back.append((theirs, ours))
     try:
         yield
     finally:
-        for module, attribute, ours in put_back:
-            setattr(module, attribute, ours)
+        for theirs, ours in put_back:
+            replaced.rebind(theirs, ours)
 
 
 def assert_same(ours: Outcome, theirs: Outcome) -> None:

@@ -110,10 +110,11 @@ def put_in_place(replacements: Iterable[Replacement] = REPLACEMENTS) -> None:
         theirs = getattr(module, one.attribute)
         if isinstance(theirs, StandIn) or theirs is one.ours:
             continue
-        _rebind(theirs, StandIn(theirs, one.ours) if one.is_kernel else one.ours)
+        rebind(theirs, StandIn(theirs, one.ours) if one.is_kernel else one.ours)
 
 
-def _rebind(theirs: Any, ours: Any) -> None:
+def rebind(theirs: Any, ours: Any) -> None:
+    """Put the second in the first's place in every module of the runner that has it by name."""
     for name, module in list(sys.modules.items()):
         if name.startswith(RUNNER):
             for attribute, value in list(vars(module).items()):
