@@ -7,10 +7,11 @@ One ConfigMap for a target on a product. Its data: `target.json` holds a `Target
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from outrider_crds.base import Model, digest
 from outrider_crds.pod_template import Resources
@@ -21,6 +22,14 @@ TARGET_FILE = "target.json"
 TERMINATION_MESSAGE_LIMIT = 4096
 REPROFILE_ANNOTATION = "outrider.dev/reprofile"
 
+
+def _timestamp(value: str) -> str:
+    datetime.fromisoformat(value)  # raises ValueError, as pydantic wants it
+    return value
+
+
+Timestamp = Annotated[str, Field(max_length=40), AfterValidator(_timestamp)]
+"""RFC 3339, UTC."""
 Seconds = Annotated[float, Field(ge=0, lt=1e4, allow_inf_nan=False)]
 
 
@@ -71,8 +80,7 @@ class TargetProfile(Model):
     """Median relative error on held-out shapes, those around the crossover included."""
     spread_percent: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Run-to-run spread of one shape; a large one means that the machine was noisy."""
-    measured_at: str
-    """RFC 3339, UTC."""
+    measured_at: Timestamp
 
 
 class DrafterProfile(Model):
@@ -88,7 +96,7 @@ class DrafterProfile(Model):
     """What the first pass costs beyond that; absent in profiles of releases that did not measure it."""
     error_percent: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     commit: str = ""
-    measured_at: str
+    measured_at: Timestamp
 
 
 class ProfilingFailure(Model):

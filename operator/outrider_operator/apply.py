@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Coroutine
-from dataclasses import dataclass
 
-from outrider_crds.base import digest
+from outrider_crds.spec import KIND
 
 from outrider_operator.cache import Cache
-from outrider_operator.kinds import POD, Kind, child_kind, kind_of, name_of, namespace_of
+from outrider_operator.kinds import POD, Kind, child_kind, kind_of, labels_of, name_of, namespace_of
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
+from outrider_operator.managed_fields import claimed
 from outrider_operator.model import (
+    FIELD_MANAGER,
     MANAGED_BY_LABEL,
     MANAGER,
     Adoption,
@@ -21,76 +21,52 @@ from outrider_operator.model import (
     Object,
     Plan,
     Rejection,
+    Write,
+    fingerprint,
 )
 
 logger = logging.getLogger(__name__)
-
-RETRY_REFUSED_S = 60.0
-"""A refused object is sent again after this time: a quota may have been raised, a policy changed."""
 
 
 class ObserveAgain(Exception):  # noqa: N818 - no error, a reason to look once more
     """The object changed since it was observed: decide again on what is there now."""
 
 
-@dataclass(frozen=True)
-class _Refusal:
-    document: str
-    """Digest of what was refused."""
-    at: float
-    rejection: Rejection
-
-
 class Applier:
     def __init__(self, api: KubernetesApi, cache: Cache) -> None:
         self._api = api
         self._cache = cache
-        self._refusals: dict[tuple[str, str, str], _Refusal] = {}
 
     async def carry_out(self, plan: Plan, namespace: str) -> tuple[Rejection, ...]:
-        """Returns the children that the API server refused. Raises ObserveAgain, ApiError or UNREACHABLE."""
-        rejections = [await self._send(document, create=True) for document in plan.create]
-        rejections += [await self._send(document, create=False) for document in plan.apply]
-        rejections += [await _refusal(a.kind, a.name, self._adopt(a, namespace)) for a in plan.adopt]
-        rejections += [await _refusal(POD.kind, a.pod, self._annotate(a, namespace)) for a in plan.annotate]
-        rejections += [await _refusal(d.kind, d.name, self._delete(d, namespace)) for d in plan.delete]
-        return tuple(rejection for rejection in rejections if rejection is not None)
-
-    def forget(self, namespace: str, name: str) -> None:
-        """Drop what is remembered of a deleted service's children."""
-        for key in [key for key in self._refusals if key[1] == namespace and _belongs(key[2], name)]:
-            del self._refusals[key]
-
-    async def _send(self, document: Object, *, create: bool) -> Rejection | None:
-        """Create or apply; an object that was refused as it is now is left for a while."""
-        key, content = (document["kind"], namespace_of(document), name_of(document)), digest(document)
-        refusal, now = self._refusals.get(key), asyncio.get_running_loop().time()
-        if refusal is not None and refusal.document == content and now - refusal.at < RETRY_REFUSED_S:
-            return refusal.rejection
-        action = self._create(document) if create else self._apply(document)
-        rejection = await _refusal(document["kind"], name_of(document), action)
-        if rejection is None:
-            self._refusals.pop(key, None)
-        else:
-            self._refusals[key] = _Refusal(content, now, rejection)
-        return rejection
+        """Returns the writes that the API server refused. Raises ObserveAgain, ApiError or UNREACHABLE."""
+        answers = [await _answer(d, d["kind"], name_of(d), self._create(d)) for d in plan.create]
+        answers += [await _answer(d, d["kind"], name_of(d), self._apply(d)) for d in plan.apply]
+        answers += [await _answer(a, a.kind, a.name, self._adopt(a, namespace)) for a in plan.adopt]
+        answers += [await _answer(a, POD.kind, a.pod, self._annotate(a, namespace)) for a in plan.annotate]
+        answers += [await _answer(d, d.kind, d.name, self._delete(d, namespace)) for d in plan.delete]
+        return tuple(answer for answer in answers if answer is not None)
 
     async def _create(self, document: Object) -> None:
+        """Never touches an object that is there already: one of Outrider's is only taken note of."""
         kind, namespace, name = kind_of(document), namespace_of(document), name_of(document)
         try:
             created = await self._api.create(document)
         except ApiError as error:
-            if not error.already_exists:
+            existing = await self._api.get(kind, namespace, name) if error.already_exists else None
+            if existing is None or not _is_outriders(existing):
                 raise
-            existing = await self._api.get(kind, namespace, name)
-            if existing is not None:
-                self._remember(kind, existing)
+            self._remember(kind, existing)
             return
         logger.info("Created %s %s/%s", kind.kind, namespace, name)
         self._remember(kind, created)
 
     async def _apply(self, document: Object) -> None:
+        """Applies to the object with the document's uid and to no other: one that took its name is left alone."""
         kind, namespace, name = kind_of(document), namespace_of(document), name_of(document)
+        live = await self._api.get(kind, namespace, name)
+        if live is None or live["metadata"]["uid"] != document["metadata"]["uid"]:
+            raise ObserveAgain(f"{kind.kind} {namespace}/{name} is another one by now")
+        await self._claim(kind, live)
         try:
             applied = await self._api.apply(document)
         except ApiError as error:
@@ -99,6 +75,16 @@ class Applier:
             raise
         logger.info("Applied %s %s/%s", kind.kind, namespace, name)
         self._remember(kind, applied)
+
+    async def _claim(self, kind: Kind, live: Object) -> None:
+        """What this operator created it may also take away: once in the life of an object."""
+        fields = claimed(live["metadata"].get("managedFields") or [], FIELD_MANAGER)
+        if fields is None:
+            return
+        names = ("name", "namespace", "uid", "resourceVersion")
+        metadata = {**{name: live["metadata"][name] for name in names}, "managedFields": fields}
+        await self._patch(kind, namespace_of(live), metadata)
+        raise ObserveAgain(f"{kind.kind} {name_of(live)} has a new version")
 
     async def _adopt(self, adoption: Adoption, namespace: str) -> None:
         metadata = {"name": adoption.name, "uid": adoption.uid, "ownerReferences": [adoption.owner]}
@@ -138,20 +124,27 @@ class Applier:
 
     def _remember(self, kind: Kind, document: Object) -> None:
         """Into the cache, if the watch (which selects by label) will keep it up to date there."""
-        if (document["metadata"].get("labels") or {}).get(MANAGED_BY_LABEL) == MANAGER:
+        if labels_of(document).get(MANAGED_BY_LABEL) == MANAGER:
             self._cache.wrote(kind, document)
 
 
-async def _refusal(kind: str, name: str, action: Coroutine[None, None, None]) -> Rejection | None:
-    """Do it; an object that the API server refuses for what is in it must not keep the status from being written."""
+async def _answer(write: Write, kind: str, name: str, action: Coroutine[None, None, None]) -> Rejection | None:
+    """Do it. Whatever the API server has against it (but that it is busy) must neither keep the status from being
+    written nor the other writes from being made."""
     try:
         await action
     except ApiError as error:
-        if not error.rejected:
+        if error.busy:
             raise
-        logger.warning("%s %s was refused: %s", kind, name, error.message)
-        return Rejection(kind, name, error.message)
+        logger.warning("%s %s was refused: %s", kind, name, error)
+        return Rejection(kind, name, error.message or str(error), fingerprint(write))
     return None
+
+
+def _is_outriders(document: Object) -> bool:
+    """Made by Outrider, for whichever service: decisions tell whose it is once it is in the cache."""
+    owners = document["metadata"].get("ownerReferences") or []
+    return labels_of(document).get(MANAGED_BY_LABEL) == MANAGER and any(owner["kind"] == KIND for owner in owners)
 
 
 def _document(kind: Kind, namespace: str, metadata: Object) -> Object:
@@ -160,7 +153,3 @@ def _document(kind: Kind, namespace: str, metadata: Object) -> Object:
         "kind": kind.kind,
         "metadata": {"namespace": namespace, **metadata},
     }
-
-
-def _belongs(child: str, service: str) -> bool:
-    return child == service or child.startswith(f"{service}-")

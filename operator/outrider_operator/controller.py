@@ -46,7 +46,7 @@ class Controller:
         self._cache = Cache()
         telemetry.SERVICES.set_function(partial(self._cache.count, kinds.SERVICE))
         self._supervisor = Supervisor()
-        pods = ServingPods(self._cache, waiting_changed=self._wake_profiling)
+        pods = ServingPods(self._cache)
         prometheus = _prometheus(configuration, settings)
         self._measurements = Measurements(pods, self._measured, prometheus, settings.window_s)
         self._reconciler = Reconciler(
@@ -190,11 +190,6 @@ class Controller:
         """Profiles, and the Jobs and pods that measure them, are shared."""
         for service in self._cache.users_of(namespace, profile):
             self._queue.add(_key(service), CHILD_CHANGE_S)
-
-    def _wake_profiling(self) -> None:
-        """A serving pod began or ended to wait for a node: profiling Jobs give way to it."""
-        for job in self._cache.all(kinds.JOB):
-            self._wake_users(namespace_of(job), name_of(job))
 
     def _wake_all(self) -> None:
         for service in self._cache.all(kinds.SERVICE):

@@ -68,9 +68,9 @@ class ApiError(Exception):
         return self.status == 403
 
     @property
-    def rejected(self) -> bool:
-        """The object itself is at fault; sending it again does not help."""
-        return self.status in (400, 403, 413, 422)
+    def busy(self) -> bool:
+        """The server asks to come back later, whatever the request was."""
+        return self.status in (429, 503)
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ Kubernetes objects are plain JSON dicts, as the API server sends them; nothing h
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from outrider_crds.base import digest
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.state import RuntimeState
 from outrider_crds.status import SpeculativeServiceStatus
@@ -119,12 +120,24 @@ class FigureWindows:
 
 
 @dataclass(frozen=True)
+class Identity:
+    """Which service: its children carry its name, and refer to it by its uid."""
+
+    name: str
+    namespace: str
+    uid: str
+
+
+@dataclass(frozen=True)
 class Rejection:
-    """A child that the API server refused when the plan for this generation was applied (HTTP 4xx, no conflict)."""
+    """A write that the API server refused; it is left out of plans until it is due again."""
 
     kind: str
     name: str
     message: str
+    """In the API server's words."""
+    write: str
+    """`fingerprint` of what was refused: another document of that name is another write."""
 
 
 @dataclass(frozen=True)
@@ -145,19 +158,17 @@ class Observed:
     of that name is seen before it is touched.
     """
     replica_sets: tuple[Object, ...] = ()
-    """Of the service's Deployment."""
+    """Those with the service's label."""
     pods: tuple[Object, ...] = ()
-    """Serving pods of the service."""
-    pod_warnings: Mapping[str, str] = field(default_factory=dict)
-    """Pod name -> newest Warning event ("FailedMount: ..."), for pods and Job pods that have no container yet."""
+    """Serving pods of the service: those that its Deployment made."""
+    warnings: Mapping[str, str] = field(default_factory=dict)
+    """Name -> newest Warning event ("FailedMount: ..."), for pods that have no container yet and Jobs without a pod."""
     states: Mapping[str, RuntimeState] = field(default_factory=dict)
     """Pod name -> its newest state, for pods that answered lately."""
     unheard: Mapping[str, str] = field(default_factory=dict)
     """Pod name -> what became of the last question for its state, of ready pods that it brought none of."""
     network_policies: tuple[Object, ...] = ()
     """Of the namespace, whoever made them; looked for only while a pod is unheard."""
-    waiting_pods: tuple[Object, ...] = ()
-    """Serving pods without a node, of every service that is watched (this one's too)."""
     jobs: tuple[Object, ...] = ()
     """All profiling Jobs of the namespace."""
     job_pods: tuple[Object, ...] = ()
@@ -166,26 +177,16 @@ class Observed:
     """Name -> profile ConfigMap, all of the namespace."""
     figures: FigureWindows = FigureWindows()
     rejections: tuple[Rejection, ...] = ()
+    """In force: refused lately, for this generation of the service."""
 
     @property
-    def name(self) -> str:
-        return str(self.service["metadata"]["name"])
-
-    @property
-    def namespace(self) -> str:
-        return str(self.service["metadata"]["namespace"])
-
-    @property
-    def uid(self) -> str:
-        return str(self.service["metadata"]["uid"])
+    def identity(self) -> Identity:
+        metadata = self.service["metadata"]
+        return Identity(str(metadata["name"]), str(metadata["namespace"]), str(metadata["uid"]))
 
     @property
     def generation(self) -> int:
         return int(self.service["metadata"].get("generation", 0))
-
-    @property
-    def deployment(self) -> Object | None:
-        return self.children.get((DEPLOYMENT, self.name))
 
     @cached_property
     def parsed(self) -> SpeculativeServiceSpec | str:
@@ -243,18 +244,22 @@ class Event:
     message: str
 
 
+Write = Object | Adoption | Annotate | Delete
+
+
 @dataclass(frozen=True)
 class Plan:
     """What to do, in this order: create, apply, adopt, annotate, delete, write the status, post the events.
 
-    Each is safe to skip or to repeat: the next reconcile decides again from what it then sees.
+    Each write is safe to skip or to repeat: the next look decides again from what it then sees. None stands on
+    another one of its plan: what an object needs was seen to be there before the object is planned.
     """
 
     create: tuple[Object, ...] = ()
-    """Created, never changed: immutable ConfigMaps, new profiles and Jobs. AlreadyExists is success."""
+    """Objects that were seen to be absent. One of that name that is there by now is left alone."""
     apply: tuple[Object, ...] = ()
-    """Server-side apply (force, FIELD_MANAGER). An object with metadata.resourceVersion is applied on that version
-    only: Conflict means observe again."""
+    """Server-side apply (force, FIELD_MANAGER) on the object that was seen: its uid, and where the object is shared
+    its resourceVersion, is in the metadata."""
     adopt: tuple[Adoption, ...] = ()
     annotate: tuple[Annotate, ...] = ()
     delete: tuple[Delete, ...] = ()
@@ -264,6 +269,30 @@ class Plan:
     """To be posted once the status is written."""
     requeue_after_s: float | None = None
     """Look again after this time even if nothing happens; None: the next watch event or resync is early enough."""
+
+    @property
+    def is_idle(self) -> bool:
+        """True when nothing is written but, perhaps, the status."""
+        return not (self.create or self.apply or self.adopt or self.annotate or self.delete)
+
+    def without(self, rejections: tuple[Rejection, ...]) -> Plan:
+        """The plan less the writes that the API server refuses."""
+        refused = {rejection.write for rejection in rejections}
+        if not refused:
+            return self
+        return replace(
+            self,
+            create=tuple(write for write in self.create if fingerprint(write) not in refused),
+            apply=tuple(write for write in self.apply if fingerprint(write) not in refused),
+            adopt=tuple(write for write in self.adopt if fingerprint(write) not in refused),
+            annotate=tuple(write for write in self.annotate if fingerprint(write) not in refused),
+            delete=tuple(write for write in self.delete if fingerprint(write) not in refused),
+        )
+
+
+def fingerprint(write: Write) -> str:
+    """Equal for equal writes."""
+    return digest(write if isinstance(write, dict) else asdict(write))
 
 
 def child_names(service: str) -> tuple[tuple[str, str], ...]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
 
 from outrider_operator import kinds
 from outrider_operator.cache import Cache
 from outrider_operator.decide.pods import is_being_created
+from outrider_operator.decide.profiling.job_outcome import is_finished, pod_of
 from outrider_operator.decide.reading import unix_seconds
 from outrider_operator.inbound.objects import controller_uid, owners_of
 from outrider_operator.kinds import Kind, child_kind, labels_of, name_of, namespace_of
@@ -31,7 +31,7 @@ from outrider_operator.work_queue import Key
 
 logger = logging.getLogger(__name__)
 
-_PODS_ASKED_ABOUT = 4
+_ASKED_ABOUT = 4
 """One of them is named in the conditions; a rollout of hundreds must not become a request each."""
 _LATE_S = 10.0
 """Most pods have a container by then, and nobody needs their Events."""
@@ -57,6 +57,7 @@ class Observer:
         jobs = self._of_component(kinds.JOB, key.namespace, PROFILING)
         job_pods = self._of_component(kinds.POD, key.namespace, PROFILING)
         unheard = self._measurements.unheard(key)
+        silent = _silent(pods, [job for job in jobs if _measures_for(job, service)], job_pods)
         return Observed(
             service=service,
             now=time.time(),
@@ -64,11 +65,10 @@ class Observer:
             children=await self._children(key),
             replica_sets=self._labelled(kinds.REPLICA_SET, key),
             pods=pods,
-            pod_warnings=await self._warnings(key.namespace, [*pods, *_pods_of(service, jobs, job_pods)]),
+            warnings=await self._warnings(key.namespace, silent),
             states=self._measurements.states(key),
             unheard=unheard,
             network_policies=await self._network_policies(key.namespace) if unheard else (),
-            waiting_pods=self._pods.waiting(),
             jobs=jobs,
             job_pods=job_pods,
             profiles={
@@ -101,20 +101,21 @@ class Observer:
             return ()
         return tuple(policies)
 
-    async def _warnings(self, namespace: str, pods: list[Object]) -> dict[str, str]:
-        """The newest Warning of pods that have been in creation for long: why volumes or network are not there."""
+    async def _warnings(self, namespace: str, silent: list[Object]) -> dict[str, str]:
+        """The newest Warning of pods that have no container for long (why volumes or network are not there) and of Jobs
+        that have no pod (why none can be made)."""
         warnings: dict[str, str] = {}
-        late = [pod for pod in pods if is_being_created(pod) and _age_s(pod) >= _LATE_S]
-        for pod in late[:_PODS_ASKED_ABOUT]:
-            fields = f"involvedObject.uid={pod['metadata']['uid']},type=Warning"
+        late = [each for each in silent if _age_s(each) >= _LATE_S]
+        for each in late[:_ASKED_ABOUT]:
+            fields = f"involvedObject.uid={each['metadata']['uid']},type=Warning"
             try:
                 events = await self._api.first_page(kinds.EVENT, namespace, fields=fields)
             except ApiError as error:  # a better sentence is not worth a reconcile
-                logger.warning("Cannot read the events of pod %s/%s: %s", namespace, name_of(pod), error)
+                logger.warning("Cannot read the events of %s/%s: %s", namespace, name_of(each), error)
                 break
             if events:
                 newest = max(events, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
-                warnings[name_of(pod)] = f"{newest.get('reason', '')}: {newest.get('message', '')}"
+                warnings[name_of(each)] = f"{newest.get('reason', '')}: {newest.get('message', '')}"
         return warnings
 
     def _labelled(self, kind: Kind, key: Key) -> tuple[Object, ...]:
@@ -134,6 +135,18 @@ class Observer:
             self._nodes = None
 
 
+def _silent(pods: tuple[Object, ...], jobs: list[Object], job_pods: tuple[Object, ...]) -> list[Object]:
+    """What holds these up stands in their Events only: pods without a container, Jobs without a pod."""
+    mine = {job["metadata"]["uid"] for job in jobs}
+    created = [*pods, *(pod for pod in job_pods if controller_uid(pod) in mine)]
+    podless = [job for job in jobs if not is_finished(job) and pod_of(job, job_pods) is None]
+    return [*(pod for pod in created if is_being_created(pod)), *podless]
+
+
+def _measures_for(job: Object, service: Object) -> bool:
+    return any(service["metadata"]["uid"] == ref.get("uid") for ref in owners_of(job))
+
+
 def _node(document: Object) -> Node:
     return Node(
         name=name_of(document),
@@ -141,13 +154,6 @@ def _node(document: Object) -> Node:
         taints=tuple(document["spec"].get("taints") or ()),
         allocatable=document["status"].get("allocatable") or {},
     )
-
-
-def _pods_of(service: Object, jobs: Iterable[Object], pods: Iterable[Object]) -> list[Object]:
-    """Of the namespace's profiling pods, those that measure for `service`."""
-    uid = service["metadata"]["uid"]
-    mine = {job["metadata"]["uid"] for job in jobs if any(uid == ref.get("uid") for ref in owners_of(job))}
-    return [pod for pod in pods if controller_uid(pod) in mine]
 
 
 def _age_s(pod: Object) -> float:

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 from outrider_crds.status import ConditionStatus, ConditionType, SpeculativeServiceStatus
 
-from outrider_operator.apply import RETRY_REFUSED_S, Applier
+from outrider_operator.apply import Applier
 from outrider_operator.cache import Cache
 from outrider_operator.frame import Events
 from outrider_operator.kinds import SERVICE
 from outrider_operator.measurements import Measurements
-from outrider_operator.model import Object, Observed, Plan, Rejection, Settings
+from outrider_operator.model import Object, Observed, Plan, Settings
 from outrider_operator.observe import Observer
+from outrider_operator.refusals import Refusals
 from outrider_operator.status_writer import StatusWriter
 from outrider_operator.work_queue import Key
 
 Decide = Callable[[Observed, Settings], Plan]
 
-
-@dataclass(frozen=True)
-class _Refused:
-    generation: int
-    rejections: tuple[Rejection, ...]
+_LOOKS = 5
+"""In one reconcile: the children of a new service take two, each refusal one more."""
+_GO_ON_S = 1.0
+"""What the operator writes itself wakes nobody."""
 
 
 class Reconciler:
@@ -46,7 +46,7 @@ class Reconciler:
         self._events = events
         self._decide = decide
         self._settings = settings
-        self._refused: dict[Key, _Refused] = {}
+        self._refusals: dict[Key, Refusals] = {}
         self._shown: set[Key] = set()
         """Services that got, or should have got, their first conditions."""
 
@@ -61,27 +61,34 @@ class Reconciler:
             return None
         if "deletionTimestamp" in service["metadata"]:
             return None  # garbage collection removes the children; making new ones would hold it up
-        observed = await self._observer.observe(service, self._rejections(key, service))
-        plan = self._decide(observed, self._settings)
-        if self._is_new(key, observed):
-            plan = Plan(status=plan.status, events=plan.events, requeue_after_s=0.0)
-        rejections = await self._applier.carry_out(plan, key.namespace)
-        self._note(key, service, rejections)
-        if rejections != observed.rejections:
-            plan = self._decide(replace(observed, rejections=rejections), self._settings)
+        observed, plan = await self._act(key, service)
         figures_due_s = await self._status_writer.write(service, observed.status, plan.status)
         self._measurements.expect_news(key, not _updated(plan.status))
         for event in plan.events if figures_due_s is None else ():
             self._events.post(service, warning=event.warning, reason=event.reason, message=event.message)
-        return _earliest(plan.requeue_after_s, figures_due_s, RETRY_REFUSED_S if rejections else None)
+        due_s = self._refusals[key].due_in_s(_clock())
+        return _earliest(plan.requeue_after_s, figures_due_s, due_s, None if plan.is_idle else _GO_ON_S)
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a service that is gone."""
-        self._refused.pop(key, None)
+        self._refusals.pop(key, None)
         self._shown.discard(key)
-        self._applier.forget(key.namespace, key.name)
         self._status_writer.forget(key)
         self._measurements.forget(key)
+
+    async def _act(self, key: Key, service: Object) -> tuple[Observed, Plan]:
+        """Look, decide and write until there is nothing left to write: each step is decided on what the one before it
+        brought about, so that nothing is made before what it stands on is there."""
+        refusals = self._refusals_of(key, service)
+        for _ in range(_LOOKS):
+            observed = await self._observer.observe(service, refusals.in_force(_clock()))
+            plan = self._decide(observed, self._settings)
+            if self._is_new(key, observed):
+                return observed, Plan(status=plan.status, events=plan.events, requeue_after_s=0.0)
+            refusals.note(await self._applier.carry_out(plan, key.namespace), _clock())
+            if plan.is_idle:
+                break
+        return observed, plan
 
     def _is_new(self, key: Key, observed: Observed) -> bool:
         """True once for a service without conditions: of many new ones, each shows where it stands before any gets
@@ -90,17 +97,17 @@ class Reconciler:
         self._shown.add(key)
         return new
 
-    def _rejections(self, key: Key, service: Object) -> tuple[Rejection, ...]:
-        refused = self._refused.get(key)
-        if refused is None or refused.generation != service["metadata"]["generation"]:
-            return ()
-        return refused.rejections
+    def _refusals_of(self, key: Key, service: Object) -> Refusals:
+        """A changed spec is tried at once, whatever was refused before."""
+        generation = service["metadata"]["generation"]
+        known = self._refusals.get(key)
+        if known is None or known.generation != generation:
+            known = self._refusals[key] = Refusals(generation)
+        return known
 
-    def _note(self, key: Key, service: Object, rejections: tuple[Rejection, ...]) -> None:
-        if rejections:
-            self._refused[key] = _Refused(service["metadata"]["generation"], rejections)
-        else:
-            self._refused.pop(key, None)
+
+def _clock() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _updated(status: SpeculativeServiceStatus) -> bool:

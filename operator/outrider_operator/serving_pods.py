@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from outrider_operator import telemetry
 from outrider_operator.cache import Cache, uid_of
@@ -16,12 +16,10 @@ from outrider_operator.work_queue import Key
 class ServingPods:
     """Follows the cache, so that nobody needs to go through all pods for one service's."""
 
-    def __init__(self, cache: Cache, waiting_changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, cache: Cache) -> None:
         self._cache = cache
-        self._waiting_changed = waiting_changed
         self._pods: dict[str, ServingPod] = {}  # by uid
         self._services: dict[Key, dict[str, ServingPod]] = {}
-        self._waiting: set[str] = set()
         cache.subscribe(self._follow)
 
     def services(self) -> Iterable[Key]:
@@ -35,15 +33,7 @@ class ServingPods:
 
     def documents(self, key: Key) -> tuple[Object, ...]:
         """The pods of `key` as the cache has them."""
-        return self._documents(self.of(key))
-
-    def waiting(self) -> tuple[Object, ...]:
-        """Pods of any service that have no node."""
-        keys = {_key(self._pods[uid]) for uid in self._waiting}
-        return self._documents(pod for key in keys for pod in self.of(key) if pod.uid in self._waiting)
-
-    def _documents(self, pods: Iterable[ServingPod]) -> tuple[Object, ...]:
-        found = (self._cache.get(POD, pod.namespace, pod.name) for pod in pods)
+        found = (self._cache.get(POD, pod.namespace, pod.name) for pod in self.of(key))
         return tuple(document for document in found if document is not None)
 
     def _owners(self, key: Key) -> frozenset[str]:
@@ -58,7 +48,6 @@ class ServingPods:
         if present is not None and component(present) == SERVING:
             self._drop(uid_of(present))
             self._take(present)
-        self._note_waiting(uid_of(document), present)
 
     def _take(self, document: Object) -> None:
         pod = serving_pod(document)
@@ -76,17 +65,6 @@ class ServingPods:
         if not self._services[_key(pod)]:
             del self._services[_key(pod)]
 
-    def _note_waiting(self, uid: str, document: Object | None) -> None:
-        waits = uid in self._pods and document is not None and _waits_for_a_node(document)
-        if waits == (uid in self._waiting):
-            return
-        (self._waiting.add if waits else self._waiting.discard)(uid)
-        self._waiting_changed()
-
 
 def _key(pod: ServingPod) -> Key:
     return Key(pod.namespace, pod.service)
-
-
-def _waits_for_a_node(pod: Object) -> bool:
-    return not pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]

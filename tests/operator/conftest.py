@@ -15,6 +15,7 @@ from tests.operator import manifests
 from tests.operator.client import Client, Service, wait_for
 from tests.operator.process import NAMESPACE, OperatorProcess
 
+PRIORITY_CLASS = "outrider-profiling"
 WINDOW = "12s"
 RESYNC = "5s"
 
@@ -29,6 +30,8 @@ def client(cluster: Cluster) -> Client:
     # It fails, instead of waiting, where the CRD has no conditions at all yet.
     wait_for("the CRD", lambda: cluster.try_kubectl(*wait).returncode == 0, 60)
     cluster.kubectl("create", "namespace", NAMESPACE)
+    # As the chart makes it.
+    cluster.kubectl("create", "priorityclass", PRIORITY_CLASS, "--value=-5", "--preemption-policy=Never")
     return Client(str(cluster.kubeconfig))
 
 
@@ -39,7 +42,11 @@ def operator_process(
     """The one operator of these tests. A test that stops it starts it again."""
     del client
     log = tmp_path_factory.mktemp("operator") / "operator.log"
-    variables = {"OUTRIDER_METRICS_WINDOW": WINDOW, "OUTRIDER_RESYNC_INTERVAL": RESYNC}
+    variables = {
+        "OUTRIDER_METRICS_WINDOW": WINDOW,
+        "OUTRIDER_RESYNC_INTERVAL": RESYNC,
+        "OUTRIDER_PROFILING_PRIORITY_CLASS": PRIORITY_CLASS,
+    }
     process = OperatorProcess(cluster.kubeconfig, log, **variables)
     process.start()
     yield process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from outrider_crds.profile import REPROFILE_ANNOTATION, TARGET_FILE
@@ -18,6 +19,11 @@ from tests.operator.manifests import EAGLE, LOOKUP, on_gpu
 pytestmark = pytest.mark.cluster
 
 H200, A100, L4 = PRODUCTS
+NOWHERE = {
+    "requiredDuringSchedulingIgnoredDuringExecution": {
+        "nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["nowhere"]}]}]
+    }
+}
 SHARED_TARGET = {"name": "tests/shared", "source": {"hostPath": {"path": "/srv"}}}
 
 
@@ -142,24 +148,38 @@ def test_required_waits_for_its_profile(services: dict[str, Service]) -> None:
     """profiling.mode: Required: the first pod is made after the profile."""
     service = services["careful"]
     service.wait_updated(240)
-    profiled = service.condition("ProfilesReady")
-    assert profiled["status"] == "True"
+    assert service.condition("ProfilesReady")["status"] == "True"
+    profile = service.child(CONFIG_MAP, service.read()["status"]["profiles"][0]["configMap"])
     pod = service.ready_pods()[0]
-    assert pod["metadata"]["creationTimestamp"] >= profiled["lastTransitionTime"]
+    assert pod["metadata"]["creationTimestamp"] >= profile["metadata"]["creationTimestamp"]
 
 
 def test_a_job_gives_way_to_a_serving_pod(services: dict[str, Service], make: Make, client: Client) -> None:
-    """While a serving pod waits for the same accelerator the Job goes, and the pod gets its GPUs."""
+    """A serving pod that needs the Job's GPUs gets them; the Job waits, and says for what."""
     services["three"].wait("ProfilesReady", "True", timeout_s=240)
     three = {"engine": {"tensorParallelSize": 3}, **on_gpu([L4], count=3)}  # two of them fit beside a pod of one GPU
     small = make("small", standin={"profile": "hang"}, **three)
     small.wait_updated(240)
-    job = wait_for("the Job to take its GPUs", lambda: _running_jobs(client, small), 120)
+    wait_for("the Job to take its GPUs", lambda: _running_jobs(client, small), 120)
     serving = uids(small.ready_pods())
     needs = make("needs", profiling={"mode": "Skip"}, **three)
     needs.wait_updated(240)
-    assert job.isdisjoint(uids(client.list(JOB, small.namespace)))
+    assert not _running_jobs(client, small)
     assert uids(small.ready_pods()) == serving
+    assert "Insufficient nvidia.com/gpu" in small.wait("ProfilesReady", "False", "Learning")["message"]
+
+
+@pytest.mark.parametrize("hopeless", ["affinity", "claim"])
+def test_a_pod_that_cannot_run_anyway_keeps_nobody_from_being_measured(hopeless: str, make: Make) -> None:
+    """A zone that is not there, or a claim that is misspelled: other services are measured, and begin to serve."""
+    lost: dict[str, Any] = {"affinity": {"nodeAffinity": NOWHERE}}
+    if hopeless == "claim":
+        lost = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "mispelled"}}]}
+    waits = make(f"lost-{hopeless}", profiling={"mode": "Skip"}, podTemplate=lost)
+    wait_for("a pod without a node", lambda: _unschedulable(waits), 120)
+    measured = make(f"beside-{hopeless}", profiling={"mode": "Required"})
+    measured.wait_updated(240)
+    assert _unschedulable(waits)
 
 
 def test_a_service_that_leaves_a_measurement_does_not_stop_it(make: Make, client: Client) -> None:
@@ -194,6 +214,11 @@ def _job_of(client: Client, namespace: str, owners: set[str]) -> str:
         if {owner["uid"] for owner in job["metadata"]["ownerReferences"]} == owners
     ]
     return found[0] if found else ""
+
+
+def _unschedulable(service: Service) -> bool:
+    conditions = [each for pod in service.pods() for each in pod["status"].get("conditions", [])]
+    return any(each["type"] == "PodScheduled" and each.get("reason") == "Unschedulable" for each in conditions)
 
 
 def _running_jobs(client: Client, service: Service) -> set[str]:

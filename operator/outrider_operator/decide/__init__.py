@@ -8,30 +8,35 @@ the user.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
+from outrider_crds.profile import REPROFILE_ANNOTATION
 from outrider_crds.spec import SpeculativeServiceSpec
-from outrider_crds.status import ConditionStatus, ConditionType, SpeculativeServiceStatus
+from outrider_crds.status import ConditionType, SpeculativeServiceStatus
 
 from outrider_operator.decide.conditions.availability import available, endpoint_ready
 from outrider_operator.decide.conditions.judgement import goodput_healthy, slo_attained, speculation_active
 from outrider_operator.decide.conditions.network import explained, why_unheard
-from outrider_operator.decide.conditions.profiles import profile_statuses, profiles_ready
-from outrider_operator.decide.conditions.rollout import next_capacity_check_s, progressing, updated
-from outrider_operator.decide.conditions.specification import spec_verdict
+from outrider_operator.decide.conditions.profiles import Seen, profile_statuses, profiles_ready
+from outrider_operator.decide.conditions.rollout import Rollout, next_capacity_check_s, progressing, updated
+from outrider_operator.decide.conditions.specification import accepted, objection, refusal, unreadable
 from outrider_operator.decide.conditions.status import events, with_verdicts
 from outrider_operator.decide.conditions.verdict import Verdict, Verdicts, false
 from outrider_operator.decide.figures import status as figure_status
-from outrider_operator.decide.intent import Intent, intent
-from outrider_operator.decide.ownership import selector
-from outrider_operator.decide.pods import next_creation_check_s, ready
+from outrider_operator.decide.figures.behaviour import Behaviour
+from outrider_operator.decide.intent import Intent, held, intent
+from outrider_operator.decide.ownership import Children, selector
+from outrider_operator.decide.pod_spec.volumes import is_profile_name
+from outrider_operator.decide.pods import LOOK_AGAIN_S, Pods, is_being_created, pods_of, revision_of
 from outrider_operator.decide.profiling.jobs import plan_jobs
-from outrider_operator.decide.profiling.measurements import Measurement, measurements, stale_in_s
+from outrider_operator.decide.profiling.measurements import Measurement, ProfilingView, measurements, stale_in_s
 from outrider_operator.decide.profiling.profile_maps import plan_profile_maps
-from outrider_operator.decide.reading import integer, is_being_deleted
-from outrider_operator.decide.workloads.children import plan_workloads
-from outrider_operator.model import Observed, Plan, Settings
+from outrider_operator.decide.reading import annotation, integer, is_being_deleted, name_of
+from outrider_operator.decide.revisions import revision_map_name, stored_revisions
+from outrider_operator.decide.runtime_image import default_image
+from outrider_operator.decide.workloads.children import plan_products, plan_workloads, rollout_refusal
+from outrider_operator.decide.workloads.deployment import pods_are_placed
+from outrider_operator.model import CONFIG_MAP, Observed, Plan, Rejection, Settings, child_names
 
 __all__ = ["decide"]
 
@@ -40,65 +45,117 @@ def decide(observed: Observed, settings: Settings) -> Plan:
     """The plan that brings the cluster one step nearer to what the service asks for; never raises on odd input."""
     if is_being_deleted(observed.service):  # garbage collection takes the children
         return Plan(status=observed.status)
-    verdict, spec = spec_verdict(observed, settings), observed.parsed
-    if isinstance(spec, str) or (verdict.status is not ConditionStatus.TRUE and not observed.rejections):
-        return _leave_children(observed, verdict, None if isinstance(spec, str) else spec)
-    return _serve(observed, settings, spec, verdict)
+    children = Children(observed.identity, observed.children)
+    pods = pods_of(children.deployment, observed.pods, observed.warnings, observed.now)
+    spec = observed.parsed
+    if isinstance(spec, str):
+        return _leave_children(observed, children, pods, unreadable(spec), _replicas(observed, children))
+    asked = _asked(observed, settings, children, spec)
+    against = objection(spec, settings, children, _names(children, asked))
+    if against is not None:
+        return _leave_children(observed, children, pods, against, spec.replicas)
+    return _serve(observed, settings, children, pods, asked).without(observed.rejections)
 
 
-def _serve(observed: Observed, settings: Settings, spec: SpeculativeServiceSpec, verdict: Verdict) -> Plan:
-    """The plan for a spec that may be applied (a child that was refused is tried again: quotas change)."""
-    asked = intent(observed, settings, spec)
-    found = measurements(observed, asked)
-    workloads = plan_workloads(observed, settings, asked)
-    maps, jobs = plan_profile_maps(observed, asked, found), plan_jobs(observed, settings, asked, found)
-    status = _status(observed, settings, asked, found, verdict)
+def _asked(observed: Observed, settings: Settings, children: Children, spec: SpeculativeServiceSpec) -> Intent:
+    """What the spec asks for now: what is refused waits, and what runs goes on at the spec's scale."""
+    image = default_image(
+        observed.service, children.deployment, observed.status.runtime_image, settings, on_cpu=spec.accelerator.on_cpu
+    )
+    asked = intent(children, image, observed.profiles, settings, spec)
+    return held(asked, children) if rollout_refusal(children, asked, observed.rejections) else asked
+
+
+def _names(children: Children, asked: Intent) -> list[tuple[str, str]]:
+    """(kind, name) of what `asked` needs."""
+    service = children.owner.name
+    return [*child_names(service), (CONFIG_MAP, revision_map_name(service, asked.wanted))]
+
+
+def _serve(observed: Observed, settings: Settings, children: Children, pods: Pods, asked: Intent) -> Plan:
+    """The plan for a spec that may be applied."""
+    view = _profiling_view(observed, pods)
+    found = measurements(view, asked)
+    in_use = {revision_of(each) for each in (*observed.replica_sets, *observed.pods)}
+    workloads = plan_workloads(children, asked, in_use, settings.admin_port_peers)
+    maps = plan_profile_maps(view, asked, found, stored_revisions(children))
+    jobs = plan_jobs(view, settings, asked, found, pods_are_placed=pods_are_placed(children, asked))
+    status = _status(observed, settings, children, view, asked, found)
     return Plan(
         create=(*workloads.create, *maps.create, *jobs.create),
         apply=(*maps.apply, *workloads.apply),
         adopt=jobs.adopt,
-        annotate=workloads.annotate,
+        annotate=plan_products(pods.living, observed.nodes or (), asked.spec.accelerator.product_label),
         delete=(*workloads.delete, *maps.delete, *jobs.delete),
         status=status,
         events=events(observed.status, status),
-        requeue_after_s=_next_look_s(observed, settings, asked, found, workloads.requeue_after_s, jobs.requeue_after_s),
+        requeue_after_s=_next_look_s(settings, view, asked, found, workloads.requeue_after_s, jobs.requeue_after_s),
+    )
+
+
+def _profiling_view(observed: Observed, pods: Pods) -> ProfilingView:
+    return ProfilingView(
+        owner=observed.identity,
+        now=observed.now,
+        pods=pods,
+        nodes=observed.nodes,
+        jobs=observed.jobs,
+        job_pods=observed.job_pods,
+        profiles=observed.profiles,
+        request=annotation(observed.service, REPROFILE_ANNOTATION),
     )
 
 
 def _status(
-    observed: Observed, settings: Settings, asked: Intent, found: list[Measurement], verdict: Verdict
+    observed: Observed,
+    settings: Settings,
+    children: Children,
+    view: ProfilingView,
+    asked: Intent,
+    found: list[Measurement],
 ) -> SpeculativeServiceStatus:
-    spec = asked.spec
-    unheard = why_unheard(observed.unheard, ready(observed), observed.network_policies)
-    observed = replace(observed, figures=explained(observed.figures, unheard))
-    status = _counted(observed).model_copy(
+    spec, pods = asked.spec, view.pods
+    states = {name: observed.states[name] for pod in pods.ready if (name := name_of(pod)) in observed.states}
+    unheard = why_unheard(observed.unheard, pods.ready, observed.network_policies)
+    figures = explained(observed.figures, unheard)
+    behaviour = Behaviour(figures, observed.status, states, is_served=bool(pods.ready))
+    refused = refusal(each for each in observed.rejections if not is_profile_name(each.name))
+    rollout = Rollout(
+        asked, children.deployment, pods, refused, behaviour.standing_condition(ConditionType.PROGRESSING)
+    )
+    seen = Seen(asked, pods, states, observed.warnings, _of_profiling(observed.rejections))
+    status = _counted(observed, children, pods).model_copy(
         update={
             "accelerator": ",".join(spec.accelerator.products),
             "runtime_image": asked.default_image,
             "newer_runtime_image": asked.newer_image,
-            **_figures(observed, spec),
-            "drafts": figure_status.drafts(observed, asked, found),
-            "profiles": profile_statuses(observed, asked, found),
+            **_figures(behaviour, spec),
+            "drafts": figure_status.drafts(behaviour, spec, found),
+            "profiles": profile_statuses(seen, found),
         }
     )
     verdicts: Verdicts = {
-        ConditionType.SPEC_VALID: verdict,
-        ConditionType.PROFILES_READY: profiles_ready(observed, asked, found),
-        ConditionType.AVAILABLE: available(observed, spec.replicas),
-        ConditionType.UPDATED: updated(observed, asked, unheard),
-        ConditionType.PROGRESSING: progressing(observed, settings, asked),
-        ConditionType.READY: endpoint_ready(observed, spec.replicas),
-        ConditionType.SPECULATION_ACTIVE: speculation_active(observed, asked),
-        ConditionType.GOODPUT_HEALTHY: goodput_healthy(observed, asked),
-        ConditionType.SLO_ATTAINED: slo_attained(observed, asked, found),
+        ConditionType.SPEC_VALID: accepted(refused),
+        ConditionType.PROFILES_READY: profiles_ready(seen, found),
+        ConditionType.AVAILABLE: available(pods, spec.replicas),
+        ConditionType.UPDATED: updated(rollout, states, unheard),
+        ConditionType.PROGRESSING: progressing(rollout, settings.unschedulable_s),
+        ConditionType.READY: endpoint_ready(pods, spec.replicas),
+        ConditionType.SPECULATION_ACTIVE: speculation_active(behaviour, spec),
+        ConditionType.GOODPUT_HEALTHY: goodput_healthy(behaviour, spec),
+        ConditionType.SLO_ATTAINED: slo_attained(behaviour, spec, found),
     }
     return with_verdicts(status, verdicts, observed.generation, observed.now)
 
 
-def _figures(observed: Observed, spec: SpeculativeServiceSpec) -> dict[str, Any]:
-    if figure_status.between_windows(observed):
+def _of_profiling(rejections: tuple[Rejection, ...]) -> tuple[Rejection, ...]:
+    return tuple(each for each in rejections if is_profile_name(each.name))
+
+
+def _figures(behaviour: Behaviour, spec: SpeculativeServiceSpec) -> dict[str, Any]:
+    if behaviour.between_windows:
         return {}
-    figures = observed.figures.current
+    figures = behaviour.windows.current
     return {
         "summary": figure_status.summary(spec, figures),
         "goodput": figure_status.goodput(figures),
@@ -106,38 +163,47 @@ def _figures(observed: Observed, spec: SpeculativeServiceSpec) -> dict[str, Any]
     }
 
 
-def _leave_children(observed: Observed, verdict: Verdict, spec: SpeculativeServiceSpec | None) -> Plan:
+def _leave_children(observed: Observed, children: Children, pods: Pods, against: Verdict, replicas: int) -> Plan:
     """Nothing is applied; what is served is still told."""
-    replicas = spec.replicas if spec is not None else integer(observed.deployment or {}, "spec", "replicas")
     verdicts: Verdicts = {
-        ConditionType.SPEC_VALID: verdict,
-        ConditionType.AVAILABLE: available(observed, replicas),
-        ConditionType.UPDATED: false(verdict.reason, "The spec is not applied; see SpecValid."),
-        ConditionType.READY: endpoint_ready(observed, replicas),
+        ConditionType.SPEC_VALID: against,
+        ConditionType.AVAILABLE: available(pods, replicas),
+        ConditionType.UPDATED: false(against.reason, "The spec is not applied; see SpecValid."),
+        ConditionType.READY: endpoint_ready(pods, replicas),
     }
-    status = with_verdicts(_counted(observed), verdicts, observed.generation, observed.now)
+    status = with_verdicts(_counted(observed, children, pods), verdicts, observed.generation, observed.now)
     return Plan(status=status, events=events(observed.status, status))
 
 
-def _counted(observed: Observed) -> SpeculativeServiceStatus:
+def _replicas(observed: Observed, children: Children) -> int:
+    """How many pods there should be, where the spec cannot be read: as many as before, or at least one."""
+    if children.deployment is not None:
+        return integer(children.deployment, "spec", "replicas")
+    return integer(observed.service, "spec", "replicas") or 1
+
+
+def _counted(observed: Observed, children: Children, pods: Pods) -> SpeculativeServiceStatus:
     """The status so far, with what can be counted without a spec."""
-    deployment = observed.deployment or {}
+    deployment = children.deployment or {}
     return observed.status.model_copy(
         update={
             "observed_generation": observed.generation,
             "replicas": integer(deployment, "status", "replicas"),
-            "ready_replicas": len(ready(observed)),
+            "ready_replicas": len(pods.ready),
             "updated_replicas": integer(deployment, "status", "updatedReplicas"),
-            "selector": ",".join(f"{name}={value}" for name, value in selector(observed.name).items()),
+            "selector": ",".join(f"{name}={value}" for name, value in selector(children.owner.name).items()),
         }
     )
 
 
 def _next_look_s(
-    observed: Observed, settings: Settings, asked: Intent, found: list[Measurement], *waits: float | None
+    settings: Settings, view: ProfilingView, asked: Intent, found: list[Measurement], *waits: float | None
 ) -> float | None:
     """The nearest moment at which time alone changes a decision."""
     running = asked.running.name if asked.running is not None else ""
-    aging = [stale_in_s(asked, each.keys, each.store, observed.now) for each in found]
-    moments = [*waits, *aging, next_capacity_check_s(observed, settings, running), next_creation_check_s(observed)]
+    aging = [stale_in_s(asked, each.keys, each.store, view.now) for each in found]
+    silent = any(is_being_created(pod) for pod in (*view.pods.living, *view.job_pods))
+    silent = silent or any(each.job_is_active and each.pod is None for each in found)
+    moments = [*waits, *aging, next_capacity_check_s(view.pods, settings.unschedulable_s, running)]
+    moments += [LOOK_AGAIN_S] if silent else []
     return min((moment for moment in moments if moment is not None and moment > 0), default=None)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from outrider_crds.runtime_config import HotConfig, config_hash, hot_config
 from outrider_crds.spec import ProfilingMode, SpeculativeServiceSpec
 
+from outrider_operator.decide.ownership import Children
 from outrider_operator.decide.pod_spec.volumes import profile_name
-from outrider_operator.decide.profile_store import Store, read_store
+from outrider_operator.decide.profile_store import read_store
 from outrider_operator.decide.revisions import Revision, current_revision, wanted_revision
-from outrider_operator.decide.runtime_image import default_image, newest_image
-from outrider_operator.model import Observed, Settings
+from outrider_operator.decide.runtime_image import newest_image
+from outrider_operator.model import Object, Settings
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,12 @@ class Intent:
     wanted: Revision
     """The revision of the spec."""
     running: Revision | None
-    """The revision to roll out now: `wanted`, or while a required profile is missing the one before it, if any."""
+    """The revision to roll out now: `wanted`, or while that has to wait the one before it, if any."""
     hot: HotConfig
 
     @property
     def held(self) -> bool:
-        """True while the wanted revision waits for its profile."""
+        """True while the wanted revision has to wait."""
         return self.running != self.wanted
 
     @property
@@ -45,22 +47,32 @@ class Intent:
         return self.newest_image if self.image not in (self.newest_image, self.spec.pod_template.image) else ""
 
 
-def intent(observed: Observed, settings: Settings, spec: SpeculativeServiceSpec) -> Intent:
-    on_cpu = spec.accelerator.on_cpu
-    default, newest = default_image(observed, settings, on_cpu=on_cpu), newest_image(settings, on_cpu=on_cpu)
-    wanted = wanted_revision(observed, settings, spec, spec.pod_template.image or default)
-    waits = spec.profiling.mode is ProfilingMode.REQUIRED and not is_profiled(observed, wanted)
-    current = current_revision(observed)
-    running = current if waits and (current is None or current.name != wanted.name) else wanted
-    return Intent(
-        spec=spec, default_image=default, newest_image=newest, wanted=wanted, running=running, hot=hot_config(spec)
+def intent(
+    children: Children,
+    image: str,
+    profiles: Mapping[str, Object],
+    settings: Settings,
+    spec: SpeculativeServiceSpec,
+) -> Intent:
+    """`image` is what the service runs on where its pod template names none."""
+    wanted = wanted_revision(children, settings, spec, spec.pod_template.image or image)
+    newest = newest_image(settings, on_cpu=spec.accelerator.on_cpu)
+    asked = Intent(
+        spec=spec, default_image=image, newest_image=newest, wanted=wanted, running=wanted, hot=hot_config(spec)
     )
+    waits = spec.profiling.mode is ProfilingMode.REQUIRED and not is_profiled(profiles, wanted)
+    return held(asked, children) if waits else asked
 
 
-def store_of(observed: Observed, target_key: str) -> Store:
-    return read_store(observed.profiles.get(profile_name(target_key)))
+def held(asked: Intent, children: Children) -> Intent:
+    """`asked` while the wanted revision has to wait: the one before it stays, at the scale of the spec.
+
+    A revision that runs already is not taken back.
+    """
+    current = current_revision(children)
+    return asked if current is not None and current.name == asked.wanted.name else replace(asked, running=current)
 
 
-def is_profiled(observed: Observed, revision: Revision) -> bool:
+def is_profiled(profiles: Mapping[str, Object], revision: Revision) -> bool:
     """True when target and every drafter of `revision` have been measured on every product."""
-    return all(store_of(observed, keys.target).covers(keys) for keys in revision.keys)
+    return all(read_store(profiles.get(profile_name(keys.target))).covers(keys) for keys in revision.keys)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 
 from outrider_crds.spec import API_GROUP, API_VERSION, KIND
@@ -10,12 +11,14 @@ from outrider_crds.spec import API_GROUP, API_VERSION, KIND
 from outrider_operator.decide.reading import is_being_deleted, items, label, text
 from outrider_operator.model import (
     COMPONENT_LABEL,
+    CONFIG_MAP,
+    DEPLOYMENT,
     MANAGED_BY_LABEL,
     MANAGER,
     SERVICE_LABEL,
     SERVING,
+    Identity,
     Object,
-    Observed,
 )
 
 
@@ -27,34 +30,65 @@ class Ownership(Enum):
     FOREIGN = "foreign"
 
 
-def ownership(document: Object | None, observed: Observed) -> Ownership:
-    """Whose object that is. One without an owner is ours only if it carries our labels (an orphaned child)."""
+@dataclass(frozen=True)
+class Children:
+    """The objects under the names of a service's children, whoever owns them."""
+
+    owner: Identity
+    documents: Mapping[tuple[str, str], Object]
+    """(kind, name) -> object."""
+
+    def ownership(self, kind: str, name: str) -> Ownership:
+        return ownership(self.documents.get((kind, name)), self.owner)
+
+    def own(self, kind: str, name: str) -> Object | None:
+        """The child; None where there is none, or one that is not the service's."""
+        return self.documents.get((kind, name)) if self.ownership(kind, name) is Ownership.OURS else None
+
+    @property
+    def deployment(self) -> Object | None:
+        return self.own(DEPLOYMENT, self.owner.name)
+
+    @property
+    def config_maps(self) -> list[Object]:
+        """The service's own."""
+        keys = [(kind, name) for kind, name in self.documents if kind == CONFIG_MAP]
+        return [child for key in keys if (child := self.own(*key)) is not None]
+
+    def foreign(self, names: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """(kind, name) of the objects that stand where a child should and belong to someone else."""
+        return [key for key in names if self.ownership(*key) is Ownership.FOREIGN]
+
+
+def ownership(document: Object | None, owner: Identity) -> Ownership:
+    """Whose object that is. One without an owner is the service's only if it carries its labels (an orphaned child)."""
     if document is None:
         return Ownership.ABSENT
     if is_being_deleted(document):
         return Ownership.LEAVING
-    owner = next((ref for ref in items(document, "metadata", "ownerReferences") if ref.get("controller")), None)
-    if owner is None:
-        return Ownership.OURS if _has_our_labels(document, observed.name) else Ownership.FOREIGN
-    if owner.get("uid") == observed.uid:
+    controller = _controller(document)
+    if not controller:
+        return Ownership.OURS if _has_our_labels(document, owner.name) else Ownership.FOREIGN
+    if controller.get("uid") == owner.uid:
         return Ownership.OURS
-    same_name = owner.get("kind") == KIND and owner.get("name") == observed.name
-    return Ownership.LEAVING if same_name and text(owner, "apiVersion").startswith(API_GROUP) else Ownership.FOREIGN
+    same_name = (controller.get("kind"), controller.get("name")) == (KIND, owner.name)
+    left = same_name and text(controller, "apiVersion").startswith(API_GROUP)
+    return Ownership.LEAVING if left else Ownership.FOREIGN
 
 
 def controller_name(document: Object) -> str:
     """ "Kind name" of the object's controller, for a sentence; empty when it has none."""
-    refs = items(document, "metadata", "ownerReferences")
-    return next((f"{text(ref, 'kind')} {text(ref, 'name')}" for ref in refs if ref.get("controller")), "")
+    controller = _controller(document)
+    return f"{text(controller, 'kind')} {text(controller, 'name')}" if controller else ""
 
 
-def owner_reference(observed: Observed, *, controller: bool) -> Object:
+def owner_reference(owner: Identity, *, controller: bool) -> Object:
     """Without blockOwnerDeletion: a service must be deletable whatever state its children are in."""
     reference: Object = {
         "apiVersion": f"{API_GROUP}/{API_VERSION}",
         "kind": KIND,
-        "name": observed.name,
-        "uid": observed.uid,
+        "name": owner.name,
+        "uid": owner.uid,
     }
     return reference | ({"controller": True} if controller else {})
 
@@ -78,9 +112,8 @@ def selector(service: str) -> dict[str, str]:
     return {"app.kubernetes.io/name": "outrider", SERVICE_LABEL: service, COMPONENT_LABEL: SERVING}
 
 
-def conflicts(observed: Observed, names: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """(kind, name) of the objects that stand where a child should and belong to someone else."""
-    return [key for key in names if ownership(observed.children.get(key), observed) is Ownership.FOREIGN]
+def _controller(document: Object) -> Object:
+    return next((ref for ref in items(document, "metadata", "ownerReferences") if ref.get("controller")), {})
 
 
 def _has_our_labels(document: Object, service: str) -> bool:

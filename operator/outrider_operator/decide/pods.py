@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from outrider_crds.status import Reason
 
@@ -19,7 +21,7 @@ from outrider_operator.decide.reading import (
     text,
     unix_seconds,
 )
-from outrider_operator.model import REVISION_LABEL, Object, Observed
+from outrider_operator.model import REVISION_LABEL, Object
 
 _IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
@@ -32,7 +34,8 @@ _CRASHES = 2
 _LAST_LINES = 4
 _PATIENCE_S = 30.0
 """Volumes may fail to mount at first (a ConfigMap that is just being made); from then on it is trouble."""
-_LOOK_AGAIN_S = 15.0
+LOOK_AGAIN_S = 15.0
+"""When to look at the events of pods that are being created: nothing else changes while a volume is missing."""
 
 
 @dataclass(frozen=True)
@@ -43,29 +46,71 @@ class Trouble:
     message: str
 
 
-def living(observed: Observed) -> list[Object]:
-    """Serving pods that are not on their way out."""
-    return [
-        pod
-        for pod in observed.pods
-        if not is_being_deleted(pod) and text(pod, "status", "phase") not in ("Succeeded", "Failed")
-    ]
+@dataclass(frozen=True)
+class Pods:
+    """The serving pods of one service that are not on their way out."""
+
+    living: tuple[Object, ...]
+    now: float
+    """Unix seconds."""
+    warnings: Mapping[str, str] = field(default_factory=dict)
+    """Pod name -> newest Warning event, for pods that have no container yet."""
+    forbidden: Trouble | None = None
+    """Why the API server lets the Deployment make no pod."""
+
+    @cached_property
+    def ready(self) -> tuple[Object, ...]:
+        return tuple(pod for pod in self.living if is_ready(pod))
+
+    def starting(self, within_s: float) -> list[Object]:
+        """Pods that have a node, may yet pass their start-up probe, and are younger than `within_s`."""
+        return [
+            pod
+            for pod in self.living
+            if text(pod, "spec", "nodeName")
+            and not any(status.get("started") for status in items(pod, "status", "containerStatuses"))
+            and self._trouble_of(pod) is None
+            and self.now - (unix_seconds(text(pod, "metadata", "creationTimestamp")) or 0.0) < within_s
+        ]
+
+    def trouble(self, revision: str | None = None) -> Trouble | None:
+        """The trouble of the first unready pod that has one, of `revision` or of all; else of making pods at all."""
+        troubles = (self._trouble_of(pod) for pod in self._unready(revision))
+        return next((found for found in troubles if found is not None), self.forbidden)
+
+    def why_not_ready(self, revision: str | None = None) -> str:
+        """What the pods that are not ready are doing, in a sentence; empty when there is nothing to say."""
+        if (found := self.trouble(revision)) is not None:
+            return found.message
+        return next((self._still_starting(pod) for pod in self._unready(revision)), "")
+
+    def _unready(self, revision: str | None) -> Iterator[Object]:
+        return (pod for pod in self.living if not is_ready(pod) and revision in (None, revision_of(pod)))
+
+    def _trouble_of(self, pod: Object) -> Trouble | None:
+        return _container_trouble(pod) or self._stuck(pod)
+
+    def _stuck(self, pod: Object) -> Trouble | None:
+        warning = self.warnings.get(name_of(pod), "")
+        created = unix_seconds(text(pod, "metadata", "creationTimestamp"))
+        if not warning or not is_being_created(pod) or created is None or self.now - created < _PATIENCE_S:
+            return None
+        return Trouble(Reason.POD_CANNOT_START, f"Pod {name_of(pod)} cannot start: {cut(warning, 500)}")
+
+    def _still_starting(self, pod: Object) -> str:
+        if unschedulable_since(pod) is not None:
+            return f"Pod {name_of(pod)} has no node: {scheduler_says(pod)}"
+        warning = self.warnings.get(name_of(pod), "")
+        return f"Pod {name_of(pod)} is starting" + (f": {cut(warning, 500)}" if warning else "")
 
 
-def ready(observed: Observed) -> list[Object]:
-    return [pod for pod in living(observed) if condition_of(pod, "Ready").get("status") == "True"]
+def pods_of(deployment: Object | None, pods: Iterable[Object], warnings: Mapping[str, str], now: float) -> Pods:
+    living = tuple(pod for pod in pods if not is_being_deleted(pod) and not _has_ended(pod))
+    return Pods(living, now, warnings, _forbidden(deployment))
 
 
-def starting(observed: Observed, within_s: float) -> list[Object]:
-    """Pods that have a node, may yet pass their start-up probe, and are younger than `within_s`."""
-    return [
-        pod
-        for pod in living(observed)
-        if text(pod, "spec", "nodeName")
-        and not any(status.get("started") for status in items(pod, "status", "containerStatuses"))
-        and (_trouble(pod) or _stuck(observed, pod)) is None
-        and observed.now - (unix_seconds(text(pod, "metadata", "creationTimestamp")) or 0.0) < within_s
-    ]
+def is_ready(pod: Object) -> bool:
+    return condition_of(pod, "Ready").get("status") == "True"
 
 
 def revision_of(pod: Object) -> str:
@@ -85,29 +130,6 @@ def scheduler_says(pod: Object) -> str:
     return cut(text(condition_of(pod, "PodScheduled"), "message"), 300)
 
 
-def trouble(observed: Observed, revision: str | None = None) -> Trouble | None:
-    """The trouble of the first unready pod that has one, of `revision` or of all; else of making pods at all."""
-    ready_names = {name_of(pod) for pod in ready(observed)}
-    for pod in living(observed):
-        if name_of(pod) in ready_names or (revision is not None and revision_of(pod) != revision):
-            continue
-        if (found := _trouble(pod) or _stuck(observed, pod)) is not None:
-            return found
-    return _refused(observed)
-
-
-def why_not_ready(observed: Observed, revision: str | None = None) -> str:
-    """What the pods that are not ready are doing, in a sentence; empty when there is nothing to say."""
-    if (found := trouble(observed, revision)) is not None:
-        return found.message
-    ready_names = {name_of(pod) for pod in ready(observed)}
-    for pod in living(observed):
-        if name_of(pod) in ready_names or (revision is not None and revision_of(pod) != revision):
-            continue
-        return _still_starting(pod, observed.pod_warnings.get(name_of(pod), ""))
-    return ""
-
-
 def is_being_created(pod: Object) -> bool:
     """True for a pod that has a node and no container yet: what holds it up stands in its events only."""
     statuses = items(pod, "status", "containerStatuses")
@@ -120,37 +142,25 @@ def is_being_created(pod: Object) -> bool:
     )
 
 
-def next_creation_check_s(observed: Observed) -> float | None:
-    """When to look at the events of pods that are being created: nothing else changes while a volume is missing."""
-    return _LOOK_AGAIN_S if any(is_being_created(pod) for pod in (*living(observed), *observed.job_pods)) else None
+def _has_ended(pod: Object) -> bool:
+    return text(pod, "status", "phase") in ("Succeeded", "Failed")
 
 
-def _stuck(observed: Observed, pod: Object) -> Trouble | None:
-    warning = observed.pod_warnings.get(name_of(pod), "")
-    created = unix_seconds(text(pod, "metadata", "creationTimestamp"))
-    if not warning or not is_being_created(pod) or created is None or observed.now - created < _PATIENCE_S:
-        return None
-    return Trouble(Reason.POD_CANNOT_START, f"Pod {name_of(pod)} cannot start: {cut(warning, 500)}")
-
-
-def _refused(observed: Observed) -> Trouble | None:
+def _forbidden(deployment: Object | None) -> Trouble | None:
     """Pods that the API server does not let the Deployment make: a quota, a policy, a missing priority class."""
-    failure = condition_of(observed.deployment or {}, "ReplicaFailure")
+    failure = condition_of(deployment or {}, "ReplicaFailure")
     if failure.get("status") != "True":
         return None
-    # Without the pod's made-up name, which is another one at each attempt: the sentence would change for ever.
-    said = re.sub(r'^pods "[^"]*" is ', "it is ", text(failure, "message"))
+    said = without_made_up_name(text(failure, "message"))
     return Trouble(Reason.POD_CANNOT_START, f"No pod can be made: {cut(said, 500)}")
 
 
-def _still_starting(pod: Object, warning: str) -> str:
-    if unschedulable_since(pod) is not None:
-        return f"Pod {name_of(pod)} has no node: {scheduler_says(pod)}"
-    said = f": {cut(warning, 500)}" if warning else ""
-    return f"Pod {name_of(pod)} is starting{said}"
+def without_made_up_name(message: str) -> str:
+    """`message` without the pod's name, which is another one at each attempt: a sentence must not change for ever."""
+    return re.sub(r'pods "[^"]*" is ', "it is ", message)
 
 
-def _trouble(pod: Object) -> Trouble | None:
+def _container_trouble(pod: Object) -> Trouble | None:
     for status in items(pod, "status", "containerStatuses"):
         waiting = mapping(status, "state", "waiting")
         reason, message = text(waiting, "reason"), text(waiting, "message")

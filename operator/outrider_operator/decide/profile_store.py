@@ -20,6 +20,7 @@ from outrider_crds.profile import (
     TargetProfile,
 )
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import from_json
 
 from outrider_operator.decide.reading import annotation, mapping, text
 from outrider_operator.model import Object
@@ -124,7 +125,7 @@ def _parse_failures(document: str) -> Failures:
     try:
         return {
             key: {attempt: Failure.model_validate(failure) for attempt, failure in attempts.items()}
-            for key, attempts in json.loads(document or "{}").items()
+            for key, attempts in from_json(document or "{}").items()
         }
     except (ValueError, AttributeError):
         return {}

@@ -15,12 +15,13 @@ from outrider_crds.profile import ProfileKeys
 from outrider_crds.runtime_config import CONFIG_KEY, BootConfig, boot_config
 from outrider_crds.spec import SpeculativeServiceSpec
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from outrider_operator.decide.drift import contains
-from outrider_operator.decide.ownership import Ownership, labels, owner_reference, ownership
+from outrider_operator.decide.ownership import Children, labels, owner_reference
 from outrider_operator.decide.pod_spec.template import pod_template
 from outrider_operator.decide.reading import annotation, label, mapping, name_of, text
-from outrider_operator.model import CONFIG_MAP, REVISION_LABEL, Object, Observed, Settings
+from outrider_operator.model import CONFIG_MAP, REVISION_LABEL, Identity, Object, Settings
 
 INPUTS_LABEL = "outrider.dev/inputs"
 BOOT_TOKENS_ANNOTATION = "outrider.dev/boot-draft-tokens"
@@ -48,48 +49,56 @@ def inputs_hash(spec: SpeculativeServiceSpec, image: str) -> str:
     return digest({"fields": fields, "image": image})
 
 
-def wanted_revision(observed: Observed, settings: Settings, spec: SpeculativeServiceSpec, image: str) -> Revision:
+def wanted_revision(children: Children, settings: Settings, spec: SpeculativeServiceSpec, image: str) -> Revision:
     """The revision that serves `spec`: one that exists and was built for enough draft tokens, else a new one."""
     inputs = inputs_hash(spec, image)
-    current = current_revision_name(observed)
+    current = current_revision_name(children)
     fitting = [
         revision
-        for revision in stored_revisions(observed)
+        for revision in stored_revisions(children)
         if revision.inputs == inputs and revision.boot.max_draft_tokens >= spec.speculation.max_draft_tokens
     ]
     if fitting:
         return min(fitting, key=lambda r: (r.name != current, r.boot.max_draft_tokens, r.name))
-    lost = _lost(observed, settings, spec, image, inputs)
-    return lost or _made(observed, settings, spec, image, inputs, spec.speculation.max_draft_tokens)
+    lost = _lost(children, settings, spec, image, inputs)
+    return lost or _made(children.owner, settings, spec, image, inputs, spec.speculation.max_draft_tokens)
 
 
-def stored_revisions(observed: Observed) -> list[Revision]:
+def stored_revisions(children: Children) -> list[Revision]:
     """The revisions whose ConfigMaps are there and readable."""
-    maps = (document for (kind, _), document in observed.children.items() if kind == CONFIG_MAP)
-    found = (_read(document) for document in maps if ownership(document, observed) is Ownership.OURS)
+    found = (_read(document) for document in children.config_maps)
     return [revision for revision in found if revision is not None]
 
 
-def current_revision(observed: Observed) -> Revision | None:
+def current_revision(children: Children) -> Revision | None:
     """The revision that the Deployment runs now; None without one or when its ConfigMap is gone."""
-    current = current_revision_name(observed)
-    return next((r for r in stored_revisions(observed) if r.name == current), None)
+    current = current_revision_name(children)
+    return next((r for r in stored_revisions(children) if r.name == current), None)
 
 
-def current_revision_name(observed: Observed) -> str:
-    return text(observed.deployment, "spec", "template", "metadata", "labels", REVISION_LABEL)
+def current_revision_name(children: Children) -> str:
+    return revision_in(children.deployment)
 
 
-def revision_map(revision: Revision, observed: Observed) -> Object:
+def revision_in(deployment: Object | None) -> str:
+    """The revision of the pods that `deployment` makes; empty without one."""
+    return text(deployment, "spec", "template", "metadata", "labels", REVISION_LABEL)
+
+
+def revision_map_name(service: str, revision: Revision) -> str:
+    return f"{service}-{revision.name}"
+
+
+def revision_map(owner: Identity, revision: Revision) -> Object:
     """The immutable ConfigMap that keeps `revision`; pods mount its boot config."""
     return {
         "apiVersion": "v1",
         "kind": CONFIG_MAP,
         "metadata": {
-            "name": f"{observed.name}-{revision.name}",
-            "namespace": observed.namespace,
-            "labels": {**labels(observed.name), REVISION_LABEL: revision.name, INPUTS_LABEL: revision.inputs},
-            "ownerReferences": [owner_reference(observed, controller=True)],
+            "name": revision_map_name(owner.name, revision),
+            "namespace": owner.namespace,
+            "labels": {**labels(owner.name), REVISION_LABEL: revision.name, INPUTS_LABEL: revision.inputs},
+            "ownerReferences": [owner_reference(owner, controller=True)],
         },
         "immutable": True,
         "data": {
@@ -99,18 +108,9 @@ def revision_map(revision: Revision, observed: Observed) -> Object:
     }
 
 
-def unneeded_maps(observed: Observed, running: Revision) -> list[Object]:
-    """ConfigMaps of revisions that no ReplicaSet has and that will not be rolled out."""
-    needed = {label(replica_set, REVISION_LABEL) for replica_set in observed.replica_sets}
-    needed |= {label(pod, REVISION_LABEL) for pod in observed.pods}
-    needed |= {running.name, current_revision_name(observed)}
-    return [
-        document
-        for (kind, _), document in observed.children.items()
-        if kind == CONFIG_MAP
-        and ownership(document, observed) is Ownership.OURS
-        and label(document, REVISION_LABEL) not in needed | {""}
-    ]
+def unneeded_maps(children: Children, needed: set[str]) -> list[Object]:
+    """ConfigMaps of revisions (by name) that nothing needs."""
+    return [document for document in children.config_maps if label(document, REVISION_LABEL) not in needed | {""}]
 
 
 def revision_annotations(revision: Revision) -> dict[str, str]:
@@ -119,16 +119,16 @@ def revision_annotations(revision: Revision) -> dict[str, str]:
 
 
 def _lost(
-    observed: Observed, settings: Settings, spec: SpeculativeServiceSpec, image: str, inputs: str
+    children: Children, settings: Settings, spec: SpeculativeServiceSpec, image: str, inputs: str
 ) -> Revision | None:
     """The Deployment's revision where only its ConfigMap is gone: made again without restarting anything."""
-    deployment, name = observed.deployment or {}, current_revision_name(observed)
+    deployment, name = children.deployment or {}, current_revision_name(children)
     most = annotation(deployment, BOOT_TOKENS_ANNOTATION)
     if not name or annotation(deployment, INPUTS_LABEL) != inputs or not most.isdecimal():
         return None
     if int(most) < spec.speculation.max_draft_tokens or revision_name(inputs, int(most)) != name:
         return None
-    made = _made(observed, settings, spec, image, inputs, int(most))
+    made = _made(children.owner, settings, spec, image, inputs, int(most))
     live = mapping(deployment, "spec", "template")
     if contains(live, made.template):
         return made
@@ -142,14 +142,14 @@ def revision_name(inputs: str, max_draft_tokens: int) -> str:
 
 
 def _made(
-    observed: Observed, settings: Settings, spec: SpeculativeServiceSpec, image: str, inputs: str, most: int
+    owner: Identity, settings: Settings, spec: SpeculativeServiceSpec, image: str, inputs: str, most: int
 ) -> Revision:
     """The revision for `inputs`, built for `most` draft tokens, as this release renders it."""
     name = revision_name(inputs, most)
     boot = boot_config(
-        spec, service=observed.name, namespace=observed.namespace, revision=name, image=image, max_draft_tokens=most
+        spec, service=owner.name, namespace=owner.namespace, revision=name, image=image, max_draft_tokens=most
     )
-    template = pod_template(spec, settings, observed.name, name, image, boot.profile_keys)
+    template = pod_template(spec, settings, owner.name, name, image, boot.profile_keys)
     return Revision(name=name, inputs=inputs, boot=boot, template=template)
 
 
@@ -159,7 +159,7 @@ def _read(document: Object) -> Revision | None:
         return None
     try:
         boot = BootConfig.model_validate_json(text(document, "data", CONFIG_KEY))
-        template = json.loads(text(document, "data", TEMPLATE_KEY))
+        template = from_json(text(document, "data", TEMPLATE_KEY))
     except (ValidationError, ValueError):
         return None
     if not mapping(template, "spec"):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from outrider_crds.base import digest
 
-from outrider_operator.decide.reading import annotation
-from outrider_operator.model import Observed, Settings
+from outrider_operator.decide.reading import annotation, uid_of
+from outrider_operator.model import Object, Settings
 
 IMAGE_ANNOTATION = "outrider.dev/runtime-image"
 """On the Deployment: "gpu IMAGE" or "cpu IMAGE", the default image as it was resolved for that kind of hardware."""
@@ -17,10 +17,15 @@ UPGRADE_ANNOTATION = "outrider.dev/runtime-upgrade"
 """On the service: "true" moves it to the installed release's image, "false" keeps it out of the share."""
 
 
-def default_image(observed: Observed, settings: Settings, *, on_cpu: bool) -> str:
-    """The image that the service runs on where its pod template names none."""
+def default_image(
+    service: Object, deployment: Object | None, kept_image: str, settings: Settings, *, on_cpu: bool
+) -> str:
+    """The image that `service` runs on where its pod template names none.
+
+    `deployment` is the service's own; `kept_image` is its status's, empty for a new service.
+    """
     newest = newest_image(settings, on_cpu=on_cpu)
-    return newest if _moves(observed, settings) else _given(observed, settings, newest, on_cpu=on_cpu)
+    return newest if _moves(service, settings) else _given(deployment, kept_image, settings, on_cpu=on_cpu)
 
 
 def newest_image(settings: Settings, *, on_cpu: bool) -> str:
@@ -32,20 +37,20 @@ def hardware(*, on_cpu: bool) -> str:
     return "cpu" if on_cpu else "gpu"
 
 
-def _given(observed: Observed, settings: Settings, newest: str, *, on_cpu: bool) -> str:
+def _given(deployment: Object | None, kept_image: str, settings: Settings, *, on_cpu: bool) -> str:
     """The release's image when this service first needed one for its kind of hardware."""
-    kind, _, resolved = annotation(observed.deployment or {}, IMAGE_ANNOTATION).partition(" ")
+    newest = newest_image(settings, on_cpu=on_cpu)
+    kind, _, resolved = annotation(deployment or {}, IMAGE_ANNOTATION).partition(" ")
     if resolved:
         return resolved if kind == hardware(on_cpu=on_cpu) else newest
-    kept = observed.status.runtime_image
-    return kept if kept and kept != newest_image(settings, on_cpu=not on_cpu) else newest
+    return kept_image if kept_image and kept_image != newest_image(settings, on_cpu=not on_cpu) else newest
 
 
-def _moves(observed: Observed, settings: Settings) -> bool:
-    asked = annotation(observed.service, UPGRADE_ANNOTATION)
+def _moves(service: Object, settings: Settings) -> bool:
+    asked = annotation(service, UPGRADE_ANNOTATION)
     if asked in ("true", "false"):
         return asked == "true"
-    return _place(observed.uid) < settings.runtime_upgrade_percent
+    return _place(uid_of(service)) < settings.runtime_upgrade_percent
 
 
 def _place(uid: str) -> int:

@@ -69,20 +69,6 @@ def test_a_pod_that_went_is_forgotten(cache: Cache, pods: ServingPods) -> None:
     assert list(pods.services()) == []
 
 
-def test_profiling_hears_of_pods_that_wait_for_a_node_and_of_no_others(cache: Cache) -> None:
-    """Each change of any serving pod woke every service of a namespace with Jobs."""
-    heard: list[int] = []
-    pods = ServingPods(cache, waiting_changed=lambda: heard.append(1))
-    cache.seen(DEPLOYMENT, deployment())
-    cache.seen(REPLICA_SET, replica_set())
-    cache.seen(POD, pod("new", 1, node="", ready=False))
-    assert [each["metadata"]["name"] for each in pods.waiting()] == ["new"]
-    cache.seen(POD, pod("new", 2, ready=False))
-    cache.seen(POD, pod("new", 3))
-    assert pods.waiting() == ()
-    assert len(heard) == 2
-
-
 def test_only_an_ip_address_is_asked(cache: Cache, pods: ServingPods) -> None:
     """The address becomes part of a URL."""
     cache.seen(POD, pod("odd", address="10.0.0.1@elsewhere/"))

@@ -13,11 +13,11 @@ from outrider_operator.configuration import Configuration
 from outrider_operator.controller import Controller
 from outrider_operator.decide import decide
 from outrider_operator.frame import Events
-from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, JOB, POD, REPLICA_SET, SERVICE
+from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, JOB, POD, SERVICE
 from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.model import PROFILE, PROFILING, Settings
 
-from tests.unit.operator.documents import deployment, document, labels, pod, replica_set
+from tests.unit.operator.documents import deployment, document, labels, pod
 
 
 class Woken:
@@ -70,16 +70,6 @@ async def test_a_profile_wakes_those_who_use_it(woken: Woken, kind: Any, compone
     shared["metadata"]["labels"] = labels("chat", component)
     woken.cache.seen(kind, shared)
     assert await woken.names() == {"chat", "mail"}
-
-
-async def test_a_pod_that_waits_for_a_node_wakes_those_whose_jobs_may_give_way(woken: Woken) -> None:
-    job = document("outrider-profile-b", 1)
-    job["metadata"]["labels"] = labels("apart", PROFILING)
-    for kind, seen in ((DEPLOYMENT, deployment()), (REPLICA_SET, replica_set()), (JOB, job)):
-        woken.cache.seen(kind, seen)
-    await woken.names()
-    woken.cache.seen(POD, pod("new", 1, node="", ready=False))
-    assert await woken.names() == {"chat", "apart"}
 
 
 async def test_the_count_of_services_falls_with_a_list(woken: Woken) -> None:

@@ -5,36 +5,33 @@ from __future__ import annotations
 from outrider_crds.status import Reason
 
 from outrider_operator.decide.conditions.verdict import Verdict, false, true
-from outrider_operator.decide.pods import ready, trouble, why_not_ready
-from outrider_operator.model import Observed
+from outrider_operator.decide.pods import Pods
 
 
-def available(observed: Observed, replicas: int) -> Verdict:
+def available(pods: Pods, replicas: int) -> Verdict:
     """True when as many pods are ready as were asked for."""
     if replicas == 0:
         return true(Reason.SCALED_TO_ZERO, "spec.replicas is 0.")
-    count = len(ready(observed))
+    count = len(pods.ready)
     if count >= replicas:
         return true(Reason.ENOUGH_READY_PODS, f"{replicas} of {replicas} pods are ready.")
-    return false(
-        _reason(observed, Reason.TOO_FEW_READY_PODS), _sentence(f"{count} of {replicas} pods are ready", observed)
-    )
+    return false(_reason(pods, Reason.TOO_FEW_READY_PODS), _sentence(f"{count} of {replicas} pods are ready", pods))
 
 
-def endpoint_ready(observed: Observed, replicas: int) -> Verdict:
+def endpoint_ready(pods: Pods, replicas: int) -> Verdict:
     """True while one pod can answer, whatever else is wrong."""
     if replicas == 0:
         return false(Reason.SCALED_TO_ZERO, "spec.replicas is 0: nothing answers.")
-    if ready(observed):
+    if pods.ready:
         return true(Reason.ENDPOINT_READY, "At least one pod answers.")
-    return false(_reason(observed, Reason.NO_READY_ENDPOINT), _sentence("No pod is ready", observed))
+    return false(_reason(pods, Reason.NO_READY_ENDPOINT), _sentence("No pod is ready", pods))
 
 
-def _reason(observed: Observed, otherwise: Reason) -> Reason:
-    found = trouble(observed)
+def _reason(pods: Pods, otherwise: Reason) -> Reason:
+    found = pods.trouble()
     return found.reason if found is not None else otherwise
 
 
-def _sentence(start: str, observed: Observed) -> str:
-    why = why_not_ready(observed).rstrip(".")
+def _sentence(start: str, pods: Pods) -> str:
+    why = pods.why_not_ready().rstrip(".")
     return f"{start}. {why}." if why else f"{start}."

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from outrider_crds.conditions import find_condition
 from outrider_crds.spec import SpeculationMode, SpeculativeServiceSpec
 from outrider_crds.status import ConditionStatus, ConditionType, Reason
 
 from outrider_operator.decide.conditions.feasibility import infeasible
 from outrider_operator.decide.conditions.verdict import Verdict, false, true, unknown
+from outrider_operator.decide.figures.behaviour import Behaviour
 from outrider_operator.decide.figures.numbers import three_digits
 from outrider_operator.decide.figures.samples import LEAST_REQUESTS, LEAST_TOKENS, attainment, speedup, used_share
-from outrider_operator.decide.figures.status import between_windows
-from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.profiling.measurements import Measurement
-from outrider_operator.model import Figures, Observed
+from outrider_operator.model import Figures
 
 USED_SHARE = 0.05
 """Speculation counts as used from this share of (request, step) pairs on: exploring while off takes 1%."""
@@ -32,34 +30,33 @@ _MEASURED_REASONS = frozenset({Reason.GOODPUT_AS_PREDICTED, Reason.BELOW_BASELIN
 Judge = Callable[[SpeculativeServiceSpec, Figures], Verdict]
 
 
-def speculation_active(observed: Observed, intent: Intent) -> Verdict:
+def speculation_active(behaviour: Behaviour, spec: SpeculativeServiceSpec) -> Verdict:
     """True when speculation is used and pays. Follows the window that ends now."""
-    spec = intent.spec
     if spec.speculation.mode is SpeculationMode.OFF:
         return false(Reason.OFF, "speculation.mode is Off.")
     if not spec.draft_pool:
         return false(Reason.NO_DRAFTER, "spec.draftPool is empty: there is nothing to speculate with.")
-    states = observed.states.values()
+    states = behaviour.states.values()
     if states and not any(drafter.loaded for state in states for drafter in state.drafters):
         said = sorted({drafter.reason for state in states for drafter in state.drafters if drafter.reason})
         return false(Reason.NO_DRAFTER, f"No pod has a drafter loaded. {'; '.join(said[:3])}".strip())
-    figures = observed.figures.current
+    figures = behaviour.windows.current
     if figures is None:
-        return _without_figures(observed)
-    standing = find_condition(observed.status.conditions, ConditionType.SPECULATION_ACTIVE)
+        return _without_figures(behaviour)
+    standing = behaviour.standing_condition(ConditionType.SPECULATION_ACTIVE)
     return _use(figures, active=standing is not None and standing.status is ConditionStatus.TRUE)
 
 
-def goodput_healthy(observed: Observed, intent: Intent) -> Verdict:
+def goodput_healthy(behaviour: Behaviour, spec: SpeculativeServiceSpec) -> Verdict:
     """False when speculation costs more than it gains, for two windows."""
-    return _two_windows(observed, intent, ConditionType.GOODPUT_HEALTHY, _goodput)
+    return _two_windows(behaviour, spec, ConditionType.GOODPUT_HEALTHY, _goodput)
 
 
-def slo_attained(observed: Observed, intent: Intent, found: list[Measurement]) -> Verdict:
+def slo_attained(behaviour: Behaviour, spec: SpeculativeServiceSpec, found: list[Measurement]) -> Verdict:
     """True when every class that has traffic meets its objective; changes after two windows."""
-    if not intent.spec.slo_classes:
+    if not spec.slo_classes:
         return unknown(Reason.NO_SLO_CLASSES, "spec.sloClasses is empty: there is nothing to attain.")
-    return infeasible(observed, intent, found) or _two_windows(observed, intent, ConditionType.SLO_ATTAINED, _slo)
+    return infeasible(behaviour, spec, found) or _two_windows(behaviour, spec, ConditionType.SLO_ATTAINED, _slo)
 
 
 def _use(figures: Figures, *, active: bool) -> Verdict:
@@ -105,35 +102,35 @@ def _slo(spec: SpeculativeServiceSpec, figures: Figures) -> Verdict:
     return true(Reason.ATTAINED, f"Requests within their SLO, by class: {told}.")
 
 
-def _two_windows(observed: Observed, intent: Intent, kind: ConditionType, judge: Judge) -> Verdict:
+def _two_windows(behaviour: Behaviour, spec: SpeculativeServiceSpec, kind: ConditionType, judge: Judge) -> Verdict:
     """The verdict of this window if the one before it says the same, else the one that stands.
 
     The first verdict after Unknown needs one window; after that one odd minute changes nothing.
     """
-    windows, standing = observed.figures, _standing(observed, kind)
+    windows, standing = behaviour.windows, _standing(behaviour, kind)
     if windows.error:
         return unknown(Reason.METRICS_UNAVAILABLE, windows.error)
     if windows.current is None:
         return standing or unknown(Reason.NO_TRAFFIC, "Not measured for a whole window yet.")
-    now = judge(intent.spec, windows.current)
+    now = judge(spec, windows.current)
     if standing is None or standing.status is now.status:
         return now
-    before = judge(intent.spec, windows.previous) if windows.previous is not None else None
+    before = judge(spec, windows.previous) if windows.previous is not None else None
     return now if before is not None and before.status is now.status else standing
 
 
-def _standing(observed: Observed, kind: ConditionType) -> Verdict | None:
+def _standing(behaviour: Behaviour, kind: ConditionType) -> Verdict | None:
     """The measured verdict that stands; None where there is none (Infeasible comes from the profile)."""
-    found = find_condition(observed.status.conditions, kind)
+    found = behaviour.standing_condition(kind)
     if found is None or found.status is ConditionStatus.UNKNOWN or found.reason not in _MEASURED_REASONS:
         return None
     return Verdict(found.status, Reason(found.reason), found.message)
 
 
-def _without_figures(observed: Observed) -> Verdict:
-    if observed.figures.error:
-        return unknown(Reason.METRICS_UNAVAILABLE, observed.figures.error)
-    standing = find_condition(observed.status.conditions, ConditionType.SPECULATION_ACTIVE)
-    if standing is not None and standing.reason in (Reason.PAYS, Reason.NOT_WORTH_IT) and between_windows(observed):
+def _without_figures(behaviour: Behaviour) -> Verdict:
+    if behaviour.windows.error:
+        return unknown(Reason.METRICS_UNAVAILABLE, behaviour.windows.error)
+    standing = behaviour.standing_condition(ConditionType.SPECULATION_ACTIVE)
+    if standing is not None and standing.reason in (Reason.PAYS, Reason.NOT_WORTH_IT) and behaviour.between_windows:
         return Verdict(standing.status, Reason(standing.reason), standing.message)
     return unknown(Reason.MEASURING, "Not measured for a whole window yet.")

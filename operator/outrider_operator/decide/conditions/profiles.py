@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from outrider_crds.profile import REPROFILE_ANNOTATION
 from outrider_crds.runtime_config import PRODUCT_ANNOTATION
 from outrider_crds.spec import CPU_PRODUCT, ProfilingMode
+from outrider_crds.state import RuntimeState
 from outrider_crds.status import ProfileStatus, Reason
 
 from outrider_operator.decide.conditions.verdict import Verdict, false, true
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.pod_spec.volumes import profile_name
-from outrider_operator.decide.pods import living, scheduler_says, unschedulable_since
+from outrider_operator.decide.pods import Pods, scheduler_says, unschedulable_since, without_made_up_name
 from outrider_operator.decide.profile_store import Failure
 from outrider_operator.decide.profiling.job_outcome import is_running
 from outrider_operator.decide.profiling.measurements import Measurement
 from outrider_operator.decide.reading import annotation, cut, items, mapping, name_of, text
-from outrider_operator.model import Object, Observed
+from outrider_operator.model import Object, Rejection
 
 NOISY_PERCENT = 25.0
 """Run-to-run spread, or held-out error, from which on a profile is no good base for decisions."""
@@ -27,6 +29,7 @@ _AGAIN = f"annotate the service with {REPROFILE_ANNOTATION}=<any new value> to m
 _RANK = (
     Reason.VOCABULARY_MISMATCH,
     Reason.PROFILE_FAILED,
+    Reason.CHILD_REJECTED,
     Reason.NO_MATCHING_NODE,
     Reason.WAITING_FOR_SERVING_POD,
     Reason.PROFILING,
@@ -36,9 +39,23 @@ _RANK = (
 )
 
 
-def profiles_ready(observed: Observed, intent: Intent, found: list[Measurement]) -> Verdict:
+@dataclass(frozen=True)
+class Seen:
+    """What says why a profile is not there, or does not fit."""
+
+    asked: Intent
+    pods: Pods
+    states: Mapping[str, RuntimeState]
+    """Name of a ready pod -> what it answered lately."""
+    warnings: Mapping[str, str]
+    """Name of a Job, or of its pod, -> newest Warning event."""
+    rejections: tuple[Rejection, ...]
+    """Of Jobs and profiles."""
+
+
+def profiles_ready(seen: Seen, found: list[Measurement]) -> Verdict:
     """True when every product has a fresh profile of the target and of every drafter."""
-    lacking = [verdict for each in found if (verdict := _lacking(observed, intent, each)) is not None]
+    lacking = [verdict for each in found if (verdict := _lacking(seen, each)) is not None]
     if not lacking:
         products = ", ".join(each.keys.product for each in found)
         return true(Reason.PROFILED, f"Target and drafters are measured on {products}.")
@@ -46,63 +63,66 @@ def profiles_ready(observed: Observed, intent: Intent, found: list[Measurement])
     return false(worst.reason, cut(" ".join(verdict.message for verdict in lacking), 2048))
 
 
-def profile_statuses(observed: Observed, intent: Intent, found: list[Measurement]) -> list[ProfileStatus]:
-    return [_status(observed, intent, each) for each in found]
+def profile_statuses(seen: Seen, found: list[Measurement]) -> list[ProfileStatus]:
+    return [_status(seen, each) for each in found]
 
 
-def _lacking(observed: Observed, intent: Intent, each: Measurement) -> Verdict | None:
+def _lacking(seen: Seen, each: Measurement) -> Verdict | None:
     """Why one product is not ready; None when it is."""
-    checks: tuple[Callable[[Observed, Intent, Measurement], Verdict | None], ...] = (_unmeasured, _stale, _noisy)
-    return next((verdict for check in checks if (verdict := check(observed, intent, each)) is not None), None)
+    checks: tuple[Callable[[Seen, Measurement], Verdict | None], ...] = (_unmeasured, _stale, _noisy)
+    return next((verdict for check in checks if (verdict := check(seen, each)) is not None), None)
 
 
-def _unmeasured(observed: Observed, intent: Intent, each: Measurement) -> Verdict | None:
+def _unmeasured(seen: Seen, each: Measurement) -> Verdict | None:
     if each.store.covers(each.keys):
         return None
     failures = _failures(each)
     if failures and not each.job_is_active:
         return _failed(each, failures)
-    return _waiting(observed, intent, each)
+    return _waiting(seen, each)
 
 
-def _waiting(observed: Observed, intent: Intent, each: Measurement) -> Verdict:
+def _waiting(seen: Seen, each: Measurement) -> Verdict:
     product, served_first = each.keys.product, ", ".join(each.served_first)
     learning = "pods learn their step times online meanwhile"
     if each.job_is_active:
-        no_room = each.pod is not None and unschedulable_since(each.pod) is not None
-        return false(Reason.LEARNING if no_room else Reason.PROFILING, _job_sentence(observed, each))
-    if intent.spec.profiling.mode is ProfilingMode.SKIP:
+        return false(Reason.PROFILING if _moves(seen, each) else Reason.LEARNING, _job_sentence(seen, each))
+    if seen.asked.spec.profiling.mode is ProfilingMode.SKIP:
         return false(Reason.LEARNING, f"{product}: profiling.mode is Skip; pods learn their step times online.")
-    if intent.spec.paused:
+    if seen.asked.spec.paused:
         return false(Reason.LEARNING, f"{product}: spec.paused stops profiling; {learning}.")
+    rejection = next((r for r in seen.rejections if r.name == profile_name(each.keys.target)), None)
+    if rejection is not None:
+        said = f"the API server refuses {rejection.kind} {rejection.name}: {rejection.message.strip().rstrip('.')}"
+        return false(Reason.CHILD_REJECTED, f"{product}: {cut(said, 1000)}; it is tried again; {learning}.")
     if not each.node_fits:
-        return false(Reason.NO_MATCHING_NODE, _no_node(intent, product))
+        return false(Reason.NO_MATCHING_NODE, _no_node(seen.asked, product))
     if served_first:
         return false(
             Reason.WAITING_FOR_SERVING_POD,
-            f"{product}: serving pod {served_first} needs the same accelerator and goes first; {learning}.",
+            f"{product}: serving pod {served_first} starts on the same cores and goes first; {learning}.",
         )
     return false(Reason.LEARNING, f"{product}: not measured yet; {learning}.")
 
 
-def _stale(observed: Observed, intent: Intent, each: Measurement) -> Verdict | None:
+def _stale(seen: Seen, each: Measurement) -> Verdict | None:
     if each.stale:
         running = " A new one is being measured." if each.job_is_active else ""
         failures = _failures(each)
         failed = f" Measuring again failed: {_words(failures)}; {_AGAIN}." if failures and not running else ""
-        age = intent.spec.profiling.max_age
+        age = seen.asked.spec.profiling.max_age
         return false(
             Reason.STALE,
             f"{each.keys.product}: the profile is older than profiling.maxAge ({age}) and serves meanwhile."
             f"{running}{failed}",
         )
-    mismatch = _mismatch(observed, each)
+    mismatch = _mismatch(seen, each)
     if mismatch:
         return false(Reason.STALE, f"{each.keys.product}: {mismatch.rstrip('.')}; {_AGAIN}.")
     return None
 
 
-def _noisy(_observed: Observed, _intent: Intent, each: Measurement) -> Verdict | None:
+def _noisy(_seen: Seen, each: Measurement) -> Verdict | None:
     target = each.store.target
     if target is None or max(target.spread_percent, target.error_percent) <= NOISY_PERCENT:
         return None
@@ -113,17 +133,19 @@ def _noisy(_observed: Observed, _intent: Intent, each: Measurement) -> Verdict |
     )
 
 
-def _mismatch(observed: Observed, each: Measurement) -> str:
-    """What a pod on this product says about the mounted profile; empty when none objects."""
-    said = sorted(
+def _mismatch(seen: Seen, each: Measurement) -> str:
+    """What the pods on this product say about the mounted profile; empty unless it fits none of them.
+
+    Nodes of one product may differ (`cpu` is every model of CPU): one measurement cannot fit them all.
+    """
+    answers = [
         state.profile.mismatch
-        for pod in living(observed)
+        for pod in seen.pods.ready
         if annotation(pod, PRODUCT_ANNOTATION) == each.keys.product
-        and (state := observed.states.get(name_of(pod))) is not None
-        and state.profile.mismatch
+        and (state := seen.states.get(name_of(pod))) is not None
         and state.profile.target_key == each.keys.target
-    )
-    return said[0] if said else ""
+    ]
+    return min(answers) if answers and all(answers) else ""
 
 
 def _failed(each: Measurement, failures: list[tuple[str, Failure]]) -> Verdict:
@@ -152,12 +174,19 @@ def _words(failures: list[tuple[str, Failure]]) -> str:
     )
 
 
-def _job_sentence(observed: Observed, each: Measurement) -> str:
-    job = name_of(each.job) if each.job is not None else ""
+def _moves(seen: Seen, each: Measurement) -> bool:
+    """False while the Job waits for room: no node takes its pod, or a quota forbids to make one."""
+    if each.pod is None:
+        return not seen.warnings.get(name_of(each.job or {}))
+    return unschedulable_since(each.pod) is None
+
+
+def _job_sentence(seen: Seen, each: Measurement) -> str:
+    job = name_of(each.job or {})
     if is_running(each.pod):
         return f"{each.keys.product}: Job {job} is measuring; pods learn their step times online meanwhile."
     pod = each.pod or {}
-    warning = cut(observed.pod_warnings.get(name_of(pod), ""), 500)
+    warning = cut(without_made_up_name(seen.warnings.get(name_of(pod) or job, "")), 500)
     why = scheduler_says(pod) or _container_waits(pod) or warning or "its pod is starting"
     return f"{each.keys.product}: Job {job} waits: {why.rstrip('.')}; pods learn their step times online meanwhile."
 
@@ -170,8 +199,8 @@ def _container_waits(pod: Object) -> str:
     return ""
 
 
-def _no_node(intent: Intent, product: str) -> str:
-    accelerator = intent.spec.accelerator
+def _no_node(asked: Intent, product: str) -> str:
+    accelerator = asked.spec.accelerator
     if product == CPU_PRODUCT:
         return "No node fits accelerator.nodeSelector and accelerator.tolerations: the pods wait for one."
     return (
@@ -180,11 +209,11 @@ def _no_node(intent: Intent, product: str) -> str:
     )
 
 
-def _status(observed: Observed, intent: Intent, each: Measurement) -> ProfileStatus:
+def _status(seen: Seen, each: Measurement) -> ProfileStatus:
     target = each.store.target if each.store.has_target(each.keys) else None
     failures = _failures(each)
     failed_keys = [key for key in (each.keys.target, *each.keys.drafters.values()) if each.failure(key)]
-    lacking = _lacking(observed, intent, each)
+    lacking = _lacking(seen, each)
     return ProfileStatus(
         product=each.keys.product,
         config_map=profile_name(each.keys.target) if each.store.target is not None else "",

@@ -1,25 +1,47 @@
-"""Condition SpecValid: what only the cluster can hold against a spec."""
+"""Condition SpecValid, and whether the spec may be applied at all: what only the cluster can hold against it."""
 
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from outrider_crds.spec import MetricsSource, SpeculativeServiceSpec
 from outrider_crds.status import Reason
 
 from outrider_operator.decide.conditions.verdict import Verdict, false, true
-from outrider_operator.decide.ownership import conflicts, controller_name
+from outrider_operator.decide.ownership import Children, controller_name
 from outrider_operator.decide.reading import cut
-from outrider_operator.model import Observed, Settings, child_names
+from outrider_operator.model import Rejection, Settings
 
 
-def spec_verdict(observed: Observed, settings: Settings) -> Verdict:
-    """False means that the children stay as they are; the pods serve on."""
-    spec = observed.parsed
-    if isinstance(spec, str):
-        return false(Reason.INVALID_SPEC, cut(f"The spec does not fit this release of Outrider: {spec}.", 2048))
-    return _host_paths(spec, settings) or _prometheus(spec, settings) or _conflict(observed) or _rejected(observed)
+def unreadable(why: str) -> Verdict:
+    """The CRD of another release let a spec through that this one cannot read."""
+    return false(Reason.INVALID_SPEC, cut(f"The spec does not fit this release of Outrider: {why}.", 2048))
+
+
+def objection(
+    spec: SpeculativeServiceSpec, settings: Settings, children: Children, names: Iterable[tuple[str, str]]
+) -> Verdict | None:
+    """Why the spec must not be applied: the children stay as they are and the pods serve on. None when it may be.
+
+    `names` holds (kind, name) of the objects that it asks for.
+    """
+    return _host_paths(spec, settings) or _prometheus(spec, settings) or _conflict(children, names)
+
+
+def accepted(refused: str) -> Verdict:
+    """The verdict on a spec that is applied; `refused` says which part of it the API server does not take."""
+    return false(Reason.CHILD_REJECTED, refused) if refused else true(Reason.ACCEPTED, "The spec is accepted.")
+
+
+def refusal(rejections: Iterable[Rejection]) -> str:
+    """The first of `rejections` in a sentence; empty without one."""
+    first = next(iter(rejections), None)
+    if first is None:
+        return ""
+    said = f"The API server refuses {first.kind} {first.name}: {first.message.strip().rstrip('.')}. Correct the spec"
+    return cut(f"{said}, or what forbids it; it is tried again.", 2048)
 
 
 def _host_paths(spec: SpeculativeServiceSpec, settings: Settings) -> Verdict | None:
@@ -61,24 +83,14 @@ def _prometheus(spec: SpeculativeServiceSpec, settings: Settings) -> Verdict | N
     )
 
 
-def _conflict(observed: Observed) -> Verdict | None:
-    found = conflicts(observed, child_names(observed.name))
+def _conflict(children: Children, names: Iterable[tuple[str, str]]) -> Verdict | None:
+    found = children.foreign(names)
     if not found:
         return None
     kind, name = found[0]
-    owner = controller_name(observed.children[found[0]])
+    owner = controller_name(children.documents[found[0]])
     whose = f"belongs to {owner}" if owner else "was not made by Outrider"
     return false(
         Reason.NAME_CONFLICT,
         f"{kind} {name} {whose} and is left alone. Delete it, or give the SpeculativeService another name.",
-    )
-
-
-def _rejected(observed: Observed) -> Verdict:
-    if not observed.rejections:
-        return true(Reason.ACCEPTED, "The spec is accepted.")
-    first = observed.rejections[0]
-    return false(
-        Reason.CHILD_REJECTED,
-        cut(f"The API server refuses {first.kind} {first.name}: {first.message.rstrip('.')}. Correct the spec.", 2048),
     )

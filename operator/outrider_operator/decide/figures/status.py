@@ -6,20 +6,14 @@ from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.state import TPOT_BUCKETS_S, DrafterState
 from outrider_crds.status import DraftStatus, Goodput, SLOClassStatus, Summary
 
+from outrider_operator.decide.figures.behaviour import Behaviour
 from outrider_operator.decide.figures.numbers import percentile_s, rounded, three_digits, time_text
 from outrider_operator.decide.figures.samples import LEAST_TOKENS, attainment, speedup
-from outrider_operator.decide.intent import Intent
-from outrider_operator.decide.pods import ready
 from outrider_operator.decide.profiling.measurements import Measurement
-from outrider_operator.decide.reading import cut, name_of
-from outrider_operator.model import DrafterFigures, Figures, Observed
+from outrider_operator.decide.reading import cut
+from outrider_operator.model import DrafterFigures, Figures
 
 _MEASURED = {"acceptance_rate", "accepted_length", "share_percent"}
-
-
-def between_windows(observed: Observed) -> bool:
-    """True in the minute after the operator's start, which the pods served through: the figures so far stand."""
-    return observed.figures.current is None and not observed.figures.error and bool(ready(observed))
 
 
 def goodput(figures: Figures | None) -> Goodput | None:
@@ -55,9 +49,8 @@ def slo_classes(spec: SpeculativeServiceSpec, figures: Figures | None) -> list[S
     return [_slo_class(slo.name, figures) for slo in spec.slo_classes]
 
 
-def drafts(observed: Observed, intent: Intent, found: list[Measurement]) -> list[DraftStatus]:
-    figures = observed.figures.current
-    return [_draft(observed, found, drafter.name, figures) for drafter in intent.spec.draft_pool]
+def drafts(behaviour: Behaviour, spec: SpeculativeServiceSpec, found: list[Measurement]) -> list[DraftStatus]:
+    return [_draft(behaviour, found, drafter.name) for drafter in spec.draft_pool]
 
 
 def _worst_class(spec: SpeculativeServiceSpec, figures: Figures) -> str:
@@ -92,17 +85,16 @@ def _slo_class(name: str, figures: Figures | None) -> SLOClassStatus:
     )
 
 
-def _draft(observed: Observed, found: list[Measurement], name: str, figures: Figures | None) -> DraftStatus:
-    states = [state for pod in ready(observed) if (state := observed.states.get(name_of(pod))) is not None]
-    reports = [drafter for state in states for drafter in state.drafters if drafter.name == name]
-    standing = next((draft for draft in observed.status.drafts if draft.name == name), None)
-    kept = standing if between_windows(observed) else None
+def _draft(behaviour: Behaviour, found: list[Measurement], name: str) -> DraftStatus:
+    reports = [drafter for state in behaviour.states.values() for drafter in state.drafters if drafter.name == name]
+    standing = next((draft for draft in behaviour.standing.drafts if draft.name == name), None)
+    kept = standing if behaviour.between_windows else None
     return DraftStatus(
         name=name,
         profiled=bool(found) and all(each.keys.drafters.get(name) in each.store.drafters for each in found),
         loaded=bool(reports) and all(report.loaded for report in reports),
         reason=cut(_reason(found, name, reports)),
-        **(_measured(figures, name) if kept is None else kept.model_dump(include=_MEASURED)),
+        **(_measured(behaviour.windows.current, name) if kept is None else kept.model_dump(include=_MEASURED)),
     )
 
 

@@ -42,13 +42,13 @@ def resources(spec: SpeculativeServiceSpec) -> Object:
     return given
 
 
-def node_fits(node: Node, spec: SpeculativeServiceSpec, product: str) -> bool:
-    """Could a pod for `product` ever run on `node`? What other pods take there does not count."""
+def node_fits(node: Node, spec: SpeculativeServiceSpec, product: str, tolerations: list[Object]) -> bool:
+    """Could a pod for `product` with `tolerations` ever run on `node`? What other pods take there does not count."""
     accelerator = spec.accelerator
     wanted = dict(accelerator.node_selector)
     if not accelerator.on_cpu:
         wanted[accelerator.product_label] = product
-    if not labels_match(node, wanted) or not tolerates(node, [each.wire() for each in accelerator.tolerations]):
+    if not labels_match(node, wanted) or not tolerates(node, tolerations):
         return False
     count = gpus(accelerator, spec.engine.tensor_parallel_size)
     return (quantity(node.allocatable.get(accelerator.resource_name, "0")) or 0) >= count

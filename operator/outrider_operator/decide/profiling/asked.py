@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from outrider_crds.base import digest
 from outrider_crds.profile import REPROFILE_ANNOTATION, ProfileKeys
 from outrider_crds.spec import SpeculativeServiceSpec
+from pydantic_core import from_json
 
 from outrider_operator.decide.reading import annotation
 from outrider_operator.model import Object
@@ -48,7 +49,7 @@ def attempt_hash(spec: SpeculativeServiceSpec, image: str) -> str:
 def asked_of(job: Object) -> Asked | None:
     """What `job` measures, as its annotation says; None when that is not readable."""
     try:
-        document = json.loads(annotation(job, ASKED_ANNOTATION))
+        document = from_json(annotation(job, ASKED_ANNOTATION))
         keys = ProfileKeys.model_validate(document["keys"])
         asked = Asked(
             keys=keys,

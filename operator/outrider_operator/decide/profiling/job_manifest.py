@@ -14,29 +14,27 @@ from outrider_operator.decide.pod_spec.container import container, pod_fields
 from outrider_operator.decide.pod_spec.placement import scheduling
 from outrider_operator.decide.pod_spec.volumes import model_volumes, profile_name, scratch_volumes
 from outrider_operator.decide.profiling.asked import Asked, annotations_of
-from outrider_operator.model import JOB, PROFILING, Object, Observed, Settings
+from outrider_operator.model import JOB, PROFILING, Identity, Object, Settings
 
 _RESULT_FILE = "/dev/termination-log"
 _NOBODY = "outrider-profile"
 """Stands for service and revision in the Job's boot config: what it measures is no single service's."""
 
 
-def job_manifest(
-    observed: Observed, settings: Settings, spec: SpeculativeServiceSpec, image: str, asked: Asked
-) -> Object:
+def job_manifest(owner: Identity, settings: Settings, spec: SpeculativeServiceSpec, image: str, asked: Asked) -> Object:
     """The Job for `asked`. Its name is the target key's: the API server itself keeps a second one out."""
     # The user's too, on Job and pod: queues, meshes and policies go by them.
-    metadata_labels = {**spec.pod_template.labels, **labels(observed.name, PROFILING)}
+    metadata_labels = {**spec.pod_template.labels, **labels(owner.name, PROFILING)}
     return {
         "apiVersion": "batch/v1",
         "kind": JOB,
         "metadata": {
             "name": profile_name(asked.keys.target),
-            "namespace": observed.namespace,
+            "namespace": owner.namespace,
             "labels": metadata_labels,
             "annotations": {**spec.pod_template.annotations, **annotations_of(asked)},
             # Not as controller: services that want the same measurement each add themselves.
-            "ownerReferences": [owner_reference(observed, controller=False)],
+            "ownerReferences": [owner_reference(owner, controller=False)],
         },
         "spec": {
             "backoffLimit": 0,
@@ -49,17 +47,17 @@ def job_manifest(
             },
             "template": {
                 "metadata": {"labels": metadata_labels, "annotations": dict(spec.pod_template.annotations)},
-                "spec": _pod(spec, settings, image, asked, _config(observed, spec, image)),
+                "spec": _pod(spec, settings, image, asked, _config(owner, spec, image)),
             },
         },
     }
 
 
-def _config(observed: Observed, spec: SpeculativeServiceSpec, image: str) -> BootConfig:
+def _config(owner: Identity, spec: SpeculativeServiceSpec, image: str) -> BootConfig:
     return boot_config(
         spec,
         service=_NOBODY,
-        namespace=observed.namespace,
+        namespace=owner.namespace,
         revision=_NOBODY,
         image=image,
         max_draft_tokens=spec.speculation.max_draft_tokens,

@@ -2,30 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from outrider_crds.base import digest, seconds
-from outrider_crds.profile import REPROFILE_ANNOTATION, ProfileKeys
+from outrider_crds.profile import ProfileKeys
 from outrider_crds.spec import CPU_PRODUCT
 
-from outrider_operator.decide.intent import Intent, store_of
+from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.pod_spec.placement import node_fits
 from outrider_operator.decide.pod_spec.volumes import profile_name
-from outrider_operator.decide.pods import starting
-from outrider_operator.decide.profile_store import Failure, Store
+from outrider_operator.decide.pods import Pods
+from outrider_operator.decide.profile_store import Failure, Store, read_store
 from outrider_operator.decide.profiling.asked import Asked, asked_of, attempt_hash
 from outrider_operator.decide.profiling.job_outcome import absorb, has_ended, is_finished, pod_of
-from outrider_operator.decide.profiling.waiting import waiting_for
 from outrider_operator.decide.reading import (
-    annotation,
     items,
     name_of,
     unix_seconds,
 )
-from outrider_operator.model import Object, Observed
+from outrider_operator.model import Identity, Node, Object
 
 _RESULT_PATIENCE_S = 30.0
 """The pod's last words may reach the watch later than the end of its Job."""
+
+
+@dataclass(frozen=True)
+class ProfilingView:
+    """What a service sees of profiling: its namespace's Jobs and profiles, and where a Job could run."""
+
+    owner: Identity
+    now: float
+    """Unix seconds."""
+    pods: Pods
+    """The service's serving pods."""
+    nodes: tuple[Node, ...] | None = ()
+    """None where the operator may not read nodes."""
+    jobs: tuple[Object, ...] = ()
+    job_pods: tuple[Object, ...] = ()
+    profiles: Mapping[str, Object] = field(default_factory=dict)
+    """Name -> ConfigMap."""
+    warnings: Mapping[str, str] = field(default_factory=dict)
+    """Name of a Job, or of its pod, -> newest Warning event."""
+    request: str = ""
+    """Value of the annotation that asks for new measurements."""
+
+    def store(self, target_key: str) -> Store:
+        return read_store(self.profiles.get(profile_name(target_key)))
 
 
 @dataclass(frozen=True)
@@ -43,7 +66,7 @@ class Measurement:
     """Older than profiling.maxAge."""
     node_fits: bool
     served_first: tuple[str, ...]
-    """Names of serving pods that need the same accelerator and have not got it yet."""
+    """Names of serving pods that need the same cores and have not got them yet."""
 
     @property
     def job_is_active(self) -> bool:
@@ -54,15 +77,9 @@ class Measurement:
         return self.store.failure(key, self.asked.attempt)
 
 
-def measurements(observed: Observed, intent: Intent) -> list[Measurement]:
+def measurements(view: ProfilingView, intent: Intent) -> list[Measurement]:
     """One entry per product, in the order of the spec."""
-    return [_measurement(observed, intent, keys) for keys in intent.wanted.keys]
-
-
-def reprofile_request(observed: Observed) -> str:
-    """Digest of the annotation that asks for new measurements; empty without it."""
-    value = annotation(observed.service, REPROFILE_ANNOTATION)
-    return digest(value) if value else ""
+    return [_measurement(view, intent, keys) for keys in intent.wanted.keys]
 
 
 def stale_in_s(intent: Intent, keys: ProfileKeys, store: Store, now: float) -> float | None:
@@ -75,55 +92,62 @@ def stale_in_s(intent: Intent, keys: ProfileKeys, store: Store, now: float) -> f
     return oldest + seconds(age) - now if age is not None and oldest is not None else None
 
 
-def _measurement(observed: Observed, intent: Intent, keys: ProfileKeys) -> Measurement:
-    job = next((job for job in observed.jobs if name_of(job) == profile_name(keys.target)), None)
-    pod = pod_of(job, observed.job_pods) if job is not None else None
-    store = _with_outcome(observed, store_of(observed, keys.target), job, pod)
+def _measurement(view: ProfilingView, intent: Intent, keys: ProfileKeys) -> Measurement:
+    job = next((job for job in view.jobs if name_of(job) == profile_name(keys.target)), None)
+    pod = pod_of(job, view.job_pods) if job is not None else None
+    store = _with_outcome(view, view.store(keys.target), job, pod)
     return Measurement(
         keys=keys,
         store=store,
-        asked=_asked(observed, intent, keys, store),
+        asked=_asked(view, intent, keys, store),
         job=job,
         pod=pod,
-        stale=(left := stale_in_s(intent, keys, store, observed.now)) is not None and left <= 0,
-        node_fits=observed.nodes is None or any(node_fits(n, intent.spec, keys.product) for n in observed.nodes),
-        served_first=tuple(name_of(pod) for pod in _served_first(observed, intent, keys.product)),
+        stale=(left := stale_in_s(intent, keys, store, view.now)) is not None and left <= 0,
+        node_fits=_node_fits(view, intent, keys.product, pod),
+        served_first=tuple(name_of(pod) for pod in _served_first(view, intent, keys.product)),
     )
 
 
-def _served_first(observed: Observed, intent: Intent, product: str) -> list[Object]:
-    """Pods that wait for a node; on cpu, where everyone shares the cores, those that start as well: two engines that
-    load at once take more than twice as long, and what would be measured is the other one's load."""
-    busy = starting(observed, seconds(intent.spec.rollout.progress_deadline)) if product == CPU_PRODUCT else []
-    return [*waiting_for(observed, product), *busy]
+def _node_fits(view: ProfilingView, intent: Intent, product: str, job_pod: Object | None) -> bool:
+    """With the tolerations of the spec, and those that admission gave to the pods (GKE does, for GPUs)."""
+    given = [each for pod in (*view.pods.living, job_pod) for each in items(pod, "spec", "tolerations")]
+    tolerations = [*(each.wire() for each in intent.spec.accelerator.tolerations), *given]
+    return view.nodes is None or any(node_fits(node, intent.spec, product, tolerations) for node in view.nodes)
 
 
-def _with_outcome(observed: Observed, store: Store, job: Object | None, pod: Object | None) -> Store:
-    if job is None or not is_finished(job) or not is_readable(observed, job, pod):
+def _served_first(view: ProfilingView, intent: Intent, product: str) -> list[Object]:
+    """On cpu, where everyone shares the cores, pods that start: two engines that load at once take more than twice as
+    long, and what would be measured is the other one's load. For any other hardware the scheduler decides, by
+    priority."""
+    return view.pods.starting(seconds(intent.spec.rollout.progress_deadline)) if product == CPU_PRODUCT else []
+
+
+def _with_outcome(view: ProfilingView, store: Store, job: Object | None, pod: Object | None) -> Store:
+    if job is None or not is_finished(job) or not is_readable(view.now, job, pod):
         return store
     asked = asked_of(job)
     return absorb(store, job, pod, asked) if asked is not None else store
 
 
-def is_readable(observed: Observed, job: Object, pod: Object | None) -> bool:
+def is_readable(now: float, job: Object, pod: Object | None) -> bool:
     """True when the Job's pod has said its last words, or has had time enough to."""
     if pod is not None and has_ended(pod):
         return True
     ended = [unix_seconds(str(c.get("lastTransitionTime"))) for c in items(job, "status", "conditions")]
     since = max((time for time in ended if time is not None), default=0.0)
-    return observed.now - since > _RESULT_PATIENCE_S
+    return now - since > _RESULT_PATIENCE_S
 
 
-def _asked(observed: Observed, intent: Intent, keys: ProfileKeys, store: Store) -> Asked:
+def _asked(view: ProfilingView, intent: Intent, keys: ProfileKeys, store: Store) -> Asked:
     """The keys that are missing or out of date, less those that failed under the same settings."""
     attempt = attempt_hash(intent.spec, intent.image)
-    request = reprofile_request(observed)
+    request = digest(view.request) if view.request else ""
     wanted_anew = bool(request) and request not in store.requests
 
     def wanted(key: str, measured_at: str | None) -> bool:
         if wanted_anew:
             return True
-        outdated = measured_at is None or _is_old(intent, measured_at, observed.now)
+        outdated = measured_at is None or _is_old(intent, measured_at, view.now)
         return outdated and store.failure(key, attempt) is None
 
     target_time = store.target.measured_at if store.target is not None and store.has_target(keys) else None

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from outrider_crds.profile import REPROFILE_ANNOTATION
 
-from outrider_operator.decide.intent import Intent, store_of
+from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.ownership import labels, owner_reference, owner_uids
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.profile_store import store_data
-from outrider_operator.decide.profiling.measurements import Measurement
+from outrider_operator.decide.profiling.measurements import Measurement, ProfilingView
 from outrider_operator.decide.reading import is_being_deleted, items, mapping, name_of, text, uid_of
-from outrider_operator.decide.revisions import stored_revisions
-from outrider_operator.model import CONFIG_MAP, PROFILE, SERVICE_LABEL, Delete, Object, Observed
+from outrider_operator.decide.revisions import Revision
+from outrider_operator.model import CONFIG_MAP, PROFILE, SERVICE_LABEL, Delete, Identity, Object
 
 PRODUCT_NOTE = "outrider.dev/product"
 MODEL_NOTE = "outrider.dev/model"
@@ -26,60 +26,64 @@ class ProfileMapPlan:
     delete: tuple[Delete, ...] = ()
 
 
-def plan_profile_maps(observed: Observed, intent: Intent, found: list[Measurement]) -> ProfileMapPlan:
-    """Changes of shared ConfigMaps name the version they were decided on, so that no two services' overlap."""
+def plan_profile_maps(
+    view: ProfilingView, intent: Intent, found: list[Measurement], kept: list[Revision]
+) -> ProfileMapPlan:
+    """Changes of shared ConfigMaps name the version they were decided on, so that no two services' overlap.
+
+    Profiles of the `kept` revisions stay.
+    """
     creates: list[Object] = []
     applies: list[Object] = []
     for each in found:
-        present = observed.profiles.get(profile_name(each.keys.target))
+        present = view.profiles.get(profile_name(each.keys.target))
         if present is None:
-            creates += [_new(observed, intent, each)] if store_data(each.store) else []
+            creates += [_new(view.owner, intent, each)] if store_data(each.store) else []
         elif not is_being_deleted(present):
-            applies += _changed(observed, each, present)
-    leave = _leave(observed, intent)
+            applies += _changed(view, each, present)
+    leave = _leave(view, [*kept, intent.wanted])
     return ProfileMapPlan(tuple(creates), (*applies, *leave.apply), leave.delete)
 
 
-def _new(observed: Observed, intent: Intent, each: Measurement) -> Object:
-    own = {name: value for name, value in labels(observed.name, PROFILE).items() if name != SERVICE_LABEL}
+def _new(owner: Identity, intent: Intent, each: Measurement) -> Object:
+    own = {name: value for name, value in labels(owner.name, PROFILE).items() if name != SERVICE_LABEL}
     return {
         "apiVersion": "v1",
         "kind": CONFIG_MAP,
         "metadata": {
             "name": profile_name(each.keys.target),
-            "namespace": observed.namespace,
+            "namespace": owner.namespace,
             "labels": {**own, "app.kubernetes.io/instance": "outrider"},
             "annotations": {
                 PRODUCT_NOTE: each.keys.product,
                 MODEL_NOTE: intent.spec.target.name,
                 REPROFILE_ANNOTATION: " ".join(each.store.requests),
             },
-            "ownerReferences": [owner_reference(observed, controller=False)],
+            "ownerReferences": [owner_reference(owner, controller=False)],
         },
         "data": store_data(each.store),
     }
 
 
-def _changed(observed: Observed, each: Measurement, present: Object) -> list[Object]:
+def _changed(view: ProfilingView, each: Measurement, present: Object) -> list[Object]:
     """The ConfigMap with new contents or with this service as a further owner; [] when it has both."""
-    owned = observed.uid in owner_uids(present)
-    if owned and store_of(observed, each.keys.target) == each.store:
+    owned = view.owner.uid in owner_uids(present)
+    if owned and view.store(each.keys.target) == each.store:
         return []
-    mine = [] if owned else [owner_reference(observed, controller=False)]
+    mine = [] if owned else [owner_reference(view.owner, controller=False)]
     owners = [*items(present, "metadata", "ownerReferences"), *mine]
     return [_applied(present, owners, store_data(each.store), " ".join(each.store.requests))]
 
 
-def _leave(observed: Observed, intent: Intent) -> ProfileMapPlan:
-    """Profiles that no kept revision of this service reads. The last user deletes; the others take their name off."""
-    revisions = [*stored_revisions(observed), intent.wanted]
+def _leave(view: ProfilingView, revisions: list[Revision]) -> ProfileMapPlan:
+    """Profiles that none of `revisions` reads. The last user deletes; the others take their name off."""
     used = {profile_name(keys.target) for revision in revisions for keys in revision.keys}
     applies: list[Object] = []
     deletes: list[Delete] = []
-    for name, document in observed.profiles.items():
-        if name in used or observed.uid not in owner_uids(document) or is_being_deleted(document):
+    for name, document in view.profiles.items():
+        if name in used or view.owner.uid not in owner_uids(document) or is_being_deleted(document):
             continue
-        others = [ref for ref in items(document, "metadata", "ownerReferences") if ref.get("uid") != observed.uid]
+        others = [ref for ref in items(document, "metadata", "ownerReferences") if ref.get("uid") != view.owner.uid]
         if others:
             requests = text(document, "metadata", "annotations", REPROFILE_ANNOTATION)
             applies.append(_applied(document, others, mapping(document, "data"), requests))
@@ -98,6 +102,7 @@ def _applied(present: Object, owners: list[Object], data: Object, requests: str)
         "metadata": {
             "name": metadata["name"],
             "namespace": metadata.get("namespace"),
+            "uid": metadata.get("uid"),
             "resourceVersion": metadata.get("resourceVersion"),
             "labels": mapping(metadata, "labels"),
             "annotations": {**annotations, REPROFILE_ANNOTATION: requests},

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from outrider_crds.runtime_config import PRODUCT_ANNOTATION
 
 from outrider_operator.decide.drift import needs_apply, stamp
 from outrider_operator.decide.intent import Intent
-from outrider_operator.decide.ownership import Ownership, ownership
+from outrider_operator.decide.ownership import Children, Ownership
 from outrider_operator.decide.reading import annotation, is_being_deleted, name_of, text, uid_of
-from outrider_operator.decide.revisions import Revision, revision_map, unneeded_maps
+from outrider_operator.decide.revisions import (
+    Revision,
+    current_revision_name,
+    revision_map,
+    revision_map_name,
+    unneeded_maps,
+)
 from outrider_operator.decide.workloads.deployment import deployment
 from outrider_operator.decide.workloads.services import (
     disruption_budget,
@@ -20,7 +27,17 @@ from outrider_operator.decide.workloads.services import (
     service,
     service_account,
 )
-from outrider_operator.model import CONFIG_MAP, NETWORK_POLICY, Annotate, Delete, Object, Observed, Settings
+from outrider_operator.model import (
+    CONFIG_MAP,
+    NETWORK_POLICY,
+    SERVICE_ACCOUNT,
+    Annotate,
+    Delete,
+    Node,
+    Object,
+    Rejection,
+    fingerprint,
+)
 
 _GARBAGE_COLLECTION_S = 2.0
 
@@ -29,76 +46,87 @@ _GARBAGE_COLLECTION_S = 2.0
 class WorkloadPlan:
     create: tuple[Object, ...] = ()
     apply: tuple[Object, ...] = ()
-    annotate: tuple[Annotate, ...] = ()
     delete: tuple[Delete, ...] = ()
     requeue_after_s: float | None = None
 
 
-def plan_workloads(observed: Observed, settings: Settings, intent: Intent) -> WorkloadPlan:
-    """Children that are missing or differ. One that garbage collection is about to take is made anew after it."""
-    desired = [stamp(child) for child in _desired(observed, settings, intent)]
-    leaving = [child for child in desired if _ownership(observed, child) is Ownership.LEAVING]
-    # A policy of that name which is not the service's is not observed: created, never applied over.
-    new = [child for child in desired if child["kind"] == NETWORK_POLICY and _present(observed, child) is None]
-    settled = [child for child in desired if child not in leaving and child not in new]
-    applies = [child for child in settled if needs_apply(_present(observed, child), child)]
-    running = intent.running or intent.wanted
+def plan_workloads(
+    children: Children, asked: Intent, in_use: set[str], admin_port_peers: tuple[Object, ...]
+) -> WorkloadPlan:
+    """Children that are missing or differ. One that garbage collection is about to take is made anew after it.
+
+    `in_use` holds the names of the revisions that ReplicaSets and pods still have.
+    """
+    desired = _desired(children, asked, admin_port_peers)
+    owned = {id(child): children.ownership(*_key(child)) for child in desired}
+    absent = [child for child in desired if owned[id(child)] is Ownership.ABSENT]
+    present = [child for child in desired if owned[id(child)] is Ownership.OURS]
+    needed = {asked.wanted.name, current_revision_name(children), *in_use}
     return WorkloadPlan(
-        create=(*_missing_revision(observed, intent.running), *new),
-        apply=tuple(applies),
-        annotate=tuple(_products(observed, intent)),
+        create=tuple(absent),
+        apply=tuple(_write(children, child) for child in present if needs_apply(children.own(*_key(child)), child)),
         delete=tuple(
             Delete(each["kind"], name_of(each), uid_of(each))
-            for each in (*unneeded_maps(observed, running), *_unwanted_policy(observed, settings))
+            for each in (*unneeded_maps(children, needed), *_unwanted_policy(children, admin_port_peers))
         ),
-        requeue_after_s=_GARBAGE_COLLECTION_S if leaving else None,
+        requeue_after_s=_GARBAGE_COLLECTION_S if Ownership.LEAVING in owned.values() else None,
     )
 
 
-def _unwanted_policy(observed: Observed, settings: Settings) -> list[Object]:
-    """The service's NetworkPolicy, once the chart asks for none."""
-    policy = observed.children.get((NETWORK_POLICY, network_policy_name(observed.name)))
-    ours = ownership(policy, observed) is Ownership.OURS
-    return [policy] if policy is not None and ours and not settings.admin_port_peers else []
+def rollout_refusal(children: Children, asked: Intent, rejections: Iterable[Rejection]) -> Rejection | None:
+    """Why the wanted revision cannot be rolled out: its ConfigMap, or the Deployment that runs it, is refused."""
+    if asked.held or current_revision_name(children) == asked.wanted.name:
+        return None
+    refused = {rejection.write: rejection for rejection in rejections}
+    steps = (revision_map(children.owner, asked.wanted), deployment(children.owner, asked, asked.wanted))
+    prints = [fingerprint(_write(children, stamp(step))) for step in steps] if refused else []
+    return next((refused[each] for each in prints if each in refused), None)
 
 
-def _desired(observed: Observed, settings: Settings, intent: Intent) -> list[Object]:
-    children = [
-        service_account(observed),
-        hot_map(observed, intent.hot),
-        service(observed),
-        disruption_budget(observed),
-    ]
-    if settings.admin_port_peers:
-        children.append(network_policy(observed, settings.admin_port_peers))
-    if intent.running is None:  # nothing to run yet: the first revision waits for a profile that is required
-        return children
-    return [*children, deployment(observed, intent, intent.running)]
-
-
-def _missing_revision(observed: Observed, revision: Revision | None) -> tuple[Object, ...]:
-    if revision is None or (CONFIG_MAP, f"{observed.name}-{revision.name}") in observed.children:
-        return ()
-    return (revision_map(revision, observed),)
-
-
-def _products(observed: Observed, intent: Intent) -> list[Annotate]:
-    """Pods that have a node and do not know its product yet; the node's label names it."""
-    nodes = {node.name: node for node in observed.nodes or ()}
+def plan_products(pods: Iterable[Object], nodes: Iterable[Node], product_label: str) -> tuple[Annotate, ...]:
+    """Tells pods that have a node and do not know its product yet; the node's label names it."""
+    by_name = {node.name: node for node in nodes}
     marks: list[Annotate] = []
-    for pod in observed.pods:
-        node = nodes.get(text(pod, "spec", "nodeName"))
+    for pod in pods:
+        node = by_name.get(text(pod, "spec", "nodeName"))
         if node is None or annotation(pod, PRODUCT_ANNOTATION) or is_being_deleted(pod):
             continue
-        product = node.labels.get(intent.spec.accelerator.product_label)
+        product = node.labels.get(product_label)
         if product:
             marks.append(Annotate(name_of(pod), uid_of(pod), {PRODUCT_ANNOTATION: product}))
-    return marks
+    return tuple(marks)
 
 
-def _present(observed: Observed, child: Object) -> Object | None:
-    return observed.children.get((child["kind"], child["metadata"]["name"]))
+def _unwanted_policy(children: Children, admin_port_peers: tuple[Object, ...]) -> list[Object]:
+    """The service's NetworkPolicy, once the chart asks for none."""
+    policy = children.own(NETWORK_POLICY, network_policy_name(children.owner.name))
+    return [policy] if policy is not None and not admin_port_peers else []
 
 
-def _ownership(observed: Observed, child: Object) -> Ownership:
-    return ownership(_present(observed, child), observed)
+def _desired(children: Children, asked: Intent, admin_port_peers: tuple[Object, ...]) -> list[Object]:
+    """The children that can be had now: what a pod mounts is there before the Deployment that makes it."""
+    owner, revision = children.owner, asked.running
+    desired = [service_account(owner), hot_map(owner, asked.hot), service(owner), disruption_budget(owner)]
+    if admin_port_peers:
+        desired.append(network_policy(owner, admin_port_peers))
+    if revision is not None:  # else the first revision has to wait
+        desired.append(revision_map(owner, revision))
+        if all(children.own(*key) is not None for key in _mounted(owner.name, revision)):
+            desired.append(deployment(owner, asked, revision))
+    return [stamp(child) for child in desired]
+
+
+def _mounted(service: str, revision: Revision) -> list[tuple[str, str]]:
+    """What the pods of `revision` cannot start without."""
+    maps = (f"{service}-hot", revision_map_name(service, revision))
+    return [(SERVICE_ACCOUNT, service), *((CONFIG_MAP, name) for name in maps)]
+
+
+def _write(children: Children, child: Object) -> Object:
+    """`child` as it is sent: to the very object that was seen, or to none."""
+    present = children.own(*_key(child))
+    return child if present is None else {**child, "metadata": {**child["metadata"], "uid": uid_of(present)}}
+
+
+def _key(child: Object) -> tuple[str, str]:
+    return child["kind"], child["metadata"]["name"]

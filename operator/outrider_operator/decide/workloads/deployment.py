@@ -7,15 +7,16 @@ import math
 from outrider_crds.base import seconds
 
 from outrider_operator.decide.intent import Intent
-from outrider_operator.decide.ownership import labels, owner_reference, selector
-from outrider_operator.decide.revisions import Revision, revision_annotations
+from outrider_operator.decide.ownership import Children, labels, owner_reference, selector
+from outrider_operator.decide.reading import integer
+from outrider_operator.decide.revisions import Revision, current_revision_name, revision_annotations
 from outrider_operator.decide.runtime_image import IMAGE_ANNOTATION, hardware
-from outrider_operator.model import DEPLOYMENT, Object, Observed
+from outrider_operator.model import DEPLOYMENT, Identity, Object
 
 _HISTORY = 2
 
 
-def deployment(observed: Observed, intent: Intent, revision: Revision) -> Object:
+def deployment(owner: Identity, intent: Intent, revision: Revision) -> Object:
     """Its replicas are always spec.replicas: autoscalers write those, and nobody writes the Deployment's."""
     rollout = intent.spec.rollout
     kind = hardware(on_cpu=intent.spec.accelerator.on_cpu)
@@ -23,21 +24,21 @@ def deployment(observed: Observed, intent: Intent, revision: Revision) -> Object
         "apiVersion": "apps/v1",
         "kind": DEPLOYMENT,
         "metadata": {
-            "name": observed.name,
-            "namespace": observed.namespace,
-            "labels": labels(observed.name),
+            "name": owner.name,
+            "namespace": owner.namespace,
+            "labels": labels(owner.name),
             "annotations": {
                 IMAGE_ANNOTATION: f"{kind} {intent.default_image}",
                 **revision_annotations(revision),
             },
-            "ownerReferences": [owner_reference(observed, controller=True)],
+            "ownerReferences": [owner_reference(owner, controller=True)],
         },
         "spec": {
             "replicas": intent.spec.replicas,
             "paused": intent.spec.paused,
             "revisionHistoryLimit": _HISTORY,
             "progressDeadlineSeconds": max(1, math.ceil(seconds(rollout.progress_deadline))),
-            "selector": {"matchLabels": selector(observed.name)},
+            "selector": {"matchLabels": selector(owner.name)},
             "strategy": {
                 "type": "RollingUpdate",
                 "rollingUpdate": {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable},
@@ -45,3 +46,15 @@ def deployment(observed: Observed, intent: Intent, revision: Revision) -> Object
             "template": revision.template,
         },
     }
+
+
+def pods_are_placed(children: Children, intent: Intent) -> bool:
+    """False in the moment between a change of the Deployment and its new pods, which are to be scheduled first."""
+    if intent.spec.replicas == 0 or intent.running is None:
+        return True
+    found = children.deployment
+    if found is None or current_revision_name(children) != intent.running.name:
+        return False
+    seen = integer(found, "status", "observedGeneration") == integer(found, "metadata", "generation")
+    created, updated = integer(found, "status", "replicas"), integer(found, "status", "updatedReplicas")
+    return seen and created >= intent.spec.replicas and updated > 0

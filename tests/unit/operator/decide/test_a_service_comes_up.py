@@ -7,16 +7,18 @@ import json
 from outrider_crds.status import ConditionType as C
 from outrider_operator.model import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, JOB, SERVICE, SERVICE_ACCOUNT
 
-from tests.unit.operator.decide.world import EAGLE, PLD, World, find, gpu_node, is_idle, manifest
+from tests.unit.operator.decide.world import EAGLE, PLD, World, find, gpu_node, manifest
 
 
 def test_the_first_look_makes_every_child_and_sets_every_condition() -> None:
     """Section 3: each condition is set at first sight; section 4: the children of a service."""
     world = World(manifest())
     plan = world.reconcile()
-    kinds = sorted((d["kind"], d["metadata"]["name"]) for d in (*plan.create, *plan.apply))
+    assert [c.type for c in plan.status.conditions] == list(C)
+    assert all(c.observed_generation == 1 for c in plan.status.conditions)
+    world.settle()
     revision = world.revision()
-    assert kinds == sorted(
+    assert sorted(world.objects) == sorted(
         [
             (CONFIG_MAP, f"chat-{revision}"),
             (CONFIG_MAP, "chat-hot"),
@@ -26,8 +28,6 @@ def test_the_first_look_makes_every_child_and_sets_every_condition() -> None:
             (SERVICE_ACCOUNT, "chat"),
         ]
     )
-    assert [c.type for c in plan.status.conditions] == list(C)
-    assert all(c.observed_generation == 1 for c in plan.status.conditions)
 
 
 def test_the_accelerator_stands_in_the_status_as_people_write_it() -> None:
@@ -57,7 +57,7 @@ def test_a_service_is_measured_rolled_out_and_updated() -> None:
     assert "no answer on its state endpoint" in world.condition(C.UPDATED).message
     world.report_states()
     plan = world.settle()
-    assert is_idle(plan)
+    assert plan.is_idle
     assert {kind: world.reason(kind) for kind in list(C)[:6]} == {
         C.SPEC_VALID: "True/Accepted",
         C.PROFILES_READY: "True/Profiled",
@@ -104,8 +104,8 @@ def test_three_products_get_three_jobs_and_pods_learn_which_they_are_on() -> Non
         manifest(accelerator={"products": products}, replicas=2),
         nodes=tuple(gpu_node(f"node-{p}", p) for p in products),
     )
-    plan = world.reconcile()
-    pod = find(plan, DEPLOYMENT)[0]["spec"]["template"]["spec"]
+    world.settle()
+    pod = world.deployment()["spec"]["template"]["spec"]
     mounts = {m["mountPath"]: m for m in pod["containers"][0]["volumeMounts"]}
     assert all(f"/etc/outrider/profiles/{p}" in mounts for p in products)
     assert not any("subPath" in mount for mount in mounts.values()), "a subPath mount would never be updated"
@@ -148,7 +148,7 @@ def test_an_idle_service_is_not_written() -> None:
         world.now += 60
         before = world.services["chat"]["status"]
         plan = world.reconcile()
-        assert is_idle(plan)
+        assert plan.is_idle
         assert plan.status.wire() == before
         assert plan.events == ()
 

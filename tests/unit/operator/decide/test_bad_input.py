@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from outrider_crds.status import ConditionType as C
-from outrider_operator.model import DEPLOYMENT, Rejection
 
-from tests.unit.operator.decide.world import SETTINGS, World, is_idle, manifest
+from tests.unit.operator.decide.world import SETTINGS, World, manifest
 
 HOST = {"hostPath": {"path": "/models/x"}}
 
@@ -32,7 +31,7 @@ def test_a_spec_that_cannot_be_applied_changes_nothing_and_says_why(
     world.serve()
     world.patch(**change)
     plan = world.reconcile()
-    assert is_idle(plan)
+    assert plan.is_idle
     assert plan.requeue_after_s is None
     assert world.reason(C.SPEC_VALID) == f"False/{reason}"
     assert remedy in world.condition(C.SPEC_VALID).message
@@ -91,7 +90,7 @@ def test_an_object_of_someone_else_is_not_touched(owner: dict[str, Any] | None) 
     foreign = {"kind": "Service", "metadata": metadata | ({"ownerReferences": [owner]} if owner else {})}
     world.objects["Service", "chat"] = foreign
     plan = world.reconcile()
-    assert is_idle(plan)
+    assert plan.is_idle
     assert world.reason(C.SPEC_VALID) == "False/NameConflict"
     assert ("HelmRelease x" if owner else "not made by Outrider") in world.condition(C.SPEC_VALID).message
     del world.objects["Service", "chat"]
@@ -124,21 +123,11 @@ def test_orphaned_children_are_taken_back() -> None:
     assert world.deployment()["metadata"]["ownerReferences"][0]["uid"] == "another"
 
 
-def test_a_child_that_the_api_server_refuses_is_named_and_tried_again() -> None:
-    """ChildRejected: a wrong podTemplate, a quota, a policy."""
-    world = World(manifest())
-    world.rejections = (Rejection(DEPLOYMENT, "chat", "spec.template.spec.volumes[3]: duplicate"),)
-    plan = world.reconcile()
-    assert world.reason(C.SPEC_VALID) == "False/ChildRejected"
-    assert "duplicate" in world.condition(C.SPEC_VALID).message
-    assert plan.apply
-
-
 def test_a_service_that_is_being_deleted_gets_no_children() -> None:
     """Or garbage collection would never end."""
     world = World(manifest())
     world.services["chat"]["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
-    assert is_idle(world.reconcile())
+    assert world.reconcile().is_idle
 
 
 def test_a_status_of_another_release_is_replaced() -> None:
@@ -147,3 +136,14 @@ def test_a_status_of_another_release_is_replaced() -> None:
     world.services["chat"]["status"] = {"phase": "Running", "conditions": "x"}
     world.settle()
     assert world.reason(C.SPEC_VALID) == "True/Accepted"
+
+
+def test_a_spec_that_was_never_readable_is_not_served() -> None:
+    """Another release's CRD let it through: nothing is made, and nothing says that it is available."""
+    world = World(manifest(engine={"backend": "TensorRT"}))
+    plan = world.settle()
+    assert not world.objects
+    assert world.reason(C.SPEC_VALID) == "False/InvalidSpec"
+    assert world.reason(C.AVAILABLE) == "False/TooFewReadyPods"
+    assert world.reason(C.READY) == "False/NoReadyEndpoint"
+    assert plan.status.ready_replicas == 0

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from outrider_crds.status import ConditionStatus, ConditionType, Reason
+from outrider_crds.status import ConditionStatus, ConditionType, Reason, SpeculativeServiceStatus
 from outrider_operator.decide import decide
+from outrider_operator.decide.profiling.asked import asked_of
 from outrider_operator.model import DEPLOYMENT, JOB, Object, Observed, Plan
 
 from tests.unit.operator.decide.world import (
@@ -21,8 +24,10 @@ from tests.unit.operator.decide.world import (
     World,
     find,
     gpu_node,
-    is_idle,
     manifest,
+    result,
+    rfc3339,
+    started,
     unschedulable,
 )
 
@@ -34,7 +39,7 @@ REASONS: dict[ConditionType, set[Reason]] = {
     C.SPEC_VALID: {R.ACCEPTED, *_REJECTED},
     C.PROFILES_READY: {
         *(R.PROFILED, R.LEARNING, R.PROFILING, R.PROFILE_FAILED, R.NOISY, R.STALE, R.NO_MATCHING_NODE),
-        *(R.VOCABULARY_MISMATCH, R.WAITING_FOR_SERVING_POD),
+        *(R.VOCABULARY_MISMATCH, R.WAITING_FOR_SERVING_POD, R.CHILD_REJECTED),
     },
     C.AVAILABLE: {R.ENOUGH_READY_PODS, R.TOO_FEW_READY_PODS, *_POD},
     C.UPDATED: {R.UP_TO_DATE, R.ROLLING_OUT, R.CONFIG_PENDING, R.WAITING_FOR_PROFILE, R.PAUSED, *_REJECTED},
@@ -128,7 +133,7 @@ def test_every_state_is_sound_and_comes_to_rest(make: Callable[[], World]) -> No
         observed = world.observed()
         plan = world.reconcile()
         assert_sound(plan, observed)
-    assert is_idle(plan)
+    assert plan.is_idle
 
 
 JSON = st.one_of(
@@ -191,19 +196,103 @@ def test_no_state_of_a_child_stops_the_operator(data: st.DataObject, make: Calla
         where = data.draw(st.sampled_from(paths(document)))
         return changed(document, where, data.draw(JSON))
 
-    groups = ("replica_sets", "pods", "waiting_pods", "jobs", "job_pods", "children", "profiles")
+    groups = ("replica_sets", "pods", "jobs", "job_pods", "children", "profiles")
     name = data.draw(st.sampled_from([g for g in groups if getattr(observed, g)]))
     group = getattr(observed, name)
     if isinstance(group, tuple):
         index = data.draw(st.integers(0, len(group) - 1))
-        damaged: Any = (*group[:index], broken(group[index]), *group[index + 1 :])
+        edited: Any = (*group[:index], broken(group[index]), *group[index + 1 :])
     else:
         key = data.draw(st.sampled_from(sorted(group)))
-        damaged = {**group, key: broken(group[key])}
-    plan = decide(replace(observed, **{name: damaged}), SETTINGS)
+        edited = {**group, key: broken(group[key])}
+    plan = decide(replace(observed, **{name: edited}), SETTINGS)
     assert [c.type for c in plan.status.conditions] == list(ConditionType)
     for delete in plan.delete:
         assert delete.kind in ("ConfigMap", JOB)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=20), inner, max_size=3),
+    max_leaves=8,
+)
+WORDS = st.one_of(
+    st.binary(max_size=300).map(lambda raw: raw.decode(errors="replace")),
+    ANYTHING.map(json.dumps),
+    st.sampled_from(
+        ["[" * 5000, '{"a":' * 5000, "1" * 5000, "null", '{"failures": [{"reason": "X", "message": "' + "y" * 5000]
+    ),
+)
+
+
+def damaged(document: Object) -> st.SearchStrategy[str]:
+    """`document` as JSON, with one field of it replaced by anything."""
+    places = st.sampled_from(paths(document))
+    return st.builds(lambda where, value: json.dumps(changed(document, where, value)), places, ANYTHING)
+
+
+@cache
+def measuring() -> tuple[World, Object]:
+    """A service whose Job runs, and what the profiler would say."""
+    world = started(draftPool=[PLD, EAGLE])
+    asked = asked_of(world.objects[JOB, world.jobs()[0]])
+    assert asked is not None
+    return world, json.loads(result(asked, rfc3339(world.now)).model_dump_json(by_alias=True))
+
+
+@given(data=st.data())
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+def test_whatever_a_job_says_is_a_condition(data: st.DataObject) -> None:
+    """Its pod runs a tenant's image: any bytes may be its last words. The rest of the service is told and served."""
+    prepared_world, said = measuring()
+    world = copy.deepcopy(prepared_world)
+    (job,) = world.jobs()
+    world.finish_job(job, data.draw(WORDS | damaged(said)), exit_code=data.draw(st.sampled_from([0, 1])))
+    world.patch(replicas=2)
+    world.settle()
+    assert world.deployment()["spec"]["replicas"] == 2
+    assert world.jobs() == []
+    assert world.condition(C.PROFILES_READY).message
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_whatever_stands_in_a_profile_is_read_or_measured_again(data: st.DataObject) -> None:
+    """Anyone who may edit ConfigMaps edits profiles: a part that cannot be read counts as not measured."""
+    observed = prepared(served)
+    ((name, profile),) = observed.profiles.items()
+    file = data.draw(st.sampled_from([*profile["data"], "failures.json", "more.json"]))
+    stored = json.loads(profile["data"].get(file, '{"key": {"attempt": {"reason": "", "message": "", "job": ""}}}'))
+    words = data.draw(WORDS | damaged(stored))
+    edited = {**profile, "data": {**profile["data"], file: words}}
+    plan = decide(replace(observed, profiles={name: edited}), SETTINGS)
+    assert_sound(plan, observed)
+    assert SpeculativeServiceStatus.model_validate(plan.status.wire()) == plan.status
+
+
+@given(words=WORDS, key=st.sampled_from(["config.json", "pod-template.json"]))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+def test_whatever_stands_in_a_revision_the_pods_stay(words: str, key: str) -> None:
+    """Its ConfigMap is immutable, but may be deleted and made anew by hand."""
+    observed = prepared(served)
+    where = next(k for k, d in observed.children.items() if "pod-template.json" in d.get("data", {}))
+    document = observed.children[where]
+    edited = {**document, "data": {**document["data"], key: words}}
+    plan = decide(replace(observed, children={**observed.children, where: edited}), SETTINGS)
+    assert_sound(plan, observed)
+
+
+def test_a_timestamp_of_300_characters_is_no_measurement() -> None:
+    """It is longer than the status may hold: the service is scaled and told all the same."""
+    world = started()
+    (job,) = world.jobs()
+    world.measure(job)
+    ended = world.job_pods[job]["status"]["containerStatuses"][0]["state"]["terminated"]
+    ended["message"] = ended["message"].replace(rfc3339(world.now), "9" * 300)
+    world.patch(replicas=2)
+    world.settle()
+    assert world.deployment()["spec"]["replicas"] == 2
+    assert world.reason(C.PROFILES_READY) == "False/Failed"
 
 
 SPECS = st.fixed_dictionaries(

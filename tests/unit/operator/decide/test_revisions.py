@@ -10,7 +10,7 @@ import pytest
 from outrider_crds.status import ConditionType as C
 from outrider_operator.model import CONFIG_MAP, DEPLOYMENT, REVISION_LABEL, Settings
 
-from tests.unit.operator.decide.world import EAGLE, PLD, SETTINGS, World, boot_of, find, is_idle, manifest
+from tests.unit.operator.decide.world import EAGLE, PLD, SETTINGS, World, boot_of, find, manifest
 
 HOT: list[dict[str, Any]] = [
     {"speculation": {"mode": "Off"}},
@@ -77,10 +77,9 @@ def test_every_other_change_makes_a_revision_and_keeps_the_old_one(change: dict[
     world.serve()
     old = world.revision()
     world.patch(**change)
-    plan = world.reconcile()
+    world.settle()
     assert world.revision() != old
-    made = find(plan, CONFIG_MAP, lambda d: d["metadata"]["name"] == f"chat-{world.revision()}")
-    assert made[0]["immutable"] is True
+    assert world.objects[CONFIG_MAP, f"chat-{world.revision()}"]["immutable"] is True
     assert (CONFIG_MAP, f"chat-{old}") in world.objects
     del world.replica_sets[f"chat-{old}"]
     world.pods.clear()
@@ -137,7 +136,7 @@ def test_an_upgrade_of_the_operator_restarts_no_serving_pod() -> None:
     world.serve()
     template = copy.deepcopy(world.deployment()["spec"]["template"])
     world.settings = Settings("outrider/runtime:2", "outrider/runtime-cpu:2", image_pull_policy="Always")
-    assert is_idle(world.reconcile())
+    assert world.reconcile().is_idle
     world.patch(replicas=2)
     world.settle()
     assert world.deployment()["spec"]["template"] == template
@@ -149,7 +148,7 @@ def test_a_move_between_cpu_and_gpu_takes_the_image_of_the_other_kind() -> None:
     world = World(manifest())
     world.serve()
     world.patch(accelerator={"products": ["NVIDIA-L4"]})
-    world.reconcile()
+    world.settle()
     world.services["chat"].pop("status")
     world.settings = replace(SETTINGS, runtime_image="outrider/runtime:2")
     world.settle()

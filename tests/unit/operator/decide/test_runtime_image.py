@@ -7,7 +7,6 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider_operator.decide.runtime_image import default_image
-from outrider_operator.model import Observed
 
 from tests.unit.operator.decide.world import SETTINGS, World, manifest
 
@@ -44,12 +43,11 @@ def test_a_service_says_that_it_is_behind_and_moves_when_it_is_asked_to() -> Non
 def test_a_larger_share_holds_every_service_of_a_smaller_one(uid: str, smaller: int, larger: int) -> None:
     """The choice hangs on the uid alone: nobody moves back and forth while a fleet is moved step by step."""
     smaller, larger = sorted((smaller, larger))
-    service = {"metadata": {"name": "chat", "namespace": "a", "uid": uid}, "status": {"runtimeImage": "old:1"}}
+    service = {"metadata": {"name": "chat", "namespace": "a", "uid": uid}}
 
     def moves(percent: int) -> bool:
         settings = replace(NEW, runtime_upgrade_percent=percent)
-        observed = Observed(service=service, now=0.0)
-        return default_image(observed, settings, on_cpu=True) == "outrider/runtime-cpu:2"
+        return default_image(service, None, "old:1", settings, on_cpu=True) == "outrider/runtime-cpu:2"
 
     assert moves(100)
     assert not moves(0)
@@ -61,8 +59,8 @@ def test_a_share_is_about_as_large_as_it_says_and_an_annotation_keeps_out_of_it(
     settings = replace(NEW, runtime_upgrade_percent=30)
 
     def moved(**more: object) -> int:
-        services = [{"metadata": {**each, **more}, "status": {"runtimeImage": "old:1"}} for each in metadata]
-        images = [default_image(Observed(service=each, now=0.0), settings, on_cpu=True) for each in services]
+        services = [{"metadata": {**each, **more}} for each in metadata]
+        images = [default_image(each, None, "old:1", settings, on_cpu=True) for each in services]
         return images.count("outrider/runtime-cpu:2")
 
     assert 250 <= moved() <= 350

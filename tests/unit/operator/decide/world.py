@@ -39,6 +39,7 @@ from outrider_operator.model import (
     Plan,
     Rejection,
     Settings,
+    fingerprint,
 )
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC).timestamp()
@@ -88,10 +89,11 @@ class World:
         self.job_pods: dict[str, Object] = {}
         self.states: dict[str, RuntimeState] = {}
         self.figures = FigureWindows()
-        self.pod_warnings: dict[str, str] = {}
+        self.warnings: dict[str, str] = {}
         self.unheard: dict[str, str] = {}
         self.network_policies: tuple[Object, ...] = ()
         self.rejections: tuple[Rejection, ...] = ()
+        self._refusals: list[tuple[Callable[[Object], bool], str]] = []
         self.created_jobs: list[Asked] = []
         self._numbers = itertools.count(1)
 
@@ -115,10 +117,9 @@ class World:
             replica_sets=of(self.replica_sets),
             pods=copy.deepcopy(of(self.pods)),
             states={n: s for n, s in self.states.items() if n in self.pods},
-            pod_warnings=self.pod_warnings,
+            warnings=self.warnings,
             unheard=self.unheard,
             network_policies=self.network_policies,
-            waiting_pods=tuple(p for p in self.pods.values() if not p["spec"].get("nodeName")),
             jobs=tuple(copy.deepcopy(d) for (kind, _), d in self.objects.items() if kind == JOB),
             job_pods=tuple(copy.deepcopy(p) for p in self.job_pods.values()),
             profiles={key[1]: copy.deepcopy(d) for key, d in maps.items()},
@@ -135,15 +136,17 @@ class World:
         """Reconcile until nothing changes; fails if it never ends."""
         for _ in range(most):
             plan = self.reconcile(name)
-            if is_idle(plan) and decide(self.observed(name), self.settings).status == plan.status:
+            if plan.is_idle and decide(self.observed(name), self.settings).status == plan.status:
                 return plan
         raise AssertionError(f"still not idle: {plan}")
 
     def carry_out(self, plan: Plan, name: str) -> None:
         for document in plan.create:
-            self._create(document)
+            if not self._is_refused(document):
+                self._create(document)
         for document in plan.apply:
-            self._apply(document)
+            if not self._is_refused(document):
+                self._apply(document)
         for adoption in plan.adopt:
             metadata = self.objects[adoption.kind, adoption.name]["metadata"]
             others = [ref for ref in metadata["ownerReferences"] if ref["uid"] != adoption.owner["uid"]]
@@ -163,6 +166,14 @@ class World:
 
     # --- what the cluster does ---
 
+    def refuse(self, which: Callable[[Object], bool], message: str) -> None:
+        """The API server refuses these documents from now on."""
+        self._refusals.append((which, message))
+
+    def accept(self) -> None:
+        """It refuses nothing any more, and what was refused is due to be tried again."""
+        self._refusals, self.rejections = [], ()
+
     def roll_out(self, name: str = "chat", *, ready: bool = True) -> None:
         """The Deployment controller, the scheduler and the kubelet, all the way."""
         deployment = self.objects[DEPLOYMENT, name]
@@ -170,7 +181,7 @@ class World:
         revision = template["metadata"]["labels"][REVISION_LABEL]
         for pod in [p for p in self.pods.values() if _label(p, SERVICE_LABEL) == name]:
             del self.pods[pod["metadata"]["name"]]
-        self.replica_sets[f"{name}-{revision}"] = {"metadata": copy.deepcopy(template["metadata"])}
+        self._add_replica_set(template)
         for index in range(count):
             self.add_pod(f"{name}-{revision}-{index}", template, ready=ready)
         deployment["status"] = {
@@ -195,8 +206,13 @@ class World:
             },
         }
         pod["metadata"]["creationTimestamp"] = rfc3339(self.now)
+        self._add_replica_set(template)
         self.pods[pod_name] = pod
         return pod
+
+    def _add_replica_set(self, template: Object) -> None:
+        name, revision = _label(template, SERVICE_LABEL), _label(template, REVISION_LABEL)
+        self.replica_sets.setdefault(f"{name}-{revision}", {"metadata": copy.deepcopy(template["metadata"])})
 
     def report_states(self, name: str = "chat", **fields: Any) -> None:
         """Each ready pod answers with the mounted hot config in force."""
@@ -270,6 +286,13 @@ class World:
 
     # --- the API server ---
 
+    def _is_refused(self, document: Object) -> bool:
+        said = next((message for which, message in self._refusals if which(document)), None)
+        if said is not None:
+            name = document["metadata"]["name"]
+            self.rejections = (*self.rejections, Rejection(document["kind"], name, said, fingerprint(document)))
+        return said is not None
+
     def _create(self, document: Object) -> None:
         key = (document["kind"], document["metadata"]["name"])
         if key in self.objects:
@@ -280,13 +303,10 @@ class World:
             self.created_jobs.append(asked)
 
     def _apply(self, document: Object) -> None:
-        key = (document["kind"], document["metadata"]["name"])
-        if key not in self.objects:
-            self._create(document)
-            return
-        present = self.objects[key]
+        present = self.objects[document["kind"], document["metadata"]["name"]]
         version = document["metadata"].get("resourceVersion")
         assert version in (None, present["metadata"]["resourceVersion"]), "Conflict"
+        assert document["metadata"]["uid"] == present["metadata"]["uid"], "applied to another object"
         before = copy.deepcopy({k: v for k, v in present.items() if k != "metadata"})
         kept = {k: present["metadata"][k] for k in ("uid", "generation", "resourceVersion")}
         present.update(copy.deepcopy(document))
@@ -321,11 +341,6 @@ def target_profile(key: str, product: str, at: str, **fields: Any) -> TargetProf
     costs = {ExecutionMode.UNIFORM: StepCost(per_batched_token_s=0.001, constant_s=0.02)}
     given: dict[str, Any] = {"error_percent": 4.0, "costs": costs, **fields}
     return TargetProfile(key=key, model="org/target", product=product, measured_at=at, **given)
-
-
-def is_idle(plan: Plan) -> bool:
-    """True when a plan writes nothing but, perhaps, the status."""
-    return not (plan.create or plan.apply or plan.adopt or plan.annotate or plan.delete)
 
 
 def at(settings: Settings, **fields: Any) -> Settings:

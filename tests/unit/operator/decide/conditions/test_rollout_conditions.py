@@ -113,7 +113,7 @@ def test_a_model_folder_that_is_not_there_is_said_in_the_kubelets_words() -> Non
     world = World(manifest())
     world.settle()
     new_pod(world, state={"waiting": {"reason": "ContainerCreating"}})
-    world.pod_warnings = {"new": "FailedMount: hostPath type check failed: /models/x is not a directory"}
+    world.warnings = {"new": "FailedMount: hostPath type check failed: /models/x is not a directory"}
     plan = world.settle()
     assert world.reason(C.READY) == "False/NoReadyEndpoint"
     assert plan.requeue_after_s is not None, "no watch event tells of it"
@@ -242,3 +242,41 @@ def test_updated_waits_for_the_deployment_controller() -> None:
     assert world.objects[DEPLOYMENT, "chat"]["status"]["updatedReplicas"] == 1
     assert world.reason(C.UPDATED) == "False/RollingOut"
     assert world.reason(C.PROGRESSING) == "True/RollingOut"
+
+
+def test_a_revert_to_a_retained_replica_set_is_complete_only_once_its_pods_are_available() -> None:
+    """The Deployment's own word (NewReplicaSetAvailable) is of the rollout before: its pods crash, and say so."""
+    world = World(manifest())
+    world.serve()
+    first = world.observed().service["spec"]
+    world.patch(engine={"maxModelLen": 512})
+    world.settle()
+    world.roll_out()
+    world.report_states()
+    world.settle()
+    assert world.reason(C.PROGRESSING) == "False/Complete"
+    world.patch(engine=first.get("engine", {}))
+    world.settle()
+    world.roll_out(ready=False)
+    settled = {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}
+    world.deployment()["status"]["conditions"] = [settled]
+    (pod,) = world.pods.values()
+    pod["status"]["containerStatuses"][0] |= {"restartCount": 3, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+    world.settle()
+    assert world.reason(C.PROGRESSING) == "False/Stalled"
+    assert world.reason(C.UPDATED) == "False/RollingOut"
+    world.roll_out()
+    world.report_states()
+    world.settle()
+    assert world.reason(C.PROGRESSING) == "False/Complete"
+    assert world.reason(C.UPDATED) == "True/UpToDate"
+
+
+@pytest.mark.parametrize(("asked", "stored"), [("100m", "100000000n"), ("1500m", "1500000u"), ("1e3", "1k")])
+def test_every_spelling_of_a_quantity_is_known(asked: str, stored: str) -> None:
+    """The API server stores quantities in a spelling of its own: an idle service is not applied again."""
+    world = World(manifest(podTemplate={"resources": {"limits": {"cpu": asked}}}))
+    world.serve()
+    container = world.deployment()["spec"]["template"]["spec"]["containers"][0]
+    container["resources"]["limits"] = {"cpu": stored}
+    assert not world.reconcile().apply

@@ -1,4 +1,4 @@
-"""Where a profiling Job finds a node, and to whom it gives way."""
+"""Where a profiling Job finds a node, and what it waits for."""
 
 from __future__ import annotations
 
@@ -6,22 +6,49 @@ from dataclasses import replace
 
 import pytest
 from outrider_crds.status import ConditionType as C
+from outrider_operator.model import JOB
 
-from tests.unit.operator.decide.world import CPU_NODE, World, gpu_node, manifest, started, unschedulable
+from tests.unit.operator.decide.world import CPU_NODE, SETTINGS, World, gpu_node, manifest, started, unschedulable
 
 
-def test_a_job_gives_way_to_a_serving_pod_and_starts_again_after_it() -> None:
-    """While a serving pod waits for the same accelerator the Job is deleted, and not made again."""
-    world = started(accelerator={"products": ["NVIDIA-L4"]}, nodes=(gpu_node("a", "NVIDIA-L4", 1),))
-    assert len(world.jobs()) == 1
-    unschedulable(world, "surge", world.now)
-    plan = world.settle()
-    assert world.jobs() == []
-    assert plan.requeue_after_s == pytest.approx(5), "another service's pod wakes nobody here"
-    assert world.reason(C.PROFILES_READY) == "False/WaitingForServingPod"
-    world.pods["surge"]["spec"]["nodeName"] = "a"
+@pytest.mark.parametrize("whose", ["its own", "another service's"])
+def test_a_serving_pod_without_a_node_keeps_no_job_away(whose: str) -> None:
+    """A zone that is not there, a misspelled claim, no room: only the scheduler knows whether a Job's going would help,
+    and by the Jobs' priority class it acts on it. The operator neither stops Jobs for such a pod nor holds them up."""
+    world = World(manifest(), settings=replace(SETTINGS, profiling_priority_class="outrider-profiling"))
     world.settle()
-    assert len(world.jobs()) == 1
+    world.roll_out()
+    pod = unschedulable(world, "lost", world.now)
+    if whose != "its own":
+        pod["metadata"]["labels"]["outrider.dev/service"] = "another"
+    world.settle()
+    (job,) = world.jobs()
+    assert world.objects[JOB, job]["spec"]["template"]["spec"]["priorityClassName"] == "outrider-profiling"
+    world.now += 3600
+    world.settle()
+    assert world.jobs() == [job]
+
+
+def test_a_job_is_stopped_only_as_it_was_seen() -> None:
+    """Its result may have come meanwhile: then the deletion does not hold, and the result is stored."""
+    world = started()
+    world.objects[JOB, world.jobs()[0]]["metadata"]["resourceVersion"] = "41"
+    world.patch(paused=True)
+    (delete,) = world.reconcile().delete
+    assert (delete.kind, delete.resource_version) == (JOB, "41")
+
+
+def test_a_quota_that_forbids_the_jobs_pod_is_named() -> None:
+    """The Job is there and its pod is not: its own events alone say why."""
+    world = started()
+    (job,) = world.jobs()
+    world.warnings = {job: f'FailedCreate: Error creating: pods "{job}-x7k2p" is forbidden: exceeded quota: few'}
+    plan = world.settle()
+    found = world.condition(C.PROFILES_READY)
+    assert (found.status, found.reason) == ("False", "Learning")
+    assert "exceeded quota: few" in found.message
+    assert "x7k2p" not in found.message, "the next attempt has another name"
+    assert plan.requeue_after_s is not None, "no watch event tells of it"
 
 
 def test_a_job_that_finds_no_room_means_learning() -> None:
@@ -73,7 +100,7 @@ def test_a_pod_that_cannot_start_does_not_keep_its_hardware_from_being_measured(
     world.roll_out(ready=False)
     (pod,) = world.pods.values()
     pod["status"] = {"phase": "Pending", "containerStatuses": []}
-    world.pod_warnings = {pod["metadata"]["name"]: "FailedMount: no such folder"}
+    world.warnings = {pod["metadata"]["name"]: "FailedMount: no such folder"}
     world.now += 30
     world.settle()
     assert len(world.jobs()) == 1
@@ -85,21 +112,6 @@ def test_a_pod_that_never_starts_does_not_keep_its_hardware_from_being_measured(
     world.settle()
     world.roll_out(ready=False)
     world.now += 300
-    world.settle()
-    assert len(world.jobs()) == 1
-
-
-@pytest.mark.parametrize("problem", ["selector", "resources", "taint"])
-def test_a_pod_that_no_node_could_ever_take_does_not_stop_profiling(problem: str) -> None:
-    """A wrong nodeSelector, or more memory than any node has, must not keep Jobs away for ever."""
-    world = started()
-    pod = unschedulable(world, "lost", world.now)["spec"]
-    if problem == "selector":
-        pod["nodeSelector"] = {"zone": "nowhere"}
-    elif problem == "resources":
-        pod["containers"][0]["resources"] = {"requests": {"memory": "1Ti"}}
-    else:
-        world.nodes = (replace(CPU_NODE, taints=({"key": "gpu", "effect": "NoSchedule"},)),)
     world.settle()
     assert len(world.jobs()) == 1
 
@@ -137,6 +149,23 @@ def test_a_tainted_node_counts_only_where_the_spec_tolerates_it(tolerations: lis
     tolerations = [*tolerations, {"key": "bare"}]
     world = started(accelerator={"products": ["NVIDIA-L4"], "tolerations": tolerations}, nodes=(node,))
     assert world.reason(C.PROFILES_READY) == ("False/Profiling" if fits else "False/NoMatchingNode")
+
+
+def test_a_toleration_that_admission_adds_counts() -> None:
+    """GKE tolerates the taint of GPU nodes in the pod's stead: no NoMatchingNode while pods serve."""
+    taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    world = World(
+        manifest(accelerator={"products": ["NVIDIA-L4"]}),
+        nodes=(replace(gpu_node("a", "NVIDIA-L4"), taints=(taint,)),),
+    )
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "False/NoMatchingNode"
+    world.roll_out()
+    for pod in world.pods.values():
+        pod["spec"]["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "False/Profiling"
+    assert len(world.jobs()) == 1
 
 
 def test_a_node_with_too_few_gpus_does_not_count() -> None:

@@ -1,0 +1,138 @@
+"""What the API server refuses stops what hangs on it and nothing else; what is not Outrider's stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+
+import pytest
+from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, KUBERNETES_SERVICE, SERVICE
+
+from tests.cluster.cluster import Cluster
+from tests.operator.client import Client, RefusedError, Service, uids, wait_for
+from tests.operator.conftest import Make
+from tests.operator.manifests import environment
+
+pytestmark = pytest.mark.cluster
+
+BROKEN_WEBHOOK = "tests-broken.outrider.dev"
+
+
+Refuse = Callable[[str, str, str], None]
+"""refuse(group, resource, expression): HTTP 500 for the objects that the CEL expression is true of."""
+
+
+@pytest.fixture
+def refuse(cluster: Cluster, namespace: str) -> Generator[Refuse, None, None]:
+    """A webhook that nobody answers, for objects of the module's namespace."""
+
+    def add(group: str, resource: str, expression: str) -> None:
+        operations = ["CREATE", "UPDATE"]
+        rule = {"apiGroups": [group], "apiVersions": ["v1"], "operations": operations, "resources": [resource]}
+        webhook = {
+            "name": BROKEN_WEBHOOK,
+            "rules": [rule],
+            "matchConditions": [{"name": "marked", "expression": expression}],
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+            "clientConfig": {"url": "https://127.0.0.1:9/"},
+            "failurePolicy": "Fail",
+            "sideEffects": "None",
+            "admissionReviewVersions": ["v1"],
+            "timeoutSeconds": 1,
+        }
+        kind = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration"}
+        cluster.apply({**kind, "metadata": {"name": BROKEN_WEBHOOK}, "webhooks": [webhook]})
+
+    yield add
+    cluster.kubectl("delete", "validatingwebhookconfiguration", BROKEN_WEBHOOK, "--ignore-not-found")
+
+
+def test_a_revision_map_that_a_quota_refuses_is_not_rolled_out(make: Make, cluster: Cluster, namespace: str) -> None:
+    """The pods serve on, also where the rollout may take one away first; once there is room the rollout goes on."""
+    service = make("quota", profiling={"mode": "Skip"}, rollout={"maxSurge": 0, "maxUnavailable": 1})
+    service.wait_updated()
+    before = uids(service.ready_pods())
+    used = len(service.client.list(CONFIG_MAP, namespace))
+    cluster.kubectl("create", "quota", "full", f"--hard=count/configmaps={used}", "-n", namespace)
+    wait_for("the quota to count", lambda: _used(cluster, namespace, "count/configmaps") == str(used))
+    service.patch({"engine": {"maxModelLen": 512}})
+    assert "exceeded quota" in service.wait("SpecValid", "False", "ChildRejected")["message"]
+    assert service.condition("Updated")["reason"] == "ChildRejected"
+    assert service.condition("Progressing")["reason"] == "Stalled"
+    assert uids(service.ready_pods()) == before
+    cluster.kubectl("delete", "quota", "full", "-n", namespace)
+    service.wait_updated()
+    assert uids(service.ready_pods()).isdisjoint(before)
+
+
+def test_a_service_that_another_made_is_not_taken_over(
+    make: Make, refuse: Refuse, cluster: Cluster, client: Client, namespace: str
+) -> None:
+    """Ours was refused, theirs came into its place: theirs stays as it is, and stays when ours is deleted."""
+    refuse("", "services", "has(object.metadata.labels)")
+    ours = make("taken", profiling={"mode": "Skip"})
+    assert BROKEN_WEBHOOK in ours.wait("SpecValid", "False", "ChildRejected")["message"]
+    theirs = {"metadata": {"name": "taken", "namespace": namespace}, "spec": {"ports": [{"port": 1234}]}}
+    made = client.create(KUBERNETES_SERVICE, theirs)
+    cluster.kubectl("delete", "validatingwebhookconfiguration", BROKEN_WEBHOOK)
+    ours.wait("SpecValid", "False", "NameConflict")
+    client.delete(SERVICE, namespace, "taken")
+    wait_for("the Deployment to go", lambda: client.get(DEPLOYMENT, namespace, "taken") is None)
+    found = client.get(KUBERNETES_SERVICE, namespace, "taken")
+    assert found is not None
+    for field in ("uid", "resourceVersion"):
+        assert found["metadata"][field] == made["metadata"][field]
+
+
+def test_a_template_that_the_api_server_fails_on_keeps_nothing_else_away(make: Make, refuse: Refuse) -> None:
+    """HTTP 500 for the new pods: a condition says so, and the change of scale in the same edit is applied."""
+    service = make("webhook", profiling={"mode": "Skip"})
+    service.wait_updated()
+    revision = service.revision
+    refuse("apps", "deployments", "object.spec.template.spec.containers.exists(c, c.env.exists(e, e.name == 'REFUSE'))")
+    service.patch({"engine": {"env": [*environment(), {"name": "REFUSE", "value": "me"}]}, "replicas": 2})
+    assert BROKEN_WEBHOOK in service.wait("SpecValid", "False", "ChildRejected")["message"]
+    assert service.condition("Updated")["reason"] == "ChildRejected"
+    wait_for("two pods of the old revision", lambda: len(service.ready_pods()) == 2)
+    assert service.revision == revision
+    service.patch({"engine": {"env": environment()}})
+    service.wait_updated()
+    assert service.condition("SpecValid")["status"] == "True"
+
+
+def test_what_a_spec_no_longer_says_leaves_the_pods(make: Make) -> None:
+    """Children are created first and applied later: what only the creation said must not stay for ever."""
+    labelled = {"labels": {"team": "a"}}
+    service = make("drops", profiling={"mode": "Skip"}, replicas=0, podTemplate=labelled)
+    service.wait_updated()
+    service.patch({"podTemplate": None})
+    service.wait_updated()
+    template = service.child(DEPLOYMENT)["spec"]["template"]
+    assert "team" not in template["metadata"]["labels"]
+    assert "Update" not in _operations(service)
+
+
+@pytest.mark.parametrize("name", ["seen-hot", "nobody-has-it"])
+def test_an_apply_touches_no_object_but_the_one_that_was_seen(
+    name: str, make: Make, client: Client, namespace: str
+) -> None:
+    """Between the look and the write another may take the name, or the object may go: the API server compares uids."""
+    if client.get(SERVICE, namespace, "seen") is None:
+        make("seen", profiling={"mode": "Skip"}, replicas=0).wait_updated()
+    before = client.get(CONFIG_MAP, namespace, name)
+    metadata = {"name": name, "namespace": namespace, "uid": "00000000-0000-0000-0000-000000000000"}
+    with pytest.raises(RefusedError) as refused:
+        client.apply(CONFIG_MAP, {"metadata": metadata, "data": {"config.json": "{}"}})
+    assert refused.value.status in (409, 422)
+    assert client.get(CONFIG_MAP, namespace, name) == before
+
+
+def _operations(service: Service) -> set[str]:
+    """How the operator wrote the Deployment, its status aside."""
+    entries = service.child(DEPLOYMENT)["metadata"]["managedFields"]
+    return {each["operation"] for each in entries if each["manager"] == "outrider" and not each.get("subresource")}
+
+
+def _used(cluster: Cluster, namespace: str, resource: str) -> str | None:
+    """What the namespace's quota counts of `resource`."""
+    quotas = cluster.get("quota", namespace=namespace)
+    return next((each.get("status", {}).get("used", {}).get(resource) for each in quotas), None)
