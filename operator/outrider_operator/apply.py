@@ -70,7 +70,7 @@ class Applier:
         try:
             applied = await self._api.apply(document)
         except ApiError as error:
-            if error.conflict:
+            if error.conflict and "resourceVersion" in document["metadata"]:
                 raise ObserveAgain(error.message) from None
             raise
         logger.info("Applied %s %s/%s", kind.kind, namespace, name)

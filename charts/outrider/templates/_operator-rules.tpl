@@ -8,7 +8,7 @@
 - apiGroups: [outrider.dev]
   resources: [speculativeservices/status]
   verbs: [update]
-# Children that live as long as the service. get, list, watch: compare with what should be; create, patch: server-side
+# Children that live as long as the service. get, list, watch: compare with what should be; create; patch: server-side
 # apply. No delete: the garbage collector removes them with the service.
 - apiGroups: [apps]
   resources: [deployments]
@@ -28,7 +28,7 @@
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, list, watch, create, patch, delete]
-# Profiling. create; delete: after the result is stored, or to give way to a serving pod; patch: another service that
+# Profiling. create; delete: after the result is stored, or when nobody asks for it any more; patch: another service that
 # waits for the same measurement becomes an owner too.
 - apiGroups: [batch]
   resources: [jobs]
@@ -41,8 +41,8 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, patch]
-# Events on the services; list: those of a pod that cannot start, for the sentence in the condition (a missing model
-# folder shows nowhere else).
+# Events on the services; list: those of a pod that cannot start, or a Job whose pod cannot be made, for the sentence in
+# the condition (a missing model folder, or a quota, shows nowhere else).
 - apiGroups: ["", events.k8s.io]
   resources: [events]
   verbs: [create, patch, list]

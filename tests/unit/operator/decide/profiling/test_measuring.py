@@ -140,6 +140,20 @@ def test_a_profile_from_another_device_is_marked_stale() -> None:
     assert "A100" in world.condition(C.PROFILES_READY).message
 
 
+def test_a_profile_that_fits_some_of_the_pods_is_not_stale() -> None:
+    """`cpu` is every model of CPU: where nodes differ no one measurement fits all pods, and measuring again changes
+    nothing. Those that it does not fit correct it online."""
+    world = World(manifest(replicas=2))
+    world.serve()
+    key = world.created_jobs[0].keys.target
+    world.report_states(profile={"targetKey": key})
+    other = next(iter(world.states))
+    mismatch = {"mismatch": "The profile is of an EPYC 9654, this is a Xeon 8481C", "targetKey": key}
+    world.states[other] = world.states[other].model_validate({**world.states[other].wire(), "profile": mismatch})
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "True/Profiled"
+
+
 def test_two_services_share_one_measurement_and_the_last_one_takes_it_along() -> None:
     """One Job, one ConfigMap with an owner reference of each; leaving removes only one's own."""
     world = World(manifest("one"), manifest("two"))
