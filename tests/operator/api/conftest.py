@@ -14,7 +14,11 @@ from tests.operator.api.apply import NAMESPACE, ApiServer
 def api(any_cluster: Cluster | ExistingCluster) -> Cluster | ExistingCluster:
     """The cluster, with Outrider's CRD established and published."""
     any_cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD_FILE))
-    any_cluster.kubectl("wait", "--for=condition=Established", f"crd/{CRD_NAME}", "--timeout=30s")
+
+    def established() -> bool:  # kubectl's own wait fails on a CRD that has no condition yet
+        return any_cluster.try_kubectl("get", "--raw", "/apis/outrider.dev/v1alpha1").returncode == 0
+
+    any_cluster.wait_until(f"the CRD {CRD_NAME} is established", established, 60)
 
     def explained() -> bool:
         return any_cluster.try_kubectl("explain", "specsvc.spec.draftPool").returncode == 0
