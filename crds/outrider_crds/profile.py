@@ -14,6 +14,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from outrider_crds.base import Model, digest
+from outrider_crds.contract import Contract
 from outrider_crds.pod_template import Resources
 from outrider_crds.spec import Drafter, SpeculativeServiceSpec
 
@@ -65,7 +66,7 @@ class StepCost(Model):
     constant_s: Seconds = 0.0
 
 
-class TargetProfile(Model):
+class TargetProfile(Contract):
     schema_version: int = PROFILE_SCHEMA
     key: str
     model: str
@@ -83,7 +84,7 @@ class TargetProfile(Model):
     measured_at: Timestamp
 
 
-class DrafterProfile(Model):
+class DrafterProfile(Contract):
     schema_version: int = PROFILE_SCHEMA
     key: str
     name: str
@@ -107,7 +108,7 @@ class ProfilingFailure(Model):
     """Name of the drafter that failed; empty when the target did."""
 
 
-class ProfilingResult(Model):
+class ProfilingResult(Contract):
     """The Job's termination message: what it measured, and what it could not."""
 
     schema_version: int = PROFILE_SCHEMA

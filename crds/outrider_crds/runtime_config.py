@@ -6,9 +6,12 @@ it (one mutable ConfigMap) and its digest is echoed in the pod's state. `serve -
 
 from __future__ import annotations
 
+import json
+
 from pydantic import Field
 
-from outrider_crds.base import Model, digest
+from outrider_crds.base import digest
+from outrider_crds.contract import Contract
 from outrider_crds.profile import ProfileKeys, profile_keys
 from outrider_crds.spec import (
     Accelerator,
@@ -41,7 +44,7 @@ READY_PATH = "/readyz"
 SLO_CLASS_HEADER = "X-SLO-Class"
 
 
-class BootConfig(Model):
+class BootConfig(Contract):
     schema_version: int = CONFIG_SCHEMA
     service: str
     namespace: str
@@ -57,7 +60,7 @@ class BootConfig(Model):
     """One entry per product."""
 
 
-class HotConfig(Model):
+class HotConfig(Contract):
     schema_version: int = CONFIG_SCHEMA
     mode: SpeculationMode
     draft_prefill: DraftPrefill
@@ -95,8 +98,17 @@ def hot_config(spec: SpeculativeServiceSpec) -> HotConfig:
 
 
 def config_hash(config: HotConfig) -> str:
-    """Digest that a pod echoes in its state once the config is in force."""
+    """Digest of the config as it is written; a pod echoes it in its state once the config is in force."""
     return digest(config.wire())
+
+
+def read_hot_config(text: bytes) -> tuple[HotConfig, str]:
+    """The config in `text`, and the digest of `text` as it stands.
+
+    A pod of another release leaves out fields that it does not know, and has defaults for those that are not there. Its
+    echo must be that of the document, or the operator would wait for it for ever. Raises pydantic's ValidationError.
+    """
+    return HotConfig.read(text), digest(json.loads(text))
 
 
 def draft_mount(drafter: str) -> str:

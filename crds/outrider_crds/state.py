@@ -11,6 +11,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from outrider_crds.base import Model
+from outrider_crds.contract import Contract
 
 STATE_SCHEMA = 1
 
@@ -100,7 +101,7 @@ class ChoiceState(Model):
     """Requests in the last step."""
 
 
-class RuntimeState(Model):
+class RuntimeState(Contract):
     schema_version: int = STATE_SCHEMA
     service: str
     namespace: str

@@ -36,7 +36,7 @@ class ServiceConditions(Collector):
 def _conditions(service: Object) -> Iterable[tuple[str, str, str]]:
     """Type, status, reason; none where another release wrote what this one cannot read."""
     try:
-        status = SpeculativeServiceStatus.model_validate(service.get("status") or {})
+        status = SpeculativeServiceStatus.model_validate(service.get("status") or {}, extra="ignore")
     except ValidationError:
         return ()
     return ((each.type.value, each.status.value, each.reason) for each in status.conditions)

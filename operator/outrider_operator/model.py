@@ -200,7 +200,7 @@ class Observed:
     def status(self) -> SpeculativeServiceStatus:
         """The status as it stands; a fresh one where another release wrote what this one cannot read."""
         try:
-            return SpeculativeServiceStatus.model_validate(self.service.get("status") or {})
+            return SpeculativeServiceStatus.model_validate(self.service.get("status") or {}, extra="ignore")
         except ValidationError:
             return SpeculativeServiceStatus()
 

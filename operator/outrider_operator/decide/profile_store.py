@@ -116,7 +116,7 @@ def failed(failure: ProfilingFailure, job: str) -> Failure:
 
 def _parse(model: type[_P], document: str) -> _P | None:
     try:
-        return model.model_validate_json(document)
+        return model.read(document)
     except ValidationError:
         return None
 
@@ -124,7 +124,7 @@ def _parse(model: type[_P], document: str) -> _P | None:
 def _parse_failures(document: str) -> Failures:
     try:
         return {
-            key: {attempt: Failure.model_validate(failure) for attempt, failure in attempts.items()}
+            key: {attempt: Failure.model_validate(failure, extra="ignore") for attempt, failure in attempts.items()}
             for key, attempts in from_json(document or "{}").items()
         }
     except (ValueError, AttributeError):

@@ -158,7 +158,7 @@ def _read(document: Object) -> Revision | None:
     if not name or not inputs or not name_of(document).endswith(f"-{name}"):
         return None
     try:
-        boot = BootConfig.model_validate_json(text(document, "data", CONFIG_KEY))
+        boot = BootConfig.read(text(document, "data", CONFIG_KEY))
         template = from_json(text(document, "data", TEMPLATE_KEY))
     except (ValidationError, ValueError):
         return None

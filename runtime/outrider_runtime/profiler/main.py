@@ -81,7 +81,7 @@ def _wanted(options: argparse.Namespace) -> tuple[Wanted, Paths]:
 
 def _boot(text: str) -> BootConfig:
     try:
-        return BootConfig.model_validate_json(text)
+        return BootConfig.read(text)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in problem["loc"])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from outrider_crds.runtime_config import CONFIG_SCHEMA, BootConfig, HotConfig
+from outrider_crds.runtime_config import BootConfig, HotConfig
 from pydantic import ValidationError
 
 from outrider_runtime.local_manifest import LocalManifestError, load_local_service
@@ -33,8 +33,8 @@ class Serving:
 
 def from_config(boot_file: Path, paths: Paths) -> Serving:
     """Serve what the operator mounted. Raises StartupError when a config cannot be used."""
-    boot = _read(boot_file, "boot config", BootConfig.model_validate_json)
-    hot = _read(Path(paths.hot_file), "hot config", HotConfig.model_validate_json)
+    boot = _read(boot_file, "boot config", BootConfig.read)
+    hot = _read(Path(paths.hot_file), "hot config", HotConfig.read)
     return Serving(boot, hot, paths)
 
 
@@ -78,17 +78,11 @@ def run_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 def _read(file: Path, what: str, parse: Callable[[str], _Config]) -> _Config:
     try:
-        config = parse(file.read_text(encoding="utf-8"))
+        return parse(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"cannot read the {what} {file}: {error}") from error
     except ValidationError as error:
         raise StartupError(f"the {what} {file} is not valid: {describe(error)}") from error
-    if config.schema_version != CONFIG_SCHEMA:
-        raise StartupError(
-            f"the {what} {file} has schema version {config.schema_version}, this runtime reads {CONFIG_SCHEMA}; "
-            "operator and runtime image are of different releases"
-        )
-    return config
 
 
 def describe(error: ValidationError) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from outrider_crds import profile as api
-from outrider_crds.base import Model
+from outrider_crds.contract import Contract
 from outrider_crds.profile import TARGET_FILE, DrafterProfile, ProfileKeys, TargetProfile
 from outrider_crds.runtime_config import PRODUCT_ANNOTATION
 from outrider_crds.state import ProfileSource, ProfileState
@@ -17,7 +17,7 @@ from outrider_runtime.control.batch import ExecutionMode
 from outrider_runtime.control.costs import DrafterCost, LatencyModel, StepCost
 
 ANNOTATIONS_FILE = "annotations"
-Document = TypeVar("Document", bound=Model)
+Document = TypeVar("Document", bound=Contract)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def _difference(what: str, measured: str, ours: str) -> str:
 def _read(path: Path, kind: type[Document]) -> Document | None:
     """None when the file is not there (it is mounted once it exists)."""
     try:
-        return kind.model_validate_json(path.read_bytes())
+        return kind.read(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:

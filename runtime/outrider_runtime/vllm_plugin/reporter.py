@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from outrider_crds.profile import ProfileKeys
-from outrider_crds.runtime_config import HotConfig, config_hash
+from outrider_crds.runtime_config import config_hash, read_hot_config
 from outrider_crds.state import (
     ChoiceState,
     DrafterState,
@@ -43,7 +43,7 @@ class Reporter(threading.Thread):
         self._plan = loop.plan
         self._identity = identity
         self._started_at = started_at
-        self._hot = loop.plan.hot
+        self._hot_hash = config_hash(loop.plan.hot)
         self._config_error = ""
         self._last_failure = ""
         self._profile = ProfileState()
@@ -86,7 +86,7 @@ class Reporter(threading.Thread):
         if not self._changed("hot", path):
             return
         try:
-            hot = HotConfig.model_validate_json(path.read_bytes())
+            hot, self._hot_hash = read_hot_config(path.read_bytes())
         except FileNotFoundError:
             return  # not mounted (yet): what the engine was started with stays in force
         except (OSError, ValidationError) as error:
@@ -94,7 +94,6 @@ class Reporter(threading.Thread):
             logger.warning("outrider: %s", self._config_error)
             return
         self._config_error = ""
-        self._hot = hot
         self._loop.configure(hot)
 
     def _reload_profile(self) -> None:
@@ -122,7 +121,7 @@ class Reporter(threading.Thread):
             service=boot.service,
             namespace=boot.namespace,
             revision=boot.revision,
-            config_hash=config_hash(self._hot),
+            config_hash=self._hot_hash,
             config_error=self._config_error,
             started_at=self._started_at,
             now=time.time(),

@@ -50,7 +50,7 @@ def asked_of(job: Object) -> Asked | None:
     """What `job` measures, as its annotation says; None when that is not readable."""
     try:
         document = from_json(annotation(job, ASKED_ANNOTATION))
-        keys = ProfileKeys.model_validate(document["keys"])
+        keys = ProfileKeys.model_validate(document["keys"], extra="ignore")
         asked = Asked(
             keys=keys,
             target=bool(document["target"]),

@@ -38,7 +38,7 @@ def absorb(store: Store, job: Object, pod: Object | None, asked: Asked) -> Store
     """`store` with the outcome of `job`. Doing it twice changes nothing: that is how it is known to be stored."""
     message = text(_terminated(pod), "message")
     try:
-        result = ProfilingResult.model_validate_json(message)
+        result = ProfilingResult.read(message)
     except ValidationError:
         return _all_failed(store, asked, _died(job, pod, message))
     merged = _with_measured(store, asked, result)
