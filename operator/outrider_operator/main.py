@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -36,6 +37,9 @@ def main() -> None:
 
 async def _run(configuration: Configuration) -> bool:
     """True when the operator ended by itself."""
+    # What was imported stays: walking it at each full collection would stop the event loop for a tenth of a second.
+    gc.collect()
+    gc.freeze()
     client = await load_configuration()
     api = KubernetesApi(client)
     events = frame.Events()
