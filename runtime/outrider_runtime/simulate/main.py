@@ -10,19 +10,21 @@ from pathlib import Path
 
 from outrider_crds.base import seconds
 
-from outrider_runtime.simulate import profiles
+from outrider_runtime.simulate import dry_run, dry_run_report, profiles
 from outrider_runtime.simulate.assumptions import read_acceptance, read_mix
 from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.held_out import judge, print_judgements
 from outrider_runtime.simulate.load import Load, Wanted, read_load
 from outrider_runtime.simulate.pod import Pod, read_pod
 from outrider_runtime.simulate.policies import OURS, PolicyChoice, compared
+from outrider_runtime.simulate.replay.workload import Lengths as Typical
 from outrider_runtime.simulate.report import print_setting, print_table, write_report
 from outrider_runtime.simulate.run import Run, Scenario, simulate
 from outrider_runtime.simulate.workload import Lengths
 
 EXAMPLES = """\
 examples:
+  outrider-simulate --manifest examples/llama-h200.yaml --system h200_sxm --output out
   outrider-simulate --manifest examples/llama-h200.yaml --profile llama-3.1-8b-h100 --rate 8 --compare
   outrider-simulate --manifest service.yaml --profile report.json --trace azure.csv --rate 2 --output out
   outrider-simulate --check-profiles
@@ -36,13 +38,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.check_profiles:
         print_judgements(judge(), sys.stdout)
         return
-    if options.manifest is None or options.profile is None:
-        parser.error("--manifest and --profile are needed")
+    if options.manifest is None or (options.profile is None) == (options.system is None):
+        parser.error("--manifest and one of --system and --profile are needed")
     try:
-        _simulate(options)
+        _dry_run(options) if options.system else _simulate(options)
     except SimulationError as error:
         print(f"outrider-simulate: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _dry_run(options: argparse.Namespace) -> None:
+    lengths = Typical(options.prompt_tokens, options.output_tokens)
+    plan = dry_run.plan(options.manifest, options.system, options.lifted_to, lengths)
+    dry_run_report.print_setting(plan, sys.stdout)
+    rows = list(dry_run.rows(plan, [options.rate] if options.rate else dry_run.rates(plan)))
+    dry_run_report.print_rows(plan, rows, sys.stdout)
+    if options.output is not None:
+        try:
+            written = dry_run_report.write(options.output, plan, rows)
+        except OSError as error:
+            raise SimulationError(f"--output {options.output}: {error}") from error
+        print(f"\nwritten: {', '.join(map(str, written))}")
 
 
 def _simulate(options: argparse.Namespace) -> None:
@@ -95,6 +111,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--profile", metavar="NAME|FILE", help=f"step times: a result of outrider-profile, or one of {known}"
     )
+    parser.add_argument(
+        "--system",
+        metavar="GPU",
+        help="compose step times of this system instead: h200_sxm, h100_sxm, a100_sxm, l40s, ...",
+    )
+    parser.add_argument(
+        "--lifted-to",
+        type=_share,
+        default=0.7,
+        metavar="A",
+        help="with --system: share of first proposals accepted (0.7)",
+    )
     _add_load(parser)
     _add_truth(parser)
     parser.add_argument(
@@ -145,6 +173,13 @@ def _positive(text: str) -> float:
     number = float(text)
     if not (math.isfinite(number) and number > 0):
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def _share(text: str) -> float:
+    number = float(text)
+    if not 0 < number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
     return number
 
 

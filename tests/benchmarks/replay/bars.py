@@ -1,0 +1,52 @@
+"""What must hold: ratios of ours to another on the same seed, judged at their 5% quantile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+QUANTILE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    name: str
+    where: str
+    value: float
+    least: float
+    against: str
+    seeds: int
+
+    @property
+    def holds(self) -> bool:
+        return bool(self.value >= self.least)
+
+    def line(self) -> str:
+        verdict = "holds " if self.holds else "MISSED"
+        return f"{verdict} {self.value:6.3f} of {self.least:5.3f}  {self.name}: {self.where} (against {self.against})"
+
+
+def low(ratios: Sequence[float]) -> float:
+    """The 5% quantile over seeds."""
+    return float(np.quantile(np.asarray(ratios, float), QUANTILE))
+
+
+def paired(ours: Sequence[float], other: Sequence[float]) -> list[float]:
+    """Ours by the other's, seed by seed."""
+    return [mine / theirs for mine, theirs in zip(ours, other, strict=True)]
+
+
+def best_on_means(figures: Mapping[str, Sequence[float]]) -> str:
+    """The name whose mean over seeds is largest: a best setting is not picked anew for each seed."""
+    return max(figures, key=lambda name: float(np.mean(figures[name])))
+
+
+def geometric_mean(ratios: Sequence[float]) -> float:
+    return float(np.exp(np.mean(np.log(ratios))))
+
+
+def closed_gap(ours: float, single: float, oracle: float) -> float:
+    """Share of the way from the best single setting to the oracle that ours has gone."""
+    return (ours - single) / (oracle - single)

@@ -1,0 +1,75 @@
+"""One policy on one load: a cell, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from outrider_runtime.simulate.replay.engine import Engine
+from outrider_runtime.simulate.replay.workload import Workload
+
+from tests.benchmarks.replay.settings import Case, System, setting
+
+Floats = NDArray[np.float64]
+WARM_SHARE = 0.25
+"""Of the steps with all clients, the first ones, left out of a static load's goodput: what is learned from nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    goodput: float
+    """Tokens a second, in the steady middle of a closed load, over the whole of an open one."""
+    latency_s: float
+    """Mean over requests, from arrival to the last token."""
+    draft_length: float
+    """Proposals verified of a request in a step."""
+    steps: int
+    ttft_s: Floats
+    tpot_s: Floats
+    slo_class: NDArray[np.int64]
+    done_s: Floats
+    arrived_s: Floats
+    tokens: NDArray[np.int64]
+
+
+LoadOf = Callable[[Case, int], Workload]
+"""(case, seed) -> load; the same for every policy."""
+
+
+def run(case: Case, system: System, load: Workload, seed: int) -> Result:
+    engine = Engine(setting(case, charged=system.charged), load, system.build(case, seed))
+    engine.run()
+    return _result(engine)
+
+
+def _result(engine: Engine) -> Result:
+    requests, load, log = engine.requests, engine.requests.load, engine.log
+    tokens, step_s = np.array(log.tokens), np.array(log.step_s)
+    goodput = float(tokens.sum() / engine.now)
+    if load.clients is not None:
+        goodput = _steady(tokens, step_s, np.array(log.requests), load.clients)
+    further = np.maximum(1, load.output - 1)
+    return Result(
+        goodput=goodput,
+        latency_s=float((requests.done_s - requests.arrived_s).mean()),
+        draft_length=sum(log.verified) / max(1, sum(log.requests)),
+        steps=len(log.now),
+        ttft_s=requests.first_s - requests.arrived_s,
+        tpot_s=(requests.done_s - requests.first_s) / further,
+        slo_class=load.slo_class,
+        done_s=requests.done_s,
+        arrived_s=requests.arrived_s,
+        tokens=load.output,
+    )
+
+
+def _steady(tokens: NDArray[np.int64], step_s: Floats, requests: NDArray[np.int64], clients: int) -> float:
+    """While all clients are served, after the first steps."""
+    full = np.flatnonzero(requests >= clients)
+    if not len(full):
+        return float(tokens.sum() / step_s.sum())
+    first, last = full[0], full[-1] + 1
+    first += int(WARM_SHARE * (last - first))
+    return float(tokens[first:last].sum() / step_s[first:last].sum())

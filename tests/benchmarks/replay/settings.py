@@ -1,0 +1,148 @@
+"""The worlds, the recordings and the policies that are compared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from outrider_runtime.core.controller import Controller
+from outrider_runtime.core.cost import LatencyModel
+from outrider_runtime.core.settings import MATCH_EDGES, Drafter, HotSettings, Settings, SLOClass
+from outrider_runtime.simulate import recording as recordings
+from outrider_runtime.simulate.recording import Recording
+from outrider_runtime.simulate.replay.engine import Policy, Setting
+from outrider_runtime.simulate.replay.policies import Adaptive, ByBatchSize, Fixed, cost_tables, tuned_table
+from outrider_runtime.simulate.replay.profile import fitted
+from outrider_runtime.simulate.replay.scheduling import Limits
+from outrider_runtime.simulate.worlds import world as worlds
+
+LONGEST = 5
+"""Most draft tokens of every policy."""
+SLOTS = 256
+STATIC = (1, 2, 3, 5)
+PROFILES = 4
+"""Different noisy profiles; a seed takes one in turn."""
+TRAITS = {
+    "eagle": Drafter("eagle", passes=True, needs_hidden=True),
+    "draft": Drafter("draft", passes=True, needs_kv=True),
+    "sparse": Drafter("sparse", passes=True),
+    "lookup": Drafter("lookup", confidence_edges=MATCH_EDGES),
+}
+POOLS = {
+    "llama-3.1-8b-h200": ("eagle", "lookup"),
+    "llama-3.1-8b-h100": ("eagle", "lookup"),
+    "llama-3.1-8b-a100": ("draft", "lookup"),
+    "llama-3.1-8b-l40s": ("eagle", "lookup"),
+    "llama-3.1-70b-4xh100": ("eagle", "lookup"),
+    "llama-3.1-8b-8xa100-long": ("sparse", "lookup"),
+}
+"""The pool of each world; a tie goes to the first."""
+DECISION_US = ((1, 60.0), (64, 100.0), (256, 300.0))
+"""What the decisions of a step may cost (the bar of tests/benchmarks/controller_decision.py), by batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a cell holds fixed for every policy."""
+
+    world: str
+    acceptance: float | None
+    """Lifted to this, or None: as recorded."""
+    group: str | None = None
+
+    def __str__(self) -> str:
+        lift = "as recorded" if self.acceptance is None else f"lifted to {self.acceptance}"
+        return f"{self.world}, {self.group or 'all prompts'}, {lift}"
+
+
+@cache
+def recording(acceptance: float | None) -> Recording:
+    real = recordings.shipped()
+    return real if acceptance is None else recordings.lifted(real, acceptance, seed=0)
+
+
+@cache
+def world(name: str) -> worlds.World:
+    return worlds.load(name)
+
+
+def pool(case: Case) -> tuple[Drafter, ...]:
+    return tuple(TRAITS[name] for name in POOLS[case.world])
+
+
+def setting(case: Case, *, charged: bool) -> Setting:
+    """`charged`: the policy's decisions take time."""
+    one = world(case.world)
+    limits = Limits(max_requests=SLOTS, kv_tokens=one.kv_tokens)
+    cost = DECISION_US if charged else ((1, 0.0),)
+    return Setting(one, recording(case.acceptance), pool(case), limits, cost)
+
+
+@cache
+def profile(name: str, drafters: tuple[Drafter, ...], seed: int) -> LatencyModel:
+    return fitted(world(name), drafters, np.random.default_rng([seed, 7]))
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A policy by name; `build` gives a fresh one for a case and a seed."""
+
+    name: str
+    build: Callable[[Case, int], Policy]
+    charged: bool = False
+
+
+Distort = Callable[[LatencyModel], LatencyModel]
+
+
+def ours(
+    name: str = "ours", *, classes: tuple[SLOClass, ...] = (), admission: bool = True, speculates: bool = True,
+    distort: Distort | None = None,
+) -> System:  # fmt: skip
+    def build(case: Case, seed: int) -> Policy:
+        latency = profile(case.world, pool(case), seed % PROFILES)
+        most = LONGEST if speculates else 0
+        hot = HotSettings(max_draft_tokens=most, slo_classes=classes, admission=admission)
+        settings = Settings(pool(case), LONGEST, SLOTS, largest_graph_tokens=world(case.world).graph_tokens, hot=hot)
+        rng = np.random.default_rng([seed, 2])
+        model = distort(latency) if distort else latency
+        return Controller(settings, model, clock=time.perf_counter, rng=rng)
+
+    return System(name, build, charged=True)
+
+
+def plain() -> System:
+    return System("plain", lambda case, _: Fixed(pool(case)))
+
+
+def statics(case: Case, lengths: Sequence[int] = STATIC) -> list[System]:
+    """Every drafter at every length."""
+    return [_static(number, drafter.name, k) for number, drafter in enumerate(pool(case)) for k in lengths]
+
+
+def _static(number: int, name: str, k: int) -> System:
+    return System(f"{name}, k = {k}", lambda case, _: Fixed(pool(case), number, k))
+
+
+def by_batch_size() -> System:
+    return System("table by batch size", lambda case, _: ByBatchSize(pool(case), 0, _table(case)))
+
+
+@cache
+def _table(case: Case) -> list[int]:
+    return tuned_table(world(case.world), recording(case.acceptance), POOLS[case.world][0], LONGEST)
+
+
+def adaptive() -> System:
+    def build(case: Case, _: int) -> Policy:
+        costs = cost_tables(world(case.world), POOLS[case.world][0], LONGEST)
+        return Adaptive(pool(case), 0, LONGEST, costs, SLOTS)
+
+    return System("adaptive verification", build)
+
+
+def others(case: Case) -> Mapping[str, System]:
+    return {one.name: one for one in (plain(), *statics(case), by_batch_size(), adaptive())}
