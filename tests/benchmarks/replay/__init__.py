@@ -1,1 +1,1 @@
-"""`make bench`: every policy replays the same recordings in the same worlds, and bars are judged on the pairs."""
+"""`make bench-replay`: every policy replays the same recordings in the same worlds, and bars are judged on the pairs."""

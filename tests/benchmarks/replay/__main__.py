@@ -17,7 +17,7 @@ from typing import Any
 from tests.benchmarks.replay import phases, plan, slo_mix, static_load
 from tests.benchmarks.replay.bars import Bar
 from tests.benchmarks.replay.plots import static_plot
-from tests.benchmarks.replay.settings import Case
+from tests.benchmarks.replay.settings import Case, ours
 
 RESULTS = Path(__file__).parent.parent / "results" / "replay.json"
 PROCESSES = 2
@@ -95,7 +95,7 @@ def slo(name: str, seeds: int) -> dict[str, Any]:
 
 def wrong(point: static_load.Point, size: plan.Size) -> dict[str, Any]:
     seeds = min(size.seeds, 5)
-    own = static_load.measure(point, static_load.ours(), seeds)
+    own = static_load.measure(point, ours(), seeds)
     judged = static_load.Judged(point, {"ours": own}, "ours")
     return {"bars": static_load.wrong_models([judged])}
 

@@ -74,11 +74,8 @@ def judge(shift: Shift, seeds: int) -> Shifted:
     by_phase = {name: [_phases(shift, one, seed) for seed in range(seeds)] for name, one in statics.items()}
     mine = [_phases(shift, ours(), seed) for seed in range(seeds)]
     shares = _shares(shift)
-    best = np.nanmin(np.array([np.mean(found, axis=0) for found in by_phase.values()]), axis=0)
-    chosen = [
-        min(by_phase, key=lambda name, at=phase: float(np.mean([found[at] for found in by_phase[name]])))
-        for phase in range(len(best))
-    ]
+    means = {name: np.mean(found, axis=0) for name, found in by_phase.items()}
+    chosen = [best_on_means({name: [-mean[phase]] for name, mean in means.items()}) for phase in range(len(shares))]
     oracle = [
         _speed(np.array([by_phase[name][seed][phase] for phase, name in enumerate(chosen)]), shares)
         for seed in range(seeds)

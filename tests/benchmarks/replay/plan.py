@@ -1,4 +1,4 @@
-"""What `make bench` measures, in order of what a reader asks first."""
+"""What `make bench-replay` measures, in order of what a reader asks first."""
 
 from __future__ import annotations
 

@@ -98,4 +98,4 @@ def _ttft(
 
 
 def _of(one: Attained, number: int) -> np.ndarray:
-    return one.result.ttft_s[one.result.slo_class == number]
+    return np.asarray(one.result.ttft_s[one.result.slo_class == number])

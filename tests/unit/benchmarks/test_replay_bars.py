@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.benchmarks.replay import bars, phases, slo_mix, static_load
+from tests.benchmarks.replay.cells import Result
 from tests.benchmarks.replay.settings import Case
 
 
@@ -63,12 +64,13 @@ def test_a_wrong_profile_is_wrong_by_what_the_bar_says():
 def test_a_request_that_misses_its_ttft_is_a_miss_whatever_its_tpot():
     targets = slo_mix.classes(step_s=0.01)
 
-    class Result:
-        slo_class = np.array([0, 0, 1])
-        tpot_s = np.array([0.001, 0.001, 0.001])
-        ttft_s = np.array([0.1, 99.0, 0.1])
-
-    assert slo_mix.attained(Result, targets) == pytest.approx(2 / 3)
+    nothing = np.zeros(3)
+    result = Result(
+        goodput=1.0, latency_s=1.0, draft_length=0.0, steps=1, ttft_s=np.array([0.1, 99.0, 0.1]),
+        tpot_s=np.full(3, 0.001), slo_class=np.array([0, 0, 1]), done_s=nothing, arrived_s=nothing,
+        tokens=np.ones(3, np.int64),
+    )  # fmt: skip
+    assert slo_mix.attained(result, targets) == pytest.approx(2 / 3)
 
 
 def test_a_shift_keeps_its_prompts_in_their_phase():
