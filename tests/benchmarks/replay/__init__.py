@@ -1,1 +1,1 @@
-"""`make bench-replay`: every policy replays the same recordings in the same worlds, and bars are judged on the pairs."""
+"""`make bench-replay`: every policy replays the same recordings in the same worlds; bars are judged on the pairs."""
