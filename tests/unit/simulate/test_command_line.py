@@ -146,7 +146,7 @@ def test_a_manifest_that_is_none_is_refused_with_its_fields(tmp_path, capsys):
     common = ("--profile", "llama-3.1-8b-h100", "--rate", "1")
     assert "spec.sloClasses[0].tpot" in failure(capsys, "--manifest", str(broken), *common)
     assert "cannot read" in failure(capsys, "--manifest", str(tmp_path / "missing.yaml"), *common)
-    assert "--manifest and --profile are needed" in failure(capsys, *common)
+    assert "--manifest and one of --system and --profile are needed" in failure(capsys, *common)
 
 
 def test_a_pool_that_the_profile_knows_nothing_of_is_refused(tmp_path, capsys):

@@ -173,11 +173,7 @@ def _version() -> str:
 
 
 def _kv_tokens(recipe: Recipe) -> int:
-    import aiconfigurator_core
-    import yaml
-
-    file = Path(aiconfigurator_core.__file__).parent / "systems" / f"{recipe.system}.yaml"
-    memory = yaml.safe_load(file.read_text())["gpu"]["mem_capacity"]
+    memory = _memory_bytes(recipe.system)
     drafts = [eagle_head(recipe.target), *recipe.drafts.values()]
     free = recipe.gpus * (MEMORY_SHARE * memory - OTHER_BYTES)
     free -= recipe.target.weight_bytes + sum(draft.weight_bytes for draft in drafts)
@@ -185,6 +181,19 @@ def _kv_tokens(recipe: Recipe) -> int:
     if free < kv_bytes:
         raise SimulationError(f"{recipe.model} does not fit into {recipe.gpus} x {recipe.system}")
     return int(free / kv_bytes)
+
+
+def _memory_bytes(system: str) -> int:
+    """Of one GPU. Raises SimulationError, with the systems that there are, for another one."""
+    import aiconfigurator_core
+    import yaml
+
+    folder = Path(aiconfigurator_core.__file__).parent / "systems"
+    described = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in folder.glob("*.yaml")}
+    gpus = {name: one["gpu"] for name, one in described.items() if "gpu" in one}
+    if system not in gpus:
+        raise SimulationError(f"{PACKAGE} has no system {system}; it has {', '.join(sorted(gpus))}")
+    return int(gpus[system]["mem_capacity"])
 
 
 def write(document: Mapping[str, Any], folder: Path) -> Path:
