@@ -16,7 +16,7 @@ OWN_CHANGE_S = 0.0
 CHILD_CHANGE_S = 2.0
 """Something that belongs to it changed."""
 SHARED_CHANGE_S = 10.0
-"""Something changed that may matter to many, or it is time for the regular look."""
+"""Something changed that may matter to many, or it is time to look again."""
 
 
 @dataclass(frozen=True, order=True)
@@ -102,7 +102,7 @@ class WorkQueue:
 
     def _fire(self, key: Key) -> None:
         self._timers.pop(key, None)
-        self.add(key, CHILD_CHANGE_S)
+        self.add(key, SHARED_CHANGE_S)
 
     def _release(self, key: Key) -> None:
         self._running.discard(key)
