@@ -1,0 +1,33 @@
+"""Which CUDA graphs vLLM captures for us.
+
+vLLM captures a graph for each token count that it is given, at each verification length that its table names, for the
+target and for a head's first pass. Every one costs seconds at the start and device memory, so token counts lie a third
+apart: a batch is padded by so much at most, by half as much on average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+LARGEST_TOKENS = 512
+"""vLLM's own limit; larger batches run without a graph."""
+
+
+def graph_sizes(max_draft_tokens: int, max_requests: int) -> list[int]:
+    """Token counts, ascending. The largest batch that fits is among them at every length: vLLM rounds a count up to
+    whole requests, and drops the graph when these are more than there can be or than fit."""
+    lengths = range(1, max_draft_tokens + 2)
+    whole = {min(max_requests, LARGEST_TOKENS // length) * length for length in lengths}
+    return sorted({size for size in _grid() if size <= max(whole)} | whole)
+
+
+def _grid() -> Iterator[int]:
+    size = 1
+    while size <= LARGEST_TOKENS:
+        yield size
+        size = _multiple(4 * size // 3) if size >= 4 else 2 * size
+
+
+def _multiple(size: int) -> int:
+    """Rounded to what tiles of a matrix multiplication like: fours, then eights."""
+    return -(-size // 4) * 4 if size < 32 else size // 8 * 8
