@@ -70,6 +70,7 @@ def assert_keeps_pods(plan: Plan, observed: Observed) -> None:
         rolling = deployment["spec"]["strategy"]["rollingUpdate"]
         assert deployment["spec"]["replicas"] == spec.get("replicas", 1)
         assert rolling["maxUnavailable"] == spec.get("rollout", {}).get("maxUnavailable", 0)
+        assert_can_start(deployment, observed)
     mounted = {
         volume.get("configMap", {}).get("name")
         for pod in observed.pods
@@ -79,6 +80,15 @@ def assert_keeps_pods(plan: Plan, observed: Observed) -> None:
     for delete in plan.delete:
         assert delete.kind in ("ConfigMap", JOB)
         assert delete.kind == JOB or delete.name not in mounted
+
+
+def assert_can_start(deployment: Object, observed: Observed) -> None:
+    """What the pods of `deployment` mount of Outrider's is there, profiles aside, which may come later."""
+    pod = deployment["spec"]["template"]["spec"]
+    assert ("ServiceAccount", pod["serviceAccountName"]) in observed.children
+    for volume in pod["volumes"]:
+        source = volume.get("configMap", {"optional": True})
+        assert source.get("optional") or ("ConfigMap", source["name"]) in observed.children
 
 
 def early() -> World:
@@ -311,6 +321,10 @@ HAPPENINGS = st.lists(
     st.one_of(
         SPECS,
         st.sampled_from(["roll out", "measure", "fail", "report", "lose a child", "lose the status", "restart"]),
+        st.sampled_from(["ServiceAccount", "ConfigMap", "Deployment", "Service", JOB]).map(
+            lambda kind: f"refuse {kind}"
+        ),
+        st.just("accept"),
     ),
     max_size=10,
 )
@@ -331,6 +345,10 @@ def happen(world: World, what: Any) -> None:
         del world.objects[sorted(world.objects)[len(world.objects) // 2]]
     elif what == "lose the status":
         world.services["chat"].pop("status", None)
+    elif what == "accept":
+        world.accept()
+    elif what.startswith("refuse "):
+        world.refuse(lambda document: document["kind"] == what.removeprefix("refuse "), "no")
 
 
 @given(happenings=HAPPENINGS)
@@ -343,6 +361,7 @@ def test_whatever_happens_it_ends_in_the_same_place(happenings: list[Any]) -> No
         happen(world, what)
         observed = world.observed()
         assert_sound(world.reconcile(), observed)
+    world.accept()
     world.patch(profiling={}, paused=False)
     for _ in range(4):
         world.settle()
