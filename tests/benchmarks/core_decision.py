@@ -89,9 +89,9 @@ class Serving:
         columns = self.books[:, rows]
         elapsed_s = np.where(columns[5] > 0, self.now - self.first_at[rows], 0.0)
         models = len(self.drafters)
-        missing = np.broadcast_to(np.maximum(columns[2], 1), (models, len(rows)))
+        missing = np.maximum(columns[2], 1)[None].repeat(models, 0)
         read = np.ones((models, len(rows)))
-        whole = np.broadcast_to(columns[1], (models, len(rows)))
+        whole = columns[1][None].repeat(models, 0)
         slo_class, context, prompt, prompt_left, left, emitted = columns
         return Batch(
             rows, slo_class, context, prompt, prompt_left, left, emitted, elapsed_s, missing, read, whole, self.now,

@@ -320,20 +320,20 @@ class Controller:
         return float(slack_s[slack_s >= 0].min(initial=math.inf))
 
     def _look_at_gates(self, batch: Batch, choice: Choice) -> None:
-        if choice.for_slo or self._evidence.probes.off or not self._reads.any():
+        if choice.for_slo or self._evidence.probes.off:
             return
         self._gated = False
-        for drafter in np.flatnonzero(self._reads & self._usable).tolist():
-            gate = self._kv.gates[drafter]
-            gate.look(len(batch), wanted=bool(choice.passes[drafter]))
-            self._gated |= gate.closed(len(batch))
+        for gate, passes, reads in zip(self._kv.gates, choice.passes.tolist(), self._reads_now, strict=True):
+            if reads:
+                gate.look(len(batch), wanted=passes > 0)
+                self._gated |= gate.closed(len(batch))
 
     def _new_block(self, batch: Batch, rows: Ints, pool: Pool, choice: Choice) -> Block | None:
         """Start to explore: a drafter that is hardly known at once; else, every so often, the one with the highest
         upper bound, where that beats the choice or nothing is chosen."""
         acceptance, explorer = self._evidence.acceptance, self._evidence.explorer
         unknown = self._usable & ~acceptance.met
-        if choice.for_slo or not len(rows) or not explorer.due(eager=bool(unknown.any())):
+        if not explorer.due(eager=bool(unknown.any())) or choice.for_slo or not len(rows):
             return None
         pool = dataclasses.replace(pool, paths=self._explorable(batch, rows, pool))
         speculating = bool(choice.passes.any()) and not self._evidence.probes.off
@@ -379,7 +379,7 @@ class Controller:
 
     def _feed(self, batch: Batch, passes: Ints, closing: Ints) -> Ints:
         reads = np.zeros(len(passes), dtype=bool)
-        if self._reads.any() and not self._silent and batch.prompt.any():
+        if batch.prompt.any() and any(self._reads_now) and not self._silent:
             evidence = self._evidence
             decoding = max(1, len(batch))
             token_s = np.array([evidence.latency.draft_cost(d).token_s(decoding) for d in range(len(passes))])
@@ -392,13 +392,16 @@ class Controller:
     def _price(self, base: Shape, decoding: int, context: Ints, token_s: float, most: int) -> Price:
         latency = self._evidence.latency
         node_s = latency.context_query_s * context / 1000 + token_s
-        plain_rate = latency.plain_rate(without_prompts(base, decoding)) if decoding else 0.0
-        return latency.price(base, node_s, self._evidence.goodput.rate(plain_rate), most)
+        price = latency.price(base, node_s, 0.0, most)
+        plain_s = latency.decode_s(without_prompts(base, decoding), 0) if base.n_prompt else price.plain_s
+        plain_rate = decoding / plain_s if plain_s > 0 else 0.0
+        return dataclasses.replace(price, rate=self._evidence.goodput.rate(plain_rate))
 
     def _token_s(self, drafters: Bools, decoding: int) -> float:
         """What a verified token costs in the next first passes of those of `drafters` (D,) that read."""
         latency = self._evidence.latency
-        return sum(latency.draft_cost(d).token_s(decoding) for d in np.flatnonzero(drafters & self._reads).tolist())
+        wanted = (drafters & self._reads).tolist()
+        return sum(latency.draft_cost(d).token_s(decoding) for d, reads in enumerate(wanted) if reads)
 
     def _draft_seconds(self, batch: Batch, decoding: int, context: float) -> tuple[Floats, Floats, Floats]:
         """Three (D,): the first pass over a token a request, or a call; each pass more; a token in a first pass. What
@@ -433,6 +436,7 @@ class Controller:
         )
         self._has_passes = np.array([drafter.passes for drafter in drafters], dtype=bool)
         self._reads = np.array([drafter.reads for drafter in drafters], dtype=bool)
+        self._reads_now = (self._reads & self._usable).tolist()
         self._most_tokens = max(0, min(self.settings.max_draft_tokens, hot.max_draft_tokens))
         off = hot.mode is Mode.OFF or self._most_tokens == 0
         self._silent = off if self._pinned is None else self._pinned[0] == 0

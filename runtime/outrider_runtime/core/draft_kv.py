@@ -17,6 +17,7 @@ import numpy as np
 
 from outrider_runtime.core.acceptance import Acceptance
 from outrider_runtime.core.batch import Batch, Bools, Floats, Ints
+from outrider_runtime.core.compiled import compiled
 from outrider_runtime.core.drafters import Choice
 from outrider_runtime.core.settings import DraftPrefill, Settings
 from outrider_runtime.core.slo import HORIZON_TOKENS, expected_rest
@@ -110,14 +111,18 @@ class DraftKV:
     def feed(self, batch: Batch, passes: Ints, closing: Ints, reads: Bools) -> Ints:
         """(D, N): all that drafters run over. passes: (D,), who proposes; closing: (D, N), who has a hole closed, or a
         part of one; reads: (D,), who reads the prompts of this step though it may not propose."""
-        prompts = batch.prompt > 0
-        runs = (passes > 0)[:, None]
-        small = (batch.missing <= HOLE_TOKENS) | self._hidden[:, None]
-        covers_prompts = reads[:, None] | (runs & self.settings.whole_batch)
-        now = (runs & small & ~prompts) | (covers_prompts & prompts & (self._kv | self._hidden)[:, None])
-        if self.settings.hot.draft_prefill is DraftPrefill.ALWAYS:
-            now = np.broadcast_to((self._kv | self._hidden)[:, None], now.shape)
-        return np.asarray(np.maximum(np.where(now, batch.missing, 0), closing))
+        always = self.settings.hot.draft_prefill is DraftPrefill.ALWAYS
+        return _feed(
+            batch.missing,
+            batch.prompt,
+            passes,
+            closing,
+            reads,
+            self._kv,
+            self._hidden,
+            self.settings.whole_batch,
+            always,
+        )
 
     def reads(
         self, batch: Batch, acceptance: Acceptance, usable: Bools, token_s: Floats, rate: float, length: int
@@ -137,3 +142,20 @@ class DraftKV:
                 requests = int((batch.prompt > 0).sum())
                 reads[drafter] = gain * requests * HORIZON_TOKENS / 2 > rate * token_s[drafter] * tokens
         return reads
+
+
+@compiled
+def _feed(
+    missing: Ints, prompt: Ints, passes: Ints, closing: Ints, reads: Bools, kv: Bools, hidden: Bools, whole_batch: bool,
+    always: bool,
+) -> Ints:  # fmt: skip
+    feed = closing.copy()
+    for d in range(missing.shape[0]):
+        for i in range(missing.shape[1]):
+            if prompt[i] > 0:
+                now = reads[d] or (passes[d] > 0 and whole_batch)
+            else:
+                now = passes[d] > 0 and (hidden[d] or missing[d, i] <= HOLE_TOKENS)
+            if (kv[d] or hidden[d]) and (now or always):
+                feed[d, i] = missing[d, i]
+    return feed

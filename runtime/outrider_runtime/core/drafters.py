@@ -301,7 +301,7 @@ def _worth_of(t: _Tables, passes: Ints, even: bool, prices: Floats, paying: Ints
     for i in range(requests):
         first, _, more, own, nothing = _pick(t, i, passes, even, prices[i], paying)
         if even and (first == NOBODY or own < passes.max()):
-            return -np.inf, 0.0  # somebody cannot verify as many
+            return -np.inf, np.inf  # somebody cannot verify as many
         gained[i] = more
         gain += more
         tokens += own
@@ -313,7 +313,7 @@ def _worth_of(t: _Tables, passes: Ints, even: bool, prices: Floats, paying: Ints
     if not t.varlen:
         tokens = float(requests * passes.max())  # padded
     if tokens > min(t.budget, len(t.ragged_s) - 1):
-        return -np.inf, 0.0
+        return -np.inf, np.inf
     target_s = t.uniform_s[int(tokens)] if even or not t.varlen else _expected_s(t.ragged_s, tokens, none)
     short = 0.0
     for i in range(requests):

@@ -149,20 +149,32 @@ def _add_deviation(sums: Floats, keep: float, kind: int, size: int, deviation: f
     sums[kind, size, 2] += surprise * surprise
 
 
+Coefficients = tuple[float, float, float, float]
+"""Of a pass: fixed seconds, those of a token, those of a token above the knee, the knee."""
+
+
 @compiled
-def seconds_by_proposals(
-    count: int, first: float, fixed_s: float, token_s: float, above_s: float, knee: float,
-    graph: float, beyond_fixed_s: float, beyond_token_s: float, beyond_above_s: float, beyond_knee: float,
-) -> Floats:  # fmt: skip
-    """(count+1,): seconds of a pass of `first`, first + 1, .. tokens, other coefficients past the largest graph."""
-    seconds = np.empty(count + 1)
-    for more in range(count + 1):
-        tokens = first + more
-        if tokens > graph:
-            seconds[more] = beyond_fixed_s + beyond_token_s * tokens + beyond_above_s * max(0.0, tokens - beyond_knee)
-        else:
-            seconds[more] = fixed_s + token_s * tokens + above_s * max(0.0, tokens - knee)
-    return seconds
+def _seconds(tokens: float, more_s: float, graph: float, cost: Coefficients, beyond: Coefficients) -> float:
+    """Of a pass of so many tokens; past the largest graph other coefficients hold, and no deviation is known."""
+    fixed_s, token_s, above_s, knee = beyond if tokens > graph else cost
+    seconds = fixed_s + token_s * tokens + above_s * max(0.0, tokens - knee)
+    return float(seconds if tokens > graph else seconds + more_s)
+
+
+@compiled
+def _tables(
+    most: int, first: float, prompts: bool, graph: float, uniform: Coefficients, ragged: Coefficients,
+    beyond: Coefficients, more_s: tuple[float, float, float],
+) -> tuple[Floats, Floats]:  # fmt: skip
+    """Seconds of a pass of `first` tokens and 0, 1, .. `most` proposals: of unequal lengths, and equally many for every
+    request. Without any it is plain decoding; with prompts in it, it has no uniform form. more_s: see `Deviations`."""
+    uneven, even = np.empty(most + 1), np.full(most + 1, np.inf)
+    uneven[0] = even[0] = _seconds(first, more_s[PLAIN], graph, ragged if prompts else uniform, beyond)
+    for proposals in range(1, most + 1):
+        uneven[proposals] = _seconds(first + proposals, more_s[UNEVEN], graph, ragged, beyond)
+        if not prompts:
+            even[proposals] = _seconds(first + proposals, more_s[EVEN], graph, uniform, beyond)
+    return uneven, even
 
 
 class Latency:
@@ -193,19 +205,17 @@ class Latency:
         """What a step takes around `base`, which holds no proposals yet, with up to `most` of them. A step with prompts
         has no uniform form."""
         requests = round(base.n_requests)
-        plain_s, even_s, uneven_s = self._deviations.seconds(requests)
         uniform, ragged = self.cost(ExecutionMode.UNIFORM), self.cost(ExecutionMode.RAGGED)
-        ragged_table = self._table(base, most, ragged, uneven_s)
-        uniform_table = self._table(base, most, uniform, even_s)
-        plain = self._table(base, 0, ragged if base.n_prompt else uniform, plain_s)[0]
-        ragged_table[0] = uniform_table[0] = plain
-        if base.n_prompt:
-            uniform_table[1:] = math.inf
+        beyond = self.cost(ExecutionMode.BEYOND_GRAPH)
+        ragged_table, uniform_table = _tables(
+            most, float(base.n_batched), base.n_prompt > 0, self._graph, _coefficients(uniform, base),
+            _coefficients(ragged, base), _coefficients(beyond, base), self._deviations.seconds(requests),
+        )  # fmt: skip
+        plain = ragged_table[0]
         last = base.n_batched + most
         token_s = ragged.token_s(base.n_batched) + ragged.per_logits_token_s
         dear_s = ragged.token_s(last - 1) + ragged.per_logits_token_s
         if last > self._graph:
-            beyond = self.cost(ExecutionMode.BEYOND_GRAPH)
             dear_s = beyond.token_s(last) + beyond.per_logits_token_s
             token_s = token_s if base.n_batched <= self._graph else dear_s
         error_s, limit = self._deviations.error_s(requests), MOST_ERROR * float(plain)
@@ -226,9 +236,15 @@ class Latency:
 
     def decode_s(self, base: Shape, proposals: int) -> float:
         """Seconds of the target's pass of `base` and so many proposals of unequal lengths."""
-        ragged = self._deviations.seconds(round(base.n_requests))[UNEVEN if proposals else PLAIN]
+        more_s = self._deviations.seconds(round(base.n_requests))[UNEVEN if proposals else PLAIN]
+        tokens = base.n_batched + proposals
+        if tokens > self._graph:
+            return self.cost(ExecutionMode.BEYOND_GRAPH).seconds(replace(base, n_batched=tokens))
         mode = ExecutionMode.RAGGED if proposals or base.n_prompt else ExecutionMode.UNIFORM
-        return float(self._table(base, proposals, self.cost(mode), ragged)[proposals])
+        cost = self.cost(mode)
+        above = max(0.0, tokens - cost.knee_tokens) * cost.per_batched_token_above_knee_s
+        token_s = cost.per_batched_token_s + cost.per_logits_token_s
+        return cost.without_tokens_s(base) + token_s * tokens + above + more_s
 
     def prompt_s(self, base: Shape, proposals: int, tokens: float) -> float:
         """By how much `tokens` of prompts lengthen a step of `base` that verifies so many proposals."""
@@ -312,16 +328,6 @@ class Latency:
         prior_s = PROMPT_PRIOR * predicted_s / weight
         return (took_s + prior_s) / (predicted_s + prior_s)
 
-    def _table(self, base: Shape, most: int, cost: StepCost, more_s: float) -> Floats:
-        beyond = self.cost(ExecutionMode.BEYOND_GRAPH) if base.n_batched + most > self._graph else cost
-        return seconds_by_proposals(
-            most,
-            float(base.n_batched),
-            *_coefficients(cost, base, more_s),
-            self._graph,
-            *_coefficients(beyond, base, 0.0),
-        )
-
     def _plausible(self, seconds: float, predicted: float) -> bool:
         if not _is_time(seconds):
             return False
@@ -347,10 +353,10 @@ class Latency:
         return DrafterCost(_scaled(self._base(ExecutionMode.RAGGED), MODEL_SHARE, MODEL_SHARE))
 
 
-def _coefficients(cost: StepCost, base: Shape, more_s: float) -> tuple[float, float, float, float]:
-    fixed_s = cost.without_tokens_s(base) + more_s
+def _coefficients(cost: StepCost, base: Shape) -> Coefficients:
     token_s = cost.per_batched_token_s + cost.per_logits_token_s
-    return fixed_s, token_s, cost.per_batched_token_above_knee_s, cost.knee_tokens
+    above_s, knee = cost.per_batched_token_above_knee_s, cost.knee_tokens
+    return float(cost.without_tokens_s(base)), float(token_s), float(above_s), float(knee)  # one type to compile for
 
 
 def _target_multipliers() -> Multipliers:

@@ -1,8 +1,8 @@
 """What speculation really buys: blocks of k = 0 steps, compared with their neighbours through the latency model.
 
-A step's efficiency is its tokens by those that plain decoding of the same batch, prompts included, would have given in
-its time, as the model says. So steps of any two batches compare (at batch 90 no two are equal), and what the model gets
-wrong about plain decoding cancels between a probe and its neighbours.
+A step's efficiency is the time that plain decoding takes for what the step gave (its tokens, and the prompts that it
+read), as the model says, by the time that it took. So steps of any two batches compare (at batch 90 no two are equal),
+and what the model gets wrong about plain decoding cancels between a probe and its neighbours.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ LEAST_DEVIATION = 0.03
 SIGMAS = 2.0
 FIRST_BACKOFF_STEPS, LAST_BACKOFF_STEPS = 200, 6400
 SHARE_KEEP = 0.999
-"""Per step, in the share of tokens that steps with speculation give."""
+"""Per step, in the share of the work that steps with speculation do."""
+OLD_MATTERS = 0.25
+"""What is left of the evidence where the traffic has changed, or speculation was switched off."""
 OTHER_LOAD = 0.7
 """A batch of less than this share of that which was judged is another matter."""
 
@@ -40,7 +42,7 @@ class Speedup:
     """Two standard errors on either side."""
     probes: int
     share: float
-    """Of the tokens, those that came from steps with speculation."""
+    """Of the work, what was done in steps with speculation."""
 
     @property
     def told(self) -> bool:
@@ -61,7 +63,7 @@ class Probes:
         self._weight = self._evidence = 0.0
         self._backoff = FIRST_BACKOFF_STEPS
         self._off_steps = self._off_requests = self._requests = 0
-        self._tokens = self._speculative_tokens = 0.0
+        self._work_s = self._speculative_s = 0.0
 
     @property
     def off(self) -> bool:
@@ -71,7 +73,7 @@ class Probes:
     def lift(self) -> None:
         """The traffic has changed: what was measured says nothing any more."""
         self._off_steps = 0
-        self._weight = self._evidence = 0.0
+        self._doubt()
         self._wait = min(self._wait, SUSPICIOUS_PERIOD_STEPS)
 
     def next_is_probe(self, requests: int, *, speculating: bool) -> bool:
@@ -93,36 +95,40 @@ class Probes:
         self._wait = round(PERIOD_STEPS * self._rng.uniform(0.9, 1.1))
         return True
 
-    def observe_probe(self, tokens: float, plain_tokens: float) -> None:
-        """A step of a block that neither verified nor proposed. plain_tokens: what the model says plain decoding gives
-        in its time."""
-        self._plain.append((tokens, plain_tokens))
-        self._share(tokens, 0.0)
+    def observe_probe(self, work_s: float, seconds: float) -> None:
+        """A step of a block that neither verified nor proposed. work_s: what the model says plain decoding takes for
+        what it gave."""
+        self._plain.append((work_s, seconds))
+        self._share(work_s, 0.0)
 
-    def observe(self, tokens: float, plain_tokens: float, *, speculates: bool) -> None:
+    def observe(self, work_s: float, seconds: float, *, speculates: bool) -> None:
         """Any other step of the closed loop; `speculates`: it verified, and proposed for the next one."""
-        self._share(tokens, tokens if speculates else 0.0)
+        self._share(work_s, work_s if speculates else 0.0)
         if self._plain and self._block_left == 0:
             self._judge()
             self._plain = []
-        elif speculates and plain_tokens > 0:
-            self._neighbours.append((tokens, plain_tokens))
+        elif speculates and seconds > 0:
+            self._neighbours.append((work_s, seconds))
 
     @property
     def speedup(self) -> Speedup | None:
         """None before two probes."""
-        if self.count < 2 or self._weight <= 0 or self._tokens <= 0:
+        if self.count < 2 or self._weight <= 0 or self._work_s <= 0:
             return None
-        share, mean = self._speculative_tokens / self._tokens, self._evidence / self._weight
+        share, mean = self._speculative_s / self._work_s, self._evidence / self._weight
         margin = SIGMAS / math.sqrt(self._weight)
         value, low, high = (
             1.0 / (1.0 - share + share * math.exp(-log_ratio)) for log_ratio in (mean, mean - margin, mean + margin)
         )
         return Speedup(value, low, high, self.count, share)
 
-    def _share(self, tokens: float, speculative: float) -> None:
-        self._tokens = SHARE_KEEP * self._tokens + tokens
-        self._speculative_tokens = SHARE_KEEP * self._speculative_tokens + speculative
+    def _doubt(self) -> None:
+        self._weight *= OLD_MATTERS
+        self._evidence *= OLD_MATTERS
+
+    def _share(self, work_s: float, speculative_s: float) -> None:
+        self._work_s = SHARE_KEEP * self._work_s + work_s
+        self._speculative_s = SHARE_KEEP * self._speculative_s + speculative_s
 
     def _judge(self) -> None:
         if len(self._plain) < PROBE_STEPS - 2 or len(self._neighbours) < LEAST_NEIGHBOURS:
@@ -141,7 +147,7 @@ class Probes:
         if mean + margin < 0:
             self._off_steps, self._off_requests = self._backoff, self._requests
             self._backoff = min(2 * self._backoff, LAST_BACKOFF_STEPS)
-            self._weight = self._evidence = 0.0
+            self._doubt()
             self._wait = RETRY_PROBE_AFTER
             self._neighbours.clear()
         elif mean < 0:
@@ -151,9 +157,9 @@ class Probes:
 
 
 def _efficiency(steps: list[tuple[float, float]]) -> tuple[float, float]:
-    """Tokens by those of plain decoding, and its relative standard error (ratio estimator)."""
-    tokens, plain = np.array(steps).T
-    ratio = tokens.sum() / plain.sum()
-    residual = tokens - ratio * plain
-    error = math.sqrt(len(steps) / max(1, len(steps) - 1) * float(residual @ residual)) / tokens.sum()
+    """Plain decoding's time by the time that it took, and its relative standard error (ratio estimator)."""
+    work_s, seconds = np.array(steps).T
+    ratio = work_s.sum() / seconds.sum()
+    residual = work_s - ratio * seconds
+    error = math.sqrt(len(steps) / max(1, len(steps) - 1) * float(residual @ residual)) / work_s.sum()
     return float(ratio), error

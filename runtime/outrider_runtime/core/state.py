@@ -8,7 +8,7 @@ from enum import StrEnum
 import numpy as np
 
 from outrider_runtime.core.batch import Bools, Ints
-from outrider_runtime.core.forest import Forest
+from outrider_runtime.core.compiled import compiled
 from outrider_runtime.core.plans import Outcome
 from outrider_runtime.core.probes import Speedup
 
@@ -68,10 +68,9 @@ class Tally:
         self.last_step_at = outcome.now
         self.busy_s += outcome.step_s if np.isfinite(outcome.step_s) and outcome.step_s > 0 else 0.0
         self.proposed_tokens += len(outcome.forest)
-        for total, news in zip(
-            (self.request_steps, self.tried, self.verified, self.accepted), tried.T, strict=True
-        ):  # fmt: skip
-            total += news
+        totals = (self.request_steps, self.tried, self.verified, self.accepted)
+        for column, total in enumerate(totals):
+            total += tried[:, column]
         verified = int(counts.sum())
         self.speculative_steps += verified > 0
         if not decoding:
@@ -80,7 +79,7 @@ class Tally:
         self.lengths[0] -= len(counts) - decoding
         fresh = 1 - RECENT_KEEP
         self.recent_length += fresh * (verified / decoding - self.recent_length)
-        self.recent_speculation += fresh * (bool(outcome.draft_plan.passes.any()) - self.recent_speculation)
+        self.recent_speculation += fresh * ((outcome.draft_plan.draft_tokens > 0) - self.recent_speculation)
 
 
 def new_tally(drafters: int, max_draft_tokens: int) -> Tally:
@@ -88,11 +87,22 @@ def new_tally(drafters: int, max_draft_tokens: int) -> Tally:
     return Tally(request_steps, tried, verified, accepted, np.zeros(max_draft_tokens + 1, np.int64))
 
 
-def counts_by_drafter(forest: Forest, tried: Bools, verified: Bools, accepted: Bools, drafters: int) -> Ints:
-    """(D, 4): request steps, nodes tried, verified and accepted of each drafter."""
-    first = verified & (forest.depth == 1)
-    columns = [np.bincount(forest.drafter[mask], minlength=drafters) for mask in (first, tried, verified, accepted)]
-    return np.stack(columns, axis=1)
+@compiled
+def count_nodes(
+    request: Ints, parent: Ints, drafter: Ints, depth: Ints, verified: Bools, accepted: Bools, requests: int,
+    drafters: int,
+) -> tuple[Ints, Ints]:  # fmt: skip
+    """(N,): verified nodes of each request; (D, 4): request steps, nodes tried, verified, accepted of each drafter."""
+    counts, of_drafter = np.zeros(requests, np.int64), np.zeros((drafters, 4), np.int64)
+    for m in range(len(request)):
+        if verified[m]:
+            counts[request[m]] += 1
+            own = of_drafter[drafter[m]]
+            own[0] += depth[m] == 1
+            own[1] += parent[m] < 0 or accepted[parent[m]]
+            own[2] += 1
+            own[3] += accepted[m]
+    return counts, of_drafter
 
 
 @dataclass(frozen=True, slots=True)

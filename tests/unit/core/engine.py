@@ -30,7 +30,7 @@ def linear(
     return lambda tokens, cached: constant + token * tokens + above * max(0.0, tokens - knee) + context * cached
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class World:
     target_s: Seconds
     pass_s: dict[int, Seconds]

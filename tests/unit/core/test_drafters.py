@@ -151,6 +151,7 @@ def test_whoever_is_behind_its_tpot_comes_before_goodput():
     dear = pool(paths, [True], token=0.5, rate=2.0)
     assert not choose(dear).passes.any()
     need = Need(np.array([True, False]), np.array([0.5, -9.0]), np.array([0.1, 0.1]))
+    paths[0, 1] = 0.0  # nothing may be proposed to the other: no even step is possible
     choice = choose(pool(paths, [True], token=0.5, rate=2.0, need=need))
     assert choice.for_slo
     assert choice.asked[0].tolist() == [0, NOBODY]

@@ -1,0 +1,111 @@
+"""What a step costs: the profile's form, corrected online, target and drafters apart."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from outrider_runtime.core.cost import DrafterCost, LatencyModel, Shape, StepCost
+from outrider_runtime.core.fit import Form, Sample, fit
+from outrider_runtime.core.latency import Latency
+from outrider_runtime.core.plans import ExecutionMode
+from outrider_runtime.core.settings import Drafter, Settings
+
+TARGET = StepCost(1e-8, 4e-5, 1e-4, 64.0, constant_s=0.01)
+PASS = DrafterCost(StepCost(per_batched_token_s=4e-6, constant_s=1e-3))
+EAGLE = Drafter("eagle", passes=True, needs_hidden=True)
+
+
+def latency(target=TARGET, *, graph=None, beyond=None, drafters=True) -> Latency:
+    modes = dict.fromkeys(ExecutionMode, target)
+    if beyond is not None:
+        modes[ExecutionMode.BEYOND_GRAPH] = beyond
+    settings = Settings((EAGLE,), 5, 16, largest_graph_tokens=graph)
+    return Latency(LatencyModel(modes, {"eagle": PASS} if drafters else {}), settings)
+
+
+def decoding(requests: int, context: int = 1000) -> Shape:
+    return Shape(requests * context, requests, requests, requests * context / 1000)
+
+
+def price(one: Latency, requests: int, most: int = 100):
+    return one.price(decoding(requests), np.zeros(requests), 1.0, most)
+
+
+def test_a_step_costs_what_the_profile_says_across_the_knee():
+    """a*N_context + g1*N_batched + g2*max(0, N_batched - knee) + d, for every number of proposals."""
+    found = price(latency(), 32).ragged_s
+    expected = [TARGET.seconds(Shape(32_000, 32 + more, 32, 32)) for more in range(101)]
+    assert found == pytest.approx(np.array(expected))
+
+
+def test_past_the_largest_graph_other_coefficients_hold():
+    slow = StepCost(per_batched_token_s=4e-5, constant_s=0.02)
+    found = price(latency(graph=48, beyond=slow), 32).ragged_s
+    assert found[16] == pytest.approx(TARGET.seconds(decoding(32)) + 16 * 4e-5)
+    assert found[17] == pytest.approx(0.02 + 49 * 4e-5)
+
+
+def test_a_device_that_is_slower_than_profiled_is_believed_target_and_draft_apart():
+    one = latency()
+    for _ in range(200):
+        one.observe_target(decoding(8), ExecutionMode.UNIFORM, 2 * TARGET.seconds(decoding(8)))
+    assert price(one, 8).plain_s == pytest.approx(2 * TARGET.seconds(decoding(8)), rel=0.05)
+    assert one.draft_s(0, decoding(8), 3) == pytest.approx(PASS.seconds(decoding(8), 3))
+    for _ in range(60):
+        one.observe_draft(0, decoding(8), 3, 3 * PASS.seconds(decoding(8), 3))
+    assert one.draft_s(0, decoding(8), 3) == pytest.approx(3 * PASS.seconds(decoding(8), 3), rel=0.05)
+
+
+def test_time_outside_the_device_counts_for_the_kind_of_step_that_has_it():
+    """A step that verifies takes 1 ms more than devices report: plain ones do not."""
+    one = latency()
+    shape = Shape(8000, 24, 8, 8)
+    for _ in range(200):
+        one.observe_decoding(shape, ExecutionMode.RAGGED, TARGET.seconds(shape) + 1e-3, 16)
+        one.observe_decoding(decoding(8), ExecutionMode.UNIFORM, TARGET.seconds(decoding(8)), 0)
+    found = price(one, 8)
+    assert found.ragged_s[16] - TARGET.seconds(shape) == pytest.approx(1e-3, rel=0.1)
+    assert found.plain_s == pytest.approx(TARGET.seconds(decoding(8)), rel=0.02)
+
+
+def test_the_margin_follows_the_models_error():
+    """Unknown: 2% of a step. Once steps of both kinds are predicted well: next to nothing."""
+    one = latency()
+    before = price(one, 8)
+    assert before.error_s == pytest.approx(0.02 * before.plain_s)
+    shape = Shape(8000, 24, 8, 8)
+    for _ in range(200):
+        one.observe_decoding(shape, ExecutionMode.RAGGED, TARGET.seconds(shape), 16)
+        one.observe_decoding(decoding(8), ExecutionMode.UNIFORM, TARGET.seconds(decoding(8)), 0)
+    assert price(one, 8).error_s < 0.1 * before.error_s
+
+
+@pytest.mark.parametrize("seconds", [math.nan, -1.0, 0.0, 3600.0, math.inf])
+def test_absurd_times_are_dropped(seconds):
+    one = latency()
+    assert not one.observe_target(decoding(8), ExecutionMode.UNIFORM, seconds)
+    assert not one.observe_draft(0, decoding(8), 3, seconds)
+    assert price(one, 8).plain_s == pytest.approx(TARGET.seconds(decoding(8)))
+
+
+def test_a_drafter_without_a_profile_is_taken_for_a_share_of_the_target():
+    assert 0 < latency(drafters=False).draft_s(0, decoding(8), 1) < TARGET.seconds(decoding(8))
+
+
+def test_held_out_shapes_have_no_say_in_the_form():
+    """The error that is reported would be too low, if the form were chosen by it."""
+    rng = np.random.default_rng(0)
+    shapes = [Shape(n * c, n, n, n * c / 1000) for n in (1, 2, 4, 8, 16, 32, 64) for c in (100, 1000, 4000)]
+    samples = [Sample(shape, TARGET.seconds(shape) * rng.uniform(0.99, 1.05)) for shape in shapes]
+    odd = [Sample(shape, TARGET.seconds(shape) * 2 + 1e-3 * shape.n_requests) for shape in shapes]
+    assert fit(samples, odd).form is fit(samples).form
+    assert fit(samples, odd).error > 0.4
+
+
+def test_the_knee_is_found():
+    shapes = [Shape(0, n, n) for n in (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 128, 160, 192, 256)]
+    found = fit([Sample(shape, TARGET.seconds(shape)) for shape in shapes], forms=(Form.BASE,))
+    assert found.cost.knee_tokens == 64
+    assert found.error < 1e-3
