@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from outrider_operator import kinds, telemetry
+from outrider_operator import collector, kinds, telemetry
 from outrider_operator.apply import Applier, ObserveAgain
 from outrider_operator.cache import Cache
 from outrider_operator.configuration import Configuration
@@ -124,7 +124,8 @@ class Controller:
         self._watches = Watches(self._api, self._cache, configuration.watch_namespaces, configuration.watch_nodes)
         workers = {f"worker {number}": self._worker for number in range(1, WORKERS + 1)}
         async with asyncio.TaskGroup() as group:
-            self._keep(group, {**self._watches.tasks(), **self._measurements.tasks()})
+            tasks = {**self._watches.tasks(), **self._measurements.tasks(), "collector": collector.run}
+            self._keep(group, tasks)
             await self._watches.listed()
             await self._measurements.first_round()
             self._keep(group, {"resync": self._resync, **workers})

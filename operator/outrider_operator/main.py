@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import sys
@@ -37,9 +36,6 @@ def main() -> None:
 
 async def _run(configuration: Configuration) -> bool:
     """True when the operator ended by itself."""
-    # What was imported stays: walking it at each full collection would stop the event loop for a tenth of a second.
-    gc.collect()
-    gc.freeze()
     client = await load_configuration()
     api = KubernetesApi(client)
     events = frame.Events()

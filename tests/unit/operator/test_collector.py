@@ -1,0 +1,45 @@
+"""The garbage collector does not walk a cache of a thousand services, and loses nothing by it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+from outrider_operator import collector
+
+
+class Kept:
+    """Something that a cache holds."""
+
+    def __init__(self) -> None:
+        self.itself: Kept | None = None
+
+
+@pytest.fixture(autouse=True)
+def _thawed():
+    yield
+    gc.unfreeze()
+
+
+def test_what_lives_long_is_not_walked_and_is_freed_all_the_same() -> None:
+    cache = [Kept() for _ in range(collector.MOST_WALKED + 1)]
+    gc.collect()
+    collector.settle()
+    assert len(gc.get_objects(generation=2)) < 1000
+    last = weakref.ref(cache[-1])
+    cache.clear()
+    assert last() is None
+
+
+def test_garbage_is_collected_before() -> None:
+    """Frozen garbage would stay for ever."""
+    circle = Kept()
+    circle.itself = circle
+    gone = weakref.ref(circle)
+    cache = [Kept() for _ in range(collector.MOST_WALKED + 1)]
+    gc.collect()
+    del circle
+    collector.settle()
+    assert gone() is None
+    assert cache
