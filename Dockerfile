@@ -32,7 +32,7 @@ RUN python3 -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["
 
 # --- What the runtime needs on a CPU: vLLM's CPU build with PyPI's torch (setup/overrides.txt says why)
 FROM ${PYTHON_IMAGE} AS runtime-cpu-packages
-COPY pyproject.toml setup/constraints.txt setup/overrides.txt setup/suffix-tools.txt /src/
+COPY pyproject.toml setup/constraints.txt setup/overrides.txt /src/
 WORKDIR /src
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends g++
@@ -41,23 +41,6 @@ RUN python3 -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["
  && python3 -m pip install --no-cache-dir uv
 RUN --mount=type=cache,target=/root/.cache/uv \
     uv pip install --link-mode copy --python /opt/venv/bin/python3 --requirement requirements.txt --constraint constraints.txt --override overrides.txt
-# Suffix decoding's library comes as source: built with the torch that is there, not one of its own (setup/suffix.py).
-RUN --mount=type=cache,target=/root/.cache/uv \
-    uv pip install --link-mode copy --python /opt/venv/bin/python3 --target /src/tools --requirement suffix-tools.txt --constraint constraints.txt \
- && PYTHONPATH=/src/tools PATH=/src/tools/bin:${PATH} CMAKE_ARGS=-DPython_EXECUTABLE=/opt/venv/bin/python3 \
-    uv pip install --link-mode copy --python /opt/venv/bin/python3 --no-build-isolation --no-deps --requirement pyproject.toml --extra suffix
-
-# --- The same library for vLLM's image, beside what is in it
-FROM ${VLLM_IMAGE} AS runtime-suffix
-USER root
-WORKDIR /src
-COPY pyproject.toml setup/suffix-tools.txt ./
-RUN apt-get update \
- && apt-get install --yes --no-install-recommends g++
-RUN python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["suffix"], sep="\n")' > requirements.txt \
- && python3 -m pip install --no-cache-dir --target /src/tools --requirement suffix-tools.txt \
- && PYTHONPATH=/src/tools PATH=/src/tools/bin:${PATH} CMAKE_ARGS=-DPython_EXECUTABLE=$(command -v python3) \
-    python3 -m pip install --no-cache-dir --no-build-isolation --no-deps --target /opt/suffix --requirement requirements.txt
 
 # --- The operator
 FROM ${PYTHON_IMAGE} AS operator
@@ -71,19 +54,17 @@ USER 65532:65532
 RUN python3 -c 'import outrider_operator.main'
 ENTRYPOINT ["outrider-operator"]
 
-# --- The runtime on GPUs: vLLM's image, with nothing installed into it; what is added stands beside it
+# --- The runtime on GPUs: vLLM's image, with nothing installed into it
 FROM ${VLLM_IMAGE} AS runtime
 USER root
 RUN groupadd --gid 65532 outrider \
  && useradd --key UID_MAX=65533 --uid 65532 --gid 65532 --no-log-init --home-dir /home/outrider --create-home --shell /usr/sbin/nologin outrider
-COPY --from=runtime-suffix /opt/suffix /opt/suffix
 COPY --from=outrider /opt/outrider /opt/outrider
-ENV PATH=/opt/outrider/bin:${PATH} PYTHONPATH=/opt/outrider/lib:/opt/suffix PYTHONUNBUFFERED=1
+ENV PATH=/opt/outrider/bin:${PATH} PYTHONPATH=/opt/outrider/lib PYTHONUNBUFFERED=1
 WORKDIR /
 USER 65532:65532
 # Fails the build where vLLM's image lacks something that Outrider needs.
-RUN outrider-runtime --help > /dev/null && outrider-profile --help > /dev/null && outrider-simulate --help > /dev/null \
- && python3 -c 'import arctic_inference.suffix_decoding'
+RUN outrider-runtime --help > /dev/null && outrider-profile --help > /dev/null && outrider-simulate --help > /dev/null
 ENTRYPOINT ["outrider-runtime"]
 CMD ["serve"]
 
@@ -99,7 +80,6 @@ COPY --from=runtime-cpu-packages /opt/venv /opt/venv
 COPY --from=outrider /opt/outrider /opt/outrider
 ENV PATH=/opt/outrider/bin:/opt/venv/bin:${PATH} PYTHONPATH=/opt/outrider/lib PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 65532:65532
-RUN outrider-runtime --help > /dev/null && outrider-profile --help > /dev/null && outrider-simulate --help > /dev/null \
- && python3 -c 'import arctic_inference.suffix_decoding'
+RUN outrider-runtime --help > /dev/null && outrider-profile --help > /dev/null && outrider-simulate --help > /dev/null
 ENTRYPOINT ["outrider-runtime"]
 CMD ["serve"]

@@ -65,7 +65,7 @@ def acceptance(requests: Iterable[RequestOutcome], draft_tokens: int) -> list[fl
 def measure(target: Path, head: Path, work: Work) -> list[float]:
     """Acceptance per position of `head`; in a process of its own, so that no engine weighs on the next."""
     plan = launch_plan(target, head, work.draft_tokens)
-    if plan.pool.neural is None:
+    if not plan.pool.neural:
         raise CannotTrainError(f"{head} cannot be served: {plan.pool.dropped[DRAFTER]}")
     environment = {"VLLM_LOGGING_LEVEL": "ERROR", **os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     launch.prepare(plan, environment)

@@ -1,4 +1,4 @@
-"""`python3 -m setup all|system|venv|suffix|cluster|model`: each is cached, and repeats in no time."""
+"""`python3 -m setup all|system|venv|cluster|model`: each is cached, and repeats in no time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from setup import binaries, environment, suffix, system
+from setup import binaries, environment, system
 from setup.steps import REPOSITORY, SetupError, say
 
 
@@ -29,7 +29,6 @@ def _model() -> None:
 _STEPS: dict[str, Callable[[], object]] = {
     "system": system.packages,
     "venv": environment.environment,
-    "suffix": suffix.suffix_decoding,
     "cluster": _cluster,
     "model": _model,
 }

@@ -40,9 +40,9 @@ def cpu_name() -> str:
 
 def device_name() -> str:
     """The device as the engine names it: the GPU's name ("NVIDIA H200"), or the CPU's model name."""
-    import torch  # heavy, and not needed by the processes that only read profiles
+    from vllm.platforms import current_platform  # heavy, and not needed by the processes that only read profiles
 
-    return str(torch.cuda.get_device_name(0)) if torch.cuda.is_available() else cpu_name()
+    return cpu_name() if current_platform.is_cpu() else str(current_platform.get_device_name())
 
 
 def weights_commit(location: str, revision: str | None = None) -> str:

@@ -67,6 +67,7 @@ def serve_arm(arm: str) -> None:
 
 def start_engine(arm: str) -> Any:
     from outrider_crds.spec import Dtype, SpeculationMode
+    from outrider_runtime.vllm_plugin import arguments as of_engine
     from outrider_runtime.vllm_plugin import launch
 
     from tests.engine import engines
@@ -76,12 +77,13 @@ def start_engine(arm: str) -> Any:
     plan = plan.model_copy(update={"boot": plan.boot.model_copy(update={"engine": engine})})
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     launch.prepare(plan)
-    arguments = launch.engine_arguments(plan)
+    arguments = of_engine.engine_arguments(plan)
     if arm != OURS:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # vLLM's own on a CPU
         arguments = [one for one in arguments if not one.startswith(("--scheduler-cls", "--worker-cls"))]
         arguments = [one for one in arguments if not one.startswith("--speculative-config")]
     if arm == STOCK_TABLE:
-        config = launch.speculative_config(plan)
+        config = of_engine.speculative_config(plan)
         assert config is not None
         config["num_speculative_tokens_per_batch_size"] = [[1, 256, 0]]
         arguments.append(f"--speculative-config={json.dumps(config)}")

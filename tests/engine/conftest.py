@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from outrider_runtime.vllm_plugin import cpu
 
 from tests.engine.server_process import EXAMPLE, TARGET, Server
+
+os.environ.update(cpu.ENVIRONMENT)  # before any test imports vLLM
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ import importlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from outrider_crds.runtime_config import BootConfig, HotConfig
 from outrider_crds.spec import (
@@ -29,6 +30,7 @@ from outrider_crds.spec import (
     Suffix,
 )
 from outrider_runtime.control.batch import StepOutcome
+from outrider_runtime.vllm_plugin import arguments as arguments_
 from outrider_runtime.vllm_plugin import launch
 from outrider_runtime.vllm_plugin.loop import ControlLoop
 
@@ -118,7 +120,7 @@ def engine(plan: launch.LaunchPlan) -> Iterator[Any]:
     with own_environment(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="ERROR"):
         launch.prepare(plan)
         _hide_dunders_of_llvmlite()
-        llm = start(launch.engine_arguments(plan))
+        llm = start(arguments_.engine_arguments(plan))
         try:
             yield llm
         finally:
@@ -146,6 +148,7 @@ def start(arguments: list[str]) -> Any:
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    arguments_.prepare_vllm(worker_is_here=True)
     parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", *arguments])
     return LLM.from_engine_args(EngineArgs.from_cli_args(parsed))
 
@@ -222,7 +225,21 @@ def _sampling(sampling: dict[str, Any]) -> Any:
 
 
 @contextmanager
-def bench(drafters: Sequence[Drafter], **plan: Any) -> Iterator[Bench]:
+def bench(drafters: Sequence[Drafter], *, asynchronous: bool = False, **plan: Any) -> Iterator[Bench]:
     made = make_plan(drafters, **plan)
-    with engine(made) as llm:
+    with _asynchronous_scheduling() if asynchronous else nullcontext(), engine(made) as llm:
         yield Bench(llm, made)
+
+
+@contextmanager
+def _asynchronous_scheduling() -> Iterator[None]:
+    """As on GPUs. vLLM switches it off on CPUs, where it gains nothing; every part of it works there."""
+    platform = type(importlib.import_module("vllm.platforms").current_platform)
+    check = platform.check_and_update_config
+
+    def checked(_platform: type, vllm_config: Any) -> None:
+        check(vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+
+    with mock.patch.object(platform, "check_and_update_config", classmethod(checked)):
+        yield

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from outrider_crds.runtime_config import BootConfig, draft_mount
 from outrider_crds.spec import Drafter
-from outrider_runtime.vllm_plugin.pool import ModelPlaces, choose_pool
-from outrider_runtime.vllm_plugin.suffix import library_obstacle
+from outrider_runtime.vllm_plugin.pool import ModelPlaces, Pool, choose_pool
 
 from tests.engine.engines import boot_config, draft_model, eagle, lookup, model, suffix
 
@@ -47,6 +45,42 @@ def test_a_good_drafter_is_hosted(folder: Any) -> None:
     target = folder("target", LLAMA)
     assert dropped(target, eagle(folder("head", EAGLE3))) == ""
     assert dropped(target, draft_model(folder("small", LLAMA))) == ""
+
+
+TARGETS = {
+    "yuhuili-llama31-8b": {"vocab_size": 128256, "hidden_size": 4096, "num_hidden_layers": 32},
+    "angelslim-qwen3-8b": {"vocab_size": 151936, "hidden_size": 4096, "num_hidden_layers": 36},
+    "redhat-llama31-8b": {"vocab_size": 128256, "hidden_size": 4096, "num_hidden_layers": 32},
+    "nvidia-gpt-oss-120b": {"vocab_size": 201088, "hidden_size": 2880, "num_hidden_layers": 36},
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_heads_are_hosted_as_their_publishers_name_them(folder: Any, name: str) -> None:
+    """Bug: a head whose config names LlamaForCausalLM was refused, as in our own example for GPUs; and each is known
+    for a head where it is given as a draft model."""
+    config = json.loads(Path(__file__).with_name("heads").joinpath(f"{name}.json").read_text())
+    target, head = folder("target", {**LLAMA, **TARGETS[name]}), folder("head", config)
+    assert dropped(target, eagle(head)) == ""
+    assert "use method Eagle" in dropped(target, draft_model(head))
+
+
+@pytest.mark.parametrize(
+    ("update", "field"),
+    [
+        ({"hidden_size": 2048}, "hidden_size"),
+        ({"target_hidden_size": 2048}, "target_hidden_size"),
+        ({"vocab_size": 32}, "vocabulary"),
+        ({"draft_vocab_size": 200_000}, "draft_vocab_size"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 16, 40]}, "eagle_aux_hidden_state_layer_ids"),
+    ],
+    ids=str,
+)
+def test_a_head_for_another_target_is_refused_with_the_field(folder: Any, update: dict[str, Any], field: str) -> None:
+    name = "yuhuili-llama31-8b"
+    config = json.loads(Path(__file__).with_name("heads").joinpath(f"{name}.json").read_text())
+    target, head = folder("target", {**LLAMA, **TARGETS[name]}), folder("head", {**config, **update})
+    assert field in dropped(target, eagle(head))
 
 
 def test_a_path_that_does_not_exist_is_named(folder: Any, tmp_path: Path) -> None:
@@ -100,31 +134,28 @@ def test_the_first_neural_drafter_that_loads_is_hosted(folder: Any, tmp_path: Pa
         boot(folder("target", LLAMA), lookup("first"), broken, good, spare, lookup("second")),
         ModelPlaces(mounted=False),
     )
-    assert pool.neural == good
-    assert pool.model_free == (lookup("first"),)
-    assert set(pool.dropped) == {"broken", "spare", "second"}
+    assert pool.hosted == (lookup("first"), good, lookup("second"))
+    assert set(pool.dropped) == {"broken", "spare"}
     assert "good" in pool.dropped["spare"]
     assert "docs/two-neural-drafters.md" in pool.dropped["spare"]
     assert Path(__file__).parents[2].joinpath("docs/two-neural-drafters.md").is_file()
 
 
-def test_a_suffix_drafter_without_its_library_is_left_out_with_the_remedy(
-    folder: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Promise: an image without the library serves on, with the rest of the pool."""
-    monkeypatch.setitem(sys.modules, "arctic_inference.suffix_decoding", None)
+def test_a_suffix_drafter_is_left_out_with_a_remedy(folder: Any) -> None:
+    """The method is in the enum for one more release; the pod serves on with the rest of the pool."""
     pool = choose_pool(boot(folder("target", LLAMA), suffix(), lookup()), ModelPlaces(mounted=False))
-    assert pool.model_free == (lookup(),)
-    assert "pip install 'outrider[suffix]'" in pool.dropped["suffix"]
+    assert pool.hosted == (lookup(),)
+    assert pool.dropped["suffix"].startswith("Unsupported")
+    assert "PromptLookup" in pool.dropped["suffix"]
 
 
-@pytest.mark.skipif(bool(library_obstacle()), reason=library_obstacle())
-def test_one_drafter_of_each_method_without_a_model_is_hosted(folder: Any) -> None:
-    """In the pool's order, which breaks ties."""
-    chosen = (suffix(), lookup(), suffix("second"))
-    pool = choose_pool(boot(folder("target", LLAMA), *chosen), ModelPlaces(mounted=False))
-    assert pool.model_free == chosen[:2]
-    assert "one Suffix drafter" in pool.dropped["second"]
+def test_vllm_is_told_of_the_head_if_there_is_one() -> None:
+    """Promise: the target hands out the hidden states that the head reads, wherever it stands in the pool."""
+    drafters = (lookup(), draft_model(Path("/small")), eagle(Path("/head")))
+    assert Pool(hosted=drafters).primary == drafters[2]
+    assert Pool(hosted=drafters[:2]).primary == drafters[1]
+    assert Pool(hosted=drafters[:1]).primary == drafters[0]
+    assert Pool().primary is None
 
 
 def test_in_a_pod_models_are_looked_for_where_they_are_mounted(folder: Any) -> None:

@@ -67,6 +67,23 @@ def test_a_sampled_request_has_its_own_temperature_in_a_mixed_batch(engine: Benc
         assert engine.run([(prompts[0], {}), (prompts[1], sampled), (prompts[2], sampled)]) == right
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [{"logit_bias": {"260": 100.0}}, {"min_p": 1.0, "temperature": 1.0}, {"repetition_penalty": 1.5}],
+    ids=lambda sampling: next(iter(sampling)),
+)
+def test_what_reshapes_logits_does_so_under_speculation(engine: Bench, sampling: dict[str, Any]) -> None:
+    """Bug: vLLM refuses min_p and logit_bias with an error while speculation is configured: requests that were served
+    before a draft pool was added. Every row has one right answer here."""
+    requests = [("one two three one two three one", sampling), GREEDY]
+    engine.loop.pin(0)
+    right = engine.run(requests)
+    for drafter in ("eagle", "pld"):
+        engine.fresh()
+        engine.loop.pin(2, drafter)
+        assert engine.run(requests) == right
+
+
 def test_sampled_tokens_have_the_targets_distribution(engine: Bench) -> None:
     """Promise: speculation is lossless for sampled requests, too."""
     requests = [("The best colour is", {"temperature": 0.7, "max_tokens": 3})] * 160

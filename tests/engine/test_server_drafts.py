@@ -42,4 +42,6 @@ def test_a_drafter_that_cannot_load_is_dropped_and_named(server: Server) -> None
     assert state.plugin_active
     assert state.drafters[0].verified > 0, "what is left of the pool is used"
     assert server.metric("outrider_drafter_loaded", drafter="eagle") == 0
-    assert "starting again without the drafter 'eagle'" in server.log.read_text(errors="replace")
+    log = server.log.read_text(errors="replace")
+    assert "drafter 'eagle' is left out" in log
+    assert "starting again" not in log, "the target is loaded once"

@@ -118,6 +118,7 @@ BAD_CHATS = {
     "token beyond the vocabulary in logit_bias": _chat(logit_bias={"9999999": 5}),
     "vllm_xargs of a list": _chat(vllm_xargs=[1]),
     "vllm_xargs of objects": _chat(vllm_xargs={"other": {"a": 1}}),
+    "vllm_xargs of the engine's own": _chat(vllm_xargs={"kv_transfer_params": "x"}),
     "unknown SLO class": _chat(vllm_xargs={"slo_class": "gold"}),
     "SLO class of a number": _chat(vllm_xargs={"slo_class": 7}),
     "broken grammar": _chat(structured_outputs={"grammar": "root ::= ("}),

@@ -48,7 +48,7 @@ class Pod:
         paths = launch.Paths(
             hot_file=str(self.hot_file), profiles_dir=str(self.profiles.parent), run_dir=str(self.run_dir)
         )
-        pool = Pool(model_free=(lookup(),), dropped={"draft": "model folder has no config.json"})
+        pool = Pool(hosted=(lookup(),), dropped={"draft": "model folder has no config.json"})
         plan = launch.LaunchPlan(boot=boot, hot=hot_config(), paths=paths, pool=pool, engine_version="0.32.0")
         self.loop = ControlLoop(plan, largest_graph_tokens=None)
         self.reporter = Reporter(self.loop, HERE, started_at=1.0)

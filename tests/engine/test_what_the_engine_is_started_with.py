@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from outrider_crds.pod_template import EnvVar
 from outrider_crds.runtime_config import BootConfig
-from outrider_crds.spec import Accelerator, Engine
-from outrider_runtime.vllm_plugin import launch
+from outrider_crds.spec import Accelerator, Drafter, Engine
+from outrider_runtime.vllm_plugin import arguments, launch
+from outrider_runtime.vllm_plugin.environment import cpu_cache_gib, engine_environment
 from outrider_runtime.vllm_plugin.pool import Pool
 from outrider_runtime.vllm_plugin.versions import UntestedEngineError, check_engine_version
 
-from tests.engine.engines import boot_config, draft_model, eagle, hot_config, lookup, suffix
+from tests.engine.engines import boot_config, draft_model, eagle, hot_config, lookup
 
 HEAD = Path("/heads/eagle")
 
@@ -31,13 +32,13 @@ def on_gpu(boot: BootConfig, **engine: object) -> BootConfig:
 def test_without_a_draft_pool_there_is_no_speculative_config() -> None:
     """Promise: NoDrafter means plain vLLM underneath, not speculation with nothing to speculate."""
     plan = plan_of(boot_config([]), Pool())
-    assert launch.speculative_config(plan) is None
-    assert not any(argument.startswith("--speculative-config") for argument in launch.engine_arguments(plan))
+    assert arguments.speculative_config(plan) is None
+    assert not any(argument.startswith("--speculative-config") for argument in arguments.engine_arguments(plan))
 
 
 def test_every_draft_length_has_a_place_in_the_table() -> None:
     """Bug: a K that the table does not name has no CUDA graph on a GPU and runs eagerly."""
-    config = launch.speculative_config(plan_of(boot_config([lookup()], 5), Pool(model_free=(lookup(),))))
+    config = arguments.speculative_config(plan_of(boot_config([lookup()], 5), Pool(hosted=(lookup(),))))
     assert config is not None
     assert [row[2] for row in config["num_speculative_tokens_per_batch_size"]] == [0, 1, 2, 3, 4, 5]  # type: ignore[attr-defined]
     assert config["num_speculative_tokens"] == 5
@@ -45,96 +46,71 @@ def test_every_draft_length_has_a_place_in_the_table() -> None:
 
 def test_a_neural_drafter_is_what_vllm_hosts_when_the_pool_has_one() -> None:
     """Promise: prompt lookup beside a neural drafter costs no second engine."""
-    plan = plan_of(boot_config([lookup(), eagle(HEAD)]), Pool(model_free=(lookup(),), neural=eagle(HEAD)))
-    config = launch.speculative_config(plan)
+    plan = plan_of(boot_config([lookup(), eagle(HEAD)]), Pool(hosted=(lookup(), eagle(HEAD))))
+    config = arguments.speculative_config(plan)
     assert config is not None
     assert config["method"] == "eagle3"
-
-
-def test_suffix_decoding_alone_is_named_to_vllm_with_its_settings() -> None:
-    """Promise: the manifest's percents reach vLLM as its own shares."""
-    drafter = suffix()
-    config = launch.speculative_config(plan_of(boot_config([drafter]), Pool(model_free=(drafter,))))
-    assert config is not None
-    assert config["method"] == "suffix"
-    found = {name: value for name, value in config.items() if name.startswith("suffix_decoding_")}
-    assert found == {
-        "suffix_decoding_max_tree_depth": 24,
-        "suffix_decoding_max_cached_requests": 10_000,
-        "suffix_decoding_max_spec_factor": 1.0,
-        "suffix_decoding_min_token_prob": 0.1,
-    }
-
-
-def test_the_suffix_librarys_own_vllm_plugin_stays_off() -> None:
-    """Bug: it is one for vLLM 0.10; switched on it ends every process of the engine."""
-    environment = launch.engine_environment(plan_of(boot_config([]), Pool()), {"ARCTIC_INFERENCE_ENABLED": "1"})
-    assert environment["ARCTIC_INFERENCE_ENABLED"] == "0"
 
 
 def test_extra_arguments_come_last_so_that_the_user_decides() -> None:
     """argparse takes the last value of a flag."""
     plan = plan_of(boot_config([], extra=["--max-num-seqs=3"]), Pool())
-    arguments = launch.engine_arguments(plan)
-    assert arguments[-1] == "--max-num-seqs=3"
-    assert arguments[0] == launch.target_location(plan)
+    given = arguments.engine_arguments(plan)
+    assert given[-1] == "--max-num-seqs=3"
+    assert given[0] == launch.target_location(plan)
 
 
 def test_a_step_is_one_call_to_a_worker_that_is_a_process_of_its_own() -> None:
     """vLLM's own executor asks it for proposals in a call of their own. The user's choice of an executor comes last."""
     boot = boot_config([lookup()], extra=["--distributed-executor-backend=mp"])
-    arguments = launch.server_arguments(plan_of(boot, Pool(model_free=(lookup(),))))
-    chosen = [one for one in arguments if one.startswith("--distributed-executor-backend")]
+    given = arguments.server_arguments(plan_of(boot, Pool(hosted=(lookup(),))))
+    chosen = [one for one in given if one.startswith("--distributed-executor-backend")]
     assert chosen == [
-        f"--distributed-executor-backend={launch.CPU_EXECUTOR_CLASS}",
+        f"--distributed-executor-backend={arguments.CPU_EXECUTOR_CLASS}",
         "--distributed-executor-backend=mp",
     ]
-    gpu = plan_of(on_gpu(boot_config([lookup()])), Pool(model_free=(lookup(),)))
-    assert launch.server_arguments(gpu) == launch.engine_arguments(gpu)
+    gpu = plan_of(on_gpu(boot_config([lookup()])), Pool(hosted=(lookup(),)))
+    assert arguments.server_arguments(gpu) == arguments.engine_arguments(gpu)
 
 
 def test_graphs_exist_for_whole_batches_at_each_length() -> None:
     """Bug: 7 requests that verify 4 tokens each are 28 tokens; without a graph of 28 the step is padded to 32."""
-    sizes = launch.graph_sizes(max_draft_tokens=5, max_requests=256)
+    sizes = arguments.graph_sizes(max_draft_tokens=5, max_requests=256)
     for requests in (1, 2, 4, 8, 16, 32):
         for draft_tokens in range(6):
             assert requests * (draft_tokens + 1) in sizes
-    assert max(sizes) == launch.LARGEST_GRAPH_TOKENS
-    assert max(launch.graph_sizes(max_draft_tokens=3, max_requests=8)) == 32
+    assert max(sizes) == arguments.LARGEST_GRAPH_TOKENS
+    assert max(arguments.graph_sizes(max_draft_tokens=3, max_requests=8)) == 32
 
 
 @pytest.mark.parametrize("extra", [["--max-num-seqs=8"], ["--max-num-seqs", "8"], ["--max_num_seqs=8"]])
 def test_graphs_respect_the_users_batch_limit(extra: list[str]) -> None:
     """A graph for more requests than may run is memory for nothing."""
     boot = on_gpu(boot_config([lookup()]), extra_args=extra)
-    arguments = launch.engine_arguments(plan_of(boot, Pool(model_free=(lookup(),))))
-    start = arguments.index("--cudagraph-capture-sizes") + 1
-    sizes = [int(argument) for argument in arguments[start:] if argument.isdigit()]
+    given = arguments.engine_arguments(plan_of(boot, Pool(hosted=(lookup(),))))
+    start = given.index("--cudagraph-capture-sizes") + 1
+    sizes = [int(argument) for argument in given[start:] if argument.isdigit()]
     assert max(number for number in sizes if number != 8) == 32
 
 
-def test_a_mixed_pool_on_a_gpu_runs_synchronously_in_the_first_runner() -> None:
-    """Promise: drafters without a model read sampled tokens on the CPU; asynchronous scheduling has none there."""
-    for model_free in ((lookup(),), (suffix(),), (lookup(), suffix())):
-        boot = on_gpu(boot_config([*model_free, eagle(HEAD)]))
-        plan = plan_of(boot, Pool(model_free=model_free, neural=eagle(HEAD)))
-        assert "--no-async-scheduling" in launch.engine_arguments(plan)
-        assert launch.engine_environment(plan, {})["VLLM_USE_V2_MODEL_RUNNER"] == "0"
-
-
-def test_eagle_alone_on_a_gpu_runs_in_the_second_runner() -> None:
-    """Promise: full CUDA graphs where vLLM has them."""
-    boot = on_gpu(boot_config([eagle(HEAD)]))
-    plan = plan_of(boot, Pool(neural=eagle(HEAD)))
-    assert launch.engine_environment(plan, {})["VLLM_USE_V2_MODEL_RUNNER"] == "1"
-    assert "--no-async-scheduling" not in launch.engine_arguments(plan)
+@pytest.mark.parametrize("pool", [(lookup(),), (eagle(HEAD),), (draft_model(HEAD),), (lookup(), eagle(HEAD))], ids=str)
+@pytest.mark.parametrize("product", ["cpu", "NVIDIA-H200"])
+def test_every_pool_runs_in_the_second_runner(product: str, pool: tuple[Drafter, ...]) -> None:
+    """Promise: what is tested on a CPU is what serves on a GPU, asynchronous there whatever the pool holds."""
+    boot = boot_config(pool) if product == "cpu" else on_gpu(boot_config(pool))
+    plan = plan_of(boot, Pool(hosted=pool))
+    assert engine_environment(plan.boot, "/run", {})["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    assert "--no-async-scheduling" not in arguments.engine_arguments(plan)
+    config = arguments.speculative_config(plan)
+    assert config is not None
+    assert product == "cpu" or config["method"] in {"ngram_gpu", "eagle3", "draft_model"}, "asynchronous in vLLM"
 
 
 def test_what_the_pod_sets_wins_over_our_defaults() -> None:
     """Promise: engine.env and the pod's environment are the user's."""
     boot = boot_config([draft_model(HEAD)])
     boot = boot.model_copy(update={"engine": Engine(env=[EnvVar(name="VLLM_CPU_KVCACHE_SPACE", value="7")])})
-    environment = launch.engine_environment(plan_of(boot, Pool()), {"VLLM_CPU_OMP_THREADS_BIND": "0-3"})
+    environment = engine_environment(boot, "/run/outrider", {"VLLM_CPU_OMP_THREADS_BIND": "0-3"})
     assert environment["VLLM_CPU_KVCACHE_SPACE"] == "7"
     assert "VLLM_CPU_OMP_THREADS_BIND" not in environment
     assert environment["OUTRIDER_RUN_DIR"] == "/run/outrider"
@@ -143,7 +119,7 @@ def test_what_the_pod_sets_wins_over_our_defaults() -> None:
 @pytest.mark.parametrize(("limit", "gib"), [(None, 2), (1 << 30, 1), (16 << 30, 4)])
 def test_the_cpu_cache_leaves_room_for_the_rest_of_the_pod(limit: int | None, gib: int) -> None:
     """Bug: vLLM's own default takes 90% of the node's memory, whatever the pod's limit."""
-    assert launch.cpu_cache_gib(limit) == gib
+    assert cpu_cache_gib(limit) == gib
 
 
 @pytest.mark.parametrize("version", ["0.31.2", "0.33.0", "1.0", ""])
@@ -159,7 +135,7 @@ def test_a_tested_vllm_is_accepted() -> None:
 
 def test_the_engine_core_finds_the_plan_in_the_run_folder(tmp_path: Path) -> None:
     """Promise: one environment variable is all that crosses to vLLM's processes."""
-    plan = plan_of(boot_config([lookup()]), Pool(model_free=(lookup(),)))
+    plan = plan_of(boot_config([lookup()]), Pool(hosted=(lookup(),)))
     plan = plan.model_copy(update={"paths": launch.Paths(run_dir=str(tmp_path / "run"))})
     environ: dict[str, str] = {}
     launch.prepare(plan, environ)
@@ -167,24 +143,23 @@ def test_the_engine_core_finds_the_plan_in_the_run_folder(tmp_path: Path) -> Non
     assert json.loads((tmp_path / "run" / launch.PLAN_FILE).read_text())["boot"]["service"] == "chat"
 
 
-def test_a_drafter_that_failed_to_load_is_left_out_of_the_next_attempt(tmp_path: Path) -> None:
-    """Promise: a drafter never keeps a pod down; the state names it with the reason."""
-    pool = Pool(model_free=(lookup(),), neural=eagle(HEAD))
-    plan = plan_of(boot_config([lookup(), eagle(HEAD)]), pool)
+def test_a_drafter_that_the_worker_leaves_out_is_named_to_the_engine_core(tmp_path: Path) -> None:
+    """Promise: a drafter never keeps a pod down; the state names it with the reason. Earlier starts are forgotten."""
+    plan = plan_of(boot_config([lookup(), eagle(HEAD)]), Pool(hosted=(lookup(), eagle(HEAD))))
     plan = plan.model_copy(update={"paths": launch.Paths(run_dir=str(tmp_path))})
-    assert launch.after_failure(plan) is None, "nothing says that the drafter was the cause"
-    (tmp_path / launch.FAILURE_FILE).write_text("weights are cut off\n")
-    smaller = launch.after_failure(plan)
-    assert smaller is not None
-    assert smaller.pool.neural is None
-    assert smaller.pool.model_free == (lookup(),)
-    assert smaller.pool.dropped == {"eagle": "weights are cut off"}
-    assert launch.after_failure(smaller) is None, "no drafter is left to blame"
+    assert launch.noted_failures(plan) == {}
+    environ: dict[str, str] = {}
+    launch.prepare(plan, environ)
+    launch.note_failure("eagle", "weights are cut off", environ)
+    launch.note_failure("pld", "no room", environ)
+    assert launch.noted_failures(plan) == {"eagle": "weights are cut off", "pld": "no room"}
+    launch.prepare(plan, environ)
+    assert launch.noted_failures(plan) == {}
 
 
 def test_a_drafter_that_vllms_config_refuses_is_left_out(tmp_path: Path) -> None:
     """vLLM checks some of a draft before any worker starts."""
-    plan = plan_of(boot_config([eagle(HEAD)]), Pool(neural=eagle(HEAD)))
+    plan = plan_of(boot_config([eagle(HEAD)]), Pool(hosted=(eagle(HEAD),)))
     plan = plan.model_copy(update={"paths": launch.Paths(run_dir=str(tmp_path))})
     refusal = ValueError("1 validation error for SpeculativeConfig\n  Value error, no such architecture")
     smaller = launch.after_failure(plan, refusal)

@@ -67,6 +67,7 @@ class Driver:
         """Measure one shape. The batch stays, for the next shape to grow from."""
         self._loop.pin(ask.point.verify if ask.drafter else 0, ask.drafter)
         self._arrange(ask.point, ask.drafter)
+        self._engine.step()  # the worker has proposed as many tokens as the next one verifies
         for _ in range(ask.settle):
             self._measured_step(ask.point)
         samples: list[Sample] = []
@@ -88,8 +89,8 @@ class Driver:
 
     def _arrange(self, point: GridPoint, drafter: str | None) -> None:
         """Bring `point.batch` requests of `point.context` cached tokens to where they decode."""
-        neural = self._loop.plan.pool.neural
-        group = point.context, neural is not None and drafter == neural.name
+        neural = {one.name for one in self._loop.plan.pool.neural}
+        group = point.context, drafter in neural
         if group != self._group or len(self._batch) > point.batch or self._grown_long():
             self._clear()
         self._group = group
@@ -127,10 +128,10 @@ class Driver:
         return self._speed.now() if self._speed is not None else 1.0
 
     def _propose(self, point: GridPoint) -> None:
-        """Random proposals in place of whatever the drafter found."""
+        """Verify so many places, whatever the drafter found: the worker fills up what it did not."""
         for index, request in enumerate(self._scheduler.running):
             length = 0 if point.uneven and index % 2 else point.verify
-            request.spec_token_ids = self._random_tokens(length) if _decodes(request) else []
+            request.spec_token_ids = [-1] * length if _decodes(request) else []
 
     def _add(self, tokens: Sequence[int]) -> str:
         from vllm import SamplingParams

@@ -1,8 +1,8 @@
 """The engine process: starts vLLM with Outrider's plugin in this very process and runs the shapes it is asked for.
 
 Started by `remote` as `python -m outrider_runtime.profiler.host FD`. The steps are the plugin's own, with the
-controller pinned; only the proposals are ours: random tokens, written onto the requests before each step, give
-every verification length whatever the drafter would have found, and are as good as never accepted.
+controller pinned; only how many proposals each request verifies is ours, written onto the requests before each step,
+so that every length is measured whatever the drafter would have found.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from outrider_runtime.identity import device_name
 from outrider_runtime.profiler import failures
 from outrider_runtime.profiler.driver import Driver
 from outrider_runtime.profiler.protocol import Ready
-from outrider_runtime.vllm_plugin.launch import LaunchPlan, engine_arguments, load_plan
+from outrider_runtime.vllm_plugin.arguments import engine_arguments, prepare_vllm
+from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan
 
 
 def start_engine(plan: LaunchPlan) -> Any:
@@ -30,6 +31,7 @@ def start_engine(plan: LaunchPlan) -> Any:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    prepare_vllm(worker_is_here=True)
     parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(engine_arguments(plan))
     parsed.model = parsed.model_tag
     arguments = AsyncEngineArgs.from_cli_args(parsed)

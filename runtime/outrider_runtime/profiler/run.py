@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from itertools import zip_longest
 
 from outrider_crds.profile import DrafterProfile, ProfileKeys, ProfilingFailure, ProfilingResult, TargetProfile
 from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, HotConfig, draft_mount
@@ -22,11 +21,12 @@ from outrider_runtime.profiler.failures import ProfilingError, failure
 from outrider_runtime.profiler.fitting import FittedCost
 from outrider_runtime.profiler.protocol import Ready
 from outrider_runtime.profiler.remote import Engine, engine
-from outrider_runtime.vllm_plugin.launch import LaunchPlan, Paths, after_failure, plan_launch
+from outrider_runtime.vllm_plugin.launch import LaunchPlan, Paths, after_failure, noted_failures, plan_launch
 from outrider_runtime.vllm_plugin.pool import read_config
 
-STAND_IN = "outrider-stand-in"
-"""A prompt lookup that only makes the engine verify proposals, where the pool has none of its own."""
+VERIFIES = Drafter(name="outrider", method=DraftMethod.PROMPT_LOOKUP, prompt_lookup=PromptLookup())
+"""What a target without a pool is measured with: a drafter may be added later, and what it costs to verify is the
+target's."""
 
 StartEngine = Callable[[LaunchPlan], AbstractContextManager[Engine]]
 Say = Callable[[str], None]
@@ -60,36 +60,27 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one engine start measures; it can host one neural drafter, and one of each method without a model."""
+    """What one engine start measures."""
 
     target: bool
-    model_free: tuple[Drafter, ...]
-    neural: Drafter | None
-
-    @property
-    def drafters(self) -> tuple[Drafter, ...]:
-        return self.model_free if self.neural is None else (*self.model_free, self.neural)
+    drafters: tuple[Drafter, ...]
 
     @property
     def names(self) -> list[str]:
         """As failures name them: the target is the empty name."""
         return [""] * self.target + [drafter.name for drafter in self.drafters]
 
-    @property
-    def empty(self) -> bool:
-        return not self.names
+    def of(self, names: Container[str]) -> Part:
+        """What of it is in `names`."""
+        return Part(self.target and "" in names, tuple(one for one in self.drafters if one.name in names))
 
 
 def parts(wanted: Wanted) -> list[Part]:
-    """As few engine starts as possible; the target is measured in the first."""
-    neural = [d for d in wanted.drafters if d.neural is not None]
-    lookups = [d for d in wanted.drafters if d.method is DraftMethod.PROMPT_LOOKUP]
-    suffixes = [d for d in wanted.drafters if d.method is DraftMethod.SUFFIX]
-    rows = list(zip_longest(neural, lookups, suffixes)) or [(None, None, None)]
-    return [
-        Part(wanted.target and index == 0, tuple(d for d in model_free if d is not None), of_row)
-        for index, (of_row, *model_free) in enumerate(rows)
-    ]
+    """As few engine starts as possible: one hosts every lookup and one neural drafter. The target is in the first."""
+    lookups = tuple(one for one in wanted.drafters if one.neural is None)
+    neural = [one for one in wanted.drafters if one.neural is not None]
+    turns = [Part(wanted.target, (*lookups, *neural[:1])), *(Part(False, (other,)) for other in neural[1:])]
+    return [part for part in turns if part.names]
 
 
 class Profiler:
@@ -120,7 +111,7 @@ class Profiler:
         except (OSError, ValueError) as error:
             self._fail(failures.MODEL_NOT_FOUND, f"the target cannot be read: {error}")
             return self._profile
-        turns = [part for part in parts(self._wanted) if not part.empty]
+        turns = parts(self._wanted)
         for index, part in enumerate(turns):
             self._turns_left = len(turns) - index
             self._measure_part(part)
@@ -128,46 +119,52 @@ class Profiler:
 
     def _measure_part(self, part: Part) -> None:
         plan = self._plan(part)
-        hosted = {drafter.name for drafter in plan.pool.hosted}
-        for name, sentence in plan.pool.dropped.items():
-            if name in part.names:
-                self._fail(failures.of_obstacle(sentence), sentence, name)
-        neural = part.neural if part.neural is not None and part.neural.name in hosted else None
-        part = Part(part.target, tuple(d for d in part.model_free if d.name in hosted), neural)
-        if not part.empty:
+        self._name_failures(part, plan.pool.dropped)
+        part = part.of({"", *(drafter.name for drafter in plan.pool.hosted)})
+        if part.names:
             self._run_engine(part, plan)
 
+    def _name_failures(self, part: Part, reasons: Mapping[str, str]) -> None:
+        for name, sentence in reasons.items():
+            if name in part.names:
+                self._fail(failures.of_obstacle(sentence), sentence, name)
+
     def _run_engine(self, part: Part, plan: LaunchPlan) -> None:
-        """Measure `part`; where its neural drafter brings the engine down, measure the rest without it."""
+        """Measure `part`; where a drafter brings the engine down, measure the rest without it."""
         try:
             self._measure(part, plan)
             return
         except ProfilingError as error:
-            rest = self._missing(part)
-            if part.neural is None:
+            rest, guilty = self._missing(part), self._guilty(part, plan, error)
+            if guilty is None:
                 for name in rest.names:
                     self._fail(error.reason, error.message, name)
                 return
-            smaller = after_failure(plan)
-            cause = smaller.pool.dropped.get(part.neural.name, error.message) if smaller else error.message
+            name, cause = guilty
             reason = failures.DRAFTER_FAILED if error.reason == failures.ENGINE_FAILED else error.reason
-            self._fail(reason, cause, part.neural.name)
-        if not rest.empty:
+            self._fail(reason, cause, name)
+        rest = rest.of({*rest.names} - {name})
+        if rest.names:
             self._measure_part(rest)
 
+    def _guilty(self, part: Part, plan: LaunchPlan, error: ProfilingError) -> tuple[str, str] | None:
+        """Drafter and sentence: the one that vLLM's config refuses, else the one with a model of its own."""
+        smaller = after_failure(plan, error)
+        named = smaller.pool.dropped if smaller is not None else {}
+        neural = next((drafter.name for drafter in part.drafters if drafter.neural is not None), None)
+        return None if neural is None else (neural, named.get(neural, error.message))
+
     def _missing(self, part: Part) -> Part:
-        """What of `part` is not measured yet, its neural drafter aside."""
+        """What of `part` is not measured yet."""
         measured = {profile.name for profile in self._profile.drafters}
-        model_free = tuple(drafter for drafter in part.model_free if drafter.name not in measured)
-        return Part(part.target and self._profile.target is None, model_free, None)
+        measured |= {""} if self._profile.target is not None else set()
+        return part.of({*part.names} - measured)
 
     def _plan(self, part: Part) -> LaunchPlan:
         """Beside what is measured the engine hosts the service's drafters without a model, as when it serves."""
-        measured = {drafter.method for drafter in part.model_free}
-        others = [d for d in self._wanted.boot.draft_pool if d.neural is None and d.method not in measured]
-        pool = [*part.drafters, *others]
-        if part.target and not any(drafter.method is DraftMethod.PROMPT_LOOKUP for drafter in pool):
-            pool.append(Drafter(name=STAND_IN, method=DraftMethod.PROMPT_LOOKUP, prompt_lookup=PromptLookup()))
+        measured = {drafter.name for drafter in part.drafters}
+        lookups = [one for one in self._wanted.boot.draft_pool if one.neural is None and one.name not in measured]
+        pool = [*part.drafters, *lookups] or [VERIFIES]
         boot = self._wanted.boot.model_copy(update={"draft_pool": pool})
         hot = HotConfig(
             mode=SpeculationMode.CLOSED_LOOP, draft_prefill=DraftPrefill.AUTO, max_draft_tokens=boot.max_draft_tokens
@@ -184,6 +181,9 @@ class Profiler:
         with self._start(plan) as running:
             ready = running.wait_ready(lambda waited_s: self._say(f"the engine is starting, {waited_s:.0f} s so far"))
             self._say(f"the engine is up after {self._clock() - began:.0f} s on {ready.device}")
+            left_out = noted_failures(plan)
+            self._name_failures(part, left_out)
+            part = part.of({*part.names} - left_out.keys())
             budget = session.Budget(self._budget_left_s / self._turns_left, self._clock(), self._clock)
             series = self._series(part, plan, ready, budget.total_s)
             try:
@@ -197,14 +197,15 @@ class Profiler:
             self._keep(part, series, ready, on_failure=self._fail)
 
     def _series(self, part: Part, plan: LaunchPlan, ready: Ready, budget_s: float) -> dict[str, session.Series]:
-        """By drafter name, the target's under the empty name. Prompt lookup is measured along with the target."""
-        series, along = {}, ""
+        """By drafter name, the target's under the empty name. One lookup is measured along with the target."""
+        series: dict[str, session.Series] = {}
+        along = next((one for one in plan.pool.hosted if one.neural is None), plan.pool.primary)
         if part.target:
-            along = next(d.name for d in plan.pool.model_free if d.method is DraftMethod.PROMPT_LOOKUP)
-            series[""] = session.target_series(ready.limits, ready.pace, along, budget_s)
+            name = along.name if along is not None else None
+            series[""] = session.target_series(ready.limits, ready.pace, name, budget_s)
         for drafter in part.drafters:
-            if drafter.name != along:
-                neural = drafter.neural is not None
+            neural = drafter.neural is not None
+            if neural or drafter != along or not part.target:
                 series[drafter.name] = session.drafter_series(
                     ready.limits, ready.pace, drafter.name, budget_s, neural=neural
                 )

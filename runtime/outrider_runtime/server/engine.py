@@ -22,6 +22,7 @@ from outrider_runtime.server.errors import StartupError
 from outrider_runtime.server.gate import App
 from outrider_runtime.server.health import Phase
 from outrider_runtime.server.watch import ServerView
+from outrider_runtime.vllm_plugin.arguments import prepare_vllm
 
 if TYPE_CHECKING:
     import uvicorn
@@ -152,6 +153,7 @@ def parse_arguments(words: list[str], drain: Drain) -> Namespace:
             raise StartupError(f"the engine does not take its arguments: {message}; see spec.engine.extraArgs")
 
     cli_env_setup()
+    prepare_vllm()
     arguments: Namespace = make_arg_parser(Parser(prog="vllm serve")).parse_args(words)
     arguments.model = arguments.model_tag
     # Ctrl-C in a terminal goes to every process: the engine's, too, must finish its requests then.

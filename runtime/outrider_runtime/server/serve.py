@@ -25,12 +25,12 @@ from outrider_runtime.server.gate import App, RequestGate
 from outrider_runtime.server.health import Phase
 from outrider_runtime.server.watch import EngineWatch
 from outrider_runtime.snapshot import blank_state, read_snapshot
+from outrider_runtime.vllm_plugin.arguments import server_arguments
 from outrider_runtime.vllm_plugin.launch import (
     LaunchPlan,
     after_failure,
     plan_launch,
     prepare,
-    server_arguments,
     target_location,
 )
 from outrider_runtime.vllm_plugin.versions import UntestedEngineError
@@ -119,8 +119,8 @@ def _without_guilty_drafter(plan: LaunchPlan, error: Exception) -> LaunchPlan:
     smaller = after_failure(plan, error)
     if smaller is None:
         raise StartupError(f"the engine did not start: {error}") from error
-    assert plan.pool.neural is not None
-    logger.warning("starting again without the drafter %r, which cannot load", plan.pool.neural.name)
+    assert plan.pool.primary is not None
+    logger.warning("starting again without the drafter %r, which cannot load", plan.pool.primary.name)
     return smaller
 
 

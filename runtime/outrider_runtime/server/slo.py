@@ -22,9 +22,12 @@ def with_slo_class(body: dict[str, Any], headers: Sequence[str], known: Sequence
     """The body with the request's class in `vllm_xargs.slo_class`; the same object when nothing changes.
 
     `headers` holds the values of every X-SLO-Class header of the request, `known` the classes of the hot config in
-    force. Raises RequestError (400) for a class that is not known, naming those that are.
+    force. Raises RequestError (400) for a class that is not known, naming those that are, and for
+    any other `vllm_xargs`.
     """
     xargs = body.get(XARGS)
+    if isinstance(xargs, Mapping):
+        _check_names(xargs)
     if not headers:
         if isinstance(xargs, Mapping) and XARGS_KEY in xargs:
             _check(xargs[XARGS_KEY], known, BODY_PARAM)
@@ -35,6 +38,13 @@ def with_slo_class(body: dict[str, Any], headers: Sequence[str], known: Sequence
     if xargs is not None and not isinstance(xargs, Mapping):
         return body  # malformed: the engine's own validation names the field and its type
     return {**body, XARGS: {**(xargs or {}), XARGS_KEY: headers[0]}}
+
+
+def _check_names(xargs: Mapping[str, Any]) -> None:
+    """The engine takes some of these for its own, and dies of values that it does not expect."""
+    unknown = sorted(str(name) for name in xargs if name != XARGS_KEY)
+    if unknown:
+        raise RequestError(f"unknown {XARGS}: {', '.join(unknown)}; this server knows {XARGS_KEY}", XARGS)
 
 
 def _check(name: object, known: Sequence[str], param: str) -> None:

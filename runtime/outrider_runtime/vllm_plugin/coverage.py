@@ -65,6 +65,10 @@ class DraftCoverage:
         if start // self._block_size <= last:
             self._valid.update(self._block_ids(request_id, start // self._block_size, last))
 
+    def allocated(self, blocks: Iterable[int]) -> None:
+        """These blocks are new: what they held is gone."""
+        self._valid.difference_update(blocks)
+
     def missed(self, request_id: str, start: int) -> None:
         """The draft was to run over tokens from `start` on, and did not."""
         if request_id in self._seen:

@@ -19,10 +19,10 @@ from outrider_runtime.control.batch import Batch, DraftPlan, Purpose, StepOutcom
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.costs import LatencyModel
 from outrider_runtime.control.counters import ControllerSnapshot
-from outrider_runtime.control.settings import DrafterSpec, DraftPrefill, HotSettings, Mode, Settings, SLOTarget
+from outrider_runtime.control.settings import DraftPrefill, HotSettings, Mode, Settings, SLOTarget
 from outrider_runtime.drafters import drafter_spec
 from outrider_runtime.vllm_plugin.launch import LaunchPlan
-from outrider_runtime.vllm_plugin.messages import DraftOrder
+from outrider_runtime.vllm_plugin.messages import IDLE, NOBODY, DraftOrder, idle_order, numbers
 from outrider_runtime.vllm_plugin.slo import SLOCounter
 from outrider_runtime.vllm_plugin.waiting import patience_s
 
@@ -38,10 +38,16 @@ class ControlLoop:
         plan: LaunchPlan,
         *,
         largest_graph_tokens: int | None,
+        left_out: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
         seed: int = 0,
     ) -> None:
+        """left_out: drafter of the pool -> why the worker could not load it."""
         self.plan = plan
+        self.dropped = {**plan.pool.dropped, **(left_out or {})}
+        """Drafter -> why it is not hosted."""
+        self.numbers = {drafter.name: number for number, drafter in enumerate(plan.pool.hosted)}
+        """Drafter -> what it is called between scheduler and worker."""
         self.slo = SLOCounter()
         self.listeners: list[Callable[[StepOutcome], None]] = []
         """Called with each finished step, from the scheduler's thread (the profiler measures through this)."""
@@ -50,8 +56,9 @@ class ControlLoop:
         self._suspended_until: dict[str, float] = {}
         self._suspensions: dict[str, int] = {}
         self._patience_s: dict[str, float] = {}
-        drafters = tuple(_drafter_specs(plan))
+        drafters = tuple(drafter_spec(one) for one in plan.pool.hosted if one.name not in self.dropped)
         self._drafters = [drafter.name for drafter in drafters]
+        self._neural = [drafter.name for drafter in drafters if drafter.neural]
         settings = Settings(
             drafters=drafters,
             max_draft_tokens=plan.boot.max_draft_tokens,
@@ -173,34 +180,26 @@ class ControlLoop:
 
     def draft_tokens(self, plan: DraftPlan, drafter: str) -> int:
         """How many tokens `plan` asks of `drafter` for a request."""
-        neural = self.plan.pool.neural
-        return plan.neural_tokens if neural is not None and neural.name == drafter else plan.draft_tokens
+        return plan.neural_tokens if drafter in self._neural else plan.draft_tokens
+
+    def idle_order(self, requests: int) -> DraftOrder:
+        return idle_order(len(self.numbers), requests)
 
     def order(self, batch: Batch, plan: DraftPlan) -> DraftOrder:
         """`plan` as the worker needs it."""
-        chosen = zip(batch.requests, plan.drafters, strict=True) if plan.draft_tokens else ()
-        drafters = {view.id: name for view, name in chosen if name is not None}
-        return DraftOrder(
-            draft_tokens=plan.draft_tokens,
-            run_neural=plan.run_neural,
-            neural_tokens=plan.neural_tokens,
-            drafters=drafters,
-            stand_in_for=self._looked_up(batch, drafters) if plan.neural_tokens else frozenset(),
-        )
-
-    def _looked_up(self, batch: Batch, drafters: Mapping[str, str]) -> frozenset[str]:
-        """Requests that the neural drafter can serve, and another is to."""
-        neural = self.plan.pool.neural
-        if neural is None:
-            return frozenset()
-        ready = (view.id for view in batch.requests if view.draft_ready)
-        return frozenset(name for name in ready if drafters.get(name, neural.name) != neural.name)
-
-
-def _drafter_specs(plan: LaunchPlan) -> list[DrafterSpec]:
-    """In the pool's order, which breaks ties."""
-    hosted = {drafter.name for drafter in plan.pool.hosted}
-    return [drafter_spec(drafter) for drafter in plan.boot.draft_pool if drafter.name in hosted]
+        order = self.idle_order(len(batch.requests))
+        if plan.draft_tokens:
+            order.chosen[:] = [NOBODY if name is None else self.numbers[name] for name in plan.drafters]
+        for name, number in self.numbers.items():
+            if name in self._neural:
+                order.passes[number] = plan.neural_tokens if plan.run_neural else IDLE
+            elif (order.chosen == number).any():
+                order.passes[number] = plan.draft_tokens
+        if plan.neural_tokens and self._neural:
+            number = self.numbers[self._neural[0]]
+            ready = numbers([view.draft_ready for view in batch.requests]) == 1
+            order.second[ready & (order.chosen != NOBODY) & (order.chosen != number)] = number
+        return order._replace(draft_tokens=plan.draft_tokens)
 
 
 def hot_settings(hot: HotConfig) -> HotSettings:

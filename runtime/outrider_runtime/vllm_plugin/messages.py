@@ -1,73 +1,103 @@
 """What scheduler and worker tell each other. Both travel as one attribute on vLLM's own step messages.
 
 vLLM pickles `SchedulerOutput` and `ModelRunnerOutput` with their whole `__dict__`, so no channel of our own is
-needed, and an order can never meet the wrong step.
+needed, and an order can never meet the wrong step. Drafters are numbers, their places in `Pool.hosted`; requests are
+in the order of the step's `num_scheduled_tokens`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 ATTRIBUTE = "outrider"
+NOBODY = -1
+IDLE = -1
 LEAST_CATCH_UP_TOKENS = 2
-"""A shorter hole waits for the next step, which lengthens it: the worker's pass takes no fewer tokens of a request."""
+"""A shorter hole waits for the next step, which lengthens it: to close it would mostly pay for the call."""
+
+Numbers = npt.NDArray[np.int8]
 
 
-class CatchUp(NamedTuple):
-    """Tokens of a request that the neural draft has not seen. Their ids travel along: in asynchronous scheduling the
-    worker's own copy has placeholders where the scheduler knows better."""
+def numbers(values: Any) -> Numbers:
+    return np.array(values, dtype=np.int8)
 
-    request_id: str
+
+class Hole(NamedTuple):
+    """Committed tokens [start, end) of a request that are not in a draft model's KV."""
+
+    drafter: int
+    request: int
+    """Its place in the step."""
     start: int
-    """Position of the first one."""
-    token_ids: tuple[int, ...]
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.token_ids)
+    end: int
 
 
-@dataclass(frozen=True, slots=True)
-class DraftOrder:
+class DraftOrder(NamedTuple):
     """Scheduler to worker: what to propose at the end of this step."""
 
     draft_tokens: int
     """K; 0 for no proposals."""
-    run_neural: bool
-    """Whether the neural draft's forward runs."""
-    neural_tokens: int = 0
-    """Tokens that it proposes; 0: its first pass only, which keeps its KV whole."""
-    drafters: Mapping[str, str] = field(default_factory=dict)
-    """Id of a request -> the drafter whose proposals it gets; the others get none."""
-    stand_in_for: frozenset[str] = frozenset()
-    """Those of them that get the neural drafter's proposals where their own drafter finds nothing."""
-    catch_ups: tuple[CatchUp, ...] = ()
-    """What the neural draft runs over before that, to close holes in its KV."""
+    passes: Numbers
+    """(drafters,): tokens that each proposes for a request; 0: its first pass only, which keeps its KV whole; IDLE: it
+    does not run."""
+    chosen: Numbers
+    """(requests,): whose proposals each gets; NOBODY: none."""
+    second: Numbers
+    """(requests,): whose it gets where its own drafter finds nothing."""
+    step: int = 0
+    holes: tuple[Hole, ...] = ()
+    """What draft models run over before they propose."""
+
+    def holes_of(self, drafter: int) -> list[Hole]:
+        return [hole for hole in self.holes if hole.drafter == drafter]
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anybody runs."""
+        return bool(self.holes) or bool((self.passes != IDLE).any())
+
+    def runs(self, drafter: int | None) -> bool:
+        return drafter is not None and bool(self.passes[drafter] != IDLE)
+
+
+def idle_order(drafters: int, requests: int) -> DraftOrder:
+    """Nobody runs."""
+    chosen, second = np.full((2, requests), NOBODY, dtype=np.int8)  # filled in place, each by itself
+    return DraftOrder(0, np.full(drafters, IDLE, dtype=np.int8), chosen, second)
+
+
+@dataclass(slots=True)
+class DraftReport:
+    """What came of one step's order. In asynchronous scheduling it travels with a later step's output: nobody waits
+    for the device."""
+
+    step: int
+    seconds: npt.NDArray[np.float64]
+    """(drafters,): the device's time; NaN where a drafter did not run to its end."""
+    proposed: Numbers
+    """(requests,): real proposals of each."""
+    proposer: Numbers
+    """(requests,): whose they are."""
+    catch_up_s: float = float("nan")
+    """What closing the order's holes took, which `seconds` does not hold; NaN: none are closed."""
+    failures: dict[int, str] = field(default_factory=dict)
+    """Drafter -> why it failed, in a sentence; its proposals of this step were dropped."""
 
 
 @dataclass(slots=True)
 class StepReport:
-    """Worker to scheduler: what the step took. Filled in while the step runs."""
+    """Worker to scheduler, with the output of a step."""
 
-    target_s: float = float("nan")
-    """Target forward with sampling; NaN where it is not measured (GPU, asynchronous)."""
-    draft_s: dict[str, float] = field(default_factory=dict)
-    """Drafter -> what it took; absent where it did not run, or was not timed (asynchronous scheduling)."""
-    neural_ran: bool = False
-    """The neural draft's forward ran to its end."""
-    catch_up_s: float | None = None
-    """What closing holes took, which draft_s does not hold; None as there."""
-    caught_up: bool = False
-    """What the order told the draft to catch up on is in its KV."""
-    stood_in_for: tuple[str, ...] = ()
-    """Requests that got the neural drafter's proposals because their own drafter found nothing."""
-    failures: dict[str, str] = field(default_factory=dict)
-    """Drafter -> why it failed, in a sentence; its proposals of this step were dropped."""
+    target_s: float
+    """The device's time from the step's beginning to its sampled tokens."""
+    drafts: list[DraftReport] = field(default_factory=list)
+    """Of the steps whose drafting is over since the last report, in their order."""
     proposals: Any = None
-    """vLLM's DraftTokenIds, where they come with the step's output; None where none were asked for, or vLLM asks for
-    them by itself."""
+    """vLLM's DraftTokenIds, a ragged list; None in asynchronous scheduling, which leaves them on the device."""
 
 
 def attach(message: Any, content: DraftOrder | StepReport) -> None:

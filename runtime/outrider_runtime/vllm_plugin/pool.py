@@ -1,7 +1,6 @@
 """Which drafters of the pool one engine can host, found before it starts (a drafter never keeps a pod down).
 
-vLLM hosts one neural drafter; beside it the worker hosts one drafter of each method that needs no model. What cannot be
-hosted is named with its reason in the pod's state, and the pod serves without it.
+What cannot be hosted is named with its reason in the pod's state, and the pod serves without it.
 """
 
 from __future__ import annotations
@@ -14,11 +13,9 @@ from outrider_crds.base import Model
 from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, draft_mount, model_location
 from outrider_crds.spec import Drafter, DraftMethod, ModelRef
 
-from outrider_runtime.vllm_plugin import suffix
-
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
-_NEURAL = "neural"
+UNSUPPORTED = "Unsupported: the engine has no suffix decoding; remove the drafter, or use PromptLookup in its place"
 
 
 class ModelPlaces(Model):
@@ -33,47 +30,51 @@ class ModelPlaces(Model):
 
 
 class Pool(Model):
-    model_free: tuple[Drafter, ...] = ()
-    """At most one of a method."""
-    neural: Drafter | None = None
+    hosted: tuple[Drafter, ...] = ()
+    """In the pool's order. A drafter's place here is its number in what scheduler and worker tell each other."""
     dropped: dict[str, str] = {}
     """Drafter name -> the sentence that says why it is not hosted."""
 
     @property
-    def hosted(self) -> tuple[Drafter, ...]:
-        return self.model_free if self.neural is None else (*self.model_free, self.neural)
+    def neural(self) -> tuple[Drafter, ...]:
+        return tuple(drafter for drafter in self.hosted if drafter.neural is not None)
 
-    def without_neural(self, reason: str) -> Pool:
-        if self.neural is None:
-            return self
-        return Pool(model_free=self.model_free, dropped={**self.dropped, self.neural.name: reason})
+    @property
+    def primary(self) -> Drafter | None:
+        """The one that vLLM's own config names: an EAGLE head if there is one, for whom the target hands out hidden
+        states; else a draft model, for which vLLM keeps room in the KV cache; else a lookup."""
+        heads = [drafter for drafter in self.neural if drafter.method is DraftMethod.EAGLE]
+        return next(iter((*heads, *self.neural, *self.hosted)), None)
+
+    def without(self, name: str, reason: str) -> Pool:
+        left = tuple(drafter for drafter in self.hosted if drafter.name != name)
+        return Pool(hosted=left, dropped={**self.dropped, name: reason})
 
 
 def choose_pool(boot: BootConfig, places: ModelPlaces) -> Pool:
-    """The first drafter of each method without a model, and the first neural one that can load, in the pool's order."""
-    hosted: dict[str, Drafter] = {}  # "neural", or the method of a drafter without a model
-    dropped: dict[str, str] = {}
+    """Whatever can load, in the pool's order; of the neural drafters the first."""
+    pool = Pool()
     for drafter in boot.draft_pool:
-        kind = _NEURAL if drafter.neural is not None else drafter.method.value
         reason = _obstacle(boot, drafter, places)
-        if kind in hosted:
-            reason = f"this release hosts one {kind} drafter at a time and uses {hosted[kind].name!r}"
-            reason += " (docs/two-neural-drafters.md says why)" if kind == _NEURAL else ""
+        if drafter.neural is not None and pool.neural and not reason:
+            reason = f"this release hosts one neural drafter at a time and uses {pool.neural[0].name!r}"
+            reason += " (docs/two-neural-drafters.md says why)"
         if reason:
-            dropped[drafter.name] = reason
+            pool = pool.without(drafter.name, reason)
         else:
-            hosted[kind] = drafter
-    neural = hosted.pop(_NEURAL, None)
-    return Pool(model_free=tuple(hosted.values()), neural=neural, dropped=dropped)
+            pool = Pool(hosted=(*pool.hosted, drafter), dropped=pool.dropped)
+    return pool
 
 
 def _obstacle(boot: BootConfig, drafter: Drafter, places: ModelPlaces) -> str:
     """Why `drafter` cannot propose for the target, in a sentence; empty when nothing is known against it."""
+    if drafter.method is DraftMethod.SUFFIX:
+        return UNSUPPORTED
     if drafter.neural is None:
-        return suffix.library_obstacle() if drafter.method is DraftMethod.SUFFIX else ""
+        return ""
     draft = drafter.neural.model
     try:
-        draft_config = read_config(draft, places.location(draft, draft_mount(drafter.name)))
+        draft_config = _of_the_layers(read_config(draft, places.location(draft, draft_mount(drafter.name))))
         target_config = read_config(boot.target, places.location(boot.target, TARGET_MOUNT))
     except (OSError, ValueError) as error:
         return str(error)
@@ -81,8 +82,15 @@ def _obstacle(boot: BootConfig, drafter: Drafter, places: ModelPlaces) -> str:
         _wrong_architecture(drafter, draft_config)
         or _wrong_vocabulary_size(draft_config, target_config)
         or _wrong_tokens(places.location(draft, draft_mount(drafter.name)), places.location(boot.target, TARGET_MOUNT))
+        or _wrong_draft_vocabulary(drafter, draft_config, target_config)
         or _wrong_width(drafter, draft_config, target_config)
+        or _wrong_layers(drafter, draft_config, target_config)
     )
+
+
+def _of_the_layers(config: dict[str, Any]) -> dict[str, Any]:
+    """`config` with what the speculators format keeps one level deeper: sizes and vocabulary."""
+    return {**(config.get("transformer_layer_config") or {}), **config}
 
 
 def read_config(model: ModelRef, location: str) -> dict[str, Any]:
@@ -113,12 +121,20 @@ def _file(location: str, revision: str | None, name: str) -> Path:
 
 def _wrong_architecture(drafter: Drafter, config: dict[str, Any]) -> str:
     names = ", ".join(config.get("architectures") or []) or "no architecture"
-    is_eagle = "eagle" in names.lower()
-    if drafter.method is DraftMethod.EAGLE and not is_eagle:
-        return f"the model is not an EAGLE-3 head (its config names {names}); use method DraftModel for it"
-    if drafter.method is DraftMethod.DRAFT_MODEL and is_eagle:
+    if drafter.method is DraftMethod.EAGLE and not _is_head(config):
+        return (
+            f"the model is not an EAGLE-3 head: its config names {names} and has no draft_vocab_size; "
+            "use method DraftModel for it"
+        )
+    if drafter.method is DraftMethod.DRAFT_MODEL and _is_head(config):
         return f"the model is an EAGLE head ({names}), not a draft model; use method Eagle for it"
     return ""
+
+
+def _is_head(config: dict[str, Any]) -> bool:
+    """Publishers name a head Eagle3 or like any model of its family; a draft_vocab_size is what only heads have."""
+    names = " ".join([*(config.get("architectures") or []), str(config.get("speculators_model_type") or "")])
+    return "eagle" in names.lower() or config.get("draft_vocab_size") is not None
 
 
 def _wrong_vocabulary_size(draft: dict[str, Any], target: dict[str, Any]) -> str:
@@ -146,8 +162,25 @@ def _tokens(location: str) -> dict[str, int] | None:
 
 def _wrong_width(drafter: Drafter, draft: dict[str, Any], target: dict[str, Any]) -> str:
     """EAGLE-3 heads read the target's hidden states; a head of another width was trained for another model."""
-    wanted = draft.get("target_hidden_size") or draft.get("hidden_size")
-    has = target.get("hidden_size")
+    field = "target_hidden_size" if draft.get("target_hidden_size") else "hidden_size"
+    wanted, has = draft.get(field), target.get("hidden_size")
     if drafter.method is not DraftMethod.EAGLE or wanted is None or has is None or wanted == has:
         return ""
-    return f"the EAGLE-3 head reads hidden states of width {wanted}, the target's are {has} wide"
+    return f"the EAGLE-3 head reads hidden states of width {wanted} ({field}), the target's are {has} wide"
+
+
+def _wrong_layers(drafter: Drafter, draft: dict[str, Any], target: dict[str, Any]) -> str:
+    ids, layers = draft.get("eagle_aux_hidden_state_layer_ids") or [], target.get("num_hidden_layers")
+    beyond = [one for one in ids if layers is not None and not 0 <= one <= layers]
+    if drafter.method is not DraftMethod.EAGLE or not beyond:
+        return ""
+    return (
+        f"the EAGLE-3 head reads layer {beyond[0]} (eagle_aux_hidden_state_layer_ids), the target has {layers} layers"
+    )
+
+
+def _wrong_draft_vocabulary(drafter: Drafter, draft: dict[str, Any], target: dict[str, Any]) -> str:
+    size, most = draft.get("draft_vocab_size"), target.get("vocab_size")
+    if drafter.method is not DraftMethod.EAGLE or size is None or most is None or size <= most:
+        return ""
+    return f"vocabulary mismatch: the head proposes {size} tokens (draft_vocab_size), the target has {most}"

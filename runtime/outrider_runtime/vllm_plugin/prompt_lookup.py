@@ -1,37 +1,35 @@
-"""Prompt lookup: proposes the tokens that followed the same n-gram earlier in the request.
+"""Prompt lookup as a member of the pool: proposes the tokens that followed the same n-gram earlier in the request.
 
-The search is vLLM's (compiled with numba).
+The search is vLLM's, on the device. Where nothing matches vLLM fills the row with the last token; here nothing is
+proposed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
-from outrider_crds.spec import PromptLookup
-
-from outrider_runtime.vllm_plugin.model_free import History, Tokens
+import torch
+from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
 
 
-class PromptLookupHost:
-    def __init__(self, settings: PromptLookup, max_model_len: int) -> None:
-        # Not at the top: numba must not be imported before vLLM has replaced its kernels (it looks at the insides of
-        # every module then, and falls over those of llvmlite).
-        from vllm.v1.spec_decode import ngram_proposer
+class PromptLookup(NgramGPUSpeculator):  # type: ignore[misc]  # vLLM is untyped here
+    found: torch.Tensor
+    """(requests,) of the last search: tokens that followed the match; 0: there was none."""
+    matched: torch.Tensor
+    """(requests,): length of the n-gram that matched, the drafter's confidence; 0: there was none."""
 
-        self._search = ngram_proposer._find_longest_matched_ngram_and_propose_tokens
-        self._settings = settings
-        self._max_model_len = max_model_len
-        self._find(np.zeros(settings.max_tokens + 1, dtype=np.int32), 1)  # compiles now, not in a user's step
+    def propose(self, input_batch: Any, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        made: torch.Tensor = super().propose(input_batch, *arguments, **keywords)
+        if not keywords.get("dummy_run", False):
+            self._grade(input_batch)
+        return made
 
-    def propose(self, history: History, draft_tokens: int) -> list[int]:
-        return [int(token) for token in self._find(history.tokens, draft_tokens)]
-
-    def finished(self, request: str, answer: Sequence[int]) -> None:
-        """Nothing is kept of a request."""
-
-    def _find(self, tokens: Tokens, draft_tokens: int) -> Tokens:
-        found: Tokens = self._search(
-            tokens, self._settings.min_tokens, self._settings.max_tokens, self._max_model_len, draft_tokens
-        )
-        return found
+    def _grade(self, input_batch: Any) -> None:
+        """vLLM's kernel leaves `length * (max_model_len + 1) + position + 1` of each block's best match."""
+        best = self.scratch[: input_batch.num_reqs].amax(dim=1) - 1  # -1: no match
+        there = best >= 0
+        width = self.max_model_len + 1
+        self.matched = torch.where(there, best // width, 0)
+        known = self.req_states.total_len.gpu[input_batch.idx_mapping]
+        followed = known - (best % width + self.matched)
+        self.found = torch.where(there, followed, 0).clamp(0, self.num_speculative_steps)

@@ -148,7 +148,7 @@ class Reporter(threading.Thread):
         )
 
     def _drafter(self, name: str, seen: ControllerSnapshot) -> DrafterState:
-        dropped = self._plan.pool.dropped.get(name)
+        dropped = self._loop.dropped.get(name)
         if dropped is not None:
             return DrafterState(name=name, loaded=False, reason=dropped)
         counters = seen.drafters.get(name, DrafterCounters())

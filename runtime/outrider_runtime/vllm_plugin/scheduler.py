@@ -11,13 +11,14 @@ which one runs is known only from the resolved config.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import time
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.platforms import current_platform
+from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
@@ -26,25 +27,43 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from outrider_runtime.control.batch import Batch, DraftPlan, Purpose, RequestView, VerifyPlan, Waiting
+from outrider_runtime.control.batch import (
+    Batch,
+    DraftPlan,
+    Purpose,
+    RequestView,
+    StepOutcome,
+    VerifyPlan,
+    Waiting,
+)
 from outrider_runtime.drafters import drafter_spec
 from outrider_runtime.identity import device_name, weights_commit
+from outrider_runtime.vllm_plugin import cpu
 from outrider_runtime.vllm_plugin.coverage import DraftCoverage, ScheduledTokens
-from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, target_location
+from outrider_runtime.vllm_plugin.launch import load_plan, noted_failures, target_location
 from outrider_runtime.vllm_plugin.loop import ControlLoop
 from outrider_runtime.vllm_plugin.messages import (
     LEAST_CATCH_UP_TOKENS,
-    CatchUp,
-    DraftOrder,
-    StepReport,
+    NOBODY,
+    DraftReport,
+    Hole,
     attach,
+    attached_order,
     attached_report,
 )
 from outrider_runtime.vllm_plugin.profiles import Identity
 from outrider_runtime.vllm_plugin.reporter import Reporter
 from outrider_runtime.vllm_plugin.requests import RequestBook
-from outrider_runtime.vllm_plugin.step_messages import count_real, only_decodes, sampled_counts
-from outrider_runtime.vllm_plugin.steps import Asked, StepRecord, plain_step_size, step_outcome, step_size
+from outrider_runtime.vllm_plugin.step_messages import only_decodes, sampled_counts, scored_counts
+from outrider_runtime.vllm_plugin.steps import (
+    Asked,
+    StepRecord,
+    plain_step_size,
+    step_outcome,
+    step_size,
+    untimed,
+    with_drafts,
+)
 from outrider_runtime.vllm_plugin.versions import check_engine_version
 from outrider_runtime.vllm_plugin.waiting import decoding_first, patience_used, place_last
 
@@ -52,6 +71,8 @@ from outrider_runtime.vllm_plugin.waiting import decoding_first, patience_used, 
 def outrider_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Scheduler:
     """The scheduler for the resolved config. Raises RuntimeError where the loop cannot run."""
     check_engine_version()
+    if current_platform.is_cpu():
+        cpu.allow_second_runner()  # vLLM checks its config once more in this process
     if vllm_config.parallel_config.data_parallel_size > 1:
         raise RuntimeError("data parallelism inside one engine drops the table of draft lengths; use replicas instead")
     asynchronous = vllm_config.scheduler_config.async_scheduling
@@ -69,15 +90,25 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         plan = load_plan()
-        self.outrider = ControlLoop(plan, largest_graph_tokens=_largest_graph(self.vllm_config))
+        self.outrider = ControlLoop(
+            plan, largest_graph_tokens=_largest_graph(self.vllm_config), left_out=noted_failures(plan)
+        )
         self._book = RequestBook(self.outrider.slo)
         self._token_budget = self.max_num_scheduled_tokens
         """The engine's own; vLLM's attribute is lower while a tight SLO class is protected."""
-        self._coverage = DraftCoverage(self.block_size, self._blocks) if _needs_whole_kv(plan) else None
+        self._whole = _needs_whole_kv(self.outrider)
+        """The draft model whose KV is kept book of."""
+        self._coverage = None if self._whole is None else DraftCoverage(self.block_size, self._blocks)
+        if self._coverage is not None:
+            _tell_of_new_blocks(self.kv_cache_manager.block_pool, self._coverage)
         self._asked: dict[str, Asked] = {}
         self._draft_purpose = Purpose.FIXED
         """Of the last draft plan."""
-        self._records: dict[int, StepRecord] = {}
+        self._steps = itertools.count(1)
+        self._scheduled: dict[int, StepRecord] = {}
+        """Step -> what was planned; its output has not come in yet."""
+        self._drafting: dict[int, tuple[StepRecord, StepOutcome]] = {}
+        """Step -> what came of it; how its drafting went is not known yet."""
         self._scheduled_at = self._last_output_at = time.monotonic()
         location = target_location(plan)
         commit = weights_commit(location, plan.boot.target.revision)
@@ -144,13 +175,14 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         super()._update_after_schedule(scheduler_output)
 
     def _plan_step(self, scheduler_output: SchedulerOutput) -> None:
-        record, order = self._plan_plain_step(scheduler_output) or self._plan_any_step(scheduler_output)
+        step = next(self._steps)
+        record = self._plan_plain_step(scheduler_output, step) or self._plan_any_step(scheduler_output, step)
         self._draft_purpose = record.draft_plan.purpose
-        attach(scheduler_output, order)
-        scheduler_output.num_spec_tokens_to_schedule = order.draft_tokens
-        self._records[id(scheduler_output)] = record
+        attach(scheduler_output, record.order)
+        scheduler_output.num_spec_tokens_to_schedule = record.order.draft_tokens
+        self._scheduled[record.order.step] = record
 
-    def _plan_plain_step(self, scheduler_output: SchedulerOutput) -> tuple[StepRecord, DraftOrder] | None:
+    def _plan_plain_step(self, scheduler_output: SchedulerOutput, step: int) -> StepRecord | None:
         """A step that only decodes and in which nothing is proposed, planned without a look at each request: under
         load most steps are like that, and looking takes a percent of their time. None where a look is due."""
         if self._asked or self._coverage is not None or not only_decodes(scheduler_output):
@@ -161,37 +193,44 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         size = plain_step_size(
             scheduler_output.scheduled_cached_reqs.num_computed_tokens, _largest_graph(self.vllm_config)
         )
-        record = StepRecord(self._scheduled_at, size, self._verify_plan, draft_plan)
-        return record, DraftOrder(draft_tokens=0, run_neural=False)
+        order = self.outrider.idle_order(len(scheduler_output.num_scheduled_tokens))._replace(step=step)
+        return StepRecord(self._scheduled_at, size, self._verify_plan, draft_plan, order)
 
-    def _plan_any_step(self, scheduler_output: SchedulerOutput) -> tuple[StepRecord, DraftOrder]:
+    def _plan_any_step(self, scheduler_output: SchedulerOutput, step: int) -> StepRecord:
         scheduled = scheduler_output.num_scheduled_tokens
         batch = self._batch([self._scheduled_view(name, scheduler_output) for name in scheduled])
         draft_plan, order = self.outrider.plan_draft(batch)
         ran: list[ScheduledTokens] = []
         if self._coverage is not None:
-            order = dataclasses.replace(order, catch_ups=self._catch_ups(self._coverage, draft_plan, batch))
+            order = order._replace(holes=self._holes(self._coverage, draft_plan, batch))
             ran = [self._scheduled_tokens(view, scheduled[view.id]) for view in batch.requests]
-            self._coverage.ran(ran, neural=order.run_neural)
+            self._coverage.ran(ran, neural=order.runs(self._whole))
         size = step_size(batch.requests, scheduled, _largest_graph(self.vllm_config))
         asked = [(view, self._asked.pop(view.id)) for view in batch.requests if view.id in self._asked]
-        record = StepRecord(self._scheduled_at, size, self._verify_plan, draft_plan, asked, ran, order.catch_ups)
-        for view, drafter in zip(batch.requests, draft_plan.drafters, strict=True):
-            if drafter is not None and draft_plan.draft_tokens:
-                length = self.outrider.draft_tokens(draft_plan, drafter)
-                self._asked[view.id] = Asked(drafter, length, length)
-        return record, order
+        asks = self._ask(batch, draft_plan) if draft_plan.draft_tokens else []
+        order = order._replace(step=step)
+        return StepRecord(self._scheduled_at, size, self._verify_plan, draft_plan, order, asked, asks, ran)
 
-    def _catch_ups(self, coverage: DraftCoverage, plan: DraftPlan, batch: Batch) -> tuple[CatchUp, ...]:
-        """The plan's, with the tokens themselves; the books count them as seen from here on."""
+    def _ask(self, batch: Batch, plan: DraftPlan) -> list[Asked | None]:
+        """Who is asked for each request at the end of the step; what it verifies in its next one."""
+        asks: list[Asked | None] = []
+        for drafter in plan.drafters:
+            length = 0 if drafter is None else self.outrider.draft_tokens(plan, drafter)
+            asks.append(None if drafter is None else Asked(drafter, length, length))
+        self._asked.update({view.id: ask for view, ask in zip(batch.requests, asks, strict=True) if ask is not None})
+        return asks
+
+    def _holes(self, coverage: DraftCoverage, plan: DraftPlan, batch: Batch) -> tuple[Hole, ...]:
+        """Those that the plan closes; the books count them as closed from here on."""
         made = []
-        for view in batch.requests if plan.catch_up else ():
+        for place, view in enumerate(batch.requests if plan.catch_up else ()):
             tokens = plan.catch_up.get(view.id, 0)
             if tokens:
+                assert self._whole is not None
                 end = view.context_tokens - view.draft_hole + tokens
                 # Later than planned where one before it in this very pass writes blocks that both share.
                 start = min(coverage.seen(view.id, view.context_tokens), end - LEAST_CATCH_UP_TOKENS)
-                made.append(CatchUp(view.id, start, tuple(self.requests[view.id].all_token_ids[start:end])))
+                made.append(Hole(self._whole, place, start, end))
                 coverage.caught_up(view.id, start, end, view.context_tokens)
         return tuple(made)
 
@@ -203,56 +242,67 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         super().update_draft_token_ids(draft_token_ids)
         for request_id in draft_token_ids.req_ids:
             asked, request = self._asked.get(request_id), self.requests.get(request_id)
-            if asked is not None and request is not None:
-                self._asked[request_id] = asked._replace(proposed=len(request.spec_token_ids))
+            if asked is not None and request is not None:  # less what a grammar ruled out
+                asked.proposed = len(request.spec_token_ids)
 
     # -- observe --------------------------------------------------------------------------------------------------
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        record = self._records.pop(id(scheduler_output), None)
-        report = attached_report(model_runner_output)
-        if record is not None and report is not None:
-            self._note_holes(record, report)  # before vLLM forgets the requests that finish in this step
+        order, report = attached_order(scheduler_output), attached_report(model_runner_output)
+        record = self._scheduled.pop(order.step) if order is not None else None
+        drafts = {one.step: one for one in report.drafts} if report is not None else {}
+        for step in [step for step in self._drafting if step in drafts]:  # of earlier steps: verified in this one
+            self._drafted(*self._drafting.pop(step), drafts.pop(step))
+        if record is not None and record.order.step in drafts:
+            self._note_holes(record, drafts[record.order.step])  # before vLLM forgets requests that finish in this step
         # Before vLLM trims the lists of requests that stop.
-        proposals = scheduler_output.scheduled_spec_decode_tokens
-        sampled = sampled_counts(model_runner_output, proposals)
-        verified = {name: count_real(ids) for name, ids in proposals.items()}
+        scored = scored_counts(scheduler_output)
+        sampled = sampled_counts(model_runner_output, scored)
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
         now = time.monotonic()
         tokens = self._book.deliver(outputs, now)
         if record is not None and record.size.n_batched:
             since, self._last_output_at = self._last_output_at, now
-            outcome = step_outcome(record, report, sampled, verified, now=now, last_output_at=since, tokens=tokens)
-            self.outrider.observe(outcome)
-            self._note_stand_ins(record, report)
-            self._suspend_failed(report.failures if report else {})
+            outcome = step_outcome(record, report, sampled, scored, now=now, last_output_at=since, tokens=tokens)
+            self._settle(record, outcome, drafts.get(record.order.step))
         if report is not None and report.proposals is not None:
             self.update_draft_token_ids(report.proposals)
         return outputs
 
-    def _note_holes(self, record: StepRecord, report: StepReport) -> None:
-        """The draft was to run and did not (it failed, or a request near max_model_len did not fit into it)."""
-        if self._coverage is None:
+    def _settle(self, record: StepRecord, outcome: StepOutcome, report: DraftReport | None) -> None:
+        """Tell the loop of a step as soon as its drafting is over; at once where no later step will tell."""
+        if report is not None:
+            self._drafted(record, outcome, report)
+        elif self._scheduled:
+            self._drafting[record.order.step] = (record, outcome)
+        else:
+            self.outrider.observe(untimed(outcome) if record.order.drafts else outcome)
+
+    def _drafted(self, record: StepRecord, outcome: StepOutcome, report: DraftReport) -> None:
+        names = list(self.outrider.numbers)
+        self._note_holes(record, report)
+        for asked, proposed, number in zip(record.asks, report.proposed, report.proposer, strict=False):
+            if asked is not None:
+                name = None if number == NOBODY else names[number]
+                length = 0 if name is None else self.outrider.draft_tokens(record.draft_plan, name)
+                asked.came_back(int(proposed), name, length)
+        self.outrider.observe(with_drafts(outcome, record, report, names))
+        for number, reason in report.failures.items():
+            self.outrider.drafter_failed(names[number], reason)
+
+    def _note_holes(self, record: StepRecord, report: DraftReport) -> None:
+        """The draft was to run, and did not."""
+        if self._coverage is None or self._whole is None:
             return
-        if record.draft_plan.run_neural and not report.neural_ran:
+        if record.order.runs(self._whole) and math.isnan(report.seconds[self._whole]):
             for tokens in record.ran:
                 self._coverage.missed(tokens.request_id, tokens.certain)
-        if not report.caught_up:
-            for hole in record.catch_ups:
-                self._coverage.missed(hole.request_id, hole.start)
-
-    def _note_stand_ins(self, record: StepRecord, report: StepReport | None) -> None:
-        """Whose proposals are verified next is not always who was asked."""
-        neural = self.outrider.plan.pool.neural
-        for name in report.stood_in_for if report is not None else ():
-            if neural is not None and name in self._asked:
-                self._asked[name] = self._asked[name].stood_in(neural.name, record.draft_plan.neural_tokens)
-
-    def _suspend_failed(self, failures: dict[str, str]) -> None:
-        for drafter, reason in failures.items():
-            self.outrider.drafter_failed(drafter, reason)
+        if record.order.holes and math.isnan(report.catch_up_s):
+            places = list(record.ran)
+            for hole in record.order.holes:
+                self._coverage.missed(places[hole.request].request_id, hole.start)
 
     # -- requests come and go --------------------------------------------------------------------------------------
 
@@ -324,7 +374,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         left = max(0, request.num_tokens + request.num_output_placeholders - request.num_computed_tokens)
         prefill = left if left > 1 else 0  # one token is the last sampled one: the request decodes
         chunk = min(prefill, self._token_budget)
-        return self._view(request, prefill=chunk, left=prefill - chunk, proposed=count_real(request.spec_token_ids))
+        return self._view(request, prefill=chunk, left=prefill - chunk, proposed=len(request.spec_token_ids))
 
     def _scheduled_view(self, name: str, scheduler_output: SchedulerOutput) -> RequestView:
         """A request of the step that was just scheduled; vLLM has not yet advanced its computed tokens."""
@@ -334,7 +384,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         total = request.num_tokens + request.num_output_placeholders
         left = max(0, total - request.num_computed_tokens - known)
         decodes = known == 1 and left == 0 and request.num_output_tokens + request.num_output_placeholders > 0
-        return self._view(request, prefill=0 if decodes else known, left=left, proposed=count_real(verified))
+        return self._view(request, prefill=0 if decodes else known, left=left, proposed=len(verified))
 
     def _view(self, request: Request, *, prefill: int, left: int, proposed: int) -> RequestView:
         name, context = request.request_id, request.num_computed_tokens
@@ -375,16 +425,30 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
 
 
 class OutriderScheduler(SpeculationControl):
-    """Synchronous scheduling: CPUs, drafters without a model, mixed pools."""
+    """Synchronous scheduling: on CPUs, and where the user wants it."""
 
 
 class OutriderAsyncScheduler(SpeculationControl, AsyncScheduler):  # type: ignore[misc]
     """Asynchronous scheduling: proposals are placeholders here, the worker fills them in."""
 
 
-def _needs_whole_kv(plan: LaunchPlan) -> bool:
-    """Whether the engine hosts a draft whose proposals over a hole in its KV are junk."""
-    return plan.pool.neural is not None and drafter_spec(plan.pool.neural).needs_whole_kv
+def _needs_whole_kv(loop: ControlLoop) -> int | None:
+    """Number of the draft whose proposals over a hole in its KV are junk, if the engine hosts one."""
+    drafters = loop.plan.pool.neural
+    whole = [one.name for one in drafters if drafter_spec(one).needs_whole_kv and one.name not in loop.dropped]
+    return loop.numbers[whole[0]] if whole else None
+
+
+def _tell_of_new_blocks(pool: BlockPool, coverage: DraftCoverage) -> None:
+    """Whoever fills a new block, a KV connector too, the draft has seen nothing of it."""
+    get_new_blocks = pool.get_new_blocks
+
+    def told(*arguments: Any, **keywords: Any) -> list[Any]:
+        blocks: list[Any] = get_new_blocks(*arguments, **keywords)
+        coverage.allocated([block.block_id for block in blocks])
+        return blocks
+
+    pool.get_new_blocks = told
 
 
 def _largest_graph(vllm_config: VllmConfig) -> int | None:

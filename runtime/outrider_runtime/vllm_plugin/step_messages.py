@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
 
-def count_real(proposals: Any) -> int:
-    """Proposals without padding; placeholders of asynchronous scheduling are all padding and count whole."""
-    if not proposals:
-        return 0
-    count = sum(token >= 0 for token in proposals)
-    return count or len(proposals)
+def scored_counts(scheduler_output: SchedulerOutput) -> dict[str, int]:
+    """Request -> places for proposals that the target scores, without those that a grammar ruled out."""
+    invalid = scheduler_output.num_invalid_spec_tokens or {}
+    proposals = scheduler_output.scheduled_spec_decode_tokens
+    return {name: len(tokens) - invalid.get(name, 0) for name, tokens in proposals.items()}
 
 
 def sampled_counts(output: ModelRunnerOutput, names: Iterable[str]) -> dict[str, int]:

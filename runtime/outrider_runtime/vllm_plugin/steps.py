@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isnan, nan
 from typing import NamedTuple
 
 from outrider_runtime.control.batch import (
@@ -17,21 +18,25 @@ from outrider_runtime.control.batch import (
     VerifyPlan,
 )
 from outrider_runtime.vllm_plugin.coverage import ScheduledTokens
-from outrider_runtime.vllm_plugin.messages import CatchUp, StepReport
+from outrider_runtime.vllm_plugin.messages import DraftOrder, DraftReport, StepReport
 
 
-class Asked(NamedTuple):
-    """What a request's drafter was asked for at the end of the step before."""
+@dataclass(slots=True)
+class Asked:
+    """What a request's drafter was asked for at the end of a step; what came back is filled in when it is known."""
 
     drafter: str
     draft_tokens: int
     proposed: int
-    """Real proposals that came back."""
+    """Real proposals that came back; all that were asked for until more is known."""
     missed: Miss | None = None
 
-    def stood_in(self, drafter: str, draft_tokens: int) -> Asked:
-        """`drafter` proposed instead of the one that was asked."""
-        return Asked(drafter, draft_tokens, draft_tokens, Miss(self.drafter, self.draft_tokens))
+    def came_back(self, proposed: int, drafter: str | None, draft_tokens: int) -> None:
+        """drafter: who made them, and what it was asked for; None: nobody found anything."""
+        self.proposed = proposed
+        if drafter is not None and drafter != self.drafter:
+            self.missed = Miss(self.drafter, self.draft_tokens)
+            self.drafter, self.draft_tokens = drafter, draft_tokens
 
 
 class StepSize(NamedTuple):
@@ -54,11 +59,13 @@ class StepRecord:
     size: StepSize
     verify_plan: VerifyPlan
     draft_plan: DraftPlan
+    order: DraftOrder
     asked: Sequence[tuple[RequestView, Asked]] = ()
-    """Decoding requests that somebody was asked for, as plan_draft saw them."""
+    """Decoding requests that somebody was asked for at the end of the step before, as plan_draft saw them."""
+    asks: Sequence[Asked | None] = ()
+    """Of each request, who is asked at the end of this one; empty where nobody is."""
     ran: Sequence[ScheduledTokens] = ()
     """The same tokens as the draft's coverage was told of them; empty where that is not kept."""
-    catch_ups: Sequence[CatchUp] = ()
 
 
 def step_outcome(
@@ -71,7 +78,10 @@ def step_outcome(
     last_output_at: float,
     tokens: int,
 ) -> StepOutcome:
-    """`sampled`: tokens that each request got, bonus token included; `verified`: proposals that were scored."""
+    """What is known when a step's output is there; `with_drafts` adds the rest.
+
+    sampled: tokens that each request got, bonus token included; verified: places that were scored.
+    """
     return StepOutcome(
         now=now,
         step_s=now - max(last_output_at, record.scheduled_at),
@@ -80,10 +90,19 @@ def step_outcome(
         verify_plan=record.verify_plan,
         draft_plan=record.draft_plan,
         requests=tuple(_request(view, asked, sampled, verified) for view, asked in record.asked),
-        draft_s=dict(report.draft_s) if report is not None else {},
-        catch_up=_caught_up(record.catch_ups, report),
         **record.size._asdict(),
     )
+
+
+def with_drafts(outcome: StepOutcome, record: StepRecord, report: DraftReport, names: Sequence[str]) -> StepOutcome:
+    """`outcome` with what the drafters took at the end of the step; names: of the drafters, by number."""
+    seconds = {name: float(taken) for name, taken in zip(names, report.seconds, strict=True) if not isnan(taken)}
+    return replace(outcome, draft_s=seconds, catch_up=_caught_up(record, report))
+
+
+def untimed(outcome: StepOutcome) -> StepOutcome:
+    """`outcome` where a drafter ran, and nobody will tell for how long: nothing is to be learned from its time."""
+    return replace(outcome, step_s=nan, target_s=nan)
 
 
 def step_size(views: Sequence[RequestView], counts: Mapping[str, int], largest_graph_tokens: int | None) -> StepSize:
@@ -120,26 +139,27 @@ def execution_mode(
 def _request(
     view: RequestView, asked: Asked, sampled: Mapping[str, int], verified: Mapping[str, int]
 ) -> RequestOutcome:
-    scored = verified.get(view.id, 0)
+    scored = min(verified.get(view.id, 0), asked.proposed)  # behind them is filler
     return RequestOutcome(
         id=view.id,
         slo_class=view.slo_class,
         drafter=asked.drafter,
         asked=asked.draft_tokens,
-        proposed=max(asked.proposed, scored),
+        proposed=asked.proposed,
         verified=scored,
         accepted=min(scored, max(0, sampled.get(view.id, 0) - 1)),
         missed=asked.missed,
     )
 
 
-def _caught_up(holes: Sequence[CatchUp], report: StepReport | None) -> CatchUpOutcome | None:
-    if not holes or report is None or not report.caught_up:
+def _caught_up(record: StepRecord, report: DraftReport) -> CatchUpOutcome | None:
+    holes = record.order.holes
+    if not holes or isnan(report.catch_up_s):
         return None
     return CatchUpOutcome(
-        tokens=sum(len(one.token_ids) for one in holes),
+        tokens=sum(hole.end - hole.start for hole in holes),
         n_requests=len(holes),
-        n_context=sum(one.start for one in holes),
-        n_context_query=sum(one.start * len(one.token_ids) for one in holes) / 1000,
-        seconds=report.catch_up_s if report.catch_up_s is not None else float("nan"),
+        n_context=sum(hole.start for hole in holes),
+        n_context_query=sum(hole.start * (hole.end - hole.start) for hole in holes) / 1000,
+        seconds=report.catch_up_s,
     )

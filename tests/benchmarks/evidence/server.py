@@ -17,7 +17,9 @@ from typing import Any
 
 import httpx
 from outrider_runtime.local_manifest import DEFAULT_MODEL_ROOT, load_local_service
-from outrider_runtime.vllm_plugin import launch
+from outrider_runtime.vllm_plugin import cpu, launch
+from outrider_runtime.vllm_plugin.arguments import engine_arguments, speculative_config
+from outrider_runtime.vllm_plugin.environment import RUN_DIR_VARIABLE, engine_environment
 
 from tests.benchmarks.evidence.prompts import REPOSITORY
 
@@ -156,7 +158,7 @@ def start_stock(
 
 def stock_arguments(plan: launch.LaunchPlan, speculative: Mapping[str, Any] | None) -> list[str]:
     """What ours is started with, less what makes it ours."""
-    model, *arguments = launch.engine_arguments(plan)
+    model, *arguments = engine_arguments(plan)
     kept = [one for one in arguments if not one.startswith(OURS_ONLY)]
     config = [] if speculative is None else [f"--speculative-config={json.dumps(speculative)}"]
     return [f"--model={model}", *kept, *config]
@@ -164,7 +166,7 @@ def stock_arguments(plan: launch.LaunchPlan, speculative: Mapping[str, Any] | No
 
 def stock_drafter(manifest: Path, draft_tokens: int) -> dict[str, Any]:
     """vLLM's speculative config for the manifest's only drafter at one draft length."""
-    config = launch.speculative_config(_plan(manifest))
+    config = speculative_config(_plan(manifest))
     if config is None:
         raise ServerError(f"the drafter of {manifest} cannot be loaded")
     kept = {name: value for name, value in config.items() if name != "num_speculative_tokens_per_batch_size"}
@@ -179,8 +181,10 @@ def _plan(manifest: Path) -> launch.LaunchPlan:
 
 def _environment(manifest: Path) -> dict[str, str]:
     """Ours sets the same for its engine: KV cache, threads, OpenMP, so that every system has it."""
-    environment = launch.engine_environment(_plan(manifest), os.environ)
-    del environment[launch.RUN_DIR_VARIABLE]
+    plan = _plan(manifest)
+    environment = engine_environment(plan.boot, plan.paths.run_dir, os.environ)
+    for name in (RUN_DIR_VARIABLE, *cpu.ENVIRONMENT):  # these make it ours
+        environment.pop(name, None)
     return {**environment, "VLLM_LOGGING_LEVEL": "WARNING"}
 
 

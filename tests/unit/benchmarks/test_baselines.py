@@ -21,6 +21,7 @@ from outrider_crds.spec import (
     SpeculationMode,
 )
 from outrider_runtime.vllm_plugin import launch
+from outrider_runtime.vllm_plugin.arguments import engine_arguments
 from outrider_runtime.vllm_plugin.pool import choose_pool
 
 from tests.benchmarks.evidence.server import stock_arguments
@@ -86,7 +87,7 @@ def test_stock_is_started_like_ours_less_what_makes_it_ours() -> None:
         default_slo_class=None,
     )  # fmt: skip
     plan = launch.LaunchPlan(boot=boot, hot=hot, paths=launch.Paths(mounted=False), pool=pool, engine_version="0.32.0")
-    ours, stock = launch.engine_arguments(plan), stock_arguments(plan, {"method": "ngram"})
+    ours, stock = engine_arguments(plan), stock_arguments(plan, {"method": "ngram"})
     assert "--max-num-seqs=64" in stock
     assert json.loads(stock[-1].partition("=")[2]) == {"method": "ngram"}
     removed = {one.partition("=")[0] for one in ours if one not in stock} - {ours[0]}

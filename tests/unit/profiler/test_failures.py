@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +14,10 @@ from outrider_crds.spec import Drafter, DraftMethod, SpeculativeServiceSpec, Suf
 from outrider_runtime.profiler import failures
 from outrider_runtime.profiler.documents import termination_message
 from outrider_runtime.profiler.failures import ProfilingError
-from outrider_runtime.profiler.run import STAND_IN, Profiler, Wanted
+from outrider_runtime.profiler.run import Profiler, Wanted
 from outrider_runtime.vllm_plugin.launch import Paths
-from outrider_runtime.vllm_plugin.suffix import library_obstacle
 
-from tests.unit.profiler.machine import EAGLE, LOOKUP, Machine, starter
+from tests.unit.profiler.machine import Machine, starter
 
 VOCABULARY = 1000
 
@@ -86,27 +84,12 @@ def test_everything_that_was_asked_for_is_measured_in_one_engine_start(tmp_path)
     assert len(plans) == 1
 
 
-@pytest.mark.skipif(bool(library_obstacle()), reason=library_obstacle())
-def test_suffix_decoding_is_measured_in_the_same_engine_start(tmp_path):
-    """By shapes of its own: the target's are measured with prompt lookup's proposals, the service's or a stand-in's."""
-    machine = Machine(drafters={"eagle": EAGLE, "lookup": LOOKUP, "suffix": LOOKUP, STAND_IN: LOOKUP})
-    pool = service(tmp_path)
-    for others in (("lookup", "eagle"), ("eagle",)):
-        spec = with_suffix(pool, *others)
-        found = profile(tmp_path, spec, starter(machine), names=(*others, "suffix"))
-        assert reasons(found) == {}
-        assert found.target is not None
-        assert {d.name: d.autoregressive for d in found.drafters}["suffix"] is False
-        assert len(found.drafters) == len(others) + 1
-
-
-def test_suffix_decoding_without_its_library_costs_only_that_drafter(tmp_path, monkeypatch):
-    """A Job in an image without it: the reason is in the result."""
-    monkeypatch.setitem(sys.modules, "arctic_inference.suffix_decoding", None)
+def test_a_suffix_drafter_is_answered_as_unsupported_and_costs_the_others_nothing(tmp_path):
+    """The method is in the enum for one more release; no engine hosts it."""
     spec = with_suffix(service(tmp_path), "lookup", "eagle")
     found = profile(tmp_path, spec, starter(Machine()), names=("lookup", "eagle", "suffix"))
     assert reasons(found) == {"suffix": "DrafterFailed"}
-    assert "arctic-inference" in found.failures[0].message
+    assert "Unsupported" in found.failures[0].message
     assert {d.name for d in found.drafters} == {"lookup", "eagle"}
 
 
@@ -153,7 +136,7 @@ def test_a_head_that_brings_the_engine_down_at_its_start_is_left_out(tmp_path):
 
     @contextmanager
     def start(plan):
-        if plan.pool.neural is not None:
+        if plan.pool.neural:
             raise ProfilingError("EngineFailed", "the engine process ended with code 1; its last lines: size mismatch")
         yield Machine()
 
@@ -195,7 +178,7 @@ def test_two_neural_drafters_take_two_engine_starts(tmp_path):
 
     @contextmanager
     def start(plan):
-        hosted.append(plan.pool.neural.name)
+        hosted.append(plan.pool.neural[0].name)
         machine = Machine()
         machine.drafters["eagle-2"] = machine.drafters["eagle"]
         yield machine

@@ -83,7 +83,7 @@ def test_a_draft_that_is_not_here_is_dropped_and_named(manifest: Path, tmp_path:
     serving = _serving(manifest, tmp_path)
     plan = plan_launch(serving.boot, serving.hot, serving.paths)
     assert "/srv/models/smollm2-135m-eagle3 has no config.json" in plan.pool.dropped["eagle"]
-    assert plan.pool.model_free
+    assert plan.pool.hosted
 
 
 def test_an_edit_of_a_hot_field_takes_effect_without_a_restart(manifest: Path, tmp_path: Path) -> None:

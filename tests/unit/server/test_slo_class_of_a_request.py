@@ -28,18 +28,18 @@ def test_the_body_names_the_class() -> None:
 
 def test_the_header_wins_over_the_body() -> None:
     """A gateway's class holds, whatever the client behind it wrote."""
-    assert _class({"vllm_xargs": {"slo_class": "interactive", "other": 1}}, "batch") == "batch"
+    assert _class({"vllm_xargs": {"slo_class": "interactive"}}, "batch") == "batch"
 
 
 def test_the_header_leaves_other_arguments_of_the_body_alone() -> None:
     """The engine's plugins read their own keys there."""
-    body = with_slo_class({"n": 1, "vllm_xargs": {"other": 1}}, ("batch",), KNOWN)
-    assert body == {"n": 1, "vllm_xargs": {"other": 1, "slo_class": "batch"}}
+    body = with_slo_class({"n": 1, "vllm_xargs": {}}, ("batch",), KNOWN)
+    assert body == {"n": 1, "vllm_xargs": {"slo_class": "batch"}}
 
 
 def test_a_request_without_a_class_is_left_to_the_default() -> None:
     """The default class is hot; the engine that counts applies it."""
-    body = {"prompt": "x", "vllm_xargs": {"other": 1}}
+    body = {"prompt": "x", "vllm_xargs": {}}
     assert with_slo_class(body, (), KNOWN) is body
 
 
@@ -79,3 +79,10 @@ def test_arguments_that_are_no_object_reach_the_engines_own_validation() -> None
     """vLLM names the field and its type; the gate does not repeat that."""
     body = {"vllm_xargs": [1]}
     assert with_slo_class(body, ("batch",), KNOWN) is body
+
+
+@pytest.mark.parametrize("headers", [(), ("batch",)])
+def test_engine_arguments_that_nobody_knows_are_refused_with_their_names(headers):
+    """Bug: `kv_transfer_params: "x"` reached the engine's scheduler, which answered with a 500."""
+    with pytest.raises(RequestError, match="kv_transfer_params"):
+        with_slo_class({"vllm_xargs": {"kv_transfer_params": "x"}}, headers, KNOWN)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider_runtime.control.batch import DraftPlan, ExecutionMode, RequestView, StepOutcome, VerifyPlan
-from outrider_runtime.vllm_plugin.messages import StepReport
+from outrider_runtime.vllm_plugin.messages import DraftReport, StepReport, idle_order, numbers
 from outrider_runtime.vllm_plugin.steps import (
     Asked,
     StepRecord,
@@ -16,6 +17,7 @@ from outrider_runtime.vllm_plugin.steps import (
     plain_step_size,
     step_outcome,
     step_size,
+    with_drafts,
 )
 
 
@@ -30,9 +32,15 @@ def outcome(
     views = (view("a"), view("b", prefill=16))
     record = StepRecord(
         scheduled_at, step_size(views, {"a": 3, "b": 16}, None), VerifyPlan((2, 0)),
-        DraftPlan(0, (None, None), False, False), [(views[0], Asked("pld", 3, 2))],
+        DraftPlan(0, (None, None), False, False), idle_order(2, 2), [(views[0], Asked("pld", 3, 2))],
     )  # fmt: skip
-    return step_outcome(record, report, {"a": 2}, {"a": 2}, now=now, last_output_at=last_output_at, tokens=3)
+    found = step_outcome(record, report, {"a": 2}, {"a": 3}, now=now, last_output_at=last_output_at, tokens=3)
+    return found if report is None else with_drafts(found, record, report.drafts[0], ("pld", "eagle"))
+
+
+def report(target_s: float, **drafts_s: float) -> StepReport:
+    taken = np.array([drafts_s.get(name, math.nan) for name in ("pld", "eagle")])
+    return StepReport(target_s, [DraftReport(0, taken, numbers([0, 0]), numbers([-1, -1]))])
 
 
 @pytest.mark.parametrize(
@@ -45,7 +53,7 @@ def test_a_steps_time_is_its_own(last_output_at, seconds):
 
 def test_a_decoding_request_is_told_apart_from_a_prompt():
     """Trials are the scored proposals up to the first rejection; a prompt chunk has none."""
-    step = outcome(report=StepReport(target_s=0.02, draft_s={"pld": 0.001}))
+    step = outcome(report=report(0.02, pld=0.001))
     (request,) = step.requests
     assert (request.id, request.asked, request.proposed, request.verified) == ("a", 3, 2, 2)
     assert (request.accepted, request.tried) == (1, 2)
@@ -56,8 +64,8 @@ def test_a_decoding_request_is_told_apart_from_a_prompt():
 
 
 def test_a_step_that_nobody_timed_is_not_taken_for_a_free_one():
-    """GPU, asynchronous: the worker reports no times."""
-    step = outcome(report=StepReport(failures={}))
+    """An engine without the plugin's worker reports no times."""
+    step = outcome()
     assert math.isnan(step.target_s)
     assert step.draft_s == {}
     assert math.isnan(outcome().target_s)

@@ -1,0 +1,129 @@
+"""The arguments of vLLM's engine: what the plugin needs, then what the user set."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+from outrider_crds.runtime_config import SERVING_PORT, draft_mount
+from outrider_crds.spec import Drafter, DraftMethod
+
+from outrider_runtime.vllm_plugin import cpu
+from outrider_runtime.vllm_plugin.launch import LaunchPlan, target_location
+
+SCHEDULER_CLASS = "outrider_runtime.vllm_plugin.scheduler.outrider_scheduler"
+CPU_WORKER_CLASS = "outrider_runtime.vllm_plugin.cpu_worker.OutriderCPUWorker"
+CPU_EXECUTOR_CLASS = "outrider_runtime.vllm_plugin.cpu_executor.OutriderCPUExecutor"
+GPU_WORKER_CLASS = "outrider_runtime.vllm_plugin.gpu_worker.OutriderGPUWorker"
+DEFAULT_MAX_NUM_SEQS = 256
+LARGEST_GRAPH_TOKENS = 512
+
+
+def engine_arguments(plan: LaunchPlan) -> list[str]:
+    """Arguments of vLLM's own server, the model first. The user's extra arguments come last."""
+    boot = plan.boot
+    arguments = [
+        target_location(plan),
+        f"--served-model-name={boot.target.name}",
+        f"--port={SERVING_PORT}",
+        f"--dtype={boot.engine.dtype.value}",
+        f"--tensor-parallel-size={boot.engine.tensor_parallel_size}",
+        f"--scheduler-cls={SCHEDULER_CLASS}",
+        f"--worker-cls={CPU_WORKER_CLASS if boot.accelerator.on_cpu else GPU_WORKER_CLASS}",
+    ]
+    if boot.target.revision and boot.target.source.hub is not None:
+        arguments.append(f"--revision={boot.target.revision}")
+    if boot.engine.max_model_len is not None:
+        arguments.append(f"--max-model-len={boot.engine.max_model_len}")
+    speculative = speculative_config(plan)
+    if speculative is not None:
+        arguments.append(f"--speculative-config={json.dumps(speculative)}")
+    return [*arguments, *_graph_arguments(plan, speculative), *boot.engine.extra_args]
+
+
+def server_arguments(plan: LaunchPlan) -> list[str]:
+    """engine_arguments, for an engine whose worker is a process of its own where vLLM makes it one."""
+    model, *arguments = engine_arguments(plan)
+    executor = [f"--distributed-executor-backend={CPU_EXECUTOR_CLASS}"] if plan.boot.accelerator.on_cpu else []
+    return [model, *executor, *arguments]
+
+
+def speculative_config(plan: LaunchPlan) -> dict[str, object] | None:
+    """vLLM's speculative config: that of the pool's primary drafter, with every K that the loop may choose; None
+    without a pool."""
+    if plan.pool.primary is None:
+        return None
+    most = plan.boot.max_draft_tokens
+    # Names every K in 0..most: vLLM captures a graph for each length that the table names. The scheduler sets K
+    # itself at every step, so the batch sizes do not matter.
+    table = [[draft_tokens + 1, draft_tokens + 1, draft_tokens] for draft_tokens in range(most + 1)]
+    return {**member_config(plan.pool.primary, plan), "num_speculative_tokens_per_batch_size": table}
+
+
+def member_config(drafter: Drafter, plan: LaunchPlan) -> dict[str, object]:
+    """What vLLM's SpeculativeConfig takes for one drafter of the pool."""
+    boot = plan.boot
+    most: dict[str, object] = {"num_speculative_tokens": boot.max_draft_tokens}
+    if drafter.prompt_lookup is not None:
+        lookup = drafter.prompt_lookup
+        # vLLM schedules asynchronously for the one that searches on the device, and for no other name.
+        method = "ngram" if boot.accelerator.on_cpu else "ngram_gpu"
+        return {
+            **most, "method": method,
+            "prompt_lookup_min": lookup.min_tokens, "prompt_lookup_max": lookup.max_tokens,
+        }  # fmt: skip
+    assert drafter.neural is not None, f"drafter {drafter.name} has no model"
+    model = drafter.neural.model
+    config: dict[str, object] = {
+        **most,
+        "method": "eagle3" if drafter.method is DraftMethod.EAGLE else "draft_model",
+        "model": plan.paths.models.location(model, draft_mount(drafter.name)),
+        "draft_tensor_parallel_size": boot.engine.tensor_parallel_size,
+    }
+    if model.revision and model.source.hub is not None:
+        config["revision"] = model.revision
+    return config
+
+
+def _graph_arguments(plan: LaunchPlan, speculative: dict[str, object] | None) -> list[str]:
+    if plan.boot.accelerator.on_cpu:
+        # The compiler writes C++ on a CPU; an image without build tools would die of that while it warms up.
+        return [] if shutil.which("g++") else ["--enforce-eager"]
+    if speculative is None:
+        return []
+    requests = _max_num_seqs(plan.boot.engine.extra_args)
+    sizes = graph_sizes(plan.boot.max_draft_tokens, requests)
+    return ["--cudagraph-capture-sizes", *map(str, sizes)]
+
+
+def graph_sizes(max_draft_tokens: int, max_requests: int) -> list[int]:
+    """Token counts whose CUDA graphs are captured: a grid, and whole batches at every verification length."""
+    grid = {1, 2, 4, *range(8, LARGEST_GRAPH_TOKENS + 1, 8)}
+    batches = [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512) if n <= max_requests]
+    uniform = {n * (k + 1) for n in batches for k in range(max_draft_tokens + 1)}
+    largest = min(LARGEST_GRAPH_TOKENS, max_requests * (max_draft_tokens + 1))
+    return sorted(size for size in grid | uniform if size <= largest)
+
+
+def _max_num_seqs(extra_arguments: list[str]) -> int:
+    for index, argument in enumerate(extra_arguments):
+        flag, _, value = argument.replace("_", "-").partition("=")
+        if flag == "--max-num-seqs":
+            return int(value or extra_arguments[index + 1])
+    return DEFAULT_MAX_NUM_SEQS
+
+
+def prepare_vllm(*, worker_is_here: bool = False) -> None:
+    """Call in the process that makes vLLM's config, before it does. Imports vLLM, so its environment must be there
+    (`launch.prepare`). worker_is_here: the engine runs in this very process, worker included."""
+    from vllm.platforms import current_platform
+    from vllm.sampling_params import SamplingParams
+
+    if current_platform.is_cpu():
+        cpu.install() if worker_is_here else cpu.allow_second_runner()
+    SamplingParams._validate_spec_decode = _accept
+
+
+def _accept(*_arguments: object) -> None:
+    """vLLM refuses `min_p` and `logit_bias` where speculation is configured, for the sake of its first runner. The
+    second one applies both before it verifies."""

@@ -1,0 +1,10 @@
+"""The executor on a CPU: asks its worker for nothing that came with the step's output."""
+
+from __future__ import annotations
+
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+
+class OutriderCPUExecutor(MultiprocExecutor):  # type: ignore[misc]  # vLLM is untyped here
+    def take_draft_token_ids(self) -> None:
+        """They came with the output, see `PoolRunner`."""

@@ -1,0 +1,42 @@
+"""Worker on a CPU, where every step is synchronous.
+
+The worker is a process of its own here (OpenMP wants one), and a call to it costs up to two milliseconds while both
+cores are busy. vLLM makes three of them in a step that may propose; here a step is one call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider_runtime.vllm_plugin import cpu
+
+cpu.install()  # vLLM's modules bind their kernels when they are imported
+
+from vllm.distributed.parallel_state import get_pp_group  # noqa: E402
+from vllm.v1.core.sched.output import SchedulerOutput  # noqa: E402
+from vllm.v1.worker import cpu_worker  # noqa: E402
+from vllm.v1.worker.cpu import model_runner  # noqa: E402
+
+from outrider_runtime.vllm_plugin.runner import CPUPoolRunner  # noqa: E402
+from outrider_runtime.vllm_plugin.versions import check_engine_version  # noqa: E402
+
+
+class OutriderCPUWorker(cpu_worker.CPUWorker):  # type: ignore[misc]  # vLLM is untyped here
+    """vLLM's worker builds its runner inline, so the class is replaced in the runner's module before it does."""
+
+    def init_device(self) -> None:
+        check_engine_version()
+        model_runner.CPUModelRunner = CPUPoolRunner
+        super().init_device()
+
+    def compile_or_warm_up_model(self) -> Any:
+        cpu.compile_stand_ins(self.model_runner, super().execute_model, self.sample_tokens)
+        return super().compile_or_warm_up_model()
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
+        """The whole step, but where a grammar's mask is on its way: the scheduler makes it while the target runs."""
+        output = super().execute_model(scheduler_output)
+        masked = scheduler_output.has_structured_output_requests
+        if output is None and get_pp_group().is_last_rank and not masked and not self.scheduler_config.async_scheduling:
+            return self.sample_tokens(None)
+        return output

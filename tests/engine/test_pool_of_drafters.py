@@ -1,0 +1,199 @@
+"""The pool as one speculator: who runs, whose proposals count, what is told of it. Members are stand-ins here; real
+ones are in tests/engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
+from outrider_runtime.vllm_plugin.messages import IDLE, NOBODY, DraftOrder, Hole, numbers
+from outrider_runtime.vllm_plugin.step_clock import HostClock
+
+pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
+FILLER = 0
+MOST, VOCABULARY, REQUESTS = 3, 100, 4
+NAMES = ["a", "b", "c", "d"]
+
+
+class Member:
+    """Proposes `token`, `token + 1`, ... for every request; `found` as a lookup tells it."""
+
+    def __init__(self, token: int, found: list[int] | None = None) -> None:
+        self.token, self.asked = token, list[int]()
+        if found is not None:
+            self.found = torch.tensor(found)
+
+    def propose(self, batch: Any, *_: Any, num_speculative_tokens: int = MOST, **__: Any) -> Any:
+        self.asked.append(num_speculative_tokens)
+        return (self.token + torch.arange(MOST)).expand(batch.num_reqs, MOST)
+
+
+class DeviceBehind(HostClock):
+    """A simulated asynchronous device: a tick a mark, and nothing has passed until `arrive`."""
+
+    def __init__(self) -> None:
+        self.ticks, self.reached = 0, 0
+
+    def mark(self) -> int:
+        self.ticks += 1
+        return self.ticks
+
+    def passed(self, mark: float) -> bool:
+        return mark <= self.reached
+
+    def arrive(self) -> None:
+        self.reached = self.ticks
+
+
+def pool(*makers: Callable[[], Any], told: Callable[[str, Exception], None] = print) -> Any:
+    """told: of each member that cannot be made."""
+    from outrider_runtime.vllm_plugin import cpu_worker  # binds vLLM's kernels before the next line binds others
+    from outrider_runtime.vllm_plugin.speculator import PoolSpeculator
+
+    assert cpu_worker
+    config = SimpleNamespace(
+        speculative_config=SimpleNamespace(num_speculative_tokens=MOST),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=1),
+        model_config=SimpleNamespace(get_vocab_size=lambda: VOCABULARY),
+        scheduler_config=SimpleNamespace(max_num_seqs=REQUESTS),
+        compilation_config=SimpleNamespace(static_forward_context={}),
+    )
+    named = [(f"member {number}", make) for number, make in enumerate(makers)]
+    return PoolSpeculator(named, config, torch.device("cpu"), told)
+
+
+def order(passes: list[int], chosen: list[int], second: list[int] | None = None, **fields: Any) -> DraftOrder:
+    nobody = [NOBODY] * len(chosen)
+    return DraftOrder(max(0, *passes), numbers(passes), numbers(chosen), numbers(second or nobody), **fields)
+
+
+def drafted(members: list[Any], given: DraftOrder, batch: list[str] = NAMES, clock: Any = None) -> tuple[Any, Any]:
+    """The step, and the rows in the batch's order."""
+    makers = [lambda one=one: one for one in members]
+    speculator, step = pool(*makers), DraftingStep(given, NAMES, clock or HostClock())
+    speculator.step = step
+    rows = speculator.propose(SimpleNamespace(num_reqs=len(batch), req_ids=batch), None, None, torch.zeros(1), None)
+    return step, rows.tolist()
+
+
+def test_each_request_gets_the_proposals_of_the_drafter_chosen_for_it() -> None:
+    """In whatever order the worker runs the requests."""
+    step, rows = drafted([Member(10), Member(20)], order([3, 2], [0, 1, NOBODY, 0]), batch=["d", "c", "b", "a"])
+    report = step.report()
+    assert report.proposer.tolist() == [0, 1, NOBODY, 0]
+    assert report.proposed.tolist() == [3, 2, 0, 3]
+    assert rows == [[10, 11, 12], [FILLER] * 3, [20, 21, FILLER], [10, 11, 12]]
+
+
+def test_a_member_that_is_not_asked_does_not_run() -> None:
+    """Promise: at K = 0 nothing is drafted; and a draft may run its first pass alone."""
+    one, other = Member(10), Member(20)
+    step, _ = drafted([one, other], order([IDLE, 0], [NOBODY] * 4))
+    assert (one.asked, other.asked) == ([], [0])
+    report = step.report()
+    assert math.isnan(report.seconds[0])
+    assert report.seconds[1] >= 0
+    assert report.proposed.tolist() == [0] * 4
+
+
+def test_the_second_choice_fills_in_where_the_first_finds_nothing() -> None:
+    lookup, head = Member(10, found=[0, 2, 0, 1]), Member(20)
+    step, rows = drafted([lookup, head], order([3, 1], [0, 0, 0, NOBODY], second=[1, 1, NOBODY, NOBODY]))
+    assert step.report().proposer.tolist() == [1, 0, NOBODY, NOBODY]
+    assert step.report().proposed.tolist() == [1, 2, 0, 0]
+    assert rows == [[20, FILLER, FILLER], [10, 11, FILLER], [FILLER] * 3, [FILLER] * 3]
+
+
+@pytest.mark.parametrize("stray", [-1, VOCABULARY, 2**30])
+def test_what_is_no_token_of_the_target_ends_the_row(stray: int) -> None:
+    """Bug: padding behind a short draft was taken for nonsense, and a good drafter was suspended for it. And the
+    target's embedding has no row for such a number: the engine would die for everyone."""
+
+    class Stray(Member):
+        def propose(self, *arguments: Any, **keywords: Any) -> Any:
+            made = super().propose(*arguments, **keywords).clone()
+            made[1, 1] = stray
+            return made
+
+    step, rows = drafted([Stray(10)], order([3], [0] * 4))
+    assert step.report().proposed.tolist() == [3, 1, 3, 3]
+    assert rows[1] == [10, FILLER, FILLER]
+    assert not step.report().failures
+
+
+def test_a_member_that_raises_costs_its_own_proposals_only() -> None:
+    class Broken(Member):
+        def propose(self, *_: Any, **__: Any) -> Any:
+            raise RuntimeError("out of workspace\nand more")
+
+    step, _ = drafted([Broken(10), Member(20)], order([3, 3], [0, 1, 0, 1]))
+    report = step.report()
+    assert report.failures == {0: "RuntimeError: out of workspace"}
+    assert report.proposed.tolist() == [0, 3, 0, 3]
+    assert math.isnan(report.seconds[0])
+
+
+def test_holes_are_closed_by_the_draft_model_that_has_them() -> None:
+    closed = []
+
+    class Draft(Member):
+        def close_holes(self, holes: Any, _batch: Any) -> None:
+            closed.append(holes)
+
+    holes = (Hole(1, 2, 5, 9),)
+    step, _ = drafted([Member(10), Draft(20)], order([IDLE, 2], [1] * 4, holes=holes), batch=["c", "a", "b", "d"])
+    assert closed == [[Hole(1, 0, 5, 9)]], "the request's row in the batch"
+    assert step.report().catch_up_s >= 0
+
+
+def test_a_report_waits_for_the_device_and_the_host_does_not() -> None:
+    """Promise: in an asynchronous step nobody waits; what the drafters took is the device's own time."""
+    clock = DeviceBehind()
+    step, _ = drafted([Member(10)], order([3], [0] * 4), clock=clock)
+    assert not step.over
+    clock.arrive()
+    assert step.over
+    assert step.report().seconds.tolist() == [1.0]
+
+
+def test_a_member_that_cannot_be_made_leaves_the_others_in_their_places() -> None:
+    """Its layers, half registered, must not get memory of the KV cache; its number stays its own."""
+    told: dict[str, str] = {}
+
+    def broken() -> Any:
+        raise ValueError("size mismatch")
+
+    speculator = pool(broken, lambda: Member(20), told=lambda name, error: told.__setitem__(name, str(error)))
+    assert told == {"member 0": "size mismatch"}
+    speculator.step = DraftingStep(order([3, 3], [0, 1, 1, 1]), NAMES, HostClock())
+    speculator.propose(SimpleNamespace(num_reqs=4, req_ids=NAMES), None, None, torch.zeros(1), None)
+    assert speculator.step.report().proposed.tolist() == [0, 3, 3, 3]
+
+
+@given(
+    found=st.lists(st.integers(0, MOST), min_size=4, max_size=4),
+    chosen=st.lists(st.integers(-1, 1), min_size=4, max_size=4),
+    second=st.lists(st.integers(-1, 1), min_size=4, max_size=4),
+    passes=st.lists(st.integers(1, MOST), min_size=2, max_size=2),
+)
+def test_a_row_holds_the_proposals_of_one_drafter_and_nothing_else(
+    found: list[int], chosen: list[int], second: list[int], passes: list[int]
+) -> None:
+    step, rows = drafted([Member(10, found), Member(20)], order(passes, chosen, second))
+    report = step.report()
+    room = [np.minimum(found, passes[0]), [passes[1]] * 4]
+    for request in range(4):
+        able = [one for one in (chosen[request], second[request]) if one != NOBODY and room[one][request]]
+        who = able[0] if able else NOBODY
+        count = int(room[who][request]) if able else 0
+        assert (report.proposer[request], report.proposed[request]) == (who, count)
+        base = 10 * (who + 1)
+        assert rows[request] == [*range(base, base + count), *[FILLER] * (MOST - count)]
