@@ -23,8 +23,6 @@ from outrider_operator.decide.pod_spec.volumes import configuration_volumes, mod
 from outrider_operator.model import REVISION_LABEL, Object, Settings
 
 CONTAINER = "runtime"
-PRODUCTS_ANNOTATION = "outrider.dev/products"
-"""Comma-separated products that a pod may land on; profiling Jobs for them give way to it while it waits."""
 _STARTUP_PERIOD_S = 2
 _ENDPOINT_REMOVAL_S = 5
 """The container hears of its end only after this time, when the Service sends it no new connections."""
@@ -77,7 +75,7 @@ def pod_template(
 
 def _metadata(spec: SpeculativeServiceSpec, service: str, revision: str) -> Object:
     products = spec.accelerator.products
-    annotations = {**spec.pod_template.annotations, PRODUCTS_ANNOTATION: ",".join(products)}
+    annotations = dict(spec.pod_template.annotations)
     if len(products) == 1:  # known before the pod has a node: it need not learn until it is annotated
         annotations[PRODUCT_ANNOTATION] = products[0]
     return {
