@@ -9,6 +9,7 @@ from outrider_crds.runtime_config import SERVING_PORT, draft_mount
 from outrider_crds.spec import Drafter, DraftMethod
 
 from outrider_runtime.vllm_plugin import cpu
+from outrider_runtime.vllm_plugin.graphs import graph_sizes
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, target_location
 
 SCHEDULER_CLASS = "outrider_runtime.vllm_plugin.scheduler.outrider_scheduler"
@@ -16,7 +17,6 @@ CPU_WORKER_CLASS = "outrider_runtime.vllm_plugin.cpu_worker.OutriderCPUWorker"
 CPU_EXECUTOR_CLASS = "outrider_runtime.vllm_plugin.cpu_executor.OutriderCPUExecutor"
 GPU_WORKER_CLASS = "outrider_runtime.vllm_plugin.gpu_worker.OutriderGPUWorker"
 DEFAULT_MAX_NUM_SEQS = 256
-LARGEST_GRAPH_TOKENS = 512
 
 
 def engine_arguments(plan: LaunchPlan) -> list[str]:
@@ -94,15 +94,6 @@ def _graph_arguments(plan: LaunchPlan, speculative: dict[str, object] | None) ->
     requests = _max_num_seqs(plan.boot.engine.extra_args)
     sizes = graph_sizes(plan.boot.max_draft_tokens, requests)
     return ["--cudagraph-capture-sizes", *map(str, sizes)]
-
-
-def graph_sizes(max_draft_tokens: int, max_requests: int) -> list[int]:
-    """Token counts whose CUDA graphs are captured: a grid, and whole batches at every verification length."""
-    grid = {1, 2, 4, *range(8, LARGEST_GRAPH_TOKENS + 1, 8)}
-    batches = [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512) if n <= max_requests]
-    uniform = {n * (k + 1) for n in batches for k in range(max_draft_tokens + 1)}
-    largest = min(LARGEST_GRAPH_TOKENS, max_requests * (max_draft_tokens + 1))
-    return sorted(size for size in grid | uniform if size <= largest)
 
 
 def _max_num_seqs(extra_arguments: list[str]) -> int:
