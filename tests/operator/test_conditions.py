@@ -5,7 +5,8 @@ All services are made at once, so that their waiting overlaps; each test then wa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -190,8 +191,8 @@ ROWS = {
         expected=(("SpecValid", "False", "PrometheusNotConfigured", "prometheus.url"),),
     ),
     "refused": Row(
-        spec={"podTemplate": {"topologySpreadConstraints": [{"maxSkew": 0, "topologyKey": "zone"}]}},
-        expected=(("SpecValid", "False", "ChildRejected", "maxSkew"),),
+        spec={"podTemplate": {"labels": {"team": "unknown"}}},
+        expected=(("SpecValid", "False", "ChildRejected", "no such team"),),
     ),
     "waits": Row(
         {"profile": "die"},
@@ -207,7 +208,51 @@ ROWS = {
 
 
 @pytest.fixture(scope="module")
-def services(make: Make) -> dict[str, Service]:
+def policy(cluster: Cluster, namespace: str) -> Generator[None, None, None]:
+    """A cluster's own policy: what admission of the service cannot know of a Deployment."""
+    team = "object.spec.template.metadata.?labels['team']"
+    deployments = {"apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["*"], "resources": ["deployments"]}
+    here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    api = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": namespace}}
+    cluster.apply(
+        {
+            **api,
+            "kind": "ValidatingAdmissionPolicy",
+            "spec": {
+                "matchConstraints": {"resourceRules": [deployments]},
+                "validations": [{"expression": f"{team}.orValue('') != 'unknown'", "message": "no such team"}],
+            },
+        },
+        {
+            **api,
+            "kind": "ValidatingAdmissionPolicyBinding",
+            "spec": {"policyName": namespace, "validationActions": ["Deny"], "matchResources": here},
+        },
+    )
+    probe = _deployment({"app": "probe", "team": "unknown"})
+
+    def refuses() -> bool:
+        tried = cluster.try_kubectl("create", "-n", namespace, "--dry-run=server", "-f", "-", stdin=json.dumps(probe))
+        return "no such team" in tried.stderr
+
+    cluster.wait_until("the policy holds", refuses, 60)
+    yield
+    cluster.kubectl("delete", "validatingadmissionpolicies,validatingadmissionpolicybindings", namespace)
+
+
+def _deployment(labels: dict[str, str]) -> dict[str, Any]:
+    pod = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "a", "image": "a"}]}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "probe"},
+        "spec": {"selector": {"matchLabels": {"app": "probe"}}, "template": pod},
+    }
+
+
+@pytest.fixture(scope="module")
+def services(make: Make, policy: None) -> dict[str, Service]:
+    del policy
     return {name: make(name, standin=row.standin, **row.whole_spec()) for name, row in ROWS.items()}
 
 
