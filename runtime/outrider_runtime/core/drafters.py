@@ -12,10 +12,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from outrider_runtime.core.batch import NOBODY, Bools, Floats, Ints
 from outrider_runtime.core.compiled import compiled
@@ -27,7 +26,8 @@ MOST_FORCED = 4
 """AdaServe's n_max: positions of one request that goodput has no say in."""
 EQUAL_SHORTFALL = 0.02
 """Tokens a request; choices that leave those behind their TPOT as short as this are told apart by their worth."""
-REFINEMENTS = 2
+EXACT_MODELS, REFINEMENTS = 2, 2
+"""So many drafters with passes are given every combination of tiers; more are refined one by one, so many times."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,8 +99,8 @@ def nobody(drafters: int, requests: int, plain_value: float, *, for_slo: bool = 
 def choose(pool: Pool, *, margin: float = 0.0) -> Choice:
     """The best set of drafters, passes and requests; k = 0 unless something is worth more than that by `margin` tokens.
 
-    Exact where a verified token costs the same however many there are, for one drafter with passes. Several are given
-    the same passes first, and then each its own, one after the other.
+    Exact where a verified token costs the same however many there are, for one or two drafters with passes. More are
+    given the same passes first, and then each its own, one after the other.
     """
     drafters, requests, depths = pool.paths.shape
     plain = float(worth(0.0, pool.price.plain_s, pool.price.rate))
@@ -109,8 +109,8 @@ def choose(pool: Pool, *, margin: float = 0.0) -> Choice:
     if pool.paths.size == 0 or len(pool.tiers) == 0 or not pool.paths[:, :, 0].any():
         return nothing
     tables, levels = _tables(pool, need), _levels(pool.price)
-    best = _best(tables, candidates(_key(pool.passes), _key(pool.tiers), depths), levels)
-    for _ in range(REFINEMENTS if int((best.passes * pool.passes > 0).sum()) > 1 else 0):
+    best = _best(tables, candidates(tuple(pool.passes.tolist()), tuple(pool.tiers.tolist()), depths), levels)
+    for _ in range(REFINEMENTS if pool.passes.sum() > EXACT_MODELS else 0):
         best = _best(tables, _beside(best.passes, pool.passes, pool.tiers), levels)
     if not best.passes.any() or (need is None and best.value - plain <= margin):
         return nothing
@@ -151,28 +151,28 @@ class _Best:
     even: bool
 
 
-def _key(values: NDArray[Any]) -> tuple[int, ...]:
-    return tuple(values.tolist())
-
-
 @lru_cache(maxsize=64)
-def candidates(passes: tuple[int, ...], tiers: tuple[int, ...], depths: int) -> tuple[Ints, Bools]:
+def candidates(passes: tuple[bool, ...], tiers: tuple[int, ...], depths: int) -> tuple[Ints, Bools]:
     """(C, D) and (C,): passes of each drafter, and whether all requests verify as many. The first is k = 0; then each
-    set of drafters with each tier. A lookup is asked for all there is."""
-    members = [np.array(chosen) for chosen in itertools.product([0, 1], repeat=len(passes)) if any(chosen)]
-    rows: list[tuple[Ints, bool]] = [(np.zeros(len(passes), np.int64), False)]
-    models = np.array(passes, dtype=np.int64)
-    for chosen in members:
-        for tier in tiers if (chosen * models).any() else (depths,):
-            row = chosen * np.where(models, tier, depths)
-            rows += [(row, False)] + [(row, True)] * bool(chosen.sum() == 1 and (chosen * models).any())
-    return np.array([row for row, _ in rows], np.int64), np.array([even for _, even in rows])
+    set of drafters with each tier, or each combination of them. A lookup is asked for all there is."""
+    choices = [(0, *tiers) if is_model else (0, depths) for is_model in passes]
+    rows = sorted(itertools.product(*choices), key=sum)  # of equal ones the fewest passes win
+    if sum(passes) > EXACT_MODELS:
+        rows = [row for row in rows if len(set(_of_models(row, passes))) < 2]
+    alone = [row for row in rows if sum(tier > 0 for tier in row) == len(_of_models(row, passes)) == 1]
+    evens = [False] * len(rows) + [True] * len(alone)
+    return np.array(rows + alone, np.int64), np.array(evens)
+
+
+def _of_models(row: tuple[int, ...], passes: tuple[bool, ...]) -> list[int]:
+    """The passes of those that run, lookups left out."""
+    return [tier for tier, is_model in zip(row, passes, strict=True) if is_model and tier]
 
 
 def _beside(best: Ints, passes: Bools, tiers: Ints) -> tuple[Ints, Bools]:
-    """The candidates that differ from `best` in one drafter's passes."""
+    """The candidates that differ from `best` in the passes of one drafter, whether it runs or not."""
     rows = [best]
-    for drafter in np.flatnonzero(passes & (best > 0)):
+    for drafter in np.flatnonzero(passes):
         for tier in (0, *tiers.tolist()):
             row = best.copy()
             row[drafter] = tier

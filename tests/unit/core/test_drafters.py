@@ -103,11 +103,12 @@ def test_two_models_are_used_as_well_as_they_can_be(one):
 
 @given(pools(models=1, lookups=0, knee=True))
 @settings(max_examples=25, deadline=None)
-def test_a_knee_in_reach_costs_next_to_nothing(one):
-    """Prefixes are looked at for three prices only: at most a tenth of a token is lost to that, and nothing is said to
-    be worth more than it is."""
+def test_a_knee_in_reach_costs_less_than_a_token(one):
+    """Prefixes are looked at for three prices only, so of equally likely nodes at a knee all are planned or none: that
+    loses less than a token a step, and nothing is said to be worth more than it is. What is then scored is ranked
+    exactly."""
     found, best = choose(one), max(every_choice(one))
-    assert best - 0.1 <= found.value <= best + 1e-9
+    assert best - 1.0 < found.value <= best + 1e-9
 
 
 @given(pools(models=1, lookups=1), st.integers(0, 6))
