@@ -112,6 +112,14 @@ def test_adaptive_verification_scores_less_where_tokens_are_dear():
     assert share[1] < 0.8 * share[0]
 
 
+def test_adaptive_verification_bears_more_prompt_tokens_than_a_step_holds():
+    """Two prompts of 8,000 tokens wait for a step of 8,192, beside a request that decodes."""
+    load = static(3)
+    load.prompt[:] = 8000
+    engine = ran(policies()["adaptive"], load)
+    assert (engine.requests.produced == load.output).all()
+
+
 def test_a_tuned_table_speculates_less_as_the_batch_grows():
     table = tuned_table(WORLD, LIFTED, "eagle", 5)
     assert table[0] > table[127]

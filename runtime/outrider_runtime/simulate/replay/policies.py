@@ -114,7 +114,8 @@ class Adaptive(Fixed):
     def _budget(self, batch: Batch, scheduled: Ints) -> int:
         valid = np.arange(self._k) < scheduled[:, None]
         scores = np.sort(self._stale[batch.slot].cumprod(1)[valid])[::-1]
-        others = int(np.where(batch.decodes, 1, batch.prompt).sum())
+        most = max(0, batch.token_budget - len(scores))
+        others = min(int(np.where(batch.decodes, 1, batch.prompt).sum()), most)  # prompts share the step's budget
         sampling = int((batch.prompt_left == 0).sum())
         tokens = np.concatenate(([sampling], sampling + np.cumsum(scores)))
         verify = self._costs.verify[others : others + len(scores) + 1]
