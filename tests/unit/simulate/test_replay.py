@@ -113,9 +113,9 @@ def test_adaptive_verification_scores_less_where_tokens_are_dear():
 
 
 def test_adaptive_verification_bears_more_prompt_tokens_than_a_step_holds():
-    """Two prompts of 8,000 tokens wait for a step of 8,192, beside a request that decodes."""
+    """A prompt of 30,000 tokens is read in steps of 8,192, beside requests that decode."""
     load = static(3)
-    load.prompt[:] = 8000
+    load.prompt[:] = (100, 200, *[30_000] * (len(load) - 2))
     engine = ran(policies()["adaptive"], load)
     assert (engine.requests.produced == load.output).all()
 
