@@ -69,7 +69,7 @@ def test_a_sampled_request_has_its_own_temperature_in_a_mixed_batch(engine: Benc
 
 @pytest.mark.parametrize(
     "sampling",
-    [{"logit_bias": {"260": 100.0}}, {"min_p": 1.0, "temperature": 1.0}, {"repetition_penalty": 1.5}],
+    [{"logit_bias": {260: 100.0}}, {"min_p": 1.0, "temperature": 1.0}, {"repetition_penalty": 1.5}],
     ids=lambda sampling: next(iter(sampling)),
 )
 def test_what_reshapes_logits_does_so_under_speculation(engine: Bench, sampling: dict[str, Any]) -> None:
@@ -226,11 +226,11 @@ def test_a_plain_step_is_booked_without_a_look_at_its_requests(engine: Bench, mo
     scheduler, plain = engine.scheduler, engine.scheduler._plan_plain_step
     looked_at = []
 
-    def compared(scheduler_output: Any) -> Any:
-        found = plain(scheduler_output)
+    def compared(scheduler_output: Any, step: int) -> Any:
+        found = plain(scheduler_output, step)
         counts = scheduler_output.num_scheduled_tokens
         views = [scheduler._scheduled_view(name, scheduler_output) for name in counts]
-        assert found is None or found[0].size == step_size(views, counts, None)
+        assert found is None or found.size == step_size(views, counts, None)
         looked_at.append(found is None)
         return found
 
