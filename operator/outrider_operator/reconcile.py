@@ -47,6 +47,9 @@ class Reconciler:
         self._decide = decide
         self._settings = settings
         self._refusals: dict[Key, Refusals] = {}
+        self._computing = asyncio.Lock()
+        """One decision in a turn of the event loop: what is urgent, the Lease above all, waits for one, not for each
+        worker's."""
         self._shown: set[Key] = set()
         """Services that got, or should have got, their first conditions."""
 
@@ -82,7 +85,9 @@ class Reconciler:
         refusals = self._refusals_of(key, service)
         for _ in range(_LOOKS):
             observed = await self._observer.observe(service, refusals.in_force(_clock()))
-            plan = self._decide(observed, self._settings)
+            async with self._computing:
+                plan = self._decide(observed, self._settings)
+                await asyncio.sleep(0)  # held over the end of this turn: the next worker's is for the next one
             if self._is_new(key, observed):
                 return observed, Plan(status=plan.status, events=plan.events, requeue_after_s=0.0)
             refusals.note(await self._applier.carry_out(plan, key.namespace), _clock())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
 import pytest
@@ -12,9 +13,9 @@ from outrider_operator.frame import Events
 from outrider_operator.kinds import SERVICE, Kind
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.measurements import Measurements
-from outrider_operator.model import Object, Settings
+from outrider_operator.model import Object, Observed, Plan, Settings
 from outrider_operator.observe import Observer
-from outrider_operator.reconcile import Reconciler
+from outrider_operator.reconcile import Decide, Reconciler
 from outrider_operator.serving_pods import ServingPods
 from outrider_operator.status_writer import StatusWriter
 from outrider_operator.work_queue import Key
@@ -74,7 +75,28 @@ async def test_a_status_that_is_refused_keeps_no_service_from_its_children() -> 
     assert "Deployment" in api.written
 
 
-def _reconciler(api: Any) -> Reconciler:
+async def test_the_lease_waits_for_one_decision_not_for_each_workers() -> None:
+    """A thousand services woken at once: with sixteen decisions in a turn of the loop the Lease was lost again and
+    again on a busy machine."""
+    turns: list[int] = []
+    turn = 0
+
+    def noting(observed: Observed, settings: Settings) -> Plan:
+        turns.append(turn)
+        return decide(observed, settings)
+
+    reconciler = _reconciler(Api(), noting)
+    await reconciler.reconcile(CHAT)
+    turns.clear()
+    workers = [asyncio.create_task(reconciler.reconcile(CHAT)) for _ in range(16)]
+    while not all(worker.done() for worker in workers):
+        turn += 1
+        await asyncio.sleep(0)
+    assert len(turns) >= 16
+    assert max(turns.count(each) for each in turns) == 1
+
+
+def _reconciler(api: Any, decide: Decide = decide) -> Reconciler:
     cache = Cache()
     metadata = {"name": "chat", "namespace": "ns", "uid": "chat", "resourceVersion": "1", "generation": 1}
     cache.seen(SERVICE, {**manifest(), "metadata": metadata})
