@@ -109,6 +109,8 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         """Step -> what was planned; its output has not come in yet."""
         self._drafting: dict[int, tuple[StepRecord, StepOutcome]] = {}
         """Step -> what came of it; how its drafting went is not known yet."""
+        self._told: dict[int, DraftReport] = {}
+        """Step -> how its drafting went; what came of it is not known yet: the device may be ahead of its outputs."""
         self._scheduled_at = self._last_output_at = time.monotonic()
         location = target_location(plan)
         commit = weights_commit(location, plan.boot.target.revision)
@@ -252,11 +254,11 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
     ) -> dict[int, EngineCoreOutputs]:
         order, report = attached_order(scheduler_output), attached_report(model_runner_output)
         record = self._scheduled.pop(order.step) if order is not None else None
-        drafts = {one.step: one for one in report.drafts} if report is not None else {}
-        for step in [step for step in self._drafting if step in drafts]:  # of earlier steps: verified in this one
-            self._drafted(*self._drafting.pop(step), drafts.pop(step))
-        if record is not None and record.order.step in drafts:
-            self._note_holes(record, drafts[record.order.step])  # before vLLM forgets requests that finish in this step
+        self._told.update({one.step: one for one in report.drafts} if report is not None else {})
+        for step in [step for step in self._drafting if step in self._told]:  # of earlier steps: verified in this one
+            self._drafted(*self._drafting.pop(step), self._told.pop(step))
+        if record is not None and record.order.step in self._told:  # before vLLM forgets requests that finish now
+            self._note_holes(record, self._told[record.order.step])
         # Before vLLM trims the lists of requests that stop.
         scored = scored_counts(scheduler_output)
         sampled = sampled_counts(model_runner_output, scored)
@@ -266,7 +268,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         if record is not None and record.size.n_batched:
             since, self._last_output_at = self._last_output_at, now
             outcome = step_outcome(record, report, sampled, scored, now=now, last_output_at=since, tokens=tokens)
-            self._settle(record, outcome, drafts.get(record.order.step))
+            self._settle(record, outcome, self._told.pop(record.order.step, None))
         if report is not None and report.proposals is not None:
             self.update_draft_token_ids(report.proposals)
         return outputs
