@@ -7,6 +7,8 @@ rollout once its annotation asks for it, or once it falls into the share that th
 from __future__ import annotations
 
 from outrider_crds.base import digest
+from outrider_crds.names import Image
+from pydantic import TypeAdapter, ValidationError
 
 from outrider_operator.decide.reading import annotation, uid_of
 from outrider_operator.model import Object, Settings
@@ -15,6 +17,7 @@ IMAGE_ANNOTATION = "outrider.dev/runtime-image"
 """On the Deployment: "gpu IMAGE" or "cpu IMAGE", the default image as it was resolved for that kind of hardware."""
 UPGRADE_ANNOTATION = "outrider.dev/runtime-upgrade"
 """On the service: "true" moves it to the installed release's image, "false" keeps it out of the share."""
+_IMAGE: TypeAdapter[str] = TypeAdapter(Image)
 
 
 def default_image(
@@ -41,9 +44,18 @@ def _given(deployment: Object | None, kept_image: str, settings: Settings, *, on
     """The release's image when this service first needed one for its kind of hardware."""
     newest = newest_image(settings, on_cpu=on_cpu)
     kind, _, resolved = annotation(deployment or {}, IMAGE_ANNOTATION).partition(" ")
-    if resolved:
+    if _is_image(resolved):
         return resolved if kind == hardware(on_cpu=on_cpu) else newest
     return kept_image if kept_image and kept_image != newest_image(settings, on_cpu=not on_cpu) else newest
+
+
+def _is_image(given: str) -> bool:
+    """Anyone may write an annotation; the status takes no other image than the CRD does."""
+    try:
+        _IMAGE.validate_python(given)
+    except ValidationError:
+        return False
+    return True
 
 
 def _moves(service: Object, settings: Settings) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider_operator.decide.runtime_image import default_image
+from outrider_operator.decide.runtime_image import IMAGE_ANNOTATION, default_image
 
 from tests.unit.operator.decide.world import SETTINGS, World, manifest
 
@@ -73,3 +74,20 @@ def test_a_service_with_an_image_of_its_own_is_not_behind() -> None:
     world.settings = NEW
     world.settle()
     assert world.observed().status.newer_runtime_image == ""
+
+
+@pytest.mark.parametrize("typed", ["a" * 257, "b" * 300, "two words", "umlaut:\u00e4"])
+def test_an_image_that_no_status_could_name_is_not_taken_from_the_annotation(typed: str) -> None:
+    """The API server would refuse the status for ever; what the service ran on stands in it."""
+    world = World(manifest())
+    world.serve()
+    world.settings = NEW
+    revision = world.revision()
+    world.deployment()["metadata"]["annotations"][IMAGE_ANNOTATION] = f"cpu {typed}"
+    world.settle()
+    assert (world.revision(), image(world)) == (revision, "outrider/runtime-cpu:1")
+    assert world.observed().status.runtime_image == "outrider/runtime-cpu:1"
+    assert world.deployment()["metadata"]["annotations"][IMAGE_ANNOTATION] == "cpu outrider/runtime-cpu:1"
+    assert default_image({"metadata": {"uid": "a"}}, world.deployment(), "", SETTINGS, on_cpu=True) == (
+        "outrider/runtime-cpu:1"
+    )
