@@ -32,7 +32,7 @@ from outrider_operator.decide.profiling.jobs import plan_jobs
 from outrider_operator.decide.profiling.measurements import Measurement, ProfilingView, measurements, stale_in_s
 from outrider_operator.decide.profiling.profile_maps import plan_profile_maps
 from outrider_operator.decide.reading import annotation, integer, is_being_deleted, name_of
-from outrider_operator.decide.revisions import revision_map_name, stored_revisions
+from outrider_operator.decide.revisions import revision_map_name
 from outrider_operator.decide.runtime_image import default_image
 from outrider_operator.decide.workloads.children import plan_products, plan_workloads, rollout_refusal
 from outrider_operator.decide.workloads.deployment import pods_are_placed
@@ -69,7 +69,7 @@ def _asked(observed: Observed, settings: Settings, children: Children, spec: Spe
 def _names(children: Children, asked: Intent) -> list[tuple[str, str]]:
     """(kind, name) of what `asked` needs."""
     service = children.owner.name
-    return [*child_names(service), (CONFIG_MAP, revision_map_name(service, asked.wanted))]
+    return [*child_names(service), (CONFIG_MAP, revision_map_name(service, asked.wanted.name))]
 
 
 def _serve(observed: Observed, settings: Settings, children: Children, pods: Pods, asked: Intent) -> Plan:
@@ -78,7 +78,7 @@ def _serve(observed: Observed, settings: Settings, children: Children, pods: Pod
     found = measurements(view, asked)
     in_use = {revision_of(each) for each in (*observed.replica_sets, *observed.pods)}
     workloads = plan_workloads(children, asked, in_use, settings.admin_port_peers)
-    maps = plan_profile_maps(view, asked, found, stored_revisions(children))
+    maps = plan_profile_maps(view, asked, found)
     jobs = plan_jobs(view, settings, asked, found, pods_are_placed=pods_are_placed(children, asked))
     status = _status(observed, settings, children, view, asked, found)
     return Plan(

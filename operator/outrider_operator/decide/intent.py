@@ -11,7 +11,7 @@ from outrider_crds.spec import ProfilingMode, SpeculativeServiceSpec
 from outrider_operator.decide.ownership import Children
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.profile_store import read_store
-from outrider_operator.decide.revisions import Revision, current_revision, wanted_revision
+from outrider_operator.decide.revisions import Revision, current_revision, stored_revisions, wanted_revision
 from outrider_operator.decide.runtime_image import newest_image
 from outrider_operator.model import Object, Settings
 
@@ -22,6 +22,8 @@ class Intent:
     default_image: str
     newest_image: str
     """The installed release's; another than `default_image` while the service stays on an older release's."""
+    stored: tuple[Revision, ...]
+    """The revisions whose ConfigMaps are there."""
     wanted: Revision
     """The revision of the spec."""
     running: Revision | None
@@ -55,10 +57,17 @@ def intent(
     spec: SpeculativeServiceSpec,
 ) -> Intent:
     """`image` is what the service runs on where its pod template names none."""
-    wanted = wanted_revision(children, settings, spec, spec.pod_template.image or image)
+    stored = stored_revisions(children)
+    wanted = wanted_revision(children, stored, settings, spec, spec.pod_template.image or image)
     newest = newest_image(settings, on_cpu=spec.accelerator.on_cpu)
     asked = Intent(
-        spec=spec, default_image=image, newest_image=newest, wanted=wanted, running=wanted, hot=hot_config(spec)
+        spec=spec,
+        default_image=image,
+        newest_image=newest,
+        stored=stored,
+        wanted=wanted,
+        running=wanted,
+        hot=hot_config(spec),
     )
     waits = spec.profiling.mode is ProfilingMode.REQUIRED and not is_profiled(profiles, wanted)
     return held(asked, children) if waits else asked
@@ -69,7 +78,7 @@ def held(asked: Intent, children: Children) -> Intent:
 
     A revision that runs already is not taken back.
     """
-    current = current_revision(children)
+    current = current_revision(children, asked.stored)
     return asked if current is not None and current.name == asked.wanted.name else replace(asked, running=current)
 
 

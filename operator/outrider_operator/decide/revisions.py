@@ -8,6 +8,7 @@ the pods of a revision that the user did not touch.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from outrider_crds.base import digest
@@ -49,13 +50,15 @@ def inputs_hash(spec: SpeculativeServiceSpec, image: str) -> str:
     return digest({"fields": fields, "image": image})
 
 
-def wanted_revision(children: Children, settings: Settings, spec: SpeculativeServiceSpec, image: str) -> Revision:
-    """The revision that serves `spec`: one that exists and was built for enough draft tokens, else a new one."""
+def wanted_revision(
+    children: Children, stored: Iterable[Revision], settings: Settings, spec: SpeculativeServiceSpec, image: str
+) -> Revision:
+    """The revision that serves `spec`: one of `stored` that was built for enough draft tokens, else a new one."""
     inputs = inputs_hash(spec, image)
     current = current_revision_name(children)
     fitting = [
         revision
-        for revision in stored_revisions(children)
+        for revision in stored
         if revision.inputs == inputs and revision.boot.max_draft_tokens >= spec.speculation.max_draft_tokens
     ]
     if fitting:
@@ -64,16 +67,16 @@ def wanted_revision(children: Children, settings: Settings, spec: SpeculativeSer
     return lost or _made(children.owner, settings, spec, image, inputs, spec.speculation.max_draft_tokens)
 
 
-def stored_revisions(children: Children) -> list[Revision]:
-    """The revisions whose ConfigMaps are there and readable."""
-    found = (_read(document) for document in children.config_maps)
-    return [revision for revision in found if revision is not None]
+def stored_revisions(children: Children) -> tuple[Revision, ...]:
+    """The revisions whose ConfigMaps are there and readable. Reading one takes milliseconds: once in a decision."""
+    found = (_read(document) for document in children.config_maps if _keeps(children.owner, document))
+    return tuple(revision for revision in found if revision is not None)
 
 
-def current_revision(children: Children) -> Revision | None:
-    """The revision that the Deployment runs now; None without one or when its ConfigMap is gone."""
+def current_revision(children: Children, stored: Iterable[Revision]) -> Revision | None:
+    """The one of `stored` that the Deployment runs now; None without one or when its ConfigMap is gone."""
     current = current_revision_name(children)
-    return next((r for r in stored_revisions(children) if r.name == current), None)
+    return next((revision for revision in stored if revision.name == current), None)
 
 
 def current_revision_name(children: Children) -> str:
@@ -85,8 +88,9 @@ def revision_in(deployment: Object | None) -> str:
     return text(deployment, "spec", "template", "metadata", "labels", REVISION_LABEL)
 
 
-def revision_map_name(service: str, revision: Revision) -> str:
-    return f"{service}-{revision.name}"
+def revision_map_name(service: str, revision: str) -> str:
+    """`revision` by its name."""
+    return f"{service}-{revision}"
 
 
 def revision_map(owner: Identity, revision: Revision) -> Object:
@@ -95,7 +99,7 @@ def revision_map(owner: Identity, revision: Revision) -> Object:
         "apiVersion": "v1",
         "kind": CONFIG_MAP,
         "metadata": {
-            "name": revision_map_name(owner.name, revision),
+            "name": revision_map_name(owner.name, revision.name),
             "namespace": owner.namespace,
             "labels": {**labels(owner.name), REVISION_LABEL: revision.name, INPUTS_LABEL: revision.inputs},
             "ownerReferences": [owner_reference(owner, controller=True)],
@@ -109,8 +113,9 @@ def revision_map(owner: Identity, revision: Revision) -> Object:
 
 
 def unneeded_maps(children: Children, needed: set[str]) -> list[Object]:
-    """ConfigMaps of revisions (by name) that nothing needs."""
-    return [document for document in children.config_maps if label(document, REVISION_LABEL) not in needed | {""}]
+    """ConfigMaps of revisions, but for those that keep a revision of `needed` (names)."""
+    maps = [document for document in children.config_maps if label(document, REVISION_LABEL)]
+    return [each for each in maps if not (_keeps(children.owner, each) and label(each, REVISION_LABEL) in needed)]
 
 
 def revision_annotations(revision: Revision) -> dict[str, str]:
@@ -153,9 +158,15 @@ def _made(
     return Revision(name=name, inputs=inputs, boot=boot, template=template)
 
 
+def _keeps(owner: Identity, document: Object) -> bool:
+    """True of the one ConfigMap that pods of its revision mount; labels alone can be on any number of others."""
+    name = label(document, REVISION_LABEL)
+    return bool(name) and name_of(document) == revision_map_name(owner.name, name)
+
+
 def _read(document: Object) -> Revision | None:
     name, inputs = label(document, REVISION_LABEL), label(document, INPUTS_LABEL)
-    if not name or not inputs or not name_of(document).endswith(f"-{name}"):
+    if not inputs:
         return None
     try:
         boot = BootConfig.read(text(document, "data", CONFIG_KEY))

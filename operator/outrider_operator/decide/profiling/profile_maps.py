@@ -26,12 +26,10 @@ class ProfileMapPlan:
     delete: tuple[Delete, ...] = ()
 
 
-def plan_profile_maps(
-    view: ProfilingView, intent: Intent, found: list[Measurement], kept: list[Revision]
-) -> ProfileMapPlan:
+def plan_profile_maps(view: ProfilingView, intent: Intent, found: list[Measurement]) -> ProfileMapPlan:
     """Changes of shared ConfigMaps name the version they were decided on, so that no two services' overlap.
 
-    Profiles of the `kept` revisions stay.
+    Profiles of the revisions that are stored stay.
     """
     creates: list[Object] = []
     applies: list[Object] = []
@@ -41,7 +39,7 @@ def plan_profile_maps(
             creates += [_new(view.owner, intent, each)] if store_data(each.store) else []
         elif not is_being_deleted(present):
             applies += _changed(view, each, present)
-    leave = _leave(view, [*kept, intent.wanted])
+    leave = _leave(view, [*intent.stored, intent.wanted])
     return ProfileMapPlan(tuple(creates), (*applies, *leave.apply), leave.delete)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from outrider_crds.runtime_config import BootConfig
 from outrider_crds.status import ConditionType as C
 from outrider_operator.model import CONFIG_MAP, DEPLOYMENT, REVISION_LABEL, Settings
 
@@ -215,3 +216,41 @@ def test_a_field_that_a_later_release_adds_at_its_default_is_no_new_revision() -
     world.patch(target={"name": "org/target", "source": {"hub": {}}}, engine={"dtype": "auto", "extraArgs": []})
     world.settle()
     assert world.revision() == first
+
+
+def test_maps_that_carry_a_revisions_label_under_other_names_cost_no_decision_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tenant makes sixty copies of the current revision's map, labels and owner and all: only the map that pods
+    mount is read, once in a decision, and the copies go."""
+    world = World(manifest())
+    world.serve()
+    name = f"chat-{world.revision()}"
+    for number in range(60):
+        forged = copy.deepcopy(world.objects[CONFIG_MAP, name])
+        forged["metadata"] |= {"name": f"a{number}-{world.revision()}", "uid": f"forged-{number}"}
+        world.objects[CONFIG_MAP, forged["metadata"]["name"]] = forged
+    reads: list[str] = []
+    read = BootConfig.read
+
+    def noting(document: str) -> BootConfig:
+        reads.append(document)
+        return read(document)
+
+    monkeypatch.setattr(BootConfig, "read", noting)
+    world.reconcile()
+    assert len(reads) == 1
+    assert {key[1] for key in world.objects if key[0] == CONFIG_MAP and key[1].startswith("a")} == set()
+    assert (CONFIG_MAP, name) in world.objects
+
+
+def test_a_map_with_a_revisions_label_that_another_owns_is_left_alone() -> None:
+    """Neither read nor deleted."""
+    world = World(manifest())
+    world.serve()
+    theirs = copy.deepcopy(world.objects[CONFIG_MAP, f"chat-{world.revision()}"])
+    owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "web", "controller": True}
+    theirs["metadata"] |= {"name": f"web-{world.revision()}", "uid": "theirs", "ownerReferences": [owner]}
+    world.objects[CONFIG_MAP, theirs["metadata"]["name"]] = theirs
+    assert world.settle().is_idle
+    assert world.objects[CONFIG_MAP, theirs["metadata"]["name"]] is theirs
