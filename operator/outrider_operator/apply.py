@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Coroutine
 
-from outrider_crds.spec import KIND
-
 from outrider_operator.cache import Cache
-from outrider_operator.kinds import POD, Kind, child_kind, kind_of, labels_of, name_of, namespace_of
+from outrider_operator.inbound.objects import admit
+from outrider_operator.inbound.unfit import Unfit
+from outrider_operator.kinds import POD, Kind, child_kind, component, kind_of, labels_of, name_of, namespace_of
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.managed_fields import claimed
 from outrider_operator.model import (
+    COMPONENT_LABEL,
     FIELD_MANAGER,
     MANAGED_BY_LABEL,
     MANAGER,
+    PROFILE,
+    PROFILING,
+    SERVICE_LABEL,
     Adoption,
     Annotate,
     Delete,
@@ -47,13 +51,13 @@ class Applier:
         return tuple(answer for answer in answers if answer is not None)
 
     async def _create(self, document: Object) -> None:
-        """Never touches an object that is there already: one of Outrider's is only taken note of."""
+        """Never touches an object that is there already: one that decisions see is only taken note of."""
         kind, namespace, name = kind_of(document), namespace_of(document), name_of(document)
         try:
             created = await self._api.create(document)
         except ApiError as error:
             existing = await self._api.get(kind, namespace, name) if error.already_exists else None
-            if existing is None or not _is_outriders(existing):
+            if existing is None or not _is_seen(kind, existing, document):
                 raise
             self._remember(kind, existing)
             return
@@ -141,10 +145,15 @@ async def _answer(write: Write, kind: str, name: str, action: Coroutine[None, No
     return None
 
 
-def _is_outriders(document: Object) -> bool:
-    """Made by Outrider, for whichever service: decisions tell whose it is once it is in the cache."""
-    owners = document["metadata"].get("ownerReferences") or []
-    return labels_of(document).get(MANAGED_BY_LABEL) == MANAGER and any(owner["kind"] == KIND for owner in owners)
+def _is_seen(kind: Kind, existing: Object, document: Object) -> bool:
+    """True when decisions will find `existing` in the place of `document`, made by Outrider for whichever service.
+
+    They look for a service's children by its label, and for Jobs and profiles, which services share, by the component.
+    """
+    shared = component(document) in (PROFILING, PROFILE)
+    names = (MANAGED_BY_LABEL, COMPONENT_LABEL, *(() if shared else (SERVICE_LABEL,)))
+    labelled = all(labels_of(existing).get(name) == labels_of(document).get(name) for name in names)
+    return labelled and not isinstance(admit(kind, existing), Unfit)
 
 
 def _document(kind: Kind, namespace: str, metadata: Object) -> Object:
