@@ -20,11 +20,14 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 
 from outrider_operator import telemetry
+from outrider_operator.inbound.unfit import Unfit
 from outrider_operator.kinds import Kind, kind_of, name_of, namespace_of
 from outrider_operator.model import FIELD_MANAGER, Object
 
 PAGE_SIZE = 25
 """An object may weigh 1.5 MB, whoever made it, and a page is in memory as a whole."""
+MOST_EVENT = 4 * 1024 * 1024
+"""Bytes in an event of a watch. An object may take more: JSON spells a `<` in six."""
 WATCH_TIMEOUT_S = 240
 _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30)
 # The server sends a bookmark about every minute: a stream that is silent for much longer is dead.
@@ -135,8 +138,11 @@ class KubernetesApi:
 
     async def watch(
         self, kind: Kind, namespace: str | None, selector: str, resource_version: str
-    ) -> AsyncIterator[tuple[str, Object]]:
-        """Events (type, object) after `resource_version`, until the server ends the stream after some minutes."""
+    ) -> AsyncIterator[tuple[str, Object] | Unfit]:
+        """Events (type, object) after `resource_version`, until the server ends the stream after some minutes.
+
+        Unfit takes the place of an event that is too large. Raises ValueError or KeyError for what is no event.
+        """
         query = [
             ("watch", "true"),
             ("allowWatchBookmarks", "true"),
@@ -146,7 +152,10 @@ class KubernetesApi:
         ]
         response = await self._send("GET", kind.path(namespace), query=query, timeout=_WATCH_TIMEOUT)
         try:
-            while line := await response.content.readline():
+            async for line in _lines(response.content):
+                if line is None:
+                    yield Unfit("object", "TooLarge", f"an event of {kind.plural} has more than {MOST_EVENT} bytes")
+                    continue
                 event = json.loads(line)
                 if event["type"] == "ERROR":
                     raise _error(event["object"].get("code", 500), json.dumps(event["object"]))
@@ -233,6 +242,21 @@ class KubernetesApi:
         if response.status >= 400:
             raise _error(response.status, await response.text())
         return response
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes | None]:
+    """The lines of a stream; None in place of one that is too large, of which no more than the limit is in memory."""
+    line, size = bytearray(), 0
+    async for chunk in content.iter_any():
+        for part in chunk.splitlines(keepends=True):
+            size += len(part)
+            if size <= MOST_EVENT:
+                line += part
+            if part.endswith(b"\n"):
+                yield bytes(line) if size <= MOST_EVENT else None
+                line, size = bytearray(), 0
+    if size:
+        yield bytes(line)  # cut off
 
 
 def yaml_text(document: Object) -> str:

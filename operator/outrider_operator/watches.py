@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from outrider_operator import telemetry
 from outrider_operator.backoff import Backoff
 from outrider_operator.cache import Cache
+from outrider_operator.inbound.unfit import Unfit
 from outrider_operator.kinds import CHILDREN, NODE, Kind
 from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
 from outrider_operator.model import MANAGED_BY_LABEL, MANAGER
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 CHILD_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
+_LONGEST_REASON = 500
 
 
 async def relist(api: KubernetesApi, cache: Cache, kind: Kind, namespace: str | None, selector: str = "") -> str:
@@ -75,6 +77,8 @@ class Watch:
         self._namespace = namespace
         self._selector = selector
         self._version: str | None = None
+        self._missed = False
+        """An event since the last list was too large to be read."""
         self._backoff = backoff or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self.listed = asyncio.Event()
 
@@ -94,8 +98,9 @@ class Watch:
     async def _attempt(self) -> str | None:
         """List if need be, and follow one stream; returns what went wrong, None where the server ended it in order."""
         try:
-            if self._version is None:
+            if self._version is None or self._missed:
                 self._version = await relist(self._api, self._cache, self._kind, self._namespace, self._selector)
+                self._missed = False
                 self.listed.set()
             await self._follow(self._version)
         except UNREACHABLE as error:
@@ -103,13 +108,18 @@ class Watch:
         except ApiError as error:
             self._version = None
             return None if error.expired else str(error)
-        except (ValueError, KeyError) as error:  # a line that is cut off, too long, or no event
+        except Exception as error:  # whatever it met after this version, it would meet there again
             self._version = None
-            return repr(error)
+            return repr(error)[:_LONGEST_REASON]
         return None
 
     async def _follow(self, version: str) -> None:
-        async for event, document in self._api.watch(self._kind, self._namespace, self._selector, version):
+        async for news in self._api.watch(self._kind, self._namespace, self._selector, version):
+            if isinstance(news, Unfit):
+                telemetry.count_unfit(news)
+                self._missed = True  # listed when the stream has ended: nobody can have all listed again at will
+                continue
+            event, document = news
             if event == "DELETED":
                 self._cache.gone(self._kind, document)
             elif event in ("ADDED", "MODIFIED"):

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
 from kubernetes.aio.client.configuration import Configuration
+from outrider_operator import telemetry
 from outrider_operator.backoff import Backoff
 from outrider_operator.cache import Cache
 from outrider_operator.kinds import DEPLOYMENT
@@ -94,6 +96,41 @@ async def test_where_changes_may_be_lost_it_lists_again(stream: list[Event] | in
     assert [each["metadata"]["name"] for each in cache.all(DEPLOYMENT)] == ["chat"]
 
 
+async def test_an_event_that_is_too_large_ends_no_watch() -> None:
+    """700 KiB of one tenant's `<` take 4.2 MB on the wire. The watch met that line again and again, for ever."""
+    huge = {"type": "ADDED", "object": document("huge", 8, uid="huge", data={"x": "\x01" * 700 * 1024})}
+    after = {"type": "ADDED", "object": document("after", 9, uid="after")}
+    server, cache = ApiServer([[huge, after]]), Cache()
+    before = _too_large()
+    await _run(server, cache)
+    assert _too_large() == before + 1
+    assert {each["metadata"]["name"] for each in cache.all(DEPLOYMENT)} >= {"after"}
+
+
+async def test_what_an_event_too_large_had_to_say_comes_with_a_list() -> None:
+    """It may have been a deletion. One list, once the stream has ended: nobody can have everything listed at will."""
+    huge = {"type": "DELETED", "object": document("chat", 8, data={"x": "\x01" * 700 * 1024})}
+    server = ApiServer([[huge, huge, _event("BOOKMARK", 9)], []])
+    await _run(server)
+    assert server.lists == 2
+    assert server.watched_from == ["7", "7", "7"]
+
+
+@pytest.mark.parametrize("error", [LineTooLong(b"x", 1), RecursionError(), TypeError()], ids=repr)
+async def test_whatever_ends_a_stream_does_not_end_the_watch(error: Exception, monkeypatch) -> None:
+    """It lists again, pauses longer each time, and does not come back to the place where it failed."""
+    cache, told = Cache(), iter([error, error])
+
+    def refuse(*_: Any) -> None:
+        raise next(told)
+
+    monkeypatch.setattr(cache, "gone", refuse)
+    server = ApiServer([[_event("DELETED", 8)], [_event("DELETED", 8)]])
+    backoff = await _run(server, cache)
+    assert server.lists == 3
+    assert backoff.pauses == [1.0, 2.0]
+
+
 async def _run(server: ApiServer, cache: Cache | None = None) -> CountedBackoff:
     backoff = CountedBackoff()
     async with _serving(server) as api:
@@ -122,6 +159,10 @@ async def _serving(server: ApiServer) -> AsyncIterator[KubernetesApi]:
     finally:
         await api.close()
         await runner.cleanup()
+
+
+def _too_large() -> float:
+    return telemetry.UNFIT.labels(source="object", reason="TooLarge")._value.get()
 
 
 def _event(kind: str, version: int) -> Event:
