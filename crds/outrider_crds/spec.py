@@ -25,6 +25,10 @@ CPU_PRODUCT = "cpu"
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 GPU_RESOURCE = "nvidia.com/gpu"
 
+MOST_DRAFTERS = 8
+MOST_SLO_CLASSES = 8
+MOST_DRAFT_TOKENS = 16
+
 
 class SecretKeyRef(Model):
     name: ObjectName
@@ -170,7 +174,7 @@ class Speculation(Model):
     """ClosedLoop tunes the draft length at every step; Static always proposes maxDraftTokens with the first
     drafter; Off never speculates (write "Off" in quotes: YAML reads a bare Off as false). Changing it restarts
     nothing."""
-    max_draft_tokens: Annotated[int, Field(ge=1, le=16)] = 5
+    max_draft_tokens: Annotated[int, Field(ge=1, le=MOST_DRAFT_TOKENS)] = 5
     """Most tokens a drafter may propose for a request in one step. Lowering it restarts nothing."""
     draft_prefill: DraftPrefill = DraftPrefill.AUTO
     """Auto skips the draft's forward passes under load; Always runs them; Never runs no neural draft."""
@@ -268,11 +272,11 @@ class SpeculativeServiceSpec(Model):
 
     target: ModelRef
     """The model that is served."""
-    draft_pool: Annotated[list[Drafter], Field(max_length=8), MapList("name")] = []
+    draft_pool: Annotated[list[Drafter], Field(max_length=MOST_DRAFTERS), MapList("name")] = []
     """Drafters that may propose tokens. "No speculation" is always a candidate; order breaks ties."""
     accelerator: Accelerator
     """The hardware that pods run on."""
-    slo_classes: Annotated[list[SLOClass], Field(max_length=8), MapList("name")] = []
+    slo_classes: Annotated[list[SLOClass], Field(max_length=MOST_SLO_CLASSES), MapList("name")] = []
     """Latency classes that requests may name."""
     default_slo_class: Annotated[Name | None, Field(alias="defaultSLOClass")] = None
     """Class of requests that name none; the first of sloClasses when absent."""

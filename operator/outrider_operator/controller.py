@@ -48,7 +48,7 @@ class Controller:
         self._supervisor = Supervisor()
         pods = ServingPods(self._cache)
         prometheus = _prometheus(configuration, settings)
-        self._measurements = Measurements(pods, self._measured, prometheus, settings.window_s)
+        self._measurements = Measurements(self._cache, pods, self._measured, prometheus, settings.window_s)
         self._reconciler = Reconciler(
             self._cache,
             Observer(api, self._cache, pods, self._measurements, watch_nodes=configuration.watch_nodes),

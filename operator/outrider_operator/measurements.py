@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from outrider_crds.spec import MetricsSource
 from outrider_crds.state import RuntimeState
 
+from outrider_operator.cache import Cache
 from outrider_operator.decide.conditions.status import FIGURES_EVERY_S
-from outrider_operator.decide.figures.windows import History, forget, record, windows
+from outrider_operator.decide.figures.windows import History, forget, names_of, record, windows
+from outrider_operator.kinds import SERVICE
 from outrider_operator.metrics.pods import PodStates
 from outrider_operator.metrics.prometheus import PrometheusFigures
 from outrider_operator.metrics.state_endpoint import StateEndpoint
@@ -36,8 +38,14 @@ class Measurements:
     """States always come from the pods (only they know what configuration is in force), figures from either."""
 
     def __init__(
-        self, pods: ServingPods, changed: Callable[[Key], None], prometheus: PrometheusFigures | None, window_s: float
+        self,
+        cache: Cache,
+        pods: ServingPods,
+        changed: Callable[[Key], None],
+        prometheus: PrometheusFigures | None,
+        window_s: float,
     ) -> None:
+        self._cache = cache
         self._pods = pods
         self._states = PodStates(pods, StateEndpoint(), changed, window_s / LOOKS_A_WINDOW)
         self._changed = changed
@@ -99,7 +107,9 @@ class Measurements:
     def _look(self, key: Key, now: float) -> None:
         followed = self._histories.setdefault(key, _Followed(moved_at=now))
         pods = {pod.name for pod in self._pods.of(key)}
-        history = record(followed.history, self._states.states(key), self._states.ready(key), now, self._window_s)
+        names = names_of(self._cache.get(SERVICE, key.namespace, key.name))
+        states, ready = self._states.states(key), self._states.ready(key)
+        history = record(followed.history, states, names, ready, now, self._window_s)
         if followed.history.looks and history.looks[-1].totals != followed.history.looks[-1].totals:
             followed.moved_at = now
         followed.history = forget(history, pods)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider_crds.state import RuntimeState
+from outrider_crds.spec import MOST_DRAFT_TOKENS, MOST_DRAFTERS, MOST_SLO_CLASSES
+from outrider_crds.state import TPOT_BUCKETS_S, TTFT_BUCKETS_S, Histogram, RuntimeState, SLOClassState
 from pydantic import ValidationError
 from pydantic_core import from_json
 
 from outrider_operator.inbound.unfit import Unfit
 
 MOST_BYTES = 64 * 1024
-"""Of a state: 16 classes and 16 drafters take 20 KiB."""
+"""Of a state: eight classes and eight drafters, as many as a service may have, take some 10 KiB."""
 MOST_COUNT = 10**15
 """Of any number in it: 30 years of a million tokens a second. Sums over pods stay within the status' 64 bits."""
 MOST_TEXT = 1024
@@ -21,16 +22,35 @@ _SOURCE = "state"
 
 
 def runtime_state(body: bytes) -> RuntimeState | Unfit:
-    """The state in `body`: texts cut, unknown fields left out; Unfit for anything that is no state."""
+    """The state in `body`: texts and lists cut, unknown fields left out; Unfit for anything that is no state."""
     if len(body) > MOST_BYTES:
         return Unfit(_SOURCE, "TooLarge", f"more than {MOST_BYTES} bytes")
     try:
-        return RuntimeState.model_validate(_bounded(from_json(body, allow_inf_nan=False)), extra="ignore")
+        return _cut(RuntimeState.model_validate(_bounded(from_json(body, allow_inf_nan=False)), extra="ignore"))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         return Unfit(_SOURCE, "NotAState", f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:MOST_TEXT])
     except ValueError as error:
         return Unfit(_SOURCE, "NotAState", str(error)[:MOST_TEXT])
+
+
+def _cut(state: RuntimeState) -> RuntimeState:
+    """`state` with its lists no longer than a service within the CRD's bounds makes them."""
+    lists = {
+        "drafters": state.drafters[:MOST_DRAFTERS],
+        "slo_classes": [_cut_class(slo) for slo in state.slo_classes[:MOST_SLO_CLASSES]],
+        "draft_length_steps": state.draft_length_steps[: MOST_DRAFT_TOKENS + 1],
+    }
+    return state.model_copy(update=lists)
+
+
+def _cut_class(slo: SLOClassState) -> SLOClassState:
+    tpot, ttft = _cut_histogram(slo.tpot, TPOT_BUCKETS_S), _cut_histogram(slo.ttft, TTFT_BUCKETS_S)
+    return slo.model_copy(update={"tpot": tpot, "ttft": ttft})
+
+
+def _cut_histogram(histogram: Histogram, bounds: tuple[float, ...]) -> Histogram:
+    return histogram.model_copy(update={"counts": histogram.counts[: len(bounds) + 1]})
 
 
 def _bounded(value: Any) -> Any:

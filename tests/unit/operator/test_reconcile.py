@@ -101,7 +101,7 @@ def _reconciler(api: Any, decide: Decide = decide) -> Reconciler:
     metadata = {"name": "chat", "namespace": "ns", "uid": "chat", "resourceVersion": "1", "generation": 1}
     cache.seen(SERVICE, {**manifest(), "metadata": metadata})
     pods, client = ServingPods(cache), cast(KubernetesApi, api)
-    measurements = Measurements(pods, lambda _: None, None, 60.0)
+    measurements = Measurements(cache, pods, lambda _: None, None, 60.0)
     settings = Settings(runtime_image="gpu", runtime_cpu_image="cpu")
     observer = Observer(client, cache, pods, measurements, watch_nodes=True)
     return Reconciler(

@@ -162,7 +162,7 @@ async def _serving(server: ApiServer) -> AsyncIterator[KubernetesApi]:
 
 
 def _too_large() -> float:
-    return telemetry.UNFIT.labels(source="object", reason="TooLarge")._value.get()
+    return float(telemetry.UNFIT.labels(source="object", reason="TooLarge")._value.get())
 
 
 def _event(kind: str, version: int) -> Event:

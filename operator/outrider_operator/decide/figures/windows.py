@@ -7,12 +7,13 @@ Prometheus gives the same counters (by the same names) from `increase`, and `fig
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from outrider_crds.state import TPOT_BUCKETS_S, RuntimeState
 
-from outrider_operator.model import DrafterFigures, Figures, FigureWindows, SLOClassFigures
+from outrider_operator.decide.reading import items, text
+from outrider_operator.model import DrafterFigures, Figures, FigureWindows, Object, SLOClassFigures
 
 Key = tuple[str, ...]
 Counters = Mapping[Key, float]
@@ -21,6 +22,7 @@ Counters = Mapping[Key, float]
 RARE_WINDOWS = 5
 """Probes, and the trials of a drafter that does not pay, are 1% of the steps: they are counted over so many windows."""
 _RARE = {"probe", "drafter"}
+_NAMED = {"drafter", "class"}
 _TOLERANCE = 0.1
 """A window may be shorter than asked by this share: looks are not taken to the second."""
 
@@ -45,15 +47,32 @@ class History:
     """Pod name -> (start of its process, its counters), as last seen."""
 
 
+def names_of(service: Object | None) -> frozenset[Key]:
+    """("drafter", NAME) and ("class", NAME) of all that the service's spec names."""
+    lists = {"drafter": items(service, "spec", "draftPool"), "class": items(service, "spec", "sloClasses")}
+    return frozenset(
+        (kind, text(item, "name")) for kind, found in lists.items() for item in found if text(item, "name")
+    )
+
+
 def record(
-    history: History, states: Mapping[str, RuntimeState], pods_ready: int, now: float, window_s: float
+    history: History,
+    states: Mapping[str, RuntimeState],
+    names: Set[Key],
+    pods_ready: int,
+    now: float,
+    window_s: float,
 ) -> History:
-    """`history` with one more look; looks that no window can reach any more are dropped."""
+    """`history` with one more look; looks that no window can reach any more are dropped.
+
+    Totals are kept of `names` only: a pod may name anything.
+    """
+    history = _without_others(history, names)
     totals = dict(history.looks[-1].totals) if history.looks else {}
     seen = {name: (state.started_at, counters(state)) for name, state in states.items()}
     began = history.looks[0].at if history.looks else now
     for name, (started_at, current) in seen.items():
-        for key, gained in _gained(history.pods.get(name), started_at, current, began).items():
+        for key, gained in _gained(history.pods.get(name), started_at, current, began, names).items():
             totals[key] = totals.get(key, 0.0) + gained
     before = history.looks[-1].totals if history.looks else None
     look = Look(now, before if before == totals else totals, len(states), pods_ready)
@@ -118,15 +137,28 @@ def figures_of(gained: Counters, rare: Counters, *, window_s: float, pods_answer
 
 
 def _gained(
-    before: tuple[float, Counters] | None, started_at: float, current: Counters, began: float
+    before: tuple[float, Counters] | None, started_at: float, current: Counters, began: float, names: Set[Key]
 ) -> Mapping[Key, float]:
     """What a pod's counters grew by. All of it when its process is new; nothing yet when it is older than we are."""
+    current = _of(current, names)
     if before is None:
         return current if started_at >= began else {}
-    process, old = before
+    process, old = before[0], _of(before[1], names)
     if process != started_at or any(current.get(key, 0.0) < value for key, value in old.items()):
         return current
     return {key: value - old.get(key, 0.0) for key, value in current.items() if value != old.get(key, 0.0)}
+
+
+def _of(found: Counters, names: Set[Key]) -> Counters:
+    """Those of the service as a whole, and of its drafters and classes that are in `names`."""
+    return {key: value for key, value in found.items() if key[0] not in _NAMED or key[:2] in names}
+
+
+def _without_others(history: History, names: Set[Key]) -> History:
+    """`history` without what left the spec, at any time: when it comes back, it is counted anew."""
+    if not history.looks or len(_of(history.looks[-1].totals, names)) == len(history.looks[-1].totals):
+        return history
+    return replace(history, looks=tuple(replace(look, totals=_of(look.totals, names)) for look in history.looks))
 
 
 def _window(history: History, end: float, window_s: float) -> Figures | None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider_crds.state import RuntimeState
+from outrider_crds.spec import MOST_DRAFT_TOKENS, MOST_DRAFTERS, MOST_SLO_CLASSES
+from outrider_crds.state import TPOT_BUCKETS_S, TTFT_BUCKETS_S, RuntimeState
 from outrider_operator.inbound.states import MOST_BYTES, MOST_COUNT, MOST_TEXT, runtime_state
 from outrider_operator.inbound.unfit import Unfit
 
@@ -67,6 +68,23 @@ def test_long_texts_are_cut() -> None:
     state = runtime_state(json.dumps({**STATE, "configError": "x" * 10_000}).encode())
     assert isinstance(state, RuntimeState)
     assert len(state.config_error) == MOST_TEXT
+
+
+def test_lists_are_no_longer_than_a_service_can_make_them() -> None:
+    """A thousand pods' states are in memory, and every decision walks through them."""
+    counts = {"counts": [1] * 100}
+    lists = {
+        "drafters": [{"name": f"d{i}", "loaded": True} for i in range(20)],
+        "sloClasses": [{"name": f"c{i}", "tpot": counts, "ttft": counts} for i in range(20)],
+        "draftLengthSteps": [1] * 100,
+    }
+    state = runtime_state(json.dumps({**STATE, **lists}).encode())
+    assert isinstance(state, RuntimeState)
+    assert len(state.drafters) == MOST_DRAFTERS
+    assert len(state.slo_classes) == MOST_SLO_CLASSES
+    assert len(state.draft_length_steps) == MOST_DRAFT_TOKENS + 1
+    assert len(state.slo_classes[0].tpot.counts) == len(TPOT_BUCKETS_S) + 1
+    assert len(state.slo_classes[0].ttft.counts) == len(TTFT_BUCKETS_S) + 1
 
 
 def test_a_field_of_a_later_release_is_left_out() -> None:
