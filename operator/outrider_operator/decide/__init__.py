@@ -36,7 +36,8 @@ from outrider_operator.decide.revisions import revision_map_name
 from outrider_operator.decide.runtime_image import default_image
 from outrider_operator.decide.workloads.children import plan_products, plan_workloads, rollout_refusal
 from outrider_operator.decide.workloads.deployment import pods_are_placed
-from outrider_operator.model import CONFIG_MAP, Observed, Plan, Rejection, Settings, child_names
+from outrider_operator.decide.workloads.services import network_policy_name
+from outrider_operator.model import CONFIG_MAP, NETWORK_POLICY, Observed, Plan, Rejection, Settings, child_names
 
 __all__ = ["decide"]
 
@@ -51,7 +52,7 @@ def decide(observed: Observed, settings: Settings) -> Plan:
     if isinstance(spec, str):
         return _leave_children(observed, children, pods, unreadable(spec), _replicas(observed, children))
     asked = _asked(observed, settings, children, spec)
-    against = objection(spec, settings, children, _names(children, asked))
+    against = objection(spec, settings, children, _names(children, settings, asked))
     if against is not None:
         return _leave_children(observed, children, pods, against, spec.replicas)
     return _serve(observed, settings, children, pods, asked).without(observed.rejections)
@@ -66,10 +67,11 @@ def _asked(observed: Observed, settings: Settings, children: Children, spec: Spe
     return held(asked, children) if rollout_refusal(children, asked, observed.rejections) else asked
 
 
-def _names(children: Children, asked: Intent) -> list[tuple[str, str]]:
+def _names(children: Children, settings: Settings, asked: Intent) -> list[tuple[str, str]]:
     """(kind, name) of what `asked` needs."""
     service = children.owner.name
-    return [*child_names(service), (CONFIG_MAP, revision_map_name(service, asked.wanted.name))]
+    policy = [(NETWORK_POLICY, network_policy_name(service))] if settings.admin_port_peers else []
+    return [*child_names(service), (CONFIG_MAP, revision_map_name(service, asked.wanted.name)), *policy]
 
 
 def _serve(observed: Observed, settings: Settings, children: Children, pods: Pods, asked: Intent) -> Plan:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from outrider_crds.status import ConditionType as C
 from outrider_operator.decide.conditions.network import why_unheard
-from outrider_operator.model import NETWORK_POLICY, FigureWindows, Object
+from outrider_operator.decide.ownership import labels, owner_reference
+from outrider_operator.model import NETWORK_POLICY, FigureWindows, Identity, Object
 
 from tests.unit.operator.decide.world import SETTINGS, World, manifest
 
@@ -102,6 +103,22 @@ def test_a_tenants_own_policy_of_that_name_is_left_alone() -> None:
     world.settings = SETTINGS
     world.reconcile()
     assert world.objects[NETWORK_POLICY, "chat-admin-port"] == theirs
+
+
+def test_a_policy_of_another_service_under_that_name_is_told_about() -> None:
+    """Decisions see it and leave it alone: without a word the pods would stay open, or shut to the operator. It is in
+    nobody's way where the chart asks for none."""
+    world = World(manifest(), settings=replace(SETTINGS, admin_port_peers=PEERS))
+    owner = owner_reference(Identity("other", "default", "uid-other"), controller=True)
+    metadata = {"name": "chat-admin-port", "uid": "theirs", "labels": labels("chat"), "ownerReferences": [owner]}
+    world.objects[NETWORK_POLICY, "chat-admin-port"] = {"kind": NETWORK_POLICY, "metadata": metadata}
+    world.settle()
+    assert world.reason(C.SPEC_VALID) == "False/NameConflict"
+    assert "NetworkPolicy chat-admin-port belongs to SpeculativeService other" in world.condition(C.SPEC_VALID).message
+    world.settings = SETTINGS
+    world.settle()
+    assert world.reason(C.SPEC_VALID) == "True/Accepted"
+    assert world.objects[NETWORK_POLICY, "chat-admin-port"]["metadata"] == metadata
 
 
 def test_the_conditions_that_wait_for_a_pods_word_say_why_it_does_not_come() -> None:
