@@ -33,7 +33,7 @@ from outrider_operator.decide.profiling.measurements import Measurement, Profili
 from outrider_operator.decide.profiling.profile_maps import plan_profile_maps
 from outrider_operator.decide.reading import annotation, integer, is_being_deleted, name_of
 from outrider_operator.decide.revisions import revision_map_name
-from outrider_operator.decide.runtime_image import default_image
+from outrider_operator.decide.runtime_image import default_image, given_image
 from outrider_operator.decide.workloads.children import plan_products, plan_workloads, rollout_refusal
 from outrider_operator.decide.workloads.deployment import pods_are_placed
 from outrider_operator.decide.workloads.services import network_policy_name
@@ -60,10 +60,9 @@ def decide(observed: Observed, settings: Settings) -> Plan:
 
 def _asked(observed: Observed, settings: Settings, children: Children, spec: SpeculativeServiceSpec) -> Intent:
     """What the spec asks for now: what is refused waits, and what runs goes on at the spec's scale."""
-    image = default_image(
-        observed.service, children.deployment, observed.status.runtime_image, settings, on_cpu=spec.accelerator.on_cpu
-    )
-    asked = intent(children, image, observed.profiles, settings, spec)
+    kept = observed.status.runtime_image
+    image = default_image(observed.service, children.deployment, kept, settings, on_cpu=spec.accelerator.on_cpu)
+    asked = intent(children, image, given_image(children.deployment, kept), observed.profiles, settings, spec)
     return held(asked, children) if rollout_refusal(children, asked, observed.rejections) else asked
 
 
@@ -129,7 +128,7 @@ def _status(
     status = _counted(observed, children, pods).model_copy(
         update={
             "accelerator": ",".join(spec.accelerator.products),
-            "runtime_image": asked.default_image,
+            "runtime_image": asked.running_image,
             "newer_runtime_image": asked.newer_image,
             **_figures(behaviour, spec),
             "drafts": figure_status.drafts(behaviour, spec, found),

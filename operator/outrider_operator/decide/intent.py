@@ -20,6 +20,9 @@ from outrider_operator.model import Object, Settings
 class Intent:
     spec: SpeculativeServiceSpec
     default_image: str
+    """The release's image that `wanted` is given."""
+    given_image: str
+    """The one that the revision before it was given."""
     newest_image: str
     """The installed release's; another than `default_image` while the service stays on an older release's."""
     stored: tuple[Revision, ...]
@@ -44,25 +47,33 @@ class Intent:
         return self.spec.pod_template.image or self.default_image
 
     @property
+    def running_image(self) -> str:
+        """The release's image that `running` was given."""
+        return self.default_image if self.running in (None, self.wanted) else self.given_image
+
+    @property
     def newer_image(self) -> str:
         """What the service could move to; empty when it runs that, or an image of its own."""
-        return self.newest_image if self.image not in (self.newest_image, self.spec.pod_template.image) else ""
+        is_behind = not self.spec.pod_template.image and self.running_image != self.newest_image
+        return self.newest_image if is_behind else ""
 
 
 def intent(
     children: Children,
     image: str,
+    given: str,
     profiles: Mapping[str, Object],
     settings: Settings,
     spec: SpeculativeServiceSpec,
 ) -> Intent:
-    """`image` is what the service runs on where its pod template names none."""
+    """`image` is for the spec where its pod template names none; `given` is what the service had so far, or empty."""
     stored = stored_revisions(children)
     wanted = wanted_revision(children, stored, settings, spec, spec.pod_template.image or image)
     newest = newest_image(settings, on_cpu=spec.accelerator.on_cpu)
     asked = Intent(
         spec=spec,
         default_image=image,
+        given_image=given or image,
         newest_image=newest,
         stored=stored,
         wanted=wanted,

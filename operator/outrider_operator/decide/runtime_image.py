@@ -10,11 +10,12 @@ from outrider_crds.base import digest
 from outrider_crds.names import Image
 from pydantic import TypeAdapter, ValidationError
 
-from outrider_operator.decide.reading import annotation, uid_of
+from outrider_operator.decide.reading import annotation, dig, uid_of
 from outrider_operator.model import Object, Settings
 
 IMAGE_ANNOTATION = "outrider.dev/runtime-image"
-"""On the Deployment: "gpu IMAGE" or "cpu IMAGE", the default image as it was resolved for that kind of hardware."""
+"""On the Deployment: "gpu IMAGE" or "cpu IMAGE", the default image as it was resolved for that kind of hardware
+when the revision that the Deployment runs was made."""
 UPGRADE_ANNOTATION = "outrider.dev/runtime-upgrade"
 """On the service: "true" moves it to the installed release's image, "false" keeps it out of the share."""
 _IMAGE: TypeAdapter[str] = TypeAdapter(Image)
@@ -31,6 +32,11 @@ def default_image(
     return newest if _moves(service, settings) else _given(deployment, kept_image, settings, on_cpu=on_cpu)
 
 
+def given_image(deployment: Object | None, kept_image: str) -> str:
+    """The image that the revision of `deployment` was given; empty for a service that never had one."""
+    return _resolved(deployment)[1] or kept_image
+
+
 def newest_image(settings: Settings, *, on_cpu: bool) -> str:
     """The installed release's."""
     return settings.runtime_cpu_image if on_cpu else settings.runtime_image
@@ -43,10 +49,16 @@ def hardware(*, on_cpu: bool) -> str:
 def _given(deployment: Object | None, kept_image: str, settings: Settings, *, on_cpu: bool) -> str:
     """The release's image when this service first needed one for its kind of hardware."""
     newest = newest_image(settings, on_cpu=on_cpu)
-    kind, _, resolved = annotation(deployment or {}, IMAGE_ANNOTATION).partition(" ")
-    if _is_image(resolved):
+    kind, resolved = _resolved(deployment)
+    if resolved:
         return resolved if kind == hardware(on_cpu=on_cpu) else newest
     return kept_image if kept_image and kept_image != newest_image(settings, on_cpu=not on_cpu) else newest
+
+
+def _resolved(deployment: Object | None) -> tuple[str, str]:
+    """(hardware, image) of the annotation; two empty strings where it holds none."""
+    kind, _, resolved = annotation(deployment or {}, IMAGE_ANNOTATION).partition(" ")
+    return (kind, resolved) if _is_image(resolved) else ("", "")
 
 
 def _is_image(given: str) -> bool:
@@ -59,6 +71,9 @@ def _is_image(given: str) -> bool:
 
 
 def _moves(service: Object, settings: Settings) -> bool:
+    """A paused service does not: no rollout would take its pods along."""
+    if dig(service, "spec", "paused"):
+        return False
     asked = annotation(service, UPGRADE_ANNOTATION)
     if asked in ("true", "false"):
         return asked == "true"

@@ -19,7 +19,7 @@ _HISTORY = 2
 def deployment(owner: Identity, intent: Intent, revision: Revision) -> Object:
     """Its replicas are always spec.replicas: autoscalers write those, and nobody writes the Deployment's."""
     rollout = intent.spec.rollout
-    kind = hardware(on_cpu=intent.spec.accelerator.on_cpu)
+    kind = hardware(on_cpu=revision.boot.accelerator.on_cpu)
     return {
         "apiVersion": "apps/v1",
         "kind": DEPLOYMENT,
@@ -28,7 +28,7 @@ def deployment(owner: Identity, intent: Intent, revision: Revision) -> Object:
             "namespace": owner.namespace,
             "labels": labels(owner.name),
             "annotations": {
-                IMAGE_ANNOTATION: f"{kind} {intent.default_image}",
+                IMAGE_ANNOTATION: f"{kind} {intent.running_image}",
                 **revision_annotations(revision),
             },
             "ownerReferences": [owner_reference(owner, controller=True)],

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from outrider_crds.status import ConditionType as C
 from outrider_operator.decide.runtime_image import IMAGE_ANNOTATION, default_image
 
 from tests.unit.operator.decide.world import SETTINGS, World, manifest
@@ -91,3 +92,49 @@ def test_an_image_that_no_status_could_name_is_not_taken_from_the_annotation(typ
     assert default_image({"metadata": {"uid": "a"}}, world.deployment(), "", SETTINGS, on_cpu=True) == (
         "outrider/runtime-cpu:1"
     )
+
+
+def images(world: World) -> tuple[str, str, str]:
+    """What the Deployment, and the two fields of the status, say."""
+    status = world.observed().status
+    noted = str(world.deployment()["metadata"]["annotations"][IMAGE_ANNOTATION])
+    return noted, status.runtime_image, status.newer_runtime_image
+
+
+BEHIND = ("cpu outrider/runtime-cpu:1", "outrider/runtime-cpu:1", "outrider/runtime-cpu:2")
+MOVED = ("cpu outrider/runtime-cpu:2", "outrider/runtime-cpu:2", "")
+
+
+def test_a_paused_service_is_behind_until_it_goes_on() -> None:
+    """Its pods run the old image whatever the installation upgrades."""
+    world = World(manifest())
+    world.serve()
+    world.patch(paused=True)
+    world.settings = replace(NEW, runtime_upgrade_percent=100)
+    world.settle()
+    assert (image(world), *images(world)) == ("outrider/runtime-cpu:1", *BEHIND)
+    world.patch(paused=False)
+    world.settle()
+    assert (image(world), *images(world)) == ("outrider/runtime-cpu:2", *MOVED)
+
+
+def test_a_service_that_waits_for_the_new_images_profile_is_behind() -> None:
+    """And it keeps the old image if the installation upgrades nothing any more meanwhile."""
+    world = World(manifest(profiling={"mode": "Required"}))
+    world.settle()
+    world.measure(world.jobs()[0])
+    world.settle()
+    world.roll_out()
+    world.settings = replace(NEW, runtime_upgrade_percent=100)
+    world.settle()
+    assert world.reason(C.UPDATED) == "False/WaitingForProfile"
+    assert (image(world), *images(world)) == ("outrider/runtime-cpu:1", *BEHIND)
+    world.settings = NEW
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "True/Profiled"
+    assert (image(world), *images(world)) == ("outrider/runtime-cpu:1", *BEHIND)
+    world.settings = replace(NEW, runtime_upgrade_percent=100)
+    world.settle()
+    world.measure(world.jobs()[0])
+    world.settle()
+    assert (image(world), *images(world)) == ("outrider/runtime-cpu:2", *MOVED)
