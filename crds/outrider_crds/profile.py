@@ -35,7 +35,7 @@ Seconds = Annotated[float, Field(ge=0, lt=1e4, allow_inf_nan=False)]
 
 
 class ExecutionMode(StrEnum):
-    """How the engine runs a step; each has its own coefficients (design, section 5)."""
+    """How the engine runs a step; each has its own coefficients."""
 
     UNIFORM = "uniform"
     """Every decoding request carries the same number of tokens (full CUDA graph where there is one)."""
@@ -135,7 +135,7 @@ def profile_keys(spec: SpeculativeServiceSpec, product: str, image: str) -> Prof
 
 
 def target_key(spec: SpeculativeServiceSpec, product: str, image: str) -> str:
-    """Hash of everything that moves the target's step time on `product` (design, section 4, Profiling)."""
+    """Hash of everything that moves the target's step time on `product`."""
     on_cpu = spec.accelerator.on_cpu
     return digest(
         {

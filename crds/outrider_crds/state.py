@@ -78,7 +78,7 @@ class SLOClassState(Model):
 
 
 class SpeedupState(Model):
-    """Probes (design, section 5, Truth): k = 0 blocks against neighbouring speculative steps of the same batch."""
+    """Probes: k = 0 blocks against neighbouring speculative steps of the same batch."""
 
     probes: int = 0
     baseline_tokens: int = 0

@@ -1,6 +1,6 @@
 """What a measurement was taken on: device, engine version and the exact weights.
 
-The profiler records these; the runtime compares them with its own before it trusts a profile (design, section 4).
+The profiler records these; the runtime compares them with its own before it trusts a profile.
 """
 
 from __future__ import annotations

@@ -137,8 +137,6 @@ def test_the_first_neural_drafter_that_loads_is_hosted(folder: Any, tmp_path: Pa
     assert pool.hosted == (lookup("first"), good, lookup("second"))
     assert set(pool.dropped) == {"broken", "spare"}
     assert "good" in pool.dropped["spare"]
-    assert "docs/two-neural-drafters.md" in pool.dropped["spare"]
-    assert Path(__file__).parents[2].joinpath("docs/two-neural-drafters.md").is_file()
 
 
 def test_a_suffix_drafter_is_left_out_with_a_remedy(folder: Any) -> None:

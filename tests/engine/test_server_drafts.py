@@ -31,7 +31,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def test_a_drafter_that_cannot_load_is_dropped_and_named(server: Server) -> None:
-    """Design, section 4: the pod drops it, serves on, and names it; it does not crash in a loop."""
+    """The pod drops it, serves on, and names it; it does not crash in a loop."""
     server.wait_until("readiness", server.is_ready)
     lookup, eagle = server.state().drafters
     assert lookup.loaded

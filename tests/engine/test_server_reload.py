@@ -17,7 +17,7 @@ def _answer(server: Server) -> None:
 
 
 def test_speculation_is_switched_off_and_on_without_a_restart(laptop: Laptop) -> None:
-    """Design, section 4: `mode: Off` must not reload a model; the new config's hash is echoed."""
+    """`mode: Off` must not reload a model; the new config's hash is echoed."""
     server = laptop.server
     before = server.state()
     laptop.edit(mode="Off")
@@ -80,6 +80,6 @@ def test_a_scrape_says_what_the_state_says(laptop: Laptop) -> None:
 
 
 def test_the_api_port_has_no_metrics_and_no_state(laptop: Laptop) -> None:
-    """Design, section 4, tenancy: the Service exposes neither."""
+    """The Service exposes neither."""
     for path in ("/metrics", "/outrider/state", "/readyz"):
         assert laptop.server.api.get(path).status_code == 404

@@ -43,7 +43,7 @@ def bare_pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_a_pod_whose_plugin_is_not_active_never_becomes_ready(bare_pod: Server) -> None:
-    """Design, section 5: readiness asserts that the plugin is active; the pod is alive, and the state says why."""
+    """Readiness asserts that the plugin is active; the pod is alive, and the state says why."""
     assert bare_pod.chat().status_code == 200
     answer = bare_pod.admin.get("/readyz")
     assert answer.status_code == 503

@@ -1,4 +1,4 @@
-"""Whether the neural draft's KV covers a request without a hole (design, section 5, Draft-prefill gate).
+"""Whether the neural draft's KV covers a request without a hole (TurboSpec, section 4.2).
 
 The draft's KV lies in the same blocks as the target's. A step that skips the draft's forward leaves a hole in every
 request of the step, and in blocks that the prefix cache may hand to later requests. Proposals over a hole would be

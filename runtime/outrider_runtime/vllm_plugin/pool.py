@@ -58,7 +58,6 @@ def choose_pool(boot: BootConfig, places: ModelPlaces) -> Pool:
         reason = _obstacle(boot, drafter, places)
         if drafter.neural is not None and pool.neural and not reason:
             reason = f"this release hosts one neural drafter at a time and uses {pool.neural[0].name!r}"
-            reason += " (docs/two-neural-drafters.md says why)"
         if reason:
             pool = pool.without(drafter.name, reason)
         else:

@@ -95,7 +95,7 @@ def test_a_target_that_is_not_in_its_volume_is_named(tmp_path: Path, capsys: pyt
 
 @pytest.mark.skipif(os.getuid() != 0, reason="changes its user, which needs root")
 def test_weights_that_the_pods_user_may_not_read_are_named(tmp_path: Path) -> None:
-    """safetensors writes mode 0600: a root user's conversion is closed to a non-root pod (design, section 6)."""
+    """safetensors writes mode 0600: a root user's conversion is closed to a non-root pod."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -146,7 +146,7 @@ def test_a_claim_needs_kubernetes(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_manifest_that_the_api_server_would_refuse_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Design, section 3: `serve -f` holds the same rules."""
+    """`serve -f` holds the same rules."""
     manifest = tmp_path / "chat.yaml"
     manifest.write_text(MANIFEST.replace("products: [cpu]", "products: [cpu, NVIDIA-H200]"))
     assert "is not a valid SpeculativeService" in _fails(["serve", "-f", str(manifest)], capsys)
@@ -181,7 +181,7 @@ def test_both_ports_listen_on_every_address_in_a_pod() -> None:
 def test_an_untested_engine_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Design, section 5: refuse to start on a vLLM that was not tested, naming those that were."""
+    """The server refuses to start on a vLLM that was not tested, naming those that were."""
 
     def untested(*_: object) -> str:
         return check_engine_version("0.99.0")

@@ -168,7 +168,7 @@ async def test_a_draining_pod_serves_on_and_sends_its_clients_away(service: Serv
 
 
 async def test_metrics_and_raw_engine_routes_are_not_open_to_clients(service: Service) -> None:
-    """Design, section 4: state, metrics and probes on an admin port that the Service does not expose."""
+    """State, metrics and probes on an admin port that the Service does not expose."""
     for path in ("/metrics", "/inference/v1/generate", "/v1/load_lora_adapter", "/scale_elastic_ep", "/invocations"):
         answer = await service.client.post(path, content=b"{}")
         assert answer.status_code == 404, path

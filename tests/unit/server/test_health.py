@@ -32,7 +32,7 @@ def test_a_healthy_pod_is_ready_and_alive() -> None:
 
 
 def test_a_pod_whose_plugin_did_not_load_is_never_ready() -> None:
-    """Design, section 5: vLLM swallows plugin load errors, so readiness asserts that the plugin is active."""
+    """vLLM swallows plugin load errors, so readiness asserts that the plugin is active."""
     assert "has not reported" in why_not_ready(replace(HEALTHY, report_age_s=None))
     assert "not active" in why_not_ready(replace(HEALTHY, plugin_active=False))
     assert why_not_alive(replace(HEALTHY, report_age_s=None)) == ""

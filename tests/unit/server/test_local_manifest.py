@@ -78,7 +78,7 @@ def test_the_engine_is_given_the_folder_and_clients_keep_the_name(manifest: Path
 
 
 def test_a_draft_that_is_not_here_is_dropped_and_named(manifest: Path, tmp_path: Path) -> None:
-    """Design, section 4: a drafter that cannot load is dropped, the server serves on."""
+    """A drafter that cannot load is dropped, the server serves on."""
     (manifest.parent / "models" / "smollm2-135m-eagle3").rmdir()
     serving = _serving(manifest, tmp_path)
     plan = plan_launch(serving.boot, serving.hot, serving.paths)
@@ -87,7 +87,7 @@ def test_a_draft_that_is_not_here_is_dropped_and_named(manifest: Path, tmp_path:
 
 
 def test_an_edit_of_a_hot_field_takes_effect_without_a_restart(manifest: Path, tmp_path: Path) -> None:
-    """Design, section 4: `mode: Off` must not reload a model; on a laptop neither."""
+    """`mode: Off` must not reload a model; on a laptop neither."""
     serving = _serving(manifest, tmp_path)
     before = config_hash(_hot(serving))
     _edit(manifest, mode="Off")

@@ -16,12 +16,12 @@ def _class(body: dict[str, Any], *headers: str) -> object:
 
 
 def test_the_header_names_the_class() -> None:
-    """Design, section 5: header X-SLO-Class."""
+    """The header X-SLO-Class names it."""
     assert _class({"prompt": "x"}, "batch") == "batch"
 
 
 def test_the_body_names_the_class() -> None:
-    """Design, section 5: or vllm_xargs.slo_class in the body; the body is then passed on as it is."""
+    """So does vllm_xargs.slo_class in the body; the body is then passed on as it is."""
     body = {"prompt": "x", "vllm_xargs": {"slo_class": "batch"}}
     assert with_slo_class(body, (), KNOWN) is body
 
