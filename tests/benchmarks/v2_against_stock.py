@@ -4,7 +4,7 @@
 
 writes results/v2_against_stock.json. Bar: the CPU seconds of a token are at most those of stock vLLM, at 1, 8 and 24
 requests, for plain decoding, prompt lookup and EAGLE-3 (three proposals). Both engines run vLLM's own scheduler. CPU
-time is that of the whole process, in one thread, so that a busy neighbour costs little; both are up at the same time and
+time is that of the whole process, in one thread, so that a busy neighbour costs little; both are up at one time and
 take turns in changing order; ratios are taken within a round.
 """
 
