@@ -111,6 +111,15 @@ def test_another_vocabulary_of_the_same_size_is_found(folder: Any) -> None:
     assert dropped(target, draft_model(folder("same", LLAMA, {"a": 0, "b": 1}))) == ""
 
 
+def test_a_draft_model_with_fewer_positions_than_a_request_may_take_is_named_with_both_numbers(folder: Any) -> None:
+    """Past its last position a draft model reads behind its tables, which ends the engine on a GPU."""
+    target = folder("target", {**LLAMA, "max_position_embeddings": 8192})
+    reason = dropped(target, draft_model(folder("small", {**LLAMA, "max_position_embeddings": 2048})))
+    assert "2048" in reason
+    assert "8192" in reason
+    assert "maxModelLen" in reason
+
+
 def test_a_draft_model_given_as_eagle_head_is_named(folder: Any) -> None:
     assert "DraftModel" in dropped(folder("target", LLAMA), eagle(folder("small", LLAMA)))
 

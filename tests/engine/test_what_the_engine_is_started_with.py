@@ -96,6 +96,16 @@ def test_every_pool_runs_in_the_second_runner(product: str, pool: tuple[Drafter,
     assert product == "cpu" or config["method"] in {"ngram_gpu", "eagle3", "draft_model"}, "asynchronous in vLLM"
 
 
+@pytest.mark.parametrize(
+    "extra", ["--max-cudagraph-capture-size=256", "--compilation_config={}", "--cudagraph-capture-sizes=1"]
+)
+def test_who_names_the_graphs_gets_those(extra: str) -> None:
+    """vLLM refuses sizes that two arguments name, and the pod would end again and again for one that nobody wrote."""
+    boot = on_gpu(boot_config([lookup()]), extra_args=[extra])
+    given = arguments.engine_arguments(plan_of(boot, Pool(hosted=(lookup(),))))
+    assert [one for one in given if "capture-size" in one or "compilation" in one] == [extra]
+
+
 def test_what_the_pod_sets_wins_over_our_defaults() -> None:
     """Promise: engine.env and the pod's environment are the user's."""
     boot = boot_config([draft_model(HEAD)])

@@ -28,6 +28,7 @@ def start_engine(plan: LaunchPlan) -> Any:
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.usage.usage_lib import UsageContext
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -37,7 +38,8 @@ def start_engine(plan: LaunchPlan) -> Any:
     arguments = AsyncEngineArgs.from_cli_args(parsed)
     arguments.async_scheduling = False
     arguments.disable_log_stats = True
-    return LLMEngine.from_engine_args(arguments)
+    # vLLM's defaults for how much a step holds hang on who asks: these are the server's.
+    return LLMEngine.from_engine_args(arguments, usage_context=UsageContext.OPENAI_API_SERVER)
 
 
 def serve(connection: Connection) -> None:

@@ -89,11 +89,17 @@ def _graph_arguments(plan: LaunchPlan, speculative: dict[str, object] | None) ->
     if plan.boot.accelerator.on_cpu:
         # The compiler writes C++ on a CPU; an image without build tools would die of that while it warms up.
         return [] if shutil.which("g++") else ["--enforce-eager"]
-    if speculative is None:
+    if speculative is None or _names_graphs(plan.boot.engine.extra_args):
         return []
     requests = _max_num_seqs(plan.boot.engine.extra_args)
     sizes = graph_sizes(plan.boot.max_draft_tokens, requests)
     return ["--cudagraph-capture-sizes", *map(str, sizes)]
+
+
+def _names_graphs(extra_arguments: list[str]) -> bool:
+    """Whether the user chooses the graphs: vLLM refuses sizes that two arguments name."""
+    flags = ("--cudagraph-capture-sizes", "--max-cudagraph-capture-size", "--compilation-config", "-O")
+    return any(argument.replace("_", "-").startswith(flags) for argument in extra_arguments)
 
 
 def _max_num_seqs(extra_arguments: list[str]) -> int:

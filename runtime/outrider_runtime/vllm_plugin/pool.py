@@ -84,6 +84,7 @@ def _obstacle(boot: BootConfig, drafter: Drafter, places: ModelPlaces) -> str:
         or _wrong_draft_vocabulary(drafter, draft_config, target_config)
         or _wrong_width(drafter, draft_config, target_config)
         or _wrong_layers(drafter, draft_config, target_config)
+        or _too_few_positions(drafter, draft_config, boot.engine.max_model_len or _positions(target_config))
     )
 
 
@@ -134,6 +135,22 @@ def _is_head(config: dict[str, Any]) -> bool:
     """Publishers name a head Eagle3 or like any model of its family; a draft_vocab_size is what only heads have."""
     names = " ".join([*(config.get("architectures") or []), str(config.get("speculators_model_type") or "")])
     return "eagle" in names.lower() or config.get("draft_vocab_size") is not None
+
+
+def _positions(config: dict[str, Any]) -> int | None:
+    positions = config.get("max_position_embeddings")
+    return positions if isinstance(positions, int) else None
+
+
+def _too_few_positions(drafter: Drafter, draft: dict[str, Any], longest: int | None) -> str:
+    """The engine feeds a draft model as far as the target reads, past the draft's own last position too."""
+    has = _positions(draft)
+    if drafter.method is not DraftMethod.DRAFT_MODEL or has is None or longest is None or has >= longest:
+        return ""
+    return (
+        f"the draft model has {has} positions (max_position_embeddings), and a request may take {longest}: "
+        "lower engine.maxModelLen, or use another draft"
+    )
 
 
 def _wrong_vocabulary_size(draft: dict[str, Any], target: dict[str, Any]) -> str:

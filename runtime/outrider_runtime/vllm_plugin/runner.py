@@ -37,6 +37,8 @@ class PoolRunner(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
         self._plan = load_plan()
         self._clock = step_clock(device)
         self._agree = among(get_tp_group().cpu_group)
+        self._reports = get_tp_group().rank_in_group == 0
+        """The executor reads one rank's output and drops the others'."""
         self._drafting: deque[DraftingStep] = deque()
         """Steps that nothing was reported of yet."""
         with _speculator_made_by(partial(pool_speculator, self._plan, self._agree)):
@@ -61,7 +63,7 @@ class PoolRunner(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
         output = super().sample_tokens(grammar_output)
         if self._step is None or not isinstance(output, AsyncModelRunnerOutput):
             return output
-        if self.speculator is not None:
+        if self.speculator is not None and self._reports:
             self._drafting.append(self._step)
         return ReportedOutput(output, partial(self._report, self._began, self._sampled))
 

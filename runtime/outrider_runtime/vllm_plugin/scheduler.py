@@ -107,8 +107,10 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         self._steps = itertools.count(1)
         self._scheduled: dict[int, StepRecord] = {}
         """Step -> what was planned; its output has not come in yet."""
-        self._drafting: dict[int, tuple[StepRecord, StepOutcome]] = {}
-        """Step -> what came of it; how its drafting went is not known yet."""
+        self._drafting: dict[int, tuple[StepRecord, StepOutcome | None]] = {}
+        """Step -> what came of it (None: the loop was told); how its drafting went is not known yet."""
+        self._is_told = self.vllm_config.speculative_config is not None
+        """Of each step, sooner or later: the worker has a speculator."""
         self._told: dict[int, DraftReport] = {}
         """Step -> how its drafting went; what came of it is not known yet: the device may be ahead of its outputs."""
         self._scheduled_at = self._last_output_at = time.monotonic()
@@ -277,12 +279,15 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         """Tell the loop of a step as soon as its drafting is over; at once where no later step will tell."""
         if report is not None:
             self._drafted(record, outcome, report)
-        elif self._scheduled:
+        elif self._scheduled and self._is_told:
             self._drafting[record.order.step] = (record, outcome)
         else:
             self.outrider.observe(untimed(outcome) if record.order.drafts else outcome)
+            if self._is_told:  # with the next burst's first step: what failed, and the holes that it left
+                self._drafting[record.order.step] = (record, None)
 
-    def _drafted(self, record: StepRecord, outcome: StepOutcome, report: DraftReport) -> None:
+    def _drafted(self, record: StepRecord, outcome: StepOutcome | None, report: DraftReport) -> None:
+        """outcome: None where the loop was told of it already."""
         names = list(self.outrider.numbers)
         self._note_holes(record, report)
         for asked, proposed, number in zip(record.asks, report.proposed, report.proposer, strict=False):
@@ -290,7 +295,8 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
                 name = None if number == NOBODY else names[number]
                 length = 0 if name is None else self.outrider.draft_tokens(record.draft_plan, name)
                 asked.came_back(int(proposed), name, length)
-        self.outrider.observe(with_drafts(outcome, record, report, names))
+        if outcome is not None:
+            self.outrider.observe(with_drafts(outcome, record, report, names))
         for number, reason in report.failures.items():
             self.outrider.drafter_failed(names[number], reason)
 
@@ -408,9 +414,11 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         )
 
     def _remaining(self, request: Request) -> int:
-        """Tokens that the request may still get; 1 for a seeded one, so that nothing is proposed for it: how often
-        it draws from its generator would hang on the draft length, and the seed would not repeat its answer."""
-        if request.sampling_params is not None and request.sampling_params.seed is not None:
+        """Tokens that the request may still get; 1 for one that is sampled with a seed, so that nothing is proposed for
+        it: a token that replaces a rejected one is drawn otherwise than a plain one, so the seed would not repeat its
+        answer."""
+        sampling = request.sampling_params
+        if sampling is not None and sampling.seed is not None and sampling.temperature > 0:
             return 1
         return self._room(request)
 
