@@ -42,7 +42,8 @@ def test_answers_stream_token_by_token(laptop: Laptop) -> None:
     body = {
         "model": MODEL,
         "messages": [{"role": "user", "content": "Count to ten."}],
-        "max_tokens": 24,
+        "max_tokens": 96,
+        "ignore_eos": True,
         "stream": True,
     }
     with laptop.server.api.stream(

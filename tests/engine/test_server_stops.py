@@ -30,7 +30,7 @@ HOT = {
 def bare_pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A pod's server on mounted configs whose engine runs vLLM's own scheduler: the plugin is not active."""
     folder = tmp_path_factory.mktemp("bare")
-    stock = ["--scheduler-cls=vllm.v1.core.sched.scheduler.Scheduler", "--no-async-scheduling"]
+    stock = ["--scheduler-cls=tests.engine.stock_scheduler.stock_scheduler", "--no-async-scheduling"]
     boot = write_json(folder / "boot.json", boot_document(extra_arguments=stock))
     hot = write_json(folder / "hot.json", HOT)
     arguments = ("--config", str(boot), "--hot-config", str(hot), "--profiles", str(folder), "--podinfo", str(folder))

@@ -150,7 +150,7 @@ class Profiler:
     def _guilty(self, part: Part, plan: LaunchPlan, error: ProfilingError) -> tuple[str, str] | None:
         """Drafter and sentence: the one that vLLM's config refuses, else the one with a model of its own."""
         smaller = after_failure(plan, error)
-        named = smaller.pool.dropped if smaller is not None else {}
+        named = {**(smaller.pool.dropped if smaller is not None else {}), **noted_failures(plan)}
         neural = next((drafter.name for drafter in part.drafters if drafter.neural is not None), None)
         return None if neural is None else (neural, named.get(neural, error.message))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 
@@ -118,9 +119,10 @@ def prepare_vllm(*, worker_is_here: bool = False) -> None:
 
     if current_platform.is_cpu():
         cpu.install() if worker_is_here else cpu.allow_second_runner()
-    SamplingParams._validate_spec_decode = _accept
 
+    @functools.wraps(SamplingParams._validate_spec_decode)
+    def accept(*_arguments: object) -> None:
+        """vLLM refuses `min_p` and `logit_bias` where speculation is configured, for the sake of its first runner. The
+        second one applies both before it verifies."""
 
-def _accept(*_arguments: object) -> None:
-    """vLLM refuses `min_p` and `logit_bias` where speculation is configured, for the sake of its first runner. The
-    second one applies both before it verifies."""
+    SamplingParams._validate_spec_decode = accept
