@@ -98,39 +98,32 @@ class Acceptance:
             forest.asked, forest.lengths, forest.request, forest.drafter, forest.depth, batch.slot,
             self._asked, self._offered, self._slot_hits,
         )  # fmt: skip
-        surprised = _count_trials(
+        self.alarms += _count_trials(
             forest.request, forest.parent, forest.drafter, forest.depth, self._bins(forest), verified, accepted,
-            batch.slot, batch.slo_class, self._coverage(batch), self._classes,
-            self._tried, self._accepted, self.hazards, self._groups, self._recent,
+            *self._of_requests(batch), self._tried, self._accepted, self.hazards, self._groups, self._recent,
         )  # fmt: skip
-        self.alarms += surprised
-        self.met |= (self._tried[:, 0, ANY] >= MET_TRIALS) | (self._asked[:, 0] >= MET_ASKED)
+        _meet(self._tried, self._asked, self.met)
 
-    def paths(self, batch: Batch, rows: Ints) -> tuple[Floats, Floats]:
+    def paths(self, batch: Batch, rows: Ints, depths: Ints) -> tuple[Floats, Floats]:
         """Two (D, N, K) for N `rows` of the batch: the probability that the target accepts a chain of 1..K, if it is
-        proposed, and that the drafter has a proposal of that depth."""
+        proposed, and that the drafter has a proposal of that depth. depths: (D, N), beyond which a path is 0."""
         return _paths(
-            self.hazards, self._groups, self._classes, batch.slot, batch.slo_class, self._coverage(batch), rows,
+            self.hazards, self._groups, *self._of_requests(batch), rows, depths,
             self._asked, self._offered, self._slot_hits, self._passes,
         )  # fmt: skip
 
     def node_paths(self, batch: Batch, forest: Forest) -> Floats:
-        """(M,): the probability that the target accepts each node and all that it hangs on."""
+        """(M,): the probability that the target accepts each node and all that it hangs on; 0 for one that the request
+        has no token left for."""
         return _node_paths(
-            self.hazards, self._groups, self._classes, batch.slot, batch.slo_class, self._coverage(batch),
+            self.hazards, self._groups, *self._of_requests(batch), batch.left,
             forest.request, forest.parent, forest.drafter, forest.depth, self._bins(forest),
         )  # fmt: skip
 
     def worth_of_reading(self, drafter: int, length: int) -> tuple[float, float]:
         """Tokens a step that a read prompt brings a request whose drafter proposes `length`, and the trials of the kind
         of request, read or not, that has fewer."""
-        pool, expected = _pool_tried(self._groups, drafter), []
-        for coverage in (0, 1):
-            group = self._groups[coverage, drafter]
-            factor = _ratio(pool, group, group[EXPECTED_ANY], COVERAGE_TRIALS)
-            chances = [_with_factor(hazard, factor) for hazard in self.hazards[drafter, :length, ANY]]
-            expected.append(float(np.cumprod(chances).sum()))
-        return expected[0] - expected[1], float(self._groups[:2, drafter, EVERY].min())
+        return _worth_of_reading(self.hazards[drafter], self._groups, drafter, length)
 
     def upper_paths(self) -> Floats:
         """(D, K): paths that are optimistic by one posterior standard deviation, offers included, for exploration."""
@@ -146,20 +139,36 @@ class Acceptance:
     def _bins(self, forest: Forest) -> Ints:
         return _bin_confidences(forest.confidence, forest.drafter, self._edges)
 
-    def _coverage(self, batch: Batch) -> Ints:
-        return _coverages(np.ascontiguousarray(batch.read), np.ascontiguousarray(batch.whole), batch.context)
+    def _of_requests(self, batch: Batch) -> tuple[int, Ints, Ints, Floats, Ints, Ints]:
+        """What a request's factors hang on: the classes there are, its slot, its class, and its caches."""
+        whole, read = np.ascontiguousarray(batch.whole), np.ascontiguousarray(batch.read)
+        return self._classes, batch.slot, batch.slo_class, read, whole, batch.context
 
 
 @compiled
-def _coverages(read: Floats, whole: Ints, context: Ints) -> Ints:
-    """(D, N): 0 for a cache that has all, else what it lacks."""
-    result = np.empty(read.shape, np.int64)
-    for d in range(read.shape[0]):
-        for i in range(read.shape[1]):
-            lacks_prompt = read[d, i] < READ_SHARE
-            has_hole = whole[d, i] < min(WHOLE_TOKENS, context[i])
-            result[d, i] = lacks_prompt + 2 * has_hole
-    return result
+def _coverage(read: float, whole: int, context: int) -> int:
+    """0 for a cache that has all, else what it lacks."""
+    lacks_prompt, has_hole = read < READ_SHARE, whole < min(WHOLE_TOKENS, context)
+    return int(lacks_prompt) + 2 * int(has_hole)
+
+
+@compiled
+def _meet(tried: Floats, asked: Floats, met: Bools) -> None:
+    for d in range(len(met)):
+        met[d] |= tried[d, 0, ANY] >= MET_TRIALS or asked[d, 0] >= MET_ASKED
+
+
+@compiled
+def _worth_of_reading(hazards: Floats, groups: Floats, drafter: int, length: int) -> tuple[float, float]:
+    pool, gain = _pool_tried(groups, drafter), 0.0
+    for coverage in range(2):
+        group = groups[coverage, drafter]
+        factor = _ratio(pool, group, group[EXPECTED_ANY], COVERAGE_TRIALS)
+        path = 1.0
+        for k in range(length):
+            path *= _with_factor(hazards[k, ANY], factor)
+            gain += path if coverage == 0 else -path
+    return gain, min(groups[0, drafter, EVERY], groups[1, drafter, EVERY])
 
 
 @compiled
@@ -214,8 +223,8 @@ def _pool_tried(groups: Floats, drafter: int) -> float:
 
 @compiled
 def _paths(
-    hazards: Floats, groups: Floats, classes: int, slot: Ints, slo_class: Ints, coverage: Ints, rows: Ints,
-    asked: Floats, offered: Floats, slot_hits: Floats, has_passes: Bools,
+    hazards: Floats, groups: Floats, classes: int, slot: Ints, slo_class: Ints, read: Floats, whole: Ints,
+    context: Ints, rows: Ints, limits: Ints, asked: Floats, offered: Floats, slot_hits: Floats, has_passes: Bools,
 ) -> tuple[Floats, Floats]:  # fmt: skip
     drafters, depths = hazards.shape[:2]
     paths = np.empty((drafters, len(rows), depths))
@@ -224,7 +233,8 @@ def _paths(
         pool = _pool_tried(groups, d)
         for n in range(len(rows)):
             i = rows[n]
-            factor = _factor(pool, groups, classes, d, slot[i], slo_class[i], coverage[d, i], EXPECTED_ANY)
+            coverage = _coverage(read[d, i], whole[d, i], context[i])
+            factor = _factor(pool, groups, classes, d, slot[i], slo_class[i], coverage, EXPECTED_ANY)
             path, hits = 1.0, 1.0
             if not has_passes[d]:
                 rate = (offered[d, 0] + HIT_TRIALS) / (asked[d, 0] + HIT_TRIALS)
@@ -232,7 +242,7 @@ def _paths(
                 hits = (own[1] + SLOT_HIT_TRIALS * rate) / (own[0] + SLOT_HIT_TRIALS) / rate
             for k in range(depths):
                 path *= _with_factor(hazards[d, k, ANY], factor)
-                paths[d, n, k] = path
+                paths[d, n, k] = path if k < limits[d, n] else 0.0
                 if not has_passes[d]:
                     offers[d, n, k] = min(1.0, hits * (offered[d, k] + HIT_TRIALS) / (asked[d, k] + HIT_TRIALS))
     return paths, offers
@@ -240,21 +250,22 @@ def _paths(
 
 @compiled
 def _node_paths(
-    hazards: Floats, groups: Floats, classes: int, slot: Ints, slo_class: Ints, coverage: Ints, request: Ints,
-    parent: Ints, drafter: Ints, depth: Ints, bins: Ints,
+    hazards: Floats, groups: Floats, classes: int, slot: Ints, slo_class: Ints, read: Floats, whole: Ints,
+    context: Ints, left: Ints, request: Ints, parent: Ints, drafter: Ints, depth: Ints, bins: Ints,
 ) -> Floats:  # fmt: skip
     paths = np.empty(len(request))
     factors = np.zeros((hazards.shape[0], len(slot), 2))
     for m in range(len(request)):
         d, i, column = drafter[m], request[m], EXPECTED_ANY if bins[m] == ANY else EXPECTED
         if factors[d, i, column - EXPECTED] == 0.0:
-            pool = _pool_tried(groups, d)
+            pool, coverage = _pool_tried(groups, d), _coverage(read[d, i], whole[d, i], context[i])
             factors[d, i, column - EXPECTED] = _factor(
-                pool, groups, classes, d, slot[i], slo_class[i], coverage[d, i], column
+                pool, groups, classes, d, slot[i], slo_class[i], coverage, column
             )
         hazard = hazards[d, min(depth[m], hazards.shape[1]) - 1, bins[m]]
         before = 1.0 if parent[m] == ROOT else paths[parent[m]]
-        paths[m] = before * _with_factor(hazard, factors[d, i, column - EXPECTED])
+        chance = _with_factor(hazard, factors[d, i, column - EXPECTED])
+        paths[m] = before * chance if depth[m] < left[i] else 0.0
     return paths
 
 
@@ -290,7 +301,7 @@ def _count_hits(
 @compiled
 def _count_trials(
     request: Ints, parent: Ints, drafter: Ints, depth: Ints, bins: Ints, verified: Bools, accepted: Bools,
-    slot: Ints, slo_class: Ints, coverage: Ints, classes: int,
+    classes: int, slot: Ints, slo_class: Ints, read: Floats, whole: Ints, context: Ints,
     tried: Floats, successes: Floats, hazards: Floats, groups: Floats, recent: Floats,
 ) -> int:  # fmt: skip
     """Returns how many drafters' last trials contradict their estimates."""
@@ -318,7 +329,8 @@ def _count_trials(
         d, i, k = drafter[m], request[m], min(depth[m], depths) - 1
         pool, chances = _pool_tried(groups, d), hazards[d, k]
         binned, blind = chances[bins[m]], chances[ANY]
-        rows = (coverage[d, i], COVERAGES + min(slo_class[i], classes - 1) + 1, COVERAGES + classes + 1 + slot[i])
+        coverage = _coverage(read[d, i], whole[d, i], context[i])
+        rows = (coverage, COVERAGES + min(slo_class[i], classes - 1) + 1, COVERAGES + classes + 1 + slot[i])
         strengths = (COVERAGE_TRIALS, CLASS_TRIALS, SLOT_TRIALS)
         for j in range(3):  # each factor explains what those before it leave
             group = groups[rows[j], d]

@@ -17,10 +17,20 @@ from outrider_runtime.core.evidence import Evidence
 from outrider_runtime.core.explore import Block, upper_bounds
 from outrider_runtime.core.forest import Forest
 from outrider_runtime.core.plans import DraftPlan, Outcome, Purpose, VerifyPlan
-from outrider_runtime.core.select import Selection, everything, select
+from outrider_runtime.core.select import everything, select
 from outrider_runtime.core.settings import DraftPrefill, HotSettings, Mode, Settings, Verification
 from outrider_runtime.core.slo import MOST_LOSS, anyone_late, clocks, forced_nodes, is_crowd
-from outrider_runtime.core.state import IDLE_S, LEAST_STEPS, DrafterState, Reason, State
+from outrider_runtime.core.state import (
+    ACCEPTED,
+    IDLE_S,
+    LEAST_STEPS,
+    REQUEST_STEPS,
+    TRIED,
+    VERIFIED,
+    DrafterState,
+    Reason,
+    State,
+)
 from outrider_runtime.core.value import Price
 
 OF_THIS_STEP = 2
@@ -127,18 +137,18 @@ class Controller:
     def state(self, now: float | None = None) -> State:
         """`now`, if given, tells an idle engine from a busy one."""
         evidence = self._evidence
-        hazards, hits = evidence.acceptance.hazards[:, :, -1], evidence.acceptance.hit_rates
-        tally = evidence.tally
-        drafters = {
-            drafter.name: DrafterState(
-                self._suspended.get(d, ""), int(tally.request_steps[d]), int(tally.tried[d]), int(tally.verified[d]),
-                int(tally.accepted[d]), tuple(hazards[d].tolist()), float(hits[d, 0]),
-            )
-            for d, drafter in enumerate(self.settings.drafters)
-        }  # fmt: skip
+        drafters = {drafter.name: self._drafter_state(d) for d, drafter in enumerate(self.settings.drafters)}
         return State(
             self._reason(now), evidence.latency.learning, self._gated, evidence.goodput.tokens_per_s,
-            evidence.probes.speedup, tally, self._decision_s, drafters,
+            evidence.probes.speedup, evidence.tally, self._decision_s, drafters,
+        )  # fmt: skip
+
+    def _drafter_state(self, drafter: int) -> DrafterState:
+        acceptance, counted = self._evidence.acceptance, self._evidence.tally.of_drafter[drafter].tolist()
+        hazards = tuple(acceptance.hazards[drafter, :, -1].tolist())
+        return DrafterState(
+            self._suspended.get(drafter, ""), counted[REQUEST_STEPS], counted[TRIED], counted[VERIFIED],
+            counted[ACCEPTED], hazards, float(acceptance.hit_rates[drafter, 0]),
         )  # fmt: skip
 
     # -- what is verified ---------------------------------------------------------------------------------------
@@ -147,69 +157,65 @@ class Controller:
         proposals = len(forest) > 0 and not self._silent
         admits = self._has_classes and self.settings.hot.admission
         admits = admits and (batch.next is not None or bool(batch.prompt.any()))
-        nothing = Selection(np.zeros(len(forest), dtype=bool), 0.0)
         if not proposals and not admits:
-            return VerifyPlan(nothing.nodes, np.zeros(len(batch), np.int64), forest.purpose)
+            return VerifyPlan(np.zeros(len(forest), dtype=bool), np.zeros(len(batch), np.int64), forest.purpose)
         base = this_step(batch)
         decoding = round(base.n_batched - base.n_prompt)
-        budget = min(batch.token_budget - decoding, batch.free_kv_tokens - round(base.n_batched))
-        chosen, purpose, paths = nothing, forest.purpose, np.zeros(len(forest), dtype=float)
+        budget = max(0, min(batch.token_budget - decoding, batch.free_kv_tokens - round(base.n_batched)))
+        nodes: Bools = np.zeros(len(forest), dtype=bool)
+        paths: Floats = np.zeros(len(forest))
+        purpose = forest.purpose
         if proposals and purpose not in (Purpose.CHOICE, Purpose.SLO):
-            chosen = Selection(everything(forest, batch.left, max(0, budget)), 0.0)
+            nodes = everything(forest, batch.left, budget)
         elif proposals:
             paths = self._evidence.acceptance.node_paths(batch, forest)
-            paths[forest.depth >= batch.left[forest.request]] = 0.0
-            chosen, purpose = self._select(batch, forest, paths, base, decoding, max(0, budget))
-        nodes = chosen.nodes
-        lengths = np.bincount(forest.request[nodes], minlength=len(batch))
-        plan = VerifyPlan(nodes, lengths, purpose)
+            nodes, purpose = self._select(batch, forest, paths, base, budget)
+        plan = VerifyPlan(nodes, np.bincount(forest.request[nodes], minlength=len(batch)), purpose)
         if not self._has_classes:
             return plan
         gained = np.bincount(forest.request, weights=paths * nodes, minlength=len(batch)).astype(float)
         self._expected[batch.slot] = gained
-        return self._hold_back(plan, batch, base, decoding, gained) if admits else plan
+        return self._hold_back(plan, batch, base, gained) if admits else plan
 
     def _select(
-        self, batch: Batch, forest: Forest, paths: Floats, base: Shape, decoding: int, budget: int
-    ) -> tuple[Selection, Purpose]:
-        token_s = self._token_s(forest.lengths > 0, decoding)
-        price = self._price(base, decoding, batch.context, token_s, len(forest))
+        self, batch: Batch, forest: Forest, paths: Floats, base: Shape, budget: int
+    ) -> tuple[Bools, Purpose]:  # fmt: skip
+        alone, most = without_prompts(base), min(budget, len(forest))
+        reads_s = float(self._draft_seconds(alone)[2][forest.lengths > 0].sum())
+        price = self._price(base, batch.context, reads_s, most)
         varlen = self.settings.verification is Verification.VARLEN
         request, depth = forest.request, forest.depth
         best = select(paths, request, depth, price, budget, varlen=varlen)
         if not self._has_classes:
-            return best, forest.purpose
-        alone = price if not base.n_prompt else self._price(
-            without_prompts(base, decoding), decoding, batch.context, token_s, len(forest)
-        )  # fmt: skip
-        step_s = alone.step_s(int(best.nodes.sum())) + self._drafts_s
+            return best.nodes, forest.purpose
+        price = self._price(alone, batch.context, reads_s, most) if base.n_prompt else price
+        step_s = price.step_s(int(best.nodes.sum())) + self._drafts_s
         if not anyone_late(batch.slo_class, batch.elapsed_s, batch.emitted, self._tpots_s, step_s):
-            return best, forest.purpose
+            return best.nodes, forest.purpose
         state = clocks(batch, np.arange(len(batch)), self._tpots_s)
         who = state.behind(step_s, 1.0 + np.bincount(request, weights=paths, minlength=len(batch)))
         if not who.any():
-            return best, forest.purpose
-        forced = forced_nodes(paths, request, who, state.needed(step_s), step_s, alone, budget)
+            return best.nodes, forest.purpose
+        forced = forced_nodes(paths, request, who, state.needed(step_s), step_s, price, budget)
         gained = 1.0 + np.bincount(request, weights=paths * forced, minlength=len(batch))
-        longest_s = state.longest_step_s(gained, alone.step_s(int(forced.sum())) + self._drafts_s) - self._drafts_s
-        paced = select(paths, request, depth, alone, budget, forced=forced, longest_s=longest_s, varlen=varlen)
+        longest_s = state.longest_step_s(gained, price.step_s(int(forced.sum())) + self._drafts_s) - self._drafts_s
+        paced = select(paths, request, depth, price, budget, forced=forced, longest_s=longest_s, varlen=varlen)
         if is_crowd(who):
-            free = select(paths, request, depth, alone, budget, varlen=varlen)
+            free = select(paths, request, depth, price, budget, varlen=varlen)
             if free.value - paced.value > MOST_LOSS * price.rate * step_s:
-                return best, forest.purpose
-        return paced, Purpose.SLO
+                return best.nodes, forest.purpose
+        return paced.nodes, Purpose.SLO
 
-    def _hold_back(self, plan: VerifyPlan, batch: Batch, base: Shape, decoding: int, gained: Floats) -> VerifyPlan:
+    def _hold_back(self, plan: VerifyPlan, batch: Batch, base: Shape, gained: Floats) -> VerifyPlan:
         """The plan with as many prompts and new requests as the running classes bear."""
-        rows = np.flatnonzero(batch.decodes)
+        rows, alone = np.flatnonzero(batch.decodes), without_prompts(base)
         state = clocks(batch, rows, self._tpots_s)
-        alone = without_prompts(base, decoding)
         pace = Pace(state, alone, int(plan.lengths.sum()), 1.0 + gained[rows], self._drafts_s)
-        reads = self._token_s(np.array([drafter.reads for drafter in self.settings.drafters], dtype=bool), decoding)
+        reads_s = float(self._draft_seconds(alone)[2].sum()) if self._drafts_s else 0.0
         latency = self._evidence.latency
-        held = token_budget(batch, pace, latency, reads if self._drafts_s else 0.0)
         return dataclasses.replace(
-            plan, token_budget=held, admit=admissions(batch, pace, latency, self._tpots_s)
+            plan, token_budget=token_budget(batch, pace, latency, reads_s),
+            admit=admissions(batch, pace, latency, self._tpots_s),
         )  # fmt: skip
 
     # -- what is proposed ---------------------------------------------------------------------------------------
@@ -256,30 +262,27 @@ class Controller:
         choice = choose(pool, margin=margin)
         if not choice.for_slo or pool.need is None or not is_crowd(pool.need.behind):
             return choice
-        free = choose(dataclasses.replace(pool, need=None), margin=margin)
+        free = choose(pool._replace(need=None), margin=margin)
         return choice if free.value - choice.value <= -MOST_LOSS * choice.plain_value else free
 
     def _pool(self, batch: Batch, rows: Ints, base: Shape) -> tuple[Pool, Floats]:
         """What the drafters offer for the next step, and its paths as if no cache had a hole."""
-        settings = self.settings
-        paths, offers = self._evidence.acceptance.paths(batch, rows)
-        limit = self._limit
-        depths = np.arange(paths.shape[2])
-        paths *= (depths < np.minimum(limit, batch.left[rows] - OF_THIS_STEP)[:, None]) & self._usable[:, None, None]
-        decoding = round(base.n_batched - base.n_prompt)
-        budget = min(batch.token_budget - decoding, batch.free_kv_tokens - 2 * round(base.n_batched))
-        price = self._price(base, decoding, batch.context[rows], 0.0, max(1, len(rows) * limit))
-        first_s, pass_s, token_s = self._draft_seconds(batch, decoding, base.n_context)
-        tiers = [tier for tier in settings.tiers or range(1, limit + 1) if tier <= limit]
+        limit, alone = self._limit, without_prompts(base)
+        room = np.minimum(limit, batch.left[rows] - OF_THIS_STEP) * self._usable[:, None]
+        paths, offers = self._evidence.acceptance.paths(batch, rows, room)
+        budget = min(batch.token_budget - len(rows), batch.free_kv_tokens - 2 * round(base.n_batched))
+        price = self._price(base, batch.context[rows], 0.0, max(0, min(budget, len(rows) * limit)))
+        prompts = float(batch.prompt.sum()) if self.settings.whole_batch else 0.0
         pool = Pool(
-            paths, offers, self._has_passes, first_s, pass_s, token_s, price, np.array(tiers, np.int64),
-            max(0, budget), settings.verification is Verification.VARLEN,
+            paths, offers, self._has_passes, *self._draft_seconds(alone, prompts), price,
+            self._tiers[: np.searchsorted(self._tiers, limit, side="right")], max(0, budget),
+            self.settings.verification is Verification.VARLEN,
             self._need(batch, rows, paths, price) if self._has_classes else None,
         )  # fmt: skip
         if not self._kv.any_kv:
             return pool, paths
         holes = self._kv.holes(batch, rows)
-        return dataclasses.replace(pool, paths=np.where(holes[:, :, None], 0.0, paths)), paths
+        return pool._replace(paths=np.where(holes[:, :, None], 0.0, paths)), paths
 
     def _need(self, batch: Batch, rows: Ints, paths: Floats, price: Price) -> Need | None:
         """Who will be behind when the next step begins; None for nobody."""
@@ -302,13 +305,13 @@ class Controller:
             return choice, pool, closing
         self._since_look = 0
         closed = np.array([gate.closed(len(batch)) for gate in self._kv.gates])
-        whole = self._best(dataclasses.replace(pool, paths=np.where(closed[:, None, None], pool.paths, paths)))
+        whole = self._best(pool._replace(paths=np.where(closed[:, None, None], pool.paths, paths)))
         self._look_at_gates(batch, whole)
         room = Room(batch.token_budget, self._spare_s(batch, rows, pool.price))
         closing = self._kv.closing(batch, rows, whole, choice, pool.token_s, pool.price.rate, room)
         fed = closing >= batch.missing[:, rows]
         served = (pool.paths > 0) | ((closing > 0) & fed)[:, :, None]
-        pool = dataclasses.replace(pool, paths=np.where(served, paths, 0.0))
+        pool = pool._replace(paths=np.where(served, paths, 0.0))
         return (self._best(pool) if closing.any() else choice), pool, closing
 
     def _spare_s(self, batch: Batch, rows: Ints, price: Price) -> float:
@@ -335,7 +338,7 @@ class Controller:
         unknown = self._usable & ~acceptance.met
         if not explorer.due(eager=bool(unknown.any())) or choice.for_slo or not len(rows):
             return None
-        pool = dataclasses.replace(pool, paths=self._explorable(batch, rows, pool))
+        pool = pool._replace(paths=self._explorable(batch, rows, pool))
         speculating = bool(choice.passes.any()) and not self._evidence.probes.off
         # Where nothing is chosen, what was learned may be out of date: only costs say that there is nothing to find.
         paths = acceptance.upper_paths() if speculating else np.ones(acceptance.hazards.shape[:2])
@@ -380,42 +383,25 @@ class Controller:
     def _feed(self, batch: Batch, passes: Ints, closing: Ints) -> Ints:
         reads = np.zeros(len(passes), dtype=bool)
         if batch.prompt.any() and any(self._reads_now) and not self._silent:
-            evidence = self._evidence
-            decoding = max(1, len(batch))
-            token_s = np.array([evidence.latency.draft_cost(d).token_s(decoding) for d in range(len(passes))])
-            rate = evidence.goodput.rate(evidence.latency.plain_rate(Shape(0.0, decoding, decoding)))
+            evidence, alone = self._evidence, Shape(0.0, float(len(batch)), float(len(batch)))
+            token_s = self._draft_seconds(alone)[2]
+            rate = evidence.goodput.rate(evidence.latency.plain_rate(alone))
             reads = self._kv.reads(batch, evidence.acceptance, self._usable, token_s, rate, self._most_tokens)
         return self._kv.feed(batch, passes, closing, reads)
 
     # -- what both rest on --------------------------------------------------------------------------------------
 
-    def _price(self, base: Shape, decoding: int, context: Ints, token_s: float, most: int) -> Price:
-        latency = self._evidence.latency
-        node_s = latency.context_query_s * context / 1000 + token_s
-        price = latency.price(base, node_s, 0.0, most)
-        plain_s = latency.decode_s(without_prompts(base, decoding), 0) if base.n_prompt else price.plain_s
-        plain_rate = decoding / plain_s if plain_s > 0 else 0.0
-        return dataclasses.replace(price, rate=self._evidence.goodput.rate(plain_rate))
+    def _price(self, shape: Shape, context: Ints, token_s: float, most: int) -> Price:
+        """token_s: what a verified token costs in the drafters' next first passes."""
+        evidence = self._evidence
+        node_s = evidence.latency.context_query_s * context / 1000 + token_s
+        rate = evidence.goodput.rate(evidence.latency.plain_rate(without_prompts(shape)))
+        return evidence.latency.price(shape, node_s, rate, most)
 
-    def _token_s(self, drafters: Bools, decoding: int) -> float:
-        """What a verified token costs in the next first passes of those of `drafters` (D,) that read."""
-        latency = self._evidence.latency
-        wanted = (drafters & self._reads).tolist()
-        return sum(latency.draft_cost(d).token_s(decoding) for d, reads in enumerate(wanted) if reads)
-
-    def _draft_seconds(self, batch: Batch, decoding: int, context: float) -> tuple[Floats, Floats, Floats]:
-        """Three (D,): the first pass over a token a request, or a call; each pass more; a token in a first pass. What
-        the first pass costs for verified tokens belongs to the choice of verifying them."""
-        latency, shape = self._evidence.latency, Shape(context, decoding, decoding, context / 1000)
-        rows = []
-        prompts = int(batch.prompt.sum()) if self.settings.whole_batch else 0
-        for d, drafter in enumerate(self.settings.drafters):
-            cost = latency.draft_cost(d)
-            once = cost.seconds(shape, 1)
-            token_s = cost.token_s(decoding) if drafter.reads else 0.0
-            rows.append((once + token_s * prompts, cost.seconds(shape, 2) - once if drafter.passes else 0.0, token_s))
-        columns = np.array(rows, dtype=float).reshape(-1, 3).T.copy()
-        return columns[0], columns[1], columns[2]
+    def _draft_seconds(self, alone: Shape, prompts: float = 0.0) -> tuple[Floats, Floats, Floats]:
+        """See `Latency.draft_columns`. What the first pass costs for verified tokens belongs to the choice of verifying
+        them."""
+        return self._evidence.latency.draft_columns(alone.n_context, alone.n_requests, prompts)
 
     @property
     def _limit(self) -> int:
@@ -435,9 +421,9 @@ class Controller:
             dtype=bool,
         )
         self._has_passes = np.array([drafter.passes for drafter in drafters], dtype=bool)
-        self._reads = np.array([drafter.reads for drafter in drafters], dtype=bool)
-        self._reads_now = (self._reads & self._usable).tolist()
+        self._reads_now = [drafter.reads and self._usable[d] for d, drafter in enumerate(drafters)]
         self._most_tokens = max(0, min(self.settings.max_draft_tokens, hot.max_draft_tokens))
+        self._tiers = np.array(self.settings.tiers or range(1, self._most_tokens + 1), np.int64)
         off = hot.mode is Mode.OFF or self._most_tokens == 0
         self._silent = off if self._pinned is None else self._pinned[0] == 0
         self._has_classes = bool(hot.slo_classes) and self._pinned is None  # a pin measures the engine as it is

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from outrider_runtime.core.batch import Batch, Ints
+import numpy as np
+
+from outrider_runtime.core.batch import Batch, Floats, Ints
 from outrider_runtime.core.compiled import compiled
 from outrider_runtime.core.plans import ExecutionMode
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a forward pass processes."""
+class Shape(NamedTuple):
+    """What a forward pass processes. All are floats, which compiled code is compiled for."""
 
     n_context: float
     """Tokens whose KV is cached, summed over the requests."""
@@ -23,6 +25,32 @@ class Shape:
     """Sum of context x query tokens over the requests, divided by 1000."""
     n_prompt: float = 0.0
     """Of the tokens in the pass: those of prompts, whose logits nobody needs."""
+
+
+CONSTANT, CONTEXT, BATCHED, ABOVE, KNEE, REQUEST, QUERY, LOGITS = range(8)
+"""Places of a cost's coefficients, where it is an array."""
+
+
+@compiled
+def pass_s(cost: Floats, shape: Shape, proposals: float) -> float:
+    """Seconds of a pass over `shape` and so many proposals. cost: (8,), as `StepCost.coefficients` has them."""
+    tokens = shape.n_batched + proposals
+    return float(
+        cost[CONSTANT]
+        + cost[CONTEXT] * shape.n_context
+        + cost[BATCHED] * tokens
+        + cost[ABOVE] * max(0.0, tokens - cost[KNEE])
+        + cost[REQUEST] * shape.n_requests
+        + cost[QUERY] * shape.n_context_query
+        + cost[LOGITS] * (tokens - shape.n_prompt)
+    )
+
+
+@compiled
+def token_s(cost: Floats, tokens: float) -> float:
+    """What one more token with logits costs in a pass of so many. cost: (8,)."""
+    above = cost[ABOVE] if tokens >= cost[KNEE] else 0.0
+    return float(cost[BATCHED] + cost[LOGITS] + above)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +70,15 @@ class StepCost:
     constant_s: float = 0.0
     per_logits_token_s: float = 0.0
 
-    def token_s(self, batched: float) -> float:
-        """What one more token costs in a pass of so many."""
-        above = self.per_batched_token_above_knee_s if batched >= self.knee_tokens else 0.0
-        return self.per_batched_token_s + above
+    def coefficients(self) -> Floats:
+        """(8,)"""
+        return np.array([
+            self.constant_s, self.per_context_token_s, self.per_batched_token_s, self.per_batched_token_above_knee_s,
+            self.knee_tokens, self.per_request_s, self.per_context_query_s, self.per_logits_token_s,
+        ])  # fmt: skip
 
     def seconds(self, shape: Shape) -> float:
-        return (
-            self.without_tokens_s(shape)
-            + (self.per_batched_token_s + self.per_logits_token_s) * shape.n_batched
-            + self.per_batched_token_above_knee_s * max(0.0, shape.n_batched - self.knee_tokens)
-        )
-
-    def without_tokens_s(self, shape: Shape) -> float:
-        """Seconds of `shape` less what its batched tokens cost if each of them decodes."""
-        return (
-            self.constant_s
-            + self.per_context_token_s * shape.n_context
-            + self.per_request_s * shape.n_requests
-            + self.per_context_query_s * shape.n_context_query
-            - self.per_logits_token_s * shape.n_prompt
-        )
+        return pass_s(self.coefficients(), Shape(*map(float, shape)), 0.0)
 
 
 FREE = StepCost()
@@ -78,10 +94,6 @@ class DrafterCost:
     """True: K passes a step, the first over all of the target's tokens; False: one call however long K is."""
     first_pass: StepCost = FREE
     """What the first pass costs beyond a pass: an EAGLE head reads the target's hidden states there."""
-
-    def token_s(self, batched: float) -> float:
-        """What one more token of the target's step costs in the first pass, which holds so many."""
-        return self.cost.token_s(batched) + self.first_pass.token_s(batched)
 
     def seconds(self, first: Shape, draft_tokens: int) -> float:
         """T_first + T_d(N_context, N_batched) + (K-1) * T_d(N_context, n); K = 0 is the first pass alone."""
@@ -104,44 +116,44 @@ class LatencyModel:
 
 def this_step(batch: Batch) -> Shape:
     """What the target's pass of a batch processes without any proposal."""
-    decoding, context, prompts, query = _this_step(batch.context, batch.prompt, batch.prompt_left)
-    requests = decoding + int((batch.prompt > 0).sum()) if prompts else decoding
-    return Shape(context, decoding + prompts, requests, query / 1000, prompts)
+    return Shape(*_this_step(batch.context, batch.prompt, batch.prompt_left))
 
 
 def next_step(batch: Batch) -> Shape:
     """The same of the step after it: who still reads its prompt then, reads; who decodes has one token more."""
-    decoding, context, prompts, query = _next_step(batch.context, batch.prompt, batch.prompt_left, batch.token_budget)
-    requests = decoding + int((batch.prompt_left > 0).sum()) if prompts else decoding
-    return Shape(context, decoding + prompts, requests, query / 1000, prompts)
+    return Shape(*_next_step(batch.context, batch.prompt, batch.prompt_left, batch.token_budget))
 
 
-def without_prompts(shape: Shape, decoding: int) -> Shape:
-    """Its `decoding` requests alone, a token each. The context is taken to be theirs."""
-    return Shape(shape.n_context, decoding, decoding, shape.n_context / 1000)
+def without_prompts(shape: Shape) -> Shape:
+    """Its decoding requests alone, a token each. The context is taken to be theirs."""
+    decoding = shape.n_batched - shape.n_prompt
+    return Shape(shape.n_context, decoding, decoding, shape.n_context / 1000) if shape.n_prompt else shape
 
 
 @compiled
-def _this_step(context: Ints, prompt: Ints, prompt_left: Ints) -> tuple[int, int, int, float]:
-    decoding, cached, prompts, query = 0, 0, 0, 0.0
+def _this_step(context: Ints, prompt: Ints, prompt_left: Ints) -> tuple[float, float, float, float, float]:
+    requests, cached, tokens, prompts, query = 0.0, 0.0, 0.0, 0.0, 0.0
     for i in range(len(context)):
         if prompt[i] > 0 or prompt_left[i] == 0:
-            tokens = max(1, prompt[i])
-            decoding += prompt[i] == 0
+            own = max(1, prompt[i])
+            requests += 1
             cached += context[i]
+            tokens += own
             prompts += prompt[i]
-            query += tokens * context[i]
-    return decoding, cached, prompts, query
+            query += own * context[i]
+    return cached, tokens, requests, query / 1000, prompts
 
 
 @compiled
-def _next_step(context: Ints, prompt: Ints, prompt_left: Ints, budget: int) -> tuple[int, int, int, float]:
-    decoding, cached, prompts, query = 0, 0, 0, 0.0
+def _next_step(
+    context: Ints, prompt: Ints, prompt_left: Ints, budget: int
+) -> tuple[float, float, float, float, float]:  # fmt: skip
+    cached, tokens, prompts, query = 0.0, 0.0, 0.0, 0.0
     for i in range(len(context)):
         after = context[i] + max(1, prompt[i])
-        decoding += prompt_left[i] == 0
-        tokens = min(prompt_left[i], budget - prompts) if prompt_left[i] else 1
-        prompts += tokens if prompt_left[i] else 0
+        own = min(prompt_left[i], budget - prompts) if prompt_left[i] else 1
+        prompts += own if prompt_left[i] else 0
         cached += after
-        query += tokens * after
-    return decoding, cached, prompts, query
+        tokens += own
+        query += own * after
+    return cached, tokens, float(len(context)), query / 1000, prompts

@@ -10,6 +10,7 @@ Shapes: D drafters, N decoding requests, K positions.
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -42,8 +43,7 @@ class Need:
     """And for each second of it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pool:
+class Pool(NamedTuple):
     """What the drafters offer for the next step."""
 
     paths: Floats
@@ -103,31 +103,30 @@ def choose(pool: Pool, *, margin: float = 0.0) -> Choice:
     given the same passes first, and then each its own, one after the other.
     """
     drafters, requests, depths = pool.paths.shape
-    plain = float(worth(0.0, pool.price.plain_s, pool.price.rate))
+    plain = float(worth(0.0, pool.price.ragged_s[0], pool.price.rate))
     need = pool.need if pool.need is not None and pool.need.behind.any() else None
     nothing = nobody(drafters, requests, plain, for_slo=need is not None)
     if pool.paths.size == 0 or len(pool.tiers) == 0 or not pool.paths[:, :, 0].any():
         return nothing
-    tables, levels = _tables(pool, need), _levels(pool.price)
-    best = _best(tables, candidates(tuple(pool.passes.tolist()), tuple(pool.tiers.tolist()), depths), levels)
-    for _ in range(REFINEMENTS if pool.passes.sum() > EXACT_MODELS else 0):
-        best = _best(tables, _beside(best.passes, pool.passes, pool.tiers), levels)
+    tables = _tables(pool, need)
+    best = _best(tables, candidates(tuple(pool.passes.tolist()), tuple(pool.tiers.tolist()), depths))
+    for _ in range(REFINEMENTS if np.count_nonzero(pool.passes) > EXACT_MODELS else 0):
+        best = _best(tables, _beside(best.passes, pool.passes, pool.tiers))
     if not best.passes.any() or (need is None and best.value - plain <= margin):
         return nothing
-    asked, lengths, served = _who_asks(tables, best.passes, levels[best.level], best.even)
+    asked, lengths, served = _who_asks(tables, best.passes, best.level, best.even)
     if not served.any():
         return nothing
     return Choice(lengths, asked, best.value, plain, need is not None, served)
 
 
 class _Tables(NamedTuple):
-    """`Pool` as compiled code takes it."""
+    """`Pool` as compiled code takes it, requests last: loops over them are what takes the time."""
 
-    gains: Floats
-    """(D, N, K+1): expected tokens of the first 0..K positions."""
-    tokens: Floats
-    """(D, N, K+1): expected proposals among them."""
     paths: Floats
+    """(D, K, N)"""
+    offers: Floats
+    """(D, K, N): 0 where the path is."""
     passes: Bools
     first_s: Floats
     pass_s: Floats
@@ -135,16 +134,18 @@ class _Tables(NamedTuple):
     node_s: Floats
     ragged_s: Floats
     uniform_s: Floats
+    levels: Floats
+    """(Q,): prices of a verified token, in seconds, at which the best prefix is looked for."""
     rate: float
-    budget: int
+    most: int
+    """Proposals that the step may hold."""
     varlen: bool
     behind: Bools
     need: Floats
     need_per_s: Floats
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Best:
+class _Best(NamedTuple):
     passes: Ints
     value: float
     level: int
@@ -154,12 +155,13 @@ class _Best:
 @lru_cache(maxsize=64)
 def candidates(passes: tuple[bool, ...], tiers: tuple[int, ...], depths: int) -> tuple[Ints, Bools]:
     """(C, D) and (C,): passes of each drafter, and whether all requests verify as many. The first is k = 0; then each
-    set of drafters with each tier, or each combination of them. A lookup is asked for all there is."""
+    set of drafters with each tier, or each combination of them: a lookup is asked for all there is."""
     choices = [(0, *tiers) if is_model else (0, depths) for is_model in passes]
-    rows = sorted(itertools.product(*choices), key=sum)  # of equal ones the fewest passes win
+    # One set after the other, the smallest first; of equal ones the fewest passes win.
+    rows = sorted(itertools.product(*choices), key=lambda row: (np.count_nonzero(row), [k > 0 for k in row], sum(row)))
     if sum(passes) > EXACT_MODELS:
         rows = [row for row in rows if len(set(_of_models(row, passes))) < 2]
-    alone = [row for row in rows if sum(tier > 0 for tier in row) == len(_of_models(row, passes)) == 1]
+    alone = [row for row in rows if np.count_nonzero(row) == len(_of_models(row, passes)) == 1]
     evens = [False] * len(rows) + [True] * len(alone)
     return np.array(rows + alone, np.int64), np.array(evens)
 
@@ -181,58 +183,61 @@ def _beside(best: Ints, passes: Bools, tiers: Ints) -> tuple[Ints, Bools]:
 
 
 def _tables(pool: Pool, need: Need | None) -> _Tables:
-    gains, tokens = _sums(pool.paths, pool.offers)
     price, nothing = pool.price, np.zeros(pool.paths.shape[1])
-    uniform_s = price.uniform_s if pool.varlen or np.isfinite(price.uniform_s[-1]) else price.ragged_s
+    uniform_s = price.uniform_s if pool.varlen or math.isfinite(price.uniform_s[-1]) else price.ragged_s
+    steps = LEVELS if price.dear_s != price.token_s else LEVELS[:1]
+    levels = np.array([price.token_s + share * (price.dear_s - price.token_s) for share in steps])
+    paths, offers = _by_depth(pool.paths, pool.offers)
+    need = Need(nothing > 0, nothing, nothing) if need is None else need
     return _Tables(
-        gains, tokens, pool.paths, pool.passes, pool.first_s, pool.pass_s, pool.token_s, price.node_s, price.ragged_s,
-        uniform_s, price.rate, pool.budget, pool.varlen,
-        nothing > 0 if need is None else need.behind,
-        nothing if need is None else need.tokens, nothing if need is None else need.per_s,
+        paths, offers, pool.passes, pool.first_s, pool.pass_s, pool.token_s, price.node_s, price.ragged_s, uniform_s,
+        levels, price.rate, min(pool.budget, len(price.ragged_s) - 1), pool.varlen,
+        need.behind, need.tokens, need.per_s,
     )  # fmt: skip
 
 
-def _levels(price: Price) -> Floats:
-    """Prices of a verified token, in seconds, at which prefixes are looked at."""
-    if price.dear_s == price.token_s:
-        return np.array([price.token_s])
-    return np.array([price.token_s + share * (price.dear_s - price.token_s) for share in LEVELS])
-
-
-def _best(tables: _Tables, rows: tuple[Ints, Bools], levels: Floats) -> _Best:
-    values, short = _evaluate(tables, *rows, levels)
+def _best(tables: _Tables, rows: tuple[Ints, Bools]) -> _Best:
+    values, short = _evaluate(tables, *rows)
     if tables.behind.any():
         values = np.where(short <= short.min() + EQUAL_SHORTFALL * tables.behind.sum(), values, -np.inf)
-    level, number = divmod(int(values.argmax()), len(rows[0]))  # the first of equal ones
-    return _Best(rows[0][number], float(values[level, number]), level, bool(rows[1][number]))
+    number, level = divmod(int(values.argmax()), len(tables.levels))  # the first of equal ones
+    return _Best(rows[0][number], float(values[number, level]), level, bool(rows[1][number]))
 
 
 @compiled
-def _sums(paths: Floats, offers: Floats) -> tuple[Floats, Floats]:
+def _by_depth(paths: Floats, offers: Floats) -> tuple[Floats, Floats]:
     drafters, requests, depths = paths.shape
-    gains, tokens = np.zeros((drafters, requests, depths + 1)), np.zeros((drafters, requests, depths + 1))
+    turned, there = np.empty((drafters, depths, requests)), np.empty((drafters, depths, requests))
     for d in range(drafters):
         for i in range(requests):
             for k in range(depths):
-                there = offers[d, i, k] if paths[d, i, k] > 0.0 else 0.0
-                gains[d, i, k + 1] = gains[d, i, k] + there * paths[d, i, k]
-                tokens[d, i, k + 1] = tokens[d, i, k] + there
-    return gains, tokens
+                turned[d, k, i] = paths[d, i, k]
+                there[d, k, i] = offers[d, i, k] if paths[d, i, k] > 0.0 else 0.0
+    return turned, there
 
 
 @compiled
-def _evaluate(t: _Tables, rows: Ints, evens: Bools, levels: Floats) -> tuple[Floats, Floats]:
-    """Two (Q, C): worth of each candidate at each price of a token, and the tokens that those behind would lack."""
-    values, short = np.empty((len(levels), len(rows))), np.zeros((len(levels), len(rows)))
-    prices, paying = np.empty(len(t.node_s)), np.zeros(t.gains.shape[:2], np.int64)
-    for q in range(len(levels)):
-        last_s = -1.0
-        for c in range(len(rows)):
-            next_s = _next_pass_s(t, rows[c])
-            if next_s != last_s:
-                _count_paying(t, levels[q] + next_s, prices, paying)
-                last_s = next_s
-            values[q, c], short[q, c] = _worth_of(t, rows[c], evens[c], prices, paying, next_s)
+def _evaluate(t: _Tables, rows: Ints, evens: Bools) -> tuple[Floats, Floats]:
+    """Two (C, Q): worth of each candidate at each price of a token, and the tokens that those behind would lack. A
+    dearer price is not tried where the plan ends before tokens cost more."""
+    drafters, depths, requests = t.paths.shape
+    values, short = np.full((len(rows), len(t.levels)), -np.inf), np.full((len(rows), len(t.levels)), np.inf)
+    columns = np.empty((len(t.levels), 3, drafters, depths + 1, requests))
+    who, share, last_s = np.empty((2, requests), np.int64), np.empty((3, requests)), -1.0
+    for c in range(len(rows)):
+        next_s = _next_pass_s(t, rows[c])
+        if next_s != last_s and not evens[c]:
+            for q in range(len(t.levels)):
+                _fill(t, t.levels[q] + next_s, columns[q])
+            last_s = next_s
+        for q in range(len(t.levels)):
+            if evens[c]:
+                _share_evenly(t, rows[c], who, share)
+            else:
+                _share_out(t, rows[c], columns[q], who, share)
+            values[c, q], short[c, q], tokens = _worth_of(t, rows[c], evens[c], share, next_s)
+            if evens[c] or _more_s(t, tokens) <= t.levels[q] * (1.0 + 1e-9):
+                break
     return values, short
 
 
@@ -246,80 +251,97 @@ def _next_pass_s(t: _Tables, passes: Ints) -> float:
 
 
 @compiled
-def _count_paying(t: _Tables, token_s: float, prices: Floats, paying: Ints) -> None:
-    """The price of a token for each request, and how many positions of each drafter are worth it."""
-    drafters, requests, depths = t.paths.shape
-    for i in range(requests):
-        prices[i] = t.rate * (token_s + t.node_s[i])
-        for d in range(drafters):
-            count = 0
-            while count < depths and t.paths[d, i, count] > (prices[i] if t.varlen else 0.0):
-                count += 1
-            if t.behind[i]:  # at any cost, until it has what it needs
-                need = t.need[i] + t.need_per_s[i] * t.ragged_s[0]
-                most = min(MOST_FORCED, depths)
-                while count < most and t.gains[d, i, count] < need and t.paths[d, i, count] > 0.0:
-                    count += 1
-            paying[d, i] = count
+def _more_s(t: _Tables, tokens: float) -> float:
+    """What one proposal more than `tokens` costs."""
+    whole = min(math.ceil(tokens), len(t.ragged_s) - 2)
+    return float(t.ragged_s[whole + 1] - t.ragged_s[whole]) if whole >= 0 else 0.0
 
 
 @compiled
-def _pick(
-    t: _Tables, i: int, passes: Ints, even: bool, price: float, paying: Ints
-) -> tuple[int, int, float, float, float]:  # fmt: skip
-    """Whom request i asks first and, where that finds nothing, next; its gain, its proposals, and how likely it has
-    none."""
-    model, model_worth, model_gain, model_tokens = NOBODY, 0.0, 0.0, 0.0
+def _fill(t: _Tables, token_s: float, columns: Floats) -> None:
+    """columns: (3, D, K+1, N), worth, expected tokens and expected proposals of a request's first 0..K positions, those
+    left out that do not pay for their token."""
+    drafters, depths, requests = t.paths.shape
+    for d in range(drafters):
+        net, gain, tokens = columns[0, d], columns[1, d], columns[2, d]
+        net[0], gain[0], tokens[0] = 0.0, 0.0, 0.0
+        pays = np.ones(requests, np.bool_)
+        for k in range(depths):
+            for i in range(requests):
+                path, price = t.paths[d, k, i], t.rate * (token_s + t.node_s[i])
+                lacks = t.behind[i] and k < MOST_FORCED and gain[k, i] < t.need[i] + t.need_per_s[i] * t.ragged_s[0]
+                pays[i] &= path > (price if t.varlen and not lacks else 0.0)  # what it lacks, at any cost
+                there = t.offers[d, k, i] if pays[i] else 0.0
+                gain[k + 1, i] = gain[k, i] + there * path
+                tokens[k + 1, i] = tokens[k, i] + there
+                net[k + 1, i] = gain[k + 1, i] - (0.0 if t.behind[i] else price * tokens[k + 1, i])
+
+
+@compiled
+def _share_out(t: _Tables, passes: Ints, columns: Floats, who: Ints, share: Floats) -> None:
+    """who: (2, N), whom each request asks first and, where that finds nothing, next. share: (3, N), the tokens and
+    proposals that it may expect, and how likely it has no proposal."""
+    depths, requests = t.paths.shape[1:]
+    who[:], share[:2], share[2] = NOBODY, 0.0, 1.0
+    best = np.zeros(requests)
     for d in range(len(passes)):
         if t.passes[d] and passes[d] > 0:
-            count = passes[d] if even else min(passes[d], paying[d, i])
-            gain, tokens = t.gains[d, i, count], t.tokens[d, i, count]
-            here = gain if t.behind[i] else gain - price * tokens
-            if tokens > 0.0 and (here > model_worth or (even and model == NOBODY)):
-                model, model_worth, model_gain, model_tokens = d, here, gain, tokens
-    first, second, best = model, NOBODY, model_worth
-    gain, tokens, none = model_gain, model_tokens, 1.0 if model == NOBODY else 0.0
+            net, gain, tokens = columns[0, d, passes[d]], columns[1, d, passes[d]], columns[2, d, passes[d]]
+            for i in range(requests):
+                if net[i] > best[i]:
+                    best[i], who[0, i], share[0, i], share[1, i], share[2, i] = net[i], d, gain[i], tokens[i], 0.0
+    if t.passes.all():
+        return
+    model, of_model, of_both = who[0].copy(), share.copy(), best.copy()
     for d in range(len(passes)):
-        if not t.passes[d] and passes[d] > 0 and paying[d, i] > 0:
-            own_gain, own_tokens = t.gains[d, i, paying[d, i]], t.tokens[d, i, paying[d, i]]
-            miss = max(0.0, 1.0 - t.tokens[d, i, 1])
-            own = own_gain if t.behind[i] else own_gain - price * own_tokens
-            here = own + miss * model_worth
-            if here > best or (here == best and first == model and d < model):
-                first, second, best = d, model, here
-                gain, tokens = own_gain + miss * model_gain, own_tokens + miss * model_tokens
-                none = miss if model == NOBODY else 0.0
-    return first, second, gain, tokens, none
+        if not t.passes[d] and passes[d] > 0:
+            net, gain, tokens = columns[0, d, depths], columns[1, d, depths], columns[2, d, depths]
+            for i in range(requests):
+                miss = max(0.0, 1.0 - t.offers[d, 0, i])
+                here = net[i] + miss * best[i]
+                ties = here == of_both[i] and who[0, i] == model[i] and d < model[i]
+                if tokens[i] > 0.0 and (here > of_both[i] or ties):
+                    of_both[i], who[0, i], who[1, i] = here, d, model[i]
+                    share[0, i] = gain[i] + miss * of_model[0, i]
+                    share[1, i] = tokens[i] + miss * of_model[1, i]
+                    share[2, i] = miss * of_model[2, i]
 
 
 @compiled
-def _worth_of(t: _Tables, passes: Ints, even: bool, prices: Floats, paying: Ints, next_s: float) -> tuple[float, float]:
-    """Worth of one candidate, and the tokens that those behind would lack; -inf where it does not fit."""
+def _share_evenly(t: _Tables, passes: Ints, who: Ints, share: Floats) -> None:
+    """The same where every request verifies all that one drafter proposes."""
+    d = int(passes.argmax())
+    who[0], who[1], share[:] = d, NOBODY, 0.0
+    for k in range(passes[d]):
+        for i in range(t.paths.shape[2]):
+            share[0, i] += t.offers[d, k, i] * t.paths[d, k, i]
+            share[1, i] += t.offers[d, k, i]
+
+
+@compiled
+def _worth_of(t: _Tables, passes: Ints, even: bool, share: Floats, next_s: float) -> tuple[float, float, float]:
+    """Worth of one candidate, -inf where it does not fit; the tokens that those behind would lack; its proposals."""
     requests = len(t.node_s)
     gain, tokens, none, nodes_s, drafts_s = 0.0, 0.0, 1.0, 0.0, 0.0
-    gained = np.zeros(requests)
     for i in range(requests):
-        first, _, more, own, nothing = _pick(t, i, passes, even, prices[i], paying)
-        if even and (first == NOBODY or own < passes.max()):
-            return -np.inf, np.inf  # somebody cannot verify as many
-        gained[i] = more
-        gain += more
-        tokens += own
-        none *= nothing
-        nodes_s += own * (t.node_s[i] + next_s)
+        if even and share[1, i] < passes.max():
+            return -np.inf, np.inf, 0.0  # somebody cannot verify as many
+        gain += share[0, i]
+        tokens += share[1, i]
+        none *= share[2, i]
+        nodes_s += share[1, i] * (t.node_s[i] + next_s)
     for d in range(len(passes)):
         if passes[d] > 0:
             drafts_s += t.first_s[d] + (passes[d] - 1) * t.pass_s[d]
-    if not t.varlen:
-        tokens = float(requests * passes.max())  # padded
-    if tokens > min(t.budget, len(t.ragged_s) - 1):
-        return -np.inf, np.inf
-    target_s = t.uniform_s[int(tokens)] if even or not t.varlen else _expected_s(t.ragged_s, tokens, none)
+    held = tokens if t.varlen else float(requests * passes.max())  # padded
+    if held > t.most:
+        return -np.inf, np.inf, tokens
+    target_s = t.uniform_s[int(held)] if even or not t.varlen else _expected_s(t.ragged_s, tokens, none)
     short = 0.0
     for i in range(requests):
         if t.behind[i]:
-            short += max(0.0, t.need[i] + t.need_per_s[i] * (target_s + drafts_s) - gained[i])
-    return worth(gain, target_s + nodes_s + drafts_s, t.rate), short
+            short += max(0.0, t.need[i] + t.need_per_s[i] * (target_s + drafts_s) - share[0, i])
+    return worth(gain, target_s + nodes_s + drafts_s, t.rate), short, tokens
 
 
 @compiled
@@ -335,18 +357,30 @@ def _expected_s(seconds: Floats, tokens: float, none: float) -> float:
 
 
 @compiled
-def _who_asks(t: _Tables, passes: Ints, level_s: float, even: bool) -> tuple[Ints, Ints, Ints]:
+def _who_asks(t: _Tables, passes: Ints, level: int, even: bool) -> tuple[Ints, Ints, Ints]:
     """(2, N) whom each request asks, (D,) the longest proposal that is asked of each drafter, (D,) by how many."""
-    drafters, requests = t.gains.shape[:2]
-    prices, paying = np.empty(requests), np.zeros((drafters, requests), np.int64)
-    _count_paying(t, level_s + _next_pass_s(t, passes), prices, paying)
-    asked, lengths = np.full((2, requests), NOBODY), np.zeros(drafters, np.int64)
-    served = np.zeros(drafters, np.int64)
+    drafters, depths, requests = t.paths.shape
+    columns = np.empty((3, drafters, depths + 1, requests))
+    who, share = np.empty((2, requests), np.int64), np.empty((3, requests))
+    if even:
+        _share_evenly(t, passes, who, share)
+    else:
+        _fill(t, t.levels[level] + _next_pass_s(t, passes), columns)
+        _share_out(t, passes, columns, who, share)
+    lengths, served = np.zeros(drafters, np.int64), np.zeros(drafters, np.int64)
     for i in range(requests):
-        first, second, _, _, _ = _pick(t, i, passes, even, prices[i], paying)
-        asked[0, i], asked[1, i] = first, second
-        for d in (first, second):
+        for d in who[:, i]:
             if d != NOBODY:
                 served[d] += 1
-                lengths[d] = max(lengths[d], passes[d] if t.passes[d] else paying[d, i])
-    return asked, lengths, served
+                lengths[d] = max(lengths[d], passes[d] if t.passes[d] else _longest(columns[2, d, :, i]))
+    return who, lengths, served
+
+
+@compiled
+def _longest(tokens: Floats) -> int:
+    """Positions that are asked for, of a request's expected proposals (K+1,)."""
+    length = 0
+    for k in range(1, len(tokens)):
+        if tokens[k] > tokens[k - 1]:
+            length = k
+    return length

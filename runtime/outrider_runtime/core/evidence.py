@@ -16,7 +16,7 @@ from outrider_runtime.core.latency import Latency
 from outrider_runtime.core.plans import Outcome, Purpose
 from outrider_runtime.core.probes import Probes
 from outrider_runtime.core.settings import Settings
-from outrider_runtime.core.state import count_nodes, new_tally
+from outrider_runtime.core.state import new_tally
 
 LONGEST_STEP_S = 120.0
 LONGEST_OUTSIDE_S = 1.0
@@ -44,46 +44,32 @@ class Evidence:
     def observe(self, outcome: Outcome) -> None:
         """Learn from a finished step. Absurd times (NaN, negative, a suspended machine) are dropped and counted."""
         base = this_step(outcome.batch)
-        decoding = round(base.n_batched - base.n_prompt)
-        verified = self._observe_trials(outcome, decoding)
+        verified = self._observe_trials(outcome)
         drafts_s = [seconds if seconds > 0 else 0.0 for seconds in outcome.draft_s.tolist()]  # NaN: did not run
-        if not self._observe_times(outcome, base, decoding, verified, drafts_s):
+        if not self._observe_times(outcome, base, verified, drafts_s):
             self.tally.dropped_steps += 1
             return
         self.explorer.earn()
-        if not decoding:
-            return
-        alone = without_prompts(base, decoding) if base.n_prompt else base
-        plain_s = self.latency.decode_s(alone, 0)
-        prompts_s = self.latency.decode_s(base, 0) - plain_s if base.n_prompt else 0.0
-        if plain_s <= 0:
-            return
-        if not base.n_prompt:
-            self._observe_goodput(outcome, decoding / plain_s)
-        begun = int(((outcome.batch.prompt > 0) & (outcome.batch.prompt_left == 0)).sum()) if base.n_prompt else 0
-        work_s = (outcome.tokens - begun) / decoding * plain_s + prompts_s  # a prompt brings its first token itself
-        self._observe_truth(outcome, work_s, verified, sum(drafts_s))
+        alone = without_prompts(base)
+        plain_s = self.latency.decode_s(alone, 0) if alone.n_requests else 0.0
+        if plain_s > 0:
+            self._observe_worth(outcome, base, alone, plain_s, verified, sum(drafts_s))
 
-    def _observe_trials(self, outcome: Outcome, decoding: int) -> int:
+    def _observe_trials(self, outcome: Outcome) -> int:
         """Returns how many nodes were verified."""
-        batch, forest = outcome.batch, outcome.forest
-        counts, tried = count_nodes(
-            forest.request, forest.parent, forest.drafter, forest.depth, outcome.verified, outcome.accepted,
-            len(batch), len(self._settings.drafters),
-        )  # fmt: skip
-        self.longest = max(self.longest, int(counts.max(initial=0)))
+        counts = self.tally.observe(outcome)
+        verified = int(counts.sum())
+        if verified:
+            self.longest = max(self.longest, int(counts.max()))
         self.acceptance.age(outcome.now)
-        if forest.lengths.any():
+        if outcome.forest.lengths.any():
             alarms = self.acceptance.alarms
-            self.acceptance.observe(batch, forest, outcome.verified, outcome.accepted)
+            self.acceptance.observe(outcome.batch, outcome.forest, outcome.verified, outcome.accepted)
             if self.acceptance.alarms > alarms:
                 self.probes.lift()
-        self.tally.observe(outcome, tried, counts, decoding)
-        return int(counts.sum())
+        return verified
 
-    def _observe_times(
-        self, outcome: Outcome, base: Shape, decoding: int, verified: int, drafts_s: list[float]
-    ) -> bool:  # fmt: skip
+    def _observe_times(self, outcome: Outcome, base: Shape, verified: int, drafts_s: list[float]) -> bool:
         """False when one of the step's times is absurd."""
         step_s = outcome.step_s
         outside_s = step_s - sum(drafts_s)
@@ -94,18 +80,31 @@ class Evidence:
         if measured and outside_s - target_s > LONGEST_OUTSIDE_S:
             return False
         query = base.n_context_query + verified * base.n_context / max(1.0, base.n_requests) / 1000
-        shape = Shape(base.n_context, base.n_batched + verified, base.n_requests, query, base.n_prompt)
+        shape = base._replace(n_batched=base.n_batched + verified, n_context_query=query)
         plausible = self.latency.observe_target(shape, outcome.mode, target_s)
+        alone = without_prompts(base)
         if plausible and measured and not base.n_prompt:
             self.latency.observe_decoding(shape, outcome.mode, outside_s, verified)
-        elif plausible and measured and decoding:
-            alone = without_prompts(base, decoding)
-            self.latency.observe_prompts(alone, verified, round(base.n_prompt), outside_s)
+        elif plausible and measured and alone.n_requests:
+            self.latency.observe_prompts(alone, verified, base.n_prompt, outside_s)
         for drafter, seconds in enumerate(drafts_s):
             if seconds > 0:
                 first, passes = self._draft_shape(outcome, drafter)
                 plausible &= self.latency.observe_draft(drafter, first, passes, seconds)
         return plausible
+
+    def _observe_worth(
+        self, outcome: Outcome, base: Shape, alone: Shape, plain_s: float, verified: int, drafts_s: float
+    ) -> None:
+        """plain_s: what plain decoding takes, as the model says, for the requests that decode, `alone`."""
+        begun, prompts_s = 0, 0.0
+        if base.n_prompt:
+            begun = int(((outcome.batch.prompt > 0) & (outcome.batch.prompt_left == 0)).sum())
+            prompts_s = self.latency.decode_s(base, 0) - plain_s
+        else:
+            self._observe_goodput(outcome, base.n_requests / plain_s)
+        work_s = (outcome.tokens - begun) / alone.n_requests * plain_s + prompts_s  # a prompt brings one token itself
+        self._observe_truth(outcome, work_s, verified, drafts_s)
 
     def _observe_goodput(self, outcome: Outcome, plain_rate: float) -> None:
         """A step without prompts; plain_rate: modelled tokens per second of plain decoding at its batch."""
@@ -131,7 +130,7 @@ class Evidence:
 
 
 @compiled
-def fed_by(feed: Ints, asked: Ints, context: Ints, drafter: int) -> tuple[int, int, float]:
+def fed_by(feed: Ints, asked: Ints, context: Ints, drafter: int) -> tuple[float, float, float]:
     """Requests, tokens and cached tokens of a drafter's first pass; of a lookup, of those that ask it."""
     fed, requests, cached = feed.sum(), 0, 0.0
     for i in range(len(context)):
@@ -140,4 +139,4 @@ def fed_by(feed: Ints, asked: Ints, context: Ints, drafter: int) -> tuple[int, i
             takes_part |= asked[rank, i] == drafter
         requests += takes_part
         cached += context[i] if takes_part else 0
-    return max(1, requests), max(1, requests, fed), cached
+    return float(max(1, requests)), float(max(1, requests, fed)), cached

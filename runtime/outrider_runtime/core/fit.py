@@ -5,7 +5,6 @@ Used offline by the profiler and online where no profile is mounted.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -231,8 +230,7 @@ class _Mean:
             seconds = min(seconds, 2.0 * self.seconds)
         self.count = min(self.count + 1.0, MEAN_OVER)
         share = 1.0 / self.count
-        old, new = np.array(dataclasses.astuple(self.shape)), np.array(dataclasses.astuple(shape))
-        self.shape = Shape(*(old + share * (new - old)).tolist())
+        self.shape = Shape(*(old + share * (new - old) for old, new in zip(self.shape, shape, strict=True)))
         self.seconds += share * (seconds - self.seconds)
 
 
@@ -253,7 +251,7 @@ class LearnedCost:
         else:
             if len(self._means) >= MOST_SHAPES:
                 del self._means[min(self._means, key=lambda old: self._means[old].count)]
-            self._means[key] = _Mean(dataclasses.replace(shape, n_context_query=0.0), seconds)
+            self._means[key] = _Mean(shape._replace(n_context_query=0.0), seconds)
         self._seen += 1
         due = self._seen % 128 == 0 or self._seen & (self._seen - 1) == 0
         if due:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_runtime.core.batch import NOBODY, Floats, Ints
+from outrider_runtime.core.compiled import compiled
 from outrider_runtime.core.plans import DraftPlan, Purpose
 
 ROOT = -1
@@ -56,9 +57,17 @@ def chains(
     plan: whose proposals these are. asked: `plan.asked` (R, N'), brought to the order of this step's N requests.
     confidence: (M,), request after request; None: not known.
     """
-    request = np.repeat(np.arange(len(lengths)), lengths)
-    first = np.cumsum(lengths) - lengths
-    depth = np.arange(len(request)) - first[request] + 1
-    parent = np.where(depth == 1, ROOT, np.arange(len(request)) - 1)
+    request, parent, of, depth = _chains(lengths, drafter)
     known = np.full(len(request), np.nan) if confidence is None else confidence
-    return Forest(request, parent, drafter[request], depth, known, asked, plan.passes, plan.purpose)
+    return Forest(request, parent, of, depth, known, asked, plan.passes, plan.purpose)
+
+
+@compiled
+def _chains(lengths: Ints, drafter: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    nodes = np.empty((4, lengths.sum()), np.int64)
+    m = 0
+    for i in range(len(lengths)):
+        for depth in range(1, lengths[i] + 1):
+            nodes[0, m], nodes[1, m], nodes[2, m], nodes[3, m] = i, ROOT if depth == 1 else m - 1, drafter[i], depth
+            m += 1
+    return nodes[0], nodes[1], nodes[2], nodes[3]

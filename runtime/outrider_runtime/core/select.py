@@ -49,14 +49,31 @@ def select(
 
 
 def _best_prefix(scores: Floats, forced: Bools, price: Price, budget: int, longest_s: float) -> Selection:
-    taken = int(forced.sum())
-    candidates = scores[(scores > price.rate * price.cheapest_s()) & ~forced]
-    ranked = -np.sort(-candidates)[: max(0, min(budget, len(price.ragged_s) - 1) - taken)]
-    count, value = _best_count(ranked, float(scores[forced].sum()), taken, price.ragged_s, price.rate, longest_s)
+    taken, gain, candidates = _candidates(scores, forced, price.ragged_s, price.rate)
+    most = max(0, min(budget, len(price.ragged_s) - 1) - taken)
+    ranked = -np.sort(-candidates)[:most]
+    count, value = _best_count(ranked, gain, taken, price.ragged_s, price.rate, longest_s)
     nodes = forced.copy()
     if count:
         _take(scores, nodes, ranked[count - 1], count)
     return Selection(nodes, value)
+
+
+@compiled
+def _candidates(scores: Floats, forced: Bools, seconds: Floats, rate: float) -> tuple[int, float, Floats]:
+    """Nodes forced, what they gain, and the scores of the others that may be worth the least that a token costs."""
+    least_s = np.inf
+    for more in range(1, len(seconds)):
+        least_s = min(least_s, seconds[more] - seconds[more - 1])
+    taken, gain, kept, count = 0, 0.0, np.empty(len(scores)), 0
+    for m in range(len(scores)):
+        if forced[m]:
+            taken += 1
+            gain += scores[m]
+        elif scores[m] > rate * max(0.0, least_s):
+            kept[count] = scores[m]
+            count += 1
+    return taken, gain, kept[:count]
 
 
 @compiled

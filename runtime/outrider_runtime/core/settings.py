@@ -108,3 +108,5 @@ class Settings:
             raise ValueError(f"slots: {self.slots}; the engine must run at least one request")
         if self.tiers is not None and not all(0 < tier <= self.max_draft_tokens for tier in self.tiers):
             raise ValueError(f"tiers: {self.tiers} must lie between 1 and max_draft_tokens={self.max_draft_tokens}")
+        if self.tiers is not None and list(self.tiers) != sorted(set(self.tiers)):
+            raise ValueError(f"tiers: {self.tiers} must rise")

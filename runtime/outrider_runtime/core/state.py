@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -14,6 +15,8 @@ from outrider_runtime.core.probes import Speedup
 
 RECENT_KEEP = 0.95
 """Per step: about the last 20 steps."""
+REQUEST_STEPS, TRIED, VERIFIED, ACCEPTED = range(4)
+"""What is counted of each drafter."""
 LEAST_STEPS = 20
 """Before so many steps nothing is said about the worth of speculation."""
 IDLE_S = 10.0
@@ -35,14 +38,9 @@ class Reason(StrEnum):
 class Tally:
     """Counters since the start. D drafters; lengths 0..K."""
 
-    request_steps: Ints
-    """(D,): (request, step) pairs in which the target scored at least one of the drafter's proposals."""
-    tried: Ints
-    """(D,): nodes whose parent was accepted."""
-    verified: Ints
-    """(D,)"""
-    accepted: Ints
-    """(D,)"""
+    of_drafter: Ints
+    """(D, 4): (request, step) pairs in which the target scored at least one of its proposals; nodes whose parent was
+    accepted; nodes verified; nodes accepted."""
     lengths: Ints
     """(K+1,): (request, step) pairs that verified so many proposals."""
     steps: int = 0
@@ -60,49 +58,59 @@ class Tally:
     recent_speculation: float = 0.0
     """Share of them whose choice was to speculate."""
 
-    def observe(self, outcome: Outcome, tried: Ints, counts: Ints, decoding: int) -> None:
-        """tried: (D, 4) of the step: request steps, tried, verified, accepted. counts: (N,), verified nodes."""
+    def observe(self, outcome: Outcome) -> Ints:
+        """Count a finished step. Returns (N,): verified nodes of each request."""
+        forest, batch = outcome.forest, outcome.batch
+        counts = _count_nodes(
+            forest.request, forest.parent, forest.drafter, forest.depth, outcome.verified, outcome.accepted,
+            len(batch), self.of_drafter,
+        )  # fmt: skip
+        verified, decoding = _count_lengths(counts, batch.prompt, batch.prompt_left, self.lengths)
         self.steps += 1
         self.output_tokens += outcome.tokens
-        self.running = len(outcome.batch)
+        self.running = len(batch)
         self.last_step_at = outcome.now
-        self.busy_s += outcome.step_s if np.isfinite(outcome.step_s) and outcome.step_s > 0 else 0.0
-        self.proposed_tokens += len(outcome.forest)
-        totals = (self.request_steps, self.tried, self.verified, self.accepted)
-        for column, total in enumerate(totals):
-            total += tried[:, column]
-        verified = int(counts.sum())
+        self.busy_s += outcome.step_s if math.isfinite(outcome.step_s) and outcome.step_s > 0 else 0.0
+        self.proposed_tokens += len(forest)
         self.speculative_steps += verified > 0
-        if not decoding:
-            return
-        self.lengths += np.bincount(np.minimum(counts, len(self.lengths) - 1), minlength=len(self.lengths))
-        self.lengths[0] -= len(counts) - decoding
-        fresh = 1 - RECENT_KEEP
-        self.recent_length += fresh * (verified / decoding - self.recent_length)
-        self.recent_speculation += fresh * ((outcome.draft_plan.draft_tokens > 0) - self.recent_speculation)
+        if decoding:
+            fresh = 1 - RECENT_KEEP
+            self.recent_length += fresh * (verified / decoding - self.recent_length)
+            self.recent_speculation += fresh * ((outcome.draft_plan.draft_tokens > 0) - self.recent_speculation)
+        return counts
 
 
 def new_tally(drafters: int, max_draft_tokens: int) -> Tally:
-    request_steps, tried, verified, accepted = np.zeros((4, drafters), np.int64)
-    return Tally(request_steps, tried, verified, accepted, np.zeros(max_draft_tokens + 1, np.int64))
+    return Tally(np.zeros((drafters, 4), np.int64), np.zeros(max_draft_tokens + 1, np.int64))
 
 
 @compiled
-def count_nodes(
+def _count_nodes(
     request: Ints, parent: Ints, drafter: Ints, depth: Ints, verified: Bools, accepted: Bools, requests: int,
-    drafters: int,
-) -> tuple[Ints, Ints]:  # fmt: skip
-    """(N,): verified nodes of each request; (D, 4): request steps, nodes tried, verified, accepted of each drafter."""
-    counts, of_drafter = np.zeros(requests, np.int64), np.zeros((drafters, 4), np.int64)
+    of_drafter: Ints,
+) -> Ints:  # fmt: skip
+    counts = np.zeros(requests, np.int64)
     for m in range(len(request)):
         if verified[m]:
             counts[request[m]] += 1
             own = of_drafter[drafter[m]]
-            own[0] += depth[m] == 1
-            own[1] += parent[m] < 0 or accepted[parent[m]]
-            own[2] += 1
-            own[3] += accepted[m]
-    return counts, of_drafter
+            own[REQUEST_STEPS] += depth[m] == 1
+            own[TRIED] += parent[m] < 0 or accepted[parent[m]]
+            own[VERIFIED] += 1
+            own[ACCEPTED] += accepted[m]
+    return counts
+
+
+@compiled
+def _count_lengths(counts: Ints, prompt: Ints, prompt_left: Ints, lengths: Ints) -> tuple[int, int]:
+    """Verified nodes, and requests that decode."""
+    verified, decoding = 0, 0
+    for i in range(len(counts)):
+        verified += counts[i]
+        if prompt[i] == 0 and prompt_left[i] == 0:
+            decoding += 1
+            lengths[min(counts[i], len(lengths) - 1)] += 1
+    return verified, decoding
 
 
 @dataclass(frozen=True, slots=True)

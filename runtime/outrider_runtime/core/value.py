@@ -6,9 +6,7 @@ tables. N decoding requests, T the most proposals that are looked at.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
+from typing import NamedTuple
 
 from outrider_runtime.core.batch import Floats
 from outrider_runtime.core.compiled import compiled
@@ -20,8 +18,7 @@ def worth(tokens: float, seconds: float, rate: float) -> float:
     return tokens - rate * seconds
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Price:
+class Price(NamedTuple):
     """The step that is priced, without drafts."""
 
     ragged_s: Floats
@@ -46,7 +43,3 @@ class Price:
     def step_s(self, proposals: int) -> float:
         """Seconds with so many proposals, at most as many as the table holds."""
         return float(self.ragged_s[min(proposals, len(self.ragged_s) - 1)])
-
-    def cheapest_s(self) -> float:
-        """The least that one proposal more can cost: one that is worth less is never chosen."""
-        return max(0.0, float(np.diff(self.ragged_s).min())) if len(self.ragged_s) > 1 else 0.0

@@ -45,6 +45,12 @@ def serve(known: Acceptance, steps: int, chance, *, requests: int = 8, length: i
     return np.array(forecasts)
 
 
+def paths(known: Acceptance, running):
+    """(D, N, K), twice, of all requests and as deep as there are positions."""
+    depths = np.full((len(known.hazards), len(running)), known.hazards.shape[1])
+    return known.paths(running, np.arange(len(running)), depths)
+
+
 def test_forecasts_are_calibrated_for_confident_and_for_doubtful_tokens():
     """Held-out calibration error at most 0.05: where a node's path is said to be p, a share p of such is accepted."""
 
@@ -65,7 +71,7 @@ def test_a_lone_request_counts_its_evidence_once():
     """What one request teaches moves the pool: its own factor and its class's must not move with it as well."""
     known = acceptance()
     serve(known, 10, always(1.0), requests=1, length=1, slo_class=[0])
-    path = known.paths(batch(1, slo_class=[0]), np.array([0]))[0][0, 0, 0]
+    path = paths(known, batch(1, slo_class=[0]))[0][0, 0, 0]
     assert path == pytest.approx((10 + 4 * 0.6) / 14, abs=0.02)
 
 
@@ -73,11 +79,11 @@ def test_a_request_that_differs_from_the_others_is_known_by_its_slot_until_it_en
     """Request 0 is easy, the others are hard; who comes into its slot is a stranger again."""
     known = acceptance()
     serve(known, 30, by_request(lambda i: 0.9 if i == 0 else 0.3))
-    first = known.paths(batch(8), np.arange(8))[0][0, :, 0]
+    first = paths(known, batch(8))[0][0, :, 0]
     assert first[0] > 0.65
     assert first[1:].max() < 0.5
     known.release(np.array([0]))
-    assert known.paths(batch(8), np.arange(8))[0][0, 0, 0] == pytest.approx(first[1:].mean(), abs=0.12)
+    assert paths(known, batch(8))[0][0, 0, 0] == pytest.approx(first[1:].mean(), abs=0.12)
 
 
 def test_classes_are_told_apart():
@@ -86,7 +92,7 @@ def test_classes_are_told_apart():
     for generation in range(12):
         serve(known, 8, by_request(lambda i: 0.9 if i < 4 else 0.3), seed=generation, **columns)
         known.release(np.arange(8))
-    first = known.paths(batch(8, **columns), np.arange(8))[0][0, :, 0]
+    first = paths(known, batch(8, **columns))[0][0, :, 0]
     assert first[0] > first[7] + 0.25
 
 
@@ -123,7 +129,7 @@ def test_a_lookup_that_finds_nothing_is_known_by_how_often():
     for step in range(20):
         forest = proposals([4] + [0] * 7)
         known.observe(batch(8, now=step * 0.02), forest, np.ones(4, bool), kept(forest, [4] + [0] * 7))
-    offers = known.paths(batch(8), np.arange(8))[1][0, :, 0]
+    offers = paths(known, batch(8))[1][0, :, 0]
     assert offers[0] > 0.7
     assert offers[1:].max() < 0.1
 
@@ -135,5 +141,5 @@ def test_a_head_that_has_not_read_the_prompt_is_known_apart():
     for generation in range(12):
         serve(known, 8, by_request(lambda i: 0.9 if i < 4 else 0.3), seed=generation, read=read)
         known.release(np.arange(8))
-    first = known.paths(batch(8, read=read), np.arange(8))[0][0, :, 0]
+    first = paths(known, batch(8, read=read))[0][0, :, 0]
     assert first[0] > first[7] + 0.25
