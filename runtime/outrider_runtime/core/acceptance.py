@@ -37,6 +37,8 @@ COVERAGES = 4
 READ_SHARE, WHOLE_TOKENS = 0.5, 32
 """Share of the prompt, and tokens since the last hole, from which a head's cache counts as read and as whole."""
 LEAST, MOST = 0.01, 0.99
+OF_THIS_STEP = 2
+"""Tokens that a request gets in any case before one of its proposals counts: this step's, and the bonus token."""
 TRIED, ACCEPTED, EXPECTED, EXPECTED_ANY, EVERY = range(5)
 """Of a group: trials, acceptances, and the acceptances that the pool's estimate expects, with and without regard to
 confidence, all four of the last trials only; and all trials."""
@@ -104,11 +106,12 @@ class Acceptance:
         )  # fmt: skip
         _meet(self._tried, self._asked, self.met)
 
-    def paths(self, batch: Batch, rows: Ints, depths: Ints) -> tuple[Floats, Floats]:
+    def paths(self, batch: Batch, rows: Ints, usable: Bools, limit: int) -> tuple[Floats, Floats]:
         """Two (D, N, K) for N `rows` of the batch: the probability that the target accepts a chain of 1..K, if it is
-        proposed, and that the drafter has a proposal of that depth. depths: (D, N), beyond which a path is 0."""
+        proposed, and that the drafter has a proposal of that depth. A path is 0 past `limit` positions, past what the
+        request can still use, and where the drafter is not `usable` (D,)."""
         return _paths(
-            self.hazards, self._groups, *self._of_requests(batch), rows, depths,
+            self.hazards, self._groups, *self._of_requests(batch), batch.left, rows, usable, limit,
             self._asked, self._offered, self._slot_hits, self._passes,
         )  # fmt: skip
 
@@ -224,7 +227,8 @@ def _pool_tried(groups: Floats, drafter: int) -> float:
 @compiled
 def _paths(
     hazards: Floats, groups: Floats, classes: int, slot: Ints, slo_class: Ints, read: Floats, whole: Ints,
-    context: Ints, rows: Ints, limits: Ints, asked: Floats, offered: Floats, slot_hits: Floats, has_passes: Bools,
+    context: Ints, left: Ints, rows: Ints, usable: Bools, limit: int, asked: Floats, offered: Floats,
+    slot_hits: Floats, has_passes: Bools,
 ) -> tuple[Floats, Floats]:  # fmt: skip
     drafters, depths = hazards.shape[:2]
     paths = np.empty((drafters, len(rows), depths))
@@ -242,7 +246,7 @@ def _paths(
                 hits = (own[1] + SLOT_HIT_TRIALS * rate) / (own[0] + SLOT_HIT_TRIALS) / rate
             for k in range(depths):
                 path *= _with_factor(hazards[d, k, ANY], factor)
-                paths[d, n, k] = path if k < limits[d, n] else 0.0
+                paths[d, n, k] = path if usable[d] and k < min(limit, left[i] - OF_THIS_STEP) else 0.0
                 if not has_passes[d]:
                     offers[d, n, k] = min(1.0, hits * (offered[d, k] + HIT_TRIALS) / (asked[d, k] + HIT_TRIALS))
     return paths, offers

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from outrider_runtime.core.acceptance import OF_THIS_STEP
 from outrider_runtime.core.admission import Pace, admissions, token_budget
 from outrider_runtime.core.batch import NOBODY, Batch, Bools, Floats, Ints
 from outrider_runtime.core.cost import LatencyModel, Shape, next_step, this_step, without_prompts
@@ -33,8 +34,6 @@ from outrider_runtime.core.state import (
 )
 from outrider_runtime.core.value import Price
 
-OF_THIS_STEP = 2
-"""Tokens that a request gets in any case before one of its proposals counts: this step's, and the bonus token."""
 LOOK_EVERY_STEPS = 8
 """Steps between two looks at what draft models would bring to requests whose caches have holes."""
 MARGIN_ERRORS = 1.0
@@ -268,14 +267,13 @@ class Controller:
     def _pool(self, batch: Batch, rows: Ints, base: Shape) -> tuple[Pool, Floats]:
         """What the drafters offer for the next step, and its paths as if no cache had a hole."""
         limit, alone = self._limit, without_prompts(base)
-        room = np.minimum(limit, batch.left[rows] - OF_THIS_STEP) * self._usable[:, None]
-        paths, offers = self._evidence.acceptance.paths(batch, rows, room)
+        paths, offers = self._evidence.acceptance.paths(batch, rows, self._usable, limit)
         budget = min(batch.token_budget - len(rows), batch.free_kv_tokens - 2 * round(base.n_batched))
         price = self._price(base, batch.context[rows], 0.0, max(0, min(budget, len(rows) * limit)))
         prompts = float(batch.prompt.sum()) if self.settings.whole_batch else 0.0
         pool = Pool(
             paths, offers, self._has_passes, *self._draft_seconds(alone, prompts), price,
-            self._tiers[: np.searchsorted(self._tiers, limit, side="right")], max(0, budget),
+            self._tiers if limit == self._most_tokens else self._tiers[self._tiers <= limit], max(0, budget),
             self.settings.verification is Verification.VARLEN,
             self._need(batch, rows, paths, price) if self._has_classes else None,
         )  # fmt: skip
@@ -423,7 +421,8 @@ class Controller:
         self._has_passes = np.array([drafter.passes for drafter in drafters], dtype=bool)
         self._reads_now = [drafter.reads and self._usable[d] for d, drafter in enumerate(drafters)]
         self._most_tokens = max(0, min(self.settings.max_draft_tokens, hot.max_draft_tokens))
-        self._tiers = np.array(self.settings.tiers or range(1, self._most_tokens + 1), np.int64)
+        tiers = self.settings.tiers or range(1, self._most_tokens + 1)
+        self._tiers = np.array([tier for tier in tiers if tier <= self._most_tokens], np.int64)
         off = hot.mode is Mode.OFF or self._most_tokens == 0
         self._silent = off if self._pinned is None else self._pinned[0] == 0
         self._has_classes = bool(hot.slo_classes) and self._pinned is None  # a pin measures the engine as it is

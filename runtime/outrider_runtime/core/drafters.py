@@ -105,18 +105,20 @@ def choose(pool: Pool, *, margin: float = 0.0) -> Choice:
     drafters, requests, depths = pool.paths.shape
     plain = float(worth(0.0, pool.price.ragged_s[0], pool.price.rate))
     need = pool.need if pool.need is not None and pool.need.behind.any() else None
-    nothing = nobody(drafters, requests, plain, for_slo=need is not None)
+    choice = nobody(drafters, requests, plain, for_slo=need is not None)
     if pool.paths.size == 0 or len(pool.tiers) == 0 or not pool.paths[:, :, 0].any():
-        return nothing
+        return choice
     tables = _tables(pool, need)
-    best = _best(tables, candidates(tuple(pool.passes.tolist()), tuple(pool.tiers.tolist()), depths))
+    columns = _nothing_filled(tables)
+    best = _best(tables, columns, *candidates(tuple(pool.passes.tolist()), tuple(pool.tiers.tolist()), depths))
     for _ in range(REFINEMENTS if np.count_nonzero(pool.passes) > EXACT_MODELS else 0):
-        best = _best(tables, _beside(best.passes, pool.passes, pool.tiers))
+        rows = _beside(best.passes, pool.passes, pool.tiers)
+        best = _best(tables, columns, rows, np.zeros(len(rows), dtype=bool))
     if not best.passes.any() or (need is None and best.value - plain <= margin):
-        return nothing
-    asked, lengths, served = _who_asks(tables, best.passes, best.level, best.even)
+        return choice
+    asked, lengths, served = _who_asks(tables, columns, best.passes, best.level, best.even)
     if not served.any():
-        return nothing
+        return choice
     return Choice(lengths, asked, best.value, plain, need is not None, served)
 
 
@@ -136,6 +138,8 @@ class _Tables(NamedTuple):
     uniform_s: Floats
     levels: Floats
     """(Q,): prices of a verified token, in seconds, at which the best prefix is looked for."""
+    reads_s: Floats
+    """(P,): what it may cost beyond that in the next first passes of the drafters that run."""
     rate: float
     most: int
     """Proposals that the step may hold."""
@@ -143,6 +147,16 @@ class _Tables(NamedTuple):
     behind: Bools
     need: Floats
     need_per_s: Floats
+
+
+class _Columns(NamedTuple):
+    """Of each price of a token, level and reading drafters: what requests' first 0..K positions are worth, those left
+    out that do not pay for their token."""
+
+    values: Floats
+    """(P, Q, 3, D, K+1, N): worth, expected tokens and expected proposals."""
+    filled: Bools
+    """(P, Q): prices that were asked for."""
 
 
 class _Best(NamedTuple):
@@ -171,15 +185,16 @@ def _of_models(row: tuple[int, ...], passes: tuple[bool, ...]) -> list[int]:
     return [tier for tier, is_model in zip(row, passes, strict=True) if is_model and tier]
 
 
-def _beside(best: Ints, passes: Bools, tiers: Ints) -> tuple[Ints, Bools]:
-    """The candidates that differ from `best` in the passes of one drafter, whether it runs or not."""
-    rows = [best]
+@compiled
+def _beside(best: Ints, passes: Bools, tiers: Ints) -> Ints:
+    """(C, D): the candidates that differ from `best` in the passes of one drafter, whether it runs or not."""
+    rows, count = np.empty((1 + len(best) * (1 + len(tiers)), len(best)), np.int64), 1
+    rows[:] = best
     for drafter in np.flatnonzero(passes):
-        for tier in (0, *tiers.tolist()):
-            row = best.copy()
-            row[drafter] = tier
-            rows.append(row)
-    return np.array(rows), np.zeros(len(rows), dtype=bool)
+        for t in range(-1, len(tiers)):
+            rows[count, drafter] = tiers[t] if t >= 0 else 0
+            count += 1
+    return rows[:count]
 
 
 def _tables(pool: Pool, need: Need | None) -> _Tables:
@@ -191,17 +206,31 @@ def _tables(pool: Pool, need: Need | None) -> _Tables:
     need = Need(nothing > 0, nothing, nothing) if need is None else need
     return _Tables(
         paths, offers, pool.passes, pool.first_s, pool.pass_s, pool.token_s, price.node_s, price.ragged_s, uniform_s,
-        levels, price.rate, min(pool.budget, len(price.ragged_s) - 1), pool.varlen,
+        levels, _reads_s(pool.token_s), price.rate, min(pool.budget, len(price.ragged_s) - 1), pool.varlen,
         need.behind, need.tokens, need.per_s,
     )  # fmt: skip
 
 
-def _best(tables: _Tables, rows: tuple[Ints, Bools]) -> _Best:
-    values, short = _evaluate(tables, *rows)
+def _reads_s(token_s: Floats) -> Floats:
+    """Every sum of one or two readers' seconds a token, a few of more."""
+    readers = token_s[token_s > 0]
+    if len(readers) > EXACT_MODELS:
+        return np.linspace(0.0, readers.sum(), 2 + EXACT_MODELS)
+    return np.unique([0.0, *readers, readers.sum()])
+
+
+def _nothing_filled(t: _Tables) -> _Columns:
+    drafters, depths, requests = t.paths.shape
+    prices = (len(t.reads_s), len(t.levels))
+    return _Columns(np.empty((*prices, 3, drafters, depths + 1, requests)), np.zeros(prices, dtype=bool))
+
+
+def _best(tables: _Tables, columns: _Columns, rows: Ints, evens: Bools) -> _Best:
+    values, short = _evaluate(tables, columns, rows, evens)
     if tables.behind.any():
         values = np.where(short <= short.min() + EQUAL_SHORTFALL * tables.behind.sum(), values, -np.inf)
     number, level = divmod(int(values.argmax()), len(tables.levels))  # the first of equal ones
-    return _Best(rows[0][number], float(values[number, level]), level, bool(rows[1][number]))
+    return _Best(rows[number], float(values[number, level]), level, bool(evens[number]))
 
 
 @compiled
@@ -217,37 +246,22 @@ def _by_depth(paths: Floats, offers: Floats) -> tuple[Floats, Floats]:
 
 
 @compiled
-def _evaluate(t: _Tables, rows: Ints, evens: Bools) -> tuple[Floats, Floats]:
+def _evaluate(t: _Tables, columns: _Columns, rows: Ints, evens: Bools) -> tuple[Floats, Floats]:
     """Two (C, Q): worth of each candidate at each price of a token, and the tokens that those behind would lack. A
     dearer price is not tried where the plan ends before tokens cost more."""
-    drafters, depths, requests = t.paths.shape
+    requests = len(t.node_s)
     values, short = np.full((len(rows), len(t.levels)), -np.inf), np.full((len(rows), len(t.levels)), np.inf)
-    columns = np.empty((len(t.levels), 3, drafters, depths + 1, requests))
-    who, share, last_s = np.empty((2, requests), np.int64), np.empty((3, requests)), -1.0
+    who, share = np.empty((2, requests), np.int64), np.empty((3, requests))
     for c in range(len(rows)):
-        next_s = _next_pass_s(t, rows[c])
-        if next_s != last_s and not evens[c]:
-            for q in range(len(t.levels)):
-                _fill(t, t.levels[q] + next_s, columns[q])
-            last_s = next_s
         for q in range(len(t.levels)):
             if evens[c]:
                 _share_evenly(t, rows[c], who, share)
             else:
-                _share_out(t, rows[c], columns[q], who, share)
-            values[c, q], short[c, q], tokens = _worth_of(t, rows[c], evens[c], share, next_s)
+                _share_out(t, _at(t, columns, rows[c], q), rows[c], who, share)
+            values[c, q], short[c, q], tokens = _worth_of(t, rows[c], evens[c], share)
             if evens[c] or _more_s(t, tokens) <= t.levels[q] * (1.0 + 1e-9):
                 break
     return values, short
-
-
-@compiled
-def _next_pass_s(t: _Tables, passes: Ints) -> float:
-    """What a verified token costs in the next first passes of the drafters that run."""
-    seconds = 0.0
-    for d in range(len(passes)):
-        seconds += t.token_s[d] * (passes[d] > 0)
-    return seconds
 
 
 @compiled
@@ -258,27 +272,35 @@ def _more_s(t: _Tables, tokens: float) -> float:
 
 
 @compiled
-def _fill(t: _Tables, token_s: float, columns: Floats) -> None:
-    """columns: (3, D, K+1, N), worth, expected tokens and expected proposals of a request's first 0..K positions, those
-    left out that do not pay for their token."""
-    drafters, depths, requests = t.paths.shape
-    for d in range(drafters):
-        net, gain, tokens = columns[0, d], columns[1, d], columns[2, d]
-        net[0], gain[0], tokens[0] = 0.0, 0.0, 0.0
-        pays = np.ones(requests, np.bool_)
-        for k in range(depths):
-            for i in range(requests):
-                path, price = t.paths[d, k, i], t.rate * (token_s + t.node_s[i])
-                lacks = t.behind[i] and k < MOST_FORCED and gain[k, i] < t.need[i] + t.need_per_s[i] * t.ragged_s[0]
-                pays[i] &= path > (price if t.varlen and not lacks else 0.0)  # what it lacks, at any cost
-                there = t.offers[d, k, i] if pays[i] else 0.0
-                gain[k + 1, i] = gain[k, i] + there * path
-                tokens[k + 1, i] = tokens[k, i] + there
-                net[k + 1, i] = gain[k + 1, i] - (0.0 if t.behind[i] else price * tokens[k + 1, i])
+def _at(t: _Tables, columns: _Columns, passes: Ints, level: int) -> Floats:
+    """(3, D, K+1, N), at the price that a token has where these drafters run."""
+    reads_s = (t.token_s * (passes > 0)).sum()
+    nearest = np.abs(t.reads_s - reads_s).argmin()
+    found = columns.values[nearest, level]
+    if not columns.filled[nearest, level]:
+        columns.filled[nearest, level] = True
+        for d in range(len(passes)):
+            _fill(t, d, t.levels[level] + t.reads_s[nearest], found[0, d], found[1, d], found[2, d])
+    return np.asarray(found)
 
 
 @compiled
-def _share_out(t: _Tables, passes: Ints, columns: Floats, who: Ints, share: Floats) -> None:
+def _fill(t: _Tables, d: int, token_s: float, net: Floats, gain: Floats, tokens: Floats) -> None:
+    net[0], gain[0], tokens[0] = 0.0, 0.0, 0.0
+    pays = np.ones(t.paths.shape[2], np.bool_)
+    for k in range(t.paths.shape[1]):
+        for i in range(t.paths.shape[2]):
+            path, price = t.paths[d, k, i], t.rate * (token_s + t.node_s[i])
+            lacks = t.behind[i] and k < MOST_FORCED and gain[k, i] < t.need[i] + t.need_per_s[i] * t.ragged_s[0]
+            pays[i] &= path > (price if t.varlen and not lacks else 0.0)  # what it lacks, at any cost
+            there = t.offers[d, k, i] if pays[i] else 0.0
+            gain[k + 1, i] = gain[k, i] + there * path
+            tokens[k + 1, i] = tokens[k, i] + there
+            net[k + 1, i] = gain[k + 1, i] - (0.0 if t.behind[i] else price * tokens[k + 1, i])
+
+
+@compiled
+def _share_out(t: _Tables, columns: Floats, passes: Ints, who: Ints, share: Floats) -> None:
     """who: (2, N), whom each request asks first and, where that finds nothing, next. share: (3, N), the tokens and
     proposals that it may expect, and how likely it has no proposal."""
     depths, requests = t.paths.shape[1:]
@@ -319,10 +341,14 @@ def _share_evenly(t: _Tables, passes: Ints, who: Ints, share: Floats) -> None:
 
 
 @compiled
-def _worth_of(t: _Tables, passes: Ints, even: bool, share: Floats, next_s: float) -> tuple[float, float, float]:
+def _worth_of(t: _Tables, passes: Ints, even: bool, share: Floats) -> tuple[float, float, float]:
     """Worth of one candidate, -inf where it does not fit; the tokens that those behind would lack; its proposals."""
     requests = len(t.node_s)
-    gain, tokens, none, nodes_s, drafts_s = 0.0, 0.0, 1.0, 0.0, 0.0
+    gain, tokens, none, nodes_s, drafts_s, next_s = 0.0, 0.0, 1.0, 0.0, 0.0, 0.0
+    for d in range(len(passes)):
+        if passes[d] > 0:
+            drafts_s += t.first_s[d] + (passes[d] - 1) * t.pass_s[d]
+            next_s += t.token_s[d]  # of a verified token, in their next first passes
     for i in range(requests):
         if even and share[1, i] < passes.max():
             return -np.inf, np.inf, 0.0  # somebody cannot verify as many
@@ -330,9 +356,6 @@ def _worth_of(t: _Tables, passes: Ints, even: bool, share: Floats, next_s: float
         tokens += share[1, i]
         none *= share[2, i]
         nodes_s += share[1, i] * (t.node_s[i] + next_s)
-    for d in range(len(passes)):
-        if passes[d] > 0:
-            drafts_s += t.first_s[d] + (passes[d] - 1) * t.pass_s[d]
     held = tokens if t.varlen else float(requests * passes.max())  # padded
     if held > t.most:
         return -np.inf, np.inf, tokens
@@ -357,22 +380,22 @@ def _expected_s(seconds: Floats, tokens: float, none: float) -> float:
 
 
 @compiled
-def _who_asks(t: _Tables, passes: Ints, level: int, even: bool) -> tuple[Ints, Ints, Ints]:
+def _who_asks(t: _Tables, columns: _Columns, passes: Ints, level: int, even: bool) -> tuple[Ints, Ints, Ints]:
     """(2, N) whom each request asks, (D,) the longest proposal that is asked of each drafter, (D,) by how many."""
-    drafters, depths, requests = t.paths.shape
-    columns = np.empty((3, drafters, depths + 1, requests))
+    drafters, _, requests = t.paths.shape
     who, share = np.empty((2, requests), np.int64), np.empty((3, requests))
     if even:
         _share_evenly(t, passes, who, share)
     else:
-        _fill(t, t.levels[level] + _next_pass_s(t, passes), columns)
-        _share_out(t, passes, columns, who, share)
+        _share_out(t, _at(t, columns, passes, level), passes, who, share)
     lengths, served = np.zeros(drafters, np.int64), np.zeros(drafters, np.int64)
     for i in range(requests):
         for d in who[:, i]:
             if d != NOBODY:
                 served[d] += 1
-                lengths[d] = max(lengths[d], passes[d] if t.passes[d] else _longest(columns[2, d, :, i]))
+                lengths[d] = max(
+                    lengths[d], passes[d] if t.passes[d] else _longest(_at(t, columns, passes, level)[2, d, :, i])
+                )
     return who, lengths, served
 
 

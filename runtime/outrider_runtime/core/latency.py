@@ -73,6 +73,11 @@ def _step_s(
 
 
 @compiled
+def _decode_s(costs: Floats, graph: float, sums: Floats, of_size: int, shape: Shape, proposals: float) -> float:
+    return _step_s(costs, graph, deviations(sums, of_size), shape, proposals, False)
+
+
+@compiled
 def _price(
     costs: Floats, graph: float, sums: Floats, of_size: int, shape: Shape, most: int
 ) -> tuple[Floats, Floats, float, float, float]:  # fmt: skip
@@ -154,8 +159,9 @@ class Latency:
 
     def decode_s(self, shape: Shape, proposals: float) -> float:
         """Seconds of the target's pass of `shape` and so many proposals of unequal lengths."""
-        more_s = deviations(self._deviations.sums, size(shape.n_requests))
-        return _step_s(self._costs, self._graph, more_s, shape, float(proposals), False)
+        return _decode_s(
+            self._costs, self._graph, self._deviations.sums, size(shape.n_requests), shape, float(proposals)
+        )
 
     def prompt_s(self, shape: Shape, proposals: float, tokens: float) -> float:
         """By how much `tokens` of prompts lengthen a step of `shape` that verifies so many proposals."""

@@ -47,8 +47,7 @@ def serve(known: Acceptance, steps: int, chance, *, requests: int = 8, length: i
 
 def paths(known: Acceptance, running):
     """(D, N, K), twice, of all requests and as deep as there are positions."""
-    depths = np.full((len(known.hazards), len(running)), known.hazards.shape[1])
-    return known.paths(running, np.arange(len(running)), depths)
+    return known.paths(running, np.arange(len(running)), np.ones(len(known.hazards), bool), known.hazards.shape[1])
 
 
 def test_forecasts_are_calibrated_for_confident_and_for_doubtful_tokens():
