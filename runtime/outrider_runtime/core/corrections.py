@@ -1,0 +1,142 @@
+"""How measured times correct a latency model: two multipliers on what it says, and what they leave, by kind of step."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from outrider_runtime.core.batch import Floats
+from outrider_runtime.core.compiled import compiled
+from outrider_runtime.core.cost import CONSTANT, KNEE
+
+PLAIN, EVEN, UNEVEN = range(3)
+"""Kinds of step: nothing is verified, equally many for every request, or not."""
+SIZES = 14
+"""Powers of two of the batch size that are told apart."""
+PRIOR_STEPS = 8.0
+"""What the mean of other steps counts for."""
+
+
+class Multipliers:
+    """Recursive least squares with forgetting on a cost of two parts: `y ~ m_1 * part_1 + m_2 * part_2`.
+
+    Parts are seconds as a model predicts them, so both multipliers are 1 where the model is right. Errors are
+    relative to the prediction. The prior says that the multipliers' mean is 1, worth `strength` observations, and that
+    they are equal, worth `likeness`: a machine that slows down slows both parts, and only data that tell them apart
+    part them. Directions that the last data do not show return there instead of drifting.
+    """
+
+    def __init__(self, *, half_life: float, strength: float, likeness: float) -> None:
+        self._keep = 0.5 ** (1.0 / half_life)
+        self._strength, self._likeness = strength, likeness
+        self._sums = np.zeros(5)
+        self.values = (1.0, 1.0)
+
+    def observe(self, first: float, second: float, seconds: float) -> None:
+        """One observation: the parts as predicted, their sum positive, and what was measured."""
+        self.values = _multipliers(self._sums, self._keep, self._strength, self._likeness, first, second, seconds)
+
+    def __call__(self, first: float, second: float) -> float:
+        """Corrected seconds of two parts."""
+        return self.values[0] * first + self.values[1] * second
+
+    def on(self, costs: Floats) -> Floats:
+        """(..., 8) coefficients corrected: the first part is the constant, the second everything else."""
+        return scaled(costs, *self.values)
+
+
+def scaled(costs: Floats, constant: float, slope: float) -> Floats:
+    scaled = slope * costs
+    scaled[..., CONSTANT] = constant * costs[..., CONSTANT]
+    scaled[..., KNEE] = costs[..., KNEE]
+    return scaled
+
+
+@compiled
+def _multipliers(
+    sums: Floats, keep: float, strength: float, likeness: float, first: float, second: float, seconds: float
+) -> tuple[float, float]:  # fmt: skip
+    """The non-negative solution of the normal equations, the prior included:
+    `strength * ((m_1 + m_2) / 2 - 1)^2 + likeness * (m_1 - m_2)^2`."""
+    total = first + second
+    x, y, target = first / total, second / total, seconds / total
+    sums *= keep
+    sums += np.array([x * x, x * y, y * y, x * target, y * target])
+    mean = strength / 4
+    a11, a12, a22 = sums[0] + mean + likeness, sums[1] + mean - likeness, sums[2] + mean + likeness
+    b1, b2 = sums[3] + 2 * mean, sums[4] + 2 * mean
+    determinant = a11 * a22 - a12 * a12  # positive: the prior makes it so
+    m1, m2 = (a22 * b1 - a12 * b2) / determinant, (a11 * b2 - a12 * b1) / determinant
+    if m1 < 0.0:
+        return 0.0, max(0.0, b2 / a22)
+    return (max(0.0, b1 / a11), 0.0) if m2 < 0.0 else (m1, m2)
+
+
+class Deviations:
+    """What the model gets wrong about steps of a kind at a size of batch: a mean that is shrunk to the kind's at other
+    sizes, that to the mean of all kinds, and that to none. So what all kinds share does not count for those alone that
+    were seen, or the others would look cheap."""
+
+    HALF_LIFE_STEPS = 300.0
+    MOST_SHARE = 0.5
+    """Of the predicted time, that one step may deviate by: the rest is an accident."""
+
+    def __init__(self) -> None:
+        self._keep = 0.5 ** (1 / self.HALF_LIFE_STEPS)
+        self.sums = np.zeros((3, SIZES, 3))
+        """[kind, size, (weight, deviation, squared surprise)]"""
+
+    def observe(self, kind: int, requests: float, seconds: float, predicted_s: float) -> None:
+        """A decoding step's time without its drafts, and what the model says of it."""
+        most = self.MOST_SHARE * predicted_s
+        deviation = min(max(seconds - predicted_s, -most), most)
+        _add_deviation(self.sums, self._keep, kind, size(requests), deviation)
+
+
+def size(requests: float) -> int:
+    return min(int(requests).bit_length(), SIZES - 1)
+
+
+@compiled
+def _deviation(sums: Floats, kind: int, size: int) -> float:
+    """To be added to the model's prediction of a kind of step."""
+    weight = total = kind_weight = kind_total = 0.0
+    for k in range(sums.shape[0]):
+        for s in range(sums.shape[1]):
+            weight += sums[k, s, 0]
+            total += sums[k, s, 1]
+            if k == kind:
+                kind_weight += sums[k, s, 0]
+                kind_total += sums[k, s, 1]
+    own_weight, own = sums[kind, size, 0], sums[kind, size, 1]
+    mean = (total - kind_total) / (weight - kind_weight + PRIOR_STEPS)
+    mean = (kind_total - own + PRIOR_STEPS * mean) / (kind_weight - own_weight + PRIOR_STEPS)
+    return float((own + PRIOR_STEPS * mean) / (own_weight + PRIOR_STEPS))
+
+
+@compiled
+def deviations(sums: Floats, size: int) -> tuple[float, float, float]:
+    """Of each kind of step. One that verifies does all that a plain one does: where it seems to take less, the plain
+    ones came in a slow spell of the machine."""
+    plain = _deviation(sums, PLAIN, size)
+    return plain, max(plain, _deviation(sums, EVEN, size)), max(plain, _deviation(sums, UNEVEN, size))
+
+
+@compiled
+def error_s(sums: Floats, size: int) -> float:
+    """Standard error of a step that verifies against a plain one; infinite where one of them was never seen."""
+    verifies = sums[EVEN, size, 0] + sums[UNEVEN, size, 0]
+    if sums[PLAIN, size, 0] < 2.0 or verifies < 2.0:
+        return math.inf
+    squares = sums[EVEN, size, 2] + sums[UNEVEN, size, 2]
+    return math.sqrt(sums[PLAIN, size, 2] / sums[PLAIN, size, 0] ** 2 + squares / verifies**2)
+
+
+@compiled
+def _add_deviation(sums: Floats, keep: float, kind: int, size: int, deviation: float) -> None:
+    surprise = deviation - _deviation(sums, kind, size)
+    sums *= keep
+    sums[kind, size, 0] += 1.0
+    sums[kind, size, 1] += deviation
+    sums[kind, size, 2] += surprise * surprise
