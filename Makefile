@@ -6,7 +6,7 @@ VENV := $(CURDIR)/.venv
 PY := $(VENV)/bin/python
 SETUP := $(PYTHON3) -m setup
 
-.PHONY: help demo test test-fast lint deps deps-fast bench bench-replay recording crds profile simulate clean
+.PHONY: help demo test test-fast lint deps deps-fast bench recording crds profile simulate clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | column -t -s '|'
@@ -30,14 +30,11 @@ lint: deps-fast ## formatting, lint, types, import rules, generated files
 crds: deps-fast ## write the CustomResourceDefinition from the models
 	$(VENV)/bin/outrider-crds
 
-bench: deps ## the benchmarks, results into tests/benchmarks/results (ONLY=3 or a name: one of them; FULL=1: the whole grid)
-	$(PY) -m tests.benchmarks $(if $(FULL),--full) $(if $(ONLY),--only $(ONLY))
-
-bench-replay: deps-fast ## the bars on paired replays of recorded proposals, in at most MINUTES=20 (docs/benchmarks.md)
-	$(PY) -m tests.benchmarks.replay --minutes $(or $(MINUTES),20)
+bench: $(if $(ONLY),deps,deps-fast) ## the bars, on paired replays of recorded proposals, in at most MINUTES=20 (ONLY=real_cores: that benchmark)
+	$(PY) -m tests.benchmarks.$(or $(ONLY),replay) $(if $(MINUTES),--minutes $(MINUTES))
 
 recording: deps ## record anew what the drafters propose (PROMPTS=FILE, as Spec-Bench has them; docs/simulator.md)
-	PYTHONPATH=examples $(PY) -m tests.benchmarks.record $(PROMPTS) --output runtime/outrider_runtime/simulate/data/recordings/smollm2.npz
+	PYTHONPATH=examples OMP_WAIT_POLICY=passive $(PY) -m tests.benchmarks.record $(PROMPTS) $(if $(MINUTES),--minutes $(MINUTES)) --output runtime/outrider_runtime/simulate/data/recordings/smollm2.npz
 
 profile: deps ## measure the example's latency profile on this machine and print the report
 	$(VENV)/bin/outrider-profile -f examples/smollm2-cpu.yaml --report .outrider/profile

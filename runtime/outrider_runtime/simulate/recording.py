@@ -56,7 +56,7 @@ _ARRAYS = ("group", "temperature", "prompt_tokens", "start", "depth", "proposed"
 
 
 def shipped() -> Recording:
-    """SmolLM2-135M-Instruct with its drafters, on Spec-Bench's prompts (docs/benchmarks.md)."""
+    """SmolLM2-135M-Instruct with its drafters, on Spec-Bench's prompts (docs/simulator.md)."""
     return load(FOLDER / "recordings" / "smollm2.npz")
 
 

@@ -4,12 +4,18 @@
 
 The target answers each prompt once, two thirds greedily and a third at temperature 0.7. For a greedy proposal, "equals
 the token that was sampled" has exactly the probability with which rejection sampling accepts it.
+
+A batch of prompts is a part, a file of its own: what was interrupted, or stopped by `--minutes`, goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import sys
+import time
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +24,7 @@ import torch
 from eagle3 import checkpoint
 from eagle3.head import Head
 from eagle3.target import Answer, Target
-from outrider_runtime.simulate.recording import DEPTH, Recording, quantised
+from outrider_runtime.simulate.recording import DEPTH, Recording, load, quantised
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from vllm.v1.spec_decode.ngram_proposer import _find_longest_matched_ngram_and_propose_tokens as lookup
@@ -26,16 +32,14 @@ from vllm.v1.spec_decode.ngram_proposer import _find_longest_matched_ngram_and_p
 from setup.drafts import EAGLE, FIRST_LAYERS
 from setup.model import FOLDER
 from tests.benchmarks.record import chains
-from tests.benchmarks.record.prompts import by_group
+from tests.benchmarks.record.parts import Part, joined, parts
+from tests.benchmarks.record.prompts import GROUPS, by_group
 
 HOLE = 32
 LOOKUP = {"min_ngram": 2, "max_ngram": 4, "max_model_len": 1 << 20, "k": DEPTH}
 """The settings of examples/smollm2-cpu.yaml."""
 WINDOWS = {"sparse": (4, 64)}
 """Sparse self-speculation: the first tokens and the last ones that the target sees while it drafts."""
-SAMPLED = 0.7
-ONE_IN = 3
-BATCH = 16
 
 
 class Models(NamedTuple):
@@ -55,25 +59,49 @@ class Proposals(NamedTuple):
     """(M, DEPTH)"""
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("prompts", type=Path, help="JSON lines with `category` and `turns`")
     parser.add_argument("--count", type=int, default=24, help="prompts of each of the three groups (default 24)")
     parser.add_argument("--length", type=int, default=128, help="positions of an answer (default 128)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further part after so many")
+    parser.add_argument("--parts", type=Path, default=Path(".outrider/recording"), metavar="FOLDER")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the recording, .npz")
     options = parser.parse_args()
-    torch.manual_seed(0)
+    until = time.monotonic() + 60 * options.minutes
+    wanted = list(parts(by_group(options.prompts, options.count)))
+    options.parts.mkdir(parents=True, exist_ok=True)
+    missing = [one for one in wanted if not one.file(options.parts).exists()]
+    models = _models() if missing else None
+    for number, part in enumerate(missing):
+        if time.monotonic() > until or models is None:
+            print(f"{len(missing) - number} of {len(wanted)} parts are left; the same command goes on with them")
+            return 1
+        _write(part, models, options.length, options.parts)
+    recording = joined([load(one.file(options.parts)) for one in wanted], tuple(GROUPS))
+    recording.save(options.output)
+    print(f"{options.output}: {recording.answers} answers, {recording.start[-1]} positions")
+    return 0
+
+
+def _models() -> Models:
     target = Target(FOLDER, "cpu")
-    target.model.float()  # on CPUs without bfloat16 arithmetic four times faster
-    models = Models(
-        target,
-        checkpoint.load(EAGLE, target).float(),
-        AutoModelForCausalLM.from_pretrained(FIRST_LAYERS, dtype=torch.float32).eval(),
-    )
-    groups = by_group(options.prompts, options.count)
-    rows = list(_rows(models, groups, options.length))
-    _recording(rows, list(groups)).save(options.output)
-    print(f"{options.output}: {len(rows)} answers, {sum(len(row.proposals['eagle'].depth) for row in rows)} positions")
+    target.model.float()  # as fast as bfloat16 or faster on most CPUs, and equal on all
+    head = checkpoint.load(EAGLE, target).float()
+    return Models(target, head, AutoModelForCausalLM.from_pretrained(FIRST_LAYERS, dtype=torch.float32).eval())
+
+
+def _write(part: Part, models: Models, length: int, folder: Path) -> None:
+    """Sampled alike whichever parts were made before it."""
+    torch.manual_seed(zlib.crc32(part.name.encode()))
+    prompts = [models.target.encode(text) for text in part.prompts]
+    answers = models.target.write(prompts, length + DEPTH + 1, part.temperature)
+    long = [answer for answer in answers if len(answer.tokens) - answer.prompt > 2 * DEPTH]
+    rows = [Row(part.group, part.temperature, answer.prompt, _proposals(models, answer)) for answer in long]
+    partial = part.file(folder).with_suffix(".partial.npz")
+    _recording(rows, [part.group]).save(partial)
+    partial.rename(part.file(folder))
+    print(f"{part.name}: {len(rows)} answers", flush=True)
 
 
 class Row(NamedTuple):
@@ -81,20 +109,6 @@ class Row(NamedTuple):
     temperature: float
     prompt: int
     proposals: Mapping[str, Proposals]
-
-
-def _rows(models: Models, groups: Mapping[str, Sequence[str]], length: int) -> Iterator[Row]:
-    for group, texts in groups.items():
-        prompts = [models.target.encode(text) for text in texts]
-        for temperature, chosen in (
-            (0.0, [one for place, one in enumerate(prompts) if place % ONE_IN]),
-            (SAMPLED, prompts[::ONE_IN]),
-        ):
-            for start in range(0, len(chosen), BATCH):
-                for answer in models.target.write(chosen[start : start + BATCH], length + DEPTH + 1, temperature):
-                    if len(answer.tokens) - answer.prompt > 2 * DEPTH:
-                        yield Row(group, temperature, answer.prompt, _proposals(models, answer))
-            print(f"{group}, temperature {temperature}: {len(chosen)} answers", flush=True)
 
 
 def _proposals(models: Models, answer: Answer) -> dict[str, Proposals]:
@@ -169,4 +183,4 @@ def _recording(rows: Sequence[Row], groups: Sequence[str]) -> Recording:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

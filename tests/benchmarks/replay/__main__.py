@@ -1,4 +1,4 @@
-"""python -m tests.benchmarks.replay             the bars, at most 20 minutes
+"""python -m tests.benchmarks.replay             the bars, at most 20 minutes of two quiet cores
 python -m tests.benchmarks.replay --quick     a few seeds and points, to see that it runs
 python -m tests.benchmarks.replay --judge     nothing anew: the verdicts of what is there
 """
@@ -9,19 +9,37 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.replay import phases, plan, slo_mix, static_load
+from tests.benchmarks.replay import phases, plan, pool, slo_mix, static_load, wrong_models
 from tests.benchmarks.replay.bars import Bar
+from tests.benchmarks.replay.cells import COUNT
 from tests.benchmarks.replay.plots import static_plot
-from tests.benchmarks.replay.settings import Case, ours
 
 RESULTS = Path(__file__).parent.parent / "results" / "replay.json"
 PROCESSES = 2
-Work = Callable[[], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one process does in one go."""
+
+    part: str
+    name: str
+    work: Callable[..., object]
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    job: Job
+    found: object
+    cells: int
+    cpu_s: float
 
 
 def main() -> int:
@@ -31,97 +49,113 @@ def main() -> int:
     parser.add_argument(
         "--minutes", type=float, default=20.0, help="what is not begun by then is left out (default 20)"
     )
+    parser.add_argument("--only", choices=PARTS, nargs="*", default=PARTS, help="some parts")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     if not options.judge:
-        found = measured(plan.QUICK if options.quick else plan.DEFAULT, options.minutes)
+        found = measured(plan.QUICK if options.quick else plan.DEFAULT, options.minutes, options.only)
         options.output.write_text(json.dumps(found, indent=1) + "\n")
         static_plot(found, options.output.with_suffix(".png"))
-    bars = [Bar(**bar) for bar in json.loads(options.output.read_text())["bars"]]
+    document = json.loads(options.output.read_text())
+    bars = [Bar(**bar) for bar in document["bars"]]
     for bar in sorted(bars, key=lambda one: (one.name, one.holds, one.where)):
         print(bar.line())
     missed = sum(not bar.holds for bar in bars)
-    print(f"{len(bars) - missed} of {len(bars)} bars hold")
+    print(f"{len(bars) - missed} of {len(bars)} bars hold; {document['cells']} cells, {document['cpuSeconds']} CPU s")
+    if document["leftOut"]:
+        print(f"left out for lack of time: {'; '.join(document['leftOut'])}")
     return 0
 
 
-def measured(size: plan.Size, minutes: float) -> dict[str, Any]:
+def measured(size: plan.Size, minutes: float, parts: Sequence[str]) -> dict[str, Any]:
     """Runs what fits into the time, in the plan's order; says what did not."""
     until = time.monotonic() + 60 * minutes
-    parts: list[dict[str, Any]] = []
-    left_out: list[str] = []
-    with ProcessPoolExecutor(PROCESSES) as pool:
-        waiting = list(jobs(size))
-        running: dict[Any, str] = {}
+    done: list[Done] = []
+    waiting, left_out = [one for one in jobs(size) if one.part in parts], list[str]()
+    with ProcessPoolExecutor(PROCESSES) as executor:
+        running: set[Future[Done]] = set()
         while waiting or running:
             while waiting and len(running) < PROCESSES:
-                name, work, arguments = waiting.pop(0)
+                job = waiting.pop(0)
                 if time.monotonic() > until:
-                    left_out.append(name)
+                    left_out.append(job.name)
                 else:
-                    running[pool.submit(work, *arguments)] = name
-            if not running:
-                break
-            for future in wait(running, return_when="FIRST_COMPLETED").done:
-                parts.append(future.result())
-                print(f"{running.pop(future)}", file=sys.stderr, flush=True)
-    return _joined(parts) | {"leftOut": left_out, "seeds": size.seeds, "screening": size.screening}
+                    running.add(executor.submit(run, job))
+            finished, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in finished:
+                done.append(future.result())
+                print(
+                    f"{done[-1].job.name}: {done[-1].cells} cells, {done[-1].cpu_s:.0f} s", file=sys.stderr, flush=True
+                )
+    return document(done) | {"leftOut": left_out, "seeds": size.seeds, "screening": size.screening}
 
 
-def jobs(size: plan.Size) -> Iterator[tuple[str, Callable[..., dict[str, Any]], tuple[Any, ...]]]:
+def run(job: Job) -> Done:
+    cells, began_s = COUNT.cells, time.process_time()
+    found = job.work(*job.arguments)
+    return Done(job, found, COUNT.cells - cells, time.process_time() - began_s)
+
+
+PARTS = ("static", "shifts", "slo", "wrong", "pool")
+
+
+def jobs(size: plan.Size) -> Iterator[Job]:
     for point in plan.points(size):
-        yield f"static: {point}", static, (point, size)
-    for shift in plan.shifts():
-        yield f"shift: {shift.name}, {shift.case}", shifting, (shift, min(size.seeds, 5))
-    for name in ("llama-3.1-8b-h200", "llama-3.1-8b-a100"):
-        yield f"SLO mix: {name}", slo, (name, min(size.seeds, 3))
+        yield Job("static", f"static: {point}", static_load.judge, (point, size.seeds, size.screening))
+    for shift in plan.shifts(size):
+        yield Job("shifts", f"shift: {shift.name}, {shift.case}", phases.judge, (shift, size.fewer, size.screening))
+    for mix in plan.mixes(size):
+        yield Job("slo", f"SLO mix: {mix.case}", slo_mix.judge, (mix, size.fewer, size.screening))
     for point in plan.wrong_points(size):
-        yield f"wrong models: {point}", wrong, (point, size)
+        yield Job("wrong", f"wrong models: {point}", wrong_models.judge, (point, size.fewer))
+    for case, requests in plan.pools():
+        yield Job(
+            "pool", f"pool: {case}, {requests} requests", pool.judge, (case, requests, size.fewer, size.screening)
+        )
 
 
-def static(point: static_load.Point, size: plan.Size) -> dict[str, Any]:
-    judged = static_load.judge(point, size.seeds, size.screening)
-    return {"static": [judged]}
+def document(done: Sequence[Done]) -> dict[str, Any]:
+    found = {part: [one.found for one in done if one.job.part == part] for part in PARTS}
+    return {"bars": [asdict(bar) for bar in _bars(found)], **_figures(found)} | {
+        "cells": sum(one.cells for one in done),
+        "cpuSeconds": round(sum(one.cpu_s for one in done)),
+    }
 
 
-def shifting(shift: phases.Shift, seeds: int) -> dict[str, Any]:
-    return {"shifts": [phases.judge(shift, seeds)]}
+def _bars(found: dict[str, list[Any]]) -> list[Bar]:
+    each = [
+        *(slo_mix.bars(one) for one in found["slo"]),
+        *found["wrong"],
+        *(pool.bars(one) for one in found["pool"]),
+    ]
+    return static_load.bars(found["static"]) + phases.bars(found["shifts"]) + [bar for bars in each for bar in bars]
 
 
-def slo(name: str, seeds: int) -> dict[str, Any]:
-    bars, means = slo_mix.judge(Case(name, 0.7), plan.plain_step_s(name), plan.rates(name), seeds)
-    return {"slo": [{"world": name, "rates": plan.rates(name), "attained": means}], "bars": bars}
-
-
-def wrong(point: static_load.Point, size: plan.Size) -> dict[str, Any]:
-    seeds = min(size.seeds, 5)
-    own = static_load.measure(point, ours(), seeds)
-    judged = static_load.Judged(point, {"ours": own}, "ours")
-    return {"bars": static_load.wrong_models([judged])}
-
-
-def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    judged = [one for part in parts for one in part.get("static", [])]
-    shifted = [one for part in parts for one in part.get("shifts", [])]
-    bars = [bar for part in parts for bar in part.get("bars", [])]
-    bars += static_load.bars(judged) + phases.bars(shifted)
+def _figures(found: dict[str, list[Any]]) -> dict[str, Any]:
     return {
-        "bars": [{name: getattr(bar, name) for name in Bar.__dataclass_fields__} for bar in bars],
         "static": [
             {
                 "world": one.point.case.world, "acceptance": one.point.case.acceptance, "group": one.point.case.group,
-                "requests": one.point.requests, "best": one.best,
-                "goodput": {name: [round(value, 2) for value in found] for name, found in one.figures.items()},
+                "requests": one.point.requests, "best": one.best, "goodput": rounded(one.figures),
             }
-            for one in judged
+            for one in found["static"]
         ],
         "shifts": [
-            {"name": one.shift.name, "case": str(one.shift.case), "ours": one.ours, "oracle": one.oracle,
-             "singles": one.singles}
-            for one in shifted
+            {
+                "name": one.shift.name, "case": str(one.shift.case), "best": one.best, "chosen": one.chosen,
+                "speed": {name: getattr(one, name).mean(0).round(4).tolist() for name in phases.COMPARED},
+            }
+            for one in found["shifts"]
         ],
-        "slo": [one for part in parts for one in part.get("slo", [])],
+        "slo": [slo_mix.document(one) for one in found["slo"]],
+        "pool": [
+            {"case": str(one.case), "requests": one.requests, "goodput": rounded(one.figures)} for one in found["pool"]
+        ],
     }  # fmt: skip
+
+
+def rounded(figures: dict[str, list[float]]) -> dict[str, list[float]]:
+    return {name: [round(value, 1) for value in found] for name, found in figures.items()}
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+Speeds = NDArray[np.float64]
 QUANTILE = 0.05
 
 
@@ -47,6 +49,6 @@ def geometric_mean(ratios: Sequence[float]) -> float:
     return float(np.exp(np.mean(np.log(ratios))))
 
 
-def closed_gap(ours: float, single: float, oracle: float) -> float:
+def closed_gap(ours: Speeds, single: Speeds, oracle: Speeds) -> Speeds:
     """Share of the way from the best single setting to the oracle that ours has gone."""
     return (ours - single) / (oracle - single)

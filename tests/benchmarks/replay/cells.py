@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,14 +30,23 @@ class Result:
     slo_class: NDArray[np.int64]
     done_s: Floats
     arrived_s: Floats
-    tokens: NDArray[np.int64]
+    step_at_s: Floats
+    """When each step ended, and the tokens that it gave."""
+    step_tokens: NDArray[np.int64]
 
 
-LoadOf = Callable[[Case, int], Workload]
-"""(case, seed) -> load; the same for every policy."""
+@dataclass(slots=True)
+class Count:
+    """Cells that this process has run."""
+
+    cells: int = 0
+
+
+COUNT = Count()
 
 
 def run(case: Case, system: System, load: Workload, seed: int) -> Result:
+    COUNT.cells += 1
     engine = Engine(setting(case, charged=system.charged), load, system.build(case, seed))
     engine.run()
     return _result(engine)
@@ -61,7 +69,8 @@ def _result(engine: Engine) -> Result:
         slo_class=load.slo_class,
         done_s=requests.done_s,
         arrived_s=requests.arrived_s,
-        tokens=load.output,
+        step_at_s=np.array(log.now),
+        step_tokens=tokens,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +11,11 @@ from outrider_runtime.simulate.replay.workload import Lengths, Workload, answers
 
 from tests.benchmarks.replay.bars import Bar, best_on_means, closed_gap, low
 from tests.benchmarks.replay.cells import Result, run
-from tests.benchmarks.replay.settings import Case, System, others, ours, recording
+from tests.benchmarks.replay.settings import Case, System, ours, recording_of, singles
 
 LEAST_CLOSED, LEAST_OF_SINGLE, SMALL_GAP = 0.6, 1 / 1.01, 0.03
 LENGTHS = Lengths(300, 128)
+COMPARED = ("ours", "plain", "single", "oracle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Phase:
     seconds: float
     rate_per_s: float
     group: str | None = None
+    overloaded: bool = False
+    """More comes in than can be served: goodput is compared, as latency only says for how long that went on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,90 +34,116 @@ class Shift:
     name: str
     case: Case
     phases: tuple[Phase, ...]
+    arrivals_s: tuple[float, ...] | None = None
+    """Of a trace; None: Poisson at each phase's rate."""
 
     def ends_s(self) -> NDArray[np.float64]:
         return np.cumsum([phase.seconds for phase in self.phases])
 
+    def shares(self) -> NDArray[np.float64]:
+        """(phases,) of the requests that are expected in each."""
+        weight = np.array([phase.seconds * phase.rate_per_s for phase in self.phases])
+        return np.asarray(weight / weight.sum())
+
 
 def load(shift: Shift, seed: int) -> Workload:
-    """Poisson arrivals at each phase's rate, with prompts of its group."""
+    """The arrivals, with prompts of each phase's group."""
     rng = np.random.default_rng([seed, 11])
-    times, answers, start = [], [], 0.0
-    real = recording(shift.case.acceptance)
+    at_s = np.array(shift.arrivals_s) if shift.arrivals_s is not None else _poisson(shift, rng)
+    real = recording_of(shift.case)
+    phase = _phase_of(shift, at_s)
+    answers = np.zeros(len(at_s), np.int64)
+    for number, one in enumerate(shift.phases):
+        answers[phase == number] = answers_of(real, one.group, int((phase == number).sum()), rng)
+    made = open_load(at_s, real, None, rng, LENGTHS)
+    return Workload(made.at_s, made.prompt, made.output, made.slo_class, answers)
+
+
+def _poisson(shift: Shift, rng: np.random.Generator) -> NDArray[np.float64]:
+    times, start = [], 0.0
     for phase in shift.phases:
         count = int(rng.poisson(phase.rate_per_s * phase.seconds))
         times.append(start + np.sort(rng.uniform(0, phase.seconds, count)))
-        answers.append(answers_of(real, phase.group, count, rng))
         start += phase.seconds
-    made = open_load(np.concatenate(times), real, None, rng, LENGTHS)
-    return Workload(made.at_s, made.prompt, made.output, made.slo_class, np.concatenate(answers))
+    return np.concatenate(times)
 
 
-def latency_by_phase(shift: Shift, result: Result) -> NDArray[np.float64]:
-    """(phases,) mean seconds of the requests that came in each; the smaller the better."""
-    phase = np.searchsorted(shift.ends_s(), result.arrived_s, side="right").clip(0, len(shift.phases) - 1)
+def _phase_of(shift: Shift, at_s: NDArray[np.float64]) -> NDArray[np.int64]:
+    return np.asarray(np.searchsorted(shift.ends_s(), at_s, side="right").clip(0, len(shift.phases) - 1), np.int64)
+
+
+def speeds(shift: Shift, result: Result) -> NDArray[np.float64]:
+    """(phases,) the larger the better: 1 by the mean seconds of the requests that came in a phase; where it is
+    overloaded, tokens a second while it lasts. 1 where nobody came."""
+    phase, found = _phase_of(shift, result.arrived_s), np.ones(len(shift.phases))
     latency = result.done_s - result.arrived_s
-    return np.array(
-        [latency[phase == one].mean() if (phase == one).any() else np.nan for one in range(len(shift.phases))]
-    )
+    ends = shift.ends_s()
+    for number, one in enumerate(shift.phases):
+        within = (result.step_at_s > ends[number] - one.seconds) & (result.step_at_s <= ends[number])
+        if one.overloaded:
+            found[number] = result.step_tokens[within].sum() / one.seconds
+        elif (phase == number).any():
+            found[number] = 1 / latency[phase == number].mean()
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class Shifted:
-    """Speed over seeds (1 by mean latency), by system; the oracle's is each phase's best in hindsight."""
+    """Each (seeds, phases) speeds; the oracle's are each phase's best setting in hindsight."""
 
     shift: Shift
-    ours: list[float]
-    singles: dict[str, list[float]]
-    oracle: list[float]
+    ours: NDArray[np.float64]
+    plain: NDArray[np.float64]
+    single: NDArray[np.float64]
+    oracle: NDArray[np.float64]
+    best: str
+    chosen: tuple[str, ...]
+    """By the oracle, in each phase."""
+
+    def whole(self, speed: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(seeds,) geometric mean over the phases, weighed by their requests."""
+        return np.asarray(np.exp(np.log(speed) @ self.shift.shares()))
 
 
-def judge(shift: Shift, seeds: int) -> Shifted:
-    statics = {name: one for name, one in others(shift.case).items() if "k =" in name or name == "plain"}
-    by_phase = {name: [_phases(shift, one, seed) for seed in range(seeds)] for name, one in statics.items()}
-    mine = [_phases(shift, ours(), seed) for seed in range(seeds)]
-    shares = _shares(shift)
-    means = {name: np.mean(found, axis=0) for name, found in by_phase.items()}
-    chosen = [best_on_means({name: [-mean[phase]] for name, mean in means.items()}) for phase in range(len(shares))]
-    oracle = [
-        _speed(np.array([by_phase[name][seed][phase] for phase, name in enumerate(chosen)]), shares)
-        for seed in range(seeds)
-    ]
-    singles = {name: [_speed(one, shares) for one in found] for name, found in by_phase.items()}
-    return Shifted(shift, [_speed(one, shares) for one in mine], singles, oracle)
+def judge(shift: Shift, seeds: int, screening: int) -> Shifted:
+    """All single settings with a few seeds; ours, plain, the best one and the oracle's with all."""
+    systems = singles(shift.case)
+    found = {name: _measure(shift, one, range(screening)) for name, one in systems.items()}
+    means = {name: np.log(one).mean(0) for name, one in found.items()}  # (phases,)
+    best = best_on_means({name: [float(one @ shift.shares())] for name, one in means.items()})
+    chosen = tuple(
+        best_on_means({name: [float(one[phase])] for name, one in means.items()}) for phase in range(len(shift.phases))
+    )
+    for name in {best, "plain", *chosen}:
+        found[name] = np.concatenate([found[name], _measure(shift, systems[name], range(screening, seeds))])
+    oracle = np.stack([found[name][:, phase] for phase, name in enumerate(chosen)], axis=1)
+    mine = _measure(shift, ours(), range(seeds))
+    return Shifted(shift, mine, found["plain"], found[best], oracle, best, chosen)
 
 
-def _phases(shift: Shift, system: System, seed: int) -> NDArray[np.float64]:
-    return latency_by_phase(shift, run(shift.case, system, load(shift, seed), seed))
-
-
-def _shares(shift: Shift) -> NDArray[np.float64]:
-    """Of the requests, by phase."""
-    weight = np.array([phase.seconds * phase.rate_per_s for phase in shift.phases])
-    return np.asarray(weight / weight.sum())
-
-
-def _speed(latency_s: NDArray[np.float64], shares: NDArray[np.float64]) -> float:
-    return 1.0 / float((latency_s * shares).sum())
+def _measure(shift: Shift, system: System, seeds: Iterable[int]) -> NDArray[np.float64]:
+    """(seeds, phases)"""
+    rows = [speeds(shift, run(shift.case, system, load(shift, seed), seed)) for seed in seeds]
+    return np.array(rows).reshape(len(rows), len(shift.phases))
 
 
 def bars(shifted: Sequence[Shifted]) -> list[Bar]:
-    found = []
-    for one in shifted:
-        single = best_on_means(one.singles)
-        gap = float(np.mean(one.oracle)) / float(np.mean(one.singles[single])) - 1
-        where = f"{one.shift.name}, {one.shift.case} (hindsight gains {gap:.1%})"
-        plain = [mine / base for mine, base in zip(one.ours, one.singles["plain"], strict=True)]
-        found.append(Bar("2 shifts, of plain's latency", where, low(plain), LEAST_OF_SINGLE, "plain", len(plain)))
-        if gap < SMALL_GAP:
-            ratios = [mine / best for mine, best in zip(one.ours, one.singles[single], strict=True)]
-            found.append(Bar("2 shifts", where, low(ratios), LEAST_OF_SINGLE, single, len(ratios)))
-            continue
-        closed = [
-            closed_gap(mine, best, oracle)
-            for mine, best, oracle in zip(one.ours, one.singles[single], one.oracle, strict=True)
-        ]
-        found.append(
-            Bar("2 shifts, gap closed", where, low(closed), LEAST_CLOSED, f"{single} and the oracle", len(closed))
-        )
-    return found
+    return [bar for one in shifted for bar in (_against_hindsight(one), _against_plain(one))]
+
+
+def _against_hindsight(one: Shifted) -> Bar:
+    mine, single, oracle = (one.whole(speed) for speed in (one.ours, one.single, one.oracle))
+    gap = float(np.exp(np.mean(np.log(oracle / single)))) - 1
+    where, seeds = f"{one.shift.name}, {one.shift.case} (hindsight gains {gap:.1%})", len(mine)
+    if gap < SMALL_GAP:
+        return Bar("2 shifts", where, low((mine / single).tolist()), LEAST_OF_SINGLE, one.best, seeds)
+    closed = closed_gap(np.log(mine), np.log(single), np.log(oracle))
+    return Bar("2 shifts, gap closed", where, low(closed.tolist()), LEAST_CLOSED, f"{one.best} and hindsight", seeds)
+
+
+def _against_plain(one: Shifted) -> Bar:
+    """In the phase where it is worst."""
+    by_phase = [low((mine / plain).tolist()) for mine, plain in zip(one.ours.T, one.plain.T, strict=True)]
+    worst = int(np.argmin(by_phase))
+    where = f"{one.shift.name}, {one.shift.case}, phase {worst + 1}"
+    return Bar("2 shifts, of plain decoding", where, by_phase[worst], LEAST_OF_SINGLE, "plain", len(one.ours))

@@ -19,6 +19,8 @@ from outrider_runtime.simulate.replay.profile import fitted
 from outrider_runtime.simulate.replay.scheduling import Limits
 from outrider_runtime.simulate.worlds import world as worlds
 
+from tests.benchmarks.replay.synthetic import MIXES, by_category
+
 LONGEST = 5
 """Most draft tokens of every policy."""
 SLOTS = 256
@@ -41,7 +43,7 @@ POOLS = {
 }
 """The pool of each world; a tie goes to the first."""
 DECISION_US = ((1, 60.0), (64, 100.0), (256, 300.0))
-"""What the decisions of a step may cost (the bar of tests/benchmarks/controller_decision.py), by batch."""
+"""What the decisions of a step may cost (the bar of tests/benchmarks/core_decision.py), by batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +51,27 @@ class Case:
     """What a cell holds fixed for every policy."""
 
     world: str
-    acceptance: float | None
+    acceptance: float | None = None
     """Lifted to this, or None: as recorded."""
     group: str | None = None
+    mix: str | None = None
+    """Of `synthetic.MIXES`, in place of the world's own pool and of a lifted acceptance."""
 
     def __str__(self) -> str:
         lift = "as recorded" if self.acceptance is None else f"lifted to {self.acceptance}"
-        return f"{self.world}, {self.group or 'all prompts'}, {lift}"
+        return f"{self.world}, {self.group or 'all prompts'}, {self.mix or lift}"
 
 
 @cache
-def recording(acceptance: float | None) -> Recording:
+def recording(acceptance: float | None = None, mix: str | None = None) -> Recording:
     real = recordings.shipped()
+    if mix is not None:
+        return by_category(real, MIXES[mix], seed=0)
     return real if acceptance is None else recordings.lifted(real, acceptance, seed=0)
+
+
+def recording_of(case: Case) -> Recording:
+    return recording(case.acceptance, case.mix)
 
 
 @cache
@@ -70,7 +80,8 @@ def world(name: str) -> worlds.World:
 
 
 def pool(case: Case) -> tuple[Drafter, ...]:
-    return tuple(TRAITS[name] for name in POOLS[case.world])
+    names = POOLS[case.world] if case.mix is None else MIXES[case.mix].pool
+    return tuple(TRAITS[name] for name in names)
 
 
 def setting(case: Case, *, charged: bool) -> Setting:
@@ -78,7 +89,7 @@ def setting(case: Case, *, charged: bool) -> Setting:
     one = world(case.world)
     limits = Limits(max_requests=SLOTS, kv_tokens=one.kv_tokens)
     cost = DECISION_US if charged else ((1, 0.0),)
-    return Setting(one, recording(case.acceptance), pool(case), limits, cost)
+    return Setting(one, recording_of(case), pool(case), limits, cost)
 
 
 @cache
@@ -133,16 +144,21 @@ def by_batch_size() -> System:
 
 @cache
 def _table(case: Case) -> list[int]:
-    return tuned_table(world(case.world), recording(case.acceptance), POOLS[case.world][0], LONGEST)
+    return tuned_table(world(case.world), recording_of(case), pool(case)[0].name, LONGEST)
 
 
 def adaptive() -> System:
     def build(case: Case, _: int) -> Policy:
-        costs = cost_tables(world(case.world), POOLS[case.world][0], LONGEST)
+        costs = cost_tables(world(case.world), pool(case)[0].name, LONGEST)
         return Adaptive(pool(case), 0, LONGEST, costs, SLOTS)
 
     return System("adaptive verification", build)
 
 
+def singles(case: Case) -> Mapping[str, System]:
+    """Settings that never change: no speculation, and every drafter at every length."""
+    return {one.name: one for one in (plain(), *statics(case))}
+
+
 def others(case: Case) -> Mapping[str, System]:
-    return {one.name: one for one in (plain(), *statics(case), by_batch_size(), adaptive())}
+    return {**singles(case), **{one.name: one for one in (by_batch_size(), adaptive())}}

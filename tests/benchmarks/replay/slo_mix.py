@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from outrider_runtime.core.settings import SLOClass
 from outrider_runtime.simulate.replay.workload import Lengths, Workload, open_load, poisson, with_classes
 
-from tests.benchmarks.replay.bars import Bar
+from tests.benchmarks.replay.bars import Bar, best_on_means, low
 from tests.benchmarks.replay.cells import Result, run
-from tests.benchmarks.replay.settings import Case, System, others, ours, recording
+from tests.benchmarks.replay.settings import Case, System, others, ours, recording_of
 
 SHARES = np.array([0.6, 0.2, 0.2])
 TIGHTNESS = (("interactive", 1.6, 60.0), ("chat", 3.0, 120.0), ("batch", 20.0, 4000.0))
 """TPOT and TTFT of a class, in steps of plain decoding for one request."""
 ATTAINED, MOST_MISSES, TTFT_FACTOR = 0.90, 0.5, 1.05
+QUANTILES = (0.50, 0.99)
 REQUESTS = 300
 LENGTHS = Lengths(300, 128)
+CANDIDATES = 2
+"""Baselines that are looked at in fine steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attained:
-    rate_per_s: float
     share: float
     """Of requests that met their class's TPOT and TTFT."""
     result: Result
@@ -36,7 +38,7 @@ def classes(step_s: float) -> tuple[SLOClass, ...]:
 def load(case: Case, rate_per_s: float, seed: int) -> Workload:
     rng = np.random.default_rng([seed, 13])
     at_s = poisson(rate_per_s, REQUESTS, rng)
-    return with_classes(open_load(at_s, recording(case.acceptance), case.group, rng, LENGTHS), SHARES, rng)
+    return with_classes(open_load(at_s, recording_of(case), case.group, rng, LENGTHS), SHARES, rng)
 
 
 def attained(result: Result, targets: Sequence[SLOClass]) -> float:
@@ -45,57 +47,114 @@ def attained(result: Result, targets: Sequence[SLOClass]) -> float:
     return float(met.mean())
 
 
-def curve(
-    case: Case, system: System, targets: Sequence[SLOClass], rates: Sequence[float], seeds: int
-) -> list[list[Attained]]:
-    """By rate, then by seed."""
-    found = []
-    for rate in rates:
-        results = [run(case, system, load(case, rate, seed), seed) for seed in range(seeds)]
-        found.append([Attained(rate, attained(one, targets), one) for one in results])
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """A case with its classes, and the rates that are looked at, as shares of what plain decoding can serve."""
+
+    case: Case
+    step_s: float
+    capacity_per_s: float
+    coarse: tuple[float, ...]
+    fine: float
+
+    @property
+    def targets(self) -> tuple[SLOClass, ...]:
+        return classes(self.step_s)
+
+    def measure(self, system: System, share: float, seeds: Iterable[int]) -> list[Attained]:
+        rate = share * self.capacity_per_s
+        results = [run(self.case, system, load(self.case, rate, seed), seed) for seed in seeds]
+        return [Attained(attained(one, self.targets), one) for one in results]
+
+    def variants(self) -> Mapping[str, System]:
+        """Ours whole, without admission, and its admission without speculation."""
+        targets = self.targets
+        return {
+            "ours": ours(classes=targets),
+            "ours without admission": ours("ours without admission", classes=targets, admission=False),
+            "admission alone": ours("admission alone", classes=targets, speculates=False),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    mix: Mix
+    curves: dict[str, list[float]]
+    """Attainment at the coarse rates, by system."""
+    base: str
+    share: float
+    """Of the capacity: the lowest rate at which the best baseline attains less than 90%."""
+    there: dict[str, list[Attained]]
+    """The base and the variants at that rate."""
+
+
+def judge(mix: Mix, seeds: int, screening: int) -> Judged:
+    baselines = others(mix.case)
+    systems = {**baselines, **mix.variants()}
+    curves = {name: [_mean(mix.measure(one, share, range(1))) for share in mix.coarse] for name, one in systems.items()}
+    first = sorted(baselines, key=lambda name: -sum(curves[name]))[:CANDIDATES]
+    base, share = _where_it_falls(mix, {name: baselines[name] for name in first}, curves, screening)
+    chosen = {base: baselines[base], **mix.variants()}
+    there = {name: mix.measure(one, share, range(seeds)) for name, one in chosen.items()}
+    return Judged(mix, curves, base, share, there)
+
+
+def _mean(found: Sequence[Attained]) -> float:
+    return float(np.mean([one.share for one in found]))
+
+
+def _where_it_falls(
+    mix: Mix, systems: Mapping[str, System], curves: Mapping[str, Sequence[float]], screening: int
+) -> tuple[str, float]:
+    """The best of `systems` at the first rate, in fine steps, at which all of them attain less than 90%."""
+    best = [max(curves[name][place] for name in systems) for place in range(len(mix.coarse))]
+    below = next((place for place, share in enumerate(best) if share < ATTAINED), len(best) - 1)
+    share = mix.coarse[max(0, below - 1)]
+    while True:
+        means = {name: [_mean(mix.measure(one, share, range(screening)))] for name, one in systems.items()}
+        name = best_on_means(means)
+        if means[name][0] < ATTAINED or share >= mix.coarse[-1]:
+            return name, share
+        share = round(share + mix.fine, 4)
+
+
+def bars(judged: Judged) -> list[Bar]:
+    mine, base = judged.there["ours"], judged.there[judged.base]
+    where = f"{judged.mix.case}, at {judged.share:.0%} of capacity"
+    avoided = [1 - (1 - one.share) / max(1e-9, 1 - other.share) for one, other in zip(mine, base, strict=True)]
+    found = [Bar("3 SLO mix, misses avoided", where, low(avoided), 1 - MOST_MISSES, judged.base, len(mine))]
+    for number, target in enumerate(judged.mix.targets):
+        for quantile in QUANTILES:
+            ttft_s, theirs_s = (_ttft(side, number, quantile) for side in (mine, base))
+            limit = max(TTFT_FACTOR * theirs_s, target.ttft_s or 0.0)
+            name = f"3 SLO mix, TTFT p{100 * quantile:.0f} of {target.name}"
+            found.append(Bar(name, where, limit / ttft_s, 1.0, judged.base, len(mine)))
     return found
 
 
-def variants(targets: tuple[SLOClass, ...]) -> dict[str, Callable[[], System]]:
-    """Ours whole, without admission, and its admission without speculation."""
+def _ttft(found: Sequence[Attained], number: int, quantile: float) -> float:
+    """Seconds, over the requests of all seeds."""
+    return float(
+        np.quantile(np.concatenate([one.result.ttft_s[one.result.slo_class == number] for one in found]), quantile)
+    )
+
+
+def document(judged: Judged) -> dict[str, object]:
+    """For the results: what each system attains, and how long each class waits."""
     return {
-        "ours": lambda: ours(classes=targets),
-        "ours without admission": lambda: ours("ours without admission", classes=targets, admission=False),
-        "admission alone": lambda: ours("admission alone", classes=targets, speculates=False),
+        "world": judged.mix.case.world,
+        "rates": list(judged.mix.coarse),
+        "attained": judged.curves,
+        "base": judged.base,
+        "share": judged.share,
+        "there": {
+            name: {
+                "attained": [round(one.share, 4) for one in found],
+                "ttftMs": {
+                    target.name: [round(1e3 * _ttft(found, number, quantile), 1) for quantile in QUANTILES]
+                    for number, target in enumerate(judged.mix.targets)
+                },
+            }
+            for name, found in judged.there.items()
+        },
     }
-
-
-def judge(case: Case, step_s: float, rates: Sequence[float], seeds: int) -> tuple[list[Bar], dict[str, list[float]]]:
-    """The bars, and every system's attainment by rate."""
-    targets = classes(step_s)
-    systems = {**others(case), **{name: build() for name, build in variants(targets).items()}}
-    curves = {name: curve(case, one, targets, rates, seeds) for name, one in systems.items()}
-    means = {name: [float(np.mean([one.share for one in at])) for at in found] for name, found in curves.items()}
-    base = max(others(case), key=lambda name: sum(means[name]))
-    below = next((place for place, share in enumerate(means[base]) if share < ATTAINED), len(rates) - 1)
-    where = f"{case}, {rates[below]:.1f} requests a second"
-    pairs = list(zip(curves["ours"][below], curves[base][below], strict=True))
-    misses = float(np.mean([1 - mine.share for mine, _ in pairs])) / max(1e-9, 1 - means[base][below])
-    found = [Bar("3 SLO mix, misses avoided", where, 1 - misses, 1 - MOST_MISSES, base, seeds)]
-    return found + _ttft(where, base, pairs, targets, seeds), means
-
-
-def _ttft(
-    where: str, base: str, pairs: Sequence[tuple[Attained, Attained]], targets: Sequence[SLOClass], seeds: int
-) -> list[Bar]:
-    """p50 and p99 of each class: at most 1.05 of the baseline's, or inside the class's own."""
-    found = []
-    for number, target in enumerate(targets):
-        for quantile in (0.50, 0.99):
-            mine, theirs = (
-                float(np.quantile(np.concatenate([_of(one, number) for one in side]), quantile))
-                for side in zip(*pairs, strict=True)
-            )
-            limit = max(TTFT_FACTOR * theirs, target.ttft_s or 0.0)
-            name = f"3 SLO mix, TTFT p{quantile:.0%} of {target.name}".replace("%", "")
-            found.append(Bar(name, where, limit / mine, 1.0, base, seeds))
-    return found
-
-
-def _of(one: Attained, number: int) -> np.ndarray:
-    return np.asarray(one.result.ttft_s[one.result.slo_class == number])

@@ -1,0 +1,58 @@
+"""A recording in parts: a batch of prompts each, so that hours of work need not be done in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from outrider_runtime.simulate.recording import Recording
+
+SAMPLED = 0.7
+ONE_IN = 3
+"""One prompt in so many is answered at the temperature SAMPLED, the others greedily."""
+BATCH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    group: str
+    temperature: float
+    number: int
+    prompts: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.group}-{self.temperature}-{self.number}"
+
+    def file(self, folder: Path) -> Path:
+        return folder / f"{self.name}.npz"
+
+
+def parts(groups: Mapping[str, Sequence[str]]) -> Iterator[Part]:
+    """Every prompt once."""
+    for group, prompts in groups.items():
+        greedy = [one for place, one in enumerate(prompts) if place % ONE_IN]
+        for temperature, chosen in ((0.0, greedy), (SAMPLED, prompts[::ONE_IN])):
+            for start in range(0, len(chosen), BATCH):
+                yield Part(group, temperature, start // BATCH, tuple(chosen[start : start + BATCH]))
+
+
+def joined(recordings: Sequence[Recording], groups: tuple[str, ...]) -> Recording:
+    """One after the other. All are of the same drafters, and each one's groups are among `groups`."""
+    starts = np.cumsum([0, *(one.start[-1] for one in recordings)])
+    numbers = [np.array([groups.index(name) for name in one.groups], np.int16) for one in recordings]
+    return Recording(
+        drafters=recordings[0].drafters,
+        groups=groups,
+        group=np.concatenate([number[one.group] for number, one in zip(numbers, recordings, strict=True)]),
+        temperature=np.concatenate([one.temperature for one in recordings]),
+        prompt_tokens=np.concatenate([one.prompt_tokens for one in recordings]),
+        start=np.concatenate(
+            [[0], *(one.start[1:] + at for one, at in zip(recordings, starts[:-1], strict=True))]
+        ).astype(np.int32),
+        depth=np.concatenate([one.depth for one in recordings], axis=1),
+        proposed=np.concatenate([one.proposed for one in recordings], axis=1),
+        confidence=np.concatenate([one.confidence for one in recordings], axis=1),
+    )

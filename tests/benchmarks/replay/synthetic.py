@@ -1,0 +1,79 @@
+"""Recordings in which each category of prompts suits another drafter: what a pool is for, from a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from outrider_runtime.simulate.recording import DEPTH, Recording, lifted
+
+LOOKUP = "lookup"
+COPIES = 0.9
+"""Share of a lookup's proposals that are right, given that those before them were."""
+MATCH_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    pool: tuple[str, ...]
+    suits: Mapping[str, Mapping[str, float]]
+    """By group, then by drafter: the share of a model's first proposals that are accepted; of a lookup, the share of
+    positions at which it finds something."""
+
+    def best(self) -> dict[str, int]:
+        """Number of the drafter that suits each group best."""
+        return {
+            group: max(range(len(self.pool)), key=lambda number: self.suits[group][self.pool[number]])
+            for group in self.suits
+        }
+
+
+MIXES = {
+    "a lookup suits reading": Mix(
+        ("eagle", LOOKUP),
+        {
+            "chat": {"eagle": 0.8, LOOKUP: 0.05},
+            "reasoning": {"eagle": 0.7, LOOKUP: 0.2},
+            "reading": {"eagle": 0.35, LOOKUP: 0.9},
+        },
+    ),
+    "two models suit one group each": Mix(
+        ("eagle", "draft"),
+        {
+            "chat": {"eagle": 0.85, "draft": 0.3},
+            "reasoning": {"eagle": 0.3, "draft": 0.85},
+            "reading": {"eagle": 0.6, "draft": 0.6},
+        },
+    ),
+}
+
+
+def by_category(recording: Recording, mix: Mix, seed: int) -> Recording:
+    """The same answers; what is accepted, and what a lookup finds, is drawn by the group of each answer's prompt."""
+    depth, proposed, confidence = recording.depth.copy(), recording.proposed.copy(), recording.confidence.copy()
+    group = np.repeat(recording.group, np.diff(recording.start))  # (positions,)
+    for number, full in enumerate(recording.drafters):
+        name = full.partition("/")[0]
+        for place, label in enumerate(recording.groups):
+            share, rows = mix.suits[label].get(name), group == place
+            if share is not None and name == LOOKUP:
+                found = _lookups(int(rows.sum()), share, np.random.default_rng([seed, place]))
+                depth[number, rows], proposed[number, rows], confidence[number, rows] = found
+            elif share is not None:
+                depth[number, rows] = lifted(recording, share, seed).depth[number, rows]
+    return replace(recording, depth=depth, proposed=proposed, confidence=confidence)
+
+
+def _lookups(
+    count: int, share: float, rng: np.random.Generator
+) -> tuple[NDArray[np.int8], NDArray[np.int8], NDArray[np.int8]]:
+    found = rng.random(count) < share
+    right = (rng.random((count, DEPTH)) < COPIES).cumprod(1).sum(1)
+    confidence = np.where(found, MATCH_TOKENS, 0).astype(np.int8)
+    return (
+        np.where(found, right, 0).astype(np.int8),
+        np.where(found, DEPTH, 0).astype(np.int8),
+        np.repeat(confidence[:, None], DEPTH, axis=1),
+    )
