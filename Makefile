@@ -40,7 +40,7 @@ profile: deps ## measure the example's latency profile on this machine and print
 	$(VENV)/bin/outrider-profile -f examples/smollm2-cpu.yaml --report .outrider/profile
 
 simulate: deps-fast ## what the example's pool would do on an H100 at 8 requests a second (docs/simulator.md)
-	$(VENV)/bin/outrider-simulate --manifest examples/llama-h200.yaml --profile llama-3.1-8b-h100 --rate 8 --compare --output .outrider/simulation
+	$(VENV)/bin/outrider-simulate --manifest examples/llama-h200.yaml --system h100_sxm --rate 8 --compare --output .outrider/simulation
 
 deps: ## system packages, virtual environment, cluster binary, helm, model (cached)
 	@$(SETUP) all

@@ -1,106 +1,125 @@
-"""The load that the command line asks for: a trace, a rate, a trace at a rate, or a number of clients."""
+"""Who asks for what, and when: Poisson arrivals, or a trace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import csv
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 
+from outrider_runtime.core.batch import NOBODY
+from outrider_runtime.simulate.deployment import Deployment
 from outrider_runtime.simulate.errors import SimulationError
-from outrider_runtime.simulate.workload import (
-    Arrival,
-    ClassMix,
-    ClosedLoop,
+from outrider_runtime.simulate.replay.workload import (
+    Floats,
+    Ints,
     Lengths,
-    OpenLoop,
-    Source,
-    at_rate,
+    Workload,
+    answers_of,
+    open_load,
     poisson,
-    read_trace,
     with_classes,
-    within,
 )
+from outrider_runtime.simulate.worlds.world import Pass
 
-DEFAULT_DURATION_S = 60.0
+SHARES = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
+"""Rates where none is given, as shares of what plain decoding of CAPACITY_REQUESTS finishes."""
+CAPACITY_REQUESTS = 128
+LEAST_REQUESTS = 100
+TRACE_HEADER = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """As given; None: not given."""
+    """As given on the command line."""
 
-    trace: Path | None
-    rate_per_s: float | None
-    concurrency: int | None
-    duration_s: float | None
     lengths: Lengths
-    classes: Mapping[str, float]
-    """Weight of each SLO class; empty where the manifest has none."""
+    duration_s: float
+    mix: Mapping[str, float]
+    """Weight of each SLO class; empty: all alike."""
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    source: Callable[[], Source]
-    """The same requests each time it is called."""
-    words: str
-    duration_s: float
-    """No request comes later."""
+def rates(deployment: Deployment, lengths: Lengths) -> list[float]:
+    """Up to nearly what plain decoding can finish."""
+    requests = min(CAPACITY_REQUESTS, deployment.limits.max_requests)
+    step_s = deployment.world.target_s(Pass(requests, requests, lengths.prompt + lengths.output / 2, requests))
+    return [share * requests / step_s / lengths.output for share in SHARES]
 
 
-def read_load(wanted: Wanted) -> Load:
-    """Raises SimulationError where nothing, too much or an unreadable trace is asked for."""
-    if wanted.concurrency is not None:
-        if wanted.trace is not None or wanted.rate_per_s is not None:
-            raise SimulationError("--concurrency keeps so many requests running: leave --trace and --rate out")
-        return _clients(wanted, wanted.concurrency)
-    if wanted.trace is not None:
-        return _traced(wanted, wanted.trace)
-    if wanted.rate_per_s is None:
-        raise SimulationError("what load? give --rate, --trace or --concurrency")
-    return _poisson(wanted, wanted.rate_per_s)
+def at_rate(deployment: Deployment, wanted: Wanted, rate_per_s: float) -> Workload:
+    """Poisson arrivals. Raises SimulationError for requests that can never run."""
+    rng = np.random.default_rng([wanted.seed, 2])
+    count = max(LEAST_REQUESTS, round(rate_per_s * wanted.duration_s))
+    load = open_load(poisson(rate_per_s, count, rng), deployment.recording, None, rng, wanted.lengths)
+    return _with_classes(deployment, wanted, _that_fit(deployment, load), rng)
 
 
-def _clients(wanted: Wanted, clients: int) -> Load:
-    duration_s = wanted.duration_s or DEFAULT_DURATION_S
+def traced(deployment: Deployment, wanted: Wanted, trace: Path, rate_per_s: float | None) -> Workload:
+    """With a rate the trace's gaps are stretched or pressed.
 
-    def source() -> Source:
-        rng = _rng(wanted)
-        return ClosedLoop(clients, wanted.lengths, ClassMix(wanted.classes, rng), rng, duration_s)
-
-    lengths = wanted.lengths
-    mean = f"about {lengths.prompt_tokens} prompt and {lengths.output_tokens} output tokens each"
-    return Load(source, f"{clients} requests at any time for {duration_s:g} s, {mean}", duration_s)
-
-
-def _traced(wanted: Wanted, trace: Path) -> Load:
-    arrivals = read_trace(trace)
-    if wanted.rate_per_s is not None:
-        arrivals = at_rate(arrivals, wanted.rate_per_s)
-    if wanted.duration_s is not None:
-        arrivals = within(arrivals, wanted.duration_s)
-    arrivals = with_classes(arrivals, ClassMix(wanted.classes, _rng(wanted)))
-    scaled = "" if wanted.rate_per_s is None else ", its gaps scaled"
-    return _open(arrivals, wanted.duration_s or arrivals[-1].at_s, f"{trace.name}{scaled}")
+    Raises SimulationError for a trace that is none, and for requests that can never run.
+    """
+    rng = np.random.default_rng([wanted.seed, 2])
+    at_s, prompt, output = read_trace(trace)
+    if rate_per_s is not None and at_s[-1] > 0:
+        at_s = at_s * ((len(at_s) - 1) / rate_per_s / at_s[-1])
+    nobody = np.full(len(at_s), NOBODY, np.int64)
+    load = Workload(at_s, prompt, output, nobody, answers_of(deployment.recording, None, len(at_s), rng))
+    return _with_classes(deployment, wanted, _that_fit(deployment, load), rng)
 
 
-def _poisson(wanted: Wanted, rate_per_s: float) -> Load:
-    rng, duration_s = _rng(wanted), wanted.duration_s or DEFAULT_DURATION_S
-    arrivals = poisson(rate_per_s, duration_s, wanted.lengths, ClassMix(wanted.classes, rng), rng)
-    if not arrivals:
-        raise SimulationError(f"no request comes within {duration_s:g} s at {rate_per_s:g} a second: raise --duration")
-    return _open(arrivals, duration_s, f"Poisson at {rate_per_s:g} requests a second")
+def _that_fit(deployment: Deployment, load: Workload) -> Workload:
+    most = min(deployment.service.longest_request or deployment.limits.kv_tokens, deployment.limits.kv_tokens)
+    longest = int((load.prompt + load.output).max())
+    if longest > most:
+        raise SimulationError(f"a request of {longest} tokens does not fit: this deployment takes {most} at most")
+    return load
 
 
-def _open(arrivals: Sequence[Arrival], duration_s: float, words: str) -> Load:
-    count = len(arrivals)
-    prompt = sum(arrival.prompt_tokens for arrival in arrivals) / count
-    output = sum(arrival.output_tokens for arrival in arrivals) / count
-    rate = f" ({count / duration_s:.2f} a second)" if duration_s else ""
-    figures = f"{count} requests in {duration_s:.0f} s{rate}, {prompt:.0f} prompt and {output:.0f} output tokens each"
-    return Load(lambda: OpenLoop(arrivals), f"{words}: {figures}", duration_s)
+def _with_classes(deployment: Deployment, wanted: Wanted, load: Workload, rng: np.random.Generator) -> Workload:
+    names = [one.name for one in deployment.service.hot.slo_classes]
+    unknown = [name for name in wanted.mix if name not in names]
+    if unknown:
+        raise SimulationError(
+            f"--mix: class {unknown[0]!r} is not in the manifest; it has {', '.join(names) or 'none'}"
+        )
+    if not names:
+        return load
+    weights = np.array([wanted.mix.get(name, 0.0) if wanted.mix else 1.0 for name in names])
+    if weights.sum() <= 0:
+        raise SimulationError("--mix: the weights add up to nothing")
+    return with_classes(load, weights / weights.sum(), rng)
 
 
-def _rng(wanted: Wanted) -> np.random.Generator:
-    return np.random.default_rng([wanted.seed, 0])
+def read_trace(path: Path) -> tuple[Floats, Ints, Ints]:
+    """A trace in the Azure CSV format: arrivals from 0 s on, prompts, answers.
+
+    Raises SimulationError, with the line's number, for a file or a row that is none.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = sorted(_rows(path, csv.reader(file)))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SimulationError(f"cannot read the trace {path}: {error}") from error
+    if not rows:
+        raise SimulationError(f"the trace {path} holds no request below its header")
+    at_s, prompt, output = (np.array(column) for column in zip(*rows, strict=True))
+    return at_s - at_s[0], prompt, output
+
+
+def _rows(path: Path, lines: Iterator[list[str]]) -> Iterator[tuple[float, int, int]]:
+    for number, cells in enumerate(lines, start=1):
+        if not cells or (number == 1 and tuple(cell.strip() for cell in cells) == TRACE_HEADER):
+            continue
+        try:
+            at, prompt, output = cells
+            row = datetime.fromisoformat(at.strip()[:26]).timestamp(), int(prompt), int(output)
+        except ValueError as error:
+            raise SimulationError(f"{path}, line {number}: a row is {','.join(TRACE_HEADER)}; {error}") from error
+        if min(row[1:]) < 1:
+            raise SimulationError(f"{path}, line {number}: a request has 1 or more tokens in and out")
+        yield row

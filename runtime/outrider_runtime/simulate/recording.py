@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,6 +69,25 @@ def load(path: Path) -> Recording:
             raise ValueError(f"{path} is no recording: it lacks {', '.join(sorted(missing))}")
         drafters, groups = (tuple(map(str, file[name])) for name in ("drafters", "groups"))
         return Recording(drafters, groups, *(file[name] for name in _ARRAYS))
+
+
+def for_pool(
+    recording: Recording, recorded_as: Mapping[str, str], acceptance: Mapping[str, float | None], seed: int
+) -> Recording:
+    """Under the names of a pool's drafters: `recorded_as` says whose proposals each makes, `acceptance` what it is
+    lifted to; None: as recorded. Two that are recorded as one are lifted apart."""
+    names: list[str] = []
+    columns: list[tuple[NDArray[np.int8], NDArray[np.int8], NDArray[np.int8]]] = []
+    for number, (drafter, source) in enumerate(recorded_as.items()):
+        share = acceptance[drafter]
+        one = recording if share is None else lifted(recording, share, seed + number)
+        for column, name in enumerate(recording.drafters):
+            base, slash, coverage = name.partition("/")
+            if base == source:
+                names.append(drafter + slash + coverage)
+                columns.append((one.depth[column], one.proposed[column], one.confidence[column]))
+    depth, proposed, confidence = (np.array(part) for part in zip(*columns, strict=True))
+    return replace(recording, drafters=tuple(names), depth=depth, proposed=proposed, confidence=confidence)
 
 
 STEEPNESS = 0.6

@@ -5,8 +5,34 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from outrider_runtime.simulate import load
+
+MANIFEST = """
+apiVersion: outrider.dev/v1alpha1
+kind: SpeculativeService
+metadata: {name: chat}
+spec:
+  target: {name: meta-llama/Llama-3.1-8B-Instruct}
+  draftPool:
+  - {name: head, method: Eagle, eagle: {model: {name: head}}}
+  - {name: ngram, method: PromptLookup, promptLookup: {}}
+  accelerator: {products: [NVIDIA-H100-80GB-HBM3]}
+  sloClasses:
+  - {name: tight, tpot: 6ms}
+  - {name: loose, tpot: 200ms}
+  engine: {maxModelLen: 2048, extraArgs: [--max-num-seqs=16]}
+"""
 
 
 @pytest.fixture
-def repository() -> Path:
-    return Path(__file__).parents[3]
+def manifest(tmp_path: Path) -> Path:
+    path = tmp_path / "service.yaml"
+    path.write_text(MANIFEST)
+    return path
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few requests at each rate, two rates."""
+    monkeypatch.setattr(load, "LEAST_REQUESTS", 6)
+    monkeypatch.setattr(load, "SHARES", (0.05, 0.2))

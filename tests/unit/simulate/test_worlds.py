@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.worlds import compose, magicdec
-from outrider_runtime.simulate.worlds.world import WORLDS, Pass, World, known, load
+from outrider_runtime.simulate.worlds.world import WORLDS, Forward, Pass, World, known, load
 
 
 def decoding(requests: int, query: int = 1, context: int = 500) -> Pass:
@@ -24,7 +24,7 @@ def test_every_world_says_where_its_times_come_from_and_what_is_derived(world):
     """A figure is worth what its source is worth."""
     assert world.source
     assert world.derived
-    assert world.kv_tokens > 100_000
+    assert world.kv_tokens > 40_000
 
 
 def test_a_step_grows_with_requests_tokens_and_context(world):
@@ -41,12 +41,13 @@ def test_speculation_is_cheap_at_one_request_and_dear_at_many(world):
     """The crossover that the loop is there to find is in every world."""
     extra = {n: world.target_s(decoding(n, 5)) / world.target_s(decoding(n)) for n in (1, 128)}
     assert extra[1] < 1.25
-    assert extra[128] > 1.5
+    assert extra[128] > 1.4
 
 
 def test_a_pass_costs_what_the_graph_that_holds_it_costs():
     """129 tokens run in the graph of 136."""
     world = load("llama-3.1-8b-h100")
+    assert isinstance(world.target, Forward)
     one, other = Pass(129, 64, 500, 129), Pass(136, 64, 500, 129)
     assert world.target.tables.tokens(129) < world.target.tables.tokens(136)
     assert world.target_s(one) == pytest.approx(world.target_s(other), rel=2e-3)

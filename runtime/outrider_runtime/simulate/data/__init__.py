@@ -1,4 +1,4 @@
-"""The raw numbers that profiles are made of, and the profiles themselves."""
+"""Worlds, recordings, and the raw numbers that worlds are made of."""
 
 from __future__ import annotations
 

@@ -244,7 +244,8 @@ def _target_pass(batch: Batch, tokens: Ints) -> Pass:
     logits = int(tokens[decodes].sum()) + int((batch.prompt_left[prompts] == 0).sum())
     chunks = [(int(tokens[row]), int(batch.context[row])) for row in prompts]
     context = float(batch.context[decodes].mean()) if requests else 0.0
-    return Pass(int(tokens.sum()), requests, context, logits, chunks)
+    even = requests == 0 or int(tokens[decodes].min()) == int(tokens[decodes].max())
+    return Pass(int(tokens.sum()), requests, context, logits, chunks, even)
 
 
 def _draft_pass(batch: Batch, fed: Ints, asked: int) -> Pass:

@@ -18,8 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from outrider_runtime.simulate.errors import SimulationError
-from outrider_runtime.simulate.worlds.shapes import LLAMA_1B, LLAMA_8B, LLAMA_70B, Shape, eagle_head
+from outrider_runtime.simulate.worlds.shapes import (
+    LLAMA_1B,
+    LLAMA_8B,
+    LLAMA_70B,
+    LLAMA_160M,
+    VICUNA_7B,
+    VICUNA_33B,
+    Shape,
+    eagle_head,
+)
 from outrider_runtime.simulate.worlds.tables import Curve, ModelTables, curve, curve_document, surface
 
 PACKAGE = "aiconfigurator-core"
@@ -64,6 +75,11 @@ class Recipe:
     drafts: Mapping[str, Shape]
     """Draft models with a cache of their own, by drafter name."""
 
+    def covers(self, other: Recipe) -> bool:
+        """Its world answers for the other's deployment."""
+        same = (self.system, self.gpus, self.target) == (other.system, other.gpus, other.target)
+        return same and other.drafts.items() <= self.drafts.items()
+
 
 RECIPES = (
     *(
@@ -71,6 +87,8 @@ RECIPES = (
         for name, system in (("h200", "h200_sxm"), ("h100", "h100_sxm"), ("a100", "a100_sxm"), ("l40s", "l40s"))
     ),
     Recipe("llama-3.1-70b-4xh100", "h100_sxm", 4, LLAMA_70B, "meta-llama/Llama-3.1-70B-Instruct", {"draft": LLAMA_1B}),
+    Recipe("vicuna-7b-l40s", "l40s", 1, VICUNA_7B, "lmsys/vicuna-7b-v1.5", {"draft": LLAMA_160M}),
+    Recipe("vicuna-33b-2xh100", "h100_sxm", 2, VICUNA_33B, "lmsys/vicuna-33b-v1.3", {"draft": LLAMA_160M}),
 )  # fmt: skip
 
 
@@ -83,9 +101,7 @@ class Kernels:
             from aiconfigurator_core import AicEngine
             from aiconfigurator_core.sdk import compile_engine
         except ImportError as error:
-            raise SimulationError(
-                f"composing step times needs the package {PACKAGE}: pip install 'outrider[bench]'"
-            ) from error
+            raise missing_package() from error
         logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "config.json").write_text(json.dumps(shape.config()))
@@ -101,6 +117,14 @@ class Kernels:
     def prefill_attention(self, chunk: int, prefix: int) -> float:
         parts, _ = self._engine.run_static_per_op(1, 1, chunk + prefix, 1, prefix, 1.0, 1.0, "static_ctx")
         return float(sum(ms for name, ms, *_ in parts if "attention" in name))
+
+
+def missing_package() -> SimulationError:
+    shipped = ", ".join(f"{recipe.model} on {recipe.gpus} x {recipe.system}" for recipe in RECIPES)
+    return SimulationError(
+        f"composing step times needs the package {PACKAGE} (pip install 'outrider[bench]'); without it there are "
+        f"{shipped}"
+    )
 
 
 def tables(kernels: Kernels, *, wide_input: bool = False) -> ModelTables:
@@ -132,6 +156,8 @@ def fusion(kernels: Kernels) -> Curve:
 
 def compose(recipe: Recipe) -> dict[str, Any]:
     """A world's document. Raises SimulationError as `Kernels` does."""
+    kv_tokens = _kv_tokens(recipe)
+    target = tables(Kernels(recipe.target, recipe.system, recipe.gpus)).document()
     return {
         "name": recipe.name,
         "origin": "composed",
@@ -140,10 +166,10 @@ def compose(recipe: Recipe) -> dict[str, Any]:
         "gpus": recipe.gpus,
         "source": f"{PACKAGE} {_version()}, system {recipe.system}, backend {BACKEND}, tensor parallel {recipe.gpus}",
         "derived": list(DERIVED),
-        "kvTokens": _kv_tokens(recipe),
+        "kvTokens": kv_tokens,
         "graphTokens": GRAPH_TOKENS,
         "target": {
-            **tables(Kernels(recipe.target, recipe.system, recipe.gpus)).document(),
+            **target,
             "launchMs": 0.15,
             "promptLaunchMs": round(0.006 * recipe.target.layers, 3),
             "samplingMs": [0.02, 3e-4],
@@ -185,8 +211,10 @@ def _kv_tokens(recipe: Recipe) -> int:
 
 def _memory_bytes(system: str) -> int:
     """Of one GPU. Raises SimulationError, with the systems that there are, for another one."""
-    import aiconfigurator_core
-    import yaml
+    try:
+        import aiconfigurator_core
+    except ImportError as error:
+        raise missing_package() from error
 
     folder = Path(aiconfigurator_core.__file__).parent / "systems"
     described = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in folder.glob("*.yaml")}

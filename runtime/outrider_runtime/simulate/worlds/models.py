@@ -1,4 +1,4 @@
-"""The shape of a model that a manifest names, from the configurations that aiconfigurator-core brings."""
+"""The shape of a model that a manifest names: one whose world ships, or one that aiconfigurator-core knows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from outrider_runtime.simulate.errors import SimulationError
-from outrider_runtime.simulate.worlds.compose import PACKAGE
-from outrider_runtime.simulate.worlds.shapes import LLAMA_1B, Shape
+from outrider_runtime.simulate.worlds.compose import PACKAGE, missing_package
+from outrider_runtime.simulate.worlds.shapes import KNOWN, Shape
 
 ENDING = "_config.json"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -17,12 +17,12 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 def shape_of(model: str) -> Shape:
     """By name, whoever publishes it: `me/Llama-3.1-8B-Instruct` is Meta-Llama-3.1-8B.
 
-    Raises SimulationError where the package is not there, or has no such dense model.
+    Raises SimulationError where the model is not known and the package is not there, or has no such dense model.
     """
+    if plain(model) in KNOWN:
+        return KNOWN[plain(model)]
     configs = _configs()
-    config = configs.get(_plain(model))
-    if config is None and _plain(model) == _plain("Llama-3.2-1B"):
-        return LLAMA_1B
+    config = configs.get(plain(model))
     if config is None:
         raise SimulationError(f"{PACKAGE} has no configuration of {model}; it has {', '.join(sorted(configs))}")
     return _shape(model, json.loads(config.read_text()))
@@ -32,14 +32,12 @@ def _configs() -> dict[str, Path]:
     try:
         import aiconfigurator_core
     except ImportError as error:
-        raise SimulationError(
-            f"composing step times needs the package {PACKAGE}: pip install 'outrider[bench]'"
-        ) from error
+        raise missing_package() from error
     folder = Path(aiconfigurator_core.__file__).parent / "model_configs"
-    return {_plain(path.name.removesuffix(ENDING).replace("--", "/")): path for path in folder.glob(f"*{ENDING}")}
+    return {plain(path.name.removesuffix(ENDING).replace("--", "/")): path for path in folder.glob(f"*{ENDING}")}
 
 
-def _plain(model: str) -> str:
+def plain(model: str) -> str:
     """Without publisher, `Meta-`, `-Instruct`, and what is no letter or digit."""
     name = model.rpartition("/")[2].lower()
     name = re.sub(r"^meta-|-(instruct|chat|it|base|hf)$", "", name)

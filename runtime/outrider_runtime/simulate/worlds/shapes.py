@@ -45,6 +45,19 @@ LLAMA_8B = Shape(32, 4096, 32, 8, 14336, 128256)
 LLAMA_70B = Shape(80, 8192, 64, 8, 28672, 128256)
 LLAMA_1B = Shape(16, 2048, 16, 4, 8192, 128256)
 """Its 32 and 8 heads of 64 taken as half as many of 128: the same width, and what every system was measured with."""
+LLAMA_160M = Shape(12, 768, 6, 6, 3072, 32000)
+"""Its 12 heads of 64 taken as 6 of 128."""
+VICUNA_7B = Shape(32, 4096, 32, 32, 11008, 32000)
+VICUNA_33B = Shape(60, 6656, 52, 52, 17920, 32000)
+KNOWN = {
+    "llama3.18b": LLAMA_8B,
+    "llama3.170b": LLAMA_70B,
+    "llama3.21b": LLAMA_1B,
+    "llama160m": LLAMA_160M,
+    "vicuna7bv1.5": VICUNA_7B,
+    "vicuna33bv1.3": VICUNA_33B,
+}
+"""By name (`models.plain`); for these no package has to be installed."""
 EAGLE_VOCABULARY = 32000
 
 

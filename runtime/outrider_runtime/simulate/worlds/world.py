@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from outrider_runtime.simulate.data import FOLDER
 from outrider_runtime.simulate.errors import SimulationError
+from outrider_runtime.simulate.worlds import coefficients
 from outrider_runtime.simulate.worlds.tables import Curve, ModelTables, curve, from_document
 
 WORLDS = FOLDER / "worlds"
@@ -40,6 +41,8 @@ class Pass:
     """Tokens whose logits are needed."""
     prompts: Sequence[tuple[int, int]] = ()
     """Chunk, and the tokens before it, of each prompt in the pass."""
+    even: bool = True
+    """Every request that decodes has as many tokens."""
 
     @property
     def queries(self) -> float:
@@ -87,10 +90,11 @@ class Forward:
         return tables.tokens(tokens) + logits + attention + self.launch.ms(one)
 
 
-class DrafterTimes(Protocol):
-    @property
-    def kind(self) -> Kind: ...
+class TargetTimes(Protocol):
+    def ms(self, one: Pass, tokens: int) -> float: ...
 
+
+class DrafterTimes(Protocol):
     def ms(self, first: Pass, passes: int) -> float: ...
 
 
@@ -98,7 +102,6 @@ class DrafterTimes(Protocol):
 class Passes:
     """A drafter whose every token is a pass: the first over what it is fed, the others over a token a request."""
 
-    kind: Kind
     forward: Forward
     fusion: Curve | None = None
     """Of a head: what its first pass costs beyond a pass."""
@@ -117,7 +120,6 @@ class Passes:
 class Lookup:
     constant_ms: float
     request_ms: float
-    kind: Kind = Kind.LOOKUP
 
     def ms(self, first: Pass, passes: int) -> float:  # noqa: ARG002
         return self.constant_ms + self.request_ms * first.requests
@@ -139,7 +141,7 @@ class World:
     kv_tokens: int
     graph_tokens: int | None
     """Largest pass that a graph runs, padded to its size; None: no graphs."""
-    target: Forward
+    target: TargetTimes
     drafters: Mapping[str, DrafterTimes]
 
     def target_s(self, one: Pass) -> float:
@@ -179,7 +181,13 @@ def load(name: str) -> World:
 
 
 def parsed(document: Mapping[str, Any]) -> World:
-    target = _forward(document["target"])
+    parts = document["drafters"]
+    if document["origin"] == "measured":
+        target: TargetTimes = coefficients.target(document["target"], document["graphTokens"])
+        drafters: dict[str, DrafterTimes] = {name: coefficients.drafter(part) for name, part in parts.items()}
+    else:
+        target = forward = _forward(document["target"])
+        drafters = {name: _drafter(part, forward) for name, part in parts.items()}
     return World(
         name=document["name"],
         origin=document["origin"],
@@ -191,7 +199,7 @@ def parsed(document: Mapping[str, Any]) -> World:
         kv_tokens=document["kvTokens"],
         graph_tokens=document["graphTokens"],
         target=target,
-        drafters={name: _drafter(part, target) for name, part in document["drafters"].items()},
+        drafters=drafters,
     )
 
 
@@ -206,6 +214,6 @@ def _drafter(part: Mapping[str, Any], target: Forward) -> DrafterTimes:
     if kind is Kind.LOOKUP:
         return Lookup(part["constantMs"], part["perRequestMs"])
     if kind is Kind.SPARSE:
-        return Passes(kind, target, window=part["window"])
+        return Passes(target, window=part["window"])
     fusion = part.get("fusion")
-    return Passes(kind, _forward(part), curve(**fusion) if fusion else None)
+    return Passes(_forward(part), curve(**fusion) if fusion else None)

@@ -1,0 +1,126 @@
+"""Ours and others on the same requests: a row of figures for each policy at each rate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_runtime.core.controller import Controller
+from outrider_runtime.core.settings import Settings
+from outrider_runtime.simulate.deployment import Deployment
+from outrider_runtime.simulate.replay.engine import Engine, Policy, Setting
+from outrider_runtime.simulate.replay.policies import Fixed
+from outrider_runtime.simulate.replay.profile import fitted
+from outrider_runtime.simulate.replay.workload import Workload
+
+OURS, PLAIN = "outrider", "plain"
+STATIC_LENGTHS = (1, 3, 5)
+SPECULATES = 0.1
+"""Proposals verified a request and step below which speculation counts as off."""
+Policies = Mapping[str, Callable[[], Policy]]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one policy at one rate; times in seconds."""
+
+    policy: str
+    rate_per_s: float
+    requests: int
+    goodput: float
+    """Tokens a second."""
+    latency_s: float
+    """Mean, from arrival to the last token."""
+    speedup: float
+    """Mean latency of plain decoding by this one's."""
+    ttft_s: float
+    """Mean."""
+    tpot_p50_s: float
+    tpot_p99_s: float
+    verified: float
+    """Proposals verified a request and step."""
+    attained: tuple[float | None, ...]
+    """Share of the requests of each class that met it; None: there was none."""
+
+
+def policies(deployment: Deployment, seed: int, *, statics: bool) -> Policies:
+    """Ours and plain decoding; with `statics` each drafter at fixed lengths as well."""
+    drafters, most = deployment.drafters, deployment.service.hot.max_draft_tokens
+    found: dict[str, Callable[[], Policy]] = {OURS: _ours(deployment, seed), PLAIN: lambda: Fixed(drafters)}
+    for number, drafter in enumerate(drafters if statics else ()):
+        for k in STATIC_LENGTHS:
+            if k <= most:
+                found[f"{drafter.name}, k = {k}"] = _static(deployment, number, k)
+    return found
+
+
+def _static(deployment: Deployment, drafter: int, k: int) -> Callable[[], Policy]:
+    return lambda: Fixed(deployment.drafters, drafter, k)
+
+
+def _ours(deployment: Deployment, seed: int) -> Callable[[], Policy]:
+    """As a pod builds it: with a noisy profile of this hardware, or with none where the manifest skips it."""
+    hot, world = deployment.service.hot, deployment.world
+    noisy = None if deployment.service.learns else fitted(world, deployment.drafters, np.random.default_rng([seed, 0]))
+    settings = Settings(
+        deployment.drafters, hot.max_draft_tokens, deployment.limits.max_requests,
+        largest_graph_tokens=world.graph_tokens, hot=hot,
+    )  # fmt: skip
+    return lambda: Controller(settings, noisy, clock=time.perf_counter, rng=np.random.default_rng([seed, 1]))
+
+
+def compared(deployment: Deployment, load: Workload, rate_per_s: float, policies: Policies) -> Iterator[Figures]:
+    """In the policies' order."""
+    engines = {name: _ran(deployment, load, build()) for name, build in policies.items()}
+    plain_s = _latency_s(engines[PLAIN])
+    for name, engine in engines.items():
+        yield _figures(deployment, name, rate_per_s, engine, plain_s)
+
+
+def _ran(deployment: Deployment, load: Workload, policy: Policy) -> Engine:
+    setting = Setting(deployment.world, deployment.recording, deployment.drafters, deployment.limits)
+    engine = Engine(setting, load, policy)
+    engine.run()
+    return engine
+
+
+def _latency_s(engine: Engine) -> float:
+    return float((engine.requests.done_s - engine.requests.arrived_s).mean())
+
+
+def _figures(deployment: Deployment, name: str, rate_per_s: float, engine: Engine, plain_s: float) -> Figures:
+    requests, load, log = engine.requests, engine.requests.load, engine.log
+    ttft_s = requests.first_s - requests.arrived_s
+    tpot_s = (requests.done_s - requests.first_s) / np.maximum(1, load.output - 1)
+    classes = deployment.service.hot.slo_classes
+    met = [(tpot_s <= one.tpot_s) & (ttft_s <= (one.ttft_s or np.inf)) for one in classes]
+    return Figures(
+        policy=name,
+        rate_per_s=rate_per_s,
+        requests=len(load),
+        goodput=sum(log.tokens) / engine.now,
+        latency_s=_latency_s(engine),
+        speedup=plain_s / _latency_s(engine),
+        ttft_s=float(ttft_s.mean()),
+        tpot_p50_s=float(np.percentile(tpot_s, 50)),
+        tpot_p99_s=float(np.percentile(tpot_s, 99)),
+        verified=sum(log.verified) / max(1, sum(log.requests)),
+        attained=tuple(_share(good[load.slo_class == number]) for number, good in enumerate(met)),
+    )
+
+
+def _share(met: NDArray[np.bool_]) -> float | None:
+    return float(met.mean()) if len(met) else None
+
+
+def crossover(found: Sequence[Figures]) -> str:
+    """Where speculation stops to pay, in a sentence."""
+    ours = [one for one in found if one.policy == OURS]
+    off = next((one for one in ours if one.verified < SPECULATES), None)
+    if off is None:
+        return f"Speculation pays at every rate up to {ours[-1].rate_per_s:.3g} requests a second."
+    return f"From {off.rate_per_s:.3g} requests a second on, plain decoding is the right choice, and what runs."

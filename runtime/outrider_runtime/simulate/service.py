@@ -1,0 +1,134 @@
+"""What a manifest asks for: its pool, SLO classes, speculation settings and engine limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from outrider_crds.base import seconds
+from outrider_crds.profile import normalised_arguments
+from outrider_crds.spec import Drafter as PoolEntry
+from outrider_crds.spec import DraftMethod, SpeculativeServiceSpec
+
+from outrider_runtime.core.settings import MATCH_EDGES, Drafter, DraftPrefill, HotSettings, Mode, SLOClass
+from outrider_runtime.local_manifest import LocalManifestError, read_service
+from outrider_runtime.simulate.errors import SimulationError
+from outrider_runtime.simulate.recording import DEPTH
+from outrider_runtime.simulate.replay.scheduling import Limits
+
+EAGLE, DRAFT, LOOKUP = "eagle", "draft", "lookup"
+RECORDED_AS = {
+    DraftMethod.EAGLE: EAGLE,
+    DraftMethod.DRAFT_MODEL: DRAFT,
+    DraftMethod.PROMPT_LOOKUP: LOOKUP,
+    DraftMethod.SUFFIX: LOOKUP,
+}
+TRAITS = {
+    EAGLE: Drafter(EAGLE, passes=True, needs_hidden=True),
+    DRAFT: Drafter(DRAFT, passes=True, needs_kv=True),
+    LOOKUP: Drafter(LOOKUP, confidence_edges=MATCH_EDGES),
+}
+MOST_REQUESTS = 256
+"""vLLM's max_num_seqs where the manifest says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A drafter of the pool."""
+
+    drafter: Drafter
+    recorded_as: str
+    """Whose proposals it makes, in the recording and in composed worlds."""
+    model: str = ""
+    """Of a draft model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    name: str
+    target: str
+    gpus: int
+    pool: tuple[Member, ...]
+    hot: HotSettings
+    default_class: int
+    """Position in the classes."""
+    learns: bool
+    """profiling.mode is Skip: the controller starts without a profile."""
+    limits: Limits
+    longest_request: int | None
+    """maxModelLen."""
+    notices: tuple[str, ...]
+    """What the figures do not cover, in sentences."""
+
+
+def read(manifest: Path) -> Service:
+    """Raises SimulationError for a manifest that is none, or that has nobody to simulate."""
+    try:
+        service = read_service(manifest)
+    except LocalManifestError as error:
+        raise SimulationError(str(error)) from error
+    spec = service.spec
+    names = [one.name for one in spec.slo_classes]
+    return Service(
+        name=service.metadata.name,
+        target=spec.target.name,
+        gpus=spec.engine.tensor_parallel_size,
+        pool=tuple(_member(entry) for entry in spec.draft_pool),
+        hot=_hot(spec),
+        default_class=names.index(spec.default_slo_class) if spec.default_slo_class else 0,
+        learns=spec.profiling.mode.value == "Skip",
+        limits=_limits(spec.engine.extra_args),
+        longest_request=spec.engine.max_model_len,
+        notices=tuple(_notices(spec)),
+    )
+
+
+def _member(entry: PoolEntry) -> Member:
+    kind = RECORDED_AS[entry.method]
+    model = entry.neural.model.name if kind == DRAFT and entry.neural is not None else ""
+    return Member(replace(TRAITS[kind], name=entry.name), kind, model)
+
+
+def _hot(spec: SpeculativeServiceSpec) -> HotSettings:
+    speculation = spec.speculation
+    return HotSettings(
+        mode=Mode(speculation.mode.value),
+        draft_prefill=DraftPrefill(speculation.draft_prefill.value),
+        max_draft_tokens=min(speculation.max_draft_tokens, DEPTH),
+        slo_classes=tuple(
+            SLOClass(one.name, seconds(one.tpot), seconds(one.ttft) if one.ttft else None) for one in spec.slo_classes
+        ),
+    )
+
+
+def _limits(extra_args: list[str]) -> Limits:
+    arguments = dict(one.split("=", 1) for one in normalised_arguments(extra_args) if "=" in one)
+    return Limits(
+        token_budget=_number(arguments, "--max-num-batched-tokens", Limits().token_budget),
+        max_requests=_number(arguments, "--max-num-seqs", MOST_REQUESTS),
+    )
+
+
+def _number(arguments: dict[str, str], flag: str, default: int) -> int:
+    text = arguments.get(flag, str(default))
+    if not text.isdigit() or int(text) < 1:
+        raise SimulationError(f"spec.engine.extraArgs: {flag}={text} is not a whole number of 1 or more")
+    return int(text)
+
+
+def _notices(spec: SpeculativeServiceSpec) -> Sequence[str]:
+    found = []
+    if spec.replicas > 1:
+        found.append(f"one pod is simulated, and the load is one pod's; the service has {spec.replicas} replicas.")
+    if spec.speculation.max_draft_tokens > DEPTH:
+        found.append(f"proposals are recorded up to {DEPTH} tokens; maxDraftTokens counts as {DEPTH}.")
+    found += [
+        f"drafter {entry.name!r} proposes what prompt lookup does: suffix decoding is not recorded."
+        for entry in spec.draft_pool
+        if entry.method is DraftMethod.SUFFIX
+    ]
+    heads = [entry.name for entry in spec.draft_pool if entry.method is DraftMethod.EAGLE]
+    if len(heads) > 1:
+        found.append(f"one EAGLE head is recorded: {', '.join(heads)} are derived from it, each lifted apart.")
+    return found

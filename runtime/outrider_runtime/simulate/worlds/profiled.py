@@ -1,0 +1,80 @@
+"""Worlds that `outrider-profile` measured.
+
+    python -m outrider_runtime.simulate.worlds.profiled RESULT NAME FOLDER     FOLDER/NAME.json from a result
+
+RESULT is what `outrider-profile --result` wrote, or the report.json of `--report`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from outrider_crds.profile import DrafterProfile, ExecutionMode, ProfilingResult
+from pydantic import ValidationError
+
+from outrider_runtime.simulate.errors import SimulationError
+from outrider_runtime.simulate.worlds.compose import GRAPH_TOKENS, write
+from outrider_runtime.simulate.worlds.world import World, parsed
+
+UNLIMITED = 1 << 30
+DERIVED = (
+    "Step times between and beyond the measured shapes: the profile's own fit.",
+    "kvTokens: a profile does not say how much KV memory there is; taken to be without end.",
+)
+
+
+def load(path: Path) -> World:
+    """Raises SimulationError for a file that is no result of outrider-profile."""
+    return parsed(document(path, path.stem))
+
+
+def document(path: Path, name: str) -> dict[str, Any]:
+    """A world's document. Raises SimulationError as `load` does."""
+    result = _read(path)
+    target = result.target
+    if target is None:
+        raise SimulationError(f"{path} holds no measurement of a target: run outrider-profile for it without --drafter")
+    return {
+        "name": name,
+        "origin": "measured",
+        "model": target.model,
+        "device": target.device or target.product,
+        "gpus": 1,
+        "source": f"outrider-profile, {target.measured_at}: held-out error {target.error_percent:.1f}%, "
+        f"spread {target.spread_percent:.1f}%",
+        "derived": list(DERIVED),
+        "kvTokens": UNLIMITED,
+        "graphTokens": GRAPH_TOKENS if ExecutionMode.BEYOND_GRAPH in target.costs else None,
+        "target": {"costs": {mode.value: cost.model_dump() for mode, cost in target.costs.items()}},
+        "drafters": {one.name: _drafter(one) for one in result.drafters},
+    }
+
+
+def _drafter(one: DrafterProfile) -> dict[str, Any]:
+    return {"passes": one.autoregressive, "cost": one.cost.model_dump(), "firstPass": one.first_pass.model_dump()}
+
+
+def _read(path: Path) -> ProfilingResult:
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML too
+        return ProfilingResult.model_validate(found.get("result", found) if isinstance(found, dict) else found)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SimulationError(f"cannot read the profile {path}: {' '.join(str(error).split())}") from error
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, one['loc'])) or 'the document'}: {one['msg']}"
+            for one in error.errors(include_url=False)
+        )
+        raise SimulationError(f"{path} is no result of outrider-profile: {problems}") from error
+
+
+def main() -> None:
+    result, name, folder = sys.argv[1:]
+    print(write(document(Path(result), name), Path(folder)))
+
+
+if __name__ == "__main__":
+    main()

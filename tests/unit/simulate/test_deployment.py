@@ -1,0 +1,133 @@
+"""A manifest on hardware: whose step times, whose proposals, and what is left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+
+import numpy as np
+import pytest
+from outrider_runtime.core.settings import SLOClass
+from outrider_runtime.simulate import comparison, deployment, load, service
+from outrider_runtime.simulate.comparison import Figures
+from outrider_runtime.simulate.errors import SimulationError
+from outrider_runtime.simulate.replay.proposals import mean_hazards
+from outrider_runtime.simulate.replay.workload import Lengths
+from outrider_runtime.simulate.service import Member, Service
+from outrider_runtime.simulate.worlds.models import shape_of
+from outrider_runtime.simulate.worlds.shapes import LLAMA_8B
+
+composes = pytest.mark.skipif(
+    importlib.util.find_spec("aiconfigurator_core") is None, reason="the extra `bench` is not installed"
+)
+
+
+def with_pool(asked: Service, **recorded_as: str) -> Service:
+    members = tuple(
+        Member(dataclasses.replace(service.TRAITS[kind], name=name), kind, "meta-llama/Llama-3.2-1B")
+        for name, kind in recorded_as.items()
+    )
+    return dataclasses.replace(asked, pool=members)
+
+
+@pytest.fixture
+def asked(manifest) -> Service:
+    return service.read(manifest)
+
+
+def test_the_manifest_sets_classes_lengths_and_limits(asked):
+    assert asked.hot.slo_classes == (SLOClass("tight", 0.006), SLOClass("loose", 0.2))
+    assert asked.limits.max_requests == 16
+    assert asked.longest_request == 2048
+    assert [member.drafter.name for member in asked.pool] == ["head", "ngram"]
+
+
+def test_of_two_heads_each_is_lifted_apart_and_the_better_one_is_used(asked, monkeypatch):
+    monkeypatch.setattr(load, "LEAST_REQUESTS", 8)
+    world = deployment.on_system(asked, "h100_sxm")
+    pair = deployment.deployed(with_pool(asked, poor="eagle", good="eagle"), world, {"poor": 0.2, "good": 0.9})
+    hazards = [mean_hazards(pair.recording, name)[0] for name in ("poor", "good")]
+    assert hazards == pytest.approx([0.2, 0.9], abs=0.08)
+    requests = load.at_rate(pair, load.Wanted(Lengths(60, 64), 1.0, {}, 0), 4.0)
+    rows = comparison.compared(pair, requests, 4.0, comparison.policies(pair, 0, statics=True))
+    by_policy = {row.policy: row for row in rows}
+    assert by_policy["good, k = 3"].speedup > by_policy["poor, k = 3"].speedup
+    assert by_policy["outrider"].speedup > by_policy["poor, k = 3"].speedup
+
+
+def test_a_pool_of_every_kind_runs(asked, monkeypatch):
+    """A head, a draft model whose times ship, and prompt lookup."""
+    monkeypatch.setattr(load, "LEAST_REQUESTS", 8)
+    pool = with_pool(asked, head="eagle", small="draft", ngram="lookup")
+    mixed = deployment.deployed(pool, deployment.on_system(pool, "h200_sxm"), {})
+    assert not mixed.notices
+    requests = load.at_rate(mixed, load.Wanted(Lengths(60, 32), 1.0, {"tight": 1.0}, 0), 40.0)
+    assert (requests.slo_class == 0).all()
+    for row in comparison.compared(mixed, requests, 40.0, comparison.policies(mixed, 0, statics=False)):
+        assert row.attained[1] is None
+
+
+def test_an_empty_pool_is_plain_decoding(asked, monkeypatch):
+    monkeypatch.setattr(load, "LEAST_REQUESTS", 8)
+    none = dataclasses.replace(with_pool(asked), hot=dataclasses.replace(asked.hot, slo_classes=()))
+    plain = deployment.deployed(none, deployment.on_system(none, "h100_sxm"), {})
+    requests = load.at_rate(plain, load.Wanted(Lengths(60, 16), 1.0, {}, 0), 4.0)
+    ours, other = comparison.compared(plain, requests, 4.0, comparison.policies(plain, 0, statics=True))
+    assert ours.latency_s == pytest.approx(other.latency_s, rel=1e-3)
+
+
+def test_a_pool_that_the_times_know_nothing_of_is_refused(asked):
+    """No figure rather than one of another pool."""
+    world = deployment.as_profiled("smollm2-135m-cpu")
+    with pytest.raises(SimulationError, match="step times for lookup, eagle only, none of the pool's"):
+        deployment.deployed(with_pool(asked, head="eagle"), world, {})
+
+
+def test_what_the_figures_do_not_cover_is_said(asked):
+    """A drafter, a target and a number of GPUs that the step times do not know."""
+    world = deployment.as_profiled("llama-3.1-8b-8xa100-long")
+    notices = deployment.deployed(dataclasses.replace(asked, target="someone/other"), world, {}).notices
+    assert "the manifest's target is someone/other; the step times are those of meta-llama/Llama-3.1-8B." in notices
+    assert "the manifest splits the target over 1; the step times are those of 8." in notices
+    assert any("drafter 'head' is left out" in notice for notice in notices)
+
+
+def test_rates_go_up_to_nearly_what_plain_decoding_finishes(asked):
+    """At the highest one plain decoding is busy, and does not drown."""
+    on_h100 = deployment.deployed(asked, deployment.on_system(asked, "h100_sxm"), {})
+    at = load.rates(on_h100, Lengths(500, 128))
+    assert len(at) == len(load.SHARES)
+    assert at == sorted(at)
+
+
+def row(rate: float, verified: float) -> Figures:
+    return Figures("outrider", rate, 1, 100.0, 1.0, 1.0, 0.1, 0.01, 0.01, verified, ())
+
+
+def test_the_crossover_is_the_first_rate_at_which_nothing_is_verified():
+    assert "From 20 requests" in comparison.crossover([row(10, 3.0), row(20, 0.02), row(30, 0.0)])
+    assert "every rate up to 20 " in comparison.crossover([row(10, 3.0), row(20, 1.0)])
+
+
+def test_a_model_whose_times_ship_is_known_whoever_publishes_it():
+    assert shape_of("me/Llama-3.1-8B-Instruct") == LLAMA_8B
+
+
+@composes
+def test_a_model_that_nobody_knows_is_refused_with_its_name():
+    with pytest.raises(SimulationError, match="no configuration of nobody/none"):
+        shape_of("nobody/none")
+
+
+@composes
+def test_a_system_that_nobody_measured_is_refused_with_those_that_there_are(asked):
+    with pytest.raises(SimulationError, match="abacus; it has a100"):
+        deployment.on_system(asked, "abacus")
+
+
+@composes
+def test_what_does_not_ship_is_composed(asked):
+    """Two H200 in place of one."""
+    world = deployment.on_system(dataclasses.replace(asked, gpus=2), "h200_sxm")
+    assert world.gpus == 2
+    assert np.isfinite(world.kv_tokens)
