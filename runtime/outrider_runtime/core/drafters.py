@@ -211,12 +211,17 @@ def _tables(pool: Pool, need: Need | None) -> _Tables:
     )  # fmt: skip
 
 
+@compiled
 def _reads_s(token_s: Floats) -> Floats:
     """Every sum of one or two readers' seconds a token, a few of more."""
     readers = token_s[token_s > 0]
     if len(readers) > EXACT_MODELS:
         return np.linspace(0.0, readers.sum(), 2 + EXACT_MODELS)
-    return np.unique([0.0, *readers, readers.sum()])
+    sums = np.zeros(2 ** len(readers))
+    for number in range(len(sums)):
+        for reader in range(len(readers)):
+            sums[number] += readers[reader] * (number >> reader & 1)
+    return sums
 
 
 def _nothing_filled(t: _Tables) -> _Columns:
