@@ -78,13 +78,23 @@ class SLOClassState(Model):
 
 
 class SpeedupState(Model):
-    """Probes: k = 0 blocks against neighbouring speculative steps of the same batch."""
+    """Probes: blocks of k = 0 steps, compared with the steps around them that speculate."""
 
     probes: int = 0
+    """Counter."""
     baseline_tokens: int = 0
+    """Counter: tokens of the probes."""
     baseline_s: float = 0.0
+    """Counter: seconds of the probes."""
     speculative_tokens: int = 0
+    """Counter: tokens that steps with speculation give in `speculative_s`."""
     speculative_s: float = 0.0
+    """Counter."""
+    weight: float = 0.0
+    """Counter: sum of 1 / variance of the probes' ratios, goodput of a step that speculates by that of one that does
+    not."""
+    weighted_ratio: float = 0.0
+    """Counter: sum of the ratios, each times its weight."""
 
 
 class ChoiceState(Model):

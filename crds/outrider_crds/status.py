@@ -108,7 +108,7 @@ class Summary(Model):
     goodput: Text = ""
     """Tokens per second that reach users, over all pods."""
     speedup: Text = ""
-    """Measured goodput against that of the same pods without speculation."""
+    """Measured goodput against that of the same pods without speculation; empty until it can be told from 1."""
     acceptance: Text = ""
     """Share of tried draft tokens that the target accepted."""
     slo: Text = ""
@@ -119,9 +119,11 @@ class Goodput(Model):
     tokens_per_second: Text
     """Tokens that reached users, per second, summed over pods."""
     baseline_tokens_per_second: Text = ""
-    """Measured without speculation, in probe blocks on the same load; empty when no probe ran in the window."""
+    """What the same pods would give without speculation, by the probes; empty where `speedup` is."""
     speedup: Text = ""
-    """tokensPerSecond against the probe blocks' rate; empty when no probe ran in the window."""
+    """tokensPerSecond against what the same pods would give without speculation; empty until probes tell it from 1."""
+    speedup_range: Text = ""
+    """Two standard errors on either side of `speedup`."""
     window: Text
     """Length of the window, a duration."""
     tokens: int

@@ -103,6 +103,11 @@ class Figures:
     drafters_long: Mapping[str, DrafterFigures] = field(default_factory=dict)
     """In the probes' longer window: one that is only tried now and then may have no trial in this one."""
     slo_classes: Mapping[str, SLOClassFigures] = field(default_factory=dict)
+    steps: float = 0.0
+    speculative_steps: float = 0.0
+    """Steps that verified a proposal; these and what follows in the probes' longer window."""
+    probe_weight: float = 0.0
+    probe_weighted_ratio: float = 0.0
     baseline_tokens: float = 0.0
     baseline_s: float = 0.0
     speculative_tokens: float = 0.0

@@ -65,6 +65,10 @@ _COUNTERS: Metrics = {
 _TPOT = "outrider_slo_class_tpot_seconds_bucket"
 _RARE: Metrics = {
     **_DRAFTERS,
+    "outrider_steps_total": ((), _fixed("steps")),
+    "outrider_speculative_steps_total": ((), _fixed("speculative_steps")),
+    "outrider_speedup_weight_total": ((), _fixed("probe", "weight")),
+    "outrider_speedup_weighted_ratio_total": ((), _fixed("probe", "weighted_ratio")),
     "outrider_speedup_baseline_tokens_total": ((), _fixed("probe", "baseline_tokens")),
     "outrider_speedup_baseline_seconds_total": ((), _fixed("probe", "baseline_s")),
     "outrider_speedup_speculative_tokens_total": ((), _fixed("probe", "speculative_tokens")),

@@ -139,7 +139,7 @@ class Controller:
         drafters = {drafter.name: self._drafter_state(d) for d, drafter in enumerate(self.settings.drafters)}
         return State(
             self._reason(now), evidence.latency.learning, self._gated, evidence.goodput.tokens_per_s,
-            evidence.probes.speedup, evidence.tally, self._decision_s, drafters,
+            evidence.probes.speedup, evidence.probes.counts, evidence.tally, self._decision_s, drafters,
         )  # fmt: skip
 
     def _drafter_state(self, drafter: int) -> DrafterState:
@@ -445,5 +445,5 @@ class Controller:
             return Reason.NO_TRAFFIC
         if tally.recent_speculation < 0.5:
             return Reason.NOT_WORTH_IT if tally.steps >= LEAST_STEPS else Reason.MEASURING
-        measured = self._evidence.probes.count > 0 or self.settings.hot.mode is Mode.STATIC
+        measured = self._evidence.probes.counts.probes > 0 or self.settings.hot.mode is Mode.STATIC
         return Reason.PAYS if measured else Reason.MEASURING

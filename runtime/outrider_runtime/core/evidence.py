@@ -123,7 +123,7 @@ class Evidence:
         verify, draft = outcome.verify_purpose, outcome.draft_plan.purpose
         if verify is Purpose.PROBE:
             if draft is Purpose.PROBE:  # a draft whose cache is always fed is no plain decoding
-                self.probes.observe_probe(work_s, outcome.step_s - drafts_s)
+                self.probes.observe_probe(work_s, outcome.step_s - drafts_s, outcome.tokens)
             return
         speculates = verify is draft is Purpose.CHOICE and verified > 0 and outcome.draft_plan.draft_tokens > 0
         self.probes.observe(work_s, outcome.step_s, speculates=speculates)

@@ -50,14 +50,31 @@ class Speedup:
         return self.low > 1.0 or self.high < 1.0
 
 
+@dataclass(slots=True)
+class ProbeCounts:
+    """Counters since the start, which readers take differences of and add over pods."""
+
+    probes: int = 0
+    plain_tokens: float = 0.0
+    """Of the probes' steps that count."""
+    plain_s: float = 0.0
+    speculative_tokens: float = 0.0
+    """What steps with speculation give in the same time at the same batch."""
+    weight: float = 0.0
+    """Sum of 1 / variance of the probes' ratios, with speculation by without."""
+    weighted_ratio: float = 0.0
+    """Sum of the ratios, each times its weight."""
+
+
 class Probes:
     """Says when to probe, compares, and forbids speculation where it loses."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
-        self.count = 0
+        self.counts = ProbeCounts()
         self._neighbours: deque[tuple[float, float]] = deque(maxlen=NEIGHBOURS)
         self._plain: list[tuple[float, float]] = []
+        self._plain_tokens = 0
         self._block_left = 0
         self._wait = FIRST_PROBE_AFTER
         self._weight = self._evidence = 0.0
@@ -95,10 +112,11 @@ class Probes:
         self._wait = round(PERIOD_STEPS * self._rng.uniform(0.9, 1.1))
         return True
 
-    def observe_probe(self, work_s: float, seconds: float) -> None:
+    def observe_probe(self, work_s: float, seconds: float, tokens: int) -> None:
         """A step of a block that neither verified nor proposed. work_s: what the model says plain decoding takes for
         what it gave."""
         self._plain.append((work_s, seconds))
+        self._plain_tokens += tokens
         self._share(work_s, 0.0)
 
     def observe(self, work_s: float, seconds: float, *, speculates: bool) -> None:
@@ -106,21 +124,21 @@ class Probes:
         self._share(work_s, work_s if speculates else 0.0)
         if self._plain and self._block_left == 0:
             self._judge()
-            self._plain = []
+            self._plain, self._plain_tokens = [], 0
         elif speculates and seconds > 0:
             self._neighbours.append((work_s, seconds))
 
     @property
     def speedup(self) -> Speedup | None:
         """None before two probes."""
-        if self.count < 2 or self._weight <= 0 or self._work_s <= 0:
+        if self.counts.probes < 2 or self._weight <= 0 or self._work_s <= 0:
             return None
         share, mean = self._speculative_s / self._work_s, self._evidence / self._weight
         margin = SIGMAS / math.sqrt(self._weight)
         value, low, high = (
             1.0 / (1.0 - share + share * math.exp(-log_ratio)) for log_ratio in (mean, mean - margin, mean + margin)
         )
-        return Speedup(value, low, high, self.count, share)
+        return Speedup(value, low, high, self.counts.probes, share)
 
     def _doubt(self) -> None:
         self._weight *= OLD_MATTERS
@@ -139,8 +157,17 @@ class Probes:
         weight = 1.0 / (speculative_error**2 + plain_error**2 + LEAST_DEVIATION**2)
         self._weight = MEMORY * self._weight + weight
         self._evidence = MEMORY * self._evidence + weight * math.log(speculative / plain)
-        self.count += 1
+        self._count(speculative / plain, weight)
         self._switch()
+
+    def _count(self, ratio: float, weight: float) -> None:
+        counts = self.counts
+        counts.probes += 1
+        counts.plain_tokens += self._plain_tokens
+        counts.plain_s += sum(seconds for _, seconds in self._plain)
+        counts.speculative_tokens += ratio * self._plain_tokens
+        counts.weight += weight
+        counts.weighted_ratio += weight * ratio
 
     def _switch(self) -> None:
         mean, margin = self._evidence / self._weight, SIGMAS / math.sqrt(self._weight)

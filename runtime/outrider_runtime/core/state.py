@@ -11,7 +11,7 @@ import numpy as np
 from outrider_runtime.core.batch import Bools, Ints
 from outrider_runtime.core.compiled import compiled
 from outrider_runtime.core.plans import Outcome
-from outrider_runtime.core.probes import Speedup
+from outrider_runtime.core.probes import ProbeCounts, Speedup
 
 RECENT_KEEP = 0.95
 """Per step: about the last 20 steps."""
@@ -139,6 +139,7 @@ class State:
     """lambda: measured goodput, smoothed."""
     speedup: Speedup | None
     """None while nothing can be said."""
+    probes: ProbeCounts
     tally: Tally
     decision_s: float
     drafters: dict[str, DrafterState] = field(default_factory=dict)

@@ -209,6 +209,12 @@ METRICS: tuple[MetricSpec, ...] = (
         "Seconds of the speculative steps that probe blocks are compared with.",
         lambda s: s.speedup.speculative_s,
     ),
+    _counter("outrider_speedup_weight_total", "Sum of 1 / variance of the probes' ratios.", lambda s: s.speedup.weight),
+    _counter(
+        "outrider_speedup_weighted_ratio_total",
+        "Sum of the probes' ratios, with speculation by without, each times its weight.",
+        lambda s: s.speedup.weighted_ratio,
+    ),
 )
 
 

@@ -21,6 +21,8 @@ from outrider_crds.state import (
     SpeedupState,
 )
 
+WEIGHT_PER_S = 10_000.0
+"""Of the probes: a second of load says 1% exactly."""
 STEPS_PER_S = 20.0
 
 
@@ -153,4 +155,6 @@ def _speedup(behaviour: Behaviour, load_s: float) -> SpeedupState:
         baseline_s=probe_s,
         speculative_tokens=int(probe_s * 100_000 * behaviour.speedup),
         speculative_s=probe_s,
+        weight=WEIGHT_PER_S * load_s,
+        weighted_ratio=WEIGHT_PER_S * load_s * behaviour.speedup,
     )

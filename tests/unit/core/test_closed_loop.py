@@ -237,7 +237,7 @@ def test_a_few_speculating_steps_cannot_halve_the_goodput():
         probes.observe(8.0, 16.0 if speculates else 8.0, speculates=speculates)
         if step % 400 == 300:
             for _ in range(3):
-                probes.observe_probe(8.0, 8.0)
+                probes.observe_probe(8.0, 8.0, 8)
     assert probes.speedup is not None
     assert probes.speedup.low > 0.9
 

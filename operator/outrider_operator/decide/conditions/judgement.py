@@ -14,15 +14,20 @@ from outrider_operator.decide.conditions.feasibility import infeasible
 from outrider_operator.decide.conditions.verdict import Verdict, false, true, unknown
 from outrider_operator.decide.figures.behaviour import Behaviour
 from outrider_operator.decide.figures.numbers import three_digits
-from outrider_operator.decide.figures.samples import LEAST_REQUESTS, LEAST_TOKENS, attainment, speedup, used_share
+from outrider_operator.decide.figures.samples import (
+    LEAST_REQUESTS,
+    LEAST_TOKENS,
+    Speedup,
+    attainment,
+    speedup,
+    used_share,
+)
 from outrider_operator.decide.profiling.measurements import Measurement
 from outrider_operator.model import Figures
 
 USED_SHARE = 0.05
 """Speculation counts as used from this share of (request, step) pairs on: exploring while off takes 1%."""
-BELOW_BASELINE = 0.95
-"""A measured speed-up under this is a loss beyond what probes scatter."""
-_STILL_USED_SHARE, _STILL_PAYS = 0.025, 0.9
+_STILL_USED_SHARE = 0.025
 """The same for a condition that is True: a load near the crossover must not flip it at every look."""
 
 _MEASURED_REASONS = frozenset({Reason.GOODPUT_AS_PREDICTED, Reason.BELOW_BASELINE, Reason.ATTAINED, Reason.MISSED})
@@ -64,16 +69,13 @@ def _use(figures: Figures, *, active: bool) -> Verdict:
         return unknown(Reason.NO_TRAFFIC, f"Fewer than {LEAST_TOKENS} tokens in the last window.")
     share, gain = used_share(figures), speedup(figures)
     percent = three_digits(100 * share)
-    least_share, least_gain = (_STILL_USED_SHARE, _STILL_PAYS) if active else (USED_SHARE, BELOW_BASELINE)
-    if share < least_share:
+    if share < (_STILL_USED_SHARE if active else USED_SHARE):
         return false(
             Reason.NOT_WORTH_IT,
             f"Plain decoding is faster at this load: {percent}% of requests' steps speculate (to see when it changes).",
         )
-    if gain is None:
-        return true(Reason.PAYS, f"{percent}% of requests' steps speculate; the speed-up is being measured.")
-    measured = f"{percent}% of requests' steps speculate; measured speed-up {three_digits(gain)}x."
-    return true(Reason.PAYS, measured) if gain >= least_gain else false(Reason.NOT_WORTH_IT, measured)
+    used = f"{percent}% of requests' steps speculate; {_said(gain)}."
+    return true(Reason.PAYS, used) if gain is None or gain.high >= 1 else false(Reason.NOT_WORTH_IT, used)
 
 
 def _goodput(_spec: SpeculativeServiceSpec, figures: Figures) -> Verdict:
@@ -84,12 +86,21 @@ def _goodput(_spec: SpeculativeServiceSpec, figures: Figures) -> Verdict:
         return true(Reason.GOODPUT_AS_PREDICTED, "Requests decode without speculation, at the baseline's goodput.")
     if gain is None:
         return unknown(Reason.MEASURING, "No probe without speculation has run yet to compare with.")
-    measured = f"Goodput is {three_digits(gain)} times that of the probes without speculation."
-    if gain < BELOW_BASELINE:
+    measured = f"Goodput by that without speculation: {_said(gain)}."
+    if gain.high < 1:
         return false(
             Reason.BELOW_BASELINE, f"{measured} If this lasts, set speculation.mode: Off or change the drafts."
         )
     return true(Reason.GOODPUT_AS_PREDICTED, measured)
+
+
+def _said(gain: Speedup | None) -> str:
+    if gain is None:
+        return "the speed-up is being measured"
+    between = f"between {three_digits(gain.low)} and {three_digits(gain.high)}"
+    if not gain.told:
+        return f"the speed-up cannot be told from 1 yet, it is {between}"
+    return f"the speed-up is {three_digits(gain.value)}x, {between}"
 
 
 def _slo(spec: SpeculativeServiceSpec, figures: Figures) -> Verdict:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from outrider_operator.model import Figures
 
 LEAST_TOKENS = 50
 LEAST_REQUESTS = 10
 """Below these a window says nothing."""
+SIGMAS = 2.0
+LEAST_RATIO = 0.01
+UNKNOWN_ERROR = 0.05
+"""Of the ratio that pods of a release report which does not say how sure it is."""
 
 
 def attainment(figures: Figures, name: str) -> float | None:
@@ -17,12 +23,46 @@ def attainment(figures: Figures, name: str) -> float | None:
     return found.attained / found.finished
 
 
-def speedup(figures: Figures) -> float | None:
-    """Measured goodput with speculation over that of the probes without; None when no probe ran."""
-    probed = min(figures.baseline_tokens, figures.baseline_s, figures.speculative_tokens, figures.speculative_s) > 0
-    if not probed:
+@dataclass(frozen=True)
+class Speedup:
+    """Goodput over that of the same pods without speculation, of all steps."""
+
+    value: float
+    low: float
+    high: float
+    """Two standard errors on either side."""
+
+    @property
+    def told(self) -> bool:
+        """It can be told from 1."""
+        return self.low > 1.0 or self.high < 1.0
+
+
+def speedup(figures: Figures) -> Speedup | None:
+    """What the probes say of steps that speculate, weighed by the share of steps that do: a few steps cannot halve the
+    goodput. None when no probe ran."""
+    measured = _ratio(figures)
+    if measured is None:
         return None
-    return (figures.speculative_tokens / figures.speculative_s) / (figures.baseline_tokens / figures.baseline_s)
+    ratio, error = measured
+    share = min(1.0, figures.speculative_steps / figures.steps) if figures.steps > 0 else 1.0
+    value, low, high = (
+        1.0 / (1.0 - share + share / max(LEAST_RATIO, one))
+        for one in (ratio, ratio - SIGMAS * error, ratio + SIGMAS * error)
+    )
+    return Speedup(value, low, high)
+
+
+def _ratio(figures: Figures) -> tuple[float, float] | None:
+    """Goodput of steps that speculate by that of steps that do not, and its standard error."""
+    if figures.probe_weight > 0:
+        return figures.probe_weighted_ratio / figures.probe_weight, figures.probe_weight**-0.5
+    if min(figures.baseline_tokens, figures.baseline_s, figures.speculative_tokens, figures.speculative_s) <= 0:
+        return None
+    speculative, baseline = (
+        figures.speculative_tokens / figures.speculative_s, figures.baseline_tokens / figures.baseline_s
+    )  # fmt: skip
+    return speculative / baseline, UNKNOWN_ERROR
 
 
 def used_share(figures: Figures) -> float:

@@ -8,7 +8,7 @@ from outrider_crds.status import DraftStatus, Goodput, SLOClassStatus, Summary
 
 from outrider_operator.decide.figures.behaviour import Behaviour
 from outrider_operator.decide.figures.numbers import percentile_s, rounded, three_digits, time_text
-from outrider_operator.decide.figures.samples import LEAST_TOKENS, attainment, speedup
+from outrider_operator.decide.figures.samples import LEAST_TOKENS, Speedup, attainment, speedup
 from outrider_operator.decide.profiling.measurements import Measurement
 from outrider_operator.decide.reading import cut
 from outrider_operator.model import DrafterFigures, Figures
@@ -19,11 +19,12 @@ _MEASURED = {"acceptance_rate", "accepted_length", "share_percent"}
 def goodput(figures: Figures | None) -> Goodput | None:
     if figures is None:
         return None
-    rate, gain = figures.output_tokens / figures.window_s, speedup(figures)
+    rate, gain = figures.output_tokens / figures.window_s, _told(figures)
     return Goodput(
         tokens_per_second=three_digits(rate),
-        baseline_tokens_per_second=three_digits(rate / gain) if gain and rate > 0 else "",
-        speedup=three_digits(gain) if gain and rate > 0 else "",
+        baseline_tokens_per_second=three_digits(rate / gain.value) if gain else "",
+        speedup=three_digits(gain.value) if gain else "",
+        speedup_range=f"{three_digits(gain.low)}-{three_digits(gain.high)}" if gain else "",
         window=f"{round(figures.window_s / 5) * 5 or round(figures.window_s)}s",
         tokens=rounded(figures.output_tokens),
         pods=f"{figures.pods_answered}/{figures.pods_ready}",
@@ -33,16 +34,21 @@ def goodput(figures: Figures | None) -> Goodput | None:
 def summary(spec: SpeculativeServiceSpec, figures: Figures | None) -> Summary | None:
     if figures is None:
         return None
-    gain = speedup(figures)
+    gain = _told(figures)
     tried = sum(drafter.tried for drafter in figures.drafters.values())
     accepted = sum(drafter.accepted for drafter in figures.drafters.values())
-    busy = figures.output_tokens >= LEAST_TOKENS
     return Summary(
         goodput=f"{three_digits(figures.output_tokens / figures.window_s)} tok/s",
-        speedup=f"{three_digits(gain)}x" if busy and gain else "",
+        speedup=f"{three_digits(gain.value)}x" if gain else "",
         acceptance=f"{three_digits(100 * accepted / tried)}%" if tried >= LEAST_TOKENS else "",
         slo=_worst_class(spec, figures),
     )
+
+
+def _told(figures: Figures) -> Speedup | None:
+    """The speed-up of a window with traffic, once it can be told from 1."""
+    gain = speedup(figures) if figures.output_tokens >= LEAST_TOKENS else None
+    return gain if gain is not None and gain.told else None
 
 
 def slo_classes(spec: SpeculativeServiceSpec, figures: Figures | None) -> list[SLOClassStatus]:

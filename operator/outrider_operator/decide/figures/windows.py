@@ -21,7 +21,7 @@ Counters = Mapping[Key, float]
 
 RARE_WINDOWS = 5
 """Probes, and the trials of a drafter that does not pay, are 1% of the steps: they are counted over so many windows."""
-_RARE = {"probe", "drafter"}
+_RARE = {"probe", "drafter", "steps", "speculative_steps"}
 _NAMED = {"drafter", "class"}
 _TOLERANCE = 0.1
 """A window may be shorter than asked by this share: looks are not taken to the second."""
@@ -99,6 +99,10 @@ def counters(state: RuntimeState) -> dict[Key, float]:
     found: dict[Key, float] = {
         ("output_tokens",): state.output_tokens,
         ("request_steps",): sum(state.draft_length_steps),
+        ("steps",): state.steps,
+        ("speculative_steps",): state.speculative_steps,
+        ("probe", "weight"): state.speedup.weight,
+        ("probe", "weighted_ratio"): state.speedup.weighted_ratio,
         ("probe", "baseline_tokens"): state.speedup.baseline_tokens,
         ("probe", "baseline_s"): state.speedup.baseline_s,
         ("probe", "speculative_tokens"): state.speedup.speculative_tokens,
@@ -129,6 +133,10 @@ def figures_of(gained: Counters, rare: Counters, *, window_s: float, pods_answer
         drafters=_drafters(gained),
         drafters_long=_drafters(rare),
         slo_classes={name: _slo_class(gained, name) for name in classes},
+        steps=rare.get(("steps",), 0.0),
+        speculative_steps=rare.get(("speculative_steps",), 0.0),
+        probe_weight=rare.get(("probe", "weight"), 0.0),
+        probe_weighted_ratio=rare.get(("probe", "weighted_ratio"), 0.0),
         baseline_tokens=rare.get(("probe", "baseline_tokens"), 0.0),
         baseline_s=rare.get(("probe", "baseline_s"), 0.0),
         speculative_tokens=rare.get(("probe", "speculative_tokens"), 0.0),

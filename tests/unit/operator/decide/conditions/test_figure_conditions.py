@@ -28,10 +28,10 @@ def figures(**fields: Any) -> Figures:
         request_steps=2000,
         drafters={"pld": Drafter(tried=3000, accepted=2000, request_steps=1500)},
         slo_classes={"chat": slo(100, 99)},
-        baseline_tokens=100,
-        baseline_s=2,
-        speculative_tokens=300,
-        speculative_s=4,
+        steps=1000,
+        speculative_steps=1000,
+        probe_weight=900,
+        probe_weighted_ratio=900 * 1.5,
     )
     return replace(standard, **fields)
 
@@ -41,7 +41,7 @@ def slo(finished: float, attained: float) -> SLOClassFigures:
 
 
 GOOD = figures()
-BAD = figures(speculative_tokens=150, slo_classes={"chat": slo(100, 50)})
+BAD = figures(probe_weighted_ratio=900 * 0.75, slo_classes={"chat": slo(100, 50)})
 QUIET = figures(output_tokens=3, slo_classes={"chat": slo(1, 0)})
 
 
@@ -129,6 +129,40 @@ def test_speculation_active_says_whether_it_is_used_and_pays(
     """k = 0 is a right choice, not a fault."""
     measured(serving, window, None)
     assert serving.reason(C.SPECULATION_ACTIVE) == expected
+
+
+@pytest.mark.parametrize("kind", [C.SPECULATION_ACTIVE, C.GOODPUT_HEALTHY])
+def test_a_loss_that_cannot_be_told_from_1_is_no_loss(serving: World, kind: C) -> None:
+    """Two probes while a pod started say 0.9 and mean nothing: no figure, no alarm, and the sentence says why."""
+    unsure = figures(probe_weight=50, probe_weighted_ratio=50 * 0.9)
+    measured(serving, unsure, unsure)
+    assert serving.condition(kind).status == "True"
+    assert "cannot be told from 1 yet, it is between 0.617 and 1.18" in serving.condition(kind).message
+    status = serving.observed().status
+    assert status.summary is not None
+    assert status.goodput is not None
+    assert (status.summary.speedup, status.goodput.speedup, status.goodput.speedup_range) == ("", "", "")
+
+
+def test_a_few_steps_that_speculate_cannot_halve_the_goodput(serving: World) -> None:
+    """3% of the steps speculate at half the goodput: 3% are lost, not half."""
+    rare = figures(speculative_steps=30, probe_weighted_ratio=900 * 0.5)
+    measured(serving, rare, rare)
+    status = serving.observed().status
+    assert status.goodput is not None
+    assert float(status.goodput.speedup) == pytest.approx(0.97, abs=0.005)
+
+
+def test_pods_of_the_release_before_say_their_speed_up_as_they_did(serving: World) -> None:
+    """They report tokens and seconds, and not how sure they are."""
+    measured(
+        serving,
+        figures(probe_weight=0, baseline_tokens=100, baseline_s=2, speculative_tokens=300, speculative_s=4),
+        None,
+    )
+    status = serving.observed().status
+    assert status.goodput is not None
+    assert (status.goodput.speedup, status.goodput.speedup_range) == ("1.5", "1.4-1.6")
 
 
 def test_speculation_that_is_off_or_has_no_drafter_says_so(serving: World) -> None:
