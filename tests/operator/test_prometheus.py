@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import http.server
 import json
+import re
 import socket
 import subprocess
+import threading
+import time
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from outrider_crds.runtime_config import ADMIN_PORT
 
 from setup import system
+from tests.cluster.cluster import Cluster
+from tests.operator.chart.release import rendered
 from tests.operator.client import Service, wait_for
 from tests.operator.conftest import Make
 from tests.operator.process import OperatorProcess
@@ -23,9 +31,9 @@ TRAFFIC = {"tokens_per_s": 200, "speedup": 1.25, "attained_percent": 95}
 
 
 class Prometheus:
-    """The server, scraping the pods that it is told of."""
+    """The server, scraping the pods that it is told of in the way of the chart's PodMonitor."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, pod_monitor: dict[str, Any]) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -34,7 +42,9 @@ class Prometheus:
         self._targets.write_text("[]")
         config = folder / "prometheus.yml"
         discovery = [{"files": [str(self._targets)], "refresh_interval": "1s"}]
-        scrapes = [{"job_name": "pods", "file_sd_configs": discovery}]
+        (endpoint,) = pod_monitor["spec"]["podMetricsEndpoints"]
+        scrape = {"honor_labels": endpoint["honorLabels"], "relabel_configs": _relabelings(endpoint)}
+        scrapes = [{"job_name": "pods", "file_sd_configs": discovery, **scrape}]
         config.write_text(json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": scrapes}))
         command = [
             str(system.prometheus()), f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}",
@@ -43,9 +53,9 @@ class Prometheus:
         with (folder / "prometheus.log").open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
 
-    def scrape(self, addresses: list[str]) -> None:
+    def scrape(self, targets: list[dict[str, Any]]) -> None:
         partial = self._targets.with_suffix(".partial")
-        partial.write_text(json.dumps([{"targets": [f"{address}:{ADMIN_PORT}" for address in addresses]}]))
+        partial.write_text(json.dumps(targets))
         partial.rename(self._targets)
 
     def ready(self) -> bool:
@@ -62,10 +72,13 @@ class Prometheus:
 
 @pytest.fixture(scope="module")
 def prometheus(
-    tmp_path_factory: pytest.TempPathFactory, operator_process: OperatorProcess
+    tmp_path_factory: pytest.TempPathFactory, cluster: Cluster, operator_process: OperatorProcess
 ) -> Generator[Prometheus, None, None]:
     """Running, and named in the operator's configuration."""
-    server = Prometheus(tmp_path_factory.mktemp("prometheus"))
+    folder = tmp_path_factory.mktemp("prometheus")
+    chart = rendered(cluster, folder, {"podMonitor": {"enabled": True}})
+    (monitor,) = (each for each in chart if each["metadata"]["name"].endswith("-serving"))
+    server = Prometheus(folder, monitor)
     wait_for("Prometheus", server.ready, 60)
     operator_process.stop()
     operator_process.start(OUTRIDER_PROMETHEUS_URL=server.url)
@@ -76,7 +89,8 @@ def prometheus(
 
 
 @pytest.fixture(scope="module")
-def services(make: Make, prometheus: Prometheus) -> dict[str, Service]:
+def services(make: Make, prometheus: Prometheus) -> Generator[dict[str, Service], None, None]:
+    """Two with the same traffic, and a pod of another namespace that says it belonged to one of them."""
     common = {"standin": TRAFFIC, "replicas": 2, "profiling": {"mode": "Skip"}}
     services = {
         source: make(f"from-{source.lower()}", metrics={"source": source}, **common)
@@ -84,12 +98,23 @@ def services(make: Make, prometheus: Prometheus) -> dict[str, Service]:
     }
     for service in services.values():
         service.wait_updated(240)
-    prometheus.scrape([pod["status"]["podIP"] for service in services.values() for pod in service.ready_pods()])
-    return services
+    victim = services["Prometheus"]
+    with _impostor(victim) as address:
+        mallory = _target(address, "mallory", victim.name)
+        pods = [
+            _target(f"{pod['status']['podIP']}:{ADMIN_PORT}", service.namespace, service.name)
+            for service in services.values()
+            for pod in service.ready_pods()
+        ]
+        prometheus.scrape([mallory, *pods])
+        yield services
 
 
 def test_the_figures_are_those_of_the_pods(services: dict[str, Service]) -> None:
-    """Goodput is a sum over pods, the speed-up is measured, attainment is of the class: within what clocks allow."""
+    """Goodput is a sum over pods, the speed-up is measured, attainment is of the class: within what clocks allow.
+
+    A pod of another namespace that exports the service's labels adds nothing.
+    """
     for service in services.values():
         service.wait("GoodputHealthy", "True", "AsPredicted", timeout_s=240)
         service.wait("SLOAttained", "True", "Attained", timeout_s=60)
@@ -113,3 +138,46 @@ def test_a_prometheus_that_is_away_is_said(services: dict[str, Service], prometh
 
 def _goodput(service: Service) -> float:
     return float((service.read()["status"].get("goodput") or {"tokensPerSecond": "0"})["tokensPerSecond"])
+
+
+def _relabelings(endpoint: dict[str, Any]) -> list[dict[str, Any]]:
+    """The endpoint's, as the Prometheus operator writes them: after its own of the namespace."""
+    own = {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"}
+    theirs = ({_snake(name): value for name, value in each.items()} for each in endpoint["relabelings"])
+    return [own, *theirs]
+
+
+def _snake(name: str) -> str:
+    return re.sub("([A-Z])", lambda found: f"_{found[1].lower()}", name)
+
+
+def _target(address: str, namespace: str, service: str) -> dict[str, Any]:
+    """As Kubernetes' discovery describes a pod."""
+    about = {"namespace": namespace, "pod_label_outrider_dev_service": service}
+    return {"targets": [address], "labels": {f"__meta_kubernetes_{name}": value for name, value in about.items()}}
+
+
+@contextmanager
+def _impostor(victim: Service) -> Iterator[str]:
+    """A pod that exports a million tokens a second under the victim's labels; its address."""
+    labels = f'outrider_namespace="{victim.namespace}",outrider_service="{victim.name}",namespace="{victim.namespace}"'
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            tokens = int(time.time() * 1e6)
+            page = f"outrider_ready{{{labels}}} 1\noutrider_output_tokens_total{{{labels}}} {tokens}\n"
+            self.wfile.write(page.encode())
+
+        def log_message(self, format: str, *_: object) -> None:  # noqa: A002
+            """Silence."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()

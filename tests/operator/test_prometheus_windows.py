@@ -75,6 +75,16 @@ def test_a_series_without_its_labels_costs_the_others_nothing(query: Query) -> N
     assert windows_of(query, WINDOW_S)[Key("ns", "every-15")].current is not None
 
 
+def test_a_pod_speaks_for_services_of_its_own_namespace_only(query: Query) -> None:
+    """What it exports it chooses; the namespace that the scrape adds it does not."""
+    windows = windows_of(query, WINDOW_S)
+    figures = windows[Key("ns", "every-15")].current
+    assert figures is not None
+    assert figures.output_tokens / figures.window_s == pytest.approx(RATE, rel=0.02)
+    assert figures.pods_answered == 1
+    assert {key.namespace for key in windows} == {"ns"}
+
+
 async def test_prometheus_behind_tls_and_a_token(address: str, tmp_path: Path) -> None:
     """The usual place of a Prometheus in a company."""
     certificate = _certificate(tmp_path)
@@ -103,15 +113,17 @@ def _scrapes(now: float) -> Iterator[str]:
     yield "# TYPE outrider_ready gauge"
     for interval_s in INTERVALS_S:
         yield from _series("outrider_ready", interval_s, now, 0)
+    yield from _series("outrider_ready", 15, now, 0, scraped_in="mallory")
     yield "# TYPE outrider_output_tokens counter"
     for interval_s in INTERVALS_S:
         yield from _series("outrider_output_tokens_total", interval_s, now, RATE)
+    yield from _series("outrider_output_tokens_total", 15, now, 1000 * RATE, scraped_in="mallory")
     yield "# TYPE outrider_drafter_tried counter"
     yield from _series("outrider_drafter_tried_total", 15, now, RATE)  # and no label that names the drafter
 
 
-def _series(name: str, interval_s: int, now: float, rate: int) -> Iterator[str]:
-    labels = f'outrider_namespace="ns",outrider_service="every-{interval_s}"'
+def _series(name: str, interval_s: int, now: float, rate: int, scraped_in: str = "ns") -> Iterator[str]:
+    labels = f'namespace="{scraped_in}",outrider_namespace="ns",outrider_service="every-{interval_s}"'
     for age_s in range(3600, -900, -interval_s):
         yield f"{name}{{{labels}}} {1 + rate * (3600 - age_s)} {now - age_s:.3f}"
 

@@ -1,4 +1,7 @@
-"""What Prometheus answers: the values were exported by tenants' pods, with labels of their choice."""
+"""What Prometheus answers: the values were exported by tenants' pods, with labels of their choice.
+
+The label `namespace` is the scrape's own: Prometheus puts it over a label of that name that a pod exports.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import Any
 
 from outrider_operator.inbound.states import MOST_COUNT
 
-SERVICE_LABELS = ("outrider_namespace", "outrider_service")
+SCRAPED_NAMESPACE, CLAIMED_NAMESPACE, SERVICE = "namespace", "outrider_namespace", "outrider_service"
+SERVICE_LABELS = (SCRAPED_NAMESPACE, CLAIMED_NAMESPACE, SERVICE)
 
 
 @dataclass(frozen=True)
@@ -24,12 +28,15 @@ class Series:
 def read_series(vector: Iterable[Mapping[str, Any]], needs: Iterable[str] = ()) -> Iterator[Series]:
     """The series that carry a service's labels and those in `needs`, with a value that a counter can have.
 
-    Others are left out: NaN is no increase known, and one pod's nonsense must not cost the others their figures.
+    Others are left out: NaN is no increase known, and one pod's nonsense must not cost the others their figures. So are
+    those of a pod that speaks for a service of another namespace than its own.
     """
     for found in vector:
         labels, value = found.get("metric") or {}, _number(found.get("value"))
-        if value is not None and all(labels.get(name) for name in (*SERVICE_LABELS, *needs)):
-            yield Series(labels[SERVICE_LABELS[0]], labels[SERVICE_LABELS[1]], labels, value)
+        if value is None or not all(labels.get(name) for name in (*SERVICE_LABELS, *needs)):
+            continue
+        if labels[SCRAPED_NAMESPACE] == labels[CLAIMED_NAMESPACE]:
+            yield Series(labels[SCRAPED_NAMESPACE], labels[SERVICE], labels, value)
 
 
 def bucket(text: str) -> float | None:

@@ -29,6 +29,7 @@ QUERY_EVERY_S = 15.0
 LEAST_SCRAPES = 3
 """Scrapes in a window: `increase` needs two, and one may be late."""
 _BOUNDS_S = (*TPOT_BUCKETS_S, float("inf"))
+_NOTHING = "no outrider_* metrics of this service, with its namespace in the label namespace that the scrape sets"
 
 Labels = Mapping[str, str]
 Query = Callable[[str], Iterable[Mapping[str, Any]]]
@@ -103,7 +104,7 @@ class PrometheusFigures:
         """Windows of the service; without an answer, the sentence that says why."""
         if self._error:
             return FigureWindows(error=self._error)
-        return self._windows.get(key) or FigureWindows(error=f"{self._where} has no outrider_* metrics of this service")
+        return self._windows.get(key) or FigureWindows(error=f"{self._where} has {_NOTHING}")
 
     async def run(self) -> None:
         """Ask until cancelled."""

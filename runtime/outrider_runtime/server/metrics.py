@@ -1,7 +1,7 @@
 """Prometheus metrics, generated from the same `RuntimeState` that `GET /outrider/state` answers.
 
 One table, `METRICS`, names every metric; docs/metrics.md documents the same names one by one. Every series carries
-`outrider_service` and `outrider_namespace` (names that no scrape configuration sets); the pod comes from the scrape.
+`outrider_service` and `outrider_namespace`, which the chart's PodMonitor sets anew; the pod comes from the scrape.
 """
 
 from __future__ import annotations
