@@ -14,6 +14,7 @@ from outrider_operator.decide.pod_spec.container import container, pod_fields
 from outrider_operator.decide.pod_spec.placement import scheduling
 from outrider_operator.decide.pod_spec.volumes import model_volumes, profile_name, scratch_volumes
 from outrider_operator.decide.profiling.asked import Asked, annotations_of
+from outrider_operator.inbound.results import PROFILER
 from outrider_operator.model import JOB, PROFILING, Identity, Object, Settings
 
 _RESULT_FILE = "/dev/termination-log"
@@ -67,7 +68,7 @@ def _config(owner: Identity, spec: SpeculativeServiceSpec, image: str) -> BootCo
 def _pod(spec: SpeculativeServiceSpec, settings: Settings, image: str, asked: Asked, config: BootConfig) -> Object:
     volumes = [*model_volumes(spec), *scratch_volumes()]
     profiler = {
-        **container(spec, settings, "profiler", image, volumes),
+        **container(spec, settings, PROFILER, image, volumes),
         "command": ["outrider-profile"],
         "args": _arguments(spec, asked, config),
     }

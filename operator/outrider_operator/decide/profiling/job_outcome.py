@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from outrider_crds.profile import ProfilingResult
-from pydantic import ValidationError
 
 from outrider_operator.decide.profile_store import Failure, Store, failed
 from outrider_operator.decide.profiling.asked import Asked
-from outrider_operator.decide.reading import condition_of, cut, integer, items, label, mapping, name_of, text, uid_of
+from outrider_operator.decide.reading import condition_of, cut, label, name_of, text, uid_of
+from outrider_operator.inbound.results import LastWords, last_words
+from outrider_operator.inbound.unfit import Unfit
 from outrider_operator.model import Object
 
 _MESSAGE_LIMIT = 1024
@@ -31,16 +32,19 @@ def is_running(pod: Object | None) -> bool:
 
 def has_ended(pod: Object | None) -> bool:
     """True when the pod is gone or its container's last words are in its status."""
-    return pod is None or bool(_terminated(pod)) or text(pod, "status", "phase") == "Failed"
+    return pod is None or last_words(pod) is not None or text(pod, "status", "phase") == "Failed"
 
 
 def absorb(store: Store, job: Object, pod: Object | None, asked: Asked) -> Store:
     """`store` with the outcome of `job`. Doing it twice changes nothing: that is how it is known to be stored."""
-    message = text(_terminated(pod), "message")
-    try:
-        result = ProfilingResult.read(message)
-    except ValidationError:
-        return _all_failed(store, asked, _died(job, pod, message))
+    words = last_words(pod)
+    if words is None or isinstance(words.result, Unfit):
+        return _all_failed(store, asked, _died(job, pod, words))
+    return _with_result(store, job, asked, words.result)
+
+
+def _with_result(store: Store, job: Object, asked: Asked, result: ProfilingResult) -> Store:
+    """What was asked for and not answered has failed, too."""
     merged = _with_measured(store, asked, result)
     merged = _with_reported_failures(merged, job, asked, result)
     silent = Failure(
@@ -93,20 +97,14 @@ def _all_failed(store: Store, asked: Asked, failure: Failure) -> Store:
     return store.with_request(asked.request)
 
 
-def _died(job: Object, pod: Object | None, message: str) -> Failure:
+def _died(job: Object, pod: Object | None, words: LastWords | None) -> Failure:
     """A failure in the pod's own last lines, or in the words of kubelet or Job controller where it left none."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    ended = _terminated(pod)
+    lines = [line.strip() for line in words.message.splitlines() if line.strip()] if words is not None else []
     if text(pod, "status", "reason") == "DeadlineExceeded":
         what = "It ran longer than profiling.timeout and was stopped"
-    elif ended:
-        what = f"It ended with exit code {integer(ended, 'exitCode')} ({text(ended, 'reason') or 'no reason given'})"
+    elif words is not None:
+        what = f"It ended with exit code {words.exit_code} ({words.reason or 'no reason given'})"
     else:
         what = text(condition_of(job, "Failed"), "message") or "Its pod left no result"
     last = f"; its last lines: {' | '.join(lines[-_LAST_LINES:])}" if lines else ""
     return Failure(reason="JobFailed", message=cut(what + last, _MESSAGE_LIMIT), job=uid_of(job))
-
-
-def _terminated(pod: Object | None) -> Object:
-    statuses = items(pod, "status", "containerStatuses")
-    return next((mapping(s, "state", "terminated") for s in statuses if s.get("name") == "profiler"), {})
