@@ -70,9 +70,9 @@ class Applier:
         live = await self._api.get(kind, namespace, name)
         if live is None or live["metadata"]["uid"] != document["metadata"]["uid"]:
             raise ObserveAgain(f"{kind.kind} {namespace}/{name} is another one by now")
-        await self._claim(kind, live)
+        claimed = await self._claim(kind, live)
         try:
-            applied = await self._api.apply(document)
+            applied = await self._api.apply(_following(document, live, claimed))
         except ApiError as error:
             if error.conflict and "resourceVersion" in document["metadata"]:
                 raise ObserveAgain(error.message) from None
@@ -80,15 +80,19 @@ class Applier:
         logger.info("Applied %s %s/%s", kind.kind, namespace, name)
         self._remember(kind, applied)
 
-    async def _claim(self, kind: Kind, live: Object) -> None:
-        """What this operator created it may also take away: once in the life of an object."""
+    async def _claim(self, kind: Kind, live: Object) -> Object:
+        """What this operator created it may also take away: once in the life of an object. Returns it as it is then."""
         fields = claimed(live["metadata"].get("managedFields") or [], FIELD_MANAGER)
         if fields is None:
-            return
+            return live
         names = ("name", "namespace", "uid", "resourceVersion")
         metadata = {**{name: live["metadata"][name] for name in names}, "managedFields": fields}
-        await self._patch(kind, namespace_of(live), metadata)
-        raise ObserveAgain(f"{kind.kind} {name_of(live)} has a new version")
+        try:
+            return await self._api.patch(_document(kind, namespace_of(live), metadata))
+        except ApiError as error:
+            if error.not_found or error.conflict:
+                raise ObserveAgain(f"{kind.kind} {name_of(live)} changed meanwhile") from None
+            raise
 
     async def _adopt(self, adoption: Adoption, namespace: str) -> None:
         metadata = {"name": adoption.name, "uid": adoption.uid, "ownerReferences": [adoption.owner]}
@@ -154,6 +158,14 @@ def _is_seen(kind: Kind, existing: Object, document: Object) -> bool:
     names = (MANAGED_BY_LABEL, COMPONENT_LABEL, *(() if shared else (SERVICE_LABEL,)))
     labelled = all(labels_of(existing).get(name) == labels_of(document).get(name) for name in names)
     return labelled and not isinstance(admit(kind, existing), Unfit)
+
+
+def _following(document: Object, decided_on: Object, claimed: Object) -> Object:
+    """`document` for the version that came of a claim, where it names the one before that: nothing else changed."""
+    version, known = document["metadata"].get("resourceVersion"), decided_on["metadata"]["resourceVersion"]
+    if version is None or version != known:
+        return document
+    return {**document, "metadata": {**document["metadata"], "resourceVersion": claimed["metadata"]["resourceVersion"]}}
 
 
 def _document(kind: Kind, namespace: str, metadata: Object) -> Object:

@@ -167,14 +167,23 @@ class Controller:
 
     async def _resync(self) -> None:
         """The safety net: read all services anew and look at each, in case an event was missed."""
+        self._wake_all()
         while True:
             for namespace in self._configuration.watch_namespaces or (None,):
                 try:
                     await relist(self._api, self._cache, kinds.SERVICE, namespace)
                 except (ApiError, *UNREACHABLE) as error:
                     logger.warning("Cannot list the services of %s: %r", namespace or "all namespaces", error)
-            self._wake_all()
-            await asyncio.sleep(self._configuration.resync_interval_s)
+            await self._look_at_each(self._configuration.resync_interval_s)
+
+    async def _look_at_each(self, within_s: float) -> None:
+        """One after the other: a thousand at once would keep the event loop and the API server from anything else."""
+        services = list(self._cache.all(kinds.SERVICE))
+        for service in services:
+            self._queue.add(_key(service))
+            await asyncio.sleep(within_s / len(services))
+        if not services:
+            await asyncio.sleep(within_s)
 
     def _wake(self, kind: Kind, document: Object) -> None:
         """Wake the services that a changed object matters to."""

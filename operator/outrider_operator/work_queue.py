@@ -15,8 +15,8 @@ OWN_CHANGE_S = 0.0
 """The service itself changed: a user waits for it."""
 CHILD_CHANGE_S = 2.0
 """Something that belongs to it changed."""
-SHARED_CHANGE_S = 10.0
-"""Something changed that may matter to many, or it is time to look again."""
+SHARED_CHANGE_S = 60.0
+"""Something changed that may matter to many, or it is time to look again: behind every change that a user waits for."""
 
 
 @dataclass(frozen=True, order=True)
@@ -36,6 +36,7 @@ class _Wait:
     """In the loop's time: keys run in this order, so that no wake-up waits for ever."""
     number: int
     added: float
+    patience_s: float
     key: Key
 
 
@@ -50,7 +51,8 @@ class WorkQueue:
         self._heap: list[_Wait] = []
         self._waits: dict[Key, _Wait] = {}
         """The one that counts for each key; others in the heap were overtaken."""
-        self._running: set[Key] = set()
+        self._running: dict[Key, float] = {}
+        """Those that are worked on, and how patient their wake-up was."""
         self._number = 0
         self._failures: dict[Key, int] = {}
         self._timers: dict[Key, asyncio.TimerHandle] = {}
@@ -63,11 +65,12 @@ class WorkQueue:
         if waits is not None and waits.due <= now + patience_s:
             return
         self._number += 1
-        self._waits[key] = _Wait(now + patience_s, self._number, waits.added if waits is not None else now, key)
+        added = waits.added if waits is not None else now
+        self._waits[key] = _Wait(now + patience_s, self._number, added, patience_s, key)
         if key not in self._running:
             self._put(key)
 
-    def add_after(self, key: Key, delay_s: float) -> None:
+    def add_after(self, key: Key, delay_s: float, patience_s: float = SHARED_CHANGE_S) -> None:
         """Wake the key after `delay_s`, or earlier where an earlier wake-up is already set."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
@@ -75,14 +78,14 @@ class WorkQueue:
             return
         if timer is not None:
             timer.cancel()
-        self._timers[key] = loop.call_later(delay_s, self._fire, key)
+        self._timers[key] = loop.call_later(delay_s, self._fire, key, patience_s)
 
     async def get(self) -> Key:
         """The next key; the caller must call `done` or `retry` with it."""
         while (waits := self._pop()) is None:
             self._added.clear()
             await self._added.wait()
-        self._running.add(waits.key)
+        self._running[waits.key] = waits.patience_s
         telemetry.QUEUE_LENGTH.set(len(self._waits))
         telemetry.WAIT_SECONDS.observe(asyncio.get_running_loop().time() - waits.added)
         return waits.key
@@ -92,20 +95,24 @@ class WorkQueue:
         self._release(key)
 
     def retry(self, key: Key) -> float:
-        """Try again after a back-off that doubles with each failure in a row; returns it in seconds."""
+        """Try again after a back-off that doubles with each failure in a row; returns it in seconds.
+
+        As patiently as before: who waited for this look still does.
+        """
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         delay_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures, 30))
+        patience_s = self._running.get(key, SHARED_CHANGE_S)
         self._release(key)
-        self.add_after(key, delay_s)
+        self.add_after(key, delay_s, patience_s)
         return delay_s
 
-    def _fire(self, key: Key) -> None:
+    def _fire(self, key: Key, patience_s: float) -> None:
         self._timers.pop(key, None)
-        self.add(key, SHARED_CHANGE_S)
+        self.add(key, patience_s)
 
     def _release(self, key: Key) -> None:
-        self._running.discard(key)
+        self._running.pop(key, None)
         if key in self._waits:
             self._put(key)
 

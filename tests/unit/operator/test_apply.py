@@ -13,6 +13,7 @@ from outrider_operator.kinds import Kind, kind_of
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.model import (
     COMPONENT_LABEL,
+    FIELD_MANAGER,
     MANAGED_BY_LABEL,
     PROFILE,
     PROFILING,
@@ -28,6 +29,7 @@ class Api:
 
     def __init__(self, present: Object) -> None:
         self._present = present
+        self.applied: list[Object] = []
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         del kind, namespace, name
@@ -35,6 +37,14 @@ class Api:
 
     async def create(self, document: Object) -> Object:
         raise ApiError(409, "AlreadyExists", f"{document['kind']} already exists")
+
+    async def patch(self, patch: Object) -> Object:
+        metadata = {**self._present["metadata"], **patch["metadata"], "resourceVersion": "6"}
+        return {**self._present, "metadata": metadata}
+
+    async def apply(self, document: Object) -> Object:
+        self.applied.append(document)
+        return {**document, "metadata": {**document["metadata"], "resourceVersion": "7"}}
 
 
 def made(kind: str, component: str, service: str = "chat") -> Object:
@@ -83,6 +93,22 @@ async def test_what_another_projects_service_owns_is_told_about(kind: str, compo
 async def test_a_shared_object_that_another_service_made_first_is_no_refusal(kind: str, component: str) -> None:
     """The next decision sees it and joins."""
     assert await _refusals(made(kind, component, "other"), made(kind, component)) == []
+
+
+@pytest.mark.parametrize(("decided_on", "applied_to"), [(None, None), ("5", "6"), ("4", "4")])
+async def test_the_first_change_of_an_object_takes_one_look(decided_on: str | None, applied_to: str | None) -> None:
+    """It was made by a create, so its fields are claimed first: that gives it a version that nobody else has seen.
+
+    A change that was decided on an older state is still refused by the API server.
+    """
+    present = made("ConfigMap", PROFILE)
+    present["metadata"]["managedFields"] = [{"manager": FIELD_MANAGER, "operation": "Update", "fieldsV1": {}}]
+    wanted = made("ConfigMap", PROFILE)
+    del wanted["metadata"]["resourceVersion"]
+    wanted["metadata"] |= {"resourceVersion": decided_on} if decided_on else {}
+    api = Api(present)
+    assert await Applier(cast(KubernetesApi, api), Cache()).carry_out(Plan(apply=(wanted,)), "ns") == ()
+    assert [document["metadata"].get("resourceVersion") for document in api.applied] == [applied_to]
 
 
 async def _refusals(present: Object, wanted: Object) -> list[str]:

@@ -81,6 +81,19 @@ async def test_the_count_of_services_falls_with_a_list(woken: Woken) -> None:
     assert _services() == 1
 
 
+async def test_regular_looks_are_spread_over_their_interval(woken: Woken, monkeypatch) -> None:
+    """A thousand services looked at in one go kept a change waiting for seconds."""
+    pauses: list[tuple[float, int]] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append((seconds, len(woken.controller._queue._waits)))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "sleep", sleep)
+        await woken.controller._look_at_each(60.0)
+    assert pauses == [(20.0, 1), (20.0, 2), (20.0, 3)]
+
+
 def _services() -> float:
     (metric,) = telemetry.SERVICES.collect()
     return metric.samples[0].value
