@@ -73,6 +73,14 @@ class Cache:
         if (news := after or before) is not None:
             self._tell(kind, news)
 
+    def completed(self, kind: Kind, document: Object) -> None:
+        """The API server was asked for all of `document`, of which watches report the metadata only."""
+        known = self.get(kind, namespace_of(document), name_of(document))
+        if known is not None and uid_of(known) == uid_of(document) and version_of(known) == version_of(document):
+            self._take_in(kind, document)
+        else:
+            self.seen(kind, document)
+
     def wrote(self, kind: Kind, document: Object) -> None:
         """The operator wrote `document`, as the API server returned it: the watch brings it only later."""
         self._keep(kind, document)
@@ -101,6 +109,10 @@ class Cache:
         """Take in what is admitted of `document`; False when nothing changed because it is old."""
         if self._is_old(kind, document):
             return False
+        self._take_in(kind, document)
+        return True
+
+    def _take_in(self, kind: Kind, document: Object) -> None:
         before = self._remove(kind, document)
         if before is not None and uid_of(before) != uid_of(document):
             self._depart(before, math.inf)  # its successor is there, whatever is still to come of it
@@ -108,11 +120,10 @@ class Cache:
         if isinstance(admitted, Unfit):
             telemetry.count_unfit(admitted)
             self._depart(document, version_of(document))
-            return True
+            return
         if (unfit := left_out(kind, admitted, document)) is not None:
             telemetry.count_unfit(unfit)
         self._put(kind, admitted)
-        return True
 
     def _is_old(self, kind: Kind, document: Object) -> bool:
         """Versions of one object are ordered integers; those of its predecessor of that name lie before its own."""

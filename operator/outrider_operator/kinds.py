@@ -49,6 +49,8 @@ CHILDREN = (
     DEPLOYMENT, REPLICA_SET, JOB, POD, CONFIG_MAP, KUBERNETES_SERVICE, SERVICE_ACCOUNT, DISRUPTION_BUDGET,
     NETWORK_POLICY,
 )  # fmt: skip
+WATCHED_BY_METADATA = frozenset({CONFIG_MAP})
+"""Kinds that anyone may fill with a megabyte each: of those the contents are read that a decision needs."""
 _BY_API_VERSION = {(kind.api_version, kind.kind): kind for kind in (*CHILDREN, SERVICE, NODE, LEASE)}
 _BY_NAME = {kind.kind: kind for kind in CHILDREN}
 

@@ -21,11 +21,12 @@ from kubernetes.aio.config import load_incluster_config, load_kube_config
 
 from outrider_operator import telemetry
 from outrider_operator.inbound.unfit import Unfit
-from outrider_operator.kinds import Kind, kind_of, name_of, namespace_of
+from outrider_operator.kinds import WATCHED_BY_METADATA, Kind, kind_of, name_of, namespace_of
 from outrider_operator.model import FIELD_MANAGER, Object
 
 PAGE_SIZE = 25
-"""An object may weigh 1.5 MB, whoever made it, and a page is in memory as a whole."""
+MOST_PAGE = 4 * 1024 * 1024
+"""Bytes in a page of a list, which is in memory as a whole: an object may weigh 1.5 MB, whoever made it."""
 MOST_EVENT = 4 * 1024 * 1024
 """Bytes in an event of a watch. An object may take more: JSON spells a `<` in six."""
 WATCH_TIMEOUT_S = 240
@@ -35,6 +36,9 @@ _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=WATCH_TIMEOUT_S + 30, sock_read=150
 APPLY_PATCH = "application/apply-patch+yaml; charset=utf-8"
 """With the character set: without it the client would write the document itself, as JSON."""
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+_JSON = "application/json"
+_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+_METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _STRICT = ("fieldValidation", "Strict")
 _SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -120,15 +124,34 @@ class KubernetesApi:
             raise
 
     async def pages(self, kind: Kind, namespace: str | None, selector: str = "") -> AsyncIterator[Page]:
-        """The objects of a label selector, page by page."""
-        query = [("limit", str(PAGE_SIZE)), ("labelSelector", selector)]
-        token = ""
+        """The objects of a label selector (of some kinds their metadata), page by page; large ones in smaller pages."""
+        token, size = "", PAGE_SIZE
         while True:
-            page = await self._request("GET", kind.path(namespace), query=[*query, ("continue", token)])
+            query = [("labelSelector", selector), ("continue", token), ("limit", str(size))]
+            body = await self._page(kind, namespace, query, MOST_PAGE if size > 1 else None)
+            if body is None:
+                size = max(1, size // 5)
+                continue
+            page = json.loads(body)
+            del body
             yield Page(page.get("items") or [], page["metadata"]["resourceVersion"])
-            token = page["metadata"].get("continue", "")
+            token, size = page["metadata"].get("continue", ""), min(PAGE_SIZE, 5 * size)
             if not token:
                 return
+
+    async def _page(
+        self, kind: Kind, namespace: str | None, query: list[tuple[str, str]], most: int | None
+    ) -> bytes | None:
+        """The body of one page; None when it has more than `most` bytes, which are not read."""
+        accept = _METADATA_LIST if kind in WATCHED_BY_METADATA else _JSON
+        async with await self._send("GET", kind.path(namespace), query=query, accept=accept) as response:
+            body = bytearray()
+            async for chunk in response.content.iter_any():
+                body += chunk
+                if most is not None and len(body) > most:
+                    response.close()
+                    return None
+        return bytes(body)
 
     async def first_page(self, kind: Kind, namespace: str | None, *, fields: str = "") -> list[Object]:
         """Some of the objects (of a field selector), where some are enough."""
@@ -150,7 +173,8 @@ class KubernetesApi:
             ("resourceVersion", resource_version),
             ("timeoutSeconds", str(WATCH_TIMEOUT_S)),
         ]
-        response = await self._send("GET", kind.path(namespace), query=query, timeout=_WATCH_TIMEOUT)
+        accept = _METADATA if kind in WATCHED_BY_METADATA else _JSON
+        response = await self._send("GET", kind.path(namespace), query=query, timeout=_WATCH_TIMEOUT, accept=accept)
         try:
             async for line in _lines(response.content):
                 if line is None:
@@ -177,10 +201,16 @@ class KubernetesApi:
         return await self._write("create", document, "POST", path, document, query=query)
 
     async def patch(self, patch: Object) -> Object:
-        """Strategic merge of `patch`, which names its object; with metadata.uid in it, of exactly that object."""
+        """Strategic merge of `patch`, which names its object; with metadata.uid in it, of exactly that object.
+
+        Returns what a watch would report of it.
+        """
         path = kind_of(patch).path(namespace_of(patch), name_of(patch))
         query = [("fieldManager", FIELD_MANAGER)]
-        return await self._write("patch", patch, "PATCH", path, patch, query=query, content_type=STRATEGIC_PATCH)
+        accept = _METADATA if kind_of(patch) in WATCHED_BY_METADATA else _JSON
+        return await self._write(
+            "patch", patch, "PATCH", path, patch, query=query, content_type=STRATEGIC_PATCH, accept=accept
+        )
 
     async def delete(self, document: Object, preconditions: dict[str, str]) -> Object | None:
         """Delete the object if `preconditions` (uid, resourceVersion) hold and, in the background, what it owns.
@@ -225,7 +255,8 @@ class KubernetesApi:
         *,
         body: Any = None,
         query: list[tuple[str, str]] | None = None,
-        content_type: str = "application/json",
+        content_type: str = _JSON,
+        accept: str = _JSON,
         timeout: aiohttp.ClientTimeout = _REQUEST_TIMEOUT,
     ) -> aiohttp.ClientResponse:
         parameters = [(name, value) for name, value in query or [] if value]
@@ -233,7 +264,7 @@ class KubernetesApi:
             method,
             path,
             query_params=parameters,
-            header_params={"Accept": "application/json", "Content-Type": content_type},
+            header_params={"Accept": accept, "Content-Type": content_type},
             body=body,
             auth_settings=["BearerToken"],
         )

@@ -179,7 +179,8 @@ class Observed:
     job_pods: tuple[Object, ...] = ()
     """All pods of profiling Jobs of the namespace."""
     profiles: Mapping[str, Object] = field(default_factory=dict)
-    """Name -> profile ConfigMap, all of the namespace."""
+    """Name -> profile ConfigMap, all of the namespace. This and other ConfigMaps are without `data` until a plan asks
+    for that (`Plan.read`)."""
     figures: FigureWindows = FigureWindows()
     rejections: tuple[Rejection, ...] = ()
     """In force: refused lately, for this generation of the service."""
@@ -222,7 +223,7 @@ class Delete:
 
 @dataclass(frozen=True)
 class Adoption:
-    """Change one owner reference of a shared Job: a strategic merge patch, with the uid as a precondition."""
+    """Change one owner reference of a shared Job or profile: a strategic merge patch, the uid its precondition."""
 
     kind: str
     name: str
@@ -269,6 +270,8 @@ class Plan:
     annotate: tuple[Annotate, ...] = ()
     delete: tuple[Delete, ...] = ()
     """With background propagation; NotFound and a failed precondition are success."""
+    read: tuple[str, ...] = ()
+    """Names of ConfigMaps whose contents the decision needs and was not shown: nothing else is planned before that."""
     status: SpeculativeServiceStatus = field(default_factory=SpeculativeServiceStatus)
     events: tuple[Event, ...] = ()
     """To be posted once the status is written."""
@@ -277,8 +280,8 @@ class Plan:
 
     @property
     def is_idle(self) -> bool:
-        """True when nothing is written but, perhaps, the status."""
-        return not (self.create or self.apply or self.adopt or self.annotate or self.delete)
+        """True when there is nothing to do but, perhaps, to write the status."""
+        return not (self.create or self.apply or self.adopt or self.annotate or self.delete or self.read)
 
     def without(self, rejections: tuple[Rejection, ...]) -> Plan:
         """The plan less the writes that the API server refuses."""
@@ -300,11 +303,16 @@ def fingerprint(write: Write) -> str:
     return digest(write if isinstance(write, dict) else asdict(write))
 
 
+def hot_map_name(service: str) -> str:
+    """The ConfigMap of what pods take on while they run."""
+    return f"{service}-hot"
+
+
 def child_names(service: str) -> tuple[tuple[str, str], ...]:
     """(kind, name) of the children with fixed names; look each up, labelled or not."""
     return (
         (SERVICE_ACCOUNT, service),
-        (CONFIG_MAP, f"{service}-hot"),
+        (CONFIG_MAP, hot_map_name(service)),
         (SERVICE, service),
         (DISRUPTION_BUDGET, service),
         (DEPLOYMENT, service),

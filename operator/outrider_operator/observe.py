@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 
 from outrider_operator import kinds
 from outrider_operator.cache import Cache
@@ -77,6 +78,17 @@ class Observer:
             figures=self._measurements.figures(key, service),
             rejections=rejections,
         )
+
+    async def read(self, namespace: str, names: Iterable[str]) -> None:
+        """Have the next look show the contents of these ConfigMaps."""
+        await asyncio.gather(*(self._read(namespace, name) for name in names))
+
+    async def _read(self, namespace: str, name: str) -> None:
+        document = await self._api.get(kinds.CONFIG_MAP, namespace, name)
+        if document is not None:
+            self._cache.completed(kinds.CONFIG_MAP, document)
+        elif (known := self._cache.get(kinds.CONFIG_MAP, namespace, name)) is not None:
+            self._cache.gone(kinds.CONFIG_MAP, known)
 
     async def _children(self, key: Key) -> dict[tuple[str, str], Object]:
         children = {

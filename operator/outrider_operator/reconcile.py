@@ -20,8 +20,8 @@ from outrider_operator.work_queue import Key
 
 Decide = Callable[[Observed, Settings], Plan]
 
-_LOOKS = 5
-"""In one reconcile: the children of a new service take two, each refusal one more."""
+_LOOKS = 7
+"""In one reconcile: reading contents takes two, the children of a new service two, each refusal one more."""
 _GO_ON_S = 1.0
 """What the operator writes itself wakes nobody."""
 
@@ -88,6 +88,9 @@ class Reconciler:
             async with self._computing:
                 plan = self._decide(observed, self._settings)
                 await asyncio.sleep(0)  # held over the end of this turn: the next worker's is for the next one
+            if plan.read:
+                await self._observer.read(key.namespace, plan.read)
+                continue
             if self._is_new(key, observed):
                 return observed, Plan(status=plan.status, events=plan.events, requeue_after_s=0.0)
             refusals.note(await self._applier.carry_out(plan, key.namespace), _clock())

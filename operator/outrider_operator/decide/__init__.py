@@ -24,7 +24,7 @@ from outrider_operator.decide.conditions.status import events, with_verdicts
 from outrider_operator.decide.conditions.verdict import Verdict, Verdicts, false
 from outrider_operator.decide.figures import status as figure_status
 from outrider_operator.decide.figures.behaviour import Behaviour
-from outrider_operator.decide.intent import Intent, held, intent
+from outrider_operator.decide.intent import Intent, held, intent, unread_profiles
 from outrider_operator.decide.ownership import Children, selector
 from outrider_operator.decide.pod_spec.volumes import is_profile_name
 from outrider_operator.decide.pods import LOOK_AGAIN_S, Pods, is_being_created, pods_of, revision_of
@@ -32,7 +32,7 @@ from outrider_operator.decide.profiling.jobs import plan_jobs
 from outrider_operator.decide.profiling.measurements import Measurement, ProfilingView, measurements, stale_in_s
 from outrider_operator.decide.profiling.profile_maps import plan_profile_maps
 from outrider_operator.decide.reading import annotation, integer, is_being_deleted, name_of
-from outrider_operator.decide.revisions import revision_map_name
+from outrider_operator.decide.revisions import revision_map_name, unread_maps
 from outrider_operator.decide.runtime_image import default_image, given_image
 from outrider_operator.decide.workloads.children import plan_products, plan_workloads, rollout_refusal
 from outrider_operator.decide.workloads.deployment import pods_are_placed
@@ -51,7 +51,11 @@ def decide(observed: Observed, settings: Settings) -> Plan:
     spec = observed.parsed
     if isinstance(spec, str):
         return _leave_children(observed, children, pods, unreadable(spec), _replicas(observed, children))
+    if unread := unread_maps(children):
+        return Plan(status=observed.status, read=tuple(unread))
     asked = _asked(observed, settings, children, spec)
+    if unread := unread_profiles(observed.profiles, asked.wanted):
+        return Plan(status=observed.status, read=tuple(unread))
     against = objection(spec, settings, children, _names(children, settings, asked))
     if against is not None:
         return _leave_children(observed, children, pods, against, spec.replicas)
@@ -85,7 +89,7 @@ def _serve(observed: Observed, settings: Settings, children: Children, pods: Pod
     return Plan(
         create=(*workloads.create, *maps.create, *jobs.create),
         apply=(*maps.apply, *workloads.apply),
-        adopt=jobs.adopt,
+        adopt=(*maps.adopt, *jobs.adopt),
         annotate=plan_products(pods.living, observed.nodes or (), asked.spec.accelerator.product_label),
         delete=(*workloads.delete, *maps.delete, *jobs.delete),
         status=status,

@@ -93,6 +93,12 @@ def held(asked: Intent, children: Children) -> Intent:
     return asked if current is not None and current.name == asked.wanted.name else replace(asked, running=current)
 
 
+def unread_profiles(profiles: Mapping[str, Object], revision: Revision) -> list[str]:
+    """Names of the profiles of `revision` that are there and whose contents were not shown."""
+    names = (profile_name(keys.target) for keys in revision.keys)
+    return [name for name in names if name in profiles and "data" not in profiles[name]]
+
+
 def is_profiled(profiles: Mapping[str, Object], revision: Revision) -> bool:
     """True when target and every drafter of `revision` have been measured on every product."""
     return all(read_store(profiles.get(profile_name(keys.target))).covers(keys) for keys in revision.keys)

@@ -22,11 +22,13 @@ from outrider_operator.decide.drift import contains
 from outrider_operator.decide.ownership import Children, labels, owner_reference
 from outrider_operator.decide.pod_spec.template import pod_template
 from outrider_operator.decide.reading import annotation, label, mapping, name_of, text
-from outrider_operator.model import CONFIG_MAP, REVISION_LABEL, Identity, Object, Settings
+from outrider_operator.model import CONFIG_MAP, REVISION_LABEL, Identity, Object, Settings, hot_map_name
 
 INPUTS_LABEL = "outrider.dev/inputs"
 BOOT_TOKENS_ANNOTATION = "outrider.dev/boot-draft-tokens"
 TEMPLATE_KEY = "pod-template.json"
+_MOST_READ = 32
+"""Contents in one go, the newest first. A Deployment keeps ten old ReplicaSets; what none of them needs is deleted."""
 _INPUTS = {"target", "draft_pool", "accelerator", "engine", "model_cache", "pod_template"}
 
 
@@ -71,6 +73,14 @@ def stored_revisions(children: Children) -> tuple[Revision, ...]:
     """The revisions whose ConfigMaps are there and readable. Reading one takes milliseconds: once in a decision."""
     found = (_read(document) for document in children.config_maps if _keeps(children.owner, document))
     return tuple(revision for revision in found if revision is not None)
+
+
+def unread_maps(children: Children) -> list[str]:
+    """Names of the service's ConfigMaps whose contents decisions read and were not shown."""
+    owner, partial = children.owner, [each for each in children.config_maps if "data" not in each]
+    wanted = [each for each in partial if name_of(each) == hot_map_name(owner.name) or _keeps(owner, each)]
+    unread = sorted(wanted, key=_created, reverse=True)
+    return [name_of(each) for each in unread[:_MOST_READ]]
 
 
 def current_revision(children: Children, stored: Iterable[Revision]) -> Revision | None:
@@ -162,6 +172,10 @@ def _keeps(owner: Identity, document: Object) -> bool:
     """True of the one ConfigMap that pods of its revision mount; labels alone can be on any number of others."""
     name = label(document, REVISION_LABEL)
     return bool(name) and name_of(document) == revision_map_name(owner.name, name)
+
+
+def _created(document: Object) -> str:
+    return text(document, "metadata", "creationTimestamp")
 
 
 def _read(document: Object) -> Revision | None:

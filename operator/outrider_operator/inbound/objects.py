@@ -1,7 +1,8 @@
 """Kubernetes objects: whose they are, and what of them is kept.
 
 Anyone may put Outrider's labels on an object. One is kept only if it carries an owner of the kind that Outrider's own
-have, and of it only what decisions read: the cache stays small whatever tenants create.
+have, and of it only what decisions read, where that is not too large: the cache stays small whatever tenants create.
+What is left out is read by its name where a service needs it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 
 from outrider_crds.spec import API_GROUP, KIND
+from pydantic_core import to_json
 
 from outrider_operator.inbound.unfit import Unfit
 from outrider_operator.kinds import CONFIG_MAP, JOB, NODE, POD, REPLICA_SET, SERVICE, Kind
@@ -17,6 +19,8 @@ from outrider_operator.model import Object
 
 MOST_DATA = 256 * 1024
 """Characters in a ConfigMap. Outrider's own hold some KiB; a profile with every failure that is kept, 200 KiB."""
+MOST_OBJECT = 32 * 1024
+"""Bytes of JSON in an object, the contents of a ConfigMap aside. Outrider's own take some KiB."""
 MOST_ANNOTATION = 16 * 1024
 """Characters in an annotation."""
 _SOURCE = "object"
@@ -38,16 +42,28 @@ _READ_STATUS = frozenset({REPLICA_SET, JOB})
 
 
 def admit(kind: Kind, document: Object) -> Object | Unfit:
-    """`document` as the cache keeps it; Unfit when it is not one of Outrider's."""
-    if kind not in (SERVICE, NODE) and not _has_our_owner(kind, document):
-        return Unfit(_SOURCE, "NoOwner", f"{kind.kind} {document['metadata']['name']} carries no owner of Outrider's")
+    """`document` as the cache keeps it; Unfit when it is not one of Outrider's, or too large."""
+    if kind in (SERVICE, NODE):
+        return _trimmed(kind, document)
+    if not _has_our_owner(kind, document):
+        return Unfit(_SOURCE, "NoOwner", f"{_where(kind, document)} carries no owner of Outrider's")
+    trimmed = _trimmed(kind, document)
+    size = len(to_json({name: value for name, value in trimmed.items() if name != "data"}))
+    if size > MOST_OBJECT:
+        return Unfit(_SOURCE, "TooLarge", f"{_where(kind, document)}: {size} bytes")
+    return trimmed
+
+
+def _trimmed(kind: Kind, document: Object) -> Object:
+    """What decisions read of `document`."""
     trimmed = {**document, "metadata": _metadata(document), "apiVersion": kind.api_version, "kind": kind.kind}
     if kind == POD:
         return {**trimmed, "spec": _pod_spec(document), "status": _only(document.get("status"), _POD_STATUS)}
     if kind == NODE:
         return _node(trimmed)
     if kind == CONFIG_MAP:
-        return {**trimmed, "data": _data(document.get("data") or {})}
+        own = _only(trimmed, ("apiVersion", "kind", "metadata", "immutable"))
+        return own if is_partial(document) else {**own, "data": _data(document.get("data") or {})}
     if kind in _READ_STATUS:
         spec = document.get("spec") or {}
         return {**trimmed, "spec": {name: value for name, value in spec.items() if name != "template"}}
@@ -56,9 +72,19 @@ def admit(kind: Kind, document: Object) -> Object | Unfit:
 
 def left_out(kind: Kind, admitted: Object, document: Object) -> Unfit | None:
     """What of a ConfigMap's data was too large to be kept."""
-    lost = len(document.get("data") or ()) - len(admitted["data"]) if kind == CONFIG_MAP else 0
-    where = f"ConfigMap {document['metadata'].get('namespace')}/{document['metadata']['name']}"
-    return Unfit(_SOURCE, "TooLarge", f"{where}: {lost} values beyond {MOST_DATA} characters") if lost else None
+    lost = len(document.get("data") or ()) - len(admitted.get("data") or ()) if kind == CONFIG_MAP else 0
+    problem = f"{_where(kind, document)}: {lost} values beyond {MOST_DATA} characters"
+    return Unfit(_SOURCE, "TooLarge", problem) if lost else None
+
+
+def is_partial(document: Object) -> bool:
+    """True of the metadata of an object alone."""
+    return document.get("kind") == "PartialObjectMetadata"
+
+
+def _where(kind: Kind, document: Object) -> str:
+    metadata = document["metadata"]
+    return f"{kind.kind} {metadata.get('namespace')}/{metadata['name']}"
 
 
 def controller_uid(document: Object) -> str:

@@ -113,6 +113,28 @@ def test_what_carries_no_owner_of_outriders_is_not_kept(cache: Cache, told: Told
     assert told == []
 
 
+def test_contents_that_were_read_stay_until_the_object_changes(cache: Cache, told: Told) -> None:
+    """Watches report metadata: what a decision read must neither be read again for each look nor outlive a change."""
+    cache.seen(CONFIG_MAP, _metadata_of("profile", 3))
+    assert told == [(CONFIG_MAP.kind, "profile")]
+    cache.completed(CONFIG_MAP, document("profile", 3, data={"target.json": "{}"}))
+    assert len(told) == 1, "who asked for it wakes nobody"
+    cache.seen(CONFIG_MAP, _metadata_of("profile", 3))
+    assert _kept(cache)["data"] == {"target.json": "{}"}
+    cache.seen(CONFIG_MAP, _metadata_of("profile", 4))
+    assert "data" not in _kept(cache)
+    assert len(told) == 2
+
+
+def test_contents_that_are_newer_than_the_watch_are_news(cache: Cache, told: Told) -> None:
+    """Others share the profile, and the watch will not repeat what is known."""
+    cache.seen(CONFIG_MAP, _metadata_of("profile", 3))
+    cache.completed(CONFIG_MAP, document("profile", 4, data={"target.json": "{}"}))
+    assert len(told) == 2
+    cache.completed(CONFIG_MAP, document("profile", 3, data={}))
+    assert _kept(cache)["data"] == {"target.json": "{}"}
+
+
 def test_an_object_that_loses_its_owner_goes(cache: Cache, told: Told) -> None:
     cache.seen(DEPLOYMENT, document("chat", 1))
     orphan = document("chat", 2)
@@ -127,6 +149,17 @@ def test_a_nodes_heartbeat_wakes_nobody(cache: Cache, told: Told) -> None:
     cache.seen(NODE, _node("node", 1, heartbeat="12:00"))
     cache.seen(NODE, _node("node", 2, heartbeat="12:05"))
     assert len(told) == 1
+
+
+def _metadata_of(name: str, version: int) -> dict[str, Any]:
+    return document(name, version) | {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
+
+
+def _kept(cache: Cache) -> dict[str, Any]:
+    found = cache.get(CONFIG_MAP, "ns", "profile")
+    assert found is not None
+    assert found["kind"] == CONFIG_MAP.kind
+    return found
 
 
 def _node(name: str, version: int, heartbeat: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from kubernetes.aio.client.configuration import Configuration
 from outrider_operator import telemetry
 from outrider_operator.backoff import Backoff
 from outrider_operator.cache import Cache
-from outrider_operator.kinds import DEPLOYMENT
+from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, Kind
 from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.watches import CHILD_SELECTOR, Watch
 
@@ -30,15 +30,17 @@ class ApiServer:
     def __init__(self, streams: list[list[Event] | int]) -> None:
         self.objects = [document("chat", 5)]
         self.lists = 0
+        self.accepted: list[str] = []
+        self.page_sizes: list[int] = []
         self.watched_from: list[str] = []
         self._streams: Iterator[list[Event] | int] = iter(streams)
         self.done = asyncio.Event()
         self.over = asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.accepted.append(request.headers["Accept"])
         if "watch" not in request.query:
-            self.lists += 1
-            return web.json_response({"metadata": {"resourceVersion": "7"}, "items": self.objects})
+            return self._page(int(request.query["limit"]), int(request.query.get("continue") or 0))
         self.watched_from.append(request.query["resourceVersion"])
         stream = next(self._streams, None)
         if stream is None:
@@ -51,6 +53,13 @@ class ApiServer:
         for event in stream or ():
             await response.write(json.dumps(event).encode() + b"\n")
         return response
+
+    def _page(self, size: int, first: int) -> web.Response:
+        self.lists += first == 0
+        self.page_sizes.append(size)
+        more = {"continue": str(first + size)} if first + size < len(self.objects) else {}
+        items = self.objects[first : first + size]
+        return web.json_response({"metadata": {"resourceVersion": "7", **more}, "items": items})
 
 
 class CountedBackoff(Backoff):
@@ -96,6 +105,27 @@ async def test_where_changes_may_be_lost_it_lists_again(stream: list[Event] | in
     assert [each["metadata"]["name"] for each in cache.all(DEPLOYMENT)] == ["chat"]
 
 
+async def test_config_maps_are_watched_by_their_metadata() -> None:
+    """Anyone may fill one with a megabyte: 600 of them took 148 MB, and a page of 25 was in memory as a whole."""
+    server = ApiServer([[]])
+    await _run(server, kind=CONFIG_MAP)
+    kinds = [accepted.split(";")[1] for accepted in server.accepted]
+    assert kinds[:2] == ["as=PartialObjectMetadataList", "as=PartialObjectMetadata"]
+
+
+async def test_large_objects_are_listed_in_smaller_pages() -> None:
+    """Of a page that is too large no more than its bound is read."""
+    server, cache = ApiServer([]), Cache()
+    large = [
+        document(f"large-{number}", 5, uid=f"large-{number}", spec={"x": "x" * 1024 * 1024}) for number in range(6)
+    ]
+    small = [document(f"small-{number}", 5, uid=f"small-{number}") for number in range(40)]
+    server.objects = [*large, *small]
+    await _run(server, cache)
+    assert {each["metadata"]["name"] for each in cache.all(DEPLOYMENT)} == {each["metadata"]["name"] for each in small}
+    assert server.page_sizes == [25, 5, 1, 5, 1, 5, 1, 5, 25, 25]
+
+
 async def test_an_event_that_is_too_large_ends_no_watch() -> None:
     """700 KiB of one tenant's `<` take 4.2 MB on the wire. The watch met that line again and again, for ever."""
     huge = {"type": "ADDED", "object": document("huge", 8, uid="huge", data={"x": "\x01" * 700 * 1024})}
@@ -131,10 +161,10 @@ async def test_whatever_ends_a_stream_does_not_end_the_watch(error: Exception, m
     assert backoff.pauses == [1.0, 2.0]
 
 
-async def _run(server: ApiServer, cache: Cache | None = None) -> CountedBackoff:
+async def _run(server: ApiServer, cache: Cache | None = None, kind: Kind = DEPLOYMENT) -> CountedBackoff:
     backoff = CountedBackoff()
     async with _serving(server) as api:
-        watch = Watch(api, cache or Cache(), DEPLOYMENT, None, CHILD_SELECTOR, backoff)
+        watch = Watch(api, cache or Cache(), kind, None, CHILD_SELECTOR, backoff)
         running = asyncio.create_task(watch.run())
         await asyncio.wait_for(server.done.wait(), 10)
         running.cancel()

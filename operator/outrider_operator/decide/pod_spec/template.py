@@ -20,7 +20,7 @@ from outrider_operator.decide.ownership import labels
 from outrider_operator.decide.pod_spec.container import container, pod_fields
 from outrider_operator.decide.pod_spec.placement import scheduling
 from outrider_operator.decide.pod_spec.volumes import configuration_volumes, model_volumes, scratch_volumes
-from outrider_operator.model import REVISION_LABEL, Object, Settings
+from outrider_operator.model import REVISION_LABEL, Object, Settings, hot_map_name
 
 CONTAINER = "runtime"
 _STARTUP_PERIOD_S = 2
@@ -36,7 +36,7 @@ def pod_template(
 ) -> Object:
     """Pods of `revision`, as this release renders them. It is kept with the revision: nothing else may move it."""
     volumes = [
-        *configuration_volumes(f"{service}-{revision}", f"{service}-hot", keys),
+        *configuration_volumes(f"{service}-{revision}", hot_map_name(service), keys),
         *model_volumes(spec),
         *scratch_volumes(),
     ]

@@ -13,7 +13,7 @@ from outrider_operator.decide.profile_store import store_data
 from outrider_operator.decide.profiling.measurements import Measurement, ProfilingView
 from outrider_operator.decide.reading import is_being_deleted, items, mapping, name_of, text, uid_of
 from outrider_operator.decide.revisions import Revision
-from outrider_operator.model import CONFIG_MAP, PROFILE, SERVICE_LABEL, Delete, Identity, Object
+from outrider_operator.model import CONFIG_MAP, PROFILE, SERVICE_LABEL, Adoption, Delete, Identity, Object
 
 PRODUCT_NOTE = "outrider.dev/product"
 MODEL_NOTE = "outrider.dev/model"
@@ -23,6 +23,7 @@ MODEL_NOTE = "outrider.dev/model"
 class ProfileMapPlan:
     create: tuple[Object, ...] = ()
     apply: tuple[Object, ...] = ()
+    adopt: tuple[Adoption, ...] = ()
     delete: tuple[Delete, ...] = ()
 
 
@@ -40,7 +41,7 @@ def plan_profile_maps(view: ProfilingView, intent: Intent, found: list[Measureme
         elif not is_being_deleted(present):
             applies += _changed(view, each, present)
     leave = _leave(view, [*intent.stored, intent.wanted])
-    return ProfileMapPlan(tuple(creates), (*applies, *leave.apply), leave.delete)
+    return ProfileMapPlan(tuple(creates), tuple(applies), leave.adopt, leave.delete)
 
 
 def _new(owner: Identity, intent: Intent, each: Measurement) -> Object:
@@ -76,19 +77,19 @@ def _changed(view: ProfilingView, each: Measurement, present: Object) -> list[Ob
 def _leave(view: ProfilingView, revisions: list[Revision]) -> ProfileMapPlan:
     """Profiles that none of `revisions` reads. The last user deletes; the others take their name off."""
     used = {profile_name(keys.target) for revision in revisions for keys in revision.keys}
-    applies: list[Object] = []
+    adoptions: list[Adoption] = []
     deletes: list[Delete] = []
     for name, document in view.profiles.items():
         if name in used or view.owner.uid not in owner_uids(document) or is_being_deleted(document):
             continue
         others = [ref for ref in items(document, "metadata", "ownerReferences") if ref.get("uid") != view.owner.uid]
         if others:
-            requests = text(document, "metadata", "annotations", REPROFILE_ANNOTATION)
-            applies.append(_applied(document, others, mapping(document, "data"), requests))
+            mine: Object = {"$patch": "delete", "uid": view.owner.uid}
+            adoptions.append(Adoption(CONFIG_MAP, name_of(document), uid_of(document), mine))
         else:
             version = text(document, "metadata", "resourceVersion")
             deletes.append(Delete(CONFIG_MAP, name_of(document), uid_of(document), version))
-    return ProfileMapPlan(apply=tuple(applies), delete=tuple(deletes))
+    return ProfileMapPlan(adopt=tuple(adoptions), delete=tuple(deletes))
 
 
 def _applied(present: Object, owners: list[Object], data: Object, requests: str) -> Object:

@@ -37,6 +37,7 @@ from outrider_operator.model import (
     Object,
     Rejection,
     fingerprint,
+    hot_map_name,
 )
 
 _GARBAGE_COLLECTION_S = 2.0
@@ -118,7 +119,7 @@ def _desired(children: Children, asked: Intent, admin_port_peers: tuple[Object, 
 
 def _mounted(service: str, revision: Revision) -> list[tuple[str, str]]:
     """What the pods of `revision` cannot start without."""
-    maps = (f"{service}-hot", revision_map_name(service, revision.name))
+    maps = (hot_map_name(service), revision_map_name(service, revision.name))
     return [(SERVICE_ACCOUNT, service), *((CONFIG_MAP, name) for name in maps)]
 
 

@@ -15,6 +15,7 @@ from outrider_operator.model import (
     SERVICE_ACCOUNT,
     Identity,
     Object,
+    hot_map_name,
 )
 
 
@@ -25,7 +26,7 @@ def service_account(owner: Identity) -> Object:
 
 def hot_map(owner: Identity, hot: HotConfig) -> Object:
     data = {CONFIG_KEY: json.dumps(hot.wire(), indent=1, sort_keys=True)}
-    return {**_child(owner, "v1", CONFIG_MAP, f"{owner.name}-hot"), "data": data}
+    return {**_child(owner, "v1", CONFIG_MAP, hot_map_name(owner.name)), "data": data}
 
 
 def service(owner: Identity) -> Object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from outrider_operator.inbound.objects import MOST_ANNOTATION, MOST_DATA, admit, left_out
+from outrider_operator.inbound.objects import MOST_ANNOTATION, MOST_DATA, MOST_OBJECT, admit, left_out
 from outrider_operator.inbound.unfit import Unfit
 from outrider_operator.kinds import CHILDREN, CONFIG_MAP, DEPLOYMENT, JOB, NODE, POD, REPLICA_SET, SERVICE, Kind
 
@@ -58,6 +58,28 @@ def test_annotations_of_others_and_huge_ones_are_not_kept() -> None:
     admitted = admit(DEPLOYMENT, sent)
     assert not isinstance(admitted, Unfit)
     assert admitted["metadata"]["annotations"] == {"outrider.dev/asked": "kept"}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CHILDREN if kind != CONFIG_MAP], ids=lambda k: k.kind)
+@pytest.mark.parametrize("part", ["labels", "ownerReferences", "spec"])
+def test_what_is_too_large_for_one_of_outriders_is_not_kept(kind: Kind, part: str) -> None:
+    """The labels and an owner can be typed in by hand; nobody bounds their number, nor what a Service carries."""
+    sent = replica_set() if kind == REPLICA_SET else pod("pod") if kind == POD else document("any", 1)
+    if part == "spec":
+        sent["spec"] = {"nodeName": "x" * MOST_OBJECT, "ports": ["x" * MOST_OBJECT]}
+    elif part == "labels":
+        sent["metadata"]["labels"] |= {f"x{number}": "y" * 63 for number in range(MOST_OBJECT // 63)}
+    else:
+        sent["metadata"]["ownerReferences"] *= MOST_OBJECT // 50
+    admitted = admit(kind, sent)
+    assert isinstance(admitted, Unfit)
+    assert admitted.reason == "TooLarge"
+
+
+def test_of_a_config_map_nothing_but_metadata_and_texts_is_kept() -> None:
+    admitted = admit(CONFIG_MAP, document("profile", 1, data={}, binaryData={"x": "x" * MOST_OBJECT}))
+    assert not isinstance(admitted, Unfit)
+    assert set(admitted) == {"apiVersion", "kind", "metadata", "data"}
 
 
 def test_of_a_config_map_that_somebody_filled_up_outriders_own_part_is_kept() -> None:
