@@ -14,6 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -83,7 +84,10 @@ class Bench:
             "updated_s": updated_s,
             "first_condition_s": {"median": statistics.median(first), "p99": _share(first, 0.99), "max": first[-1]},
             "writes_per_service": len(ours) / len(self._names),
-            "status_writes_per_service": sum(w.resource.endswith("/status") for w in ours) / len(self._names),
+            "of_which": {
+                what: count / len(self._names)
+                for what, count in Counter(f"{w.verb} {w.resource}" for w in ours).items()
+            },
             "api_server_s_per_write": statistics.mean(write.took_s for write in ours),
         }
 
