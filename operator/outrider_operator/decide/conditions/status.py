@@ -17,7 +17,8 @@ _FIGURE_CONDITIONS = frozenset(
     {ConditionType.SPECULATION_ACTIVE, ConditionType.GOODPUT_HEALTHY, ConditionType.SLO_ATTAINED}
 )
 """Their messages quote figures, and change as often."""
-_QUIET = frozenset({Reason.PENDING, Reason.MEASURING, Reason.NO_TRAFFIC, Reason.NO_SLO_CLASSES})
+_QUIET = frozenset({Reason.PENDING, Reason.MEASURING, Reason.NO_TRAFFIC, Reason.NO_SLO_CLASSES, Reason.COMPLETE})
+"""Not worth an event: `Updated` tells of a rollout that is complete."""
 _WELCOME_WHEN_FALSE = frozenset(
     {Reason.COMPLETE, Reason.PAUSED, Reason.SCALED_TO_ZERO, Reason.OFF, Reason.NOT_WORTH_IT, Reason.LEARNING}
     | {Reason.PROFILING, Reason.ROLLING_OUT, Reason.CONFIG_PENDING, Reason.NO_DRAFTER, Reason.WAITING_FOR_SERVING_POD}

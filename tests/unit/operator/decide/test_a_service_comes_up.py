@@ -158,3 +158,11 @@ def test_a_new_service_gets_no_event_for_what_is_the_case_from_the_start() -> No
     assert World(manifest()).reconcile().events == ()
     wrong = World(manifest(target={"name": "m", "source": {"hostPath": {"path": "/somewhere"}}})).reconcile()
     assert [event.reason for event in wrong.events if event.warning] == ["SpecValidHostPathForbidden"]
+
+
+def test_a_rollout_that_is_complete_is_one_event() -> None:
+    """Three hundred new services: each event is a write of its own."""
+    world = World(manifest(replicas=0))
+    world.settle()
+    world.roll_out()
+    assert [event.reason for event in world.reconcile().events] == ["UpdatedUpToDate"]
