@@ -11,8 +11,8 @@ from outrider_operator import kinds
 from outrider_operator.cache import Cache
 from outrider_operator.decide.pods import is_being_created
 from outrider_operator.decide.profiling.job_outcome import is_finished, pod_of
-from outrider_operator.decide.reading import unix_seconds
 from outrider_operator.inbound.objects import controller_uid, owners_of
+from outrider_operator.inbound.reading import unix_seconds
 from outrider_operator.kinds import Kind, child_kind, labels_of, name_of, namespace_of
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.measurements import Measurements

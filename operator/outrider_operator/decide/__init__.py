@@ -1,6 +1,6 @@
 """decide(observed, settings) -> Plan: everything that the operator decides, without any I/O.
 
-The rooms, lowest first: `reading`, `quantities`, `ownership`, `drift` and `pods` read what the cluster says;
+The rooms, lowest first: `quantities`, `ownership`, `drift` and `pods` read what the cluster says;
 `pod_spec` writes pods; `revisions`, `runtime_image`, `profile_store` and `intent` say what the spec asks for;
 `workloads` and `profiling` decide about children and Jobs; `figures` turns counters into numbers; `conditions` tells
 the user.
@@ -31,12 +31,12 @@ from outrider_operator.decide.pods import LOOK_AGAIN_S, Pods, is_being_created, 
 from outrider_operator.decide.profiling.jobs import plan_jobs
 from outrider_operator.decide.profiling.measurements import Measurement, ProfilingView, measurements, stale_in_s
 from outrider_operator.decide.profiling.profile_maps import plan_profile_maps
-from outrider_operator.decide.reading import annotation, integer, is_being_deleted, name_of
 from outrider_operator.decide.revisions import revision_map_name, unread_maps
 from outrider_operator.decide.runtime_image import default_image, given_image
 from outrider_operator.decide.workloads.children import plan_products, plan_workloads, rollout_refusal
 from outrider_operator.decide.workloads.deployment import pods_are_placed
 from outrider_operator.decide.workloads.services import network_policy_name
+from outrider_operator.inbound.reading import annotation, integer, is_being_deleted, name_of
 from outrider_operator.model import CONFIG_MAP, NETWORK_POLICY, Observed, Plan, Rejection, Settings, child_names
 
 __all__ = ["decide"]

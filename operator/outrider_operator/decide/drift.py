@@ -11,7 +11,7 @@ from typing import Any
 from outrider_crds.base import digest
 
 from outrider_operator.decide.quantities import quantity
-from outrider_operator.decide.reading import annotation
+from outrider_operator.inbound.reading import annotation
 from outrider_operator.model import Object
 
 APPLIED_ANNOTATION = "outrider.dev/applied"

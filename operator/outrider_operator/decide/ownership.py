@@ -8,7 +8,7 @@ from enum import Enum
 
 from outrider_crds.spec import API_GROUP, API_VERSION, KIND
 
-from outrider_operator.decide.reading import is_being_deleted, items, label, text
+from outrider_operator.inbound.reading import is_being_deleted, items, label, text
 from outrider_operator.model import (
     COMPONENT_LABEL,
     CONFIG_MAP,

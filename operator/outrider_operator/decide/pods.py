@@ -9,7 +9,7 @@ from functools import cached_property
 
 from outrider_crds.status import Reason
 
-from outrider_operator.decide.reading import (
+from outrider_operator.inbound.reading import (
     condition_of,
     cut,
     integer,

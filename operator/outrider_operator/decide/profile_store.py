@@ -22,7 +22,7 @@ from outrider_crds.profile import (
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import from_json
 
-from outrider_operator.decide.reading import annotation, mapping, text
+from outrider_operator.inbound.reading import annotation, mapping, text
 from outrider_operator.model import Object
 
 FAILURES_FILE = "failures.json"

@@ -21,7 +21,7 @@ from pydantic_core import from_json
 from outrider_operator.decide.drift import contains
 from outrider_operator.decide.ownership import Children, labels, owner_reference
 from outrider_operator.decide.pod_spec.template import pod_template
-from outrider_operator.decide.reading import annotation, label, mapping, name_of, text
+from outrider_operator.inbound.reading import annotation, label, mapping, name_of, text
 from outrider_operator.model import CONFIG_MAP, REVISION_LABEL, Identity, Object, Settings, hot_map_name
 
 INPUTS_LABEL = "outrider.dev/inputs"

@@ -10,7 +10,7 @@ from outrider_crds.base import digest
 from outrider_crds.names import Image
 from pydantic import TypeAdapter, ValidationError
 
-from outrider_operator.decide.reading import annotation, dig, uid_of
+from outrider_operator.inbound.reading import annotation, dig, uid_of
 from outrider_operator.model import Object, Settings
 
 IMAGE_ANNOTATION = "outrider.dev/runtime-image"

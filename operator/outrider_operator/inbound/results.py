@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from outrider_crds.profile import TERMINATION_MESSAGE_LIMIT, ProfilingResult
 from pydantic import ValidationError
 
+from outrider_operator.inbound.reading import integer, items, mapping, text
 from outrider_operator.inbound.unfit import Unfit
 from outrider_operator.model import Object
 
@@ -29,14 +30,14 @@ class LastWords:
 
 def last_words(pod: Object | None) -> LastWords | None:
     """None while the container runs, or where there is none."""
-    statuses = ((pod or {}).get("status") or {}).get("containerStatuses") or ()
+    statuses = items(pod, "status", "containerStatuses")
     profiler: Object = next((each for each in statuses if each.get("name") == PROFILER), {})
-    ended = (profiler.get("state") or {}).get("terminated")
+    ended = mapping(profiler, "state", "terminated")
     if not ended:
         return None
-    message = str(ended.get("message") or "")[:TERMINATION_MESSAGE_LIMIT]
-    reason = str(ended.get("reason") or "")[:_MOST_REASON]
-    return LastWords(profiling_result(message), int(ended.get("exitCode") or 0), reason, message)
+    message = text(ended, "message")[:TERMINATION_MESSAGE_LIMIT]
+    reason = text(ended, "reason")[:_MOST_REASON]
+    return LastWords(profiling_result(message), integer(ended, "exitCode"), reason, message)
 
 
 def profiling_result(message: str) -> ProfilingResult | Unfit:

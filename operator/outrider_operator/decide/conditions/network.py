@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from outrider_operator.decide.reading import cut, items, mapping, name_of
+from outrider_operator.inbound.reading import cut, items, mapping, name_of
 from outrider_operator.model import FigureWindows, Object
 
 _REMEDY = "let the operator's pods reach port 9000, or install the chart with servingNetworkPolicy.enabled=true"

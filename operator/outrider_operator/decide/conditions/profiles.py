@@ -18,7 +18,7 @@ from outrider_operator.decide.pods import Pods, scheduler_says, unschedulable_si
 from outrider_operator.decide.profile_store import Failure
 from outrider_operator.decide.profiling.job_outcome import is_running
 from outrider_operator.decide.profiling.measurements import Measurement
-from outrider_operator.decide.reading import annotation, cut, items, mapping, name_of, text
+from outrider_operator.inbound.reading import annotation, cut, items, mapping, name_of, text
 from outrider_operator.model import Object, Rejection
 
 NOISY_PERCENT = 25.0

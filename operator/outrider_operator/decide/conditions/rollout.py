@@ -11,8 +11,8 @@ from outrider_crds.status import Condition, Reason
 from outrider_operator.decide.conditions.verdict import Verdict, false, true
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.pods import Pods, revision_of, scheduler_says, unschedulable_since
-from outrider_operator.decide.reading import condition_of, cut, integer, name_of
 from outrider_operator.decide.revisions import Revision, revision_in
+from outrider_operator.inbound.reading import condition_of, cut, integer, name_of
 from outrider_operator.model import Object
 
 

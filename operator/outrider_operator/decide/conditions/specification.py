@@ -11,7 +11,7 @@ from outrider_crds.status import Reason
 
 from outrider_operator.decide.conditions.verdict import Verdict, false, true
 from outrider_operator.decide.ownership import Children, controller_name
-from outrider_operator.decide.reading import cut
+from outrider_operator.inbound.reading import cut
 from outrider_operator.model import Rejection, Settings
 
 

@@ -10,7 +10,7 @@ from outrider_operator.decide.figures.behaviour import Behaviour
 from outrider_operator.decide.figures.numbers import percentile_s, rounded, three_digits, time_text
 from outrider_operator.decide.figures.samples import LEAST_TOKENS, Speedup, attainment, speedup
 from outrider_operator.decide.profiling.measurements import Measurement
-from outrider_operator.decide.reading import cut
+from outrider_operator.inbound.reading import cut
 from outrider_operator.model import DrafterFigures, Figures
 
 _MEASURED = {"acceptance_rate", "accepted_length", "share_percent"}

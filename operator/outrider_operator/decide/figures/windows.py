@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from outrider_crds.state import TPOT_BUCKETS_S, RuntimeState
 
-from outrider_operator.decide.reading import items, text
+from outrider_operator.inbound.reading import items, text
 from outrider_operator.model import DrafterFigures, Figures, FigureWindows, Object, SLOClassFigures
 
 Key = tuple[str, ...]

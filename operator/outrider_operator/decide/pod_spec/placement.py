@@ -9,7 +9,7 @@ from outrider_crds.pod_template import PodTemplate
 from outrider_crds.spec import Accelerator, SpeculativeServiceSpec
 
 from outrider_operator.decide.quantities import quantity
-from outrider_operator.decide.reading import items, mapping
+from outrider_operator.inbound.reading import items, mapping
 from outrider_operator.model import Node, Object
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

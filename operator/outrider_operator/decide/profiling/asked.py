@@ -10,7 +10,7 @@ from outrider_crds.profile import REPROFILE_ANNOTATION, ProfileKeys
 from outrider_crds.spec import SpeculativeServiceSpec
 from pydantic_core import from_json
 
-from outrider_operator.decide.reading import annotation
+from outrider_operator.inbound.reading import annotation
 from outrider_operator.model import Object
 
 ASKED_ANNOTATION = "outrider.dev/asked"

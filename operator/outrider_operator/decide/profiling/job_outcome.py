@@ -6,7 +6,7 @@ from outrider_crds.profile import ProfilingResult
 
 from outrider_operator.decide.profile_store import Failure, Store, failed
 from outrider_operator.decide.profiling.asked import Asked
-from outrider_operator.decide.reading import condition_of, cut, label, name_of, text, uid_of
+from outrider_operator.inbound.reading import condition_of, cut, label, name_of, text, uid_of
 from outrider_operator.inbound.results import LastWords, last_words
 from outrider_operator.inbound.unfit import Unfit
 from outrider_operator.model import Object

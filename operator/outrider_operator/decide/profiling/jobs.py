@@ -13,7 +13,7 @@ from outrider_operator.decide.profiling.asked import asked_of, attempt_hash
 from outrider_operator.decide.profiling.job_manifest import job_manifest
 from outrider_operator.decide.profiling.job_outcome import is_finished, is_running
 from outrider_operator.decide.profiling.measurements import Measurement, ProfilingView, is_readable
-from outrider_operator.decide.reading import is_being_deleted, name_of, text, uid_of
+from outrider_operator.inbound.reading import is_being_deleted, name_of, text, uid_of
 from outrider_operator.model import JOB, Adoption, Delete, Identity, Object, Settings
 
 _WORDS_S = 2.0

@@ -16,7 +16,7 @@ from outrider_operator.decide.pods import Pods
 from outrider_operator.decide.profile_store import Failure, Store, read_store
 from outrider_operator.decide.profiling.asked import Asked, asked_of, attempt_hash
 from outrider_operator.decide.profiling.job_outcome import absorb, has_ended, is_finished, pod_of
-from outrider_operator.decide.reading import (
+from outrider_operator.inbound.reading import (
     items,
     name_of,
     unix_seconds,

@@ -11,8 +11,8 @@ from outrider_operator.decide.ownership import labels, owner_reference, owner_ui
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.profile_store import store_data
 from outrider_operator.decide.profiling.measurements import Measurement, ProfilingView
-from outrider_operator.decide.reading import is_being_deleted, items, mapping, name_of, text, uid_of
 from outrider_operator.decide.revisions import Revision
+from outrider_operator.inbound.reading import is_being_deleted, items, mapping, name_of, text, uid_of
 from outrider_operator.model import CONFIG_MAP, PROFILE, SERVICE_LABEL, Adoption, Delete, Identity, Object
 
 PRODUCT_NOTE = "outrider.dev/product"

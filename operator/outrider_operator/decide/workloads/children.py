@@ -10,7 +10,6 @@ from outrider_crds.runtime_config import PRODUCT_ANNOTATION
 from outrider_operator.decide.drift import needs_apply, stamp
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.ownership import Children, Ownership
-from outrider_operator.decide.reading import annotation, is_being_deleted, name_of, text, uid_of
 from outrider_operator.decide.revisions import (
     Revision,
     current_revision_name,
@@ -27,6 +26,7 @@ from outrider_operator.decide.workloads.services import (
     service,
     service_account,
 )
+from outrider_operator.inbound.reading import annotation, is_being_deleted, name_of, text, uid_of
 from outrider_operator.model import (
     CONFIG_MAP,
     NETWORK_POLICY,

@@ -8,9 +8,9 @@ from outrider_crds.base import seconds
 
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.ownership import Children, labels, owner_reference, selector
-from outrider_operator.decide.reading import integer
 from outrider_operator.decide.revisions import Revision, current_revision_name, revision_annotations
 from outrider_operator.decide.runtime_image import IMAGE_ANNOTATION, hardware
+from outrider_operator.inbound.reading import integer
 from outrider_operator.model import DEPLOYMENT, Identity, Object
 
 _HISTORY = 2
