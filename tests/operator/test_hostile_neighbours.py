@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
+from outrider_crds.runtime_config import ADMIN_PORT
 from outrider_operator.kinds import CONFIG_MAP, POD, SERVICE
 
+from tests.cluster.cluster import Cluster
 from tests.operator.client import Client, Service, wait_for
 from tests.operator.conftest import Make
 from tests.operator.process import OperatorProcess
@@ -15,6 +23,9 @@ from tests.operator.process import OperatorProcess
 pytestmark = pytest.mark.cluster
 
 SERVING = {"app.kubernetes.io/managed-by": "outrider", "outrider.dev/component": "serving"}
+PROBES_FAIL_S = 25.0
+"""Three probes that fail, five seconds apart, make a pod unready."""
+OPEN_FILES = 4096
 BALLAST = int(os.environ.get("BALLAST", "100"))
 """ConfigMaps of 900 kB."""
 MOST_GROWTH_MB = 30
@@ -74,6 +85,22 @@ def test_a_state_that_comes_in_two_parts_is_heard(make: Make) -> None:
     make("halves", standin={"answer": "halves"}, replicas=1, profiling={"mode": "Skip"}).wait_updated(240)
 
 
+def test_a_flood_of_the_admin_port_leaves_the_pod_ready(make: Make, cluster: Cluster) -> None:
+    """Any pod of the cluster can connect to it: the real kubelet's probes are answered meanwhile."""
+    service = make("flooded", standin={"answer": "real"}, replicas=1, profiling={"mode": "Skip"})
+    service.wait_updated(240)
+    (pod,) = service.ready_pods()
+    with _flood(pod["status"]["podIP"]) as opened:
+        wait_for("many connections", lambda: len(opened) > 2000, 60)
+        deadline = time.monotonic() + PROBES_FAIL_S
+        while time.monotonic() < deadline:
+            time.sleep(1)
+            assert [each["metadata"]["uid"] for each in service.ready_pods()] == [pod["metadata"]["uid"]]
+    (after,) = service.pods()
+    assert after["status"]["containerStatuses"][0]["restartCount"] == 0
+    assert not _unhealthy(cluster, service)
+
+
 def test_foreign_objects_with_the_operators_label_take_no_memory(
     client: Client, victim: Service, operator_process: OperatorProcess
 ) -> None:
@@ -94,6 +121,44 @@ def test_foreign_objects_with_the_operators_label_take_no_memory(
     victim.patch({"replicas": 1})
     victim.wait_updated()
     assert operator_process.memory_mb() < before + MOST_GROWTH_MB
+
+
+@contextmanager
+def _flood(address: str) -> Iterator[list[socket.socket]]:
+    """Two hundred connections a second, each left open with half a request."""
+    opened: list[socket.socket] = []
+    over = threading.Event()
+
+    def flood() -> None:
+        while not over.wait(0.05):
+            for _ in range(10):
+                with suppress(OSError):
+                    connection = socket.create_connection((address, ADMIN_PORT), timeout=1)
+                    opened.append(connection)
+                    connection.sendall(b"GET /readyz HTTP/1.1\r\n")
+            for old in opened[: -OPEN_FILES // 2]:
+                old.close()
+
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits[1], OPEN_FILES), limits[1]))
+    flooding = threading.Thread(target=flood)
+    flooding.start()
+    try:
+        yield opened
+    finally:
+        over.set()
+        flooding.join()
+        for connection in opened:
+            connection.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def _unhealthy(cluster: Cluster, service: Service) -> list[str]:
+    """Probes of the service's pods that failed once they were ready."""
+    events = cluster.get("events", namespace=service.namespace)
+    mine = [each for each in events if each["involvedObject"]["name"].startswith(f"{service.name}-")]
+    failed = [each for each in mine if each["reason"] == "Unhealthy" and "Startup" not in each["message"]]
+    return [each["message"] for each in failed]
 
 
 def _pod(name: str, namespace: str, labels: dict[str, str]) -> dict[str, Any]:

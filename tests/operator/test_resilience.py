@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from outrider_operator.decide.runtime_image import UPGRADE_ANNOTATION
+from outrider_operator.decide.runtime_image import UPGRADE_ANNOTATION, place
 from outrider_operator.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
@@ -30,6 +31,8 @@ from tests.operator.process import NAMESPACE, OperatorProcess
 
 pytestmark = pytest.mark.cluster
 
+RECONCILES = "outrider_operator_reconciles_total"
+LOOKS = 5
 CHILDREN = (SERVICE_ACCOUNT, CONFIG_MAP, KUBERNETES_SERVICE, DISRUPTION_BUDGET, DEPLOYMENT, REPLICA_SET, POD, JOB)
 
 
@@ -53,14 +56,17 @@ def test_kopf_leaves_no_trace(steady: Service) -> None:
 
 def test_an_idle_operator_does_not_write(steady: Service, operator_process: OperatorProcess, cluster: Cluster) -> None:
     """A settled service costs no API write, Lease renewals aside, resyncs included."""
+
+    def written_in_some_looks() -> list[str]:
+        before = len(_writes(cluster, steady.namespace))
+        enough = operator_process.metric(RECONCILES) + LOOKS
+        wait_for("some looks", lambda: operator_process.metric(RECONCILES) >= enough, 60)
+        return _writes(cluster, steady.namespace)[before:]
+
     operator_process.stop()
     operator_process.start(OUTRIDER_RESYNC_INTERVAL="1s")
-    time.sleep(3)
-    before = len(_writes(cluster, steady.namespace))
-    counted = operator_process.metric("outrider_operator_reconciles_total")
-    time.sleep(6)
-    assert _writes(cluster, steady.namespace)[before:] == []
-    assert operator_process.metric("outrider_operator_reconciles_total") >= counted + 4
+    wait_for("what came of the pause to be written", lambda: not written_in_some_looks(), 60)
+    assert written_in_some_looks() == []
     operator_process.stop()
     operator_process.start(OUTRIDER_RESYNC_INTERVAL=RESYNC)
 
@@ -182,6 +188,31 @@ def test_an_upgrade_restarts_no_serving_pod_until_it_is_asked_to(
     operator_process.start(OUTRIDER_RUNTIME_CPU_IMAGE=image, OUTRIDER_RUNTIME_IMAGE=image)
 
 
+def test_a_share_of_the_fleet_moves_to_a_new_release(make: Make, operator_process: OperatorProcess) -> None:
+    """The chart's share, raised step by step; a service that says no stays, and the status says who is behind."""
+    fleet = [make(f"ship-{number}", profiling={"mode": "Skip"}, replicas=0) for number in range(3)]
+    for ship in fleet:
+        ship.wait_updated()
+    old = fleet[0].read()["status"]["runtimeImage"]
+    new = "outrider.local/runtime-cpu:dev"
+    first, second, last = sorted(fleet, key=_place_of)
+    last.client.patch(SERVICE, last.namespace, last.name, {"metadata": {"annotations": {UPGRADE_ANNOTATION: "false"}}})
+    for share, moved in ((_place_of(first) + 1, [first]), (100, [first, second])):
+        operator_process.stop()
+        operator_process.start(
+            OUTRIDER_RUNTIME_CPU_IMAGE=new, OUTRIDER_RUNTIME_IMAGE=new, OUTRIDER_RUNTIME_UPGRADE_PERCENT=str(share)
+        )
+        for ship in moved:
+            wait_for(f"{ship.name} at the new image", partial(_runs, ship, new), 60)
+        for ship in set(fleet) - set(moved):
+            wait_for(f"{ship.name} to be behind", partial(_is_behind, ship, new), 60)
+            assert _runs(ship, old)
+    operator_process.stop()
+    operator_process.start(
+        OUTRIDER_RUNTIME_CPU_IMAGE=old, OUTRIDER_RUNTIME_IMAGE=old, OUTRIDER_RUNTIME_UPGRADE_PERCENT="0"
+    )
+
+
 def test_only_one_operator_is_active(
     operator_process: OperatorProcess, cluster: Cluster, client: Client, tmp_path: Path
 ) -> None:
@@ -214,6 +245,20 @@ def test_deleting_a_service_removes_everything(make: Make, client: Client, opera
         wait_for("nothing to be left of it", lambda: _left(down) == [], 60)
     finally:
         operator_process.start()
+
+
+def _place_of(service: Service) -> int:
+    return place(service.read()["metadata"]["uid"])
+
+
+def _runs(service: Service, image: str) -> bool:
+    """The status says so, and the Deployment's pods are made of it."""
+    pod = service.child(DEPLOYMENT)["spec"]["template"]["spec"]
+    return bool(service.read()["status"]["runtimeImage"] == image == pod["containers"][0]["image"])
+
+
+def _is_behind(service: Service, image: str) -> bool:
+    return bool(service.read()["status"].get("newerRuntimeImage") == image)
 
 
 def _other(document: dict[str, Any] | None, uid: str) -> dict[str, Any] | None:

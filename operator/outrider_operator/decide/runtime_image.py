@@ -77,9 +77,9 @@ def _moves(service: Object, settings: Settings) -> bool:
     asked = annotation(service, UPGRADE_ANNOTATION)
     if asked in ("true", "false"):
         return asked == "true"
-    return _place(uid_of(service)) < settings.runtime_upgrade_percent
+    return place(uid_of(service)) < settings.runtime_upgrade_percent
 
 
-def _place(uid: str) -> int:
+def place(uid: str) -> int:
     """0 to 99, the same for ever: a larger share holds all services of a smaller one."""
     return int(digest({"uid": uid}), 16) % 100

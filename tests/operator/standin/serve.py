@@ -162,6 +162,20 @@ def _metrics(runtime: Runtime) -> str:
     return generate_latest(registry).decode()
 
 
+def _serve_admin(runtime: Runtime) -> None:
+    """The admin port as the real runtime serves it."""
+    from outrider_runtime.server.admin import AdminPages, serve_admin
+    from outrider_runtime.server.health import Phase, Vitals
+    from outrider_runtime.server.listeners import listen
+    from prometheus_client import CollectorRegistry
+
+    def vitals() -> Vitals:
+        phase = Phase.DRAINING if runtime.draining else Phase.SERVING if runtime.ready else Phase.STARTING
+        return Vitals(phase, plugin_active=True, report_age_s=0.0)
+
+    serve_admin(listen("", ADMIN_PORT, "--admin-port"), AdminPages(vitals, runtime.state, CollectorRegistry()))
+
+
 def _listen(runtime: Runtime, handler: type[_Handler], port: int) -> ThreadingHTTPServer:
     bound = type(handler.__name__, (handler,), {"runtime": runtime})
     server = ThreadingHTTPServer(("", port), bound)
@@ -184,7 +198,10 @@ def main() -> None:
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     _listen(runtime, Serving, SERVING_PORT)
-    _listen(runtime, Admin, ADMIN_PORT)
+    if behaviour.answer == "real":
+        _serve_admin(runtime)
+    else:
+        _listen(runtime, Admin, ADMIN_PORT)
     stopped.wait()
     runtime.drain()
 

@@ -45,7 +45,7 @@ class Behaviour:
     crash: bool = False
     answer: str = ""
     """How the state endpoint answers: "digits" (a counter of 400), "huge" (10^30 tokens), "endless", "halves" (in two
-    parts with a pause); as it should when empty."""
+    parts with a pause); as it should when empty. With "real" the runtime's own server answers on that port."""
 
     @staticmethod
     def read(environment: Mapping[str, str]) -> Behaviour:
