@@ -21,8 +21,6 @@ from outrider_runtime.core.batch import NOBODY, Bools, Floats, Ints
 from outrider_runtime.core.compiled import compiled
 from outrider_runtime.core.value import Price, worth
 
-LEVELS = (0.0, 0.4, 1.0)
-"""Between the lowest and the highest price of a token: where the best prefix is looked for under a cost that bends."""
 MOST_FORCED = 4
 """AdaServe's n_max: positions of one request that goodput has no say in."""
 EQUAL_SHORTFALL = 0.02
@@ -116,7 +114,7 @@ def choose(pool: Pool, *, margin: float = 0.0) -> Choice:
         best = _best(tables, columns, rows, np.zeros(len(rows), dtype=bool))
     if not best.passes.any() or (need is None and best.value - plain <= margin):
         return choice
-    asked, lengths, served = _who_asks(tables, columns, best.passes, best.level, best.even)
+    asked, lengths, served = _who_asks(tables, columns, best.passes, best.even)
     if not served.any():
         return choice
     return Choice(lengths, asked, best.value, plain, need is not None, served)
@@ -136,8 +134,9 @@ class _Tables(NamedTuple):
     node_s: Floats
     ragged_s: Floats
     uniform_s: Floats
-    levels: Floats
-    """(Q,): prices of a verified token, in seconds, at which the best prefix is looked for."""
+    target_token_s: float
+    """What a verified token costs the target at first: the price at which the best prefix is looked for. What the plan
+    is worth under a cost that bends is weighed with its passes."""
     reads_s: Floats
     """(P,): what it may cost beyond that in the next first passes of the drafters that run."""
     rate: float
@@ -150,19 +149,18 @@ class _Tables(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Of each price of a token, level and reading drafters: what requests' first 0..K positions are worth, those left
-    out that do not pay for their token."""
+    """Of each price of a token: what requests' first 0..K positions are worth, those left out that do not pay for their
+    token."""
 
     values: Floats
-    """(P, Q, 3, D, K+1, N): worth, expected tokens and expected proposals."""
+    """(P, 3, D, K+1, N): worth, expected tokens and expected proposals."""
     filled: Bools
-    """(P, Q): prices that were asked for."""
+    """(P,): prices that were asked for."""
 
 
 class _Best(NamedTuple):
     passes: Ints
     value: float
-    level: int
     even: bool
 
 
@@ -200,13 +198,11 @@ def _beside(best: Ints, passes: Bools, tiers: Ints) -> Ints:
 def _tables(pool: Pool, need: Need | None) -> _Tables:
     price, nothing = pool.price, np.zeros(pool.paths.shape[1])
     uniform_s = price.uniform_s if pool.varlen or math.isfinite(price.uniform_s[-1]) else price.ragged_s
-    steps = LEVELS if price.dear_s != price.token_s else LEVELS[:1]
-    levels = np.array([price.token_s + share * (price.dear_s - price.token_s) for share in steps])
     paths, offers = _by_depth(pool.paths, pool.offers)
     need = Need(nothing > 0, nothing, nothing) if need is None else need
     return _Tables(
         paths, offers, pool.passes, pool.first_s, pool.pass_s, pool.token_s, price.node_s, price.ragged_s, uniform_s,
-        levels, _reads_s(pool.token_s), price.rate, min(pool.budget, len(price.ragged_s) - 1), pool.varlen,
+        price.token_s, _reads_s(pool.token_s), price.rate, min(pool.budget, len(price.ragged_s) - 1), pool.varlen,
         need.behind, need.tokens, need.per_s,
     )  # fmt: skip
 
@@ -226,16 +222,16 @@ def _reads_s(token_s: Floats) -> Floats:
 
 def _nothing_filled(t: _Tables) -> _Columns:
     drafters, depths, requests = t.paths.shape
-    prices = (len(t.reads_s), len(t.levels))
-    return _Columns(np.empty((*prices, 3, drafters, depths + 1, requests)), np.zeros(prices, dtype=bool))
+    prices = len(t.reads_s)
+    return _Columns(np.empty((prices, 3, drafters, depths + 1, requests)), np.zeros(prices, dtype=bool))
 
 
 def _best(tables: _Tables, columns: _Columns, rows: Ints, evens: Bools) -> _Best:
     values, short = _evaluate(tables, columns, rows, evens)
     if tables.behind.any():
         values = np.where(short <= short.min() + EQUAL_SHORTFALL * tables.behind.sum(), values, -np.inf)
-    number, level = divmod(int(values.argmax()), len(tables.levels))  # the first of equal ones
-    return _Best(rows[number], float(values[number, level]), level, bool(evens[number]))
+    number = int(values.argmax())  # the first of equal ones
+    return _Best(rows[number], float(values[number]), bool(evens[number]))
 
 
 @compiled
@@ -252,40 +248,35 @@ def _by_depth(paths: Floats, offers: Floats) -> tuple[Floats, Floats]:
 
 @compiled
 def _evaluate(t: _Tables, columns: _Columns, rows: Ints, evens: Bools) -> tuple[Floats, Floats]:
-    """Two (C, Q): worth of each candidate at each price of a token, and the tokens that those behind would lack. A
-    dearer price is not tried where the plan ends before tokens cost more."""
-    requests = len(t.node_s)
-    values, short = np.full((len(rows), len(t.levels)), -np.inf), np.full((len(rows), len(t.levels)), np.inf)
-    who, share = np.empty((2, requests), np.int64), np.empty((3, requests))
+    """Two (C,): worth of each candidate, and the tokens that those behind would lack."""
+    values, short = np.empty(len(rows)), np.empty(len(rows))
+    who, share = np.empty((2, len(t.node_s)), np.int64), np.empty((3, len(t.node_s)))
     for c in range(len(rows)):
-        for q in range(len(t.levels)):
-            if evens[c]:
-                _share_evenly(t, rows[c], who, share)
-            else:
-                _share_out(t, _at(t, columns, rows[c], q), rows[c], who, share)
-            values[c, q], short[c, q], tokens = _worth_of(t, rows[c], evens[c], share)
-            if evens[c] or _more_s(t, tokens) <= t.levels[q] * (1.0 + 1e-9):
-                break
+        _share(t, columns, rows[c], evens[c], who, share)
+        values[c], short[c] = _worth_of(t, rows[c], evens[c], share)
     return values, short
 
 
 @compiled
-def _more_s(t: _Tables, tokens: float) -> float:
-    """What one proposal more than `tokens` costs."""
-    whole = min(math.ceil(tokens), len(t.ragged_s) - 2)
-    return float(t.ragged_s[whole + 1] - t.ragged_s[whole]) if whole >= 0 else 0.0
+def _share(t: _Tables, columns: _Columns, passes: Ints, even: bool, who: Ints, share: Floats) -> None:
+    """who: (2, N), whom each request asks first and, where that finds nothing, next. share: (3, N), the tokens and
+    proposals that it may expect, and how likely it has no proposal."""
+    if even:
+        _share_evenly(t, passes, who, share)
+    else:
+        _share_out(t, _at(t, columns, passes), passes, who, share)
 
 
 @compiled
-def _at(t: _Tables, columns: _Columns, passes: Ints, level: int) -> Floats:
+def _at(t: _Tables, columns: _Columns, passes: Ints) -> Floats:
     """(3, D, K+1, N), at the price that a token has where these drafters run."""
     reads_s = (t.token_s * (passes > 0)).sum()
     nearest = np.abs(t.reads_s - reads_s).argmin()
-    found = columns.values[nearest, level]
-    if not columns.filled[nearest, level]:
-        columns.filled[nearest, level] = True
+    found = columns.values[nearest]
+    if not columns.filled[nearest]:
+        columns.filled[nearest] = True
         for d in range(len(passes)):
-            _fill(t, d, t.levels[level] + t.reads_s[nearest], found[0, d], found[1, d], found[2, d])
+            _fill(t, d, t.target_token_s + t.reads_s[nearest], found[0, d], found[1, d], found[2, d])
     return np.asarray(found)
 
 
@@ -306,8 +297,7 @@ def _fill(t: _Tables, d: int, token_s: float, net: Floats, gain: Floats, tokens:
 
 @compiled
 def _share_out(t: _Tables, columns: Floats, passes: Ints, who: Ints, share: Floats) -> None:
-    """who: (2, N), whom each request asks first and, where that finds nothing, next. share: (3, N), the tokens and
-    proposals that it may expect, and how likely it has no proposal."""
+    """See `_share`, where each request verifies what pays. columns: of the price."""
     depths, requests = t.paths.shape[1:]
     who[:], share[:2], share[2] = NOBODY, 0.0, 1.0
     best = np.zeros(requests)
@@ -346,8 +336,8 @@ def _share_evenly(t: _Tables, passes: Ints, who: Ints, share: Floats) -> None:
 
 
 @compiled
-def _worth_of(t: _Tables, passes: Ints, even: bool, share: Floats) -> tuple[float, float, float]:
-    """Worth of one candidate, -inf where it does not fit; the tokens that those behind would lack; its proposals."""
+def _worth_of(t: _Tables, passes: Ints, even: bool, share: Floats) -> tuple[float, float]:
+    """Worth of one candidate, -inf where it does not fit, and the tokens that those behind would lack."""
     requests = len(t.node_s)
     gain, tokens, none, nodes_s, drafts_s, next_s = 0.0, 0.0, 1.0, 0.0, 0.0, 0.0
     for d in range(len(passes)):
@@ -356,20 +346,20 @@ def _worth_of(t: _Tables, passes: Ints, even: bool, share: Floats) -> tuple[floa
             next_s += t.token_s[d]  # of a verified token, in their next first passes
     for i in range(requests):
         if even and share[1, i] < passes.max():
-            return -np.inf, np.inf, 0.0  # somebody cannot verify as many
+            return -np.inf, np.inf  # somebody cannot verify as many
         gain += share[0, i]
         tokens += share[1, i]
         none *= share[2, i]
         nodes_s += share[1, i] * (t.node_s[i] + next_s)
     held = tokens if t.varlen else float(requests * passes.max())  # padded
     if held > t.most:
-        return -np.inf, np.inf, tokens
+        return -np.inf, np.inf
     target_s = t.uniform_s[int(held)] if even or not t.varlen else _expected_s(t.ragged_s, tokens, none)
     short = 0.0
     for i in range(requests):
         if t.behind[i]:
             short += max(0.0, t.need[i] + t.need_per_s[i] * (target_s + drafts_s) - share[0, i])
-    return worth(gain, target_s + nodes_s + drafts_s, t.rate), short, tokens
+    return worth(gain, target_s + nodes_s + drafts_s, t.rate), short
 
 
 @compiled
@@ -385,21 +375,18 @@ def _expected_s(seconds: Floats, tokens: float, none: float) -> float:
 
 
 @compiled
-def _who_asks(t: _Tables, columns: _Columns, passes: Ints, level: int, even: bool) -> tuple[Ints, Ints, Ints]:
+def _who_asks(t: _Tables, columns: _Columns, passes: Ints, even: bool) -> tuple[Ints, Ints, Ints]:
     """(2, N) whom each request asks, (D,) the longest proposal that is asked of each drafter, (D,) by how many."""
     drafters, _, requests = t.paths.shape
     who, share = np.empty((2, requests), np.int64), np.empty((3, requests))
-    if even:
-        _share_evenly(t, passes, who, share)
-    else:
-        _share_out(t, _at(t, columns, passes, level), passes, who, share)
+    _share(t, columns, passes, even, who, share)
     lengths, served = np.zeros(drafters, np.int64), np.zeros(drafters, np.int64)
     for i in range(requests):
         for d in who[:, i]:
             if d != NOBODY:
                 served[d] += 1
                 lengths[d] = max(
-                    lengths[d], passes[d] if t.passes[d] else _longest(_at(t, columns, passes, level)[2, d, :, i])
+                    lengths[d], passes[d] if t.passes[d] else _longest(_at(t, columns, passes)[2, d, :, i])
                 )
     return who, lengths, served
 

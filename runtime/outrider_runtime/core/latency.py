@@ -80,9 +80,9 @@ def _decode_s(costs: Floats, graph: float, sums: Floats, of_size: int, shape: Sh
 @compiled
 def _price(
     costs: Floats, graph: float, sums: Floats, of_size: int, shape: Shape, most: int
-) -> tuple[Floats, Floats, float, float, float]:  # fmt: skip
+) -> tuple[Floats, Floats, float, float]:  # fmt: skip
     """Two (most+1,): seconds with 0, 1, .. `most` proposals of unequal lengths, and equally many for every request.
-    Then what a proposal costs at first and at the dearest, and the model's error."""
+    Then what a proposal costs at first, and the model's error."""
     more_s = deviations(sums, of_size)
     uneven, even = np.empty(most + 1), np.full(most + 1, np.inf)
     for proposals in range(most + 1):
@@ -90,10 +90,8 @@ def _price(
         if shape.n_prompt == 0.0:
             even[proposals] = _step_s(costs, graph, more_s, shape, float(proposals), True)
     even[0] = uneven[0]
-    last = shape.n_batched + most
-    dear_s = token_s(costs[BEYOND], last) if last > graph else token_s(costs[RAGGED], last - 1.0)
-    first_s = dear_s if shape.n_batched > graph else token_s(costs[RAGGED], shape.n_batched)
-    return uneven, even, first_s, dear_s, min(MOST_ERROR * uneven[0], error_s(sums, of_size))
+    first_s = token_s(costs[BEYOND if shape.n_batched > graph else RAGGED], shape.n_batched)
+    return uneven, even, first_s, min(MOST_ERROR * uneven[0], error_s(sums, of_size))
 
 
 @compiled
@@ -147,10 +145,10 @@ class Latency:
     def price(self, shape: Shape, node_s: Floats, rate: float, most: int) -> Price:
         """What a step takes around `shape`, which holds no proposals yet, with up to `most` of them. A step with
         prompts has no uniform form."""
-        ragged_s, uniform_s, first_s, dear_s, wrong_s = _price(
+        ragged_s, uniform_s, first_s, wrong_s = _price(
             self._costs, self._graph, self._deviations.sums, size(shape.n_requests), shape, most
         )
-        return Price(ragged_s, uniform_s, node_s, rate, first_s, dear_s, wrong_s)
+        return Price(ragged_s, uniform_s, node_s, rate, first_s, wrong_s)
 
     @property
     def context_query_s(self) -> float:

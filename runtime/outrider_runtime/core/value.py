@@ -31,8 +31,6 @@ class Price(NamedTuple):
     """lambda, tokens per second."""
     token_s: float
     """What one proposal more costs the target at first."""
-    dear_s: float
-    """The same beyond the bends (knee, end of the graphs) that lie within the table; `token_s` where none does."""
     error_s: float
     """Standard error of what the model says of a step that verifies against a plain one."""
 

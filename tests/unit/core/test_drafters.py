@@ -22,7 +22,7 @@ def pool(paths, passes, *, offers=None, token=0.1, knee=None, rate=1.0, first=0.
     count = np.arange(requests * depths + 1)
     seconds = 1.0 + token * count + (0.0 if knee is None else 3 * token * np.maximum(0, count - knee))
     even = np.where(count > 0, math.inf, seconds)
-    price = Price(seconds, even, np.zeros(requests), rate, token, token if knee is None else 4 * token, 0.0)
+    price = Price(seconds, even, np.zeros(requests), rate, token, 0.0)
     made = {
         "paths": paths, "offers": np.ones(paths.shape) if offers is None else offers, "passes": np.array(passes),
         "first_s": np.full(drafters, first), "pass_s": np.where(passes, more, 0.0),
@@ -104,9 +104,8 @@ def test_two_models_are_used_as_well_as_they_can_be(one):
 @given(pools(models=1, lookups=0, knee=True))
 @settings(max_examples=25, deadline=None)
 def test_a_knee_in_reach_costs_less_than_a_token(one):
-    """Prefixes are looked at for three prices only, so of equally likely nodes at a knee all are planned or none: that
-    loses less than a token a step, and nothing is said to be worth more than it is. What is then scored is ranked
-    exactly."""
+    """Prefixes are looked at for one price only, so at a knee the plan asks for too much or too little: that loses less
+    than a token a step, and nothing is said to be worth more than it is. What is then scored is ranked exactly."""
     found, best = choose(one), max(every_choice(one))
     assert best - 1.0 < found.value <= best + 1e-9
 
