@@ -9,12 +9,12 @@ import numpy as np
 
 from outrider_runtime.core.batch import Batch, Bools, Floats, Waiting
 from outrider_runtime.core.forest import Forest
-from outrider_runtime.core.plans import DraftPlan, ExecutionMode, Outcome, VerifyPlan
+from outrider_runtime.core.plans import DraftPlan, ExecutionMode, Outcome, Purpose, VerifyPlan
 from outrider_runtime.core.settings import Drafter
 from outrider_runtime.simulate.recording import Recording
 from outrider_runtime.simulate.replay.caches import Caches
 from outrider_runtime.simulate.replay.proposals import Proposals
-from outrider_runtime.simulate.replay.requests import Requests, Rows
+from outrider_runtime.simulate.replay.requests import Books, Requests, Rows
 from outrider_runtime.simulate.replay.scheduling import Limits, Scheduled, Scheduler
 from outrider_runtime.simulate.replay.workload import Ints, Workload
 from outrider_runtime.simulate.worlds.world import Pass, World
@@ -46,11 +46,6 @@ class Setting:
     asynchronous: bool = True
     """The host decides while the device runs: only what takes longer than the step is seen."""
 
-    def step_s(self, device_s: float, batch: int) -> float:
-        at, us = zip(*self.decision_us, strict=True)
-        decision_s = float(np.interp(batch, at, us)) / 1e6
-        return max(device_s, decision_s) if self.asynchronous else device_s + decision_s
-
 
 @dataclass(slots=True)
 class Log:
@@ -73,11 +68,10 @@ class Engine:
         self.log = Log()
         self.now = 0.0
         self._scheduler = Scheduler(self.requests, setting.limits)
-        self._caches = Caches(setting.drafters, self.requests)
+        self._caches = Caches(setting.drafters, len(load))
         self._proposals = Proposals(setting.recording, setting.drafters, self.requests)
         self._next = 0
-        self._done = 0
-        self._finished: list[Rows] = []
+        self._decision = tuple(zip(*setting.decision_us, strict=True))
 
     def run(self, until_s: float = np.inf) -> None:
         """Until every request is finished, or the clock says so."""
@@ -87,7 +81,7 @@ class Engine:
     def advance(self) -> bool:
         """One step, or the wait for the next request; False when there is nothing more to do."""
         self._arrive()
-        if self._scheduler.running or self._scheduler.waiting:
+        if len(self._scheduler.running) or self._scheduler.waiting:
             self.step()
             return True
         if self._next >= len(self.requests.load):
@@ -106,45 +100,41 @@ class Engine:
             self._next += 1
 
     def step(self) -> None:
-        scheduler, proposals = self._scheduler, self._proposals
-        rows = scheduler.rows()
-        verify = self.policy.plan_verify(
-            self._batch(rows, np.zeros(len(rows), np.int64), ahead=True), proposals.forest(rows)
-        )
-        before = set(scheduler.running)
-        step = scheduler.schedule(verify.lengths, verify.token_budget, verify.admit)
-        self._forget_preempted(before)
+        running = self.requests.of(self._scheduler.running)
+        forest = self._proposals.forest(running.rows)
+        verify = self.policy.plan_verify(self._batch(running, None), forest)
+        step = self._scheduler.schedule(running, verify.lengths, verify.token_budget, verify.admit)
+        if len(step.preempted):
+            self._forget(step.preempted)
         verified = np.zeros(len(self.requests.load), np.int64)
-        verified[rows] = verify.lengths
-        batch = self._batch(step.rows, step.tokens, ahead=False)
-        forest = proposals.forest(step.rows)
-        plan = self.policy.plan_draft(batch)
-        outcome = self._run(step, batch, forest, verified[step.rows], plan, verify)
-        self.policy.observe(outcome)
-        self._retire(step.rows)
+        verified[running.rows] = verify.lengths
+        again = self._proposals.forest(step.rows) if step.paused else forest
+        forest = self._proposals.with_newcomers(again, step.rows)
+        self._run(step, forest, verified[step.rows], verify.purpose)
 
-    def _batch(self, rows: Rows, tokens: Ints, *, ahead: bool) -> Batch:
-        """ahead: before the step is scheduled."""
-        requests, limits = self.requests, self.setting.limits
-        todo, decodes = requests.todo(rows), requests.decoding(rows)
-        chunk = np.where(decodes, 0, np.minimum(todo, limits.token_budget) if ahead else tokens)
+    def _batch(self, books: Books, tokens: Ints | None) -> Batch:
+        """tokens (N,): of the step; None: it is not scheduled yet."""
+        limits, scheduler = self.setting.limits, self._scheduler
+        computed = np.minimum(books.todo, limits.token_budget) if tokens is None else tokens
+        chunk = np.where(books.decodes, 0, computed)
+        missing, read, whole = self._caches.columns(books, np.zeros_like(chunk) if tokens is None else tokens)
         return Batch(
-            slot=requests.slot[rows],
-            slo_class=requests.load.slo_class[rows],
-            context=requests.context[rows],
+            slot=books.slot,
+            slo_class=books.slo_class,
+            context=books.context,
             prompt=chunk,
-            prompt_left=np.where(decodes, 0, todo - chunk),
-            left=requests.left(rows),
-            emitted=requests.produced[rows],
-            elapsed_s=requests.elapsed_s(rows, self.now),
-            missing=self._caches.missing(rows, tokens),
-            read=self._caches.read(rows),
-            whole=self._caches.whole(rows),
+            prompt_left=np.where(books.decodes, 0, books.todo - chunk),
+            left=books.left,
+            emitted=books.produced,
+            elapsed_s=np.where(books.produced > 0, self.now - books.first_s, 0.0),
+            missing=missing,
+            read=read,
+            whole=whole,
             now=self.now,
             token_budget=limits.token_budget,
-            free_kv_tokens=self._scheduler.free_tokens(),
+            free_kv_tokens=scheduler.free_tokens(),
             next=self._waiting(),
-            waiting=min(len(self._scheduler.waiting), limits.max_requests - len(self._scheduler.running)),
+            waiting=min(len(scheduler.waiting), limits.max_requests - len(scheduler.running)),
         )
 
     def _waiting(self) -> Waiting | None:
@@ -153,63 +143,73 @@ class Engine:
         load, row = self.requests.load, self._scheduler.waiting[0]
         return Waiting(int(load.slo_class[row]), int(load.prompt[row]), int(load.output[row]))
 
-    def _forget_preempted(self, before: set[int]) -> None:
-        gone = np.array(sorted(before - set(self._scheduler.running)), np.int64)
-        if len(gone):
-            self._caches.forget(gone)
-            self._proposals.clear(gone)
-            self.policy.release(self.requests.slot[gone])
+    def _forget(self, preempted: Rows) -> None:
+        self._caches.forget(preempted)
+        self._proposals.clear(preempted)
+        self.policy.release(self.requests.slot[preempted])
 
-    def _run(
-        self, step: Scheduled, batch: Batch, forest: Forest, verified: Ints, plan: DraftPlan, verify: VerifyPlan
-    ) -> Outcome:
-        rows, decodes = step.rows, batch.decodes
+    def _run(self, step: Scheduled, forest: Forest, verified: Ints, purpose: Purpose) -> None:
+        """verified (N,): proposals that the target scores."""
+        books = self.requests.of(step.rows)
+        batch = self._batch(books, step.tokens)
+        plan = self.policy.plan_draft(batch)
         fed = _fed(plan, batch, self.setting.drafters)
-        target_s = self.setting.world.target_s(_target_pass(batch, step.tokens))
-        draft_s = self._draft_s(plan, batch, fed)
-        step_s = self.setting.step_s(target_s + float(np.nansum(draft_s)), len(rows))
+        target = _target_pass(books, batch, step.tokens)
+        target_s = self.setting.world.target_s(target)
+        draft_s = self._draft_s(plan, books, fed)
+        step_s = self._step_s(target_s + sum(draft_s.values()), len(books.rows))
         self.now += step_s
-        accepted = np.where(decodes, self._proposals.accepted(rows, verified), 0)
-        tokens = self._emit(step, batch, verified, accepted)
-        self._caches.feed(rows, fed, batch.prompt, step.tokens - verified + accepted)
-        self._propose(rows, plan)
-        self._note(step_s, tokens, len(rows), int(verified.sum()), int(accepted.sum()))
+        accepted = np.where(books.decodes, self._proposals.accepted(books.rows, verified), 0)
+        committed = step.tokens - verified + accepted
+        self._caches.feed(books, fed, batch.prompt, committed)
+        tokens = self._emit(books, batch, committed, accepted)
+        self._note(step_s, tokens, len(books.rows), int(verified.sum()), int(accepted.sum()))
         depth = forest.depth
-        return Outcome(
-            now=self.now, step_s=step_s, target_s=target_s, draft_s=draft_s,
-            mode=_mode(batch, step.tokens, self.setting.world.graph_tokens), tokens=tokens, batch=batch,
-            draft_plan=plan, verify_purpose=verify.purpose, forest=forest,
+        outcome = Outcome(
+            now=self.now, step_s=step_s, target_s=target_s, draft_s=self._each(draft_s),
+            mode=_mode(target, self.setting.world.graph_tokens), tokens=tokens, batch=batch,
+            draft_plan=plan, verify_purpose=purpose, forest=forest,
             verified=depth <= verified[forest.request], accepted=depth <= accepted[forest.request],
         )  # fmt: skip
+        after = self.requests.of(step.rows)
+        self._propose(after, plan)
+        self.policy.observe(outcome)
+        self._retire(after.rows[after.left <= 0])
 
-    def _draft_s(self, plan: DraftPlan, batch: Batch, fed: Ints) -> Floats:
-        """(D,) seconds of each drafter; NaN: it did not run."""
-        seconds = np.full(len(self.setting.drafters), np.nan)
-        for number, drafter in enumerate(self.setting.drafters):
-            asked = int((plan.asked == number).any(0).sum()) if plan.passes[number] else 0
+    def _step_s(self, device_s: float, requests: int) -> float:
+        at, us = self._decision
+        decision_s = float(np.interp(requests, at, us)) / 1e6
+        return max(device_s, decision_s) if self.setting.asynchronous else device_s + decision_s
+
+    def _draft_s(self, plan: DraftPlan, books: Books, fed: Ints) -> dict[int, float]:
+        """Seconds of each drafter that ran, by number."""
+        seconds = {}
+        for number, passes in enumerate(plan.passes.tolist()):
+            asked = int(np.count_nonzero((plan.asked == number).any(0))) if passes else 0
             if asked or fed[number].any():
-                one = _draft_pass(batch, fed[number], asked if not drafter.passes else int(batch.decodes.sum()))
-                seconds[number] = self.setting.world.draft_s(drafter.name, one, int(plan.passes[number]))
+                drafter = self.setting.drafters[number]
+                requests = int(np.count_nonzero(books.decodes)) if drafter.passes else asked
+                one = _draft_pass(books, fed[number], requests)
+                seconds[number] = self.setting.world.draft_s(drafter.name, one, passes)
         return seconds
 
-    def _emit(self, step: Scheduled, batch: Batch, verified: Ints, accepted: Ints) -> int:
+    def _each(self, draft_s: dict[int, float]) -> Floats:
+        """(D,); NaN: it did not run."""
+        return np.array([draft_s.get(number, np.nan) for number in range(len(self.setting.drafters))])
+
+    def _emit(self, books: Books, batch: Batch, committed: Ints, accepted: Ints) -> int:
         """Advance the books; returns the tokens that reached users."""
-        requests, rows = self.requests, step.rows
-        requests.context[rows] += step.tokens - verified + accepted
-        yields = batch.decodes | (batch.prompt_left == 0)
-        first = yields & (requests.produced[rows] == 0)
-        requests.first_s[rows[first]] = self.now
-        tokens = np.where(yields, np.minimum(1 + accepted, requests.left(rows)), 0)
-        requests.produced[rows] += tokens
+        requests, rows = self.requests, books.rows
+        requests.context[rows] = books.context + committed
+        yields = books.decodes | (batch.prompt_left == 0)
+        requests.first_s[rows[yields & (books.produced == 0)]] = self.now
+        tokens = np.where(yields, np.minimum(1 + accepted, books.left), 0)
+        requests.produced[rows] = books.produced + tokens
         return int(tokens.sum())
 
-    def _propose(self, rows: Rows, plan: DraftPlan) -> None:
-        decodes = self.requests.decoding(rows)
-        self._proposals.clear(rows)
-        rows = rows[decodes]
-        missing = self._caches.missing(rows, np.zeros(len(rows), np.int64))
-        own = DraftPlan(plan.passes, plan.asked[:, decodes], plan.feed[:, decodes], plan.purpose)
-        self._proposals.propose(rows, own, missing, self._caches.read(rows), self._caches.whole(rows))
+    def _propose(self, books: Books, plan: DraftPlan) -> None:
+        """The books are from after the step."""
+        self._proposals.propose(books, plan, *self._caches.columns(books, np.zeros_like(books.rows)))
 
     def _note(self, step_s: float, tokens: int, requests: int, verified: int, accepted: int) -> None:
         log = self.log
@@ -220,8 +220,7 @@ class Engine:
         log.verified.append(verified)
         log.accepted.append(accepted)
 
-    def _retire(self, rows: Rows) -> None:
-        done = rows[self.requests.left(rows) <= 0]
+    def _retire(self, done: Rows) -> None:
         if len(done):
             self.requests.done_s[done] = self.now
             self.policy.release(self.requests.slot[done])
@@ -238,26 +237,34 @@ def _fed(plan: DraftPlan, batch: Batch, drafters: tuple[Drafter, ...]) -> Ints:
     return np.asarray(fed)
 
 
-def _target_pass(batch: Batch, tokens: Ints) -> Pass:
-    decodes = batch.decodes
-    requests, prompts = int(decodes.sum()), np.flatnonzero(~decodes)
-    logits = int(tokens[decodes].sum()) + int((batch.prompt_left[prompts] == 0).sum())
-    chunks = [(int(tokens[row]), int(batch.context[row])) for row in prompts]
-    context = float(batch.context[decodes].mean()) if requests else 0.0
-    even = requests == 0 or int(tokens[decodes].min()) == int(tokens[decodes].max())
+def _target_pass(books: Books, batch: Batch, tokens: Ints) -> Pass:
+    decodes = books.decodes
+    requests, context = _decoding(books)
+    if requests == len(tokens):
+        batched = int(tokens.sum())
+        return Pass(batched, requests, context, batched, (), bool(tokens.min() == tokens.max()))
+    prompts, decoding = (~decodes).nonzero()[0], tokens[decodes]
+    logits = int(decoding.sum()) + int(np.count_nonzero(batch.prompt_left[prompts] == 0))
+    chunks = list(zip(tokens[prompts].tolist(), books.context[prompts].tolist(), strict=True))
+    even = requests == 0 or bool(decoding.min() == decoding.max())
     return Pass(int(tokens.sum()), requests, context, logits, chunks, even)
 
 
-def _draft_pass(batch: Batch, fed: Ints, asked: int) -> Pass:
+def _draft_pass(books: Books, fed: Ints, asked: int) -> Pass:
     """The first pass: over `fed` (N,); attention as to a prompt where that is more than a step's tokens."""
-    long = (fed > 0) & (~batch.decodes | (fed > CATCH_UP_TOKENS))
-    chunks = [(int(fed[row]), max(0, int(batch.context[row] - fed[row]))) for row in np.flatnonzero(long)]
-    context = float(batch.context[batch.decodes].mean()) if batch.decodes.any() else 0.0
-    return Pass(max(int(fed.sum()), asked), asked, context, max(asked, 1), chunks)
+    long = ((fed > 0) & (~books.decodes | (fed > CATCH_UP_TOKENS))).nonzero()[0]
+    prefix = np.maximum(0, books.context[long] - fed[long])
+    chunks = list(zip(fed[long].tolist(), prefix.tolist(), strict=True))
+    return Pass(max(int(fed.sum()), asked), asked, _decoding(books)[1], max(asked, 1), chunks)
 
 
-def _mode(batch: Batch, tokens: Ints, graph_tokens: int | None) -> ExecutionMode:
-    if graph_tokens is not None and int(tokens.sum()) > graph_tokens:
+def _decoding(books: Books) -> tuple[int, float]:
+    """Requests that decode, and their mean context."""
+    requests = int(np.count_nonzero(books.decodes))
+    return requests, float((books.context * books.decodes).sum()) / requests if requests else 0.0
+
+
+def _mode(one: Pass, graph_tokens: int | None) -> ExecutionMode:
+    if graph_tokens is not None and one.tokens > graph_tokens:
         return ExecutionMode.BEYOND_GRAPH
-    even = bool(batch.decodes.all()) and int(tokens.min()) == int(tokens.max())
-    return ExecutionMode.UNIFORM if even else ExecutionMode.RAGGED
+    return ExecutionMode.UNIFORM if one.even and not one.prompts else ExecutionMode.RAGGED

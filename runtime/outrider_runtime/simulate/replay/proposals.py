@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from outrider_runtime.core.forest import Forest, chains, nothing_proposed
 from outrider_runtime.core.plans import DraftPlan
 from outrider_runtime.core.settings import Drafter
 from outrider_runtime.simulate.recording import DEPTH, LOG_ODDS, Recording
-from outrider_runtime.simulate.replay.requests import Requests, Rows
+from outrider_runtime.simulate.replay.requests import Books, Requests, Rows
 from outrider_runtime.simulate.replay.workload import Ints
 
 FULL, NO_PROMPT, AFTER_HOLE = "", "/no-prompt", "/after-hole"
@@ -21,8 +21,6 @@ READ_ENOUGH = 0.5
 """A head that has read less of the prompt proposes as one that has read none."""
 CLOSED = 64
 """Committed tokens after which a head's hole is forgotten: twice the hole of the recording."""
-JUNK_SHIFT = 37
-"""A draft model over a hole is as sure of its junk as at another position of the same answer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +36,9 @@ class Proposals:
     """Those that wait for the next step, in columns over all requests."""
 
     def __init__(self, recording: Recording, drafters: Sequence[Drafter], requests: Requests) -> None:
-        self._recording, self._drafters, self._requests = recording, drafters, requests
+        self._drafters, self._positions = drafters, recording.depth.shape[1]
+        self._depths, self._proposed = recording.depth.ravel(), recording.proposed.ravel()
+        self._sure = recording.confidence.reshape(-1, DEPTH)
         self._columns = [_coverages(recording, drafter.name) for drafter in drafters]
         count = len(requests.load)
         start = recording.start[requests.load.answer].astype(np.int64)
@@ -51,18 +51,15 @@ class Proposals:
         self._plan: DraftPlan | None = None
 
     def forest(self, rows: Rows) -> Forest:
-        if self._plan is None or not self.length[rows].any():
-            plan = self._plan
-            empty = nothing_proposed(len(rows), len(self._drafters))
-            if plan is None:
-                return empty
-            return Forest(
-                empty.request, empty.parent, empty.drafter, empty.depth, empty.confidence, self._asked[:, rows],
-                plan.passes, plan.purpose,
-            )  # fmt: skip
-        lengths = self.length[rows]
+        lengths, plan = self.length[rows], self._plan
+        if plan is None:
+            return nothing_proposed(len(rows), len(self._drafters))
         sure = self._confidence[rows][np.arange(DEPTH) < lengths[:, None]].astype(np.float64)
-        return chains(lengths, self.drafter[rows], self._plan, self._asked[:, rows], sure)
+        return chains(lengths, self.drafter[rows], plan, self._asked[:, rows], sure)
+
+    def with_newcomers(self, forest: Forest, rows: Rows) -> Forest:
+        """`rows` are the forest's requests, and after them others, of which nothing was proposed."""
+        return forest if forest.asked.shape[1] == len(rows) else replace(forest, asked=self._asked[:, rows])
 
     def accepted(self, rows: Rows, verified: Ints) -> Ints:
         """(N,) of the verified proposals (N,), those that the target agrees with."""
@@ -71,44 +68,49 @@ class Proposals:
     def clear(self, rows: Rows) -> None:
         self.length[rows] = 0
         self.drafter[rows] = NOBODY
-        self._asked[:, rows] = NOBODY
+        for asked in self._asked:
+            asked[rows] = NOBODY
 
-    def propose(self, rows: Rows, plan: DraftPlan, missing: Ints, read: Floats, whole: Ints) -> None:
-        """Rows that decode next; the plan's columns are theirs, the others (D, N) say what each drafter has read."""
+    def propose(self, books: Books, plan: DraftPlan, missing: Ints, read: Floats, whole: Ints) -> None:
+        """For those of the step's requests that decode next; (D, N) say what each drafter has read."""
         self._plan = plan
         ranks = plan.asked.shape[0]
         if self._asked.shape[0] != ranks:
             self._asked = np.full((ranks, self._asked.shape[1]), NOBODY, np.int64)
-        self._asked[:, rows] = plan.asked
-        self.length[rows] = 0
-        open_ = self._requests.left(rows) > 1
+        self.clear(books.rows)
+        if not plan.passes.any():
+            return
+        for asked, asks in zip(self._asked, plan.asked, strict=True):
+            asked[books.rows] = np.where(books.decodes, asks, NOBODY)
+        open_ = books.decodes & (books.left > 1)
         for rank in range(ranks):
-            for number in range(len(self._drafters)):
-                asks = (plan.asked[rank] == number) & open_ & (self.length[rows] == 0) & (plan.passes[number] > 0)
-                if asks.any():
+            for number in plan.passes.nonzero()[0].tolist():
+                asks = ((plan.asked[rank] == number) & open_).nonzero()[0]
+                if len(asks):
                     state = (missing[number, asks], read[number, asks], whole[number, asks])
-                    self._by(number, rows[asks], int(plan.passes[number]), state)
+                    found = self._by(number, books, asks, int(plan.passes[number]), state)
+                    open_[asks[found]] = False
 
-    def _by(self, number: int, rows: Rows, length: int, state: tuple[Ints, Floats, Ints]) -> None:
-        """One drafter's proposals for requests that ask it."""
+    def _by(
+        self, number: int, books: Books, asks: Ints, length: int, state: tuple[Ints, Floats, Ints]
+    ) -> NDArray[np.bool_]:
+        """One drafter's proposals for requests that ask it; whether it has any for each."""
         missing, read, whole = state
-        columns, drafter = self._columns[number], self._drafters[number]
-        place = self._start[rows] + (self._requests.produced[rows] - 1) % self._length[rows]
-        column = np.full(len(rows), columns.full)
+        rows, columns, drafter = books.rows[asks], self._columns[number], self._drafters[number]
+        place = self._start[rows] + (books.produced[asks] - 1) % self._length[rows]
+        column: Ints | int = columns.full
         if drafter.needs_hidden:
-            column = np.where(whole < CLOSED, columns.after_hole, column)
-            column = np.where((whole >= self._requests.context[rows]), columns.full, column)
-            column = np.where(read < READ_ENOUGH, columns.no_prompt, column)
-        depth = self._recording.depth[column, place].astype(np.int64)
-        found = self._recording.proposed[column, place]
-        sure = self._recording.confidence[column, place].astype(np.float32)
-        if drafter.needs_kv:
-            depth = np.where(missing > 0, 0, depth)
-        limit = np.minimum(length, self._requests.left(rows) - 1)
-        self.length[rows] = np.minimum(found, limit)
-        self.drafter[rows] = np.where(found > 0, number, self.drafter[rows])
-        self._depth[rows] = depth
+            column = np.where(whole < CLOSED, columns.after_hole, columns.full)
+            column[whole >= books.context[asks]] = columns.full
+            column[read < READ_ENOUGH] = columns.no_prompt
+        at = column * self._positions + place
+        depth, found, sure = self._depths.take(at), self._proposed.take(at), self._sure[at].astype(np.float32)
+        self._depth[rows] = np.where(missing > 0, 0, depth) if drafter.needs_kv else depth
+        self.length[rows] = np.minimum(found, np.minimum(length, books.left[asks] - 1))
+        has = np.asarray(found > 0)
+        self.drafter[rows] = np.where(has, number, self.drafter[rows])
         self._confidence[rows] = sure if _is_lookup(drafter) else sure * (LOG_ODDS / 127)
+        return has
 
 
 def _is_lookup(drafter: Drafter) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,34 +14,46 @@ Rows = NDArray[np.int64]
 """Numbers of requests, in the order in which the engine runs them."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Books:
+    """Of some requests, at one moment. All (N,)."""
+
+    rows: Rows
+    context: Ints
+    """Tokens whose KV is cached."""
+    produced: Ints
+    slot: Ints
+    prompt: Ints
+    slo_class: Ints
+    first_s: Floats
+    todo: Ints
+    """Tokens known but not computed; 1 in a request that decodes: the last sampled one."""
+    left: Ints
+    """Tokens that it may still produce."""
+    decodes: NDArray[np.bool_]
+
+
 class Requests:
     """Rows are requests of the workload, arrived or not."""
 
     def __init__(self, load: Workload) -> None:
         count = len(load)
         self.load = load
+        self._columns: Ints = np.zeros((6, count), np.int64)
+        self.context, self.produced, self.slot, prompt, output, slo_class = self._columns
+        prompt[:], output[:], slo_class[:], self.slot[:] = load.prompt, load.output, load.slo_class, -1
         self.arrived_s: Floats = load.at_s.copy()
-        self.context: Ints = np.zeros(count, np.int64)
-        """Tokens whose KV is cached."""
-        self.produced: Ints = np.zeros(count, np.int64)
         self.first_s: Floats = np.full(count, np.nan)
         self.done_s: Floats = np.full(count, np.nan)
-        self.slot: Ints = np.full(count, -1, np.int64)
         self.preemptions = 0
 
-    def todo(self, rows: Rows) -> Ints:
-        """Tokens known but not computed; 1 in a request that decodes: the last sampled one."""
-        return np.asarray(self.load.prompt[rows] + self.produced[rows] - self.context[rows])
-
-    def decoding(self, rows: Rows) -> NDArray[np.bool_]:
-        return np.asarray((self.produced[rows] > 0) & (self.todo(rows) == 1))
-
-    def left(self, rows: Rows) -> Ints:
-        """Tokens that it may still produce."""
-        return np.asarray(self.load.output[rows] - self.produced[rows])
-
-    def elapsed_s(self, rows: Rows, now: float) -> Floats:
-        return np.where(self.produced[rows] > 0, now - self.first_s[rows], 0.0)
+    def of(self, rows: Rows) -> Books:
+        context, produced, slot, prompt, output, slo_class = self._columns.take(rows, axis=1)
+        todo = prompt + produced - context
+        decodes = (produced > 0) & (todo == 1)
+        return Books(
+            rows, context, produced, slot, prompt, slo_class, self.first_s[rows], todo, output - produced, decodes
+        )
 
 
 def blocks(tokens: Ints) -> Ints:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 
-from outrider_runtime.simulate.replay.requests import BLOCK_TOKENS, Requests, Rows, blocks
+from outrider_runtime.simulate.replay.requests import BLOCK_TOKENS, Books, Requests, Rows, blocks
 from outrider_runtime.simulate.replay.workload import Ints
 
 
@@ -26,8 +27,12 @@ class Scheduled:
     """The step's requests."""
 
     rows: Rows
+    """Those that ran before come first, in the same order."""
     tokens: Ints
     """(N,) that each computes, its verified proposals among them."""
+    paused: bool
+    """Some that ran before have no tokens in this step."""
+    preempted: Rows
 
 
 class Scheduler:
@@ -36,56 +41,49 @@ class Scheduler:
 
     def __init__(self, requests: Requests, limits: Limits) -> None:
         self.requests, self.limits = requests, limits
-        self.running: list[int] = []
-        self.waiting: list[int] = []
+        self.running: Rows = np.zeros(0, np.int64)
+        self.waiting: deque[int] = deque()
         self._slots = list(range(limits.max_requests - 1, -1, -1))
         self._blocks = limits.kv_tokens // BLOCK_TOKENS
 
-    def rows(self) -> Rows:
-        return np.array(self.running, np.int64)
-
     def free_tokens(self) -> int:
-        return int(self._blocks - blocks(self.requests.context[self.rows()]).sum()) * BLOCK_TOKENS
+        return (self._blocks - int(blocks(self.requests.context[self.running]).sum())) * BLOCK_TOKENS
 
-    def schedule(self, verified: Ints, token_budget: int | None, admit: int | None) -> Scheduled:
+    def schedule(self, running: Books, verified: Ints, token_budget: int | None, admit: int | None) -> Scheduled:
         """verified: (running,) proposals that each scores. token_budget, admit: less than the engine's own limits."""
         budget = min(self.limits.token_budget, token_budget or self.limits.token_budget)
-        rows = self.rows()
-        decodes = self.requests.decoding(rows)
-        tokens = np.where(decodes, 1 + verified, 0)
+        tokens = np.where(running.decodes, 1 + verified, 0)
         budget -= int(tokens.sum())
-        for place in np.flatnonzero(~decodes):
-            tokens[place] = chunk = max(0, min(int(self.requests.todo(rows[place : place + 1])[0]), budget))
+        for place in (~running.decodes).nonzero()[0]:
+            tokens[place] = chunk = max(0, min(int(running.todo[place]), budget))
             budget -= chunk
-        preempted = self._make_room(rows, tokens)
-        kept = (tokens > 0) & ~np.isin(rows, preempted)
-        rows, tokens = rows[kept], tokens[kept]
-        if preempted:
-            return Scheduled(rows, tokens)
-        new, chunks = self._admit(budget, self._taken(rows, tokens), admit)
-        return Scheduled(np.append(rows, new).astype(np.int64), np.append(tokens, chunks).astype(np.int64))
+        held = blocks(running.context + tokens)
+        preempted = self._make_room(held)
+        kept = tokens > 0
+        kept[len(kept) - len(preempted) :] = False
+        rows, tokens, paused = running.rows, tokens, False
+        if not kept.all():
+            rows, tokens, paused = rows[kept], tokens[kept], True
+        if not len(preempted) and self.waiting:
+            new, chunks = self._admit(budget, int(held.sum()), admit)
+            rows, tokens = np.concatenate((rows, new)), np.concatenate((tokens, chunks))
+        return Scheduled(rows, tokens, paused, preempted)
 
-    def _taken(self, rows: Rows, tokens: Ints) -> int:
-        """Blocks after the step, those of running requests that have no tokens in it included."""
-        context = self.requests.context.copy()
-        context[rows] += tokens
-        return int(blocks(context[self.rows()]).sum())
+    def _make_room(self, held: Ints) -> Rows:
+        """held: (running,) blocks after the step. Preempts from the end until they fit."""
+        need, keep = int(held.sum()), len(held)
+        while need > self._blocks and keep > 1:
+            keep -= 1
+            need -= int(held[keep])
+        gone, self.running = self.running[keep:], self.running[:keep]
+        if len(gone):
+            self.requests.context[gone] = 0
+            self.requests.preemptions += len(gone)
+            self._slots.extend(self.requests.slot[gone[::-1]].tolist())
+            self.waiting.extendleft(gone[::-1].tolist())
+        return gone
 
-    def _make_room(self, rows: Rows, tokens: Ints) -> list[int]:
-        preempted: list[int] = []
-        after = dict(zip(rows.tolist(), (self.requests.context[rows] + tokens).tolist(), strict=True))
-        need = int(blocks(self.requests.context[rows] + tokens).sum())
-        while need > self._blocks and len(self.running) > 1:
-            last = self.running.pop()
-            need -= -(-after[last] // BLOCK_TOKENS)
-            self.requests.context[last] = 0
-            self.requests.preemptions += 1
-            self._slots.append(int(self.requests.slot[last]))
-            self.waiting.insert(0, last)
-            preempted.append(last)
-        return preempted
-
-    def _admit(self, budget: int, taken: int, most: int | None) -> tuple[list[int], list[int]]:
+    def _admit(self, budget: int, taken: int, most: int | None) -> tuple[Ints, Ints]:
         new: list[int] = []
         chunks: list[int] = []
         while self.waiting and budget > 0 and self._slots and (most is None or len(new) < most):
@@ -94,15 +92,14 @@ class Scheduler:
             taken += -(-chunk // BLOCK_TOKENS)
             if taken > self._blocks:
                 break
-            self.waiting.pop(0)
+            self.waiting.popleft()
             self.requests.slot[row] = self._slots.pop()
-            self.running.append(row)
             new.append(row)
             chunks.append(chunk)
             budget -= chunk
-        return new, chunks
+        self.running = np.concatenate((self.running, np.array(new, np.int64)))
+        return np.array(new, np.int64), np.array(chunks, np.int64)
 
     def finish(self, done: Rows) -> None:
         self._slots.extend(self.requests.slot[done].tolist())
-        gone = set(done.tolist())
-        self.running = [row for row in self.running if row not in gone]
+        self.running = self.running[np.isnan(self.requests.done_s[self.running])]
