@@ -19,8 +19,8 @@ from outrider_runtime.simulate.replay.workload import Workload
 
 OURS, PLAIN = "outrider", "plain"
 STATIC_LENGTHS = (1, 3, 5)
-SPECULATES = 0.1
-"""Proposals verified a request and step below which speculation counts as off."""
+GAIN = 1.02
+"""Speed-up below which plain decoding counts as good as ours."""
 Policies = Mapping[str, Callable[[], Policy]]
 
 
@@ -120,7 +120,8 @@ def _share(met: NDArray[np.bool_]) -> float | None:
 def crossover(found: Sequence[Figures]) -> str:
     """Where speculation stops to pay, in a sentence."""
     ours = [one for one in found if one.policy == OURS]
-    off = next((one for one in ours if one.verified < SPECULATES), None)
-    if off is None:
+    pays = [one.rate_per_s for one in ours if one.speedup >= GAIN]
+    after = next((one.rate_per_s for one in ours if one.rate_per_s > max(pays, default=0.0)), None)
+    if after is None:
         return f"Speculation pays at every rate up to {ours[-1].rate_per_s:.3g} requests a second."
-    return f"From {off.rate_per_s:.3g} requests a second on, plain decoding is the right choice, and what runs."
+    return f"From {after:.3g} requests a second on, speculation gains less than {GAIN - 1:.0%} over plain decoding."

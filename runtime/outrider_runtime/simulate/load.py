@@ -13,21 +13,23 @@ import numpy as np
 from outrider_runtime.core.batch import NOBODY
 from outrider_runtime.simulate.deployment import Deployment
 from outrider_runtime.simulate.errors import SimulationError
+from outrider_runtime.simulate.replay.engine import Engine, Setting
+from outrider_runtime.simulate.replay.policies import Fixed
 from outrider_runtime.simulate.replay.workload import (
     Floats,
     Ints,
     Lengths,
     Workload,
     answers_of,
+    closed,
     open_load,
     poisson,
     with_classes,
 )
-from outrider_runtime.simulate.worlds.world import Pass
 
-SHARES = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
-"""Rates where none is given, as shares of what plain decoding of CAPACITY_REQUESTS finishes."""
-CAPACITY_REQUESTS = 128
+SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2)
+"""Rates where none is given, as shares of what plain decoding finishes."""
+CAPACITY_ROUNDS = 3
 LEAST_REQUESTS = 100
 TRACE_HEADER = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
@@ -44,10 +46,15 @@ class Wanted:
 
 
 def rates(deployment: Deployment, lengths: Lengths) -> list[float]:
-    """Up to nearly what plain decoding can finish."""
-    requests = min(CAPACITY_REQUESTS, deployment.limits.max_requests)
-    step_s = deployment.world.target_s(Pass(requests, requests, lengths.prompt + lengths.output / 2, requests))
-    return [share * requests / step_s / lengths.output for share in SHARES]
+    """Up to more than plain decoding finishes while all places are taken."""
+    clients, rng = deployment.limits.max_requests, np.random.default_rng(0)
+    load = closed(clients, CAPACITY_ROUNDS * clients, deployment.recording, None, rng, lengths)
+    setting = Setting(deployment.world, deployment.recording, deployment.drafters, deployment.limits)
+    engine = Engine(setting, _that_fit(deployment, load), Fixed(deployment.drafters))
+    engine.run()
+    finished = np.sort(engine.requests.done_s)
+    middle = slice(clients // 2, len(load) - clients)  # neither the first answers nor the last places that empty
+    return [share / float(np.diff(finished[middle]).mean()) for share in SHARES]
 
 
 def at_rate(deployment: Deployment, wanted: Wanted, rate_per_s: float) -> Workload:

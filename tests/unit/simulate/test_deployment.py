@@ -92,21 +92,30 @@ def test_what_the_figures_do_not_cover_is_said(asked):
     assert any("drafter 'head' is left out" in notice for notice in notices)
 
 
-def test_rates_go_up_to_nearly_what_plain_decoding_finishes(asked):
-    """At the highest one plain decoding is busy, and does not drown."""
+def test_rates_go_by_what_plain_decoding_finishes(asked):
+    """Prompts count: at 0.8 of it requests are let in at once, at 1.5 they queue."""
     on_h100 = deployment.deployed(asked, deployment.on_system(asked, "h100_sxm"), {})
-    at = load.rates(on_h100, Lengths(500, 128))
-    assert len(at) == len(load.SHARES)
-    assert at == sorted(at)
+    lengths = Lengths(700, 64)
+    *_, fastest = load.rates(on_h100, lengths)
+
+    def ttft_s(rate: float) -> float:
+        requests = load.at_rate(on_h100, load.Wanted(lengths, 10.0, {}, 0), rate)
+        policies = comparison.policies(on_h100, 0, statics=False)
+        return next(comparison.compared(on_h100, requests, rate, {"plain": policies["plain"]})).ttft_s
+
+    capacity = fastest / load.SHARES[-1]
+    assert ttft_s(0.8 * capacity) < 0.2
+    assert ttft_s(1.5 * capacity) > 1.0
 
 
-def row(rate: float, verified: float) -> Figures:
-    return Figures("outrider", rate, 1, 100.0, 1.0, 1.0, 0.1, 0.01, 0.01, verified, ())
+def row(rate: float, speedup: float) -> Figures:
+    return Figures("outrider", rate, 1, 100.0, 1.0, speedup, 0.1, 0.01, 0.01, 1.0, ())
 
 
-def test_the_crossover_is_the_first_rate_at_which_nothing_is_verified():
-    assert "From 20 requests" in comparison.crossover([row(10, 3.0), row(20, 0.02), row(30, 0.0)])
-    assert "every rate up to 20 " in comparison.crossover([row(10, 3.0), row(20, 1.0)])
+def test_the_crossover_is_the_first_rate_from_which_on_nothing_is_gained():
+    found = [row(10, 1.5), row(20, 1.01), row(30, 1.1), row(40, 1.0), row(50, 1.01)]
+    assert "From 40 requests a second on" in comparison.crossover(found)
+    assert "every rate up to 20 " in comparison.crossover([row(10, 1.5), row(20, 1.2)])
 
 
 def test_a_model_whose_times_ship_is_known_whoever_publishes_it():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ from outrider_runtime.simulate.replay.engine import Engine, Policy, Setting
 from outrider_runtime.simulate.replay.policies import Adaptive, ByBatchSize, Fixed, cost_tables, tuned_table
 from outrider_runtime.simulate.replay.proposals import mean_hazards
 from outrider_runtime.simulate.replay.scheduling import Limits
-from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed, open_load, poisson
+from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed, open_load, poisson, with_classes
 from outrider_runtime.simulate.worlds import world as worlds
 
 EAGLE = Drafter("eagle", passes=True, needs_hidden=True)
@@ -68,6 +70,36 @@ def test_every_request_gets_its_tokens_whatever_decides_and_however_little_memor
     assert (engine.requests.done_s >= engine.requests.first_s).all()
     assert (engine.requests.first_s > load.at_s).all()
     assert sum(engine.log.tokens) == load.output.sum()
+
+
+def test_who_is_due_first_is_let_in_first_where_classes_have_a_patience():
+    """Ours lets in by deadline, as the runtime does; without a patience it is first come, first served."""
+    rng = np.random.default_rng(3)
+    load = with_classes(open_load(poisson(400.0, 60, rng), LIFTED, None, rng, Lengths(200, 32)), np.full(2, 0.5), rng)
+    one = setting(limits=Limits(max_requests=4))
+    by_due = ran(Fixed(POOL), load, replace(one, patience_s=(0.01, 10.0))).requests
+    in_order = ran(Fixed(POOL), load, one).requests
+    tight = load.slo_class == 0
+    assert by_due.first_s[tight].max() < np.median(by_due.first_s[~tight])
+    assert (np.diff(in_order.first_s) >= 0).all()
+
+
+def test_the_policy_is_told_how_long_prompts_have_waited():
+    """Admission lets in who is overdue, and holds nobody back whose patience is nearly used."""
+    seen = []
+
+    class Watching(Fixed):
+        def plan_verify(self, batch, forest):
+            seen.append((batch.patience_used, batch.next.overdue if batch.next else None))
+            return super().plan_verify(batch, forest)
+
+    rng = np.random.default_rng(3)
+    load = with_classes(open_load(poisson(400.0, 20, rng), LIFTED, None, rng, Lengths(200, 32)), np.full(1, 1.0), rng)
+    ran(Watching(POOL), load, replace(setting(limits=Limits(max_requests=2)), patience_s=(0.1,)))
+    used, overdue = zip(*seen, strict=True)
+    assert max(used) > 1.0
+    assert {True, False} <= set(overdue)
+    assert all(share >= 1.0 for share, late in seen if late)
 
 
 def test_the_same_seed_gives_the_same_run():

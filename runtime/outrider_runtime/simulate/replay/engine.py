@@ -45,6 +45,9 @@ class Setting:
     """What two decisions and an observation cost, by batch; straight between."""
     asynchronous: bool = True
     """The host decides while the device runs: only what takes longer than the step is seen."""
+    patience_s: tuple[float, ...] = ()
+    """How long a request of each SLO class may wait: those due first are let in first, and the policy is told of them.
+    Empty: first come, first served."""
 
 
 @dataclass(slots=True)
@@ -72,6 +75,8 @@ class Engine:
         self._proposals = Proposals(setting.recording, setting.drafters, self.requests)
         self._next = 0
         self._decision = tuple(zip(*setting.decision_us, strict=True))
+        self._patience_s = np.array([*setting.patience_s, max(setting.patience_s, default=0.0)])
+        """By class; the last one is that of requests without a class."""
 
     def run(self, until_s: float = np.inf) -> None:
         """Until every request is finished, or the clock says so."""
@@ -96,7 +101,9 @@ class Engine:
                 if len(scheduler.running) + len(scheduler.waiting) >= load.clients:
                     return
                 self.requests.arrived_s[self._next] = self.now
-            scheduler.waiting.append(self._next)
+            patience_s = self._patience_s[load.slo_class[self._next]] if self.setting.patience_s else 0.0
+            self.requests.due_s[self._next] = self.requests.arrived_s[self._next] + patience_s
+            scheduler.wait(self._next)
             self._next += 1
 
     def step(self) -> None:
@@ -134,6 +141,7 @@ class Engine:
             token_budget=limits.token_budget,
             free_kv_tokens=scheduler.free_tokens(),
             next=self._waiting(),
+            patience_used=self._patience_used(books) if self.setting.patience_s else 0.0,
             waiting=min(len(scheduler.waiting), limits.max_requests - len(scheduler.running)),
         )
 
@@ -141,7 +149,17 @@ class Engine:
         if not self._scheduler.waiting:
             return None
         load, row = self.requests.load, self._scheduler.waiting[0]
-        return Waiting(int(load.slo_class[row]), int(load.prompt[row]), int(load.output[row]))
+        overdue = bool(self.setting.patience_s) and bool(self.now >= self.requests.due_s[row])
+        return Waiting(int(load.slo_class[row]), int(load.prompt[row]), int(load.output[row]), overdue)
+
+    def _patience_used(self, books: Books) -> float:
+        """By those whose prompts are being read, and the one that waits in front; preempted ones do not count."""
+        rows = books.rows[books.produced == 0]
+        if self._scheduler.waiting:
+            rows = np.append(rows, self._scheduler.waiting[0])
+        due_s, arrived_s = self.requests.due_s[rows], self.requests.arrived_s[rows]
+        used = (self.now - arrived_s) / (due_s - arrived_s)
+        return float(used[np.isfinite(due_s)].max(initial=0.0))
 
     def _forget(self, preempted: Rows) -> None:
         self._caches.forget(preempted)

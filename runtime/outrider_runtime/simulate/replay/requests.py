@@ -43,6 +43,8 @@ class Requests:
         self.context, self.produced, self.slot, prompt, output, slo_class = self._columns
         prompt[:], output[:], slo_class[:], self.slot[:] = load.prompt, load.output, load.slo_class, -1
         self.arrived_s: Floats = load.at_s.copy()
+        self.due_s: Floats = load.at_s.copy()
+        """When it has waited as long as its class bears; minus infinity once it was preempted."""
         self.first_s: Floats = np.full(count, np.nan)
         self.done_s: Floats = np.full(count, np.nan)
         self.preemptions = 0

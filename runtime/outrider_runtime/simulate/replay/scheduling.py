@@ -36,8 +36,8 @@ class Scheduled:
 
 
 class Scheduler:
-    """Running requests first, each with its proposals or its next prompt chunk, then those that wait, in order; where
-    KV runs out, the one that came last gives way."""
+    """Running requests first, each with its proposals or its next prompt chunk, then those that wait, by when they are
+    due; where KV runs out, the one that was let in last gives way."""
 
     def __init__(self, requests: Requests, limits: Limits) -> None:
         self.requests, self.limits = requests, limits
@@ -48,6 +48,13 @@ class Scheduler:
 
     def free_tokens(self) -> int:
         return (self._blocks - int(blocks(self.requests.context[self.running]).sum())) * BLOCK_TOKENS
+
+    def wait(self, row: int) -> None:
+        """Behind those that are due no later."""
+        place, due_s = len(self.waiting), self.requests.due_s
+        while place and due_s[self.waiting[place - 1]] > due_s[row]:
+            place -= 1
+        self.waiting.insert(place, row)
 
     def schedule(self, running: Books, verified: Ints, token_budget: int | None, admit: int | None) -> Scheduled:
         """verified: (running,) proposals that each scores. token_budget, admit: less than the engine's own limits."""
@@ -78,6 +85,7 @@ class Scheduler:
         gone, self.running = self.running[keep:], self.running[:keep]
         if len(gone):
             self.requests.context[gone] = 0
+            self.requests.due_s[gone] = -np.inf
             self.requests.preemptions += len(gone)
             self._slots.extend(self.requests.slot[gone[::-1]].tolist())
             self.waiting.extendleft(gone[::-1].tolist())
