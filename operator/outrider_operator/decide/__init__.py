@@ -66,7 +66,8 @@ def _asked(observed: Observed, settings: Settings, children: Children, spec: Spe
     """What the spec asks for now: what is refused waits, and what runs goes on at the spec's scale."""
     kept = observed.status.runtime_image
     image = default_image(observed.service, children.deployment, kept, settings, on_cpu=spec.accelerator.on_cpu)
-    asked = intent(children, image, given_image(children.deployment, kept), observed.profiles, settings, spec)
+    given = given_image(children.deployment, kept)
+    asked = intent(children, image, given, observed.replica_sets, observed.profiles, settings, spec)
     return held(asked, children) if rollout_refusal(children, asked, observed.rejections) else asked
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from outrider_crds.runtime_config import HotConfig, config_hash, hot_config
@@ -62,12 +62,13 @@ def intent(
     children: Children,
     image: str,
     given: str,
+    replica_sets: Iterable[Object],
     profiles: Mapping[str, Object],
     settings: Settings,
     spec: SpeculativeServiceSpec,
 ) -> Intent:
     """`image` is for the spec where its pod template names none; `given` is what the service had so far, or empty."""
-    stored = stored_revisions(children)
+    stored = stored_revisions(children, replica_sets)
     wanted = wanted_revision(children, stored, settings, spec, spec.pod_template.image or image)
     newest = newest_image(settings, on_cpu=spec.accelerator.on_cpu)
     asked = Intent(

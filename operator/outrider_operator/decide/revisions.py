@@ -3,6 +3,9 @@
 A revision's ConfigMap holds the boot config and the pod template as they were when the revision was made. Both
 are used as they stand from then on, so that neither an upgrade of the operator nor a change of `rollout` moves
 the pods of a revision that the user did not touch.
+
+Who may write ConfigMaps may not make pods for that: a stored template counts only where the Deployment or a ReplicaSet
+carries its digest. Who may write those can make pods anyway.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ from outrider_operator.model import CONFIG_MAP, REVISION_LABEL, Identity, Object
 
 INPUTS_LABEL = "outrider.dev/inputs"
 BOOT_TOKENS_ANNOTATION = "outrider.dev/boot-draft-tokens"
+TEMPLATE_ANNOTATION = "outrider.dev/template"
+"""On the Deployment, which hands it to its ReplicaSets: digest of the pod template, too long to forge."""
+_DIGEST = 64
 TEMPLATE_KEY = "pod-template.json"
 _MOST_READ = 32
 """Contents in one go, the newest first. A Deployment keeps ten old ReplicaSets; what none of them needs is deleted."""
@@ -39,6 +45,11 @@ class Revision:
     """Hash of all that makes a revision but maxDraftTokens, which is hot up to the value at boot."""
     boot: BootConfig
     template: Object
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the pod template."""
+        return digest(self.template, _DIGEST)
 
     @property
     def keys(self) -> list[ProfileKeys]:
@@ -69,10 +80,15 @@ def wanted_revision(
     return lost or _made(children.owner, settings, spec, image, inputs, spec.speculation.max_draft_tokens)
 
 
-def stored_revisions(children: Children) -> tuple[Revision, ...]:
-    """The revisions whose ConfigMaps are there and readable. Reading one takes milliseconds: once in a decision."""
+def stored_revisions(children: Children, replica_sets: Iterable[Object]) -> tuple[Revision, ...]:
+    """The revisions whose ConfigMaps are there, readable and as they were when pods were made of them.
+
+    Reading one takes milliseconds: once in a decision.
+    """
+    vouched = {(label(each, REVISION_LABEL), annotation(each, TEMPLATE_ANNOTATION)) for each in replica_sets}
+    vouched.add((current_revision_name(children), annotation(children.deployment or {}, TEMPLATE_ANNOTATION)))
     found = (_read(document) for document in children.config_maps if _keeps(children.owner, document))
-    return tuple(revision for revision in found if revision is not None)
+    return tuple(each for each in found if each is not None and (each.name, each.fingerprint) in vouched)
 
 
 def unread_maps(children: Children) -> list[str]:
@@ -129,8 +145,12 @@ def unneeded_maps(children: Children, needed: set[str]) -> list[Object]:
 
 
 def revision_annotations(revision: Revision) -> dict[str, str]:
-    """For the Deployment: what it takes to make the revision's ConfigMap again if someone deletes it."""
-    return {INPUTS_LABEL: revision.inputs, BOOT_TOKENS_ANNOTATION: str(revision.boot.max_draft_tokens)}
+    """For the Deployment: what it takes to make the revision's ConfigMap again if someone deletes or replaces it."""
+    return {
+        INPUTS_LABEL: revision.inputs,
+        BOOT_TOKENS_ANNOTATION: str(revision.boot.max_draft_tokens),
+        TEMPLATE_ANNOTATION: revision.fingerprint,
+    }
 
 
 def _lost(

@@ -54,7 +54,8 @@ class WorkloadPlan:
 def plan_workloads(
     children: Children, asked: Intent, in_use: set[str], admin_port_peers: tuple[Object, ...]
 ) -> WorkloadPlan:
-    """Children that are missing or differ. One that garbage collection is about to take is made anew after it.
+    """Children that are missing or differ. One that garbage collection is about to take is made anew after it, as is an
+    immutable one that is not what it should be.
 
     `in_use` holds the names of the revisions that ReplicaSets and pods still have.
     """
@@ -63,13 +64,13 @@ def plan_workloads(
     absent = [child for child in desired if owned[id(child)] is Ownership.ABSENT]
     present = [child for child in desired if owned[id(child)] is Ownership.OURS]
     needed = {asked.wanted.name, current_revision_name(children), *in_use}
+    differing = [child for child in present if needs_apply(children.own(*_key(child)), child)]
+    immutable = [own for child in differing if (own := children.own(*_key(child)) or {}).get("immutable")]
+    unwanted = (*unneeded_maps(children, needed), *_unwanted_policy(children, admin_port_peers), *immutable)
     return WorkloadPlan(
         create=tuple(absent),
-        apply=tuple(_write(children, child) for child in present if needs_apply(children.own(*_key(child)), child)),
-        delete=tuple(
-            Delete(each["kind"], name_of(each), uid_of(each))
-            for each in (*unneeded_maps(children, needed), *_unwanted_policy(children, admin_port_peers))
-        ),
+        apply=tuple(_write(children, child) for child in differing if children.own(*_key(child)) not in immutable),
+        delete=tuple(Delete(each["kind"], name_of(each), uid_of(each)) for each in unwanted),
         requeue_after_s=_GARBAGE_COLLECTION_S if Ownership.LEAVING in owned.values() else None,
     )
 
@@ -111,7 +112,7 @@ def _desired(children: Children, asked: Intent, admin_port_peers: tuple[Object, 
     if admin_port_peers:
         desired.append(network_policy(owner, admin_port_peers))
     if revision is not None:  # else the first revision has to wait
-        desired.append(revision_map(owner, revision))
+        desired += [] if revision in asked.stored else [revision_map(owner, revision)]
         if all(children.own(*key) is not None for key in _mounted(owner.name, revision)):
             desired.append(deployment(owner, asked, revision))
     return [stamp(child) for child in desired]

@@ -211,8 +211,13 @@ class World:
         return pod
 
     def _add_replica_set(self, template: Object) -> None:
+        """With the Deployment's annotations, as its controller makes them."""
         name, revision = _label(template, SERVICE_LABEL), _label(template, REVISION_LABEL)
-        self.replica_sets.setdefault(f"{name}-{revision}", {"metadata": copy.deepcopy(template["metadata"])})
+        deployment = self.objects.get((DEPLOYMENT, name))
+        current = deployment is not None and _label(deployment["spec"]["template"], REVISION_LABEL) == revision
+        annotations = deployment["metadata"]["annotations"] if deployment is not None and current else {}
+        metadata = {**template["metadata"], "annotations": annotations}
+        self.replica_sets.setdefault(f"{name}-{revision}", {"metadata": copy.deepcopy(metadata)})
 
     def report_states(self, name: str = "chat", **fields: Any) -> None:
         """Each ready pod answers with the mounted hot config in force."""
@@ -307,6 +312,7 @@ class World:
         version = document["metadata"].get("resourceVersion")
         assert version in (None, present["metadata"]["resourceVersion"]), "Conflict"
         assert document["metadata"]["uid"] == present["metadata"]["uid"], "applied to another object"
+        assert not present.get("immutable") or present["data"] == document["data"], "Invalid: immutable"
         before = copy.deepcopy({k: v for k, v in present.items() if k != "metadata"})
         kept = {k: present["metadata"][k] for k in ("uid", "generation", "resourceVersion")}
         present.update(copy.deepcopy(document))
