@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,11 +124,13 @@ class KubernetesApi:
                 return None
             raise
 
-    async def pages(self, kind: Kind, namespace: str | None, selector: str = "") -> AsyncIterator[Page]:
-        """The objects of a label selector (of some kinds their metadata), page by page; large ones in smaller pages."""
+    async def pages(
+        self, kind: Kind, namespace: str | None, selector: str = "", fields: str = ""
+    ) -> AsyncGenerator[Page, None]:
+        """The objects of the selectors (of some kinds their metadata), page by page; large ones in smaller pages."""
         token, size = "", PAGE_SIZE
         while True:
-            query = [("labelSelector", selector), ("continue", token), ("limit", str(size))]
+            query = [("labelSelector", selector), ("fieldSelector", fields), ("continue", token), ("limit", str(size))]
             body = await self._page(kind, namespace, query, MOST_PAGE if size > 1 else None)
             if body is None:
                 size = max(1, size // 5)
@@ -155,9 +158,8 @@ class KubernetesApi:
 
     async def first_page(self, kind: Kind, namespace: str | None, *, fields: str = "") -> list[Object]:
         """Some of the objects (of a field selector), where some are enough."""
-        query = [("limit", str(PAGE_SIZE)), ("fieldSelector", fields)]
-        page = await self._request("GET", kind.path(namespace), query=query)
-        return page.get("items") or []
+        async with aclosing(self.pages(kind, namespace, fields=fields)) as pages:
+            return (await anext(pages)).objects
 
     async def watch(
         self, kind: Kind, namespace: str | None, selector: str, resource_version: str

@@ -15,7 +15,7 @@ from kubernetes.aio.client.configuration import Configuration
 from outrider_operator import telemetry
 from outrider_operator.backoff import Backoff
 from outrider_operator.cache import Cache
-from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, Kind
+from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, EVENT, Kind
 from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.watches import CHILD_SELECTOR, Watch
 
@@ -124,6 +124,15 @@ async def test_large_objects_are_listed_in_smaller_pages() -> None:
     await _run(server, cache)
     assert {each["metadata"]["name"] for each in cache.all(DEPLOYMENT)} == {each["metadata"]["name"] for each in small}
     assert server.page_sizes == [25, 5, 1, 5, 1, 5, 1, 5, 25, 25]
+
+
+async def test_some_of_many_large_objects_are_few() -> None:
+    """Any tenant may write Events about its pods, and NetworkPolicies, of a megabyte each."""
+    server = ApiServer([])
+    server.objects = [document(f"large-{number}", 5, spec={"x": "x" * 1024 * 1024}) for number in range(30)]
+    async with _serving(server) as api:
+        assert len(await api.first_page(EVENT, "ns", fields="type=Warning")) == 1
+    assert server.page_sizes == [25, 5, 1]
 
 
 async def test_an_event_that_is_too_large_ends_no_watch() -> None:
