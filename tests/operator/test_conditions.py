@@ -180,6 +180,11 @@ ROWS = {
         expected=(("ProfilesReady", "False", "Failed", ""), ("Updated", "True", "UpToDate", "")),
         profiled=True,
     ),
+    "job-lies": Row(
+        {"profile": "absurd"},
+        expected=(("ProfilesReady", "False", "Failed", ""), ("Updated", "True", "UpToDate", "")),
+        profiled=True,
+    ),
     "infeasible": Row(
         {**TRAFFIC, "attained_percent": 10},
         {"sloClasses": [{"name": "chat", "tpot": "1ms"}]},

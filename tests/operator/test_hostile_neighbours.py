@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import socket
@@ -13,10 +14,11 @@ from typing import Any
 
 import pytest
 from outrider_crds.runtime_config import ADMIN_PORT
-from outrider_operator.kinds import CONFIG_MAP, POD, SERVICE
+from outrider_operator.decide.revisions import TEMPLATE_KEY
+from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, POD, SERVICE
 
 from tests.cluster.cluster import Cluster
-from tests.operator.client import Client, Service, wait_for
+from tests.operator.client import Client, RefusedError, Service, uids, wait_for
 from tests.operator.conftest import Make
 from tests.operator.process import OperatorProcess
 
@@ -85,6 +87,34 @@ def test_a_state_that_comes_in_two_parts_is_heard(make: Make) -> None:
     make("halves", standin={"answer": "halves"}, replicas=1, profiling={"mode": "Skip"}).wait_updated(240)
 
 
+def test_who_writes_config_maps_makes_no_pods_of_their_own_design(victim: Service, client: Client) -> None:
+    """The pod template of a revision stands in a ConfigMap: one with the node's files in it is replaced, never run."""
+    name, namespace = f"{victim.name}-{victim.revision}", victim.namespace
+    genuine = victim.child(CONFIG_MAP, name)
+    template = json.loads(genuine["data"][TEMPLATE_KEY])
+    template["spec"]["volumes"].append({"name": "host", "hostPath": {"path": "/"}})
+    copied = {field: genuine["metadata"][field] for field in ("name", "namespace", "labels", "ownerReferences")}
+    forged = {"metadata": copied, "immutable": True, "data": {**genuine["data"], TEMPLATE_KEY: json.dumps(template)}}
+
+    def forge() -> bool:
+        try:
+            client.delete(CONFIG_MAP, namespace, name)
+            client.create(CONFIG_MAP, forged)
+        except RefusedError:  # the operator was quicker
+            return False
+        return True
+
+    wait_for("the forged ConfigMap", forge)
+    before = uids(victim.ready_pods())
+    victim.patch({"replicas": 2})
+    wait_for("the genuine ConfigMap", lambda: _data(client, namespace, name) == genuine["data"], 60)
+    victim.wait_updated()
+    pod = victim.child(DEPLOYMENT)["spec"]["template"]["spec"]
+    assert "host" not in [volume["name"] for volume in pod["volumes"]]
+    assert uids(victim.ready_pods()) >= before
+    victim.patch({"replicas": 1})
+
+
 def test_a_flood_of_the_admin_port_leaves_the_pod_ready(make: Make, cluster: Cluster) -> None:
     """Any pod of the cluster can connect to it: the real kubelet's probes are answered meanwhile."""
     service = make("flooded", standin={"answer": "real"}, replicas=1, profiling={"mode": "Skip"})
@@ -121,6 +151,11 @@ def test_foreign_objects_with_the_operators_label_take_no_memory(
     victim.patch({"replicas": 1})
     victim.wait_updated()
     assert operator_process.memory_mb() < before + MOST_GROWTH_MB
+
+
+def _data(client: Client, namespace: str, name: str) -> dict[str, str]:
+    found: dict[str, str] = (client.get(CONFIG_MAP, namespace, name) or {}).get("data", {})
+    return found
 
 
 @contextmanager

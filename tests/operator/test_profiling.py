@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
-from outrider_crds.profile import REPROFILE_ANNOTATION, TARGET_FILE
+from outrider_crds.profile import REPROFILE_ANNOTATION, TARGET_FILE, TargetProfile
 from outrider_crds.runtime_config import PRODUCT_ANNOTATION
 from outrider_operator.kinds import CONFIG_MAP, JOB, SERVICE
+from pydantic import ValidationError
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.fixtures import PRODUCTS
@@ -127,6 +129,18 @@ def test_the_annotation_measures_again(services: dict[str, Service], client: Cli
     assert jobs.created().count(name) == count + 1
 
 
+def test_a_profile_that_somebody_broke_is_measured_again(services: dict[str, Service], client: Client) -> None:
+    """A date of 300 characters, and no JSON at all: no exception, and the service has its profile again."""
+    service = services["pool"]
+    service.wait("ProfilesReady", "True", timeout_s=240)
+    name = service.read()["status"]["profiles"][0]["configMap"]
+    whole = service.child(CONFIG_MAP, name)["data"][TARGET_FILE]
+    for broken in (re.sub('"measuredAt": *"[^"]*"', f'"measuredAt": "{"9" * 300}"', whole), "{"):
+        client.patch(CONFIG_MAP, service.namespace, name, {"data": {TARGET_FILE: broken}})
+        wait_for("a new measurement", lambda: _is_profile(service.child(CONFIG_MAP, name)), 120)
+        service.wait("ProfilesReady", "True")
+
+
 def test_two_services_share_a_profile(services: dict[str, Service], jobs: Jobs, client: Client) -> None:
     """One Job for both; the profile outlives the first of them and goes with the last."""
     first, second = services["first"], services["second"]
@@ -214,6 +228,14 @@ def _job_of(client: Client, namespace: str, owners: set[str]) -> str:
         if {owner["uid"] for owner in job["metadata"]["ownerReferences"]} == owners
     ]
     return found[0] if found else ""
+
+
+def _is_profile(config_map: dict[str, Any]) -> bool:
+    try:
+        TargetProfile.read(config_map["data"][TARGET_FILE])
+    except ValidationError:
+        return False
+    return True
 
 
 def _unschedulable(service: Service) -> bool:

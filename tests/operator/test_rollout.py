@@ -61,6 +61,12 @@ def services(make: Make) -> dict[str, Service]:
             rollout={"maxSurge": 0, "maxUnavailable": 1, "drainTimeout": "5s", "progressDeadline": "300s"},
         ),
         "hasty": make("hasty", profiling={"mode": "Skip"}),
+        "broken": make(
+            "broken",
+            standin={"crash": 1},
+            profiling={"mode": "Skip"},
+            rollout={"maxSurge": 0, "maxUnavailable": 1, "drainTimeout": "1s", "progressDeadline": "300s"},
+        ),
     }
 
 
@@ -150,6 +156,21 @@ def test_a_revert_in_mid_rollout_keeps_the_old_pods(services: dict[str, Service]
     assert service.revision == revision
 
 
+def test_a_revert_to_pods_that_crash_is_not_complete(services: dict[str, Service]) -> None:
+    """Their ReplicaSet is retained, and the Deployment's controller calls it available: the pods' own word counts."""
+    service = services["broken"]
+    service.wait("Progressing", "False", "Stalled", timeout_s=240)
+    crashing, revision = service.read()["spec"]["engine"], service.revision
+    service.patch({"engine": {"env": environment()}})
+    service.wait_updated(240)
+    service.patch({"engine": crashing})
+    wait_for("the Deployment to return", lambda: service.revision == revision)
+    wait_for("a pod that crashes", lambda: _crashes(service))
+    found = service.wait("Progressing", "False", "Stalled")
+    assert "no such weights" in found["message"]
+    assert service.condition("Updated")["status"] == "False"
+
+
 def test_scale_during_a_rollout(services: dict[str, Service], cluster: Cluster) -> None:
     """`kubectl scale` (as an autoscaler would) and a rollout at once: both arrive."""
     service = services["hasty"]
@@ -184,6 +205,11 @@ class Request:
     def _read(self) -> None:
         with self._response as response:
             self._text = response.read()
+
+
+def _crashes(service: Service) -> bool:
+    statuses = [status for pod in service.pods() for status in pod["status"].get("containerStatuses") or ()]
+    return bool(statuses) and all(status["restartCount"] > 0 for status in statuses)
 
 
 def _reported(pod: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from datetime import UTC, datetime
@@ -38,7 +39,10 @@ def main() -> None:
         result = _vocabulary_mismatch(boot, keys, arguments)
     else:
         result = _measured(boot, keys, arguments)
-    arguments.result.write_text(result.model_dump_json(by_alias=True))
+    said = result.model_dump_json(by_alias=True)
+    if behaviour == "absurd":
+        said = re.sub('"measuredAt":"[^"]*"', f'"measuredAt":"{"9" * 300}"', said)
+    arguments.result.write_text(said)
 
 
 def _arguments() -> argparse.Namespace:
