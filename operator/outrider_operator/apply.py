@@ -19,15 +19,10 @@ from outrider_operator.model import (
     PROFILE,
     PROFILING,
     SERVICE_LABEL,
-    Adoption,
-    Annotate,
-    Delete,
     Object,
-    Plan,
     Rejection,
-    Write,
-    fingerprint,
 )
+from outrider_operator.plan import Adoption, Annotate, Delete, Plan, Write, fingerprint
 
 logger = logging.getLogger(__name__)
 

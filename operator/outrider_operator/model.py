@@ -1,4 +1,4 @@
-"""What the operator sees (`Observed`) and what it wants done (`Plan`); `decide(observed, settings) -> Plan`.
+"""What the operator sees (`Observed`), and its words for it; `decide(observed, settings) -> Plan` (`plan.py`).
 
 Kubernetes objects are plain JSON dicts, as the API server sends them; nothing here does I/O.
 """
@@ -6,11 +6,10 @@ Kubernetes objects are plain JSON dicts, as the API server sends them; nothing h
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from outrider_crds.base import digest
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.state import RuntimeState
 from outrider_crds.status import SpeculativeServiceStatus
@@ -209,98 +208,6 @@ class Observed:
             return SpeculativeServiceStatus.model_validate(self.service.get("status") or {}, extra="ignore")
         except ValidationError:
             return SpeculativeServiceStatus()
-
-
-@dataclass(frozen=True)
-class Delete:
-    kind: str
-    name: str
-    uid: str
-    """Precondition: another object of that name is left alone."""
-    resource_version: str | None = None
-    """Precondition where the object must not have changed since (a shared profile that gained a user)."""
-
-
-@dataclass(frozen=True)
-class Adoption:
-    """Change one owner reference of a shared Job or profile: a strategic merge patch, the uid its precondition."""
-
-    kind: str
-    name: str
-    uid: str
-    owner: Object
-    """The reference to add; or {"$patch": "delete", "uid": ...} to take one off."""
-
-
-@dataclass(frozen=True)
-class Annotate:
-    """Set annotations on a pod (merge patch, with the uid as a precondition)."""
-
-    pod: str
-    uid: str
-    annotations: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Event:
-    """Posted on the service."""
-
-    warning: bool
-    reason: str
-    message: str
-
-
-Write = Object | Adoption | Annotate | Delete
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to do, in this order: create, apply, adopt, annotate, delete, write the status, post the events.
-
-    Each write is safe to skip or to repeat: the next look decides again from what it then sees. None stands on
-    another one of its plan: what an object needs was seen to be there before the object is planned.
-    """
-
-    create: tuple[Object, ...] = ()
-    """Objects that were seen to be absent. One of that name that is there by now is left alone."""
-    apply: tuple[Object, ...] = ()
-    """Server-side apply (force, FIELD_MANAGER) on the object that was seen: its uid, and where the object is shared
-    its resourceVersion, is in the metadata."""
-    adopt: tuple[Adoption, ...] = ()
-    annotate: tuple[Annotate, ...] = ()
-    delete: tuple[Delete, ...] = ()
-    """With background propagation; NotFound and a failed precondition are success."""
-    read: tuple[str, ...] = ()
-    """Names of ConfigMaps whose contents the decision needs and was not shown: nothing else is planned before that."""
-    status: SpeculativeServiceStatus = field(default_factory=SpeculativeServiceStatus)
-    events: tuple[Event, ...] = ()
-    """To be posted once the status is written."""
-    requeue_after_s: float | None = None
-    """Look again after this time even if nothing happens; None: the next watch event or resync is early enough."""
-
-    @property
-    def is_idle(self) -> bool:
-        """True when there is nothing to do but, perhaps, to write the status."""
-        return not (self.create or self.apply or self.adopt or self.annotate or self.delete or self.read)
-
-    def without(self, rejections: tuple[Rejection, ...]) -> Plan:
-        """The plan less the writes that the API server refuses."""
-        refused = {rejection.write for rejection in rejections}
-        if not refused:
-            return self
-        return replace(
-            self,
-            create=tuple(write for write in self.create if fingerprint(write) not in refused),
-            apply=tuple(write for write in self.apply if fingerprint(write) not in refused),
-            adopt=tuple(write for write in self.adopt if fingerprint(write) not in refused),
-            annotate=tuple(write for write in self.annotate if fingerprint(write) not in refused),
-            delete=tuple(write for write in self.delete if fingerprint(write) not in refused),
-        )
-
-
-def fingerprint(write: Write) -> str:
-    """Equal for equal writes."""
-    return digest(write if isinstance(write, dict) else asdict(write))
 
 
 def hot_map_name(service: str) -> str:

@@ -12,8 +12,9 @@ from outrider_operator.cache import Cache
 from outrider_operator.frame import Events
 from outrider_operator.kinds import SERVICE
 from outrider_operator.measurements import Measurements
-from outrider_operator.model import Object, Observed, Plan, Settings
+from outrider_operator.model import Object, Observed, Settings
 from outrider_operator.observe import Observer
+from outrider_operator.plan import Plan
 from outrider_operator.refusals import Refusals
 from outrider_operator.status_writer import StatusWriter
 from outrider_operator.work_queue import Key

@@ -37,7 +37,8 @@ from outrider_operator.decide.workloads.children import plan_products, plan_work
 from outrider_operator.decide.workloads.deployment import pods_are_placed
 from outrider_operator.decide.workloads.services import network_policy_name
 from outrider_operator.inbound.reading import annotation, integer, is_being_deleted, name_of
-from outrider_operator.model import CONFIG_MAP, NETWORK_POLICY, Observed, Plan, Rejection, Settings, child_names
+from outrider_operator.model import CONFIG_MAP, NETWORK_POLICY, Observed, Rejection, Settings, child_names
+from outrider_operator.plan import Plan
 
 __all__ = ["decide"]
 

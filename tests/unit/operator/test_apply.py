@@ -20,8 +20,8 @@ from outrider_operator.model import (
     SERVICE_LABEL,
     Identity,
     Object,
-    Plan,
 )
+from outrider_operator.plan import Plan
 
 
 class Api:

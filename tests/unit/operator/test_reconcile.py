@@ -13,8 +13,9 @@ from outrider_operator.frame import Events
 from outrider_operator.kinds import SERVICE, Kind
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.measurements import Measurements
-from outrider_operator.model import Object, Observed, Plan, Settings
+from outrider_operator.model import Object, Observed, Settings
 from outrider_operator.observe import Observer
+from outrider_operator.plan import Plan
 from outrider_operator.reconcile import Decide, Reconciler
 from outrider_operator.serving_pods import ServingPods
 from outrider_operator.status_writer import StatusWriter

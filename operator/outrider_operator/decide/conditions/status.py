@@ -9,7 +9,7 @@ from outrider_crds.conditions import condition, find_condition, initial_conditio
 from outrider_crds.status import Condition, ConditionStatus, ConditionType, Reason, SpeculativeServiceStatus
 
 from outrider_operator.decide.conditions.verdict import Verdicts
-from outrider_operator.model import Event
+from outrider_operator.plan import Event
 
 FIGURES_EVERY_S = 15.0
 _FIGURE_FIELDS = frozenset({"summary", "goodput", "slo_classes", "drafts"})

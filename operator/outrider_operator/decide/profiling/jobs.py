@@ -14,7 +14,8 @@ from outrider_operator.decide.profiling.job_manifest import job_manifest
 from outrider_operator.decide.profiling.job_outcome import is_finished, is_running
 from outrider_operator.decide.profiling.measurements import Measurement, ProfilingView, is_readable
 from outrider_operator.inbound.reading import is_being_deleted, name_of, text, uid_of
-from outrider_operator.model import JOB, Adoption, Delete, Identity, Object, Settings
+from outrider_operator.model import JOB, Identity, Object, Settings
+from outrider_operator.plan import Adoption, Delete
 
 _WORDS_S = 2.0
 """A pod's last words follow the end of its Job within moments."""

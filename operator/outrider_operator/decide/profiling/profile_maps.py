@@ -13,7 +13,8 @@ from outrider_operator.decide.profile_store import store_data
 from outrider_operator.decide.profiling.measurements import Measurement, ProfilingView
 from outrider_operator.decide.revisions import Revision
 from outrider_operator.inbound.reading import is_being_deleted, items, mapping, name_of, text, uid_of
-from outrider_operator.model import CONFIG_MAP, PROFILE, SERVICE_LABEL, Adoption, Delete, Identity, Object
+from outrider_operator.model import CONFIG_MAP, PROFILE, SERVICE_LABEL, Identity, Object
+from outrider_operator.plan import Adoption, Delete
 
 PRODUCT_NOTE = "outrider.dev/product"
 MODEL_NOTE = "outrider.dev/model"

@@ -27,18 +27,8 @@ from outrider_operator.decide.workloads.services import (
     service_account,
 )
 from outrider_operator.inbound.reading import annotation, is_being_deleted, name_of, text, uid_of
-from outrider_operator.model import (
-    CONFIG_MAP,
-    NETWORK_POLICY,
-    SERVICE_ACCOUNT,
-    Annotate,
-    Delete,
-    Node,
-    Object,
-    Rejection,
-    fingerprint,
-    hot_map_name,
-)
+from outrider_operator.model import CONFIG_MAP, NETWORK_POLICY, SERVICE_ACCOUNT, Node, Object, Rejection, hot_map_name
+from outrider_operator.plan import Annotate, Delete, fingerprint
 
 _GARBAGE_COLLECTION_S = 2.0
 

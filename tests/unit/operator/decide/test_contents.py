@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from outrider_operator.decide import decide
-from outrider_operator.model import CONFIG_MAP, Object, Observed, Plan, hot_map_name
+from outrider_operator.model import CONFIG_MAP, Object, Observed, hot_map_name
+from outrider_operator.plan import Plan
 
 from tests.unit.operator.decide.world import EAGLE, PLD, SETTINGS, World, manifest
 

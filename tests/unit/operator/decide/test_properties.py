@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from outrider_crds.status import ConditionStatus, ConditionType, Reason, SpeculativeServiceStatus
 from outrider_operator.decide import decide
 from outrider_operator.decide.profiling.asked import asked_of
-from outrider_operator.model import DEPLOYMENT, JOB, Object, Observed, Plan
+from outrider_operator.model import DEPLOYMENT, JOB, Object, Observed
+from outrider_operator.plan import Plan
 
 from tests.unit.operator.decide.world import (
     EAGLE,

@@ -36,11 +36,10 @@ from outrider_operator.model import (
     Node,
     Object,
     Observed,
-    Plan,
     Rejection,
     Settings,
-    fingerprint,
 )
+from outrider_operator.plan import Plan, fingerprint
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC).timestamp()
 SETTINGS = Settings(runtime_image="outrider/runtime:1", runtime_cpu_image="outrider/runtime-cpu:1")
