@@ -1,0 +1,79 @@
+"""One look at a service: what it asks the API server for, beyond what the watches bring."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+from outrider_operator.cache import Cache
+from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, EVENT, POD, REPLICA_SET, SERVICE, Kind
+from outrider_operator.kubernetes_api import KubernetesApi
+from outrider_operator.measurements import Measurements
+from outrider_operator.model import Object
+from outrider_operator.observe import Observer
+from outrider_operator.serving_pods import ServingPods
+
+from tests.unit.operator.decide.world import manifest
+from tests.unit.operator.documents import deployment, document, pod, replica_set
+
+
+class Api:
+    """Holds no objects but Events, and notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        del namespace
+        self.asked.append(f"{kind.kind} {name}")
+        return None
+
+    async def first_page(self, kind: Kind, namespace: str, *, fields: str = "") -> list[Object]:
+        del namespace, fields
+        self.asked.append(kind.kind)
+        return [{"reason": "FailedMount", "message": "no such volume"}]
+
+
+@pytest.mark.parametrize(("age_s", "asked"), [(1, 0), (60, 1)])
+async def test_events_are_read_only_of_pods_that_are_late(age_s: float, asked: int) -> None:
+    """Each rollout asked for the Events of each new pod, which has a container moments later."""
+    api, cache = Api(), Cache()
+    observer = _observer(api, cache)
+    for kind, child in ((DEPLOYMENT, deployment()), (REPLICA_SET, replica_set()), (POD, _created(age_s))):
+        cache.seen(kind, child)
+    observed = await observer.observe(_service(), ())
+    assert api.asked.count(EVENT.kind) == asked
+    assert len(observed.pods) == 1
+    assert len(observed.warnings) == asked
+
+
+async def test_what_went_before_it_was_read_is_forgotten() -> None:
+    """Else each look would ask for it again, until the watch brings its end."""
+    api, cache = Api(), Cache()
+    cache.seen(CONFIG_MAP, document("chat-hot", 3) | {"kind": "PartialObjectMetadata"})
+    await _observer(api, cache).read("ns", ["chat-hot"])
+    assert api.asked == ["ConfigMap chat-hot"]
+    assert cache.get(CONFIG_MAP, "ns", "chat-hot") is None
+
+
+def _observer(api: Api, cache: Cache) -> Observer:
+    pods = ServingPods(cache)
+    return Observer(
+        cast(KubernetesApi, api), cache, pods, Measurements(cache, pods, lambda _: None, None, 60.0), watch_nodes=True
+    )
+
+
+def _service() -> Object:
+    metadata = {"name": "chat", "namespace": "ns", "uid": "chat-uid", "resourceVersion": "1", "generation": 1}
+    return {**manifest(), "metadata": metadata, "kind": SERVICE.kind}
+
+
+def _created(age_s: float) -> dict[str, Any]:
+    """A pod on a node, without a container so far."""
+    found = pod("new", ready=False)
+    moment = datetime.fromtimestamp(time.time() - age_s, UTC)
+    found["metadata"]["creationTimestamp"] = moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+    found["status"] = {"phase": "Pending"}
+    return found
