@@ -47,8 +47,8 @@ ROWS = {
             ("Updated", "True", "UpToDate", "current config"),
             ("Progressing", "False", "Complete", ""),
             ("Ready", "True", "EndpointReady", ""),
-            ("SpeculationActive", "True", "Pays", "speed-up 1.5x"),
-            ("GoodputHealthy", "True", "AsPredicted", "1.5 times"),
+            ("SpeculationActive", "True", "Pays", "speed-up is 1.5x"),
+            ("GoodputHealthy", "True", "AsPredicted", "speed-up is 1.5x"),
             ("SLOAttained", "True", "Attained", "chat 100% of 90%"),
         ),
         profiled=True,
@@ -56,7 +56,7 @@ ROWS = {
     "loses": Row(
         {**TRAFFIC, "speedup": 0.8, "attained_percent": 20, "reckless": 1},
         expected=(
-            ("SpeculationActive", "False", "NotWorthIt", "speed-up 0.8x"),
+            ("SpeculationActive", "False", "NotWorthIt", "speed-up is 0.8x"),
             ("GoodputHealthy", "False", "BelowBaseline", "speculation.mode: Off"),
             ("SLOAttained", "False", "Missed", "% of 90%; batch "),
             ("Ready", "True", "EndpointReady", ""),
