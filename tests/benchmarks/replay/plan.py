@@ -65,14 +65,16 @@ def points(size: Size) -> list[Point]:
 
 
 def fits(name: str, requests: int) -> bool:
-    """Rows of long contexts begin at 32 requests; memory holds no more than the world says."""
+    """Rows of long contexts begin at 32 requests, a CPU serves no 128; memory holds no more than the world says."""
     if name.endswith("long"):
         return requests >= 32
+    if name.endswith("cpu"):
+        return requests <= 32
     return requests * 600 <= world(name).kv_tokens
 
 
 def wrong_points(size: Size) -> list[Point]:
-    return [Point(Case(name, 0.7), requests) for name in SHIFTED for requests in size.batches if requests > 1]
+    return [Point(Case(name, 0.7), requests) for name in SHIFTED for requests in (size.batches[1], size.batches[-1])]
 
 
 # -- what shifts ------------------------------------------------------------------------------------------------------
@@ -135,8 +137,8 @@ def step_s(name: str, requests: int) -> float:
 
 
 def mixes(size: Size) -> list[Mix]:
-    """SLO classes, at rates from 20% of the capacity up."""
-    coarse = tuple(round(0.2 + 0.15 * step, 2) for step in range(6))
+    """SLO classes, at rates from half of the capacity up."""
+    coarse = tuple(round(0.5 + 0.15 * step, 2) for step in range(6))
     return [
         Mix(Case(name, 0.7), step_s(name, 1), capacity(name), coarse, 0.05) for name in SHIFTED if name in size.worlds
     ]

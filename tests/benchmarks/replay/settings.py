@@ -40,6 +40,7 @@ POOLS = {
     "llama-3.1-8b-l40s": ("eagle", "lookup"),
     "llama-3.1-70b-4xh100": ("eagle", "lookup"),
     "llama-3.1-8b-8xa100-long": ("sparse", "lookup"),
+    "smollm2-135m-cpu": ("eagle", "lookup"),
 }
 """The pool of each world; a tie goes to the first."""
 DECISION_US = ((1, 60.0), (64, 100.0), (256, 300.0))
@@ -89,7 +90,8 @@ def setting(case: Case, *, charged: bool) -> Setting:
     one = world(case.world)
     limits = Limits(max_requests=SLOTS, kv_tokens=one.kv_tokens)
     cost = DECISION_US if charged else ((1, 0.0),)
-    return Setting(one, recording_of(case), pool(case), limits, cost)
+    on_gpu = not case.world.endswith("cpu")  # there vLLM schedules asynchronously
+    return Setting(one, recording_of(case), pool(case), limits, cost, asynchronous=on_gpu)
 
 
 @cache
