@@ -113,7 +113,7 @@ def test_speculation_pays_at_one_request_and_costs_at_many():
         n: goodput(ran(Fixed(POOL, 0, 5), static(n), half)) / goodput(ran(Fixed(POOL), static(n), half))
         for n in (1, 128)
     }
-    assert gain[1] > 1.3
+    assert gain[1] > 1.2
     assert gain[128] < 1.0
 
 
