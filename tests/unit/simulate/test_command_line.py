@@ -87,23 +87,43 @@ def test_a_trace_runs_at_its_own_pace_or_at_a_rate(manifest, tmp_path, capsys):
     assert "12 requests at 100 a second" in capsys.readouterr().err
 
 
+MEASURED_TARGET = {
+    "key": "k", "model": "llama-3.1-8b", "product": "gpu", "costs": {"uniform": {"constantS": 0.01}},
+    "errorPercent": 1.0, "measuredAt": "2026-01-01T00:00:00Z",
+}  # fmt: skip
+MEASURED_HEAD = {
+    "key": "h", "name": "head", "cost": {"constantS": 1e-3}, "autoregressive": True, "errorPercent": 1.0,
+    "measuredAt": "2026-01-01T00:00:00Z",
+}  # fmt: skip
+
+
 @pytest.mark.usefixtures("short")
-def test_a_measured_profile_is_simulated_and_says_what_it_lacks(manifest, tmp_path, capsys):
-    """A result of outrider-profile, or its report: the drafters are those of its names."""
-    cost = {"constantS": 0.01, "perBatchedTokenS": 1e-4}
-    target = {
-        "key": "k", "model": "llama-3.1-8b", "product": "gpu", "costs": {"uniform": cost},
-        "errorPercent": 1.0, "measuredAt": "2026-01-01T00:00:00Z",
-    }  # fmt: skip
-    drafter = {
-        "key": "k", "name": "head", "cost": {"constantS": 1e-3}, "autoregressive": True, "errorPercent": 1.0,
-        "measuredAt": "2026-01-01T00:00:00Z",
-    }  # fmt: skip
-    path = tmp_path / "report.json"
-    path.write_text(json.dumps({"result": {"target": target, "drafters": [drafter]}}))
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"target": MEASURED_TARGET, "drafters": [MEASURED_HEAD]},
+        {"result": {"target": MEASURED_TARGET, "drafters": [MEASURED_HEAD]}},
+        {
+            "kind": "ConfigMap",
+            "data": {"target.json": json.dumps(MEASURED_TARGET), "h.json": json.dumps(MEASURED_HEAD)},
+        },
+    ],
+    ids=["result", "report", "ConfigMap"],
+)
+def test_a_measured_profile_is_simulated_and_says_what_it_lacks(document, manifest, tmp_path, capsys):
+    """Whichever of its three forms a user has; the drafters are those of its names."""
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(document))
     out = said(capsys, "--manifest", manifest, "--profile", path, *LOAD)
-    assert "step times (measured): outrider-profile, 2026-01-01" in out
-    assert "note: drafter 'ngram' is left out: report has step times for head only." in out
+    assert "step times (measured): outrider-profile, vLLM ?, 2026-01-01" in out
+    assert "note: drafter 'ngram' is left out: profile has step times for head only." in out
+
+
+@pytest.mark.parametrize("text", ["[]", "{target: 3}", "{kind: ConfigMap, data: {target.json: nothing}}", "a: b: c"])
+def test_a_file_that_is_no_profile_is_refused_with_its_name(text, manifest, tmp_path, capsys):
+    path = tmp_path / "profile.yaml"
+    path.write_text(text)
+    assert str(path) in failure(capsys, "--manifest", manifest, "--profile", path)
 
 
 @pytest.mark.usefixtures("short")

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.worlds import compose, magicdec
 from outrider_runtime.simulate.worlds.world import WORLDS, Forward, Pass, World, known, load
+
+
+def document(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((WORLDS / f"{name}.json").read_text())
+    return found
 
 
 def decoding(requests: int, query: int = 1, context: int = 500) -> Pass:
@@ -59,6 +65,18 @@ def test_an_unknown_world_is_refused_with_the_names_of_those_that_are_known():
         load("llama-3.1-8b-abacus")
 
 
+def test_a_measured_world_costs_what_its_profile_says():
+    """Steps of one length each by the uniform coefficients, those with a prompt or of several lengths by the ragged."""
+    world = load("smollm2-135m-cpu")
+    uniform, ragged = (document("smollm2-135m-cpu")["target"]["costs"][mode] for mode in ("uniform", "ragged"))
+    plain_s = uniform["constant_s"] + 8 * uniform["per_batched_token_s"] + 8 * 300 * uniform["per_context_token_s"]
+    assert world.target_s(Pass(8, 8, 300, 8)) == pytest.approx(plain_s)
+    prompt_s = ragged["constant_s"] + 64 * ragged["per_batched_token_s"] + ragged["per_request_s"]
+    assert world.target_s(Pass(64, 0, 0, 1, ((64, 0),))) == pytest.approx(prompt_s)
+    uneven = Pass(8, 4, 300, 8, even=False)
+    assert world.target_s(uneven) != pytest.approx(world.target_s(Pass(8, 4, 300, 8)))
+
+
 def test_magicdecs_world_gives_back_the_papers_rows():
     """Table 1: a step of one token as printed; one of three within 12%, as a token's price is a mean over contexts."""
     world = load("llama-3.1-8b-8xa100-long")
@@ -72,5 +90,4 @@ def test_the_worlds_that_ship_are_what_the_kernels_say():
     """The files can be made again, where the extra `bench` is installed."""
     pytest.importorskip("aiconfigurator_core")
     recipe = compose.RECIPES[1]
-    shipped = json.loads((WORLDS / f"{recipe.name}.json").read_text())
-    assert shipped["target"] == json.loads(json.dumps(compose.compose(recipe)["target"]))
+    assert document(recipe.name)["target"] == json.loads(json.dumps(compose.compose(recipe)["target"]))

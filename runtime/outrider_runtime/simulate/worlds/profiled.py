@@ -2,17 +2,19 @@
 
     python -m outrider_runtime.simulate.worlds.profiled RESULT NAME FOLDER     FOLDER/NAME.json from a result
 
-RESULT is what `outrider-profile --result` wrote, or the report.json of `--report`.
+RESULT is what `outrider-profile --result` wrote, the report.json of `--report`, or the operator's ConfigMap
+(`kubectl get configmap outrider-profile-... -o yaml`).
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
-from outrider_crds.profile import DrafterProfile, ExecutionMode, ProfilingResult
+from outrider_crds.profile import TARGET_FILE, DrafterProfile, ExecutionMode, ProfilingResult
 from pydantic import ValidationError
 
 from outrider_runtime.simulate.errors import SimulationError
@@ -43,8 +45,8 @@ def document(path: Path, name: str) -> dict[str, Any]:
         "model": target.model,
         "device": target.device or target.product,
         "gpus": 1,
-        "source": f"outrider-profile, {target.measured_at}: held-out error {target.error_percent:.1f}%, "
-        f"spread {target.spread_percent:.1f}%",
+        "source": f"outrider-profile, vLLM {target.engine_version or '?'}, {target.measured_at}: held-out error "
+        f"{target.error_percent:.1f}%, spread {target.spread_percent:.1f}%",
         "derived": list(DERIVED),
         "kvTokens": UNLIMITED,
         "graphTokens": GRAPH_TOKENS if ExecutionMode.BEYOND_GRAPH in target.costs else None,
@@ -60,8 +62,8 @@ def _drafter(one: DrafterProfile) -> dict[str, Any]:
 def _read(path: Path) -> ProfilingResult:
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML too
-        return ProfilingResult.model_validate(found.get("result", found) if isinstance(found, dict) else found)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        return ProfilingResult.model_validate(_result(found) if isinstance(found, dict) else found)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, json.JSONDecodeError) as error:
         raise SimulationError(f"cannot read the profile {path}: {' '.join(str(error).split())}") from error
     except ValidationError as error:
         problems = "; ".join(
@@ -69,6 +71,13 @@ def _read(path: Path) -> ProfilingResult:
             for one in error.errors(include_url=False)
         )
         raise SimulationError(f"{path} is no result of outrider-profile: {problems}") from error
+
+
+def _result(found: dict[str, Any]) -> Any:
+    if found.get("kind") == "ConfigMap":
+        parts = {name: json.loads(text) for name, text in (found.get("data") or {}).items()}
+        return {"target": parts.pop(TARGET_FILE, None), "drafters": [*parts.values()]}
+    return found.get("result", found)
 
 
 def main() -> None:
