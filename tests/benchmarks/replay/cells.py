@@ -12,14 +12,13 @@ from outrider_runtime.simulate.replay.workload import Workload
 from tests.benchmarks.replay.settings import Case, System, setting
 
 Floats = NDArray[np.float64]
-WARM_SHARE = 0.25
-"""Of the steps with all clients, the first ones, left out of a static load's goodput: what is learned from nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     goodput: float
-    """Tokens a second, in the steady middle of a closed load, over the whole of an open one."""
+    """Tokens a second: of a closed load while all clients are served, after each one's first request; of an open load
+    over the whole."""
     latency_s: float
     """Mean over requests, from arrival to the last token."""
     draft_length: float
@@ -57,7 +56,8 @@ def _result(engine: Engine) -> Result:
     tokens, step_s = np.array(log.tokens), np.array(log.step_s)
     goodput = float(tokens.sum() / engine.now)
     if load.clients is not None:
-        goodput = _steady(tokens, step_s, np.array(log.requests), load.clients)
+        started = int(np.searchsorted(log.now, requests.done_s[: load.clients].max(), side="right"))
+        goodput = _steady(tokens[started:], step_s[started:], np.array(log.requests)[started:], load.clients)
     further = np.maximum(1, load.output - 1)
     return Result(
         goodput=goodput,
@@ -75,10 +75,7 @@ def _result(engine: Engine) -> Result:
 
 
 def _steady(tokens: NDArray[np.int64], step_s: Floats, requests: NDArray[np.int64], clients: int) -> float:
-    """While all clients are served, after the first steps."""
+    """While all clients are served."""
     full = np.flatnonzero(requests >= clients)
-    if not len(full):
-        return float(tokens.sum() / step_s.sum())
-    first, last = full[0], full[-1] + 1
-    first += int(WARM_SHARE * (last - first))
-    return float(tokens[first:last].sum() / step_s[first:last].sum())
+    last = full[-1] + 1 if len(full) else len(tokens)
+    return float(tokens[:last].sum() / step_s[:last].sum())

@@ -20,7 +20,7 @@ from tests.benchmarks.replay.synthetic import MIXES
 
 LEAST_OF_SINGLE, LEAST_OF_ORACLE, LEAST_ELSEWHERE, MUCH_TO_GAIN = 1.10, 0.90, 0.98, 1.2
 LENGTHS = Lengths(300, 160)
-ROUNDS = 6
+ROUNDS = 7
 ORACLE_LENGTHS = (1, 3, 5)
 
 

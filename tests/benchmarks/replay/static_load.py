@@ -15,7 +15,7 @@ from tests.benchmarks.replay.settings import Case, System, others, ours, recordi
 LEAST_POINT, LEAST_MEAN, LEAST_OF_PLAIN = 0.98, 1.00, 0.98
 LEAST_OF_ADAPTIVE, LEAST_ADAPTIVE_MEAN, LEAST_WHERE_NOTHING_PAYS = 0.98, 1.00, 1.05
 ADAPTIVE = "adaptive verification"
-ROUNDS = 6
+ROUNDS = 7
 LONG_CONTEXT = Lengths(8000, 128)
 
 

@@ -13,8 +13,8 @@ from outrider_runtime.simulate.replay.policies import Fixed
 
 from tests.benchmarks.replay import bars, phases, plan, slo_mix, static_load, wrong_models
 from tests.benchmarks.replay import pool as pools
-from tests.benchmarks.replay.cells import Result
-from tests.benchmarks.replay.settings import Case, pool, recording, setting
+from tests.benchmarks.replay.cells import Result, run
+from tests.benchmarks.replay.settings import Case, plain, pool, recording, setting
 from tests.benchmarks.replay.synthetic import MIXES
 
 
@@ -160,8 +160,22 @@ def test_the_oracle_asks_of_each_request_the_drafter_of_its_group():
             return made
 
     policy = Watched(pool(case), np.array([0, 0, 1]), np.array([3, 5]))
-    Engine(setting(case, charged=False), pools.load(case, 4, 0, told=True), policy).run(until_s=0.5)
+    Engine(setting(case, charged=False), pools.load(case, 12, 0, told=True), policy).run(until_s=0.5)
     assert {(0, 0), (2, 1)} <= set(seen) <= {(0, 0), (1, 0), (2, 1)}
+
+
+def test_a_static_load_is_judged_after_each_clients_first_request():
+    """What is learned from nothing, and prompts that all come at once, are no static load."""
+    case = Case("llama-3.1-8b-h200", 0.5)
+    load = static_load.load(static_load.Point(case, 4), 0)
+    engine = Engine(setting(case, charged=False), load, Fixed(pool(case)))
+    engine.run()
+    first_s = engine.requests.done_s[:4].max()
+    served = [at > first_s and requests == 4 for at, requests in zip(engine.log.now, engine.log.requests, strict=True)]
+    last = max(place for place, there in enumerate(served) if there) + 1
+    inside = [place for place in range(last) if engine.log.now[place] > first_s]
+    expected = sum(engine.log.tokens[place] for place in inside) / sum(engine.log.step_s[place] for place in inside)
+    assert run(case, plain(), load, 0).goodput == pytest.approx(expected)
 
 
 def test_no_plan_asks_for_more_cells_than_twenty_minutes_hold():
