@@ -2,8 +2,8 @@
 
 A draft model can be fed later what it missed: so it is fed when it is asked, where what it will bring over the rest of
 the answer exceeds the forward over what is missing. A head reads the target's hidden states, which are gone after the
-step: a prompt is read then or never. It is read where that is known to pay; until then only now and then a short one,
-so that the two kinds of request tell. Under load nothing is read at all: the batch size at which a drafter stopped to
+step: a prompt is read then or never. It is read until that is known not to pay, but for a short one now and then, so
+that the two kinds of request tell. Under load nothing is read at all: the batch size at which a drafter stopped to
 be chosen is its gate, with hysteresis, and it is forgotten from time to time, so that speculation comes back.
 
 D drafters, N requests.
@@ -25,7 +25,7 @@ from outrider_runtime.core.slo import HORIZON_TOKENS, expected_rest
 HOLE_TOKENS = 16
 """So little is missing after any step, and after a probe: no more than the first pass covers."""
 SHORT_TOKENS = 256
-"""Of a prompt that may be read to find out what that buys."""
+"""Of prompts that may go unread, and of holes that may be closed, to find out what that buys."""
 LEARN_SHARE = 1 / 16
 """Of the steps with nothing but short prompts."""
 LEAST_TRIALS = 20.0
@@ -136,8 +136,8 @@ class DraftKV:
             if self.gates[drafter].closed(len(batch) + batch.waiting):
                 continue
             gain, trials = acceptance.worth_of_reading(int(drafter), max(1, length))
-            if trials < LEAST_TRIALS:
-                reads[drafter] = tokens <= SHORT_TOKENS and bool(self._rng.random() < LEARN_SHARE)
+            if trials < LEAST_TRIALS:  # a head mostly proposes better over a prompt that it has read
+                reads[drafter] = tokens > SHORT_TOKENS or bool(self._rng.random() >= LEARN_SHARE)
             else:
                 requests = int((batch.prompt > 0).sum())
                 reads[drafter] = gain * requests * HORIZON_TOKENS / 2 > rate * token_s[drafter] * tokens

@@ -198,8 +198,14 @@ def test_a_draft_model_is_fed_when_it_is_asked_and_not_before():
     assert np.mean([record.passes[0] for record in running.run(50)[25:]]) >= 2
 
 
-def test_a_head_reads_next_to_no_prompt_before_reading_is_known_to_pay():
-    """Where it runs for a part of the batch: prompts pass it by, a short one now and then excepted."""
+def test_a_head_reads_the_first_prompts():
+    """What it brings is not known yet, and a prompt cannot be read later."""
+    running = Engine(world(0.9), controller((EAGLE,), model(), whole_batch=False), load=4, prompt=400)
+    assert running.run(1)[0].fed > 4 * 200
+
+
+def test_a_head_that_does_not_pay_reads_no_prompts():
+    """Where it runs for a part of the batch: once it is not asked any more, prompts pass it by."""
     loop = controller((EAGLE,), model(), whole_batch=False)
     running = Engine(world(0.05), loop, load=32, prompt=128, output=48)
     records = running.run(400)[100:]
