@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from eagle3.target import CannotTrainError
 from outrider_crds.runtime_config import BootConfig, HotConfig
 from outrider_crds.spec import (
@@ -32,7 +33,9 @@ from outrider_crds.spec import (
     NeuralDraft,
     SpeculationMode,
 )
-from outrider_runtime.control.batch import RequestOutcome, StepOutcome
+from outrider_runtime.core.forest import ROOT
+from outrider_runtime.core.plans import Outcome
+from outrider_runtime.loop.steps import Told
 from outrider_runtime.vllm_plugin import launch
 from train_eagle3 import figure, positive, read_prompts
 
@@ -52,14 +55,16 @@ class Work(NamedTuple):
     draft_tokens: int
 
 
-def acceptance(requests: Iterable[RequestOutcome], draft_tokens: int) -> list[float]:
+def acceptance(outcomes: Iterable[Outcome], draft_tokens: int) -> list[float]:
     """Of each position, given that those before it were accepted: accepted by tried, 0 where none was tried."""
-    tried, accepted = [0] * draft_tokens, [0] * draft_tokens
-    for request in requests:
-        for position in range(request.tried):
-            tried[position] += 1
-            accepted[position] += position < request.accepted
-    return [hits / trials if trials else 0.0 for hits, trials in zip(accepted, tried, strict=True)]
+    tried, accepted = np.zeros((2, draft_tokens + 1), int)
+    for outcome in outcomes:
+        forest, kept = outcome.forest, outcome.accepted
+        reached = (forest.parent == ROOT) | kept[forest.parent]
+        tried += np.bincount(forest.depth[outcome.verified & reached], minlength=draft_tokens + 1)
+        accepted += np.bincount(forest.depth[kept], minlength=draft_tokens + 1)
+    rates: list[float] = (accepted / np.maximum(tried, 1))[1:].tolist()
+    return rates
 
 
 def measure(target: Path, head: Path, work: Work) -> list[float]:
@@ -88,14 +93,14 @@ def run_alone(work: Work) -> list[float]:
     engine = start_engine(launch.load_plan())
     loop = engine.engine_core.engine_core.scheduler.outrider
     loop.pin(work.draft_tokens, DRAFTER)
-    steps: list[StepOutcome] = []
+    steps: list[Told] = []
     loop.listeners.append(steps.append)
     greedy = SamplingParams(temperature=0.0, max_tokens=work.length)
     for number, prompt in enumerate(work.prompts):
         engine.add_request(str(number), encoded(engine, prompt), greedy)
     while engine.has_unfinished_requests():
         engine.step()
-    return acceptance((request for step in steps for request in step.requests), work.draft_tokens)
+    return acceptance((step.outcome for step in steps), work.draft_tokens)
 
 
 def encoded(engine: Any, prompt: str) -> dict[str, list[int]]:

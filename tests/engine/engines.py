@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 from outrider_crds.runtime_config import BootConfig, HotConfig
@@ -29,10 +29,10 @@ from outrider_crds.spec import (
     SpeculationMode,
     Suffix,
 )
-from outrider_runtime.control.batch import StepOutcome
+from outrider_runtime.loop.control_loop import ControlLoop
+from outrider_runtime.loop.steps import Told
 from outrider_runtime.vllm_plugin import arguments as arguments_
 from outrider_runtime.vllm_plugin import launch
-from outrider_runtime.vllm_plugin.loop import ControlLoop
 
 MODELS = Path.home() / ".cache/outrider/models"
 TARGET = MODELS / "smollm2-135m-instruct"
@@ -162,6 +162,37 @@ def stop(llm: Any) -> None:
     cleanup_dist_env_and_memory()
 
 
+class Verified(NamedTuple):
+    """What came of one request's proposals in a step."""
+
+    id: str
+    drafter: str
+    """Whose they were; of whoever was asked first where there are none."""
+    asked: int
+    """Tokens that it was asked for."""
+    proposed: int
+    verified: int
+    accepted: int
+    first: str
+    """Who was asked first."""
+
+
+def verified(told: Told, drafters: Sequence[str]) -> list[Verified]:
+    """Of each request that somebody was asked for."""
+    outcome, found = told.outcome, list[Verified]()
+    forest = outcome.forest
+    for row, name in enumerate(told.step.names):
+        nodes = forest.request == row
+        ranks = [number for number in forest.asked[:, row].tolist() if number >= 0]
+        if not ranks:
+            continue
+        who = int(forest.drafter[nodes][0]) if nodes.any() else ranks[0]
+        proposed, scored, kept = (int(one[nodes].sum()) for one in (nodes, outcome.verified, outcome.accepted))
+        asked = int(forest.lengths[who])
+        found.append(Verified(name, drafters[who], asked, proposed, scored, kept, drafters[ranks[0]]))
+    return found
+
+
 class Bench:
     """An engine in this process, driven step by step; what its loop saw is kept in `steps`."""
 
@@ -172,7 +203,7 @@ class Bench:
         self.scheduler = core.scheduler
         self.runner = core.model_executor.driver_worker.worker.model_runner
         self.loop: ControlLoop = self.scheduler.outrider
-        self.steps: list[StepOutcome] = []
+        self.steps: list[Told] = []
         self.loop.listeners.append(self.steps.append)
 
     def fresh(self) -> None:
@@ -209,13 +240,17 @@ class Bench:
             step += 1
         return list(tokens.values())
 
+    @property
+    def outcomes(self) -> list[Verified]:
+        """Of each request in each step."""
+        names = list(self.loop.numbers)
+        return [one for step in self.steps for one in verified(step, names)]
+
     def accepted(self, drafter: str) -> int:
-        return sum(one.accepted for step in self.steps for one in step.requests if one.drafter == drafter)
+        return sum(one.accepted for one in self.outcomes if one.drafter == drafter)
 
     def verified(self, drafter: str | None = None) -> int:
-        return sum(
-            one.verified for step in self.steps for one in step.requests if drafter is None or one.drafter == drafter
-        )
+        return sum(one.verified for one in self.outcomes if drafter is None or one.drafter == drafter)
 
 
 def _sampling(sampling: dict[str, Any]) -> Any:

@@ -81,10 +81,11 @@ def test_what_a_draft_took_and_brought_is_told_a_step_later(engine: Bench) -> No
     drafter = engine.plan.pool.hosted[-1].name
     engine.loop.pin(2, drafter)
     engine.generate(PROMPTS[:2])
-    steps = [step for step in engine.steps if math.isfinite(step.step_s)]
-    assert sum(drafter in step.draft_s for step in steps) >= len(steps) - 1
+    steps = [step.outcome for step in engine.steps if math.isfinite(step.outcome.step_s)]
+    number = engine.loop.numbers[drafter]
+    assert sum(step.draft_s[number] > 0 for step in steps) >= len(steps) - 1
     assert all(step.target_s > 0 for step in steps)
-    outcomes = [one for step in engine.steps for one in step.requests if one.drafter == drafter]
+    outcomes = [one for one in engine.outcomes if one.drafter == drafter]
     assert all(one.accepted <= one.verified <= one.proposed <= one.asked for one in outcomes)
     assert engine.accepted(drafter) > 0
 

@@ -13,8 +13,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from outrider_runtime.loop.caches import Hole
 from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
-from outrider_runtime.vllm_plugin.messages import IDLE, NOBODY, DraftOrder, Hole, numbers
+from outrider_runtime.vllm_plugin.messages import IDLE, NOBODY, DraftOrder, numbers
 from outrider_runtime.vllm_plugin.step_clock import HostClock
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from outrider_crds.state import SLOClassState
-from outrider_runtime.control.counters import Reason
-from outrider_runtime.vllm_plugin.steps import step_size
+from outrider_runtime.core.state import Reason
 
 from tests.engine.engines import OUTPUT_TOKENS, Bench, bench, eagle, lookup
 
@@ -118,28 +118,29 @@ def test_no_draft_forward_runs_when_pinned_to_zero(engine: Bench) -> None:
     engine.loop.pin(0)
     engine.generate([GREEDY[0], "one two three one two"])
     assert engine.steps
-    assert all(not step.draft_s and not step.draft_plan.run_neural for step in engine.steps)
+    assert all(np.isnan(step.outcome.draft_s).all() for step in engine.steps)
+    assert not any(step.outcome.draft_plan.feed.any() for step in engine.steps)
     engine.loop.pin(1, "eagle")
     engine.generate([GREEDY[0]])
-    assert any("eagle" in step.draft_s for step in engine.steps)
+    assert any(step.outcome.draft_s[engine.loop.numbers["eagle"]] > 0 for step in engine.steps)
 
 
 def test_step_times_are_measured_where_they_pass(engine: Bench) -> None:
     """Target and draft are measured in the worker; together they fit into the step's wall time."""
     engine.loop.pin(2, "eagle")
     engine.generate([GREEDY[0]] * 4)
-    for step in engine.steps:
+    for step in (one.outcome for one in engine.steps):
         assert 0 < step.target_s < step.step_s
-        assert step.target_s + sum(step.draft_s.values()) <= step.step_s * 1.05
+        assert step.target_s + np.nansum(step.draft_s) <= step.step_s * 1.05
 
 
 def test_acceptance_is_counted_of_real_proposals_only(engine: Bench) -> None:
     engine.loop.pin(3, "pld")
     engine.generate(["one two three four one two three four one two", "Something that never repeats"])
-    outcomes = [one for step in engine.steps for one in step.requests]
+    outcomes = engine.outcomes
     assert any(one.proposed < one.asked for one in outcomes), "prompt lookup does not always find something"
     assert all(one.accepted <= one.verified <= one.proposed <= max(one.asked, one.proposed) for one in outcomes)
-    assert sum(step.tokens for step in engine.steps) == 2 * OUTPUT_TOKENS
+    assert sum(step.outcome.tokens for step in engine.steps) == 2 * OUTPUT_TOKENS
 
 
 def test_finished_requests_count_for_their_class(engine: Bench) -> None:
@@ -212,33 +213,13 @@ def test_a_lowered_token_budget_cuts_prompts_and_changes_no_answer(
     engine.fresh()
     plan_verify = engine.loop.plan_verify
     monkeypatch.setattr(
-        engine.loop, "plan_verify", lambda batch: dataclasses.replace(plan_verify(batch), token_budget=48)
+        engine.loop, "plan_verify", lambda *given: dataclasses.replace(plan_verify(*given), token_budget=48)
     )
     assert engine.run([GREEDY, (LONG, {})], arrive_every=2) == right
-    both = [step for step in engine.steps if step.prefill_tokens and step.n_decoding]
-    assert both, "a prompt was read while a request decoded"
-    assert max(step.n_batched for step in engine.steps) <= 48
+    steps = [one.step for one in engine.steps]
+    assert any(0 < (step.prompt > 0).sum() < len(step.names) for step in steps), "a prompt was read beside an answer"
+    assert max(step.tokens.sum() for step in steps) <= 48
     assert engine.scheduler.max_num_scheduled_tokens == 512
-
-
-def test_a_plain_step_is_booked_without_a_look_at_its_requests(engine: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Promise: where everybody decodes and nothing is proposed, the loop learns what looking would tell it."""
-    scheduler, plain = engine.scheduler, engine.scheduler._plan_plain_step
-    looked_at = []
-
-    def compared(scheduler_output: Any, step: int) -> Any:
-        found = plain(scheduler_output, step)
-        counts = scheduler_output.num_scheduled_tokens
-        views = [scheduler._scheduled_view(name, scheduler_output) for name in counts]
-        assert found is None or found.size == step_size(views, counts, None)
-        looked_at.append(found is None)
-        return found
-
-    monkeypatch.setattr(scheduler, "_plan_plain_step", compared)
-    engine.loop.pin(0)
-    engine.run([GREEDY, (LONG, {})], arrive_every=2)
-    assert looked_at == [step.prefill_tokens > 0 for step in engine.steps]
-    assert not all(looked_at)
 
 
 def test_a_step_that_admits_nobody_lets_the_running_go_on(engine: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,10 +228,12 @@ def test_a_step_that_admits_nobody_lets_the_running_go_on(engine: Bench, monkeyp
     engine.fresh()
     plan_verify = engine.loop.plan_verify
     monkeypatch.setattr(
-        engine.loop, "plan_verify", lambda batch: dataclasses.replace(plan_verify(batch), admit=int(not batch.requests))
+        engine.loop,
+        "plan_verify",
+        lambda *given: dataclasses.replace(plan_verify(*given), admit=not len(given[0])),
     )
     assert engine.run([GREEDY, ("one two", {})]) == right
-    assert max(step.n_requests for step in engine.steps) == 1, "one after the other"
+    assert max(len(one.step.names) for one in engine.steps) == 1, "one after the other"
 
 
 def test_a_waiting_request_of_a_tight_class_goes_before_loose_ones(engine: Bench) -> None:
@@ -268,9 +251,9 @@ def test_without_a_pool_requests_are_counted_and_nothing_is_drafted() -> None:
     """Promise: no draft pool means no speculation (NoDrafter), and SLO counting all the same."""
     with bench([]) as plain:
         plain.generate([GREEDY[0], "one two"])
-        seen = plain.loop.snapshot()
+        seen = plain.loop.state()
         assert seen.reason is Reason.NO_DRAFTER
-        assert seen.steps == len(plain.steps)
-        assert seen.output_tokens == 2 * OUTPUT_TOKENS
+        assert seen.tally.steps == len(plain.steps)
+        assert seen.tally.output_tokens == 2 * OUTPUT_TOKENS
         assert plain.verified() == 0
         assert chat(plain).finished == 2

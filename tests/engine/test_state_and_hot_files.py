@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from outrider_crds.profile import DrafterProfile, ExecutionMode, ProfileKeys, StepCost, TargetProfile
 from outrider_crds.runtime_config import HotConfig, config_hash
 from outrider_crds.spec import SpeculationMode
 from outrider_crds.state import ProfileSource, RuntimeState
-from outrider_runtime.control import costs as control
-from outrider_runtime.control.batch import Batch
+from outrider_runtime.core import cost as control
+from outrider_runtime.loop.control_loop import ControlLoop
+from outrider_runtime.loop.profiles import Identity, load_profile, product_of_pod
+from outrider_runtime.loop.reporter import Reporter
+from outrider_runtime.loop.suspensions import FIRST_SUSPENSION_S
 from outrider_runtime.snapshot import blank_state, read_snapshot, write_snapshot
 from outrider_runtime.vllm_plugin import launch
-from outrider_runtime.vllm_plugin.loop import FIRST_SUSPENSION_S, ControlLoop
 from outrider_runtime.vllm_plugin.pool import Pool
-from outrider_runtime.vllm_plugin.profiles import Identity, load_profile, product_of_pod
-from outrider_runtime.vllm_plugin.reporter import Reporter
 
 from tests.engine.engines import boot_config, draft_model, hot_config, lookup
+from tests.unit.core import columns
 
 KEYS = ProfileKeys(product="cpu", target="t1", drafters={"pld": "d1"})
 HERE = Identity(device="EPYC", engine_version="0.32.0", commit="abc")
@@ -50,8 +52,15 @@ class Pod:
         )
         pool = Pool(hosted=(lookup(),), dropped={"draft": "model folder has no config.json"})
         plan = launch.LaunchPlan(boot=boot, hot=hot_config(), paths=paths, pool=pool, engine_version="0.32.0")
-        self.loop = ControlLoop(plan, largest_graph_tokens=None)
-        self.reporter = Reporter(self.loop, HERE, started_at=1.0)
+        self.plan = plan
+        self.loop = self.control_loop()
+        self.reporter = Reporter(self.loop, paths, plan.hot, HERE, started_at=1.0)
+
+    def control_loop(self, **settings: Any) -> ControlLoop:
+        plan = self.plan
+        return ControlLoop(
+            plan.boot, plan.hot, plan.pool.hosted, max_requests=4, left_out=plan.pool.dropped, **settings
+        )  # fmt: skip
 
     def write_hot(self, hot: HotConfig) -> None:
         self.hot_file.write_text(json.dumps(hot.wire()))
@@ -111,7 +120,7 @@ def test_a_mounted_profile_is_used_and_a_later_one_replaces_it(pod: Pod) -> None
     state = pod.tick()
     assert state.profile.source is ProfileSource.MOUNTED
     assert state.profile.error_percent == 4.0
-    assert not pod.loop.snapshot().learning
+    assert not pod.loop.state().learning
 
 
 def test_a_corrupt_profile_keeps_the_one_before_and_says_so(pod: Pod) -> None:
@@ -122,7 +131,7 @@ def test_a_corrupt_profile_keeps_the_one_before_and_says_so(pod: Pod) -> None:
     state = pod.tick()
     assert "target.json" in state.profile.load_error
     assert state.profile.source is ProfileSource.MOUNTED
-    assert not pod.loop.snapshot().learning
+    assert not pod.loop.state().learning
 
 
 @pytest.mark.parametrize(
@@ -135,7 +144,7 @@ def test_a_profile_of_something_else_is_refused_and_said(pod: Pod, update: dict[
     state = pod.tick()
     assert said in state.profile.mismatch
     assert state.profile.source is ProfileSource.LEARNING
-    assert pod.loop.snapshot().learning
+    assert pod.loop.state().learning
 
 
 def test_a_drafters_profile_of_something_else_is_refused_and_said(pod: Pod) -> None:
@@ -200,18 +209,18 @@ def test_a_failing_drafter_is_suspended_with_its_error_in_the_state(pod: Pod) ->
 def test_a_suspended_drafter_comes_back_and_waits_longer_each_time(pod: Pod) -> None:
     """Promise: switched off for a while. A step that was under way does not count as another failure."""
     now = [100.0]
-    loop = ControlLoop(pod.loop.plan, largest_graph_tokens=None, clock=lambda: now[0])
-    idle = Batch((), 0.0, 512, 4096)
+    loop = pod.control_loop(clock=lambda: now[0])
+    idle = columns.batch(1)
     for pause_s in (FIRST_SUSPENSION_S, 2 * FIRST_SUSPENSION_S, 4 * FIRST_SUSPENSION_S):
         loop.drafter_failed("pld", "it raised")
         loop.drafter_failed("pld", "it raised in a step that was under way")
-        assert f"{pause_s:.0f} s: it raised" in loop.snapshot().drafters["pld"].suspended
+        assert f"{pause_s:.0f} s: it raised" in loop.state().drafters["pld"].suspended
         now[0] += pause_s - 1
         loop.plan_draft(idle)
-        assert loop.snapshot().drafters["pld"].suspended
+        assert loop.state().drafters["pld"].suspended
         now[0] += 2
         loop.plan_draft(idle)
-        assert loop.snapshot().drafters["pld"].suspended == ""
+        assert loop.state().drafters["pld"].suspended == ""
 
 
 def test_readers_see_whole_states_while_one_is_written(tmp_path: Path) -> None:

@@ -221,9 +221,9 @@ class Controller:
 
     def _fixed_plan(self, batch: Batch) -> DraftPlan | None:
         """The plan where nothing is to be chosen: nobody can be asked, a pin, or Static."""
-        if self._pinned is not None and self._pinned[0] > 0:
+        if self._pinned is not None and self._pinned[0] > 0 and self._usable[self._pinned[1]]:
             return self._plan_for_one(batch, *self._pinned, Purpose.FIXED)
-        if self._silent or not self._usable.any():
+        if self._pinned is not None or self._silent or not self._usable.any():
             return self._plan(batch, np.arange(0), self._nothing(0), Purpose.FIXED)
         if self.settings.hot.mode is Mode.STATIC:
             first = int(self._usable.argmax())
@@ -376,7 +376,10 @@ class Controller:
         passes = np.zeros(len(self.settings.drafters), np.int64)
         passes[drafter] = draft_tokens * served.any()
         asked = np.where(served & (passes[drafter] > 0), drafter, NOBODY)[None]
-        return DraftPlan(passes, asked, self._feed(batch, passes, closes), purpose)
+        feed = self._feed(batch, passes, closes)
+        if purpose is Purpose.FIXED:  # nobody weighs it, so a long prompt is read chunk by chunk
+            feed[drafter] = np.where(batch.prompt > 0, batch.missing[drafter], feed[drafter])
+        return DraftPlan(passes, asked, feed, purpose)
 
     def _feed(self, batch: Batch, passes: Ints, closing: Ints) -> Ints:
         reads = np.zeros(len(passes), dtype=bool)

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from outrider_runtime.control.batch import StepOutcome
-from outrider_runtime.control.costs import shape_of
+from outrider_runtime.loop.control_loop import ControlLoop
+from outrider_runtime.loop.steps import Told
 from outrider_runtime.profiler.core_speed import CoreSpeed
 from outrider_runtime.profiler.grid import HEADROOM_TOKENS, GridPoint, Limits, Pace
 from outrider_runtime.profiler.protocol import Ask
 from outrider_runtime.profiler.samples import Sample, Visit
-from outrider_runtime.vllm_plugin.loop import ControlLoop
 
 SEED = 7
 LONGEST_SET_UP = 10_000
@@ -32,8 +31,8 @@ class Driver:
         self._core = engine.engine_core.engine_core
         self._scheduler = self._core.scheduler
         self._loop: ControlLoop = self._scheduler.outrider
-        self._outcomes: list[StepOutcome] = []
-        self._loop.listeners.append(self._outcomes.append)
+        self._steps: list[Told] = []
+        self._loop.listeners.append(self._steps.append)
         on_cpu = self._core.vllm_config.device_config.device_type == "cpu"
         self._speed = CoreSpeed() if on_cpu else None
         self._rng = np.random.default_rng(SEED)
@@ -78,18 +77,18 @@ class Driver:
         return Visit(ask.point, tuple(samples), self._suspension(ask.drafter))
 
     def _suspension(self, drafter: str | None) -> str:
-        counters = self._loop.snapshot().drafters.get(drafter or "")
-        return counters.suspended if counters else ""
+        found = self._loop.state().drafters.get(drafter or "")
+        return found.suspended if found else ""
 
     def _shortest(self, point: GridPoint) -> float:
-        hosted = self._loop.plan.pool.hosted
+        hosted = self._loop.hosted
         drafter = hosted[0].name if hosted and point.verify else None
         visit = self.visit(Ask(point, drafter, steps=3, most_steps=9, settle=2))
         return min(sample.target_s for sample in visit.samples)
 
     def _arrange(self, point: GridPoint, drafter: str | None) -> None:
         """Bring `point.batch` requests of `point.context` cached tokens to where they decode."""
-        neural = {one.name for one in self._loop.plan.pool.neural}
+        neural = {one.name for one in self._loop.hosted if one.neural is not None}
         group = point.context, drafter in neural
         if group != self._group or len(self._batch) > point.batch or self._grown_long():
             self._clear()
@@ -116,13 +115,24 @@ class Driver:
         """One step of `point`; empty where the plugin reported none."""
         added = self._add(self._random_tokens(point.prefill)) if point.prefill else None
         self._propose(point)
-        self._outcomes.clear()
+        self._steps.clear()
         before = self._speed_now()
         self._engine.step()
         speed = (before + self._speed_now()) / 2
         if added is not None:
             self._engine.abort_request([added])
-        return [_sample(outcome).at(speed) for outcome in self._outcomes]
+        return [self._sample(step).at(speed) for step in self._steps]
+
+    def _sample(self, step: Told) -> Sample:
+        outcome = step.outcome
+        drafts_s = {
+            one.name: seconds
+            for one, seconds in zip(self._loop.hosted, outcome.draft_s.tolist(), strict=True)
+            if not math.isnan(seconds)
+        }
+        measured = not math.isnan(outcome.target_s)
+        target_s = outcome.target_s if measured else outcome.step_s - sum(drafts_s.values())
+        return Sample(step.shape, outcome.mode, target_s, outcome.draft_plan.draft_tokens, drafts_s)
 
     def _speed_now(self) -> float:
         return self._speed.now() if self._speed is not None else 1.0
@@ -172,10 +182,3 @@ def _prompt(vocabulary: int, group: tuple[int, bool], index: int) -> list[int]:
     context, neural = group
     tokens = np.random.default_rng([SEED, index, neural]).integers(0, vocabulary, size=context + 1)
     return [int(token) for token in tokens]
-
-
-def _sample(outcome: StepOutcome) -> Sample:
-    target_s = outcome.target_s
-    if math.isnan(target_s):
-        target_s = outcome.step_s - sum(outcome.draft_s.values())
-    return Sample(shape_of(outcome), outcome.mode, target_s, outcome.draft_plan.draft_tokens, dict(outcome.draft_s))

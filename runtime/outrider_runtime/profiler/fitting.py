@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from outrider_runtime.control.batch import ExecutionMode
-from outrider_runtime.control.costs import Shape, StepCost
-from outrider_runtime.control.fit import LARGER_FORM_GAIN, Fit, Form, Sample, fit
+from outrider_runtime.core.cost import Shape, StepCost
+from outrider_runtime.core.fit import LARGER_FORM_GAIN, Fit, Form, Sample, fit
+from outrider_runtime.core.plans import ExecutionMode
 from outrider_runtime.profiler.grid import GridPoint
 from outrider_runtime.profiler.samples import Measurement
 
@@ -162,7 +162,7 @@ def _sample(measurement: Measurement, passes: bool = False) -> Sample:
     shape = measurement.shape
     if not passes:
         return Sample(shape, measurement.seconds)
-    shape = dataclasses.replace(shape, n_prompt=0.0)  # it samples once a request, whatever it reads
+    shape = shape._replace(n_prompt=0.0)  # it samples once a request, whatever it reads
     if measurement.draft_tokens <= 1:
         return Sample(shape, measurement.seconds)
     later = Shape(shape.n_context, shape.n_requests, shape.n_requests, shape.n_context / 1000)

@@ -15,8 +15,8 @@ from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.spec_decode.standalone_ar import speculator
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 
+from outrider_runtime.loop.caches import Hole
 from outrider_runtime.vllm_plugin.layer_names import named
-from outrider_runtime.vllm_plugin.messages import Hole
 
 
 class DraftModel(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyped here

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from outrider_runtime.loop.caches import Hole
 from outrider_runtime.vllm_plugin.agreement import Agreement, alone
-from outrider_runtime.vllm_plugin.messages import NOBODY, DraftOrder, DraftReport, Hole
+from outrider_runtime.vllm_plugin.messages import NOBODY, DraftOrder, DraftReport
 from outrider_runtime.vllm_plugin.step_clock import StepClock
 
 T = TypeVar("T")

@@ -13,27 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from outrider_runtime.loop.caches import Hole
+from outrider_runtime.loop.orders import Order
+
 ATTRIBUTE = "outrider"
 NOBODY = -1
 IDLE = -1
-LEAST_CATCH_UP_TOKENS = 2
-"""A shorter hole waits for the next step, which lengthens it: to close it would mostly pay for the call."""
-
 Numbers = npt.NDArray[np.int8]
 
 
 def numbers(values: Any) -> Numbers:
     return np.array(values, dtype=np.int8)
-
-
-class Hole(NamedTuple):
-    """Committed tokens [start, end) of a request that are not in a draft model's KV."""
-
-    drafter: int
-    request: int
-    """Its place in the step."""
-    start: int
-    end: int
 
 
 class DraftOrder(NamedTuple):
@@ -55,19 +45,14 @@ class DraftOrder(NamedTuple):
     def holes_of(self, drafter: int) -> list[Hole]:
         return [hole for hole in self.holes if hole.drafter == drafter]
 
-    @property
-    def drafts(self) -> bool:
-        """Whether anybody runs."""
-        return bool(self.holes) or bool((self.passes != IDLE).any())
 
-    def runs(self, drafter: int | None) -> bool:
-        return drafter is not None and bool(self.passes[drafter] != IDLE)
-
-
-def idle_order(drafters: int, requests: int) -> DraftOrder:
-    """Nobody runs."""
-    chosen, second = np.full((2, requests), NOBODY, dtype=np.int8)  # filled in place, each by itself
-    return DraftOrder(0, np.full(drafters, IDLE, dtype=np.int8), chosen, second)
+def draft_order(step: int, order: Order) -> DraftOrder:
+    """The loop's order as the worker needs it."""
+    plan = order.plan
+    ranks = np.full((2, plan.asked.shape[1]), NOBODY, dtype=np.int8)
+    ranks[: len(plan.asked)] = plan.asked[:2]
+    passes = np.where(order.runs, plan.passes, IDLE).astype(np.int8)
+    return DraftOrder(plan.draft_tokens, passes, ranks[0], ranks[1], step, order.holes)
 
 
 @dataclass(slots=True)

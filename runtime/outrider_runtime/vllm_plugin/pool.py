@@ -13,9 +13,10 @@ from outrider_crds.base import Model
 from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, draft_mount, model_location
 from outrider_crds.spec import Drafter, DraftMethod, ModelRef
 
+from outrider_runtime.drafters import METHODS
+
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
-UNSUPPORTED = "Unsupported: the engine has no suffix decoding; remove the drafter, or use PromptLookup in its place"
 
 
 class ModelPlaces(Model):
@@ -67,10 +68,9 @@ def choose_pool(boot: BootConfig, places: ModelPlaces) -> Pool:
 
 def _obstacle(boot: BootConfig, drafter: Drafter, places: ModelPlaces) -> str:
     """Why `drafter` cannot propose for the target, in a sentence; empty when nothing is known against it."""
-    if drafter.method is DraftMethod.SUFFIX:
-        return UNSUPPORTED
-    if drafter.neural is None:
-        return ""
+    unsupported = METHODS[drafter.method].unsupported
+    if unsupported or drafter.neural is None:
+        return unsupported
     draft = drafter.neural.model
     try:
         draft_config = _of_the_layers(read_config(draft, places.location(draft, draft_mount(drafter.name))))

@@ -3,7 +3,8 @@
     schedule()                  top: how many proposals each request verifies; then vLLM schedules the step
     _update_after_schedule()    what to propose at the end of that step; then vLLM advances its books
     update_from_output()        what came of the step, and the finished requests' times
-    update_draft_token_ids()    the proposals that came back (synchronous scheduling)
+
+The loop itself is `outrider_runtime.loop`; here vLLM's objects become columns, and plans become vLLM's.
 
 `scheduler_cls` names the factory below: vLLM's synchronous and asynchronous schedulers are different classes, and
 which one runs is known only from the resolved config.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -24,48 +26,25 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from outrider_runtime.control.batch import (
-    Batch,
-    DraftPlan,
-    Purpose,
-    RequestView,
-    StepOutcome,
-    VerifyPlan,
-    Waiting,
-)
-from outrider_runtime.drafters import drafter_spec
+from outrider_runtime.core.batch import Waiting
+from outrider_runtime.core.plans import VerifyPlan
+from outrider_runtime.core.warm_up import compile_all
 from outrider_runtime.identity import device_name, weights_commit
+from outrider_runtime.loop.caches import Caches
+from outrider_runtime.loop.control_loop import ControlLoop
+from outrider_runtime.loop.profiles import Identity
+from outrider_runtime.loop.reporter import Reporter
+from outrider_runtime.loop.stepper import Room, Stepper
+from outrider_runtime.loop.waiting import decoding_first, patience_used, place_last
 from outrider_runtime.vllm_plugin import cpu
-from outrider_runtime.vllm_plugin.coverage import DraftCoverage, ScheduledTokens
-from outrider_runtime.vllm_plugin.launch import load_plan, noted_failures, target_location
-from outrider_runtime.vllm_plugin.loop import ControlLoop
-from outrider_runtime.vllm_plugin.messages import (
-    LEAST_CATCH_UP_TOKENS,
-    NOBODY,
-    DraftReport,
-    Hole,
-    attach,
-    attached_order,
-    attached_report,
-)
-from outrider_runtime.vllm_plugin.profiles import Identity
-from outrider_runtime.vllm_plugin.reporter import Reporter
-from outrider_runtime.vllm_plugin.requests import RequestBook
-from outrider_runtime.vllm_plugin.step_messages import only_decodes, sampled_counts, scored_counts
-from outrider_runtime.vllm_plugin.steps import (
-    Asked,
-    StepRecord,
-    plain_step_size,
-    step_outcome,
-    step_size,
-    untimed,
-    with_drafts,
-)
+from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, noted_failures, target_location
+from outrider_runtime.vllm_plugin.messages import attach, attached_order, attached_report, draft_order
+from outrider_runtime.vllm_plugin.step_messages import deliveries, sampled_counts, scored_counts
 from outrider_runtime.vllm_plugin.versions import check_engine_version
-from outrider_runtime.vllm_plugin.waiting import decoding_first, patience_used, place_last
+from outrider_runtime.vllm_plugin.views import limit, proposed, room, scheduled, view
 
 
 def outrider_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Scheduler:
@@ -89,60 +68,48 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        plan = load_plan()
+        plan, largest_graph = load_plan(), _largest_graph(self.vllm_config)
         self.outrider = ControlLoop(
-            plan, largest_graph_tokens=_largest_graph(self.vllm_config), left_out=noted_failures(plan)
-        )
-        self._book = RequestBook(self.outrider.slo)
+            plan.boot, plan.hot, plan.pool.hosted, max_requests=self.max_num_running_reqs,
+            left_out={**plan.pool.dropped, **noted_failures(plan)}, largest_graph_tokens=largest_graph,
+        )  # fmt: skip
+        self._scheduled_at = time.monotonic()
+        self._stepper = Stepper(
+            self.outrider, block_size=self.block_size, block_ids=self._block_ids, now=self._scheduled_at,
+            drafting_is_told=self.vllm_config.speculative_config is not None, largest_graph_tokens=largest_graph,
+        )  # fmt: skip
+        _tell_of_new_blocks(self.kv_cache_manager.block_pool, self._stepper.caches)
+        self._requests = self._stepper.requests
         self._token_budget = self.max_num_scheduled_tokens
         """The engine's own; vLLM's attribute is lower while a tight SLO class is protected."""
-        self._whole = _needs_whole_kv(self.outrider)
-        """The draft model whose KV is kept book of."""
-        self._coverage = None if self._whole is None else DraftCoverage(self.block_size, self._blocks)
-        if self._coverage is not None:
-            _tell_of_new_blocks(self.kv_cache_manager.block_pool, self._coverage)
-        self._asked: dict[str, Asked] = {}
-        self._draft_purpose = Purpose.FIXED
-        """Of the last draft plan."""
-        self._steps = itertools.count(1)
-        self._scheduled: dict[int, StepRecord] = {}
-        """Step -> what was planned; its output has not come in yet."""
-        self._drafting: dict[int, tuple[StepRecord, StepOutcome | None]] = {}
-        """Step -> what came of it (None: the loop was told); how its drafting went is not known yet."""
-        self._is_told = self.vllm_config.speculative_config is not None
-        """Of each step, sooner or later: the worker has a speculator."""
-        self._told: dict[int, DraftReport] = {}
-        """Step -> how its drafting went; what came of it is not known yet: the device may be ahead of its outputs."""
-        self._scheduled_at = self._last_output_at = time.monotonic()
-        location = target_location(plan)
-        commit = weights_commit(location, plan.boot.target.revision)
-        identity = Identity(device_name(), plan.engine_version, commit)
-        self.outrider_reporter = Reporter(self.outrider, identity, started_at=time.time())
+        compile_all(self.outrider.settings)
+        self.outrider_reporter = _reporter(plan, self.outrider)
         self.outrider_reporter.start()
 
     # -- decide ---------------------------------------------------------------------------------------------------
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         self._scheduled_at = time.monotonic()
-        running = list(self.running)
-        self._verify_plan = self._plan_verify(running)
-        for request, length in zip(running, self._verify_plan.lengths, strict=True):
-            if length < len(request.spec_token_ids):
-                # Assigned, never mutated: in asynchronous scheduling all requests share one list.
-                request.spec_token_ids = request.spec_token_ids[:length]
-        if self._verify_plan.token_budget is None and self._verify_plan.admit is None:
+        self._verify_plan = plan = self._plan_verify(list(self.running))
+        if plan.token_budget is None and plan.admit is None:
             return super().schedule(throttle_prefills)
-        return self._schedule_within(self._verify_plan, throttle_prefills)
+        return self._schedule_within(plan, throttle_prefills)
 
     def _plan_verify(self, running: list[Request]) -> VerifyPlan:
         if not self._needs_verify_plan(running):
-            return VerifyPlan((0,) * len(running), self._draft_purpose)
-        views = [self._waiting_view(request) for request in running]
-        return self.outrider.plan_verify(self._batch(views, self._next(), self._patience_used()))
+            return self._stepper.nothing_to_verify(len(running))
+        plan = self._stepper.verify(
+            view(running), proposed(running), self._room(self._next(), self._patience_used())
+        )  # fmt: skip
+        for request, length in zip(running, plan.lengths.tolist(), strict=True):
+            if length < len(request.spec_token_ids):
+                # Assigned, never mutated: in asynchronous scheduling all requests share one list.
+                request.spec_token_ids = request.spec_token_ids[:length]
+        return plan
 
     def _needs_verify_plan(self, running: list[Request]) -> bool:
         """Whether there is anything to decide: proposals, or prompts that might break an SLO class's TPOT. In most
-        steps without speculation there is not, and to turn a large batch into views takes time."""
+        steps without speculation there is not."""
         if any(request.spec_token_ids for request in running):
             return True
         return self.outrider.has_slo_classes and (
@@ -157,7 +124,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         prompts += itertools.islice(self.waiting, 1)
         fresh = [request for request in prompts if request.status != RequestStatus.PREEMPTED]
         return patience_used(
-            self._scheduled_at, [(self._book.arrived_at(one.request_id), self._due_at(one)) for one in fresh]
+            self._scheduled_at, [(self._requests.arrived_at(one.request_id), self._due_at(one)) for one in fresh]
         )
 
     def _schedule_within(self, plan: VerifyPlan, throttle_prefills: bool) -> SchedulerOutput:
@@ -175,79 +142,16 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             self.max_num_scheduled_tokens, self.max_num_active_reqs = self._token_budget, most
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        self._plan_step(scheduler_output)
+        if scheduler_output.num_scheduled_tokens:
+            self._plan_draft(scheduler_output)
         super()._update_after_schedule(scheduler_output)
 
-    def _plan_step(self, scheduler_output: SchedulerOutput) -> None:
-        step = next(self._steps)
-        record = self._plan_plain_step(scheduler_output, step) or self._plan_any_step(scheduler_output, step)
-        self._draft_purpose = record.draft_plan.purpose
-        attach(scheduler_output, record.order)
-        scheduler_output.num_spec_tokens_to_schedule = record.order.draft_tokens
-        self._scheduled[record.order.step] = record
-
-    def _plan_plain_step(self, scheduler_output: SchedulerOutput, step: int) -> StepRecord | None:
-        """A step that only decodes and in which nothing is proposed, planned without a look at each request: under
-        load most steps are like that, and looking takes a percent of their time. None where a look is due."""
-        if self._asked or self._coverage is not None or not only_decodes(scheduler_output):
-            return None
-        draft_plan = self.outrider.plan_plain(scheduler_output.num_scheduled_tokens.keys())
-        if draft_plan is None:
-            return None
-        size = plain_step_size(
-            scheduler_output.scheduled_cached_reqs.num_computed_tokens, _largest_graph(self.vllm_config)
-        )
-        order = self.outrider.idle_order(len(scheduler_output.num_scheduled_tokens))._replace(step=step)
-        return StepRecord(self._scheduled_at, size, self._verify_plan, draft_plan, order)
-
-    def _plan_any_step(self, scheduler_output: SchedulerOutput, step: int) -> StepRecord:
-        scheduled = scheduler_output.num_scheduled_tokens
-        batch = self._batch([self._scheduled_view(name, scheduler_output) for name in scheduled])
-        draft_plan, order = self.outrider.plan_draft(batch)
-        ran: list[ScheduledTokens] = []
-        if self._coverage is not None:
-            order = order._replace(holes=self._holes(self._coverage, draft_plan, batch))
-            ran = [self._scheduled_tokens(view, scheduled[view.id]) for view in batch.requests]
-            self._coverage.ran(ran, neural=order.runs(self._whole))
-        size = step_size(batch.requests, scheduled, _largest_graph(self.vllm_config))
-        asked = [(view, self._asked.pop(view.id)) for view in batch.requests if view.id in self._asked]
-        asks = self._ask(batch, draft_plan) if draft_plan.draft_tokens else []
-        order = order._replace(step=step)
-        return StepRecord(self._scheduled_at, size, self._verify_plan, draft_plan, order, asked, asks, ran)
-
-    def _ask(self, batch: Batch, plan: DraftPlan) -> list[Asked | None]:
-        """Who is asked for each request at the end of the step; what it verifies in its next one."""
-        asks: list[Asked | None] = []
-        for drafter in plan.drafters:
-            length = 0 if drafter is None else self.outrider.draft_tokens(plan, drafter)
-            asks.append(None if drafter is None else Asked(drafter, length, length))
-        self._asked.update({view.id: ask for view, ask in zip(batch.requests, asks, strict=True) if ask is not None})
-        return asks
-
-    def _holes(self, coverage: DraftCoverage, plan: DraftPlan, batch: Batch) -> tuple[Hole, ...]:
-        """Those that the plan closes; the books count them as closed from here on."""
-        made = []
-        for place, view in enumerate(batch.requests if plan.catch_up else ()):
-            tokens = plan.catch_up.get(view.id, 0)
-            if tokens:
-                assert self._whole is not None
-                end = view.context_tokens - view.draft_hole + tokens
-                # Later than planned where one before it in this very pass writes blocks that both share.
-                start = min(coverage.seen(view.id, view.context_tokens), end - LEAST_CATCH_UP_TOKENS)
-                made.append(Hole(self._whole, place, start, end))
-                coverage.caught_up(view.id, start, end, view.context_tokens)
-        return tuple(made)
-
-    def _scheduled_tokens(self, view: RequestView, count: int) -> ScheduledTokens:
-        unsure = max(0, view.context_tokens - self.requests[view.id].num_tokens)
-        return ScheduledTokens(view.id, view.context_tokens, count, unsure)
-
-    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
-        super().update_draft_token_ids(draft_token_ids)
-        for request_id in draft_token_ids.req_ids:
-            asked, request = self._asked.get(request_id), self.requests.get(request_id)
-            if asked is not None and request is not None:  # less what a grammar ruled out
-                asked.proposed = len(request.spec_token_ids)
+    def _plan_draft(self, scheduler_output: SchedulerOutput) -> None:
+        requests = [self.requests[name] for name in scheduler_output.num_scheduled_tokens]
+        tokens, verified = scheduled(scheduler_output)
+        step, order = self._stepper.draft(view(requests), tokens, verified, self._room(), self._verify_plan)
+        attach(scheduler_output, draft_order(step, order))
+        scheduler_output.num_spec_tokens_to_schedule = order.plan.draft_tokens
 
     # -- observe --------------------------------------------------------------------------------------------------
 
@@ -255,69 +159,29 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         order, report = attached_order(scheduler_output), attached_report(model_runner_output)
-        record = self._scheduled.pop(order.step) if order is not None else None
-        self._told.update({one.step: one for one in report.drafts} if report is not None else {})
-        for step in [step for step in self._drafting if step in self._told]:  # of earlier steps: verified in this one
-            self._drafted(*self._drafting.pop(step), self._told.pop(step))
-        if record is not None and record.order.step in self._told:  # before vLLM forgets requests that finish now
-            self._note_holes(record, self._told[record.order.step])
+        self._stepper.news(report.drafts if report is not None else ())
         # Before vLLM trims the lists of requests that stop.
         scored = scored_counts(scheduler_output)
         sampled = sampled_counts(model_runner_output, scored)
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
         now = time.monotonic()
-        tokens = self._book.deliver(outputs, now)
-        if record is not None and record.size.n_batched:
-            since, self._last_output_at = self._last_output_at, now
-            outcome = step_outcome(record, report, sampled, scored, now=now, last_output_at=since, tokens=tokens)
-            self._settle(record, outcome, self._told.pop(record.order.step, None))
+        tokens = self._requests.deliver(deliveries(outputs), now)
+        if order is not None:
+            target_s = report.target_s if report is not None else math.nan
+            self._stepper.done(order.step, now=now, target_s=target_s, tokens=tokens, sampled=sampled, scored=scored)
         if report is not None and report.proposals is not None:
             self.update_draft_token_ids(report.proposals)
         return outputs
-
-    def _settle(self, record: StepRecord, outcome: StepOutcome, report: DraftReport | None) -> None:
-        """Tell the loop of a step as soon as its drafting is over; at once where no later step will tell."""
-        if report is not None:
-            self._drafted(record, outcome, report)
-        elif self._scheduled and self._is_told:
-            self._drafting[record.order.step] = (record, outcome)
-        else:
-            self.outrider.observe(untimed(outcome) if record.order.drafts else outcome)
-            if self._is_told:  # with the next burst's first step: what failed, and the holes that it left
-                self._drafting[record.order.step] = (record, None)
-
-    def _drafted(self, record: StepRecord, outcome: StepOutcome | None, report: DraftReport) -> None:
-        """outcome: None where the loop was told of it already."""
-        names = list(self.outrider.numbers)
-        self._note_holes(record, report)
-        for asked, proposed, number in zip(record.asks, report.proposed, report.proposer, strict=False):
-            if asked is not None:
-                name = None if number == NOBODY else names[number]
-                length = 0 if name is None else self.outrider.draft_tokens(record.draft_plan, name)
-                asked.came_back(int(proposed), name, length)
-        if outcome is not None:
-            self.outrider.observe(with_drafts(outcome, record, report, names))
-        for number, reason in report.failures.items():
-            self.outrider.drafter_failed(names[number], reason)
-
-    def _note_holes(self, record: StepRecord, report: DraftReport) -> None:
-        """The draft was to run, and did not."""
-        if self._coverage is None or self._whole is None:
-            return
-        if record.order.runs(self._whole) and math.isnan(report.seconds[self._whole]):
-            for tokens in record.ran:
-                self._coverage.missed(tokens.request_id, tokens.certain)
-        if record.order.holes and math.isnan(report.catch_up_s):
-            places = list(record.ran)
-            for hole in record.order.holes:
-                self._coverage.missed(places[hole.request].request_id, hole.start)
 
     # -- requests come and go --------------------------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)
         extra = request.sampling_params.extra_args if request.sampling_params else None
-        self._book.arrived(request.request_id, request.arrival_time, extra)
+        self._requests.arrived(
+            request.request_id, request.arrival_time, extra, prompt=request.num_prompt_tokens,
+            limit=limit(request, self.max_model_len),
+        )  # fmt: skip
         # With vLLM's priority policy (another kind of queue) the user gave an order of their own.
         in_order = self.outrider.has_slo_classes and isinstance(self.waiting, FCFSRequestQueue)
         if in_order and self.waiting and self.waiting[-1] is request:
@@ -327,33 +191,26 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         """When a waiting request has waited as long as its class bears; preempted ones go first."""
         if request.status == RequestStatus.PREEMPTED:
             return -math.inf
-        slo_class, arrived_at = self._book.slo_class(request.request_id), self._book.arrived_at(request.request_id)
-        return arrived_at + self.outrider.patience_s(slo_class)
+        slo_class = self._requests.slo_class(request.request_id)
+        return self._requests.arrived_at(request.request_id) + self.outrider.patience_s(slo_class)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
-        self._forget_coverage(request.request_id)  # its KV is gone
-        self._asked.pop(request.request_id, None)
+        self._stepper.leaves(request.request_id)  # its KV is gone
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
-        name = request.request_id
-        self.outrider.forget(name)
-        self._forget_coverage(name)
-        self._asked.pop(name, None)
+        self._stepper.leaves(request.request_id)
         if request.status == RequestStatus.FINISHED_ABORTED:
             params = request.sampling_params
-            self._book.aborted(name, time.monotonic(), has_stop_strings=bool(params and params.stop))
+            stops = bool(params and params.stop)
+            self._requests.aborted(request.request_id, time.monotonic(), has_stop_strings=stops)
         return super()._free_request(request, delay_free_blocks)
-
-    def _forget_coverage(self, name: str) -> None:
-        if self._coverage is not None:
-            self._coverage.forget(name)
 
     def shutdown(self) -> None:
         self.outrider_reporter.stop()
         super().shutdown()
 
-    # -- what the controller sees ----------------------------------------------------------------------------------
+    # -- what decisions hang on ------------------------------------------------------------------------------------
 
     def _next(self) -> Waiting | None:
         """Who is let in next, as far as SLO classes ask."""
@@ -361,14 +218,13 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             return None
         request = self.waiting.peek_request()
         left = request.num_tokens - request.num_computed_tokens
+        slo_class = self._requests.class_number(request.request_id)
         overdue = self._scheduled_at >= self._due_at(request)
-        answer = self._room(request)
-        return Waiting(self._book.slo_class(request.request_id), left, answer, overdue)
+        return Waiting(slo_class, left, room(request, self.max_model_len), overdue)
 
-    def _batch(self, views: list[RequestView], waiting: Waiting | None = None, patience_used: float = 0.0) -> Batch:
+    def _room(self, waiting: Waiting | None = None, patience_used: float = 0.0) -> Room:
         pool = self.kv_cache_manager.block_pool
-        return Batch(
-            requests=tuple(views),
+        return Room(
             now=self._scheduled_at,
             token_budget=self._token_budget,
             free_kv_tokens=pool.get_num_free_blocks() * self.block_size,
@@ -377,57 +233,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             patience_used=patience_used,
         )
 
-    def _waiting_view(self, request: Request) -> RequestView:
-        """A running request before the step is scheduled."""
-        left = max(0, request.num_tokens + request.num_output_placeholders - request.num_computed_tokens)
-        prefill = left if left > 1 else 0  # one token is the last sampled one: the request decodes
-        chunk = min(prefill, self._token_budget)
-        return self._view(request, prefill=chunk, left=prefill - chunk, proposed=len(request.spec_token_ids))
-
-    def _scheduled_view(self, name: str, scheduler_output: SchedulerOutput) -> RequestView:
-        """A request of the step that was just scheduled; vLLM has not yet advanced its computed tokens."""
-        request = self.requests[name]
-        verified = scheduler_output.scheduled_spec_decode_tokens.get(name, ())
-        known = scheduler_output.num_scheduled_tokens[name] - len(verified)
-        total = request.num_tokens + request.num_output_placeholders
-        left = max(0, total - request.num_computed_tokens - known)
-        decodes = known == 1 and left == 0 and request.num_output_tokens + request.num_output_placeholders > 0
-        return self._view(request, prefill=0 if decodes else known, left=left, proposed=len(verified))
-
-    def _view(self, request: Request, *, prefill: int, left: int, proposed: int) -> RequestView:
-        name, context = request.request_id, request.num_computed_tokens
-        seen = context if self._coverage is None else self._coverage.seen(name, context)
-        known = request.num_tokens >= context  # else proposals are under verification, counted as accepted
-        return RequestView(
-            id=name,
-            slo_class=self._book.slo_class(name),
-            context_tokens=context,
-            prefill_tokens=prefill,
-            prefill_left=left,
-            output_tokens=request.num_output_tokens,
-            remaining_tokens=self._remaining(request),
-            elapsed_s=self._book.elapsed_s(name, self._scheduled_at),
-            proposed=proposed,
-            drafter=self._asked[name].drafter if proposed and name in self._asked else None,
-            draft_ready=seen == context,
-            draft_hole=context - seen if known and context - seen >= LEAST_CATCH_UP_TOKENS else 0,
-        )
-
-    def _remaining(self, request: Request) -> int:
-        """Tokens that the request may still get; 1 for one that is sampled with a seed, so that nothing is proposed for
-        it: a token that replaces a rejected one is drawn otherwise than a plain one, so the seed would not repeat its
-        answer."""
-        sampling = request.sampling_params
-        if sampling is not None and sampling.seed is not None and sampling.temperature > 0:
-            return 1
-        return self._room(request)
-
-    def _room(self, request: Request) -> int:
-        """Tokens that max_tokens and max_model_len leave it."""
-        given = request.num_output_tokens
-        return max(0, int(min(request.max_tokens - given, self.max_model_len - request.num_tokens)))
-
-    def _blocks(self, request_id: str, first: int, last: int) -> list[int]:
+    def _block_ids(self, request_id: str, first: int, last: int) -> Sequence[int]:
         managers = self.kv_cache_manager.coordinator.single_type_managers
         if len(managers) != 1:
             return []  # several kinds of cache: blocks of one do not tell about the others
@@ -442,20 +248,21 @@ class OutriderAsyncScheduler(SpeculationControl, AsyncScheduler):  # type: ignor
     """Asynchronous scheduling: proposals are placeholders here, the worker fills them in."""
 
 
-def _needs_whole_kv(loop: ControlLoop) -> int | None:
-    """Number of the draft whose proposals over a hole in its KV are junk, if the engine hosts one."""
-    drafters = loop.plan.pool.neural
-    whole = [one.name for one in drafters if drafter_spec(one).needs_whole_kv and one.name not in loop.dropped]
-    return loop.numbers[whole[0]] if whole else None
+def _reporter(plan: LaunchPlan, loop: ControlLoop) -> Reporter:
+    commit = weights_commit(target_location(plan), plan.boot.target.revision)
+    identity = Identity(device_name(), plan.engine_version, commit)
+    return Reporter(loop, plan.paths, plan.hot, identity, started_at=time.time())
 
 
-def _tell_of_new_blocks(pool: BlockPool, coverage: DraftCoverage) -> None:
-    """Whoever fills a new block, a KV connector too, the draft has seen nothing of it."""
+def _tell_of_new_blocks(pool: BlockPool, caches: Caches) -> None:
+    """Whoever fills a new block, a KV connector too, the drafters have seen nothing of it."""
+    if not caches.in_blocks:
+        return
     get_new_blocks = pool.get_new_blocks
 
     def told(*arguments: Any, **keywords: Any) -> list[Any]:
         blocks: list[Any] = get_new_blocks(*arguments, **keywords)
-        coverage.allocated([block.block_id for block in blocks])
+        caches.allocated([block.block_id for block in blocks])
         return blocks
 
     pool.get_new_blocks = told

@@ -1,11 +1,17 @@
-"""What vLLM's messages about a step say: what was scheduled, and what came of it."""
+"""vLLM's messages about a step, as plain data: what was scheduled, and what came of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import ModelRunnerOutput
+
+from outrider_runtime.loop.requests import Delivery, End
+
+ENDS = {FinishReason.ABORT: End.LEFT, FinishReason.ERROR: End.FAILED}
+"""All others are complete."""
 
 
 def scored_counts(scheduler_output: SchedulerOutput) -> dict[str, int]:
@@ -21,12 +27,10 @@ def sampled_counts(output: ModelRunnerOutput, names: Iterable[str]) -> dict[str,
     return {name: len(output.sampled_token_ids[output.req_id_to_index[name]]) for name in names}
 
 
-def only_decodes(scheduler_output: SchedulerOutput) -> bool:
-    """Each request of the step has had tokens before, gets one more, and verifies nothing."""
-    going_on = scheduler_output.scheduled_cached_reqs
-    requests = len(going_on.req_ids)
-    return (
-        not scheduler_output.scheduled_new_reqs
-        and scheduler_output.total_num_scheduled_tokens == requests
-        and all(going_on.num_output_tokens)
-    )
+def deliveries(outputs: Mapping[int, EngineCoreOutputs]) -> Iterator[Delivery]:
+    """What goes out to users."""
+    for client in outputs.values():
+        for output in client.outputs:
+            reason = output.finish_reason
+            end = None if reason is None else ENDS.get(reason, End.COMPLETE)
+            yield Delivery(output.request_id, len(output.new_token_ids), end)

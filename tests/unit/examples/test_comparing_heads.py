@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import compare_heads
+import numpy as np
 import pytest
 from compare_heads import acceptance, main
-from outrider_runtime.control.batch import RequestOutcome
+from outrider_runtime.core.plans import DraftPlan, ExecutionMode, Outcome, Purpose
+
+from tests.unit.core import columns
 
 
-def outcome(verified: int, accepted: int) -> RequestOutcome:
-    return RequestOutcome("a", None, compare_heads.DRAFTER, 3, verified, verified, accepted)
+def outcome(verified: int, accepted: int) -> Outcome:
+    """Of one request, three tokens proposed."""
+    forest, batch = columns.proposals([3]), columns.batch(1)
+    plan = DraftPlan(forest.lengths, forest.asked, batch.missing, Purpose.FIXED)
+    return Outcome(
+        now=1.0, step_s=0.01, target_s=0.01, draft_s=np.zeros(1), mode=ExecutionMode.UNIFORM, tokens=1 + accepted,
+        batch=batch, draft_plan=plan, verify_purpose=Purpose.FIXED, forest=forest,
+        verified=columns.kept(forest, [verified]), accepted=columns.kept(forest, [accepted]),
+    )  # fmt: skip
 
 
 def test_a_position_is_tried_only_where_those_before_it_were_accepted():

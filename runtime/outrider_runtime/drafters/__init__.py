@@ -1,0 +1,24 @@
+"""The table of methods. A new one is a module here, a line in the table, and its block in the API."""
+
+from __future__ import annotations
+
+from outrider_crds.spec import Drafter, DraftMethod
+
+from outrider_runtime.core import settings
+from outrider_runtime.drafters import draft_model, eagle, prompt_lookup, suffix
+from outrider_runtime.drafters.method import Method
+
+METHODS: dict[DraftMethod, Method] = {
+    DraftMethod.PROMPT_LOOKUP: prompt_lookup.METHOD,
+    DraftMethod.DRAFT_MODEL: draft_model.METHOD,
+    DraftMethod.EAGLE: eagle.METHOD,
+    DraftMethod.SUFFIX: suffix.METHOD,
+}
+
+
+def traits(drafter: Drafter) -> settings.Drafter:
+    """A drafter of the API's pool as the controller knows it."""
+    method = METHODS[drafter.method]
+    return settings.Drafter(
+        drafter.name, method.passes, method.needs_kv, method.needs_hidden, method.confidence_edges
+    )  # fmt: skip

@@ -1,0 +1,212 @@
+"""The control loop of one engine: the controller behind a lock, with what only the engine's side counts.
+
+The scheduler's thread plans and observes; the reporter's thread reconfigures and reads the state.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from threading import RLock
+
+import numpy as np
+from outrider_crds.base import seconds
+from outrider_crds.runtime_config import BootConfig, HotConfig
+from outrider_crds.spec import Drafter
+
+from outrider_runtime.core.batch import NOBODY, Batch, Ints
+from outrider_runtime.core.controller import Controller
+from outrider_runtime.core.cost import LatencyModel
+from outrider_runtime.core.forest import Forest
+from outrider_runtime.core.plans import DraftPlan, Purpose, VerifyPlan
+from outrider_runtime.core.settings import DraftPrefill, HotSettings, Mode, Settings, SLOClass
+from outrider_runtime.core.state import State
+from outrider_runtime.drafters import traits
+from outrider_runtime.loop.slo import SLOCounter
+from outrider_runtime.loop.steps import Told
+from outrider_runtime.loop.suspensions import Suspensions
+from outrider_runtime.loop.waiting import patience_s
+
+logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
+
+SLOTS_PER_REQUEST = 2
+"""So that a slot is not given again before the last step of the request that left it is over."""
+RECENT_KEEP = 0.95
+"""Per step: about the last 20 steps."""
+
+
+class ControlLoop:
+    def __init__(
+        self, boot: BootConfig, hot: HotConfig, hosted: Sequence[Drafter], *, max_requests: int,
+        left_out: Mapping[str, str] | None = None, largest_graph_tokens: int | None = None,
+        clock: Callable[[], float] = time.monotonic, seed: int = 0,
+    ) -> None:  # fmt: skip
+        """hosted: drafters of the pool that the engine was started with; their places are their numbers. left_out:
+        drafter -> why it is not hosted, or was not loaded. max_requests: that run at once."""
+        self.boot = boot
+        self.hosted = tuple(hosted)
+        self.numbers = {drafter.name: number for number, drafter in enumerate(self.hosted)}
+        self.left_out = dict(left_out or {})
+        self.slo = SLOCounter()
+        self.listeners: list[Callable[[Told], None]] = []
+        """Called with each finished step, from the scheduler's thread (the profiler measures through this)."""
+        self.lock = RLock()
+        self.caught_up_tokens = 0
+        self.catch_up_s = 0.0
+        self._used = np.zeros(len(hosted))
+        """(D,): requests that verified a drafter's proposals, over the last steps."""
+        self._clock = clock
+        self._suspensions = Suspensions(clock)
+        self._patience_s: dict[str, float] = {}
+        self.settings = Settings(
+            drafters=tuple(traits(one) for one in hosted),
+            max_draft_tokens=boot.max_draft_tokens,
+            slots=SLOTS_PER_REQUEST * max_requests,
+            largest_graph_tokens=largest_graph_tokens,
+            hot=hot_settings(hot),
+        )
+        rng = np.random.default_rng(seed)
+        self._controller = Controller(self.settings, None, clock=time.perf_counter, rng=rng)
+        for drafter in self.hosted:
+            if drafter.name in self.left_out:
+                self._controller.suspend(drafter.name, self.left_out[drafter.name])
+        self.configure(hot)
+
+    # -- what an engine calls at every step ---------------------------------------------------------------------
+
+    def plan_verify(self, batch: Batch, forest: Forest) -> VerifyPlan:
+        with self.lock:
+            try:
+                return self._controller.plan_verify(batch, forest)
+            except Exception as error:
+                self._controller_failed(error)
+                return VerifyPlan(np.zeros(len(forest), bool), np.zeros(len(batch), np.int64), Purpose.FIXED)
+
+    def plan_draft(self, batch: Batch) -> DraftPlan:
+        with self.lock:
+            for drafter in self._suspensions.over():
+                self._controller.resume(drafter)
+            try:
+                return self._controller.plan_draft(batch)
+            except Exception as error:
+                self._controller_failed(error)
+                return self._nothing(batch)
+
+    def observe(self, told: Told) -> None:
+        with self.lock:
+            try:
+                self._controller.observe(told.outcome)
+                self._count_users(told)
+            except Exception as error:
+                self._controller_failed(error)
+        for listener in self.listeners:
+            listener(told)
+
+    def release(self, slots: Ints) -> None:
+        """The requests in these slots have ended, and every step of theirs was observed."""
+        with self.lock:
+            try:
+                self._controller.release(slots)
+            except Exception as error:
+                self._controller_failed(error)
+
+    def caught_up(self, tokens: int, seconds: float) -> None:
+        """Draft models ran over so many tokens to close holes in their caches."""
+        with self.lock:
+            self.caught_up_tokens += tokens
+            self.catch_up_s += seconds
+
+    # -- drafters come and go -----------------------------------------------------------------------------------
+
+    def drafter_failed(self, drafter: str, reason: str) -> None:
+        """Use `drafter` no more for a while, longer each time; requests go on without it."""
+        with self.lock:
+            self._suspend(drafter, reason)
+
+    def resume(self, drafter: str) -> None:
+        """Lift a suspension now."""
+        with self.lock:
+            self._suspensions.end(drafter)
+            self._controller.resume(drafter)
+
+    # -- what changes while serving -----------------------------------------------------------------------------
+
+    def configure(self, hot: HotConfig) -> None:
+        """Put a hot config in force; takes effect with the next decision."""
+        settings = hot_settings(hot)
+        with self.lock:
+            self._controller.configure(settings)
+            self.slo.configure(hot.slo_classes, hot.default_slo_class)
+            self._patience_s = {one.name: patience_s(one) for one in settings.slo_classes}
+            self.class_names = tuple(self._patience_s)
+
+    @property
+    def has_slo_classes(self) -> bool:
+        return bool(self._patience_s)
+
+    def patience_s(self, slo_class: str | None) -> float:
+        """How long a request of this class may wait; one without a class is as patient as the most patient class."""
+        return self._patience_s.get(slo_class or "", max(self._patience_s.values(), default=0.0))
+
+    def replace_latency(self, latency: LatencyModel | None) -> None:
+        with self.lock:
+            self._controller.replace_latency(latency)
+
+    def pin(self, draft_tokens: int | None, drafter: str | None = None) -> None:
+        """Hold K and the drafter (profiler, benchmarks); None releases the pin."""
+        with self.lock:
+            self._controller.pin(draft_tokens, drafter)
+
+    # -- what is told of it -------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """`State.tally` is a live one: read it under `lock`."""
+        with self.lock:
+            return self._controller.state(self._clock())
+
+    @property
+    def favourite(self) -> str:
+        """The drafter that most requests of the last steps used; empty for none."""
+        if not len(self._used) or self._used.max() <= 0.05:
+            return ""
+        return self.hosted[int(self._used.argmax())].name
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _count_users(self, told: Told) -> None:
+        forest = told.outcome.forest
+        users = np.bincount(
+            forest.drafter[told.outcome.verified & (forest.depth == 1)], minlength=len(self._used)
+        )  # fmt: skip
+        self._used += (1 - RECENT_KEEP) * (users - self._used)
+
+    def _nothing(self, batch: Batch) -> DraftPlan:
+        asked = np.full((1, len(batch)), NOBODY, np.int64)
+        return DraftPlan(np.zeros(len(self.hosted), np.int64), asked, np.zeros_like(batch.missing), Purpose.FIXED)
+
+    def _controller_failed(self, error: Exception) -> None:
+        """A bug of the controller's costs users their speculation for a while, not their answers."""
+        if not all(drafter.name in self._suspensions for drafter in self.hosted):
+            logger.error("outrider: the controller raised; nothing is proposed for a while", exc_info=error)
+        for drafter in self.hosted:
+            self._suspend(drafter.name, f"the controller raised {type(error).__name__}: {error}")
+
+    def _suspend(self, drafter: str, reason: str) -> None:
+        if drafter in self.left_out:
+            return
+        pause_s = self._suspensions.begin(drafter)
+        if pause_s is not None:
+            self._controller.suspend(drafter, f"suspended for {pause_s:.0f} s: {reason}")
+
+
+def hot_settings(hot: HotConfig) -> HotSettings:
+    """The controller's form of the mounted hot config."""
+    return HotSettings(
+        mode=Mode(hot.mode.value),
+        draft_prefill=DraftPrefill(hot.draft_prefill.value),
+        max_draft_tokens=hot.max_draft_tokens,
+        slo_classes=tuple(
+            SLOClass(one.name, seconds(one.tpot), seconds(one.ttft) if one.ttft else None) for one in hot.slo_classes
+        ),
+    )

@@ -1,0 +1,128 @@
+"""Reads the mounted latency profile and decides whether it may be used: a profile of something else is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from outrider_crds import profile as api
+from outrider_crds.contract import Contract
+from outrider_crds.profile import TARGET_FILE, DrafterProfile, ProfileKeys, TargetProfile
+from outrider_crds.runtime_config import PRODUCT_ANNOTATION
+from outrider_crds.state import ProfileSource, ProfileState
+from pydantic import ValidationError
+
+from outrider_runtime.core.cost import DrafterCost, LatencyModel, StepCost
+from outrider_runtime.core.plans import ExecutionMode
+
+ANNOTATIONS_FILE = "annotations"
+Document = TypeVar("Document", bound=Contract)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What this pod runs on; a profile names what it was measured on."""
+
+    device: str
+    engine_version: str
+    commit: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedProfile:
+    state: ProfileState
+    latency: LatencyModel | None
+    """None: learn online."""
+
+
+class UnreadableProfileError(ValueError):
+    """A profile file is there but cannot be read; the message names it."""
+
+
+def load_profile(directory: Path, keys: ProfileKeys | None, identity: Identity) -> LoadedProfile:
+    """The profile of `keys` in `directory`. Raises UnreadableProfileError; the caller keeps what it has."""
+    target = None if keys is None else _read(directory / TARGET_FILE, TargetProfile)
+    if keys is None or target is None:
+        return LoadedProfile(ProfileState(target_key=keys.target if keys else ""), None)
+    refusal = _refusal(target, keys, identity)
+    if refusal:
+        return LoadedProfile(ProfileState(target_key=keys.target, mismatch=refusal), None)
+    read = {name: _read(directory / f"{key}.json", DrafterProfile) for name, key in keys.drafters.items()}
+    drafters = {name: found for name, found in read.items() if found and found.key == keys.drafters[name]}
+    foreign = [
+        f"the mounted profile of drafter {name!r} was measured for {found.key}, this pod needs {keys.drafters[name]}; "
+        "learning its cost online"
+        for name, found in read.items()
+        if found and name not in drafters
+    ]
+    state = ProfileState(
+        source=ProfileSource.MOUNTED,
+        target_key=keys.target,
+        error_percent=target.error_percent,
+        mismatch="; ".join(filter(None, [_difference("weights", target.commit, identity.commit), *foreign])),
+    )
+    return LoadedProfile(state, _latency(target, drafters))
+
+
+def _refusal(target: TargetProfile, keys: ProfileKeys, identity: Identity) -> str:
+    if target.key != keys.target:
+        return f"the mounted profile was measured for {target.key}, this pod needs {keys.target}; learning online"
+    difference = _difference("device", target.device, identity.device)
+    difference = difference or _difference("engine version", target.engine_version, identity.engine_version)
+    return f"{difference}; learning online" if difference else ""
+
+
+def _difference(what: str, measured: str, ours: str) -> str:
+    """Empty when equal, or when either side does not know."""
+    if not measured or not ours or measured == ours:
+        return ""
+    return f"the profile was measured with {what} {measured!r}, this pod has {ours!r}"
+
+
+def _read(path: Path, kind: type[Document]) -> Document | None:
+    """None when the file is not there (it is mounted once it exists)."""
+    try:
+        return kind.read(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise UnreadableProfileError(f"profile file {path.name} cannot be read: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """A sentence of an error for the state; pydantic's first problem without its web address."""
+    if isinstance(error, ValidationError):
+        problem = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in problem["loc"])
+        return f"{place}: {problem['msg']}" if place else str(problem["msg"])
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _latency(target: TargetProfile, drafters: dict[str, DrafterProfile]) -> LatencyModel:
+    return LatencyModel(
+        target={ExecutionMode(mode.value): _cost(cost) for mode, cost in target.costs.items()},
+        drafters={
+            name: DrafterCost(_cost(found.cost), found.autoregressive, _cost(found.first_pass))
+            for name, found in drafters.items()
+        },
+    )
+
+
+def _cost(cost: api.StepCost) -> StepCost:
+    return StepCost(**{name: getattr(cost, name) for name in api.StepCost.model_fields})
+
+
+def product_of_pod(podinfo_dir: Path, products: list[str]) -> str:
+    """Product of the node that the pod runs on: the only one there is, or what the operator annotated; else ""."""
+    if len(products) == 1:
+        return products[0]
+    try:
+        lines = (podinfo_dir / ANNOTATIONS_FILE).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    for line in lines:  # the kubelet writes key="value", quoted as Go does
+        key, separator, value = line.partition("=")
+        if separator and key == PRODUCT_ANNOTATION:
+            return value.strip().strip('"')
+    return ""

@@ -1,0 +1,82 @@
+"""Proposals that wait to be verified, in columns over requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from outrider_runtime.core.batch import NOBODY, Ints
+from outrider_runtime.core.forest import Forest, chains, nothing_proposed
+from outrider_runtime.core.plans import DraftPlan, Purpose
+
+RANKS = 2
+"""Drafters that a request asks at most, one after the other."""
+
+
+@dataclass(slots=True, eq=False)
+class Proposals:
+    """One chain a request. Shapes: N requests."""
+
+    slot: Ints
+    """(N,)"""
+    step: Ints
+    """(N,): at the end of which they were asked for."""
+    asked: Ints
+    """(RANKS, N): as `DraftPlan.asked`."""
+    drafter: Ints
+    """(N,): whose they are; of whoever is asked first until the engine tells."""
+    length: Ints
+    """(N,): as many as were asked for until the engine tells."""
+    plan: DraftPlan | None = None
+    """The last one that they come from."""
+
+    def of(self, slots: Ints) -> Proposals:
+        """A copy of those in `slots` (N,), from the proposals of all slots."""
+        return Proposals(
+            slots, self.step[slots], self.asked[:, slots], self.drafter[slots], self.length[slots], self.plan
+        )
+
+    def clear(self, slots: Ints) -> None:
+        """Nothing is proposed for the requests in `slots` any more. Of the proposals of all slots."""
+        self.asked[:, slots] = self.drafter[slots] = self.step[slots] = NOBODY
+        self.length[slots] = 0
+
+    def ask(self, slots: Ints, plan: DraftPlan, step: int) -> None:
+        """`plan` is carried out at the end of `step`. Of the proposals of all slots; the plan's columns are theirs."""
+        asked = np.full((RANKS, len(slots)), NOBODY, np.int64)
+        asked[: len(plan.asked)] = plan.asked[:RANKS]
+        first = np.where(asked[0] == NOBODY, asked[1], asked[0])
+        self.plan = plan
+        self.step[slots] = step
+        self.asked[:, slots] = asked
+        self.drafter[slots] = first
+        self.length[slots] = np.where(first == NOBODY, 0, plan.passes[first] if len(plan.passes) else 0)
+
+    def came_back(self, step: int, slots: Ints, lengths: Ints, drafters: Ints) -> None:
+        """What was really proposed at the end of `step` for the requests in `slots` (N',), and by whom; NOBODY: nobody
+        found anything."""
+        told = np.full(int(max(self.slot.max(initial=0), slots.max(initial=0))) + 1, -1, np.int64)
+        told[slots] = np.arange(len(slots))
+        row = told[self.slot]
+        here = (self.step == step) & (row >= 0)
+        row = row[here]
+        self.length[here] = lengths[row]
+        self.drafter[here] = np.where(drafters[row] == NOBODY, self.drafter[here], drafters[row])
+
+    def cut(self, slots: Ints, lengths: Ints) -> None:
+        """No more than `lengths` (N,) are left of those in `slots`: a grammar ruled some out. Of all slots."""
+        self.length[slots] = np.minimum(self.length[slots], lengths)
+
+    def forest(self, drafters: int) -> Forest:
+        """drafters: of the pool."""
+        if self.plan is None:
+            return nothing_proposed(len(self.slot), drafters, Purpose.CHOICE)
+        lengths = np.where(self.drafter == NOBODY, 0, self.length)
+        return chains(lengths, self.drafter, self.plan, self.asked)
+
+
+def no_proposals(slots: int) -> Proposals:
+    """The proposals of all slots when nobody was asked yet."""
+    nobody = np.full((RANKS, slots), NOBODY, np.int64)
+    return Proposals(np.arange(slots), np.zeros(slots, np.int64), nobody, nobody[0].copy(), np.zeros(slots, np.int64))

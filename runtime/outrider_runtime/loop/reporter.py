@@ -1,0 +1,178 @@
+"""The daemon thread of the engine core process: writes the state, and picks up changed config and profile files.
+
+ConfigMap volumes change by swapping a symlink, so a file's identity is that of what its path resolves to.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Protocol
+
+from outrider_crds.profile import ProfileKeys
+from outrider_crds.runtime_config import HotConfig, config_hash, read_hot_config
+from outrider_crds.state import ProfileState, RuntimeState
+from pydantic import ValidationError
+
+from outrider_runtime.loop.control_loop import ControlLoop
+from outrider_runtime.loop.profiles import (
+    Identity,
+    UnreadableProfileError,
+    first_line,
+    load_profile,
+    product_of_pod,
+)
+from outrider_runtime.loop.state import choice, drafters, speedup
+from outrider_runtime.snapshot import WRITE_EVERY_S, write_snapshot
+
+logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
+Stamp = tuple[int, int, int]
+
+
+class Files(Protocol):
+    """Where the reporter reads and writes."""
+
+    @property
+    def hot_file(self) -> str: ...
+    @property
+    def profiles_dir(self) -> str: ...
+    @property
+    def podinfo_dir(self) -> str: ...
+    @property
+    def run_dir(self) -> str: ...
+
+
+class Reporter(threading.Thread):
+    def __init__(
+        self, loop: ControlLoop, files: Files, hot: HotConfig, identity: Identity, *, started_at: float
+    ) -> None:
+        """hot: in force until the mounted file says otherwise."""
+        super().__init__(name="outrider-reporter", daemon=True)
+        self._loop = loop
+        self._files = files
+        self._identity = identity
+        self._started_at = started_at
+        self._hot_hash = config_hash(hot)
+        self._config_error = ""
+        self._last_failure = ""
+        self._profile = ProfileState()
+        self._product = ""
+        self._stamps: dict[str, tuple[Stamp | None, ...]] = {}
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self.tick()
+                self._last_failure = ""
+            except Exception as error:  # the thread is the pod's only voice: it must outlive any one failure
+                self._log_once(error)
+            self._stopped.wait(WRITE_EVERY_S)
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _log_once(self, error: Exception) -> None:
+        """Four times a second would drown the log."""
+        if str(error) != self._last_failure:
+            logger.error("outrider: state could not be reported", exc_info=error)
+        self._last_failure = str(error)
+
+    def tick(self) -> None:
+        """One round: pick up what changed, then write the state."""
+        self._reload_hot()
+        self._reload_profile()
+        write_snapshot(self._files.run_dir, self.state())
+
+    def _changed(self, name: str, *paths: Path) -> bool:
+        stamps = tuple(_stamp(path) for path in paths)
+        changed = self._stamps.get(name) != stamps
+        self._stamps[name] = stamps
+        return changed
+
+    def _reload_hot(self) -> None:
+        path = Path(self._files.hot_file)
+        if not self._changed("hot", path):
+            return
+        try:
+            hot, self._hot_hash = read_hot_config(path.read_bytes())
+        except FileNotFoundError:
+            return  # not mounted (yet): what the engine was started with stays in force
+        except (OSError, ValidationError) as error:
+            self._config_error = f"hot config cannot be used, the one before it stays in force: {first_line(error)}"
+            logger.warning("outrider: %s", self._config_error)
+            return
+        self._config_error = ""
+        self._loop.configure(hot)
+
+    def _reload_profile(self) -> None:
+        paths = self._files
+        product = product_of_pod(Path(paths.podinfo_dir), self._loop.boot.accelerator.products)
+        keys = next((keys for keys in self._loop.boot.profile_keys if keys.product == product), None)
+        directory = Path(paths.profiles_dir, product)
+        files = _profile_files(directory, keys)
+        if not self._changed("profile", *files) and product == self._product:
+            return
+        self._product = product
+        try:
+            loaded = load_profile(directory, keys, self._identity)
+        except UnreadableProfileError as error:
+            self._profile = self._profile.model_copy(update={"load_error": str(error)})
+            logger.warning("outrider: %s", error)
+            return
+        self._profile = loaded.state
+        self._loop.replace_latency(loaded.latency)
+
+    def state(self) -> RuntimeState:
+        with self._loop.lock:  # the tally is a live one
+            return self._state()
+
+    def _state(self) -> RuntimeState:
+        boot, seen = self._loop.boot, self._loop.state()
+        tally = seen.tally
+        return RuntimeState(
+            service=boot.service,
+            namespace=boot.namespace,
+            revision=boot.revision,
+            config_hash=self._hot_hash,
+            config_error=self._config_error,
+            started_at=self._started_at,
+            now=time.time(),
+            ready=False,  # the API server's to say
+            plugin_active=True,
+            product=self._product,
+            device=self._identity.device,
+            engine_version=self._identity.engine_version,
+            profile=self._profile,
+            choice=choice(self._loop, seen),
+            steps=tally.steps,
+            speculative_steps=tally.speculative_steps,
+            output_tokens=tally.output_tokens,
+            busy_s=tally.busy_s,
+            proposed_tokens=tally.proposed_tokens,
+            draft_length_steps=tally.lengths.tolist(),
+            dropped_steps=tally.dropped_steps,
+            decision_s=seen.decision_s,
+            caught_up_tokens=self._loop.caught_up_tokens,
+            catch_up_s=self._loop.catch_up_s,
+            drafters=drafters(self._loop, seen),
+            slo_classes=self._loop.slo.states(),
+            speedup=speedup(seen),
+        )
+
+
+def _profile_files(directory: Path, keys: ProfileKeys | None) -> list[Path]:
+    if keys is None:
+        return []
+    return [directory / "target.json", *(directory / f"{key}.json" for key in keys.drafters.values())]
+
+
+def _stamp(path: Path) -> Stamp | None:
+    """Identity of what `path` resolves to; None when it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -1,0 +1,167 @@
+"""The engine's requests: their SLO classes, their clocks, and the columns that do not change while they run.
+
+Times are monotonic seconds of this process.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+import numpy as np
+
+from outrider_runtime.core.batch import NOBODY, Floats, Ints
+from outrider_runtime.loop.slo import EndedRequest, SLOCounter
+from outrider_runtime.loop.slots import Slots
+
+
+class End(Enum):
+    """How a request's answer ended."""
+
+    COMPLETE = auto()
+    LEFT = auto()
+    """Its client gave up."""
+    FAILED = auto()
+    """The engine's fault: it counts for nobody."""
+
+
+class Delivery(NamedTuple):
+    """Tokens of one request that go out to its user."""
+
+    name: str
+    tokens: int
+    end: End | None = None
+    """None: more will come."""
+
+
+@dataclass(slots=True)
+class _Request:
+    slo_class: str | None
+    arrived_at: float
+    prompt: int
+    limit: int
+    first_token_at: float = math.nan
+    last_token_at: float = math.nan
+    output_tokens: int = 0
+
+    def delivered(self, tokens: int, now: float) -> None:
+        if not self.output_tokens:
+            self.first_token_at = now
+        self.last_token_at = now
+        self.output_tokens += tokens
+
+    def ended(self, now: float, *, aborted: bool) -> EndedRequest:
+        last_at = self.last_token_at if self.output_tokens and not aborted else now
+        first_at = self.first_token_at if self.output_tokens else now
+        return EndedRequest(self.slo_class, first_at - self.arrived_at, last_at - first_at, self.output_tokens, aborted)
+
+
+class Requests:
+    """Every request that the engine has, and columns by slot of those that run."""
+
+    def __init__(self, slo: SLOCounter, slots: int) -> None:
+        self.slots = Slots(slots)
+        self.prompt = np.zeros(slots, np.int64)
+        """Tokens of the prompt."""
+        self._slo = slo
+        self._known: dict[str, _Request] = {}
+        self._limit = np.zeros(slots, np.int64)
+        self._first_at = np.full(slots, math.nan)
+        self._class = np.full(slots, NOBODY, np.int64)
+        self._classes: tuple[str, ...] = ()
+
+    # -- they come and go ---------------------------------------------------------------------------------------
+
+    def arrived(
+        self, name: str, arrival_time: float, extra_args: dict[str, object] | None, *, prompt: int, limit: int
+    ) -> None:
+        """arrival_time: Unix seconds at which the API server got the request. prompt: its tokens. limit: tokens, the
+        prompt's included, that the request ends at."""
+        waited_s = max(0.0, time.time() - arrival_time)
+        self._known[name] = _Request(self._slo.class_of(extra_args), time.monotonic() - waited_s, prompt, limit)
+
+    def deliver(self, deliveries: Iterable[Delivery], now: float) -> int:
+        """A step's tokens go out; counts the requests that end with them. Returns the number of tokens."""
+        delivered = 0
+        for name, tokens, end in deliveries:
+            delivered += tokens
+            request = self._known.get(name)
+            if request is None:
+                continue
+            if tokens:
+                request.delivered(tokens, now)
+                slot = self.slots.get(name)
+                if slot is not None:
+                    self._first_at[slot] = request.first_token_at
+            if end is not None:
+                del self._known[name]
+                if end is not End.FAILED and request.output_tokens:
+                    self._slo.ended(request.ended(now, aborted=end is End.LEFT))
+        return delivered
+
+    def aborted(self, name: str, now: float, *, has_stop_strings: bool) -> None:
+        """A request that is not complete goes.
+
+        vLLM's API server ends an answer at a stop string by the same message as a client that leaves: where the
+        request has stop strings and tokens came, it counts as complete.
+        """
+        request = self._known.pop(name, None)
+        if request is not None:
+            self._slo.ended(request.ended(now, aborted=not (request.output_tokens and has_stop_strings)))
+
+    # -- what is known of them ----------------------------------------------------------------------------------
+
+    def slo_class(self, name: str) -> str | None:
+        request = self._known.get(name)
+        return request.slo_class if request else None
+
+    def arrived_at(self, name: str) -> float:
+        """When the API server got the request; now for one that is not known."""
+        request = self._known.get(name)
+        return request.arrived_at if request else time.monotonic()
+
+    def running(self, names: Sequence[str]) -> Ints:
+        """(N,) slots; who has none is given one."""
+        for name in names:
+            if name not in self.slots:
+                self._enter(name)
+        return self.slots.of(names)
+
+    def number_classes(self, names: tuple[str, ...]) -> None:
+        """The SLO classes in force: a request's number is its class's place among them."""
+        if names == self._classes:
+            return
+        self._classes = names
+        for name, request in self._known.items():
+            slot = self.slots.get(name)
+            if slot is not None:
+                self._class[slot] = self._number(request.slo_class)
+
+    def class_number(self, name: str) -> int:
+        return self._number(self.slo_class(name))
+
+    def classes(self, slots: Ints) -> Ints:
+        """(N,) as `Batch.slo_class`."""
+        return np.asarray(self._class[slots])
+
+    def left(self, slots: Ints, known: Ints) -> Ints:
+        """(N,) tokens that requests may still get. known: (N,), tokens that they have, prompts included."""
+        return np.asarray(np.maximum(0, self._limit[slots] - known))
+
+    def elapsed_s(self, slots: Ints, now: float) -> Floats:
+        """(N,) seconds since each request's first token; 0 before it."""
+        return np.asarray(np.nan_to_num(now - self._first_at[slots]))
+
+    def _enter(self, name: str) -> None:
+        slot, request = self.slots.take(name), self._known.get(name)
+        self.prompt[slot] = request.prompt if request else 0
+        self._limit[slot] = request.limit if request else 0
+        self._first_at[slot] = request.first_token_at if request else math.nan
+        self._class[slot] = self._number(request.slo_class if request else None)
+
+    def _number(self, slo_class: str | None) -> int:
+        return self._classes.index(slo_class) if slo_class in self._classes else NOBODY

@@ -1,0 +1,51 @@
+"""The state document of a pod, from what the loop has counted."""
+
+from __future__ import annotations
+
+from outrider_crds.state import ChoiceState, DrafterState, SpeedupState
+
+from outrider_runtime.core import state as core
+from outrider_runtime.loop.control_loop import ControlLoop
+
+
+def speedup(state: core.State) -> SpeedupState:
+    counts = state.probes
+    return SpeedupState(
+        probes=counts.probes,
+        baseline_tokens=round(counts.plain_tokens),
+        baseline_s=counts.plain_s,
+        speculative_tokens=round(counts.speculative_tokens),  # in the probes' time: no whole number
+        speculative_s=counts.plain_s,
+        weight=counts.weight,
+        weighted_ratio=counts.weighted_ratio,
+    )
+
+
+def choice(loop: ControlLoop, state: core.State) -> ChoiceState:
+    return ChoiceState(
+        drafter=loop.favourite,
+        draft_tokens=state.tally.recent_length,
+        reason=state.reason.value,
+        gated=state.gated,
+        running=state.tally.running,
+    )
+
+
+def drafters(loop: ControlLoop, state: core.State) -> list[DrafterState]:
+    """Of the whole pool, in its order."""
+    return [_drafter(one.name, loop, state) for one in loop.boot.draft_pool]
+
+
+def _drafter(name: str, loop: ControlLoop, state: core.State) -> DrafterState:
+    if name in loop.left_out:
+        return DrafterState(name=name, loaded=False, reason=loop.left_out[name])
+    seen = state.drafters.get(name, core.DrafterState())
+    return DrafterState(
+        name=name,
+        loaded=True,
+        reason=seen.suspended,
+        request_steps=seen.request_steps,
+        tried=seen.tried,
+        verified=seen.verified,
+        accepted=seen.accepted,
+    )

@@ -1,0 +1,229 @@
+"""An engine's steps: what its scheduler calls, on the scheduler's thread.
+
+    verify(view)        before a step is scheduled: what its target pass scores of what was proposed
+    draft(view, ...)    when it is scheduled: who proposes at its end
+    news(reports)       whenever the engine tells how drafting went
+    done(step, ...)     the step's output is there; in asynchronous scheduling after `draft` of the next one
+
+A step is told to the controller as soon as its output and its drafting are known. Shapes: N requests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from outrider_runtime.core.batch import Batch, Ints, Waiting
+from outrider_runtime.core.forest import Forest
+from outrider_runtime.core.plans import Purpose, VerifyPlan
+from outrider_runtime.loop.caches import Caches, Step
+from outrider_runtime.loop.control_loop import ControlLoop
+from outrider_runtime.loop.coverage import BlockIds
+from outrider_runtime.loop.orders import Order, carry_out
+from outrider_runtime.loop.proposals import no_proposals
+from outrider_runtime.loop.requests import Requests
+from outrider_runtime.loop.steps import Drafted, Finished, Record, Told, execution_mode
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """Requests as an engine knows them, in its order. All columns (N,) int64."""
+
+    names: Sequence[str]
+    context: Ints
+    """Tokens whose KV is cached before the step; proposals under verification are counted as accepted."""
+    known: Ints
+    """Tokens that the host knows: prompt and answer."""
+    todo: Ints
+    """Tokens that are known or under way, and not computed; 1 in a request that decodes: the last sampled one."""
+    emitted: Ints
+    """Of the answer, the tokens that the host knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What else a decision hangs on; the fields are those of `Batch`."""
+
+    now: float
+    token_budget: int
+    free_kv_tokens: int
+    next: Waiting | None = None
+    waiting: int = 0
+    patience_used: float = 0.0
+
+
+class Stepper:
+    def __init__(
+        self, loop: ControlLoop, *, block_size: int, block_ids: BlockIds, drafting_is_told: bool,
+        now: float, largest_graph_tokens: int | None = None,
+    ) -> None:  # fmt: skip
+        """drafting_is_told: sooner or later `news` comes of every step."""
+        slots = loop.settings.slots
+        self.requests = Requests(loop.slo, slots)
+        self.caches = Caches(loop.settings.drafters, slots, block_size, block_ids)
+        self._loop = loop
+        self._is_told = drafting_is_told
+        self._largest_graph_tokens = largest_graph_tokens
+        self._proposals = no_proposals(slots)
+        self._purpose = Purpose.FIXED
+        """Of the last draft plan."""
+        self._number = 0
+        self._records: dict[int, Record] = {}
+        self._untold: dict[int, Record] = {}
+        """Steps that the controller was told of before the engine told how their drafting went."""
+        self._last_output_at = now
+
+    # -- decide -------------------------------------------------------------------------------------------------
+
+    def nothing_to_verify(self, requests: int) -> VerifyPlan:
+        """The plan where nothing was proposed to any of so many requests, and nobody is to be held back."""
+        return VerifyPlan(np.zeros(0, bool), np.zeros(requests, np.int64), self._purpose)
+
+    def verify(self, view: View, proposed: Ints, room: Room) -> VerifyPlan:
+        """proposed: (N,), proposals that the engine holds of each request."""
+        with self._loop.lock:
+            slots = self._slots(view.names)
+            self._proposals.cut(slots, proposed)
+            forest = self._forest(slots)
+            batch = self._batch_ahead(view, slots, room)
+            return self._loop.plan_verify(batch, forest)
+
+    def draft(self, view: View, tokens: Ints, proposed: Ints, room: Room, verify: VerifyPlan) -> tuple[int, Order]:
+        """The step's number, and what is to be done at its end. tokens: (N,), that the step computes of each request;
+        proposed: (N,), those among them that are proposals."""
+        with self._loop.lock:
+            slots = self._slots(view.names)
+            known = tokens - proposed
+            left = np.maximum(0, view.todo - known)
+            decodes = (known == 1) & (left == 0) & (view.context + view.todo > self.requests.prompt[slots])
+            prompt = np.where(decodes, 0, known)
+            step = Step(view.names, slots, view.context, np.minimum(view.context, view.known), prompt, tokens)
+            self.caches.meet(step)
+            batch = self._batch(view, slots, prompt, left, self.caches.missing(step), room)
+            plan = self._loop.plan_draft(batch)
+            order = carry_out(plan, batch, step, self._loop.settings.drafters, self.caches)
+        self._book(step, batch, order, verify, room.now)
+        return self._number, order
+
+    def _book(self, step: Step, batch: Batch, order: Order, verify: VerifyPlan, now: float) -> None:
+        self._number += 1
+        self._records[self._number] = Record(
+            self._number, now, step, batch, self._proposals.of(step.slots), verify.purpose, order.plan, order.runs,
+            order.holes, execution_mode(step, self._largest_graph_tokens),
+        )  # fmt: skip
+        self._proposals.ask(step.slots, order.plan, self._number)
+        self._purpose = order.plan.purpose
+
+    def _forest(self, slots: Ints) -> Forest:
+        forest = self._proposals.of(slots).forest(len(self._loop.settings.drafters))
+        return forest if len(forest) else replace(forest, purpose=self._purpose)
+
+    def _slots(self, names: Sequence[str]) -> Ints:
+        self.requests.number_classes(self._loop.class_names)
+        slots = self.requests.running(names)
+        if self.requests.slots.early:
+            self._loop.release(np.array(self.requests.slots.early))
+            self.requests.slots.early.clear()
+        return slots
+
+    def _batch_ahead(self, view: View, slots: Ints, room: Room) -> Batch:
+        prompt = np.where(view.todo > 1, view.todo, 0)  # one token is the last sampled one: the request decodes
+        chunk = np.minimum(prompt, room.token_budget)
+        missing = np.zeros((len(self._loop.settings.drafters), len(slots)), np.int64)
+        return self._batch(view, slots, chunk, prompt - chunk, missing, room)
+
+    def _batch(self, view: View, slots: Ints, prompt: Ints, prompt_left: Ints, missing: Ints, room: Room) -> Batch:
+        requests = self.requests
+        return Batch(
+            slot=slots, slo_class=requests.classes(slots), context=view.context, prompt=prompt,
+            prompt_left=prompt_left, left=requests.left(slots, view.known), emitted=view.emitted,
+            elapsed_s=requests.elapsed_s(slots, room.now), missing=missing,
+            read=self.caches.read(slots, view.context, requests.prompt[slots]),
+            whole=self.caches.whole(slots, view.context), now=room.now, token_budget=room.token_budget,
+            free_kv_tokens=room.free_kv_tokens, next=room.next, waiting=room.waiting,
+            patience_used=room.patience_used,
+        )  # fmt: skip
+
+    # -- observe ------------------------------------------------------------------------------------------------
+
+    def news(self, reports: Iterable[Drafted]) -> None:
+        """Before the engine forgets requests that end now, and before `done` of the step that verified them."""
+        for report in reports:
+            record = self._records.get(report.step) or self._untold.pop(report.step, None)
+            if record is None:
+                continue
+            record.drafted = report
+            self._note_proposals(record, report)
+            self._note_misses(record, report)
+            for number, reason in report.failures.items():
+                self._loop.drafter_failed(self._loop.settings.drafters[number].name, reason)
+            if report.step in self._records and record.finished is not None:
+                self._tell(record)
+
+    def done(
+        self, number: int, *, now: float, target_s: float, tokens: int, sampled: Mapping[str, int],
+        scored: Mapping[str, int],
+    ) -> None:  # fmt: skip
+        """The output of step `number` is there. target_s: the device's time, NaN where nobody measured it."""
+        record = self._records.get(number)
+        if record is None:
+            return
+        step_s = now - max(self._last_output_at, record.scheduled_at)
+        self._last_output_at = now
+        record.finished = Finished(now, step_s, target_s, tokens, sampled, scored)
+        if record.drafted is not None or not self._is_told:
+            self._tell(record)
+        elif number == self._number:  # nothing runs after it: who knows when its drafting is told of
+            self._tell(record)
+            self._untold[number] = record
+
+    def _tell(self, record: Record) -> None:
+        del self._records[record.number]
+        self._loop.observe(Told(record.outcome(), record.step))
+        if record.drafted is not None and record.holes and not math.isnan(record.drafted.catch_up_s):
+            tokens = sum(hole.end - hole.start for hole in record.holes)
+            self._loop.caught_up(tokens, record.drafted.catch_up_s)
+        self._free_slots()
+
+    def _note_proposals(self, record: Record, report: Drafted) -> None:
+        if not record.plan.draft_tokens:
+            return
+        lengths, drafters = report.proposed.astype(np.int64), report.proposer.astype(np.int64)
+        later = [one.waited for one in self._records.values() if one.number > record.number]
+        for proposals in (self._proposals, *later):
+            proposals.came_back(record.number, record.step.slots, lengths, drafters)
+
+    def _note_misses(self, record: Record, report: Drafted) -> None:
+        """Drafters were to run, and did not."""
+        failed = np.flatnonzero(record.runs & np.isnan(report.seconds))
+        step = self._still_there(record.step) if len(failed) else record.step
+        for number in failed:
+            self.caches.missed(int(number), step)
+        if record.holes and math.isnan(report.catch_up_s):
+            self.caches.left_open(record.holes, record.step.names)
+
+    def _still_there(self, step: Step) -> Step:
+        """The step's requests that have not left since."""
+        get = self.requests.slots.get
+        there = [row for row, name in enumerate(step.names) if get(name) == step.slots[row]]
+        return Step([step.names[row] for row in there], *(column[there] for column in step[1:]))
+
+    # -- requests go --------------------------------------------------------------------------------------------
+
+    def leaves(self, name: str) -> None:
+        """The request has ended, or was preempted: nothing is cached any more."""
+        slot = self.requests.slots.get(name)
+        if slot is None:
+            return
+        self._proposals.clear(np.array([slot]))
+        self.caches.forget(name, slot)
+        self.requests.slots.leave(name, self._number)
+        self._free_slots()
+
+    def _free_slots(self) -> None:
+        freed = self.requests.slots.over(min(self._records, default=self._number + 1))
+        if freed:
+            self._loop.release(np.array(freed))

@@ -1,0 +1,117 @@
+"""One engine step, from its plans to the outcome that the controller learns from. Shapes: D drafters, N requests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_runtime.core.batch import Batch, Bools, Floats
+from outrider_runtime.core.cost import Shape
+from outrider_runtime.core.plans import DraftPlan, ExecutionMode, Outcome, Purpose
+from outrider_runtime.loop.caches import Hole, Step
+from outrider_runtime.loop.proposals import Proposals
+
+
+class Drafted(Protocol):
+    """What an engine tells of the drafting at the end of a step, requests in the step's order."""
+
+    step: int
+    seconds: NDArray[np.float64]
+    """(D,): the device's time; NaN where a drafter did not run to its end."""
+    proposed: NDArray[np.int8]
+    """(N,): real proposals of each request."""
+    proposer: NDArray[np.int8]
+    """(N,): whose they are; NOBODY where there are none."""
+    catch_up_s: float
+    """What closing holes took, which `seconds` does not hold; NaN: none are closed."""
+    failures: dict[int, str]
+    """Drafter -> why it failed, in a sentence."""
+
+
+class Finished(NamedTuple):
+    """What came of the target's pass."""
+
+    now: float
+    step_s: float
+    target_s: float
+    tokens: int
+    sampled: Mapping[str, int]
+    """Request -> tokens that it got, bonus token included."""
+    scored: Mapping[str, int]
+    """Request -> places for proposals that the target scored."""
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """A step that was scheduled and that the controller was not told of yet."""
+
+    number: int
+    scheduled_at: float
+    step: Step
+    batch: Batch
+    waited: Proposals
+    """(N,): what was proposed for it."""
+    verify_purpose: Purpose
+    plan: DraftPlan
+    """Of what is proposed at its end, as it is carried out."""
+    runs: Bools
+    holes: tuple[Hole, ...]
+    mode: ExecutionMode
+    finished: Finished | None = None
+    drafted: Drafted | None = None
+
+    def outcome(self) -> Outcome:
+        """Of a step that is finished. Without a report on its drafters, whose time is in the step's, nothing is to be
+        learned from its time."""
+        assert self.finished is not None
+        now, step_s, target_s, tokens, sampled, scored = self.finished
+        if self.drafted is None and self.runs.any():
+            step_s = target_s = math.nan
+        forest = self.waited.forest(len(self.runs))
+        verified = np.array([scored.get(name, 0) for name in self.step.names], np.int64)
+        kept = np.array([sampled.get(name, 1) - 1 for name in self.step.names], np.int64)
+        accepted = np.minimum(verified, kept)
+        return Outcome(
+            now=now, step_s=step_s, target_s=target_s, draft_s=self._draft_s(), mode=self.mode, tokens=tokens,
+            batch=self.batch, draft_plan=self.plan, verify_purpose=self.verify_purpose, forest=forest,
+            verified=forest.depth <= verified[forest.request], accepted=forest.depth <= accepted[forest.request],
+        )  # fmt: skip
+
+    def _draft_s(self) -> Floats:
+        """(D,): each drafter's own time, with what closing its holes took."""
+        if self.drafted is None:
+            return np.full(len(self.runs), math.nan)
+        caught = np.zeros(len(self.runs))
+        for hole in self.holes:
+            caught[hole.drafter] += hole.end - hole.start
+        closes = not math.isnan(self.drafted.catch_up_s) and caught.any()
+        return self.drafted.seconds + (self.drafted.catch_up_s * caught / caught.sum() if closes else 0.0)
+
+
+class Told(NamedTuple):
+    """A finished step as listeners get it (the profiler measures through this)."""
+
+    outcome: Outcome
+    step: Step
+
+    @property
+    def shape(self) -> Shape:
+        """What the target's pass really processed, places without a proposal included."""
+        context, tokens = self.step.context, self.step.tokens
+        query = float((context * tokens).sum()) / 1000
+        return Shape(
+            float(context.sum()), float(tokens.sum()), len(tokens), query, float(self.step.prompt.sum())
+        )  # fmt: skip
+
+
+def execution_mode(step: Step, largest_graph_tokens: int | None) -> ExecutionMode:
+    """Which set of coefficients a step belongs to."""
+    if largest_graph_tokens is not None and int(step.tokens.sum()) > largest_graph_tokens:
+        return ExecutionMode.BEYOND_GRAPH
+    even = not step.prompt.any() and len(step.tokens) > 0 and bool((step.tokens == step.tokens[0]).all())
+    return ExecutionMode.UNIFORM if even else ExecutionMode.RAGGED

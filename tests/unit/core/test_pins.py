@@ -1,0 +1,43 @@
+"""A pin, and mode Static: what is held by hand is carried out, as far as it can be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from outrider_runtime.core.batch import NOBODY
+from outrider_runtime.core.controller import Controller
+from outrider_runtime.core.settings import Drafter, HotSettings, Mode, Settings
+
+from tests.unit.core import columns
+
+HEAD = Drafter("head", passes=True, needs_hidden=True)
+DRAFT = Drafter("draft", passes=True, needs_kv=True)
+
+
+def controller(*drafters: Drafter, mode: Mode = Mode.CLOSED_LOOP) -> Controller:
+    settings = Settings(drafters, 3, 8, hot=HotSettings(mode=mode, max_draft_tokens=3))
+    return Controller(settings, None, clock=lambda: 0.0, rng=np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("drafter", [HEAD, DRAFT], ids=lambda one: one.name)
+@pytest.mark.parametrize("mode", [Mode.CLOSED_LOOP, Mode.STATIC])
+def test_whoever_is_held_reads_a_prompt_that_comes_in_chunks(drafter: Drafter, mode: Mode) -> None:
+    """Bug: a draft model had missed all but a long prompt's last chunk, more than a step holds, and was never asked."""
+    loop = controller(drafter, mode=mode)
+    if mode is Mode.CLOSED_LOOP:
+        loop.pin(3, drafter.name)
+    plan = loop.plan_draft(columns.batch(1, prompt=[512], prompt_left=[100], missing=[[512]]))
+    assert plan.feed.tolist() == [[512]]
+    assert plan.draft_tokens == 0
+
+
+def test_a_pinned_drafter_that_is_suspended_does_not_run() -> None:
+    """Bug: a drafter that raises was run at every step, and raised at every step."""
+    loop = controller(DRAFT)
+    loop.pin(2, "draft")
+    loop.suspend("draft", "it raised")
+    plan = loop.plan_draft(columns.batch(2))
+    assert (plan.asked == NOBODY).all()
+    assert not plan.feed.any()
+    loop.resume("draft")
+    assert loop.plan_draft(columns.batch(2)).draft_tokens == 2

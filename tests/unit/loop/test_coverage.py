@@ -1,0 +1,199 @@
+"""The books of which tokens the neural draft has seen: proposals over a hole in its KV would be junk."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from outrider_runtime.loop.coverage import DraftCoverage, ScheduledTokens
+
+BLOCK = 4
+
+
+class Blocks:
+    """Physical blocks of each request, as the KV cache manager hands them out."""
+
+    def __init__(self, **requests: list[int]) -> None:
+        self.requests = requests
+
+    def __call__(self, request: str, first: int, last: int) -> list[int]:
+        return self.requests[request][first : last + 1]
+
+
+def coverage(**requests: list[int]) -> DraftCoverage:
+    return DraftCoverage(BLOCK, Blocks(**requests))
+
+
+def is_ready(books: DraftCoverage, request: str, start: int) -> bool:
+    return books.seen(request, start) == start
+
+
+def test_a_request_that_the_draft_saw_from_its_start_is_ready() -> None:
+    books = coverage(a=[0, 1, 2])
+    assert is_ready(books, "a", 0)
+    books.ran([ScheduledTokens("a", 0, 6)], neural=True)
+    assert is_ready(books, "a", 6)
+    books.ran([ScheduledTokens("a", 6, 1)], neural=True)
+    assert is_ready(books, "a", 7)
+
+
+def test_a_skipped_step_leaves_a_hole_that_grows() -> None:
+    books = coverage(a=[0, 1, 2])
+    books.ran([ScheduledTokens("a", 0, 6)], neural=True)
+    books.ran([ScheduledTokens("a", 6, 1)], neural=False)
+    books.ran([ScheduledTokens("a", 7, 1)], neural=True)
+    assert books.seen("a", 8) == 6, "what the draft wrote behind the hole is junk"
+
+
+def test_a_hole_that_is_closed_in_chunks_makes_the_request_ready() -> None:
+    books = coverage(a=[0, 1, 2, 3])
+    books.ran([ScheduledTokens("a", 0, 10)], neural=False)
+    books.caught_up("a", 0, 6, context=10)
+    books.ran([ScheduledTokens("a", 10, 1)], neural=False)
+    assert books.seen("a", 11) == 6
+    books.caught_up("a", 6, 11, context=11)
+    books.ran([ScheduledTokens("a", 11, 1)], neural=True)
+    assert is_ready(books, "a", 12)
+
+
+def test_blocks_closed_by_a_catch_up_serve_later_requests() -> None:
+    """The prefix cache hands them on; the block that was only begun when the hole was closed, too."""
+    books = coverage(a=[0, 1, 2], b=[0, 1, 2])
+    books.ran([ScheduledTokens("a", 0, 10)], neural=False)
+    books.caught_up("a", 0, 10, context=10)
+    books.ran([ScheduledTokens("a", 10, 2)], neural=True)
+    assert is_ready(books, "b", 12)
+
+
+def test_a_chunk_that_ends_within_a_block_does_not_make_it_valid() -> None:
+    books = coverage(a=[0, 1, 2], b=[0, 1, 2])
+    books.ran([ScheduledTokens("a", 0, 12)], neural=False)
+    books.caught_up("a", 0, 6, context=12)
+    assert books.seen("b", 12) == BLOCK
+
+
+def test_a_hole_in_shared_blocks_is_closed_once_for_all() -> None:
+    """Requests that share a system prompt: what one catches up on, the others need not."""
+    books = coverage(a=[0, 1, 2], b=[0, 1, 3])
+    books.ran([ScheduledTokens("a", 0, 9)], neural=False)
+    books.ran([ScheduledTokens("b", 8, 2)], neural=False)
+    books.caught_up("a", 0, 9, context=9)
+    assert books.seen("b", 10) == 8
+
+
+def test_a_catch_up_that_failed_leaves_the_hole_as_it_was() -> None:
+    books = coverage(a=[0, 1, 2], b=[0, 1, 2])
+    books.ran([ScheduledTokens("a", 0, 6)], neural=True)
+    books.ran([ScheduledTokens("a", 6, 2)], neural=False)
+    books.caught_up("a", 6, 8, context=8)
+    books.ran([ScheduledTokens("a", 8, 4)], neural=True)
+    books.missed("a", 6)
+    assert books.seen("a", 12) == 6
+    assert books.seen("b", 12) == BLOCK
+    books.forget("a")
+    books.missed("a", 0)  # it was gone when the news came
+    assert books.seen("a", 0) == 0
+
+
+def test_a_hole_begins_where_tokens_were_certain() -> None:
+    """Bug: asynchronous scheduling counts proposals under verification as accepted; the hole would be taken to begin
+    after tokens that were then rejected, and a catch-up would leave the first of it open."""
+    books = coverage(a=[0, 1, 2, 3])
+    books.ran([ScheduledTokens("a", 0, 5)], neural=True)
+    books.ran([ScheduledTokens("a", 5, 4)], neural=True)  # three proposals, none of them accepted as it turns out
+    books.ran([ScheduledTokens("a", 9, 1, unsure=3)], neural=False)
+    assert books.seen("a", 7) == 6
+
+
+def test_rejected_proposals_are_no_hole() -> None:
+    """The step covered four tokens, two were rejected: the next one starts two earlier and writes them again."""
+    books = coverage(a=[0, 1, 2])
+    books.ran([ScheduledTokens("a", 0, 4)], neural=True)
+    books.ran([ScheduledTokens("a", 4, 4)], neural=True)
+    assert is_ready(books, "a", 6)
+    books.ran([ScheduledTokens("a", 6, 1)], neural=True)
+    assert is_ready(books, "a", 7)
+
+
+def test_a_prefix_from_the_cache_is_ready_if_the_draft_saw_it() -> None:
+    books = coverage(a=[0, 1, 2], b=[0, 1, 5])
+    books.ran([ScheduledTokens("a", 0, 9)], neural=True)
+    books.forget("a")
+    assert is_ready(books, "b", 8)
+
+
+def test_a_prefix_that_was_computed_under_the_gate_is_not_ready() -> None:
+    """Bug: the prefix cache hands over the target's KV; the draft's in the same block is another request's."""
+    books = coverage(a=[0, 1, 2], b=[0, 1, 5])
+    books.ran([ScheduledTokens("a", 0, 9)], neural=False)
+    books.forget("a")
+    assert not is_ready(books, "b", 8)
+
+
+def test_a_block_that_is_used_again_must_be_drafted_again() -> None:
+    books = coverage(a=[0, 1], b=[0, 1], c=[0, 1])
+    books.ran([ScheduledTokens("a", 0, 8)], neural=True)
+    books.forget("a")
+    books.ran([ScheduledTokens("b", 0, 8)], neural=False)  # block 0 and 1 were freed and given to b
+    books.forget("b")
+    assert not is_ready(books, "c", 8)
+
+
+def test_a_block_that_was_begun_in_a_hole_stays_invalid_when_its_rest_is_drafted() -> None:
+    books = coverage(a=[0, 1], b=[0, 1])
+    books.ran([ScheduledTokens("a", 0, 2)], neural=False)
+    books.ran([ScheduledTokens("a", 2, 6)], neural=True)
+    assert not is_ready(books, "b", 4)
+
+
+def test_a_preempted_request_starts_anew() -> None:
+    books = coverage(a=[0, 1, 2])
+    books.ran([ScheduledTokens("a", 0, 5)], neural=False)
+    books.forget("a")
+    books.ran([ScheduledTokens("a", 0, 6)], neural=True)
+    assert is_ready(books, "a", 6)
+
+
+def test_blocks_that_cannot_be_known_are_not_trusted() -> None:
+    """Models with several kinds of KV cache: nothing is known of a cached prefix."""
+    books = DraftCoverage(BLOCK, lambda _request, _first, _last: [])
+    assert not is_ready(books, "a", 8)
+    books.ran([ScheduledTokens("a", 0, 8)], neural=True)
+    assert is_ready(books, "a", 8)
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.sampled_from([0, 3, 50])), min_size=1, max_size=20)
+)
+def test_books_agree_with_a_draft_that_writes_token_by_token(steps: list[tuple[int, bool, int]]) -> None:
+    """Whatever is skipped and caught up on, in chunks or whole: a token counts as seen only if the draft ran over it
+    while all before it were seen; and a block is handed on only if that is so for all of its tokens."""
+    total = sum(length for length, _, _ in steps)
+    blocks = list(range(total // BLOCK + 1))
+    books, written = coverage(a=blocks, b=blocks), 0  # tokens from the start that the draft's KV is right for
+    start = 0
+    for length, neural, chunk in steps:
+        hole = start - books.seen("a", start)
+        if chunk and hole:
+            end = min(start, written + chunk)
+            books.caught_up("a", written, end, context=start)
+            written = end
+        books.ran([ScheduledTokens("a", start, length)], neural=neural)
+        if neural and written == start:
+            written += length
+        start += length
+        assert books.seen("a", start) == written
+        assert books.seen("b", start // BLOCK * BLOCK) == written // BLOCK * BLOCK
+
+
+@given(steps=st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=20))
+def test_a_request_is_ready_exactly_when_no_step_was_skipped(steps: list[tuple[int, bool]]) -> None:
+    total = sum(length for length, _ in steps)
+    books = coverage(a=list(range(total // BLOCK + 1)), b=list(range(total // BLOCK + 1)))
+    start = 0
+    for length, neural in steps:
+        books.ran([ScheduledTokens("a", start, length)], neural=neural)
+        start += length
+    assert is_ready(books, "a", start) == all(neural for _, neural in steps)
+    seen = [neural for length, neural in steps for _ in range(length)]
+    blocks = start // BLOCK
+    assert is_ready(books, "b", blocks * BLOCK) == all(seen[: blocks * BLOCK])

@@ -1,0 +1,89 @@
+"""From the controller's plan to what the engine's drafters do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from outrider_runtime.core.batch import NOBODY, Batch
+from outrider_runtime.core.plans import DraftPlan, Purpose
+from outrider_runtime.drafters import traits
+from outrider_runtime.loop.caches import Caches, Step
+from outrider_runtime.loop.orders import Order, carry_out
+from outrider_runtime.vllm_plugin.messages import IDLE, draft_order
+
+from tests.engine.engines import TARGET, draft_model, eagle, lookup
+from tests.unit.core import columns
+
+POOL = tuple(traits(one) for one in (lookup(), eagle(), draft_model(TARGET)))
+LOOKUP, HEAD, DRAFT = range(3)
+
+
+def carried_out(
+    passes: list[int], asked: Any, *, feed: Any = None, holes: tuple[int, ...] = (0, 0), budget: int = 8192,
+    unsure: tuple[int, ...] = (0, 0),
+) -> tuple[Order, Batch]:  # fmt: skip
+    """Two requests of 100 tokens that decode; the draft model has not seen the last `holes` of them."""
+    caches = Caches(POOL, 8, 16, lambda _name, first, last: list(range(first, last + 1)))
+    names, slots, one = ["a", "b"], np.arange(2), np.ones(2, np.int64)
+    context, hole = np.full(2, 100), np.array(holes)
+    seen = context - hole
+    read = Step(names, slots, np.zeros(2, np.int64), np.zeros(2, np.int64), seen, seen)
+    caches.ran(read, np.array([False, True, True]))
+    caches.ran(Step(names, slots, seen, seen, 0 * one, hole), np.array([False, True, not hole.any()]))
+    step = Step(names, slots, context, context - np.array(unsure), 0 * one, one)
+    batch = columns.batch(2, 3, missing=caches.missing(step), token_budget=budget)
+    wanted = batch.missing if feed is None else np.array(feed)
+    plan = DraftPlan(np.array(passes), np.array(asked), wanted * (np.array(passes) > 0)[:, None], Purpose.CHOICE)
+    return carry_out(plan, batch, step, POOL, caches), batch
+
+
+def test_the_worker_is_told_who_is_first_and_who_is_second() -> None:
+    order, _ = carried_out([3, 2, 0], [[LOOKUP, HEAD], [HEAD, NOBODY]])
+    message = draft_order(7, order)
+    assert (message.step, message.draft_tokens) == (7, 3)
+    assert message.chosen.tolist() == [LOOKUP, HEAD]
+    assert message.second.tolist() == [HEAD, NOBODY]
+    assert message.passes.tolist() == [3, 2, IDLE]
+
+
+def test_a_head_may_run_without_proposing_and_a_lookup_never_does() -> None:
+    """Its first pass keeps its cache whole."""
+    plan = DraftPlan(np.zeros(3, np.int64), np.full((1, 2), NOBODY), np.array([[0, 0], [1, 1], [0, 0]]), Purpose.CHOICE)
+    caches, one = Caches(POOL, 8, 16, lambda *_: []), np.ones(2, np.int64)
+    step = Step(["a", "b"], np.arange(2), 0 * one, 0 * one, one, one)
+    order = carry_out(plan, columns.batch(2, 3), step, POOL, caches)
+    assert draft_order(1, order).passes.tolist() == [IDLE, 0, IDLE]
+    nothing = DraftPlan(plan.passes, plan.asked, 0 * plan.feed, Purpose.CHOICE)
+    assert not carry_out(nothing, columns.batch(2, 3), step, POOL, caches).runs.any()
+
+
+def test_a_hole_is_closed_before_the_draft_model_is_asked() -> None:
+    """The cost that is learned is that of all tokens that it ran over."""
+    order, _ = carried_out([0, 0, 3], [[DRAFT, DRAFT]], holes=(40, 40))
+    assert [(hole.request, hole.start, hole.end) for hole in order.holes] == [(0, 60, 100), (1, 60, 100)][
+        : len(order.holes)
+    ]
+    assert order.plan.asked.tolist() == [[DRAFT, DRAFT]]
+    assert order.plan.feed[DRAFT].sum() == 2 + sum(hole.end - hole.start for hole in order.holes)
+
+
+def test_nobody_asks_a_draft_model_over_a_hole() -> None:
+    """A part of the hole was closed: the rest is for later steps."""
+    order, _ = carried_out([2, 0, 3], [[DRAFT, LOOKUP]], feed=[[0, 0], [0, 0], [10, 10]], holes=(40, 40))
+    assert order.plan.asked.tolist() == [[NOBODY, LOOKUP]]
+    assert order.plan.passes.tolist() == [2, 0, 0]
+
+
+def test_tokens_under_verification_are_no_part_of_a_hole_that_is_closed() -> None:
+    """Asynchronous scheduling: which tokens they are is not known here."""
+    order, _ = carried_out([0, 0, 3], [[DRAFT, DRAFT]], holes=(40, 40), unsure=(3, 3))
+    assert order.holes == ()
+    assert not order.plan.draft_tokens
+
+
+def test_no_more_is_caught_up_on_than_a_step_holds() -> None:
+    """Bug: the draft's buffers hold a step's tokens."""
+    order, batch = carried_out([0, 0, 3], [[DRAFT, DRAFT]], holes=(40, 40), budget=30)
+    assert sum(hole.end - hole.start for hole in order.holes) <= batch.token_budget
+    assert order.plan.asked.tolist() == [[NOBODY, NOBODY]]

@@ -1,0 +1,102 @@
+"""Which requests met their class: from the request's own times, never an average over chunks."""
+
+from __future__ import annotations
+
+import pytest
+from outrider_crds.spec import SLOClass
+from outrider_crds.state import SLOClassState
+from outrider_runtime.loop.slo import EndedRequest, SLOCounter
+
+CHAT = SLOClass(name="chat", tpot="50ms", ttft="1s")
+BATCH = SLOClass(name="batch", tpot="500ms")
+
+
+@pytest.fixture
+def counter() -> SLOCounter:
+    counter = SLOCounter()
+    counter.configure([CHAT, BATCH], "batch")
+    return counter
+
+
+def finish(counter: SLOCounter, name: str, *, ttft_s: float, tpot_s: float, tokens: int = 11) -> tuple[int, int]:
+    """(finished, attained) of the class after one more request."""
+    counter.ended(EndedRequest(name, ttft_s, tpot_s * (tokens - 1), tokens))
+    state = next(state for state in counter.states() if state.name == name)
+    return state.finished, state.attained
+
+
+def test_a_request_attains_its_class_only_with_both_times(counter: SLOCounter) -> None:
+    assert finish(counter, "chat", ttft_s=0.9, tpot_s=0.049) == (1, 1)
+    assert finish(counter, "chat", ttft_s=1.1, tpot_s=0.049) == (2, 1)
+    assert finish(counter, "chat", ttft_s=0.9, tpot_s=0.051) == (3, 1)
+
+
+def test_a_class_without_ttft_looks_at_tpot_alone(counter: SLOCounter) -> None:
+    assert finish(counter, "batch", ttft_s=1000, tpot_s=0.4) == (1, 1)
+
+
+def test_a_single_token_has_no_tpot(counter: SLOCounter) -> None:
+    """Bug: dividing by tokens - 1."""
+    assert finish(counter, "chat", ttft_s=0.5, tpot_s=0, tokens=1) == (1, 1)
+    state = counter.states()[0]
+    assert sum(state.tpot.counts) == 0
+    assert sum(state.ttft.counts) == 1
+
+
+def give_up(counter: SLOCounter, name: str, *, ttft_s: float, decode_s: float = 0.0, tokens: int = 0) -> SLOClassState:
+    """The class after one more client left."""
+    counter.ended(EndedRequest(name, ttft_s, decode_s, tokens, aborted=True))
+    return next(state for state in counter.states() if state.name == name)
+
+
+def test_clients_that_give_up_waiting_are_misses(counter: SLOCounter) -> None:
+    """One patient client among 1600 that gave up past their TTFT is no attained SLO."""
+    for _ in range(1600):
+        give_up(counter, "chat", ttft_s=1.5)
+    assert finish(counter, "chat", ttft_s=0.5, tpot_s=0.01) == (1601, 1)
+    state = counter.states()[0]
+    assert state.aborted == 1600
+    assert sum(state.ttft.counts) == 1601, "the wait of those who left is in the percentiles"
+
+
+def test_a_client_that_leaves_before_its_deadline_is_neither(counter: SLOCounter) -> None:
+    """Before the first token, between two tokens, and with a class that promises no first token."""
+    assert give_up(counter, "chat", ttft_s=0.9).finished == 0
+    assert give_up(counter, "chat", ttft_s=0.9, decode_s=0.049 * 10 + 0.05, tokens=11).finished == 0
+    assert give_up(counter, "batch", ttft_s=1000).finished == 0
+    assert [state.aborted for state in counter.states()] == [2, 1]
+
+
+def test_a_client_that_leaves_a_stalled_answer_is_a_miss(counter: SLOCounter) -> None:
+    """The token that does not come counts as late as it is, the second one as well."""
+    assert give_up(counter, "chat", ttft_s=0.9, decode_s=3.0, tokens=1).finished == 1
+    assert give_up(counter, "chat", ttft_s=0.9, decode_s=3.0, tokens=11).finished == 2
+    assert counter.states()[0].attained == 0
+
+
+def test_a_request_names_its_class_or_gets_the_default(counter: SLOCounter) -> None:
+    assert counter.class_of({"slo_class": "chat"}) == "chat"
+    assert counter.class_of(None) == "batch"
+    assert counter.class_of({"slo_class": "gone"}) == "batch"
+
+
+def test_counters_survive_a_changed_config(counter: SLOCounter) -> None:
+    """Promise: counters only grow; a class that is removed and comes back goes on."""
+    finish(counter, "chat", ttft_s=0.1, tpot_s=0.01)
+    counter.configure([BATCH], "batch")
+    assert [state.name for state in counter.states()] == ["batch"]
+    counter.configure([CHAT, BATCH], "chat")
+    assert finish(counter, "chat", ttft_s=0.1, tpot_s=0.01) == (2, 2)
+
+
+def test_a_hot_change_of_the_target_counts_for_requests_that_finish_after_it(counter: SLOCounter) -> None:
+    assert finish(counter, "chat", ttft_s=0.1, tpot_s=0.06) == (1, 0)
+    counter.configure([SLOClass(name="chat", tpot="70ms")], "chat")
+    assert finish(counter, "chat", ttft_s=0.1, tpot_s=0.06) == (2, 1)
+
+
+def test_without_classes_nothing_is_counted() -> None:
+    counter = SLOCounter()
+    counter.configure([], None)
+    counter.ended(EndedRequest(counter.class_of(None), 0.1, 0.1, 2))
+    assert counter.states() == []

@@ -1,0 +1,260 @@
+"""The loop at every step, with the real controller and an engine of a page: whatever comes and goes, nobody is counted
+for somebody else, and no order asks for more than an engine can do."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outrider_runtime.core.batch import NOBODY
+from outrider_runtime.loop.requests import Delivery, End
+from outrider_runtime.loop.stepper import Room, Stepper, View
+from outrider_runtime.loop.steps import Told
+from outrider_runtime.vllm_plugin.messages import DraftReport, draft_order
+
+from tests.engine.engines import TARGET, draft_model, eagle, lookup
+from tests.unit.loop.pods import control_loop, stepper
+
+POOL = (lookup(), eagle(), draft_model(TARGET))
+BUDGET, RUNNING, STEP_S = 64, 4, 0.01
+
+
+@dataclass
+class Request:
+    name: str
+    prompt: int
+    most: int
+    context: int = 0
+    emitted: int = 0
+    under_way: int = 0
+    proposals: int = 0
+
+    @property
+    def todo(self) -> int:
+        return max(0, self.prompt + self.emitted + self.under_way - self.context)
+
+
+@dataclass
+class Flight:
+    number: int
+    order: Any
+    rows: list[tuple[Request, int, int]]
+    """Request, tokens, those among them that are proposals."""
+
+
+@dataclass
+class Engine:
+    """vLLM's books in a page. `ahead`: steps that are scheduled before the output of the first is there."""
+
+    steps: Stepper
+    ahead: int
+    rng: np.random.Generator
+    running: list[Request] = field(default_factory=list)
+    waiting: deque[Request] = field(default_factory=deque)
+    flights: deque[Flight] = field(default_factory=deque)
+    delivered: int = 0
+    now: float = 0.0
+    serial: Any = field(default_factory=itertools.count)
+
+    def add(self, prompt: int, most: int) -> None:
+        request = Request(f"r{next(self.serial)}", prompt, most)
+        self.steps.requests.arrived(request.name, 0.0, None, prompt=prompt, limit=prompt + most)
+        self.waiting.append(request)
+
+    def step(self) -> None:
+        self.now += STEP_S
+        proposed = np.array([one.proposals for one in self.running], np.int64)
+        plan = self.steps.verify(self._view(self.running), proposed, self._room())
+        assert (plan.lengths <= proposed).all()
+        for request, length in zip(self.running, plan.lengths.tolist(), strict=True):
+            request.proposals = min(request.proposals, length)
+        while self.waiting and len(self.running) < RUNNING:
+            self.running.append(self.waiting.popleft())
+        self._schedule(plan)
+        while len(self.flights) > self.ahead:
+            self.land()
+
+    def _schedule(self, plan: Any) -> None:
+        left, rows = BUDGET, list[tuple[Request, int, int]]()
+        for request in self.running:
+            tokens = min(left, request.todo + request.proposals)
+            if tokens > 0:
+                rows.append((request, tokens, max(0, tokens - request.todo)))
+                left -= tokens
+        if not rows:
+            return
+        view = self._view([one for one, _, _ in rows])
+        counts, proposed = (np.array([row[column] for row in rows], np.int64) for column in (1, 2))
+        number, order = self.steps.draft(view, counts, proposed, self._room(), plan)
+        message = draft_order(number, order)
+        assert sum(hole.end - hole.start for hole in message.holes) <= BUDGET
+        for hole in message.holes:
+            assert 0 <= hole.start < hole.end <= view.context[hole.request]
+        self.flights.append(Flight(number, message, rows))
+        for request, count, verified in rows:
+            request.context += count
+            if not request.todo:
+                request.under_way += 1 + verified
+            request.proposals = message.draft_tokens if not request.todo - request.under_way > 0 else 0
+
+    def land(self) -> None:
+        flight = self.flights.popleft()
+        self.now += STEP_S
+        self.steps.news([self._report(flight)])
+        scored, sampled, out = dict[str, int](), dict[str, int](), list[Delivery]()
+        for request, _, verified in flight.rows:
+            if request not in self.running or not request.under_way:
+                continue
+            kept = int(self.rng.integers(0, verified + 1))
+            request.under_way -= 1 + verified
+            request.context -= verified - kept
+            tokens = min(1 + kept, request.most - request.emitted)
+            request.emitted += tokens
+            scored[request.name], sampled[request.name] = verified, 1 + kept
+            ends = request.emitted >= request.most
+            out.append(Delivery(request.name, tokens, End.COMPLETE if ends else None))
+            if ends:
+                self._remove(request)
+        self.delivered += self.steps.requests.deliver(out, self.now)
+        self.steps.done(
+            flight.number, now=self.now, target_s=STEP_S / 2, tokens=sum(one.tokens for one in out), sampled=sampled,
+            scored=scored,
+        )  # fmt: skip
+
+    def _report(self, flight: Flight) -> DraftReport:
+        order = flight.order
+        seconds = np.where(order.passes >= 0, 1e-4, math.nan)
+        lengths = np.where(order.chosen == NOBODY, 0, order.passes[order.chosen])
+        found = self.rng.integers(0, lengths + 1).astype(np.int8)
+        proposer = np.where(found > 0, order.chosen, NOBODY).astype(np.int8)
+        return DraftReport(flight.number, seconds, found, proposer, 1e-4 if order.holes else math.nan)
+
+    def abort(self, which: int) -> None:
+        request = self.running[which % len(self.running)]
+        self._remove(request)
+        self.steps.requests.aborted(request.name, self.now, has_stop_strings=False)
+
+    def preempt(self, which: int) -> None:
+        request = self.running[which % len(self.running)]
+        self._remove(request)
+        request.context = request.under_way = request.proposals = 0
+        self.waiting.appendleft(request)
+
+    def _remove(self, request: Request) -> None:
+        self.running.remove(request)
+        self.steps.leaves(request.name)
+
+    def _view(self, requests: list[Request]) -> View:
+        columns = [
+            [one.context for one in requests], [one.prompt + one.emitted for one in requests],
+            [one.todo for one in requests], [one.emitted for one in requests],
+        ]  # fmt: skip
+        return View([one.name for one in requests], *(np.array(column, np.int64) for column in columns))
+
+    def _room(self) -> Room:
+        return Room(self.now, BUDGET, 10**6)
+
+
+def blocks(name: str, first: int, last: int) -> list[int]:
+    """Each request has blocks of its own."""
+    return [1000 * int(name[1:]) + number for number in range(first, min(last, 100) + 1)]
+
+
+ADD, STEP, ABORT, PREEMPT, LAND = range(5)
+events = st.tuples(st.sampled_from([ADD, ADD, STEP, STEP, STEP, STEP, ABORT, PREEMPT, LAND]), st.integers(1, 150))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    events=st.lists(events, max_size=60), ahead=st.integers(0, 1), k=st.sampled_from([None, 0, 2]),
+    drafter=st.sampled_from([one.name for one in POOL]), seed=st.integers(0, 5),
+)  # fmt: skip
+def test_books_balance_whatever_comes_and_goes(
+    events: list[tuple[int, int]], ahead: int, k: int | None, drafter: str, seed: int
+) -> None:  # fmt: skip
+    loop = control_loop(POOL, max_requests=RUNNING)
+    loop.pin(k, drafter if k else None)
+    seen: list[Told] = []
+    loop.listeners.append(seen.append)
+    engine = Engine(stepper(loop, block_ids=blocks), ahead, np.random.default_rng(seed))
+    for event, number in events:
+        if event == ADD:
+            engine.add(number, 1 + number % 20)
+        elif event == STEP:
+            engine.step()
+        elif event == LAND and engine.flights:
+            engine.land()
+        elif event == ABORT and engine.running:
+            engine.abort(number)
+        elif event == PREEMPT and engine.running:
+            engine.preempt(number)
+    while engine.running or engine.waiting:
+        engine.step()
+    while engine.flights:
+        engine.land()
+    state = loop.state()
+    assert not any(one.suspended for one in state.drafters.values()), "the controller never raised"
+    assert state.tally.steps == len(seen)
+    assert state.tally.output_tokens == engine.delivered == sum(one.outcome.tokens for one in seen)
+    for outcome in (one.outcome for one in seen):
+        assert (outcome.accepted <= outcome.verified).all()
+        assert len(set(outcome.batch.slot.tolist())) == len(outcome.batch)
+        prompts = outcome.batch.prompt_left > 0
+        assert (outcome.draft_plan.asked[:, prompts] == NOBODY).all()
+    assert not engine.steps._records
+    free = [engine.steps.requests.slots.take(f"new{number}") for number in range(2 * RUNNING)]
+    assert len(set(free)) == 2 * RUNNING
+
+
+def test_a_steps_time_is_its_own() -> None:
+    """`t_out(n) - max(t_out(n-1), t_sched(n))`: neither the wait for a request nor the step before counts."""
+    loop = control_loop((), max_requests=2)
+    seen: list[Told] = []
+    loop.listeners.append(seen.append)
+    steps = stepper(loop, told=False)
+    steps.requests.arrived("a", 0.0, None, prompt=4, limit=20)
+    one = np.ones(1, np.int64)
+    for now, output_at in ((10.0, 10.03), (10.02, 10.05)):
+        view = View(["a"], 4 * one, 5 * one, one, one)
+        number, _ = steps.draft(view, one, 0 * one, Room(now, 64, 64), steps.nothing_to_verify(1))
+        steps.done(number, now=output_at, target_s=math.nan, tokens=1, sampled={}, scored={})
+    assert [told.outcome.step_s for told in seen] == pytest.approx([0.03, 0.02])
+
+
+def failed_last_step(*, told: bool) -> tuple[Stepper, Any, list[Told], int]:
+    loop = control_loop((eagle(),), max_requests=2)
+    loop.pin(2, "eagle")
+    seen: list[Told] = []
+    loop.listeners.append(seen.append)
+    steps = stepper(loop, told=told)
+    steps.requests.arrived("a", 0.0, None, prompt=4, limit=40)
+    one = np.ones(1, np.int64)
+    number, _ = steps.draft(
+        View(["a"], 4 * one, 5 * one, one, one), one, 0 * one, Room(1.0, 64, 64), steps.nothing_to_verify(1)
+    )  # fmt: skip
+    steps.done(number, now=1.1, target_s=0.05, tokens=1, sampled={}, scored={})
+    return steps, loop, seen, number
+
+
+def test_a_draft_that_failed_in_the_last_step_of_a_burst_is_suspended_in_the_next() -> None:
+    """The step counts once, at once; its failure is told when the worker tells of it."""
+    steps, loop, seen, number = failed_last_step(told=True)
+    assert len(seen) == 1
+    nothing = np.zeros(1, np.int8)
+    steps.news([DraftReport(number, np.array([math.nan]), nothing, nothing - 1, failures={0: "RuntimeError: broken"})])
+    assert "RuntimeError: broken" in loop.state().drafters["eagle"].suspended
+    assert len(seen) == 1
+    assert not steps._untold
+
+
+def test_a_pod_whose_worker_tells_nothing_learns_from_its_steps_and_waits_for_no_news() -> None:
+    steps, _, seen, _ = failed_last_step(told=False)
+    assert len(seen) == 1
+    assert not steps._untold

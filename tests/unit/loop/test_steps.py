@@ -1,0 +1,109 @@
+"""From what an engine reports to what the controller learns of a step."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from outrider_runtime.core.batch import NOBODY
+from outrider_runtime.core.plans import DraftPlan, ExecutionMode, Outcome, Purpose
+from outrider_runtime.loop.caches import Hole, Step
+from outrider_runtime.loop.proposals import no_proposals
+from outrider_runtime.loop.steps import Finished, Record, Told, execution_mode
+from outrider_runtime.vllm_plugin.messages import DraftReport, numbers
+
+from tests.unit.core import columns
+
+
+def step(*tokens: int, prompt: tuple[int, ...] = ()) -> Step:
+    count = len(tokens)
+    names = ["a", "b", "c"][:count]
+    context = np.full(count, 50)
+    return Step(
+        names, np.arange(count), context, context, np.array(prompt or (0,) * count), np.array(tokens, np.int64)
+    )  # fmt: skip
+
+
+def plan(passes: list[int], asked: list[int]) -> DraftPlan:
+    return DraftPlan(
+        np.array(passes), np.array([asked]), np.zeros((len(passes), len(asked)), np.int64), Purpose.CHOICE
+    )  # fmt: skip
+
+
+def told(*, drafted: DraftReport | None = None, holes: tuple[Hole, ...] = (), runs: tuple[bool, bool] = (False, True)):
+    """A request that decodes with two of three proposals verified, one of them accepted, beside a prompt."""
+    waits = no_proposals(4)
+    waits.ask(np.array([0, 1]), plan([3, 0], [0, NOBODY]), 1)
+    waits.came_back(1, np.array([0, 1]), np.array([2, 0]), np.array([0, NOBODY]))
+    this = step(4, 16, prompt=(0, 16))
+    record = Record(
+        2, 10.0, this, columns.batch(2, 2, prompt=[0, 16]), waits.of(np.array([0, 1])), Purpose.CHOICE,
+        plan([0, 1], [1, NOBODY]), np.array(runs), holes, ExecutionMode.RAGGED,
+    )  # fmt: skip
+    record.finished = Finished(10.03, 0.03, 0.02, 3, {"a": 2}, {"a": 3})
+    record.drafted = drafted
+    return Told(record.outcome(), this)
+
+
+def report(seconds: float, catch_up_s: float = math.nan) -> DraftReport:
+    return DraftReport(2, np.array([math.nan, seconds]), numbers([0, 0]), numbers([-1, -1]), catch_up_s)
+
+
+def test_trials_are_the_real_proposals_that_were_scored() -> None:
+    """Places that nobody proposed anything for are scored too, and are no trials; a prompt has none."""
+    outcome: Outcome = told(drafted=report(0.001)).outcome
+    assert outcome.forest.request.tolist() == [0, 0]
+    assert outcome.forest.drafter.tolist() == [0, 0]
+    assert outcome.verified.tolist() == [True, True]
+    assert outcome.accepted.tolist() == [True, False]
+    assert outcome.forest.lengths.tolist() == [3, 0]
+
+
+def test_the_targets_pass_held_every_token_that_was_scheduled() -> None:
+    shape = told(drafted=report(0.001)).shape
+    assert (shape.n_batched, shape.n_context, shape.n_requests, shape.n_prompt) == (20, 100, 2, 16)
+    assert shape.n_context_query == 1.0
+
+
+def test_what_closing_holes_took_is_the_drafters_time() -> None:
+    outcome = told(drafted=report(0.001, 0.004), holes=(Hole(1, 0, 10, 50),)).outcome
+    assert math.isnan(outcome.draft_s[0])
+    assert outcome.draft_s[1] == pytest.approx(0.005)
+
+
+def test_nothing_is_learned_from_a_time_with_a_draft_in_it_that_nobody_told_of() -> None:
+    assert math.isnan(told().outcome.step_s)
+    assert math.isnan(told().outcome.target_s)
+    alone = told(runs=(False, False)).outcome
+    assert (alone.step_s, alone.target_s) == (0.03, 0.02)
+
+
+@pytest.mark.parametrize(
+    ("given", "largest", "mode"),
+    [
+        (step(3, 3), 64, ExecutionMode.UNIFORM),
+        (step(3, 2), 64, ExecutionMode.RAGGED),
+        (step(3, 3, prompt=(0, 3)), 64, ExecutionMode.RAGGED),
+        (step(33, 33), 64, ExecutionMode.BEYOND_GRAPH),
+        (step(33, 33), None, ExecutionMode.UNIFORM),
+    ],
+)
+def test_a_step_belongs_to_the_graphs_that_ran_it(given: Step, largest: int | None, mode: ExecutionMode) -> None:
+    assert execution_mode(given, largest) is mode
+
+
+def test_what_came_back_counts_for_the_step_that_asked() -> None:
+    """Asynchronous scheduling: the news is older than the last plan, and a slot may have been left."""
+    slots = np.array([0, 1, 2])
+    waits = no_proposals(4)
+    waits.ask(slots, plan([2, 3], [0, 1, 1]), 1)
+    taken = waits.of(slots)
+    waits.ask(np.array([1]), plan([0, 1], [1]), 2)
+    waits.clear(np.array([2]))
+    for one in (waits, taken):
+        one.came_back(1, slots, np.array([1, 2, 3]), np.array([1, 1, NOBODY]))
+    assert waits.length.tolist() == [1, 1, 0, 0]
+    assert waits.drafter.tolist() == [1, 1, NOBODY, NOBODY]
+    assert taken.length.tolist() == [1, 2, 3]
+    assert taken.forest(2).drafter.tolist() == [1, 1, 1, 1, 1, 1]
