@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from outrider_runtime.core.batch import NOBODY, Batch
-from outrider_runtime.core.controller import Controller
-from outrider_runtime.core.cost import DrafterCost, LatencyModel, StepCost
-from outrider_runtime.core.forest import chains
-from outrider_runtime.core.plans import ExecutionMode, Outcome
-from outrider_runtime.core.settings import Drafter, HotSettings, Settings, SLOClass
-from outrider_runtime.core.warm_up import compile_all
+from outrider_runtime.control.batch import NOBODY, Batch
+from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.cost import DrafterCost, LatencyModel, StepCost
+from outrider_runtime.control.forest import chains
+from outrider_runtime.control.plans import ExecutionMode, Outcome
+from outrider_runtime.control.settings import Drafter, HotSettings, Settings, SLOClass
+from outrider_runtime.control.warm_up import compile_all
 
 RUNS, WARM_STEPS, STEPS = 5, 100, 400
 LENGTH = 5

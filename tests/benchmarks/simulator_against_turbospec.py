@@ -20,8 +20,8 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from outrider_runtime.core.controller import Controller
-from outrider_runtime.core.settings import Drafter, HotSettings, Settings
+from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.settings import Drafter, HotSettings, Settings
 from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.recording import Recording
 from outrider_runtime.simulate.replay.engine import Engine, Policy, Setting

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from outrider_crds.state import SLOClassState
-from outrider_runtime.core.state import Reason
+from outrider_runtime.control.state import Reason
 
 from tests.engine.engines import OUTPUT_TOKENS, Bench, bench, eagle, lookup
 

@@ -14,10 +14,13 @@ import numpy as np
 import pytest
 from outrider_crds.spec import Drafter
 from outrider_crds.state import DrafterState, RuntimeState
-from outrider_runtime.core.batch import NOBODY, Batch
-from outrider_runtime.core.forest import Forest
-from outrider_runtime.core.plans import DraftPlan, Purpose, VerifyPlan
-from outrider_runtime.core.select import everything
+from outrider_runtime.control.batch import NOBODY, Batch
+from outrider_runtime.control.forest import Forest
+from outrider_runtime.control.plans import DraftPlan, Purpose, VerifyPlan
+from outrider_runtime.control.select import everything
+from outrider_runtime.loop import stepper
+from outrider_runtime.loop.caches import Caches, Step
+from outrider_runtime.loop.orders import Order, carry_out
 
 from tests.engine.engines import POOR_DRAFT, Bench, bench, draft_model, eagle, lookup
 
@@ -181,7 +184,9 @@ class Resume:
 
     def run(self) -> list[list[int]]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self._engine.loop, "plan_draft", self._plan_draft)
+            patch.setattr(stepper, "carry_out", self._carry_out)
+            if self._over_holes:
+                patch.setattr(Caches, "is_whole", lambda _caches, _number, step: np.ones(len(step.slots), bool))
             patch.setattr(self._engine.loop, "plan_verify", all_proposed)
             return self._engine.run([(PROMPTS[number], {}) for number in self.NUMBERS], before_step=self._note)
 
@@ -198,17 +203,18 @@ class Resume:
                 number = int(request.request_id.split("-")[0])
                 self.proposals[number, request.num_tokens] = list(request.spec_token_ids)
 
-    def _plan_draft(self, batch: Batch) -> DraftPlan:
-        runs, caught, left = self._step >= self._skip, np.zeros(len(batch), np.int64), self._chunk
-        holes = batch.missing[0] - step_tokens(batch)
-        for row in np.flatnonzero((holes > 1) & (batch.prompt_left == 0)).tolist() if runs else ():
-            caught[row] = min(left, holes[row])
-            left -= caught[row]
-        self.caught_up += int(caught[caught > 1].sum())
-        asks = runs & (batch.prompt_left == 0) & (self._over_holes | (holes <= caught))
-        plan = plan_of([0 if one else NOBODY for one in asks], [3 * bool(asks.any())], batch, reads=[runs])
-        feed = np.where(caught > 1, caught, plan.feed * (holes <= 0) if runs else 0)
-        return dataclasses.replace(plan, feed=feed if not self._over_holes else plan.feed)
+    def _carry_out(self, _plan: DraftPlan, batch: Batch, step: Step, *books: Any) -> Order:
+        runs, left = self._step >= self._skip, self._chunk
+        holes = batch.missing[0] - step.tokens
+        feed = np.where(holes > 0, 0, step.tokens) * runs
+        for row in np.flatnonzero((holes > 0) & (batch.prompt_left == 0)).tolist() if runs else ():
+            feed[row] = min(left, holes[row])
+            left -= feed[row]
+        asks = runs & (batch.prompt_left == 0)
+        plan = DraftPlan(np.array([3 * asks.any()]), np.where(asks, 0, NOBODY)[None], feed[None], Purpose.FIXED)
+        order = carry_out(plan, batch, step, *books)
+        self.caught_up += sum(hole.end - hole.start for hole in order.holes)
+        return order
 
 
 def test_requests_of_one_batch_use_different_drafters(engine: Bench, reference: list[list[int]]) -> None:
@@ -253,16 +259,9 @@ def test_the_neural_draft_stands_in_for_a_lookup_that_finds_nothing(engine: Benc
     assert all(one.proposed for one in found)
 
 
-def step_tokens(batch: Batch) -> Any:
-    """(N,) of a step in which nothing is verified, or `missing` where nothing was missed."""
-    return np.where(batch.prompt > 0, batch.prompt, 1)
-
-
-def plan_of(asked: Any, passes: Any, batch: Batch, reads: Any = True) -> DraftPlan:
-    """Who is asked for each request, and for how much; `reads`: everybody who reads runs over the step."""
-    length = np.array(passes, np.int64)
-    feed = np.where(np.reshape(reads, (-1, 1)), batch.missing, 0)
-    return DraftPlan(length, np.array(asked, np.int64)[None], np.array(feed), Purpose.FIXED)
+def plan_of(asked: Any, passes: Any, batch: Batch) -> DraftPlan:
+    """Who is asked for each request, and for how much; everybody who reads runs over the step."""
+    return DraftPlan(np.array(passes, np.int64), np.array(asked, np.int64)[None], batch.missing, Purpose.FIXED)
 
 
 def all_proposed(batch: Batch, forest: Forest) -> VerifyPlan:

@@ -12,7 +12,7 @@ from outrider_crds.profile import DrafterProfile, ExecutionMode, ProfileKeys, St
 from outrider_crds.runtime_config import HotConfig, config_hash
 from outrider_crds.spec import SpeculationMode
 from outrider_crds.state import ProfileSource, RuntimeState
-from outrider_runtime.core import cost as control
+from outrider_runtime.control import cost as control
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.profiles import Identity, load_profile, product_of_pod
 from outrider_runtime.loop.reporter import Reporter
@@ -22,7 +22,7 @@ from outrider_runtime.vllm_plugin import launch
 from outrider_runtime.vllm_plugin.pool import Pool
 
 from tests.engine.engines import boot_config, draft_model, hot_config, lookup
-from tests.unit.core import columns
+from tests.unit.control import columns
 
 KEYS = ProfileKeys(product="cpu", target="t1", drafters={"pld": "d1"})
 HERE = Identity(device="EPYC", engine_version="0.32.0", commit="abc")

@@ -16,8 +16,7 @@ GPU = "vllm.v1.worker.gpu"
 OVERRIDDEN = {
     "scheduler.SpeculationControl": (
         "vllm.v1.core.sched.async_scheduler.AsyncScheduler",
-        "schedule update_from_output add_request shutdown _update_after_schedule _free_request _preempt_request "
-        "update_draft_token_ids",
+        "schedule update_from_output add_request shutdown _update_after_schedule _free_request _preempt_request",
     ),
     "runner.PoolRunner": (
         f"{GPU}.model_runner.GPUModelRunner", "execute_model sample sample_tokens take_draft_token_ids"
@@ -63,6 +62,7 @@ CALLED = {
     f"{GPU}.spec_decode.eagle.eagle3_utils.get_eagle3_aux_layers_from_config": "spec_config",
     "vllm.sampling_params.SamplingParams._validate_spec_decode": "self speculative_config",
     "vllm.v1.core.block_pool.BlockPool.get_new_blocks": "self num_blocks",
+    "vllm.v1.core.sched.scheduler.Scheduler.update_draft_token_ids": "self draft_token_ids",
     "vllm.v1.outputs.DraftTokenIds": "req_ids draft_token_ids",
 }
 """What we call, or stand in for -> its parameters."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider_crds.spec import Drafter, DraftMethod
 
-from outrider_runtime.core import settings
+from outrider_runtime.control import settings
 from outrider_runtime.drafters import draft_model, eagle, prompt_lookup, suffix
 from outrider_runtime.drafters.method import Method
 

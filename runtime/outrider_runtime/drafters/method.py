@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider_runtime.core.settings import PROBABILITY_EDGES
+from outrider_runtime.control.settings import PROBABILITY_EDGES
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """The fields are those of `core.settings.Drafter`."""
+    """The fields are those of `control.settings.Drafter`."""
 
     passes: bool = False
     needs_kv: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider_runtime.core.settings import MATCH_EDGES
+from outrider_runtime.control.settings import MATCH_EDGES
 from outrider_runtime.drafters.method import Method
 
 METHOD = Method(

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.core.batch import Bools, Floats, Ints
-from outrider_runtime.core.settings import Drafter
+from outrider_runtime.control.batch import Bools, Floats, Ints
+from outrider_runtime.control.settings import Drafter
 from outrider_runtime.loop.coverage import BlockIds, DraftCoverage, HeadCoverage, ScheduledTokens
 
 LEAST_CATCH_UP_TOKENS = 2

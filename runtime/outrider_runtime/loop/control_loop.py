@@ -15,13 +15,13 @@ from outrider_crds.base import seconds
 from outrider_crds.runtime_config import BootConfig, HotConfig
 from outrider_crds.spec import Drafter
 
-from outrider_runtime.core.batch import NOBODY, Batch, Ints
-from outrider_runtime.core.controller import Controller
-from outrider_runtime.core.cost import LatencyModel
-from outrider_runtime.core.forest import Forest
-from outrider_runtime.core.plans import DraftPlan, Purpose, VerifyPlan
-from outrider_runtime.core.settings import DraftPrefill, HotSettings, Mode, Settings, SLOClass
-from outrider_runtime.core.state import State
+from outrider_runtime.control.batch import NOBODY, Batch, Ints
+from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.cost import LatencyModel
+from outrider_runtime.control.forest import Forest
+from outrider_runtime.control.plans import DraftPlan, Purpose, VerifyPlan
+from outrider_runtime.control.settings import DraftPrefill, HotSettings, Mode, Settings, SLOClass
+from outrider_runtime.control.state import State
 from outrider_runtime.drafters import traits
 from outrider_runtime.loop.slo import SLOCounter
 from outrider_runtime.loop.steps import Told
@@ -51,6 +51,8 @@ class ControlLoop:
         self.slo = SLOCounter()
         self.listeners: list[Callable[[Told], None]] = []
         """Called with each finished step, from the scheduler's thread (the profiler measures through this)."""
+        self.takes_every_place = False
+        """Whatever an engine holds to be verified is, whether anybody proposed it or not (the profiler's shapes)."""
         self.lock = RLock()
         self.caught_up_tokens = 0
         self.catch_up_s = 0.0

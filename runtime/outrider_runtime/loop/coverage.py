@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.core.batch import Floats, Ints
+from outrider_runtime.control.batch import Floats, Ints
 
 BlockIds = Callable[[str, int, int], Sequence[int]]
 """`(request, first, last)`: physical blocks first..last of a request, in order of its tokens."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider_runtime.core.batch import NOBODY, Ints
-from outrider_runtime.core.forest import Forest, chains, nothing_proposed
-from outrider_runtime.core.plans import DraftPlan, Purpose
+from outrider_runtime.control.batch import NOBODY, Ints
+from outrider_runtime.control.forest import Forest, chains, nothing_proposed
+from outrider_runtime.control.plans import DraftPlan, Purpose
 
 RANKS = 2
 """Drafters that a request asks at most, one after the other."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from outrider_crds.state import ChoiceState, DrafterState, SpeedupState
 
-from outrider_runtime.core import state as core
+from outrider_runtime.control import state as control
 from outrider_runtime.loop.control_loop import ControlLoop
 
 
-def speedup(state: core.State) -> SpeedupState:
+def speedup(state: control.State) -> SpeedupState:
     counts = state.probes
     return SpeedupState(
         probes=counts.probes,
@@ -21,7 +21,7 @@ def speedup(state: core.State) -> SpeedupState:
     )
 
 
-def choice(loop: ControlLoop, state: core.State) -> ChoiceState:
+def choice(loop: ControlLoop, state: control.State) -> ChoiceState:
     return ChoiceState(
         drafter=loop.favourite,
         draft_tokens=state.tally.recent_length,
@@ -31,15 +31,15 @@ def choice(loop: ControlLoop, state: core.State) -> ChoiceState:
     )
 
 
-def drafters(loop: ControlLoop, state: core.State) -> list[DrafterState]:
+def drafters(loop: ControlLoop, state: control.State) -> list[DrafterState]:
     """Of the whole pool, in its order."""
     return [_drafter(one.name, loop, state) for one in loop.boot.draft_pool]
 
 
-def _drafter(name: str, loop: ControlLoop, state: core.State) -> DrafterState:
+def _drafter(name: str, loop: ControlLoop, state: control.State) -> DrafterState:
     if name in loop.left_out:
         return DrafterState(name=name, loaded=False, reason=loop.left_out[name])
-    seen = state.drafters.get(name, core.DrafterState())
+    seen = state.drafters.get(name, control.DrafterState())
     return DrafterState(
         name=name,
         loaded=True,

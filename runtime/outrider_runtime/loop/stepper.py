@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from outrider_runtime.core.batch import Batch, Ints, Waiting
-from outrider_runtime.core.forest import Forest
-from outrider_runtime.core.plans import Purpose, VerifyPlan
+from outrider_runtime.control.batch import Batch, Ints, Waiting
+from outrider_runtime.control.forest import Forest
+from outrider_runtime.control.plans import Purpose, VerifyPlan
 from outrider_runtime.loop.caches import Caches, Step
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.coverage import BlockIds
@@ -88,8 +88,9 @@ class Stepper:
             slots = self._slots(view.names)
             self._proposals.cut(slots, proposed)
             forest = self._forest(slots)
-            batch = self._batch_ahead(view, slots, room)
-            return self._loop.plan_verify(batch, forest)
+            if self._loop.takes_every_place:
+                return VerifyPlan(np.ones(len(forest), bool), proposed, Purpose.FIXED)
+            return self._loop.plan_verify(self._batch_ahead(view, slots, room), forest)
 
     def draft(self, view: View, tokens: Ints, proposed: Ints, room: Room, verify: VerifyPlan) -> tuple[int, Order]:
         """The step's number, and what is to be done at its end. tokens: (N,), that the step computes of each request;

@@ -10,9 +10,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.core.batch import Batch, Bools, Floats
-from outrider_runtime.core.cost import Shape
-from outrider_runtime.core.plans import DraftPlan, ExecutionMode, Outcome, Purpose
+from outrider_runtime.control.batch import Batch, Bools, Floats
+from outrider_runtime.control.cost import Shape
+from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Outcome, Purpose
 from outrider_runtime.loop.caches import Hole, Step
 from outrider_runtime.loop.proposals import Proposals
 
@@ -73,9 +73,11 @@ class Record:
         if self.drafted is None and self.runs.any():
             step_s = target_s = math.nan
         forest = self.waited.forest(len(self.runs))
-        verified = np.array([scored.get(name, 0) for name in self.step.names], np.int64)
-        kept = np.array([sampled.get(name, 1) - 1 for name in self.step.names], np.int64)
-        accepted = np.minimum(verified, kept)
+        verified = accepted = np.zeros(len(self.step.names), np.int64)
+        if scored:
+            verified = np.array([scored.get(name, 0) for name in self.step.names], np.int64)
+            kept = np.array([sampled.get(name, 1) - 1 for name in self.step.names], np.int64)
+            accepted = np.minimum(verified, kept)
         return Outcome(
             now=now, step_s=step_s, target_s=target_s, draft_s=self._draft_s(), mode=self.mode, tokens=tokens,
             batch=self.batch, draft_plan=self.plan, verify_purpose=self.verify_purpose, forest=forest,

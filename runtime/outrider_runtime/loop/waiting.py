@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from outrider_runtime.core.settings import SLOClass
+from outrider_runtime.control.settings import SLOClass
 
 PATIENCE_TOKENS = 100
 """A class without a TTFT waits as long as so many of its tokens take."""

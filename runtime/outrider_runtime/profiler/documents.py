@@ -10,9 +10,9 @@ from outrider_crds import profile as api
 from outrider_crds.profile import DrafterProfile, ProfileKeys, ProfilingResult, TargetProfile
 from outrider_crds.spec import Drafter
 
-from outrider_runtime.core.cost import Shape, StepCost
-from outrider_runtime.core.fit import Form
-from outrider_runtime.core.plans import ExecutionMode
+from outrider_runtime.control.cost import Shape, StepCost
+from outrider_runtime.control.fit import Form
+from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.identity import engine_version
 from outrider_runtime.profiler import failures
 from outrider_runtime.profiler.failures import ProfilingError

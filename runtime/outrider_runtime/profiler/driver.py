@@ -33,6 +33,7 @@ class Driver:
         self._loop: ControlLoop = self._scheduler.outrider
         self._steps: list[Told] = []
         self._loop.listeners.append(self._steps.append)
+        self._loop.takes_every_place = True
         on_cpu = self._core.vllm_config.device_config.device_type == "cpu"
         self._speed = CoreSpeed() if on_cpu else None
         self._rng = np.random.default_rng(SEED)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from outrider_runtime.core.cost import StepCost
+from outrider_runtime.control.cost import StepCost
 from outrider_runtime.profiler.documents import held_out_percent
 from outrider_runtime.profiler.fitting import FittedCost, Judged
 from outrider_runtime.profiler.run import Profile

@@ -13,7 +13,7 @@ from outrider_crds.profile import DrafterProfile, ProfileKeys, ProfilingFailure,
 from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, HotConfig, draft_mount
 from outrider_crds.spec import Drafter, DraftMethod, DraftPrefill, PromptLookup, SpeculationMode
 
-from outrider_runtime.core.plans import ExecutionMode
+from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.identity import weights_commit
 from outrider_runtime.profiler import failures, session
 from outrider_runtime.profiler.documents import check_quiet, drafter_profile, fit_drafter, fit_target, target_profile

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.core.controller import Controller
-from outrider_runtime.core.settings import Settings
+from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.settings import Settings
 from outrider_runtime.simulate.deployment import Deployment
 from outrider_runtime.simulate.replay.engine import Engine, Policy, Setting
 from outrider_runtime.simulate.replay.policies import Fixed

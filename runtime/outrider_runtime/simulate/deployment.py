@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outrider_runtime.core.settings import Drafter
+from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.recording import Recording

@@ -11,7 +11,7 @@ from outrider_crds.profile import normalised_arguments
 from outrider_crds.spec import Drafter as PoolEntry
 from outrider_crds.spec import DraftMethod, SpeculativeServiceSpec
 
-from outrider_runtime.core.settings import MATCH_EDGES, Drafter, DraftPrefill, HotSettings, Mode, SLOClass
+from outrider_runtime.control.settings import MATCH_EDGES, Drafter, DraftPrefill, HotSettings, Mode, SLOClass
 from outrider_runtime.local_manifest import LocalManifestError, read_service
 from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.recording import DEPTH

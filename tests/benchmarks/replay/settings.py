@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from outrider_runtime.core.controller import Controller
-from outrider_runtime.core.cost import LatencyModel
-from outrider_runtime.core.settings import MATCH_EDGES, Drafter, HotSettings, Settings, SLOClass
+from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.cost import LatencyModel
+from outrider_runtime.control.settings import MATCH_EDGES, Drafter, HotSettings, Settings, SLOClass
 from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.recording import Recording
 from outrider_runtime.simulate.replay.engine import Policy, Setting

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from outrider_runtime.core.settings import SLOClass
+from outrider_runtime.control.settings import SLOClass
 from outrider_runtime.simulate.replay.workload import Lengths, Workload, open_load, poisson, with_classes
 
 from tests.benchmarks.replay.bars import Bar, best_on_means, low

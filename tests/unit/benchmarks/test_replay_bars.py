@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider_runtime.core.cost import DrafterCost, LatencyModel, StepCost
-from outrider_runtime.core.plans import ExecutionMode
+from outrider_runtime.control.cost import DrafterCost, LatencyModel, StepCost
+from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.simulate.replay.engine import Engine
 from outrider_runtime.simulate.replay.policies import Fixed
 

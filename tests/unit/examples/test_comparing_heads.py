@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from compare_heads import acceptance, main
-from outrider_runtime.core.plans import DraftPlan, ExecutionMode, Outcome, Purpose
+from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Outcome, Purpose
 
-from tests.unit.core import columns
+from tests.unit.control import columns
 
 
 def outcome(verified: int, accepted: int) -> Outcome:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from outrider_runtime.core.batch import NOBODY, Batch
-from outrider_runtime.core.plans import DraftPlan, Purpose
+from outrider_runtime.control.batch import NOBODY, Batch
+from outrider_runtime.control.plans import DraftPlan, Purpose
 from outrider_runtime.drafters import traits
 from outrider_runtime.loop.caches import Caches, Step
 from outrider_runtime.loop.orders import Order, carry_out
 from outrider_runtime.vllm_plugin.messages import IDLE, draft_order
 
 from tests.engine.engines import TARGET, draft_model, eagle, lookup
-from tests.unit.core import columns
+from tests.unit.control import columns
 
 POOL = tuple(traits(one) for one in (lookup(), eagle(), draft_model(TARGET)))
 LOOKUP, HEAD, DRAFT = range(3)

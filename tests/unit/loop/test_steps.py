@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 import pytest
-from outrider_runtime.core.batch import NOBODY
-from outrider_runtime.core.plans import DraftPlan, ExecutionMode, Outcome, Purpose
+from outrider_runtime.control.batch import NOBODY
+from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Outcome, Purpose
 from outrider_runtime.loop.caches import Hole, Step
 from outrider_runtime.loop.proposals import no_proposals
 from outrider_runtime.loop.steps import Finished, Record, Told, execution_mode
 from outrider_runtime.vllm_plugin.messages import DraftReport, numbers
 
-from tests.unit.core import columns
+from tests.unit.control import columns
 
 
 def step(*tokens: int, prompt: tuple[int, ...] = ()) -> Step:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider_runtime.core.settings import SLOClass
+from outrider_runtime.control.settings import SLOClass
 from outrider_runtime.loop.waiting import (
     PATIENCE_SHARE,
     PATIENCE_TOKENS,

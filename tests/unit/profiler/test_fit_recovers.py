@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 from outrider_crds.spec import Drafter, PromptLookup
-from outrider_runtime.core.cost import DrafterCost, Shape, StepCost
-from outrider_runtime.core.plans import ExecutionMode
+from outrider_runtime.control.cost import DrafterCost, Shape, StepCost
+from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.profiler import session
 from outrider_runtime.profiler.documents import check_quiet, fit_drafter, fit_target, held_out_percent
 from outrider_runtime.profiler.failures import ProfilingError

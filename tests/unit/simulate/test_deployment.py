@@ -7,7 +7,7 @@ import importlib.util
 
 import numpy as np
 import pytest
-from outrider_runtime.core.settings import SLOClass
+from outrider_runtime.control.settings import SLOClass
 from outrider_runtime.simulate import comparison, deployment, load, service
 from outrider_runtime.simulate.comparison import Figures
 from outrider_runtime.simulate.errors import SimulationError

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_runtime.core.batch import NOBODY
-from outrider_runtime.core.settings import MATCH_EDGES, Drafter
+from outrider_runtime.control.batch import NOBODY
+from outrider_runtime.control.settings import MATCH_EDGES, Drafter
 from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.replay.engine import Engine, Policy, Setting
 from outrider_runtime.simulate.replay.policies import Adaptive, ByBatchSize, Fixed, cost_tables, tuned_table

@@ -7,10 +7,10 @@ from typing import Protocol
 
 import numpy as np
 
-from outrider_runtime.core.batch import Batch, Bools, Floats, Waiting
-from outrider_runtime.core.forest import Forest
-from outrider_runtime.core.plans import DraftPlan, ExecutionMode, Outcome, Purpose, VerifyPlan
-from outrider_runtime.core.settings import Drafter
+from outrider_runtime.control.batch import Batch, Bools, Floats, Waiting
+from outrider_runtime.control.forest import Forest
+from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Outcome, Purpose, VerifyPlan
+from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.recording import Recording
 from outrider_runtime.simulate.replay.caches import Caches
 from outrider_runtime.simulate.replay.proposals import Proposals
@@ -24,7 +24,7 @@ CATCH_UP_TOKENS = 16
 
 
 class Policy(Protocol):
-    """What decides: `core.controller.Controller`, or anything with its calls."""
+    """What decides: `control.controller.Controller`, or anything with its calls."""
 
     def plan_verify(self, batch: Batch, forest: Forest) -> VerifyPlan: ...
     def plan_draft(self, batch: Batch) -> DraftPlan: ...

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from outrider_runtime.core.cost import DrafterCost, LatencyModel, Shape
-from outrider_runtime.core.fit import Form, Sample, fit
-from outrider_runtime.core.plans import ExecutionMode
-from outrider_runtime.core.settings import Drafter
+from outrider_runtime.control.cost import DrafterCost, LatencyModel, Shape
+from outrider_runtime.control.fit import Form, Sample, fit
+from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.worlds.world import Pass, World
 
 NOISE = 0.02

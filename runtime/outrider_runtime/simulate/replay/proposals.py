@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.core.batch import NOBODY, Floats
-from outrider_runtime.core.forest import Forest, chains, nothing_proposed
-from outrider_runtime.core.plans import DraftPlan
-from outrider_runtime.core.settings import Drafter
+from outrider_runtime.control.batch import NOBODY, Floats
+from outrider_runtime.control.forest import Forest, chains, nothing_proposed
+from outrider_runtime.control.plans import DraftPlan
+from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.recording import DEPTH, LOG_ODDS, Recording
 from outrider_runtime.simulate.replay.requests import Books, Requests, Rows
 from outrider_runtime.simulate.replay.workload import Ints

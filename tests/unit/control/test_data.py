@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from outrider_runtime.core.forest import ROOT, chains
-from outrider_runtime.core.plans import DraftPlan, Purpose
-from outrider_runtime.core.settings import Drafter, Settings
+from outrider_runtime.control.forest import ROOT, chains
+from outrider_runtime.control.plans import DraftPlan, Purpose
+from outrider_runtime.control.settings import Drafter, Settings
 
 
 def test_a_chain_is_a_tree_of_width_one():

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider_runtime.core.batch import Batch, Floats
-from outrider_runtime.core.cost import Shape
-from outrider_runtime.core.latency import Latency
-from outrider_runtime.core.slo import HORIZON_TOKENS, MARGIN, Clocks, expected_rest
+from outrider_runtime.control.batch import Batch, Floats
+from outrider_runtime.control.cost import Shape
+from outrider_runtime.control.latency import Latency
+from outrider_runtime.control.slo import HORIZON_TOKENS, MARGIN, Clocks, expected_rest
 
 MOST_PATIENCE_USED = 1.0
 """Prompts are not held back once one has waited for this share of what its own class bears: where load stays high,

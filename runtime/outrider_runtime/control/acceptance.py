@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from outrider_runtime.core.batch import NOBODY, Batch, Bools, Floats, Ints
-from outrider_runtime.core.compiled import compiled
-from outrider_runtime.core.forest import ROOT, Forest
-from outrider_runtime.core.settings import Settings
+from outrider_runtime.control.batch import NOBODY, Batch, Bools, Floats, Ints
+from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.forest import ROOT, Forest
+from outrider_runtime.control.settings import Settings
 
 BINS = 8
 ANY = BINS

@@ -6,12 +6,12 @@ import dataclasses
 
 import numpy as np
 
-from outrider_runtime.core.batch import NOBODY, Batch, Waiting
-from outrider_runtime.core.controller import Controller
-from outrider_runtime.core.cost import DrafterCost, LatencyModel, StepCost
-from outrider_runtime.core.forest import chains
-from outrider_runtime.core.plans import ExecutionMode, Outcome
-from outrider_runtime.core.settings import HotSettings, Settings, SLOClass
+from outrider_runtime.control.batch import NOBODY, Batch, Waiting
+from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.cost import DrafterCost, LatencyModel, StepCost
+from outrider_runtime.control.forest import chains
+from outrider_runtime.control.plans import ExecutionMode, Outcome
+from outrider_runtime.control.settings import HotSettings, Settings, SLOClass
 
 REQUESTS = 4
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.core.batch import Batch, Floats, Ints
-from outrider_runtime.core.compiled import compiled
-from outrider_runtime.core.plans import ExecutionMode
+from outrider_runtime.control.batch import Batch, Floats, Ints
+from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.plans import ExecutionMode
 
 
 class Shape(NamedTuple):

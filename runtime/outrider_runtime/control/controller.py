@@ -8,20 +8,20 @@ from collections.abc import Callable
 
 import numpy as np
 
-from outrider_runtime.core.acceptance import OF_THIS_STEP
-from outrider_runtime.core.admission import Pace, admissions, token_budget
-from outrider_runtime.core.batch import NOBODY, Batch, Bools, Floats, Ints
-from outrider_runtime.core.cost import LatencyModel, Shape, next_step, this_step, without_prompts
-from outrider_runtime.core.draft_kv import SHORT_TOKENS, DraftKV, Room
-from outrider_runtime.core.drafters import Choice, Need, Pool, choose, nobody
-from outrider_runtime.core.evidence import Evidence
-from outrider_runtime.core.explore import Block, upper_bounds
-from outrider_runtime.core.forest import Forest
-from outrider_runtime.core.plans import DraftPlan, Outcome, Purpose, VerifyPlan
-from outrider_runtime.core.select import everything, select
-from outrider_runtime.core.settings import DraftPrefill, HotSettings, Mode, Settings, Verification
-from outrider_runtime.core.slo import MOST_LOSS, anyone_late, clocks, forced_nodes, is_crowd
-from outrider_runtime.core.state import (
+from outrider_runtime.control.acceptance import OF_THIS_STEP
+from outrider_runtime.control.admission import Pace, admissions, token_budget
+from outrider_runtime.control.batch import NOBODY, Batch, Bools, Floats, Ints
+from outrider_runtime.control.cost import LatencyModel, Shape, next_step, this_step, without_prompts
+from outrider_runtime.control.draft_kv import SHORT_TOKENS, DraftKV, Room
+from outrider_runtime.control.drafters import Choice, Need, Pool, choose, nobody
+from outrider_runtime.control.evidence import Evidence
+from outrider_runtime.control.explore import Block, upper_bounds
+from outrider_runtime.control.forest import Forest
+from outrider_runtime.control.plans import DraftPlan, Outcome, Purpose, VerifyPlan
+from outrider_runtime.control.select import everything, select
+from outrider_runtime.control.settings import DraftPrefill, HotSettings, Mode, Settings, Verification
+from outrider_runtime.control.slo import MOST_LOSS, anyone_late, clocks, forced_nodes, is_crowd
+from outrider_runtime.control.state import (
     ACCEPTED,
     IDLE_S,
     LEAST_STEPS,
@@ -32,7 +32,7 @@ from outrider_runtime.core.state import (
     Reason,
     State,
 )
-from outrider_runtime.core.value import Price
+from outrider_runtime.control.value import Price
 
 LOOK_EVERY_STEPS = 8
 """Steps between two looks at what draft models would bring to requests whose caches have holes."""

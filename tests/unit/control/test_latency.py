@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from outrider_runtime.core.cost import DrafterCost, LatencyModel, Shape, StepCost
-from outrider_runtime.core.fit import Form, Sample, fit
-from outrider_runtime.core.latency import Latency
-from outrider_runtime.core.plans import ExecutionMode
-from outrider_runtime.core.settings import Drafter, Settings
+from outrider_runtime.control.cost import DrafterCost, LatencyModel, Shape, StepCost
+from outrider_runtime.control.fit import Form, Sample, fit
+from outrider_runtime.control.latency import Latency
+from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.control.settings import Drafter, Settings
 
 TARGET = StepCost(1e-8, 4e-5, 1e-4, 64.0, constant_s=0.01)
 PASS = DrafterCost(StepCost(per_batched_token_s=4e-6, constant_s=1e-3))

@@ -6,17 +6,17 @@ import math
 
 import numpy as np
 
-from outrider_runtime.core.acceptance import Acceptance
-from outrider_runtime.core.batch import Ints
-from outrider_runtime.core.compiled import compiled
-from outrider_runtime.core.cost import LatencyModel, Shape, this_step, without_prompts
-from outrider_runtime.core.explore import Explorer
-from outrider_runtime.core.goodput import Goodput
-from outrider_runtime.core.latency import Latency
-from outrider_runtime.core.plans import Outcome, Purpose
-from outrider_runtime.core.probes import Probes
-from outrider_runtime.core.settings import Settings
-from outrider_runtime.core.state import new_tally
+from outrider_runtime.control.acceptance import Acceptance
+from outrider_runtime.control.batch import Ints
+from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.cost import LatencyModel, Shape, this_step, without_prompts
+from outrider_runtime.control.explore import Explorer
+from outrider_runtime.control.goodput import Goodput
+from outrider_runtime.control.latency import Latency
+from outrider_runtime.control.plans import Outcome, Purpose
+from outrider_runtime.control.probes import Probes
+from outrider_runtime.control.settings import Settings
+from outrider_runtime.control.state import new_tally
 
 LONGEST_STEP_S = 120.0
 LONGEST_OUTSIDE_S = 1.0

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider_runtime.core.acceptance import Acceptance
-from outrider_runtime.core.batch import Batch, Bools, Floats, Ints
-from outrider_runtime.core.compiled import compiled
-from outrider_runtime.core.drafters import Choice
-from outrider_runtime.core.settings import DraftPrefill, Settings
-from outrider_runtime.core.slo import HORIZON_TOKENS, expected_rest
+from outrider_runtime.control.acceptance import Acceptance
+from outrider_runtime.control.batch import Batch, Bools, Floats, Ints
+from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.drafters import Choice
+from outrider_runtime.control.settings import DraftPrefill, Settings
+from outrider_runtime.control.slo import HORIZON_TOKENS, expected_rest
 
 HOLE_TOKENS = 16
 """So little is missing after any step, and after a probe: no more than the first pass covers."""

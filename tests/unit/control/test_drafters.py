@@ -8,9 +8,9 @@ import math
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_runtime.core.batch import NOBODY
-from outrider_runtime.core.drafters import Need, Pool, choose
-from outrider_runtime.core.value import Price
+from outrider_runtime.control.batch import NOBODY
+from outrider_runtime.control.drafters import Need, Pool, choose
+from outrider_runtime.control.value import Price
 
 DEPTHS = 3
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from outrider_runtime.core.batch import Bools, Floats
-from outrider_runtime.core.compiled import compiled
-from outrider_runtime.core.corrections import (
+from outrider_runtime.control.batch import Bools, Floats
+from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.corrections import (
     EVEN,
     PLAIN,
     UNEVEN,
@@ -25,7 +25,7 @@ from outrider_runtime.core.corrections import (
     scaled,
     size,
 )
-from outrider_runtime.core.cost import (
+from outrider_runtime.control.cost import (
     BATCHED,
     CONSTANT,
     QUERY,
@@ -36,10 +36,10 @@ from outrider_runtime.core.cost import (
     pass_s,
     token_s,
 )
-from outrider_runtime.core.fit import LearnedCost
-from outrider_runtime.core.plans import ExecutionMode
-from outrider_runtime.core.settings import Drafter, Settings
-from outrider_runtime.core.value import Price
+from outrider_runtime.control.fit import LearnedCost
+from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.control.settings import Drafter, Settings
+from outrider_runtime.control.value import Price
 
 ABSURD_FACTOR, ABSURD_S = 8.0, 1.0
 """A step that took longer than both says that the machine slept, not what a step costs."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider_runtime.core.batch import Floats
-from outrider_runtime.core.drafters import Pool
-from outrider_runtime.core.value import worth
+from outrider_runtime.control.batch import Floats
+from outrider_runtime.control.drafters import Pool
+from outrider_runtime.control.value import worth
 
 INTERVAL_STEPS, EAGER_INTERVAL_STEPS, POSTPONE_STEPS = 120, 4, 16
 LOSS_SHARE = 0.01

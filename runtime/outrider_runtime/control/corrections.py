@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from outrider_runtime.core.batch import Floats
-from outrider_runtime.core.compiled import compiled
-from outrider_runtime.core.cost import CONSTANT, KNEE
+from outrider_runtime.control.batch import Floats
+from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.cost import CONSTANT, KNEE
 
 PLAIN, EVEN, UNEVEN = range(3)
 """Kinds of step: nothing is verified, equally many for every request, or not."""

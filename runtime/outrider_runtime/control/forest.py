@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.core.batch import NOBODY, Floats, Ints
-from outrider_runtime.core.compiled import compiled
-from outrider_runtime.core.plans import DraftPlan, Purpose
+from outrider_runtime.control.batch import NOBODY, Floats, Ints
+from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.plans import DraftPlan, Purpose
 
 ROOT = -1
 """Parent of a node that follows the request's last committed token."""

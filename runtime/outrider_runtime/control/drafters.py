@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.core.batch import NOBODY, Bools, Floats, Ints
-from outrider_runtime.core.compiled import compiled
-from outrider_runtime.core.value import Price, worth
+from outrider_runtime.control.batch import NOBODY, Bools, Floats, Ints
+from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.value import Price, worth
 
 MOST_FORCED = 4
 """AdaServe's n_max: positions of one request that goodput has no say in."""

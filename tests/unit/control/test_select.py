@@ -8,9 +8,9 @@ import math
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_runtime.core.forest import ROOT
-from outrider_runtime.core.select import select
-from outrider_runtime.core.value import Price
+from outrider_runtime.control.forest import ROOT
+from outrider_runtime.control.select import select
+from outrider_runtime.control.value import Price
 
 REQUESTS, NODES = 3, 10
 

@@ -11,10 +11,10 @@ import math
 
 import numpy as np
 import pytest
-from outrider_runtime.core.cost import DrafterCost, StepCost
-from outrider_runtime.core.settings import MATCH_EDGES, Drafter, HotSettings, Mode, SLOClass
+from outrider_runtime.control.cost import DrafterCost, StepCost
+from outrider_runtime.control.settings import MATCH_EDGES, Drafter, HotSettings, Mode, SLOClass
 
-from tests.unit.core.engine import Engine, World, controller, goodput, linear, profile
+from tests.unit.control.engine import Engine, World, controller, goodput, linear, profile
 
 EAGLE = Drafter("eagle", passes=True, needs_hidden=True)
 DRAFT = Drafter("draft", passes=True, needs_kv=True)
@@ -234,7 +234,7 @@ def test_probes_tell_the_speed_up_at_batch_90_with_requests_coming_and_going():
 
 def test_a_few_speculating_steps_cannot_halve_the_goodput():
     """The speed-up is that of all steps: where 3% speculate and lose half, 0.97 or so is lost, not 0.5."""
-    from outrider_runtime.core.probes import Probes
+    from outrider_runtime.control.probes import Probes
 
     probes = Probes(np.random.default_rng(0))
     for step in range(4000):

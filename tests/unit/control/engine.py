@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from outrider_runtime.core.batch import NOBODY, Batch
-from outrider_runtime.core.controller import Controller
-from outrider_runtime.core.cost import DrafterCost, LatencyModel, StepCost
-from outrider_runtime.core.forest import Forest, chains, nothing_proposed
-from outrider_runtime.core.plans import DraftPlan, ExecutionMode, Outcome, Purpose
-from outrider_runtime.core.settings import Drafter, HotSettings, Settings
+from outrider_runtime.control.batch import NOBODY, Batch
+from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.cost import DrafterCost, LatencyModel, StepCost
+from outrider_runtime.control.forest import Forest, chains, nothing_proposed
+from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Outcome, Purpose
+from outrider_runtime.control.settings import Drafter, HotSettings, Settings
 
 SLOTS = 320
 Seconds = Callable[[float, float], float]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider_runtime.core.batch import Bools, Floats, Ints
-from outrider_runtime.core.compiled import compiled
-from outrider_runtime.core.forest import Forest
-from outrider_runtime.core.value import Price, worth
+from outrider_runtime.control.batch import Bools, Floats, Ints
+from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.forest import Forest
+from outrider_runtime.control.value import Price, worth
 
 
 @dataclass(frozen=True, slots=True, eq=False)

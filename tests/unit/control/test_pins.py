@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from outrider_runtime.core.batch import NOBODY
-from outrider_runtime.core.controller import Controller
-from outrider_runtime.core.settings import Drafter, HotSettings, Mode, Settings
+from outrider_runtime.control.batch import NOBODY
+from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.settings import Drafter, HotSettings, Mode, Settings
 
-from tests.unit.core import columns
+from tests.unit.control import columns
 
 HEAD = Drafter("head", passes=True, needs_hidden=True)
 DRAFT = Drafter("draft", passes=True, needs_kv=True)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider_runtime.core.batch import Batch, Bools, Floats, Ints
-from outrider_runtime.core.compiled import compiled
-from outrider_runtime.core.drafters import MOST_FORCED
-from outrider_runtime.core.value import Price
+from outrider_runtime.control.batch import Batch, Bools, Floats, Ints
+from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.drafters import MOST_FORCED
+from outrider_runtime.control.value import Price
 
 MOST_BEHIND, MOST_LOSS = 0.5, 0.05
 """Where those behind are more of the batch than this, serving them first may cost that share of a step's goodput: for

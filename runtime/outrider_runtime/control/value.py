@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from outrider_runtime.core.batch import Floats
-from outrider_runtime.core.compiled import compiled
+from outrider_runtime.control.batch import Floats
+from outrider_runtime.control.compiled import compiled
 
 
 @compiled

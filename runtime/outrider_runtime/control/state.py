@@ -8,10 +8,10 @@ from enum import StrEnum
 
 import numpy as np
 
-from outrider_runtime.core.batch import Bools, Ints
-from outrider_runtime.core.compiled import compiled
-from outrider_runtime.core.plans import Outcome
-from outrider_runtime.core.probes import ProbeCounts, Speedup
+from outrider_runtime.control.batch import Bools, Ints
+from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.plans import Outcome
+from outrider_runtime.control.probes import ProbeCounts, Speedup
 
 RECENT_KEEP = 0.95
 """Per step: about the last 20 steps."""

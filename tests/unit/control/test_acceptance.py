@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from outrider_runtime.core.acceptance import Acceptance
-from outrider_runtime.core.settings import MATCH_EDGES, Drafter, HotSettings, Settings, SLOClass
+from outrider_runtime.control.acceptance import Acceptance
+from outrider_runtime.control.settings import MATCH_EDGES, Drafter, HotSettings, Settings, SLOClass
 
-from tests.unit.core.columns import batch, kept, proposals
+from tests.unit.control.columns import batch, kept, proposals
 
 EAGLE, LOOKUP = Drafter("eagle", passes=True, needs_hidden=True), Drafter("pld", confidence_edges=MATCH_EDGES)
 CLASSES = HotSettings(slo_classes=(SLOClass("chat", 0.05), SLOClass("bulk", 0.5)))
