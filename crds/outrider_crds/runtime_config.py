@@ -38,6 +38,7 @@ TARGET_MOUNT = "target"
 SERVING_PORT = 8000  # the OpenAI-compatible API, behind the Service
 ADMIN_PORT = 9000  # state, metrics and probes; not behind the Service
 STATE_PATH = "/outrider/state"
+WHY_PATH = "/outrider/why"  # the last decisions, for people
 METRICS_PATH = "/metrics"
 LIVE_PATH = "/livez"
 READY_PATH = "/readyz"

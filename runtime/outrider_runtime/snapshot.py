@@ -13,14 +13,31 @@ from outrider_crds.runtime_config import BootConfig, HotConfig, config_hash
 from outrider_crds.state import RuntimeState
 
 SNAPSHOT_FILE = "state.json"
+DECISIONS_FILE = "why.txt"
 WRITE_EVERY_S = 0.25
 
 
 def write_snapshot(run_dir: str | Path, state: RuntimeState) -> None:
     """Replace the snapshot; a reader sees the old one or the new one, never a part."""
-    path = Path(run_dir, SNAPSHOT_FILE)
+    _replace(Path(run_dir, SNAPSHOT_FILE), state.model_dump_json(by_alias=True, exclude_none=True))
+
+
+def write_decisions(run_dir: str | Path, text: str) -> None:
+    """Replace the last decisions, which are for people."""
+    _replace(Path(run_dir, DECISIONS_FILE), text)
+
+
+def read_decisions(run_dir: str | Path) -> str:
+    """Empty before the engine core's first."""
+    try:
+        return Path(run_dir, DECISIONS_FILE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+
+
+def _replace(path: Path, text: str) -> None:
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(state.model_dump_json(by_alias=True, exclude_none=True), encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
 
 

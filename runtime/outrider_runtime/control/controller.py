@@ -31,6 +31,7 @@ from outrider_runtime.control.state import (
     DrafterState,
     Reason,
     State,
+    Weighed,
 )
 from outrider_runtime.control.value import Price
 
@@ -149,6 +150,18 @@ class Controller:
             self._suspended.get(drafter, ""), counted[REQUEST_STEPS], counted[TRIED], counted[VERIFIED],
             counted[ACCEPTED], hazards, float(acceptance.hit_rates[drafter, 0]),
         )  # fmt: skip
+
+    def weighed(self, batch: Batch) -> Weighed | None:
+        """What decides about `batch`, as given to `plan_draft`; None where nobody can be drafted for."""
+        rows = np.flatnonzero((batch.prompt_left == 0) & (batch.left > OF_THIS_STEP))
+        if not len(rows):
+            return None
+        base = next_step(batch)
+        paths, offers = self._evidence.acceptance.paths(batch, rows, self._usable, max(1, self._limit))
+        price = self._price(base, batch.context[rows], 0.0, 1)
+        brings = (paths * offers)[:, :, 0].mean(axis=1)
+        draft_s = self._draft_seconds(without_prompts(base))[0]
+        return Weighed(price.token_s, price.rate, tuple(brings.tolist()), tuple(draft_s.tolist()))
 
     # -- what is verified ---------------------------------------------------------------------------------------
 

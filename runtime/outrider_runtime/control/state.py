@@ -143,3 +143,17 @@ class State:
     tally: Tally
     decision_s: float
     drafters: dict[str, DrafterState] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """What a choice hangs on, by the estimates of the moment, for a human. Tuples are by drafter."""
+
+    token_s: float
+    """What one more verified token costs the target."""
+    rate: float
+    """lambda, tokens per second."""
+    brings: tuple[float, ...]
+    """Tokens that a first proposal is expected to bring, mean over the requests."""
+    draft_s: tuple[float, ...]
+    """Of a first pass, or a call."""

@@ -21,7 +21,7 @@ from outrider_runtime.control.cost import LatencyModel
 from outrider_runtime.control.forest import Forest
 from outrider_runtime.control.plans import DraftPlan, Purpose, VerifyPlan
 from outrider_runtime.control.settings import DraftPrefill, HotSettings, Mode, Settings, SLOClass
-from outrider_runtime.control.state import State
+from outrider_runtime.control.state import State, Weighed
 from outrider_runtime.drafters import traits
 from outrider_runtime.loop.slo import SLOCounter
 from outrider_runtime.loop.steps import Told
@@ -58,6 +58,7 @@ class ControlLoop:
         self.catch_up_s = 0.0
         self._used = np.zeros(len(hosted))
         """(D,): requests that verified a drafter's proposals, over the last steps."""
+        self._decided: tuple[Batch, DraftPlan] | None = None
         self._clock = clock
         self._suspensions = Suspensions(clock)
         self._patience_s: dict[str, float] = {}
@@ -90,10 +91,12 @@ class ControlLoop:
             for drafter in self._suspensions.over():
                 self._controller.resume(drafter)
             try:
-                return self._controller.plan_draft(batch)
+                plan = self._controller.plan_draft(batch)
             except Exception as error:
                 self._controller_failed(error)
                 return self._nothing(batch)
+            self._decided = batch, plan
+            return plan
 
     def observe(self, told: Told) -> None:
         with self.lock:
@@ -166,6 +169,12 @@ class ControlLoop:
         """`State.tally` is a live one: read it under `lock`."""
         with self.lock:
             return self._controller.state(self._clock())
+
+    def last_decision(self) -> tuple[Batch, DraftPlan, Weighed | None] | None:
+        """What was decided since the last call, if anything was, and what it hung on."""
+        with self.lock:
+            decided, self._decided = self._decided, None
+            return None if decided is None else (*decided, self._controller.weighed(decided[0]))
 
     @property
     def favourite(self) -> str:

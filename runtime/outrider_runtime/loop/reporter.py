@@ -25,7 +25,8 @@ from outrider_runtime.loop.profiles import (
     product_of_pod,
 )
 from outrider_runtime.loop.state import choice, drafters, speedup
-from outrider_runtime.snapshot import WRITE_EVERY_S, write_snapshot
+from outrider_runtime.loop.why import Decisions
+from outrider_runtime.snapshot import WRITE_EVERY_S, write_decisions, write_snapshot
 
 logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
 Stamp = tuple[int, int, int]
@@ -53,6 +54,7 @@ class Reporter(threading.Thread):
         self._loop = loop
         self._files = files
         self._identity = identity
+        self._decisions = Decisions(loop)
         self._started_at = started_at
         self._hot_hash = config_hash(hot)
         self._config_error = ""
@@ -85,6 +87,7 @@ class Reporter(threading.Thread):
         self._reload_hot()
         self._reload_profile()
         write_snapshot(self._files.run_dir, self.state())
+        write_decisions(self._files.run_dir, self._decisions.text(time.time()))
 
     def _changed(self, name: str, *paths: Path) -> bool:
         stamps = tuple(_stamp(path) for path in paths)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from outrider_crds.runtime_config import LIVE_PATH, METRICS_PATH, READY_PATH, STATE_PATH
+from outrider_crds.runtime_config import LIVE_PATH, METRICS_PATH, READY_PATH, STATE_PATH, WHY_PATH
 from outrider_crds.state import RuntimeState
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 
@@ -36,7 +36,9 @@ class AdminPages:
         state: Callable[[], RuntimeState],
         engine_metrics: CollectorRegistry = REGISTRY,
         clock: Callable[[], float] = time.monotonic,
+        decisions: Callable[[], str] = str,
     ) -> None:
+        """decisions: the last ones, a line each."""
         self._vitals = vitals
         self._state = state
         self._registries = (engine_metrics, CollectorRegistry())
@@ -45,6 +47,7 @@ class AdminPages:
             LIVE_PATH: lambda: _probe(why_not_alive(self._vitals())),
             READY_PATH: lambda: _probe(why_not_ready(self._vitals())),
             STATE_PATH: _remembered(lambda: _json(HTTPStatus.OK, self._state().wire()), clock),
+            WHY_PATH: _remembered(lambda: _text(HTTPStatus.OK, decisions() or "no decision yet\n"), clock),
             METRICS_PATH: _remembered(self._metrics, clock),
         }
 
@@ -62,7 +65,11 @@ class AdminPages:
 
 def _probe(obstacle: str) -> Page:
     status = HTTPStatus.SERVICE_UNAVAILABLE if obstacle else HTTPStatus.OK
-    return Page(status, "text/plain; charset=utf-8", f"{obstacle or 'ok'}\n".encode())
+    return _text(status, f"{obstacle or 'ok'}\n")
+
+
+def _text(status: HTTPStatus, text: str) -> Page:
+    return Page(status, "text/plain; charset=utf-8", text.encode())
 
 
 def _json(status: HTTPStatus, document: Any) -> Page:

@@ -24,7 +24,7 @@ from outrider_runtime.server.errors import StartupError
 from outrider_runtime.server.gate import App, RequestGate
 from outrider_runtime.server.health import Phase
 from outrider_runtime.server.watch import EngineWatch
-from outrider_runtime.snapshot import blank_state, read_snapshot
+from outrider_runtime.snapshot import blank_state, read_decisions, read_snapshot
 from outrider_runtime.vllm_plugin.arguments import server_arguments
 from outrider_runtime.vllm_plugin.launch import (
     LaunchPlan,
@@ -51,7 +51,7 @@ def serve(serving: Serving, listeners: Listeners, drain: Drain) -> int:
     run_dir = plan.paths.run_dir
     watch = EngineWatch(read=lambda: read_snapshot(run_dir), blank=_blank(serving, time.time()))
     watch.start()
-    serve_admin(listeners.admin, AdminPages(watch.vitals, watch.state))
+    serve_admin(listeners.admin, AdminPages(watch.vitals, watch.state, decisions=lambda: read_decisions(run_dir)))
     logger.info("loading %s; state on %s%s", serving.boot.target.name, _address(listeners.admin), STATE_PATH)
     try:
         _serve_until_drained(plan, watch, listeners.api, drain)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -21,10 +22,13 @@ class Pod:
     def __init__(self, listener: socket.socket) -> None:
         self.vitals = Vitals(phase=Phase.SERVING, plugin_active=True, report_age_s=0.1)
         self.steps = 3
+        self.decisions = ""
         engine = CollectorRegistry()
         Counter("vllm_requests", "As the engine's own metrics", registry=engine).inc()
         self.port = listener.getsockname()[1]
-        self.server = serve_admin(listener, AdminPages(lambda: self.vitals, self.state, engine))
+        self.server = serve_admin(
+            listener, AdminPages(lambda: self.vitals, self.state, engine, decisions=lambda: self.decisions)
+        )
 
     def state(self) -> RuntimeState:
         if self.steps < 0:
@@ -68,6 +72,13 @@ def test_probes_answer_with_a_sentence(pod: Pod) -> None:
     assert "plugin inside the engine has not reported" in text
     pod.vitals = Vitals(phase=Phase.SERVING, engine_dead=True)
     assert pod.get("/livez")[0] == 503
+
+
+def test_the_last_decisions_are_lines_for_people(pod: Pod) -> None:
+    assert pod.get("/outrider/why")[::2] == (200, "no decision yet\n")
+    time.sleep(NEWS_S)
+    pod.decisions = "12:00:00.00 2 requests: k = 0\n"
+    assert pod.get("/outrider/why")[2] == pod.decisions
 
 
 def test_the_state_is_the_contracts_document(pod: Pod) -> None:

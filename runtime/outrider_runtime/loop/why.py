@@ -1,0 +1,66 @@
+"""The last decisions for a human, each with what it weighed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import numpy as np
+
+from outrider_runtime.control.batch import Batch
+from outrider_runtime.control.plans import DraftPlan, Purpose
+from outrider_runtime.control.state import Weighed
+from outrider_runtime.loop.control_loop import ControlLoop
+
+KEPT = 40
+BECAUSE = {
+    Purpose.CHOICE: "",
+    Purpose.PROBE: " to measure plain decoding",
+    Purpose.EXPLORE: " to find out what a drafter is worth",
+    Purpose.SLO: " because requests are behind their TPOT",
+    Purpose.FIXED: " because nothing is to be chosen: a mode, a pin, or no drafter that can run",
+}
+
+
+class Decisions:
+    """One of each report's, not of each step's."""
+
+    def __init__(self, loop: ControlLoop) -> None:
+        self._loop = loop
+        self._lines: deque[str] = deque(maxlen=KEPT)
+
+    def text(self, now: float) -> str:
+        """Lines, the oldest first; the last decision before `now`, in Unix seconds, is added to them."""
+        made = self._loop.last_decision()
+        if made is not None:
+            at = datetime.fromtimestamp(now, UTC).strftime("%H:%M:%S.%f")[:-4]
+            self._lines.append(f"{at} {sentence(list(self._loop.numbers), *made)}")
+        return "".join(f"{line}\n" for line in self._lines)
+
+
+def sentence(names: Sequence[str], batch: Batch, plan: DraftPlan, weighed: Weighed | None) -> str:
+    """names: of the drafters."""
+    said = f"{len(batch)} requests: {_what(names, plan)}{BECAUSE[plan.purpose]}"
+    return said if weighed is None or not names else f"{said}; {_weighed(names, weighed)}"
+
+
+def _what(names: Sequence[str], plan: DraftPlan) -> str:
+    asked = [
+        f"k = {plan.passes[number]} from {name} for {count}"
+        for number, name in enumerate(names)
+        if (count := int(np.count_nonzero((plan.asked == number).any(axis=0))))
+    ]
+    return ", ".join(asked) or "k = 0"
+
+
+def _weighed(names: Sequence[str], weighed: Weighed) -> str:
+    brings = ", ".join(
+        f"{name} {tokens:.2f} tokens after {1e6 * seconds:.0f} us of drafting"
+        for name, tokens, seconds in zip(names, weighed.brings, weighed.draft_s, strict=True)
+    )
+    price = weighed.token_s * weighed.rate
+    return (
+        f"a verified token costs {1e6 * weighed.token_s:.0f} us, or {price:.2f} tokens at "
+        f"{weighed.rate / 1000:.2g} tok/ms; a request's first one brings: {brings}"
+    )

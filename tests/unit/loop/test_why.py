@@ -1,0 +1,47 @@
+"""What `GET /outrider/why` says of a decision."""
+
+from __future__ import annotations
+
+import numpy as np
+from outrider_runtime.control.batch import NOBODY
+from outrider_runtime.control.plans import DraftPlan, Purpose
+from outrider_runtime.control.state import Weighed
+from outrider_runtime.loop.why import Decisions, sentence
+
+from tests.engine.engines import eagle, lookup
+from tests.unit.control import columns
+from tests.unit.loop.pods import control_loop
+
+WEIGHED = Weighed(41e-6, 2100.0, (0.3, 0.12), (9e-4, 2e-5))
+
+
+def plan(passes: list[int], asked: list[list[int]], purpose: Purpose = Purpose.CHOICE) -> DraftPlan:
+    return DraftPlan(np.array(passes), np.array(asked), np.zeros((2, 2), np.int64), purpose)
+
+
+def test_a_decision_is_told_with_what_it_weighed() -> None:
+    said = sentence(["eagle", "pld"], columns.batch(2, 2), plan([0, 0], [[NOBODY, NOBODY]]), WEIGHED)
+    assert said == (
+        "2 requests: k = 0; a verified token costs 41 us, or 0.09 tokens at 2.1 tok/ms; a request's first one brings: "
+        "eagle 0.30 tokens after 900 us of drafting, pld 0.12 tokens after 20 us of drafting"
+    )
+
+
+def test_whoever_is_asked_is_named_and_why() -> None:
+    two = plan([2, 3], [[1, 1], [0, NOBODY]], Purpose.SLO)
+    said = sentence(["eagle", "pld"], columns.batch(2, 2), two, None)
+    assert said == "2 requests: k = 2 from eagle for 1, k = 3 from pld for 2 because requests are behind their TPOT"
+
+
+def test_each_report_adds_the_last_decision_and_the_oldest_go() -> None:
+    loop = control_loop([eagle(), lookup()])
+    decisions = Decisions(loop)
+    assert decisions.text(0.0) == ""
+    for second in range(50):
+        loop.plan_draft(columns.batch(2, 2))
+        text = decisions.text(float(second))
+        assert decisions.text(second + 0.5) == text, "nothing was decided since"
+    lines = text.splitlines()
+    assert len(lines) == 40
+    assert lines[-1].startswith("00:00:49.00 2 requests: ")
+    assert "a verified token costs" in lines[-1]
