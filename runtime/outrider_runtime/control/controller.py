@@ -237,7 +237,7 @@ class Controller:
         if self._pinned is not None and self._pinned[0] > 0 and self._usable[self._pinned[1]]:
             return self._plan_for_one(batch, *self._pinned, Purpose.FIXED)
         if self._pinned is not None or self._silent or not self._usable.any():
-            return self._plan(batch, np.arange(0), self._nothing(0), Purpose.FIXED)
+            return self._nobody_runs(batch)
         if self.settings.hot.mode is Mode.STATIC:
             first = int(self._usable.argmax())
             return self._plan_for_one(batch, self._most_tokens, first, Purpose.FIXED)
@@ -378,6 +378,11 @@ class Controller:
             closes[:, rows] = closing
         return DraftPlan(choice.passes, asked, self._feed(batch, choice.passes, closes), purpose)
 
+    def _nobody_runs(self, batch: Batch) -> DraftPlan:
+        """Whatever `draftPrefill` says: who is switched off must not be run."""
+        passes = np.zeros(len(self.settings.drafters), np.int64)
+        return DraftPlan(passes, np.full((1, len(batch)), NOBODY), np.zeros_like(batch.missing), Purpose.FIXED)
+
     def _plan_for_one(self, batch: Batch, draft_tokens: int, drafter: int, purpose: Purpose) -> DraftPlan:
         """`draft_tokens` from one drafter for every request that it can serve."""
         served = (batch.prompt_left == 0) & (batch.left > OF_THIS_STEP)
@@ -401,7 +406,9 @@ class Controller:
             token_s = self._draft_seconds(alone)[2]
             rate = evidence.goodput.rate(evidence.latency.plain_rate(alone))
             reads = self._kv.reads(batch, evidence.acceptance, self._usable, token_s, rate, self._most_tokens)
-        return self._kv.feed(batch, passes, closing, reads)
+        feed = self._kv.feed(batch, passes, closing, reads)
+        feed[~self._usable] = 0
+        return feed
 
     # -- what both rest on --------------------------------------------------------------------------------------
 

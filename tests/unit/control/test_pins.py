@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from outrider_runtime.control.batch import NOBODY
 from outrider_runtime.control.controller import Controller
-from outrider_runtime.control.settings import Drafter, HotSettings, Mode, Settings
+from outrider_runtime.control.settings import Drafter, DraftPrefill, HotSettings, Mode, Settings
 
 from tests.unit.control import columns
 
@@ -29,6 +29,17 @@ def test_whoever_is_held_reads_a_prompt_that_comes_in_chunks(drafter: Drafter, m
     plan = loop.plan_draft(columns.batch(1, prompt=[512], prompt_left=[100], missing=[[512]]))
     assert plan.feed.tolist() == [[512]]
     assert plan.draft_tokens == 0
+
+
+@pytest.mark.parametrize("mode", [Mode.OFF, Mode.CLOSED_LOOP])
+def test_a_drafter_that_is_switched_off_reads_nothing_though_it_should_always_read(mode: Mode) -> None:
+    """Bug: with `draftPrefill: Always` a suspended drafter was run at every step, and with `mode: Off` each of them."""
+    loop = controller(HEAD, DRAFT, mode=mode)
+    hot = HotSettings(mode=mode, max_draft_tokens=3, draft_prefill=DraftPrefill.ALWAYS)
+    loop.configure(hot)
+    loop.suspend("draft", "it raised")
+    prompt = columns.batch(1, 2, prompt=[64], missing=[[64], [64]])
+    assert loop.plan_draft(prompt).feed.tolist() == [[64 * (mode is not Mode.OFF)], [0]]
 
 
 def test_a_pinned_drafter_that_is_suspended_does_not_run() -> None:
