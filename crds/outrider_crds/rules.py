@@ -19,7 +19,6 @@ from outrider_crds.scheduling_rules import SCHEDULING_RULES
 from outrider_crds.service import SpeculativeService
 from outrider_crds.spec import (
     CPU_PRODUCT,
-    NEURAL_METHODS,
     Accelerator,
     Drafter,
     DraftMethod,
@@ -157,13 +156,6 @@ _POOL_RULES = (
     ),
     _one_in_pool(DraftMethod.PROMPT_LOOKUP),
     _one_in_pool(DraftMethod.SUFFIX),
-    Rule(
-        on=SpeculativeServiceSpec,
-        field=".draftPool",
-        cel="!has(self.draftPool) || self.draftPool.filter(d, d.method in ['DraftModel', 'Eagle']).size() <= 1",
-        holds=lambda s: sum(d.method in NEURAL_METHODS for d in s.draft_pool) <= 1,
-        message="draftPool may hold one neural drafter (DraftModel or Eagle) in this release: remove the others",
-    ),
     Rule(
         on=SpeculativeServiceSpec,
         field=".speculation.mode",

@@ -79,9 +79,6 @@ class DraftMethod(StrEnum):
     EAGLE = "Eagle"
 
 
-NEURAL_METHODS = frozenset({DraftMethod.DRAFT_MODEL, DraftMethod.EAGLE})
-
-
 class PromptLookup(Model):
     min_tokens: Annotated[int, Field(ge=1, le=16)] = 2
     """Shortest n-gram that may match, in tokens."""
