@@ -52,6 +52,8 @@ TARGETS = {
     "angelslim-qwen3-8b": {"vocab_size": 151936, "hidden_size": 4096, "num_hidden_layers": 36},
     "redhat-llama31-8b": {"vocab_size": 128256, "hidden_size": 4096, "num_hidden_layers": 32},
     "nvidia-gpt-oss-120b": {"vocab_size": 201088, "hidden_size": 2880, "num_hidden_layers": 36},
+    "aqmedai-kimi-k2": {"vocab_size": 163840, "hidden_size": 7168, "num_hidden_layers": 61},
+    "redhat-gemma4-31b": {"vocab_size": 262144, "hidden_size": 5376, "num_hidden_layers": 60},
 }
 
 
@@ -73,6 +75,7 @@ def test_heads_are_hosted_as_their_publishers_name_them(folder: Any, name: str) 
         ({"vocab_size": 32}, "vocabulary"),
         ({"draft_vocab_size": 200_000}, "draft_vocab_size"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 16, 40]}, "eagle_aux_hidden_state_layer_ids"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [40]}}, "eagle_aux_hidden_state_layer_ids"),
     ],
     ids=str,
 )
@@ -134,18 +137,16 @@ def test_a_head_for_a_target_of_another_width_is_named(folder: Any) -> None:
     assert "64" in reason
 
 
-def test_the_first_neural_drafter_that_loads_is_hosted(folder: Any, tmp_path: Path) -> None:
-    """Promise: the pool's order decides, but a broken entry does not take the place of a good one."""
+def test_all_drafters_that_load_are_hosted_in_the_pools_order(folder: Any, tmp_path: Path) -> None:
+    """A broken entry takes nobody's place."""
     broken = draft_model(tmp_path / "nowhere", "broken")
     good = eagle(folder("head", EAGLE3), "good")
-    spare = draft_model(folder("small", LLAMA), "spare")
-    pool = choose_pool(
-        boot(folder("target", LLAMA), lookup("first"), broken, good, spare, lookup("second")),
-        ModelPlaces(mounted=False),
-    )
-    assert pool.hosted == (lookup("first"), good, lookup("second"))
-    assert set(pool.dropped) == {"broken", "spare"}
-    assert "good" in pool.dropped["spare"]
+    other = eagle(folder("other-head", {**EAGLE3, "eagle_aux_hidden_state_layer_ids": [1, 3]}), "other")
+    small = draft_model(folder("small", LLAMA), "small")
+    pool = choose_pool(boot(folder("target", LLAMA), lookup(), broken, small, good, other), ModelPlaces(mounted=False))
+    assert pool.hosted == (lookup(), small, good, other)
+    assert set(pool.dropped) == {"broken"}
+    assert pool.primary == good
 
 
 def test_a_suffix_drafter_is_left_out_with_a_remedy(folder: Any) -> None:

@@ -17,6 +17,7 @@ from outrider_runtime.drafters import METHODS
 
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 class ModelPlaces(Model):
@@ -53,12 +54,10 @@ class Pool(Model):
 
 
 def choose_pool(boot: BootConfig, places: ModelPlaces) -> Pool:
-    """Whatever can load, in the pool's order; of the neural drafters the first."""
+    """Whatever can load, in the pool's order."""
     pool = Pool()
     for drafter in boot.draft_pool:
         reason = _obstacle(boot, drafter, places)
-        if drafter.neural is not None and pool.neural and not reason:
-            reason = f"this release hosts one neural drafter at a time and uses {pool.neural[0].name!r}"
         if reason:
             pool = pool.without(drafter.name, reason)
         else:
@@ -186,13 +185,13 @@ def _wrong_width(drafter: Drafter, draft: dict[str, Any], target: dict[str, Any]
 
 
 def _wrong_layers(drafter: Drafter, draft: dict[str, Any], target: dict[str, Any]) -> str:
-    ids, layers = draft.get("eagle_aux_hidden_state_layer_ids") or [], target.get("num_hidden_layers")
+    own = draft.get("eagle_config") or {}  # where NVIDIA's heads keep them
+    ids = (own if _LAYER_IDS in own else draft).get(_LAYER_IDS) or []
+    layers = target.get("num_hidden_layers")
     beyond = [one for one in ids if layers is not None and not 0 <= one <= layers]
     if drafter.method is not DraftMethod.EAGLE or not beyond:
         return ""
-    return (
-        f"the EAGLE-3 head reads layer {beyond[0]} (eagle_aux_hidden_state_layer_ids), the target has {layers} layers"
-    )
+    return f"the EAGLE-3 head reads layer {beyond[0]} ({_LAYER_IDS}), the target has {layers} layers"
 
 
 def _wrong_draft_vocabulary(drafter: Drafter, draft: dict[str, Any], target: dict[str, Any]) -> str:
