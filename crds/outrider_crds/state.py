@@ -46,6 +46,17 @@ class ProfileState(Model):
     """Sentence: a mounted file could not be read; the coefficients before it stay in force."""
 
 
+class DrafterMemory(Model):
+    """What a drafter takes of each device, used or not."""
+
+    weight_bytes: int
+    """Of its weights, less what it shares with the target."""
+    kv_bytes_per_token: int
+    """What a cached token takes in its layers."""
+    concurrency_percent: float
+    """Share of the cached tokens that the engine could hold without this drafter."""
+
+
 class DrafterState(Model):
     name: str
     loaded: bool
@@ -59,6 +70,8 @@ class DrafterState(Model):
     """Counter: proposed tokens that the target scored."""
     accepted: int = 0
     """Counter."""
+    memory: DrafterMemory | None = None
+    """None for a drafter without a model, and before the engine has its memory."""
 
 
 class SLOClassState(Model):

@@ -16,6 +16,7 @@ from outrider_crds.runtime_config import HotConfig, config_hash, read_hot_config
 from outrider_crds.state import ProfileState, RuntimeState
 from pydantic import ValidationError
 
+from outrider_runtime.drafter_memory import read_drafter_memory
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.profiles import (
     Identity,
@@ -56,6 +57,7 @@ class Reporter(threading.Thread):
         self._identity = identity
         self._decisions = Decisions(loop)
         self._started_at = started_at
+        self._memory = read_drafter_memory(files.run_dir)
         self._hot_hash = config_hash(hot)
         self._config_error = ""
         self._last_failure = ""
@@ -160,7 +162,7 @@ class Reporter(threading.Thread):
             decision_s=seen.decision_s,
             caught_up_tokens=self._loop.caught_up_tokens,
             catch_up_s=self._loop.catch_up_s,
-            drafters=drafters(self._loop, seen),
+            drafters=drafters(self._loop, seen, self._memory),
             slo_classes=self._loop.slo.states(),
             speedup=speedup(seen),
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from outrider_crds.state import ChoiceState, DrafterState, SpeedupState
+from collections.abc import Mapping
+
+from outrider_crds.state import ChoiceState, DrafterMemory, DrafterState, SpeedupState
 
 from outrider_runtime.control import state as control
 from outrider_runtime.loop.control_loop import ControlLoop
@@ -31,12 +33,12 @@ def choice(loop: ControlLoop, state: control.State) -> ChoiceState:
     )
 
 
-def drafters(loop: ControlLoop, state: control.State) -> list[DrafterState]:
-    """Of the whole pool, in its order."""
-    return [_drafter(one.name, loop, state) for one in loop.boot.draft_pool]
+def drafters(loop: ControlLoop, state: control.State, memory: Mapping[str, DrafterMemory]) -> list[DrafterState]:
+    """Of the whole pool, in its order; memory: drafter -> what it takes."""
+    return [_drafter(one.name, loop, state, memory.get(one.name)) for one in loop.boot.draft_pool]
 
 
-def _drafter(name: str, loop: ControlLoop, state: control.State) -> DrafterState:
+def _drafter(name: str, loop: ControlLoop, state: control.State, memory: DrafterMemory | None) -> DrafterState:
     if name in loop.left_out:
         return DrafterState(name=name, loaded=False, reason=loop.left_out[name])
     seen = state.drafters.get(name, control.DrafterState())
@@ -48,4 +50,5 @@ def _drafter(name: str, loop: ControlLoop, state: control.State) -> DrafterState
         tried=seen.tried,
         verified=seen.verified,
         accepted=seen.accepted,
+        memory=memory,
     )

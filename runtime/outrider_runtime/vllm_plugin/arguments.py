@@ -39,6 +39,7 @@ def engine_arguments(plan: LaunchPlan) -> list[str]:
     speculative = speculative_config(plan)
     if speculative is not None:
         arguments.append(f"--speculative-config={json.dumps(speculative)}")
+    arguments += _heads_for_the_compiler(plan)
     return [*arguments, *_graph_arguments(plan, speculative), *boot.engine.extra_args]
 
 
@@ -84,6 +85,13 @@ def member_config(drafter: Drafter, plan: LaunchPlan) -> dict[str, object]:
     if model.revision and model.source.hub is not None:
         config["revision"] = model.revision
     return config
+
+
+def _heads_for_the_compiler(plan: LaunchPlan) -> list[str]:
+    """vLLM keeps compiled code by a hash of its config, which knows the layers that the primary head reads; what the
+    target hands out depends on all heads."""
+    heads = [member_config(one, plan)["model"] for one in plan.pool.hosted if one.method is DraftMethod.EAGLE]
+    return [f"--additional-config={json.dumps({'outrider_heads': heads})}"] if len(heads) > 1 else []
 
 
 def _graph_arguments(plan: LaunchPlan, speculative: dict[str, object] | None) -> list[str]:

@@ -28,6 +28,7 @@ from outrider_crds.runtime_config import (
     HotConfig,
 )
 
+from outrider_runtime.drafter_memory import FILE as MEMORY_FILE
 from outrider_runtime.vllm_plugin.environment import RUN_DIR_VARIABLE, engine_environment
 from outrider_runtime.vllm_plugin.pool import ModelPlaces, Pool, choose_pool
 from outrider_runtime.vllm_plugin.versions import check_engine_version
@@ -108,7 +109,8 @@ def prepare(plan: LaunchPlan, environ: MutableMapping[str, str] = os.environ) ->
     """Write the plan where vLLM's processes find it, and set their environment."""
     run_dir = Path(plan.paths.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / FAILURES_FILE).unlink(missing_ok=True)
+    for of_an_engine_before in (FAILURES_FILE, MEMORY_FILE):
+        (run_dir / of_an_engine_before).unlink(missing_ok=True)
     (run_dir / PLAN_FILE).write_text(plan.model_dump_json(by_alias=True), encoding="utf-8")
     environ.update(engine_environment(plan.boot, plan.paths.run_dir, environ))
 

@@ -1,4 +1,5 @@
-"""Names of the attention layers that a drafter adds to the engine: vLLM refuses a name that is taken."""
+"""Names of what a drafter adds to the engine: vLLM refuses a layer's that is taken, and takes compiled code of one name
+for that of one model."""
 
 from __future__ import annotations
 
@@ -8,13 +9,20 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+from vllm.compilation.backends import set_model_tag
+
 
 @contextmanager
 def named(module: ModuleType, prefix: str | None) -> Iterator[None]:
-    """What `module` loads in here names its layers with `prefix`; None: as vLLM names them."""
+    """What `module` loads in here is called `prefix`, and so begin its layers' names; None: as vLLM names them."""
     if prefix is None:
         yield
         return
     get_model: Any = vars(module)["get_model"]
-    with mock.patch.object(module, "get_model", lambda **keywords: get_model(**{**keywords, "prefix": prefix})):
+
+    def get(**keywords: Any) -> Any:
+        with set_model_tag(prefix):
+            return get_model(**{**keywords, "prefix": prefix})
+
+    with mock.patch.object(module, "get_model", get):
         yield

@@ -12,6 +12,7 @@ from unittest import mock
 
 import torch
 from outrider_crds.spec import Drafter, DraftMethod
+from outrider_crds.state import DrafterMemory
 from vllm.config import SpeculativeConfig
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
@@ -20,6 +21,7 @@ from vllm.v1.worker.cpu.model_runner import CPUModelRunner
 from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
+from outrider_runtime.drafter_memory import write_drafter_memory
 from outrider_runtime.vllm_plugin.agreement import Agreement, among
 from outrider_runtime.vllm_plugin.arguments import member_config
 from outrider_runtime.vllm_plugin.draft_model import DraftModel
@@ -134,5 +136,9 @@ def pool_speculator(
     def left_out(name: str, error: Exception) -> None:
         note_failure(name, f"it cannot be loaded: {sentence(error)}")
 
+    def note_memory(memory: dict[str, DrafterMemory]) -> None:
+        if get_tp_group().rank_in_group == 0:
+            write_drafter_memory(plan.paths.run_dir, memory)
+
     members = [(drafter.name, partial(make, number, drafter)) for number, drafter in enumerate(plan.pool.hosted)]
-    return PoolSpeculator(members, vllm_config, device, left_out, agree)
+    return PoolSpeculator(members, vllm_config, device, left_out, agree, note_memory)

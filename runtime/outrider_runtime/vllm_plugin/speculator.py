@@ -14,11 +14,13 @@ from functools import partial
 from typing import Any
 
 import torch
+from outrider_crds.state import DrafterMemory
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from outrider_runtime.vllm_plugin.agreement import Agreement, alone
 from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
 from outrider_runtime.vllm_plugin.eagle_head import EagleHead
+from outrider_runtime.vllm_plugin.memory import drafter_memory, kv_bytes_per_token, kv_tokens, weight_bytes
 from outrider_runtime.vllm_plugin.messages import IDLE, NOBODY, Numbers
 
 logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
@@ -35,8 +37,10 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
     def __init__(
         self, members: Sequence[tuple[str, Callable[[], Any]]], vllm_config: Any, device: torch.device,
         note_failure: Callable[[str, Exception], None], agree: Agreement = alone,
+        note_memory: Callable[[dict[str, DrafterMemory]], None] = lambda _memory: None,
     ) -> None:  # fmt: skip
-        """members: name and maker of each, in the pool's order; one that cannot be made is left out."""
+        """members: name and maker of each, in the pool's order; one that cannot be made is left out. note_memory: told
+        what members take, once the KV cache has its size."""
         self.vllm_config, self.device = vllm_config, device
         self.num_speculative_steps = vllm_config.speculative_config.num_speculative_tokens
         self.dcp_size = vllm_config.parallel_config.decode_context_parallel_size
@@ -47,6 +51,9 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
         self.step: DraftingStep | None = None
         """What the engine's present step orders; None in vLLM's dummy steps."""
         self._note_failure = note_failure
+        self._note_memory = note_memory
+        self._weights: dict[int, int] = {}
+        """Member -> bytes."""
         self._agree = agree
         self._names = [name for name, _ in members]
         self._members: dict[int, Any] = {}
@@ -88,14 +95,19 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
         """The target hands out what all heads read together; each picks its own (`EagleHead`)."""
         heads = [member for member in self._members.values() if isinstance(member, EagleHead)]
         handed_out = {layer for head in heads for layer in head.layers(target_model)}
-        if len(heads) > 1:
+        if heads:
             target_model.set_aux_hidden_state_layers(tuple(sorted(handed_out)))
-            for head in heads:
-                head.reads(target_model, handed_out)
+        for head in heads:
+            head.reads(target_model, handed_out)
         for number, member in list(self._members.items()):
             if isinstance(member, DraftModelSpeculator):
-                self._keep_if_it(partial(member.load_model, target_model), number)
+                self._keep_if_it(partial(self._load, number, target_model), number)
         self.model = self._neural[0].model if self._neural else None
+
+    def _load(self, number: int, target_model: Any) -> None:
+        member = self._members[number]
+        member.load_model(target_model)
+        self._weights[number] = weight_bytes(member.model, target_model)
 
     @property
     def draft_attn_layer_names(self) -> set[str]:
@@ -122,9 +134,23 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
         for member in self._neural:
             member.set_eplb_state(eplb_state)
 
-    def set_attn(self, *arguments: Any) -> None:
+    def set_attn(
+        self, model_state: Any, kv_cache_config: Any, block_tables: Any, input_buffers: Any, attn_groups: Any
+    ) -> None:  # fmt: skip
+        self._block_tables = block_tables
         for member in self._neural:
-            member.set_attn(*arguments)
+            member.set_attn(model_state, kv_cache_config, block_tables, input_buffers, attn_groups)
+        self._note_memory(self._memory(kv_cache_config))
+
+    def _memory(self, kv_cache_config: Any) -> dict[str, DrafterMemory]:
+        """Drafter -> what it takes of this rank's device."""
+        every, tokens = kv_bytes_per_token(kv_cache_config), kv_tokens(kv_cache_config)
+        on_gpu, made = self.device.type != "cpu", {}
+        for number in self._weights.keys() & self._members.keys():
+            own = kv_bytes_per_token(kv_cache_config, self._members[number].draft_attn_layer_names)
+            memory = drafter_memory(self._weights[number], own, every, tokens, shares_with_kv=on_gpu)
+            made[self._names[number]] = memory
+        return made
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         for member in self._members.values():
@@ -174,17 +200,28 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
         self, step: DraftingStep, input_batch: Any, ask: Callable[..., torch.Tensor]
     ) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
         """Member -> its proposals (requests, passes), and how many of each row are some (requests,)."""
-        found = {}
+        found, moved = {}, False
         for number, member in self._members.items():
             holes, passes = step.holes(number), int(step.order.passes[number])
             if holes and not step.catch_up(number, partial(member.close_holes, holes, input_batch)):
                 continue
             if passes == IDLE:
                 continue
+            if moved and isinstance(member, EagleHead):
+                self._put_slots_back(input_batch)
             made = step.run(number, partial(ask, member, num_speculative_tokens=passes))
+            moved = moved or isinstance(member, DraftModelSpeculator)
             if made is not None and passes:
                 found[number] = self._real(made[:, :passes], getattr(member, "found", None))
         return found
+
+    def _put_slots_back(self, input_batch: Any) -> None:
+        """A head's first pass writes its KV where the target wrote; the last pass of a member before it has left the
+        slots of its own tokens in that buffer."""
+        self._block_tables.compute_slot_mappings(
+            input_batch.idx_mapping, input_batch.query_start_loc, input_batch.positions,
+            num_tokens_padded=input_batch.num_tokens_after_padding,
+        )  # fmt: skip
 
     def _real(self, proposals: torch.Tensor, found: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """A row ends before its first value that is no token of the target's."""

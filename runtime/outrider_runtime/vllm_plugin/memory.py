@@ -1,0 +1,54 @@
+"""What the pool's members take of a device's memory, measured once they are loaded (worker process).
+
+A member costs concurrency even where it never runs: its weights leave less room for KV, and each cached token has KV of
+its layers, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from outrider_crds.state import DrafterMemory
+from torch import nn
+
+
+def weight_bytes(model: nn.Module, target: nn.Module) -> int:
+    """Of this rank's part of `model`; what it shares with the target costs nothing."""
+    shared = {storage for storage, _ in _storages(target)}
+    return sum(dict(one for one in _storages(model) if one[0] not in shared).values())
+
+
+def _storages(model: nn.Module) -> Iterator[tuple[int, int]]:
+    """Where each of its tensors lies, and its bytes; tensors that share memory count once."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
+            yield storage.data_ptr(), storage.nbytes()
+
+
+def kv_bytes_per_token(kv_cache_config: Any, layers: Collection[str] | None = None) -> int:
+    """Of these attention layers; None: of all, the target's and every member's."""
+    total = 0
+    for group in kv_cache_config.kv_cache_groups:
+        specs = getattr(group.kv_cache_spec, "kv_cache_specs", {})
+        for name in group.layer_names:
+            if layers is None or name in layers:
+                spec = specs.get(name, group.kv_cache_spec)
+                total += spec.page_size_bytes // spec.block_size
+    return total
+
+
+def kv_tokens(kv_cache_config: Any) -> int:
+    """Tokens that the KV cache has room for."""
+    sizes = [group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups]
+    return int(kv_cache_config.num_blocks * min(sizes, default=0))
+
+
+def drafter_memory(weights: int, own: int, every: int, tokens: int, *, shares_with_kv: bool) -> DrafterMemory:
+    """own, every: bytes of KV a token, in the member's layers and in all. tokens: those that the cache has room for.
+    shares_with_kv: whether weights leave less of it, as on GPUs; on CPUs the cache has a size of its own."""
+    room = every * tokens + (weights if shares_with_kv else 0)
+    without = room / max(1, every - own)
+    share = 1 - tokens / without if without else 0.0
+    return DrafterMemory(weight_bytes=weights, kv_bytes_per_token=own, concurrency_percent=round(100 * share, 2))

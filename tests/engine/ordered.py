@@ -1,0 +1,149 @@
+"""An engine whose drafting a test orders, step by step: vLLM's own schedulers, our worker, no control loop."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from outrider_crds.spec import Drafter
+from outrider_runtime.vllm_plugin import cpu
+from outrider_runtime.vllm_plugin.launch import noted_failures
+from outrider_runtime.vllm_plugin.messages import (
+    NOBODY,
+    DraftOrder,
+    DraftReport,
+    attach,
+    attached_order,
+    attached_report,
+    idle_order,
+)
+from outrider_runtime.vllm_plugin.pool import Pool
+
+from tests.engine import engines
+
+SCHEDULER = f"--scheduler-cls={__name__}.ordered_scheduler"
+Giver = Callable[[int, list[str], DraftOrder], DraftOrder]
+"""Step, its requests, an order in which nobody runs -> the step's order."""
+
+
+def ordered_scheduler(vllm_config: Any, *arguments: Any, **keywords: Any) -> Any:
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    cpu.allow_second_runner()  # vLLM checks its config once more
+    base: Any = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
+    return type("OrderedScheduler", (Ordered, base), {})(vllm_config, *arguments, **keywords)
+
+
+class Ordered:
+    """All that is proposed is verified, in the order that the test gave."""
+
+    requests: dict[str, Any]
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.give: Giver = lambda _step, _requests, idle: idle
+        self.members = 0
+        self.steps = itertools.count()
+        self.told: dict[int, tuple[DraftOrder, DraftReport]] = {}
+        """Step -> what was ordered, and what came of it."""
+        self.proposals: dict[tuple[int, str, int], list[int]] = {}
+        """Member, request, its tokens so far -> what was proposed."""
+        self._given: dict[int, DraftOrder] = {}
+
+    def _update_after_schedule(self, output: Any) -> None:
+        step, names = next(self.steps), list(output.num_scheduled_tokens)
+        order = self.give(step, names, idle_order(self.members, len(names)))._replace(step=step)
+        for place, name in enumerate(names):
+            if self._reads_its_prompt(self.requests[name], output.num_scheduled_tokens[name]):
+                order.chosen[place] = order.second[place] = NOBODY
+        attach(output, order)
+        self._given[step] = order
+        output.num_spec_tokens_to_schedule = order.draft_tokens
+        super()._update_after_schedule(output)  # type: ignore[misc]
+
+    @staticmethod
+    def _reads_its_prompt(request: Any, tokens: int) -> bool:
+        known = request.num_tokens + request.num_output_placeholders
+        return bool(request.num_computed_tokens + tokens < known)
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        order, report = attached_order(scheduler_output), attached_report(model_runner_output)
+        made = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        for draft in report.drafts if report is not None else ():
+            self.told[draft.step] = (self._given.pop(draft.step), draft)
+        if order is not None and report is not None and report.proposals is not None:
+            proposers = dict(
+                zip(scheduler_output.num_scheduled_tokens, report.drafts[-1].proposer.tolist(), strict=True)
+            )
+            self._note(report.proposals, proposers)
+            self.update_draft_token_ids(report.proposals)  # type: ignore[attr-defined]
+        return made
+
+    def _note(self, proposals: Any, proposers: dict[str, int]) -> None:
+        for name, tokens in zip(proposals.req_ids, proposals.draft_token_ids, strict=True):
+            request = self.requests.get(name)
+            if request is not None and tokens:
+                self.proposals[proposers[name], name.split("-")[0], request.num_tokens] = list(tokens)
+
+
+class OrderedBench:
+    def __init__(self, llm: Any, drafters: Sequence[Drafter], failures: dict[str, str]) -> None:
+        self.llm, self.failures = llm, failures
+        core = llm.llm_engine.engine_core.engine_core
+        self.scheduler: Any = core.scheduler
+        self.scheduler.members = len(drafters)
+        self.runner = core.model_executor.driver_worker.worker.model_runner
+        self.names = [drafter.name for drafter in drafters]
+        self.forwards: dict[int, int] = {}
+        """Member -> forward passes since `run` began."""
+        self._count_forwards()
+
+    def member(self, number: int) -> Any:
+        return self.runner.speculator._members[number]
+
+    def _count_forwards(self) -> None:
+        for number, member in self.runner.speculator._members.items():
+            model = getattr(member, "model", None)
+            if model is not None:
+                model.register_forward_hook(lambda *_, number=number: self._forward(number))
+
+    def _forward(self, number: int) -> None:
+        self.forwards[number] = self.forwards.get(number, 0) + 1
+
+    def run(self, prompts: Sequence[str], give: Giver, *, arrive_every: int = 0) -> list[list[int]]:
+        """Tokens of each prompt; requests are called "0", "1", ..."""
+        self.llm.reset_prefix_cache()
+        self.forwards.clear()
+        scheduler = self.scheduler
+        scheduler.give, scheduler.steps = give, itertools.count()
+        scheduler.told.clear()
+        scheduler.proposals.clear()
+        engine, tokens = self.llm.llm_engine, {str(index): list[int]() for index in range(len(prompts))}
+        waiting, step = list(enumerate(prompts)), 0
+        while waiting or engine.has_unfinished_requests():
+            while waiting and step >= waiting[0][0] * arrive_every:
+                index, prompt = waiting.pop(0)
+                engine.add_request(str(index), prompt, engines._sampling({}))
+            for output in engine.step():
+                tokens[output.request_id] = list(output.outputs[0].token_ids)
+            step += 1
+        return list(tokens.values())
+
+    @property
+    def told(self) -> list[tuple[DraftOrder, DraftReport]]:
+        return list(self.scheduler.told.values())
+
+    def proposed(self, number: int) -> int:
+        """Tokens of this member that came back."""
+        return sum(int(report.proposed[report.proposer == number].sum()) for _, report in self.told)
+
+
+@contextmanager
+def ordered(drafters: Sequence[Drafter], *, asynchronous: bool = False) -> Iterator[OrderedBench]:
+    made = engines.make_plan(drafters, extra=[SCHEDULER])
+    plan = made.model_copy(update={"pool": Pool(hosted=tuple(drafters))})
+    with engines._asynchronous_scheduling() if asynchronous else nullcontext(), engines.engine(plan) as llm:
+        yield OrderedBench(llm, drafters, noted_failures(plan))

@@ -1,0 +1,222 @@
+"""Several heads and draft models live in one engine: greedy answers stay those of plain decoding, token for token, and
+each request gets the proposals of the member that was asked.
+
+Real vLLM, real SmolLM2, in this process; what each step drafts is ordered by the test.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from outrider_crds.spec import Drafter
+from outrider_runtime.vllm_plugin.messages import IDLE, NOBODY, DraftOrder, Hole
+
+from tests.engine.engines import EAGLE_HEAD, OUTPUT_TOKENS, POOR_DRAFT, draft_model, eagle, lookup
+from tests.engine.ordered import Giver, OrderedBench, ordered
+from tests.engine.test_speculation_is_lossless import PROMPTS
+
+pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
+MOST = 3
+OTHER_LAYERS = [1, 11, 21]
+"""Of the target, which hands out those of 2, 15 and 27 where a head names none."""
+
+
+@pytest.fixture(scope="module")
+def other_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A head that reads other layers of the target: its proposals are poorer, and still its own."""
+    folder = tmp_path_factory.mktemp("heads") / "other-layers"
+    shutil.copytree(EAGLE_HEAD, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eagle_aux_hidden_state_layer_ids": OTHER_LAYERS}))
+    return folder
+
+
+@pytest.fixture(scope="module", params=["two heads", "head, draft model and lookup", "two draft models"])
+def pool(request: pytest.FixtureRequest, other_layers: Path) -> tuple[Drafter, ...]:
+    return {
+        "two heads": (eagle(), eagle(other_layers, "other")),
+        "head, draft model and lookup": (draft_model(POOR_DRAFT), lookup(), eagle()),
+        "two draft models": (draft_model(POOR_DRAFT), draft_model(POOR_DRAFT, "twin")),
+    }[request.param]
+
+
+@pytest.fixture(scope="module")
+def engine(pool: tuple[Drafter, ...]) -> Iterator[OrderedBench]:
+    with ordered(pool) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def reference(engine: OrderedBench) -> list[list[int]]:
+    return engine.run(PROMPTS, nobody)
+
+
+def nobody(_step: int, _requests: list[str], idle: DraftOrder) -> DraftOrder:
+    return idle
+
+
+def everybody(passes: int = MOST) -> Giver:
+    """All members run in each step, and requests take turns with them."""
+
+    def give(step: int, requests: list[str], order: DraftOrder) -> DraftOrder:
+        order.passes[:] = passes
+        order.chosen[:] = [(step + place) % len(order.passes) for place in range(len(requests))]
+        return order._replace(draft_tokens=passes)
+
+    return give
+
+
+def by_turns(step: int, requests: list[str], order: DraftOrder) -> DraftOrder:
+    """Another member for each request at every step, none included; lengths of their own, and who is not chosen idles.
+    For ten steps of twenty the last member is paused."""
+    members = len(order.passes)
+    order.chosen[:] = [(step + place) % (members + 1) - 1 for place in range(len(requests))]
+    if step // 10 % 2:
+        order.chosen[order.chosen == members - 1] = NOBODY
+    for member in set(order.chosen.tolist()) - {NOBODY}:
+        order.passes[member] = 1 + (step + member) % MOST
+    return order._replace(draft_tokens=max(0, int(order.passes.max())))
+
+
+def test_answers_are_those_of_plain_decoding(engine: OrderedBench, reference: list[list[int]]) -> None:
+    for give in (everybody(), everybody(1), by_turns):
+        assert engine.run(PROMPTS, give, arrive_every=2) == reference
+        assert all(not report.failures for _, report in engine.told)
+        assert all(engine.proposed(member) for member in range(len(engine.names)))
+
+
+def test_proposals_come_from_the_member_that_was_asked(engine: OrderedBench, reference: list[list[int]]) -> None:
+    """A lookup that finds nothing proposes nothing, and nobody stands in unless that is ordered."""
+    assert engine.run(PROMPTS, by_turns, arrive_every=2) == reference
+    for order, report in engine.told:
+        told = report.proposed > 0
+        assert (report.proposer[told] == order.chosen[told]).all()
+        assert (report.proposed[told] <= order.passes[report.proposer[told]]).all()
+        assert (np.isfinite(report.seconds) == (order.passes != IDLE)).all()
+
+
+def test_a_member_runs_as_many_passes_as_asked_and_only_when_asked(
+    engine: OrderedBench, reference: list[list[int]]
+) -> None:
+    assert engine.run(PROMPTS, by_turns, arrive_every=2) == reference
+    for member in engine.forwards:
+        ordered_passes = [int(order.passes[member]) for order, _ in engine.told]
+        assert engine.forwards[member] == sum(max(1, passes) for passes in ordered_passes if passes != IDLE)
+    assert engine.run(PROMPTS, nobody) == reference
+    assert not engine.forwards
+
+
+def test_a_member_that_raises_costs_its_own_proposals_only(engine: OrderedBench, reference: list[list[int]]) -> None:
+    def fail(*_arguments: object, **_keywords: object) -> None:
+        raise RuntimeError("the draft fell over")
+
+    broken, others = 0, range(1, len(engine.names))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.member(broken), "propose", fail)
+        assert engine.run(PROMPTS, everybody()) == reference
+    assert not engine.proposed(broken)
+    assert all(engine.proposed(other) for other in others)
+    assert all(set(report.failures) == {broken} for _, report in engine.told)
+    assert all(math.isnan(report.seconds[broken]) for _, report in engine.told)
+    assert engine.run(PROMPTS, everybody()) == reference
+    assert engine.proposed(broken), "used again"
+
+
+def test_a_member_proposes_beside_others_what_it_proposes_alone(
+    engine: OrderedBench, reference: list[list[int]]
+) -> None:
+    """Bugs: a head's first pass wrote its KV where another member's last pass had put the slots; a head got hidden
+    states of layers that another one reads."""
+    assert engine.run(PROMPTS, everybody()) == reference
+    beside = dict(engine.scheduler.proposals)
+    for member in range(len(engine.names)):
+
+        def alone(_step: int, _requests: list[str], order: DraftOrder, member: int = member) -> DraftOrder:
+            order.passes[member] = MOST
+            order.chosen[:] = member
+            return order._replace(draft_tokens=MOST)
+
+        assert engine.run(PROMPTS, alone) == reference
+        common = engine.scheduler.proposals.keys() & beside.keys()
+        assert len({at for at in common if at[0] == member}) > 5
+        assert all(engine.scheduler.proposals[at] == beside[at] for at in common)
+
+
+@pytest.mark.parametrize("pool", ["two heads"], indirect=True)
+def test_heads_read_the_layers_that_they_were_trained_on(engine: OrderedBench, reference: list[list[int]]) -> None:
+    """The target hands out the layers of all heads; one head's proposals are the same in an engine of its own."""
+    assert engine.run(PROMPTS, everybody()) == reference
+    beside = {at[1:]: tokens for at, tokens in engine.scheduler.proposals.items() if at[0] == 0}
+    handed_out = engine.runner.model.model.aux_hidden_state_layers
+    assert set(handed_out) == {2, 15, 27, *OTHER_LAYERS}
+    accepted = [tokens == reference[int(name)][so_far:][:MOST] for (name, so_far), tokens in beside.items()]
+    assert len(accepted) > 5
+
+
+@pytest.mark.parametrize("pool", ["two draft models"], indirect=True)
+def test_each_draft_model_has_holes_of_its_own(engine: OrderedBench, reference: list[list[int]]) -> None:
+    """The twin idles for ten steps, then runs over what it has missed: from then on it proposes what the other one,
+    which saw every token, proposes."""
+    skipped, prompt = 10, [PROMPTS[3]]
+    seen = {"until": 0}
+
+    def give(step: int, requests: list[str], order: DraftOrder) -> DraftOrder:
+        order.passes[0], order.chosen[:] = 0, 0
+        request = engine.scheduler.requests[requests[0]]
+        if step < skipped:
+            seen["until"] = request.num_computed_tokens
+            return order
+        order.passes[1], order.chosen[:] = MOST, 1
+        holes = (Hole(1, 0, 0, request.num_computed_tokens),) if step == skipped else ()
+        return order._replace(draft_tokens=MOST, holes=holes)
+
+    def first(_step: int, _requests: list[str], order: DraftOrder) -> DraftOrder:
+        order.passes[0], order.chosen[:] = MOST, 0
+        return order._replace(draft_tokens=MOST)
+
+    assert engine.run(prompt, give) == [reference[3]]
+    caught_up = {at[1:]: tokens for at, tokens in engine.scheduler.proposals.items() if at[0] == 1}
+    assert engine.run(prompt, first) == [reference[3]]
+    saw_all = {at[1:]: tokens for at, tokens in engine.scheduler.proposals.items()}
+    common = caught_up.keys() & saw_all.keys()
+    assert len(common) > 2
+    assert all(caught_up[at] == saw_all[at] for at in common)
+
+
+def test_a_head_that_cannot_load_leaves_the_others(other_layers: Path, tmp_path: Path) -> None:
+    """Bug: the target handed out what the broken head reads, as vLLM's config names that one."""
+    broken = tmp_path / "broken"
+    shutil.copytree(other_layers, broken)
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    with ordered([eagle(broken, "broken"), eagle(), draft_model(POOR_DRAFT)]) as engine:
+        assert "cannot be loaded" in engine.failures["broken"]
+        assert set(engine.failures) == {"broken"}
+        reference = engine.run(PROMPTS, nobody)
+
+        def good(step: int, requests: list[str], order: DraftOrder) -> DraftOrder:
+            order.passes[1:] = MOST
+            order.chosen[:] = [1 + (step + place) % 2 for place in range(len(requests))]
+            return order._replace(draft_tokens=MOST)
+
+        assert engine.run(PROMPTS, good) == reference
+        assert engine.proposed(1)
+        assert engine.proposed(2)
+
+
+def test_asynchronous_scheduling_loses_nothing(other_layers: Path) -> None:
+    """As on GPUs: proposals stay on the device, and a step is scheduled before the last one's tokens are known."""
+    with ordered(
+        [lookup(), eagle(), eagle(other_layers, "other"), draft_model(POOR_DRAFT)], asynchronous=True
+    ) as engine:
+        reference = engine.run(PROMPTS, nobody)
+        assert [len(tokens) for tokens in reference] == [OUTPUT_TOKENS] * len(PROMPTS)
+        for give in (everybody(), by_turns):
+            assert engine.run(PROMPTS, give, arrive_every=2) == reference
+            assert all(engine.proposed(member) for member in range(4))
+            assert all(not report.failures for _, report in engine.told)

@@ -1,0 +1,73 @@
+"""What a drafter takes of a device: its weights, its layers' KV, and the concurrency that these cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from outrider_crds.state import DrafterMemory
+from outrider_runtime.drafter_memory import read_drafter_memory, write_drafter_memory
+from outrider_runtime.vllm_plugin.memory import drafter_memory, kv_bytes_per_token, kv_tokens, weight_bytes
+from torch import nn
+
+
+def test_what_a_head_shares_with_the_target_costs_nothing() -> None:
+    """Embedding and head of the target are the drafter's, too; a tensor that it holds twice counts once."""
+    target, head = nn.Module(), nn.Module()
+    target.embed = head.embed = nn.Embedding(100, 8)
+    head.fc = nn.Linear(24, 8, bias=False)
+    head.again = head.fc.weight
+    assert weight_bytes(head, target) == 24 * 8 * 4
+    assert weight_bytes(target, target) == 0
+
+
+def kv_config(*groups: tuple[dict[str, int], int], blocks: int = 10) -> Any:
+    """groups: bytes of a block by layer, and tokens of a block."""
+    made = []
+    for layers, size in groups:
+        specs = {name: SimpleNamespace(page_size_bytes=count, block_size=size) for name, count in layers.items()}
+        spec = SimpleNamespace(kv_cache_specs=specs, block_size=size)
+        made.append(SimpleNamespace(layer_names=list(layers), kv_cache_spec=spec))
+    return SimpleNamespace(kv_cache_groups=made, num_blocks=blocks)
+
+
+def test_a_token_takes_kv_in_each_layer() -> None:
+    config = kv_config(({"target.0": 160, "target.1": 160, "head.0": 32}, 16), ({"window.0": 64}, 8))
+    assert kv_bytes_per_token(config) == 10 + 10 + 2 + 8
+    assert kv_bytes_per_token(config, {"head.0"}) == 2
+    assert kv_tokens(config) == 80
+
+
+def test_layers_of_one_kind_have_one_spec() -> None:
+    spec = SimpleNamespace(page_size_bytes=160, block_size=16)
+    group = SimpleNamespace(layer_names=["target.0", "head.0"], kv_cache_spec=spec)
+    assert kv_bytes_per_token(SimpleNamespace(kv_cache_groups=[group]), {"head.0"}) == 10
+
+
+def test_weights_cost_concurrency_where_they_leave_less_room_for_kv() -> None:
+    """100 tokens of 10 bytes; without the drafter's 2 bytes a token and 600 bytes of weights it would be 200."""
+    assert drafter_memory(600, 2, 10, 100, shares_with_kv=True).concurrency_percent == 50
+    assert drafter_memory(600, 2, 10, 100, shares_with_kv=False).concurrency_percent == 20
+
+
+@given(st.integers(0, 10**12), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**9), st.booleans())
+def test_a_share_is_one(weights: int, own: int, target: int, tokens: int, shares_with_kv: bool) -> None:
+    made = drafter_memory(weights, own, own + target, tokens, shares_with_kv=shares_with_kv)
+    assert 0 <= made.concurrency_percent <= 100
+
+
+def test_the_core_reads_what_the_worker_wrote(tmp_path: Path) -> None:
+    assert read_drafter_memory(tmp_path) == {}
+    costs = {"head": DrafterMemory(weight_bytes=600, kv_bytes_per_token=2, concurrency_percent=12.34)}
+    write_drafter_memory(tmp_path, costs)
+    assert read_drafter_memory(tmp_path) == costs
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_weights_count_as_they_are_stored(dtype: torch.dtype) -> None:
+    assert weight_bytes(nn.Linear(4, 4, bias=False).to(dtype), nn.Module()) == 16 * dtype.itemsize
