@@ -154,8 +154,8 @@ def target_key(spec: SpeculativeServiceSpec, product: str, image: str) -> str:
 
 
 def drafter_key(target: str, drafter: Drafter) -> str:
-    """Hash of the target key and the drafter's own settings; its name does not matter."""
-    return digest({"target": target, **{k: v for k, v in drafter.wire().items() if k != "name"}})
+    """Hash of the target key and the drafter's own settings; its name does not matter, nor whether it is paused."""
+    return digest({"target": target, **{k: v for k, v in drafter.wire().items() if k not in ("name", "paused")}})
 
 
 def normalised_arguments(arguments: list[str]) -> list[str]:

@@ -68,6 +68,8 @@ class HotConfig(Contract):
     max_draft_tokens: int
     slo_classes: list[SLOClass] = []
     default_slo_class: str | None = Field(default=None, alias="defaultSLOClass")
+    paused_drafters: list[str] | None = None
+    """None: every drafter may be asked."""
 
 
 def boot_config(
@@ -79,7 +81,7 @@ def boot_config(
         namespace=namespace,
         revision=revision,
         target=spec.target,
-        draft_pool=spec.draft_pool,
+        draft_pool=[drafter.model_copy(update={"paused": False}) for drafter in spec.draft_pool],
         accelerator=spec.accelerator,
         engine=spec.engine,
         max_draft_tokens=max_draft_tokens,
@@ -95,6 +97,7 @@ def hot_config(spec: SpeculativeServiceSpec) -> HotConfig:
         max_draft_tokens=spec.speculation.max_draft_tokens,
         slo_classes=spec.slo_classes,
         default_slo_class=spec.default_slo_class or (spec.slo_classes[0].name if spec.slo_classes else None),
+        paused_drafters=[drafter.name for drafter in spec.draft_pool if drafter.paused] or None,
     )
 
 

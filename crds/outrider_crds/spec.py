@@ -117,6 +117,8 @@ class Drafter(Model):
     """A small model of the same vocabulary proposes tokens one by one."""
     eagle: NeuralDraft | None = None
     """An EAGLE-3 head on the target's hidden states proposes tokens."""
+    paused: bool = False
+    """It stays loaded and is not asked. Changing it restarts nothing."""
 
     @property
     def neural(self) -> NeuralDraft | None:

@@ -162,6 +162,9 @@ class DraftStatus(Model):
     """Tokens that a request gained in a step with this drafter, bonus token included."""
     share_percent: Text = ""
     """Share of engine steps' requests that used it in the window."""
+    memory: Text = ""
+    """What it takes of each device, used or not: its weights, its KV of a cached token, and the share of the cached
+    tokens (so of concurrent requests) that this costs."""
 
 
 class ProfileStatus(Model):

@@ -47,7 +47,7 @@ def load_local_service(manifest: Path, model_root: Path = DEFAULT_MODEL_ROOT) ->
     target = _localised(spec.target, "target", roots)
     if target.source.host_path is not None and not _is_there(Path(target.source.host_path.path)):
         raise LocalManifestError(_missing(spec.target, roots))
-    pool = [_localised_drafter(drafter, roots) for drafter in spec.draft_pool]
+    pool = [_localised_drafter(drafter, roots) for drafter in boot.draft_pool]
     return LocalService(boot=boot.model_copy(update={"target": target, "draft_pool": pool}), hot=hot_config(spec))
 
 

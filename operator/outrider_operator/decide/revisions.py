@@ -36,6 +36,7 @@ TEMPLATE_KEY = "pod-template.json"
 _MOST_READ = 32
 """Contents in one go, the newest first. A Deployment keeps ten old ReplicaSets; what none of them needs is deleted."""
 _INPUTS = {"target", "draft_pool", "accelerator", "engine", "model_cache", "pod_template"}
+_HOT = {"draft_pool": {"__all__": {"paused"}}}
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,9 @@ class Revision:
 def inputs_hash(spec: SpeculativeServiceSpec, image: str) -> str:
     """Hash of what only new pods can take on. Defaults are left out: a field that a later release adds, at its
     default, must not restart anything."""
-    fields = spec.model_dump(mode="json", by_alias=True, include=_INPUTS, exclude_defaults=True, exclude_none=True)
+    fields = spec.model_dump(
+        mode="json", by_alias=True, include=_INPUTS, exclude=_HOT, exclude_defaults=True, exclude_none=True
+    )
     return digest({"fields": fields, "image": image})
 
 

@@ -19,6 +19,7 @@ from outrider_crds.state import (
     TPOT_BUCKETS_S,
     TTFT_BUCKETS_S,
     ChoiceState,
+    DrafterMemory,
     DrafterState,
     Histogram,
     ProfileSource,
@@ -72,7 +73,10 @@ def state() -> RuntimeState:
         steps=10, speculative_steps=5, output_tokens=100, busy_s=9.5, proposed_tokens=50,
         draft_length_steps=[5, 3, 2], dropped_steps=1, decision_s=0.5, caught_up_tokens=7, catch_up_s=0.25,
         drafters=[
-            DrafterState(name="eagle", loaded=True, reason="no", request_steps=5, tried=9, verified=10, accepted=7)
+            DrafterState(
+                name="eagle", loaded=True, reason="no", request_steps=5, tried=9, verified=10, accepted=7,
+                memory=DrafterMemory(weight_bytes=10, kv_bytes_per_token=2, concurrency_percent=1.5),
+            )
         ],
         slo_classes=[
             SLOClassState(name="chat", finished=28, attained=20, aborted=3, output_tokens=100, tpot=tpot, ttft=ttft)

@@ -20,6 +20,15 @@ def time_text(seconds: float) -> str:
     return f"{three_digits(seconds * 1000)}ms" if seconds < 1 else f"{three_digits(seconds)}s"
 
 
+def bytes_text(count: int) -> str:
+    """As Kubernetes writes quantities: 1536 -> "1.5Ki"."""
+    value, unit = float(count), ""
+    for larger in ("Ki", "Mi", "Gi", "Ti"):
+        if value >= 1024:
+            value, unit = value / 1024, larger
+    return f"{three_digits(value)}{unit}"
+
+
 def percentile_s(counts: Sequence[float], bounds: Sequence[float], share: float) -> float | None:
     """The `share` quantile of a histogram with upper `bounds` (one more count than bounds), linear within a bucket.
 

@@ -7,7 +7,7 @@ from outrider_crds.state import TPOT_BUCKETS_S, DrafterState
 from outrider_crds.status import DraftStatus, Goodput, SLOClassStatus, Summary
 
 from outrider_operator.decide.figures.behaviour import Behaviour
-from outrider_operator.decide.figures.numbers import percentile_s, rounded, three_digits, time_text
+from outrider_operator.decide.figures.numbers import bytes_text, percentile_s, rounded, three_digits, time_text
 from outrider_operator.decide.figures.samples import LEAST_TOKENS, Speedup, attainment, speedup
 from outrider_operator.decide.profiling.measurements import Measurement
 from outrider_operator.inbound.reading import cut
@@ -100,6 +100,7 @@ def _draft(behaviour: Behaviour, found: list[Measurement], name: str) -> DraftSt
         profiled=bool(found) and all(each.keys.drafters.get(name) in each.store.drafters for each in found),
         loaded=bool(reports) and all(report.loaded for report in reports),
         reason=cut(_reason(found, name, reports)),
+        memory=_memory(reports),
         **(_measured(behaviour.windows.current, name) if kept is None else kept.model_dump(include=_MEASURED)),
     )
 
@@ -109,6 +110,16 @@ def _reason(found: list[Measurement], name: str, reports: list[DrafterState]) ->
     said = sorted({report.reason for report in reports if report.reason})
     failures = [failure for each in found if (failure := each.failure(each.keys.drafters.get(name, ""))) is not None]
     return said[0] if said else failures[0].message if failures else ""
+
+
+def _memory(reports: list[DrafterState]) -> str:
+    """Of the pod where it costs most."""
+    told = [report.memory for report in reports if report.memory is not None]
+    if not told:
+        return ""
+    memory = max(told, key=lambda one: (one.concurrency_percent, one.weight_bytes))
+    weights, token = bytes_text(memory.weight_bytes), bytes_text(memory.kv_bytes_per_token)
+    return f"{weights} of weights and {token} a token cost {three_digits(memory.concurrency_percent)}% of concurrency"
 
 
 def _measured(figures: Figures | None, name: str) -> dict[str, str]:

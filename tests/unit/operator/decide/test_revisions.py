@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from outrider_crds.runtime_config import BootConfig
+from outrider_crds.runtime_config import BootConfig, HotConfig
 from outrider_crds.status import ConditionType as C
 from outrider_operator.model import CONFIG_MAP, DEPLOYMENT, REVISION_LABEL, Settings
 
@@ -18,6 +18,7 @@ HOT: list[dict[str, Any]] = [
     {"speculation": {"draftPrefill": "Never"}},
     {"speculation": {"maxDraftTokens": 3}},
     {"sloClasses": [{"name": "chat", "tpot": "20ms"}, {"name": "batch", "tpot": "1s"}]},
+    {"draftPool": [PLD | {"paused": True}]},
     {"sloClasses": [{"name": "chat", "tpot": "50ms"}, {"name": "b", "tpot": "1s"}], "defaultSLOClass": "b"},
 ]
 NO_EFFECT: list[dict[str, Any]] = [
@@ -57,6 +58,17 @@ def test_a_hot_change_reaches_pods_without_a_restart(change: dict[str, Any]) -> 
     world.report_states()
     world.settle()
     assert world.reason(C.UPDATED) == "True/UpToDate"
+
+
+def test_a_paused_drafter_stays_in_the_boot_config_and_its_profile_its_own() -> None:
+    """A paused head is not loaded anew, and pods of a revision do not differ by what is hot."""
+    pools = [PLD, EAGLE], [PLD, EAGLE | {"paused": True}]
+    worlds = [World(manifest(draftPool=pool)) for pool in pools]
+    for world in worlds:
+        world.serve()
+    assert worlds[0].revision() == worlds[1].revision()
+    hot = HotConfig.model_validate_json(worlds[1].objects[CONFIG_MAP, "chat-hot"]["data"]["config.json"])
+    assert hot.paused_drafters == ["eagle"]
 
 
 @pytest.mark.parametrize("change", NO_EFFECT, ids=str)

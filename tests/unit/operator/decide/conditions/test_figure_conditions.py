@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from outrider_crds.state import (
     ChoiceState,
+    DrafterMemory,
     DrafterState,
 )
 from outrider_crds.status import ConditionType as C
@@ -174,6 +175,22 @@ def test_speculation_that_is_off_or_has_no_drafter_says_so(serving: World) -> No
     serving.patch(speculation={"mode": "Off"})
     serving.settle()
     assert serving.reason(C.SPECULATION_ACTIVE) == "False/Off"
+
+
+def test_a_draft_says_what_its_memory_costs() -> None:
+    """Weights and KV take concurrency even at k = 0; of several pods, the one where that is most."""
+    world = World(manifest(replicas=2))
+    world.serve()
+    assert world.observed().status.drafts[0].memory == ""
+    costs = DrafterMemory(weight_bytes=1536 * 1024, kv_bytes_per_token=4096, concurrency_percent=1.234)
+    world.report_states(drafters=[DrafterState(name="pld", loaded=True, memory=costs)])
+    world.settle()
+    assert world.observed().status.drafts[0].memory == "1.5Mi of weights and 4Ki a token cost 1.23% of concurrency"
+    one = next(iter(world.states))
+    more = DrafterState(name="pld", loaded=True, memory=costs.model_copy(update={"concurrency_percent": 20.0}))
+    world.states[one] = world.states[one].model_copy(update={"drafters": [more]})
+    world.settle()
+    assert world.observed().status.drafts[0].memory.endswith("20% of concurrency")
 
 
 def test_a_draft_is_loaded_when_every_ready_pod_has_it() -> None:
