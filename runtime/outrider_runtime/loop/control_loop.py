@@ -32,6 +32,7 @@ logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its 
 
 SLOTS_PER_REQUEST = 2
 """So that a slot is not given again before the last step of the request that left it is over."""
+PAUSED = "paused in the manifest (draftPool[].paused)"
 RECENT_KEEP = 0.95
 """Per step: about the last 20 steps."""
 
@@ -61,6 +62,7 @@ class ControlLoop:
         self._decided: tuple[Batch, DraftPlan] | None = None
         self._clock = clock
         self._suspensions = Suspensions(clock)
+        self._paused: frozenset[str] = frozenset()
         self._patience_s: dict[str, float] = {}
         self.settings = Settings(
             drafters=tuple(traits(one) for one in hosted),
@@ -89,7 +91,7 @@ class ControlLoop:
     def plan_draft(self, batch: Batch) -> DraftPlan:
         with self.lock:
             for drafter in self._suspensions.over():
-                self._controller.resume(drafter)
+                self._use_again(drafter)
             try:
                 plan = self._controller.plan_draft(batch)
             except Exception as error:
@@ -133,7 +135,7 @@ class ControlLoop:
         """Lift a suspension now."""
         with self.lock:
             self._suspensions.end(drafter)
-            self._controller.resume(drafter)
+            self._use_again(drafter)
 
     # -- what changes while serving -----------------------------------------------------------------------------
 
@@ -142,6 +144,7 @@ class ControlLoop:
         settings = hot_settings(hot)
         with self.lock:
             self._controller.configure(settings)
+            self._pause(frozenset(hot.paused_drafters or ()))
             self.slo.configure(hot.slo_classes, hot.default_slo_class)
             self._patience_s = {one.name: patience_s(one) for one in settings.slo_classes}
             self.class_names = tuple(self._patience_s)
@@ -202,6 +205,22 @@ class ControlLoop:
             logger.error("outrider: the controller raised; nothing is proposed for a while", exc_info=error)
         for drafter in self.hosted:
             self._suspend(drafter.name, f"the controller raised {type(error).__name__}: {error}")
+
+    def _pause(self, paused: frozenset[str]) -> None:
+        """These are not asked until the manifest says otherwise."""
+        changed, self._paused = paused ^ self._paused, paused
+        for drafter in self.hosted:
+            if drafter.name in changed and drafter.name not in self._suspensions:
+                self._use_again(drafter.name)
+
+    def _use_again(self, drafter: str) -> None:
+        """Its suspension is over, or its pause."""
+        if drafter in self.left_out:
+            return
+        if drafter in self._paused:
+            self._controller.suspend(drafter, PAUSED)
+        else:
+            self._controller.resume(drafter)
 
     def _suspend(self, drafter: str, reason: str) -> None:
         if drafter in self.left_out:

@@ -49,6 +49,6 @@ def drafter_memory(weights: int, own: int, every: int, tokens: int, *, shares_wi
     """own, every: bytes of KV a token, in the member's layers and in all. tokens: those that the cache has room for.
     shares_with_kv: whether weights leave less of it, as on GPUs; on CPUs the cache has a size of its own."""
     room = every * tokens + (weights if shares_with_kv else 0)
-    without = room / max(1, every - own)
+    without = max(tokens, room / max(1, every - own))
     share = 1 - tokens / without if without else 0.0
     return DrafterMemory(weight_bytes=weights, kv_bytes_per_token=own, concurrency_percent=round(100 * share, 2))

@@ -1,0 +1,74 @@
+"""`draftPool[].paused`: a drafter that stays loaded and is not asked, from one decision to the next."""
+
+from __future__ import annotations
+
+import numpy as np
+from outrider_crds.runtime_config import HotConfig
+from outrider_crds.spec import SpeculationMode
+from outrider_runtime.loop.control_loop import ControlLoop
+
+from tests.engine.engines import TARGET, draft_model, eagle, hot_config, lookup
+from tests.unit.loop.pods import control_loop, stepper
+from tests.unit.loop.test_stepper import RUNNING, Engine, blocks
+
+POOL = (eagle(), draft_model(TARGET), lookup())
+
+
+def static(*paused: str) -> HotConfig:
+    """Static proposes with the first drafter that may be asked."""
+    return hot_config(SpeculationMode.STATIC).model_copy(update={"paused_drafters": list(paused) or None})
+
+
+def asked(loop: ControlLoop, engine: Engine, hot: HotConfig | None = None) -> set[str]:
+    """Who is, in the next steps of two requests."""
+    if hot is not None:
+        loop.configure(hot)
+    names, seen = list(loop.numbers), set[str]()
+    for _ in range(2):
+        engine.add(5, 8)
+    while engine.running or engine.waiting:
+        engine.step()
+        for flight in engine.flights:
+            seen |= {names[number] for number in np.flatnonzero(flight.order.passes >= 0)}
+    return seen
+
+
+def started(clock: list[float]) -> tuple[ControlLoop, Engine]:
+    loop = control_loop(POOL, max_requests=RUNNING, clock=lambda: clock[0])
+    return loop, Engine(stepper(loop, block_ids=blocks), 1, np.random.default_rng(0))
+
+
+def reason(loop: ControlLoop, drafter: str) -> str:
+    return loop.state().drafters[drafter].suspended
+
+
+def test_a_paused_drafter_is_not_asked_and_the_next_one_is() -> None:
+    loop, engine = started([0.0])
+    assert asked(loop, engine, static()) == {"eagle"}
+    assert asked(loop, engine, static("eagle")) == {"draft"}
+    assert "draftPool[].paused" in reason(loop, "eagle")
+    assert asked(loop, engine, static("eagle", "draft")) == {"pld"}
+    assert asked(loop, engine, static("eagle", "draft", "pld")) == set()
+    assert asked(loop, engine, static("draft")) == {"eagle"}
+    assert not reason(loop, "eagle")
+
+
+def test_a_name_that_the_pool_does_not_have_changes_nothing() -> None:
+    """A pod of the revision before sees the hot config of the next."""
+    loop, engine = started([0.0])
+    assert asked(loop, engine, static("new")) == {"eagle"}
+
+
+def test_a_pause_outlasts_a_suspension_and_a_suspension_a_pause() -> None:
+    clock = [0.0]
+    loop, engine = started(clock)
+    loop.configure(static("eagle"))
+    loop.drafter_failed("eagle", "it fell over")
+    assert "it fell over" in reason(loop, "eagle")
+    clock[0] = 1e6
+    assert asked(loop, engine) == {"draft"}
+    assert "draftPool[].paused" in reason(loop, "eagle")
+    loop.drafter_failed("eagle", "it fell over")
+    assert asked(loop, engine, static()) == {"draft"}, "still suspended"
+    clock[0] = 2e6
+    assert asked(loop, engine) == {"eagle"}
