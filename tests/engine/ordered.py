@@ -7,17 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 from outrider_crds.spec import Drafter
 from outrider_runtime.vllm_plugin import cpu
 from outrider_runtime.vllm_plugin.launch import noted_failures
 from outrider_runtime.vllm_plugin.messages import (
+    IDLE,
     NOBODY,
     DraftOrder,
     DraftReport,
     attach,
     attached_order,
     attached_report,
-    idle_order,
 )
 from outrider_runtime.vllm_plugin.pool import Pool
 
@@ -26,6 +27,12 @@ from tests.engine import engines
 SCHEDULER = f"--scheduler-cls={__name__}.ordered_scheduler"
 Giver = Callable[[int, list[str], DraftOrder], DraftOrder]
 """Step, its requests, an order in which nobody runs -> the step's order."""
+
+
+def idle_order(members: int, requests: int) -> DraftOrder:
+    """Nobody runs."""
+    chosen, second = np.full((2, requests), NOBODY, dtype=np.int8)  # filled in place, each by itself
+    return DraftOrder(0, np.full(members, IDLE, dtype=np.int8), chosen, second)
 
 
 def ordered_scheduler(vllm_config: Any, *arguments: Any, **keywords: Any) -> Any:

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from outrider_crds.spec import Drafter
-from outrider_runtime.vllm_plugin.messages import IDLE, NOBODY, DraftOrder, Hole
+from outrider_runtime.loop.caches import Hole
+from outrider_runtime.vllm_plugin.messages import IDLE, NOBODY, DraftOrder
 
 from tests.engine.engines import EAGLE_HEAD, OUTPUT_TOKENS, POOR_DRAFT, draft_model, eagle, lookup
 from tests.engine.ordered import Giver, OrderedBench, ordered
