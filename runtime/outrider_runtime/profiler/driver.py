@@ -11,7 +11,7 @@ import numpy as np
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.steps import Told
 from outrider_runtime.profiler.core_speed import CoreSpeed
-from outrider_runtime.profiler.grid import HEADROOM_TOKENS, GridPoint, Limits, Pace
+from outrider_runtime.profiler.grid import HEADROOM_TOKENS, GridPoint, Limits, Pace, prefills
 from outrider_runtime.profiler.protocol import Ask
 from outrider_runtime.profiler.samples import Sample, Visit
 
@@ -55,13 +55,20 @@ class Driver:
         )
 
     def pace(self) -> Pace:
-        """Rough step times, from the smallest batch and a larger one; the first steps also warm the engine up."""
+        """Rough step times, from the smallest batch, a larger one and a prompt; the first steps also warm the engine
+        up."""
         limits = self.limits()
         batch = min(_PACE_BATCH, limits.max_requests)
         one = self._shortest(GridPoint(_PACE_CONTEXT, 1))
         many = self._shortest(GridPoint(_PACE_CONTEXT, batch, limits.max_draft_tokens))
         tokens = batch * (limits.max_draft_tokens + 1) - 1
-        return Pace(one, max(many - one, 0.01 * one) / max(tokens, 1))
+        token_s = max(many - one, 0.01 * one) / max(tokens, 1)
+        return Pace(one, token_s, max(token_s, self._prompt_token_s(limits, one)))
+
+    def _prompt_token_s(self, limits: Limits, one: float) -> float:
+        """one: seconds of a step without a prompt. 0 where none fits in beside another request."""
+        longest = max((tokens for tokens in prefills(limits, 1) if tokens < limits.step_tokens), default=0)
+        return (self._shortest(GridPoint(_PACE_CONTEXT, 1, prefill=longest)) - one) / longest if longest else 0.0
 
     def visit(self, ask: Ask) -> Visit:
         """Measure one shape. The batch stays, for the next shape to grow from."""

@@ -74,10 +74,17 @@ class Pace:
     step_s: float
     """The shortest step."""
     token_s: float
-    """Each further batched token."""
+    """Each further token of a decoding request."""
+    prompt_token_s: float
+    """Each token of a prompt. A short step reads the weights whatever it holds, so there the others are nearly free; a
+    prompt's are not."""
 
     def seconds(self, point: GridPoint) -> float:
-        return self.step_s + self.token_s * point.batched
+        decoded_s = self.token_s * (point.batched - point.prefill)
+        return self.step_s + decoded_s + self.prompt_token_s * point.prefill
+
+    def times(self, factor: float) -> Pace:
+        return Pace(factor * self.step_s, factor * self.token_s, factor * self.prompt_token_s)
 
 
 def target_grid(limits: Limits) -> list[GridPoint]:
@@ -146,7 +153,7 @@ def within(points: Iterable[GridPoint], pace: Pace, budget_s: float) -> list[Gri
         return point.batch <= SMALL_BATCH and point.context == shortest and not point.prefill
 
     def payable(point: GridPoint) -> bool:
-        set_up_s = point.batch * point.context * pace.token_s
+        set_up_s = point.batch * point.context * pace.prompt_token_s
         return pace.seconds(point) <= budget_s / 300 and set_up_s <= budget_s / 20
 
     return [point for point in points if small(point) or payable(point)]

@@ -119,7 +119,7 @@ def target_series(limits: Limits, pace: Pace, drafter: str | None, budget_s: flo
 
 def drafter_series(limits: Limits, pace: Pace, drafter: str, budget_s: float, *, neural: bool) -> Series:
     """A drafter's shapes; its own passes are taken to double the step."""
-    doubled = Pace(2 * pace.step_s, 2 * pace.token_s) if neural else pace
+    doubled = pace.times(2) if neural else pace
     grid = within(drafter_grid(limits, neural=neural), doubled, budget_s)
     order = most_informative(grid, doubled, passes=neural)[: DRAFTER_SHAPES[0 if neural else 1]]
     return Series(drafter, order, frozenset(order[5::3]), title=f"drafter {drafter}")

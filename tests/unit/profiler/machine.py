@@ -24,7 +24,7 @@ TARGET = StepCost(
 EAGLE = DrafterCost(StepCost(per_batched_token_s=4e-5, constant_s=2e-3))
 LOOKUP = DrafterCost(StepCost(per_request_s=2e-5, constant_s=5e-5), autoregressive=False)
 LIMITS = Limits(max_requests=32, max_model_len=2048, max_draft_tokens=4, step_tokens=2048, kv_tokens=40_000)
-PACE = Pace(step_s=0.015, token_s=0.001)
+PACE = Pace(step_s=0.015, token_s=0.001, prompt_token_s=0.001)
 
 
 @dataclass

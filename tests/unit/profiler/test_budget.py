@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -76,6 +77,21 @@ def test_the_first_shapes_already_span_the_model():
     assert min(p.batched for p in order) == 1
 
 
+def test_setting_up_a_batch_is_priced_as_prompts_are():
+    """Bug: on a GPU a decoding step's tokens are nearly free, a prompt's are not; priced as the former, long contexts
+    in large batches spent the budget before their first step was measured."""
+    short, long = GridPoint(64, 32), GridPoint(1024, 32)
+    cheap = Pace(step_s=0.005, token_s=1e-6, prompt_token_s=1e-6)
+    assert within([short, long], cheap, 10.0) == [short, long]
+    assert within([short, long], replace(cheap, prompt_token_s=30e-6), 10.0) == [short]
+
+
+def test_a_step_with_a_prompt_is_priced_as_prompts_are():
+    pace = Pace(step_s=1.0, token_s=0.25, prompt_token_s=2.0)
+    assert pace.seconds(GridPoint(64, 2, 1, prefill=3)) == 1.0 + 4 * 0.25 + 3 * 2.0
+    assert pace.times(2).seconds(GridPoint(64, 1)) == 2.5
+
+
 def test_no_shape_leaves_the_engines_limits():
     """A shape that cannot be scheduled would hang the profile."""
     tight = Limits(max_requests=4, max_model_len=300, max_draft_tokens=3, step_tokens=40, kv_tokens=2000)
@@ -95,7 +111,7 @@ def test_an_engine_without_speculation_is_measured_at_plain_decoding_only():
 def test_held_out_shapes_are_never_the_ones_that_span_the_design():
     """Without its corners the fit would have to extrapolate to every held-out shape."""
     points = [GridPoint(64, batch, verify) for batch in (1, 2, 4, 8, 16) for verify in (0, 1, 4)]
-    order = most_informative(points, Pace(0.01, 0.001))
+    order = most_informative(points, Pace(0.01, 0.001, 0.001))
     assert not held_out(order) & set(order[:6])
     assert 2 <= len(held_out(order)) <= 4
 
@@ -109,7 +125,7 @@ def test_held_out_shapes_are_never_the_ones_that_span_the_design():
         step_tokens=st.integers(32, 16_384),
         kv_tokens=st.integers(200, 2_000_000),
     ),
-    pace=st.builds(Pace, step_s=st.floats(1e-4, 2), token_s=st.floats(1e-7, 0.1)),
+    pace=st.builds(Pace, step_s=st.floats(1e-4, 2), token_s=st.floats(1e-7, 0.1), prompt_token_s=st.floats(1e-7, 0.1)),
     budget_s=st.floats(1, 3600),
 )
 @settings(max_examples=60, deadline=None)
