@@ -10,7 +10,6 @@ A step is told to the controller as soon as its output and its drafting are know
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -184,9 +183,10 @@ class Stepper:
     def _tell(self, record: Record) -> None:
         del self._records[record.number]
         self._loop.observe(Told(record.outcome(), record.step))
-        if record.drafted is not None and record.holes and not math.isnan(record.drafted.catch_up_s):
-            tokens = sum(hole.end - hole.start for hole in record.holes)
-            self._loop.caught_up(tokens, record.drafted.catch_up_s)
+        if record.drafted is not None and record.drafted.catch_up_s:
+            took_s = record.drafted.catch_up_s
+            tokens = sum(hole.end - hole.start for hole in record.holes if hole.drafter in took_s)
+            self._loop.caught_up(tokens, sum(took_s.values()))
         self._free_slots()
 
     def _note_proposals(self, record: Record, report: Drafted) -> None:
@@ -203,8 +203,8 @@ class Stepper:
         step = self._still_there(record.step) if len(failed) else record.step
         for number in failed:
             self.caches.missed(int(number), step)
-        if record.holes and math.isnan(report.catch_up_s):
-            self.caches.left_open(record.holes, record.step.names)
+        open_still = [hole for hole in record.holes if hole.drafter not in report.catch_up_s]
+        self.caches.left_open(open_still, record.step.names)
 
     def _still_there(self, step: Step) -> Step:
         """The step's requests that have not left since."""

@@ -27,8 +27,8 @@ class Drafted(Protocol):
     """(N,): real proposals of each request."""
     proposer: NDArray[np.int8]
     """(N,): whose they are; NOBODY where there are none."""
-    catch_up_s: float
-    """What closing holes took, which `seconds` does not hold; NaN: none are closed."""
+    catch_up_s: dict[int, float]
+    """Drafter -> what closing its holes took, which `seconds` does not hold; absent: none are closed."""
     failures: dict[int, str]
     """Drafter -> why it failed, in a sentence."""
 
@@ -88,11 +88,8 @@ class Record:
         """(D,): each drafter's own time, with what closing its holes took."""
         if self.drafted is None:
             return np.full(len(self.runs), math.nan)
-        caught = np.zeros(len(self.runs))
-        for hole in self.holes:
-            caught[hole.drafter] += hole.end - hole.start
-        closes = not math.isnan(self.drafted.catch_up_s) and caught.any()
-        return self.drafted.seconds + (self.drafted.catch_up_s * caught / caught.sum() if closes else 0.0)
+        caught_up_s = [self.drafted.catch_up_s.get(drafter, 0.0) for drafter in range(len(self.runs))]
+        return self.drafted.seconds + caught_up_s
 
 
 class Told(NamedTuple):

@@ -31,7 +31,7 @@ class DraftingStep:
         self._rows: list[int] = []
         """Row of the batch -> place in the step."""
         self._spans: dict[int, tuple[Any, Any]] = {}
-        self._catch_up: tuple[Any, Any] | None = None
+        self._catch_ups: dict[int, tuple[Any, Any]] = {}
         self._failures: dict[int, str] = {}
         self._made: tuple[torch.Tensor, torch.Tensor] | None = None
         self._end: Any = None
@@ -55,8 +55,10 @@ class DraftingStep:
 
     def catch_up(self, drafter: int, close_holes: Callable[[], object]) -> bool:
         """Time the pass that closes holes; False when it raised, here or on another rank."""
-        _, self._catch_up = self._guarded(drafter, close_holes)
-        return self._catch_up is not None
+        _, span = self._guarded(drafter, close_holes)
+        if span is not None:
+            self._catch_ups[drafter] = span
+        return span is not None
 
     def _guarded(self, drafter: int, work: Callable[[], T]) -> tuple[T | None, tuple[Any, Any] | None]:
         """What came of `work`, and its span; None twice when it raised: whatever a drafter does, requests go on."""
@@ -94,7 +96,7 @@ class DraftingStep:
         proposer = np.full(len(self._places), NOBODY, dtype=np.int8)
         if self._made is not None:
             proposed[self._rows], proposer[self._rows] = (one.numpy() for one in self._made)
-        caught_up_s = self._clock.seconds(*self._catch_up) if self._catch_up else float("nan")
+        caught_up_s = {drafter: self._clock.seconds(*span) for drafter, span in self._catch_ups.items()}
         return DraftReport(self.order.step, seconds, proposed, proposer, caught_up_s, self._failures)
 
 

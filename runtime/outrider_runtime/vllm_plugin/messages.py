@@ -67,8 +67,8 @@ class DraftReport:
     """(requests,): real proposals of each."""
     proposer: Numbers
     """(requests,): whose they are."""
-    catch_up_s: float = float("nan")
-    """What closing the order's holes took, which `seconds` does not hold; NaN: none are closed."""
+    catch_up_s: dict[int, float] = field(default_factory=dict)
+    """Drafter -> what closing its holes of the order took, which `seconds` does not hold; absent: none are closed."""
     failures: dict[int, str] = field(default_factory=dict)
     """Drafter -> why it failed, in a sentence; its proposals of this step were dropped."""
 

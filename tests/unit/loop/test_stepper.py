@@ -134,7 +134,7 @@ class Engine:
         lengths = np.where(order.chosen == NOBODY, 0, order.passes[order.chosen])
         found = self.rng.integers(0, lengths + 1).astype(np.int8)
         proposer = np.where(found > 0, order.chosen, NOBODY).astype(np.int8)
-        return DraftReport(flight.number, seconds, found, proposer, 1e-4 if order.holes else math.nan)
+        return DraftReport(flight.number, seconds, found, proposer, {hole.drafter: 1e-4 for hole in order.holes})
 
     def abort(self, which: int) -> None:
         request = self.running[which % len(self.running)]

@@ -46,8 +46,8 @@ def told(*, drafted: DraftReport | None = None, holes: tuple[Hole, ...] = (), ru
     return Told(record.outcome(), this)
 
 
-def report(seconds: float, catch_up_s: float = math.nan) -> DraftReport:
-    return DraftReport(2, np.array([math.nan, seconds]), numbers([0, 0]), numbers([-1, -1]), catch_up_s)
+def report(seconds: float, catch_up_s: dict[int, float] | None = None) -> DraftReport:
+    return DraftReport(2, np.array([math.nan, seconds]), numbers([0, 0]), numbers([-1, -1]), catch_up_s or {})
 
 
 def test_trials_are_the_real_proposals_that_were_scored() -> None:
@@ -67,7 +67,7 @@ def test_the_targets_pass_held_every_token_that_was_scheduled() -> None:
 
 
 def test_what_closing_holes_took_is_the_drafters_time() -> None:
-    outcome = told(drafted=report(0.001, 0.004), holes=(Hole(1, 0, 10, 50),)).outcome
+    outcome = told(drafted=report(0.001, {1: 0.004}), holes=(Hole(1, 0, 10, 50),)).outcome
     assert math.isnan(outcome.draft_s[0])
     assert outcome.draft_s[1] == pytest.approx(0.005)
 
