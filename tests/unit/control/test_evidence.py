@@ -1,0 +1,47 @@
+"""What a finished step teaches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from outrider_runtime.control.evidence import Evidence
+from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Outcome, Purpose
+from outrider_runtime.control.settings import Drafter, Settings
+
+from tests.unit.control import columns
+
+DRAFT = Drafter("draft", passes=True, needs_kv=True)
+STEP_S = 0.010
+
+
+def seen(evidence: Evidence, purpose: Purpose, draft_s: float = float("nan")) -> None:
+    """A step of two requests that verifies nothing. draft_s: of a first pass that keeps the draft's cache whole."""
+    nothing = columns.proposals([0, 0])
+    plan = DraftPlan(np.zeros(1, np.int64), np.full((1, 2), -1), np.ones((1, 2), np.int64), purpose)
+    evidence.observe(
+        Outcome(
+            now=1.0, step_s=STEP_S + (0.0 if np.isnan(draft_s) else draft_s), target_s=STEP_S - 0.001,
+            draft_s=np.array([draft_s]), mode=ExecutionMode.UNIFORM, tokens=2, batch=columns.batch(2),
+            draft_plan=plan, verify_purpose=purpose, forest=nothing, verified=np.zeros(0, bool),
+            accepted=np.zeros(0, bool),
+        )
+    )  # fmt: skip
+
+
+def test_a_probe_does_not_count_the_drafts_pass_as_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: a draft whose cache is fed in probes, too, made plain decoding look slower by a pass, and so speculation
+    better than it is."""
+    evidence = Evidence(Settings((DRAFT,), 3, 8), None, np.random.default_rng(0))
+    for _ in range(50):
+        seen(evidence, Purpose.FIXED)  # the cost of plain decoding is learned
+    plain: list[float] = []
+    observe = evidence.probes.observe_probe
+
+    def note(work_s: float, seconds: float, tokens: int) -> None:
+        plain.append(seconds)
+        observe(work_s, seconds, tokens)
+
+    monkeypatch.setattr(evidence.probes, "observe_probe", note)
+    seen(evidence, Purpose.PROBE, draft_s=0.004)
+    seen(evidence, Purpose.PROBE)
+    assert plain == pytest.approx([STEP_S, STEP_S])

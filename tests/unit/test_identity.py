@@ -1,0 +1,22 @@
+"""What a measurement was taken on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import vllm.platforms
+from outrider_runtime.identity import device_name
+
+
+def test_the_device_is_asked_for_its_name_without_a_context_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: the engine's core, which computes nothing, took memory of the GPU for a CUDA context of its own."""
+    import torch
+
+    def forbidden(*_arguments: object) -> None:
+        raise AssertionError("CUDA was initialised")
+
+    monkeypatch.setattr(torch.cuda, "_lazy_init", forbidden)
+    asked = SimpleNamespace(is_cpu=lambda: False, get_device_name=lambda: "NVIDIA H200")
+    monkeypatch.setattr(vllm.platforms, "current_platform", asked, raising=False)
+    assert device_name() == "NVIDIA H200"
