@@ -96,6 +96,20 @@ def test_an_edit_of_a_hot_field_takes_effect_without_a_restart(manifest: Path, t
     assert config_hash(_hot(serving)) != before
 
 
+def test_a_drafter_is_paused_without_a_restart(
+    manifest: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    """A head that proposes badly goes at once, and the target is not loaded anew for it."""
+    serving = _serving(manifest, tmp_path)
+    document = yaml.safe_load(manifest.read_text())
+    document["spec"]["draftPool"][0]["paused"] = True
+    manifest.write_text(yaml.safe_dump(document))
+    with caplog.at_level(logging.WARNING):
+        take_over(manifest, tmp_path / "root", serving)
+    assert _hot(serving).paused_drafters == [document["spec"]["draftPool"][0]["name"]]
+    assert "restart" not in caplog.text
+
+
 def test_a_broken_edit_changes_nothing(manifest: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An editor saves half a file sooner or later."""
     serving = _serving(manifest, tmp_path)
