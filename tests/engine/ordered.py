@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 from outrider_crds.spec import Drafter
+from outrider_runtime.drafter_memory import read_drafter_memory
 from outrider_runtime.vllm_plugin import cpu
-from outrider_runtime.vllm_plugin.launch import noted_failures
+from outrider_runtime.vllm_plugin.launch import LaunchPlan, noted_failures
 from outrider_runtime.vllm_plugin.messages import (
     IDLE,
     NOBODY,
@@ -97,8 +98,9 @@ class Ordered:
 
 
 class OrderedBench:
-    def __init__(self, llm: Any, drafters: Sequence[Drafter], failures: dict[str, str]) -> None:
-        self.llm, self.failures = llm, failures
+    def __init__(self, llm: Any, drafters: Sequence[Drafter], plan: LaunchPlan) -> None:
+        self.llm, self.failures = llm, noted_failures(plan)
+        self.memory = read_drafter_memory(plan.paths.run_dir)
         core = llm.llm_engine.engine_core.engine_core
         self.scheduler: Any = core.scheduler
         self.scheduler.members = len(drafters)
@@ -153,4 +155,4 @@ def ordered(drafters: Sequence[Drafter], *, asynchronous: bool = False) -> Itera
     made = engines.make_plan(drafters, extra=[SCHEDULER])
     plan = made.model_copy(update={"pool": Pool(hosted=tuple(drafters))})
     with engines._asynchronous_scheduling() if asynchronous else nullcontext(), engines.engine(plan) as llm:
-        yield OrderedBench(llm, drafters, noted_failures(plan))
+        yield OrderedBench(llm, drafters, plan)

@@ -190,6 +190,20 @@ def test_each_draft_model_has_holes_of_its_own(engine: OrderedBench, reference: 
     assert all(caught_up[at] == saw_all[at] for at in common)
 
 
+@pytest.mark.parametrize("pool", ["head, draft model and lookup"], indirect=True)
+def test_what_each_member_takes_is_measured(engine: OrderedBench) -> None:
+    """A token has keys and values of 3 heads of 64 float32 in each of 30, 1 and 4 layers. The head's weights are its
+    own alone: the target's embedding would be 113 MB more."""
+    layer = 2 * 3 * 64 * 4
+    assert set(engine.memory) == {"draft", "eagle"}
+    head, draft = engine.memory["eagle"], engine.memory["draft"]
+    assert (head.kv_bytes_per_token, draft.kv_bytes_per_token) == (layer, 4 * layer)
+    assert head.concurrency_percent == pytest.approx(100 / 35, abs=0.01)
+    assert draft.concurrency_percent == pytest.approx(400 / 35, abs=0.01)
+    assert 20e6 < head.weight_bytes < 60e6
+    assert draft.weight_bytes > 100e6
+
+
 def test_a_head_that_cannot_load_leaves_the_others(other_layers: Path, tmp_path: Path) -> None:
     """Bug: the target handed out what the broken head reads, as vLLM's config names that one."""
     broken = tmp_path / "broken"
