@@ -39,6 +39,7 @@ POOLS: dict[str, tuple[Drafter, ...]] = {
     "prompt lookup": (lookup(),),
     "EAGLE-3 and prompt lookup": (lookup(), eagle()),
     "draft model": (draft_model(POOR_DRAFT),),
+    "several neural drafters": (lookup(), draft_model(POOR_DRAFT), eagle(), eagle(name="twin")),
 }
 
 
