@@ -33,6 +33,10 @@ MANAGED_BY_LABEL, MANAGER = "app.kubernetes.io/managed-by", "outrider"
 FIELD_MANAGER = "outrider"
 
 
+TOO_LARGE = "outrider.dev/too-large"
+"""Stands alone in a spec that was too large to be kept: its size in bytes."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """The chart's values, fixed for the life of the operator's process."""
@@ -196,8 +200,11 @@ class Observed:
     @cached_property
     def parsed(self) -> SpeculativeServiceSpec | str:
         """The spec, or a sentence that says where it is wrong (the CRD of another release let it through)."""
+        spec = self.service.get("spec") or {}
+        if TOO_LARGE in spec:
+            return f"it takes {spec[TOO_LARGE]} bytes, and 64 KiB are the most; make podTemplate or engine shorter"
         try:
-            return SpeculativeServiceSpec.model_validate(self.service.get("spec") or {})
+            return SpeculativeServiceSpec.model_validate(spec)
         except ValidationError as error:
             return "; ".join(f"spec.{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()[:4])
 

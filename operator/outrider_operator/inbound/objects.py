@@ -15,14 +15,16 @@ from pydantic_core import to_json
 
 from outrider_operator.inbound.unfit import Unfit
 from outrider_operator.kinds import CONFIG_MAP, JOB, NODE, POD, REPLICA_SET, SERVICE, Kind
-from outrider_operator.model import Object
+from outrider_operator.model import TOO_LARGE, Object
 
 MOST_DATA = 256 * 1024
 """Characters in a ConfigMap. Outrider's own hold some KiB; a profile with every failure that is kept, 200 KiB."""
 MOST_OBJECT = 32 * 1024
 """Bytes of JSON in an object, the contents of a ConfigMap aside. Outrider's own take some KiB."""
-MOST_ANNOTATION = 16 * 1024
-"""Characters in an annotation."""
+MOST_SPEC = 64 * 1024
+"""Bytes of JSON in the spec of a service. The CRD bounds each list and text of it, not their sum."""
+MOST_ANNOTATIONS = 16 * 1024
+"""Characters in an object's annotations."""
 _SOURCE = "object"
 _OURS = ((API_GROUP, KIND),)
 _OWNERS: Mapping[Kind, tuple[tuple[str, str], ...]] = {
@@ -35,6 +37,10 @@ _ADOPTED = frozenset({REPLICA_SET, JOB})
 _ANNOTATIONS = f"{API_GROUP}/"
 _POD_SPEC = ("nodeName", "affinity", "nodeSelector", "tolerations", "priorityClassName", "schedulerName")
 _POD_STATUS = ("phase", "reason", "message", "podIP", "conditions", "containerStatuses")
+_SERVICE_METADATA = (
+    "name", "namespace", "uid", "generation", "resourceVersion", "creationTimestamp", "deletionTimestamp",
+    "annotations",
+)  # fmt: skip
 _NODE_METADATA = ("name", "uid", "labels", "resourceVersion")
 _NODE_STATUS = ("capacity", "allocatable")
 _READ_STATUS = frozenset({REPLICA_SET, JOB})
@@ -42,8 +48,10 @@ _READ_STATUS = frozenset({REPLICA_SET, JOB})
 
 
 def admit(kind: Kind, document: Object) -> Object | Unfit:
-    """`document` as the cache keeps it; Unfit when it is not one of Outrider's, or too large."""
-    if kind in (SERVICE, NODE):
+    """`document` as the cache keeps it; Unfit when it is not one of Outrider's, or too large to be."""
+    if kind == SERVICE:
+        return _service(_trimmed(kind, document))
+    if kind == NODE:
         return _trimmed(kind, document)
     if not _has_our_owner(kind, document):
         return Unfit(_SOURCE, "NoOwner", f"{_where(kind, document)} carries no owner of Outrider's")
@@ -63,7 +71,7 @@ def _trimmed(kind: Kind, document: Object) -> Object:
         return _node(trimmed)
     if kind == CONFIG_MAP:
         own = _only(trimmed, ("apiVersion", "kind", "metadata", "immutable"))
-        return own if is_partial(document) else {**own, "data": _data(document.get("data") or {})}
+        return own if is_partial(document) else {**own, "data": _smallest(document.get("data") or {}, MOST_DATA)}
     if kind in _READ_STATUS:
         spec = document.get("spec") or {}
         return {**trimmed, "spec": {name: value for name, value in spec.items() if name != "template"}}
@@ -107,16 +115,23 @@ def owners_of(document: Object) -> Iterable[Object]:
 def _metadata(document: Object) -> Object:
     metadata = {name: value for name, value in document["metadata"].items() if name != "managedFields"}
     annotations = metadata.pop("annotations", None) or {}
-    kept = {name: text for name, text in annotations.items() if name.startswith(_ANNOTATIONS)}
-    kept = {name: text for name, text in kept.items() if len(text) <= MOST_ANNOTATION}
+    ours = {name: text for name, text in annotations.items() if name.startswith(_ANNOTATIONS)}
+    kept = _smallest(ours, MOST_ANNOTATIONS)
     return metadata | ({"annotations": kept} if kept else {})
 
 
-def _data(data: Mapping[str, str]) -> Mapping[str, str]:
+def _smallest(texts: Mapping[str, str], most: int) -> Mapping[str, str]:
     """Whole values only, the smallest first: what Outrider wrote outlasts what somebody added."""
-    sizes = itertools.accumulate(sorted(len(text) for text in data.values()))
-    fitting = sum(size <= MOST_DATA for size in sizes)
-    return dict(sorted(data.items(), key=lambda item: len(item[1]))[:fitting]) if fitting < len(data) else data
+    sizes = itertools.accumulate(sorted(len(text) for text in texts.values()))
+    fitting = sum(size <= most for size in sizes)
+    return dict(sorted(texts.items(), key=lambda item: len(item[1]))[:fitting]) if fitting < len(texts) else texts
+
+
+def _service(document: Object) -> Object:
+    """Of one that is too large the size, which its condition tells: its author is to hear of it."""
+    kept = {**document, "metadata": _only(document["metadata"], _SERVICE_METADATA)}
+    size = len(to_json(document.get("spec") or {}))
+    return kept if size <= MOST_SPEC else {**kept, "spec": {TOO_LARGE: size}}
 
 
 def _pod_spec(document: Object) -> Object:

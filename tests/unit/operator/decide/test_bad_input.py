@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from outrider_crds.status import ConditionType as C
+from outrider_operator.model import TOO_LARGE
 
 from tests.unit.operator.decide.world import SETTINGS, World, manifest
 
@@ -136,6 +137,17 @@ def test_a_status_of_another_release_is_replaced() -> None:
     world.services["chat"]["status"] = {"phase": "Running", "conditions": "x"}
     world.settle()
     assert world.reason(C.SPEC_VALID) == "True/Accepted"
+
+
+def test_a_spec_that_is_too_large_says_so() -> None:
+    world = World(manifest())
+    world.serve()
+    template = world.deployment()["spec"]["template"]
+    world.services["chat"]["spec"] = {TOO_LARGE: 900_000}
+    world.settle()
+    assert world.reason(C.SPEC_VALID) == "False/InvalidSpec"
+    assert "900000 bytes" in world.condition(C.SPEC_VALID).message
+    assert world.deployment()["spec"]["template"] == template
 
 
 def test_a_spec_that_was_never_readable_is_not_served() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
-from outrider_operator.inbound.objects import MOST_ANNOTATION, MOST_DATA, MOST_OBJECT, admit, left_out
+from outrider_operator.inbound.objects import MOST_ANNOTATIONS, MOST_DATA, MOST_OBJECT, MOST_SPEC, admit, left_out
 from outrider_operator.inbound.unfit import Unfit
 from outrider_operator.kinds import CHILDREN, CONFIG_MAP, DEPLOYMENT, JOB, NODE, POD, REPLICA_SET, SERVICE, Kind
+from outrider_operator.model import TOO_LARGE
 
 from tests.unit.operator.documents import document, owned_by, pod, replica_set
 
@@ -52,7 +55,7 @@ def test_annotations_of_others_and_huge_ones_are_not_kept() -> None:
     sent = document("any", 1)
     sent["metadata"]["annotations"] = {
         "outrider.dev/asked": "kept",
-        "outrider.dev/huge": "x" * (MOST_ANNOTATION + 1),
+        "outrider.dev/huge": "x" * (MOST_ANNOTATIONS + 1),
         "kubectl.kubernetes.io/last-applied-configuration": "{}",
     }
     admitted = admit(DEPLOYMENT, sent)
@@ -74,6 +77,17 @@ def test_what_is_too_large_for_one_of_outriders_is_not_kept(kind: Kind, part: st
     admitted = admit(kind, sent)
     assert isinstance(admitted, Unfit)
     assert admitted.reason == "TooLarge"
+
+
+def test_of_a_service_that_is_too_large_the_size_is_kept() -> None:
+    """Each list and text of it is bounded, their sum is not: 600 of 900 kB would end the operator for everybody."""
+    huge = document("chat", 1, spec={"podTemplate": {"affinity": "x" * MOST_SPEC}}, status={"replicas": 1})
+    huge["metadata"]["labels"] |= {f"x{number}": "y" * 63 for number in range(1000)}
+    admitted = admit(SERVICE, huge)
+    assert not isinstance(admitted, Unfit)
+    assert list(admitted["spec"]) == [TOO_LARGE]
+    assert admitted["status"] == {"replicas": 1}
+    assert len(json.dumps(admitted)) < 1000
 
 
 def test_of_a_config_map_nothing_but_metadata_and_texts_is_kept() -> None:
