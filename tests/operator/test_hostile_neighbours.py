@@ -87,6 +87,15 @@ def test_a_state_that_comes_in_two_parts_is_heard(make: Make) -> None:
     make("halves", standin={"answer": "halves"}, replicas=1, profiling={"mode": "Skip"}).wait_updated(240)
 
 
+def test_a_service_that_is_too_large_is_told_so(make: Make, victim: Service) -> None:
+    """The API server takes it, and 600 of them would end the operator for everybody."""
+    env = [{"name": f"BALLAST_{number}", "value": "x" * 4000} for number in range(32)]
+    found = make("ballast", podTemplate={"env": env}).wait("SpecValid", "False")
+    assert found["reason"] == "InvalidSpec"
+    assert "64 KiB" in found["message"]
+    victim.wait_updated(60)
+
+
 def test_who_writes_config_maps_makes_no_pods_of_their_own_design(victim: Service, client: Client) -> None:
     """The pod template of a revision stands in a ConfigMap: one with the node's files in it is replaced, never run."""
     name, namespace = f"{victim.name}-{victim.revision}", victim.namespace
