@@ -28,7 +28,7 @@ SERVING = {"app.kubernetes.io/managed-by": "outrider", "outrider.dev/component":
 PROBES_FAIL_S = 25.0
 """Three probes that fail, five seconds apart, make a pod unready."""
 OPEN_FILES = 4096
-BALLAST = int(os.environ.get("BALLAST", "100"))
+BALLAST = int(os.environ.get("BALLAST", "60"))
 """ConfigMaps of 900 kB."""
 MOST_GROWTH_MB = 30
 UNFIT = "outrider_operator_unfit_total"
