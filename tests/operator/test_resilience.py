@@ -38,8 +38,8 @@ CHILDREN = (SERVICE_ACCOUNT, CONFIG_MAP, KUBERNETES_SERVICE, DISRUPTION_BUDGET, 
 
 @pytest.fixture(scope="module")
 def steady(make: Make) -> Service:
-    """The API server writes its request in another way: micro-CPUs become millis."""
-    service = make("steady", replicas=2, podTemplate={"resources": {"requests": {"cpu": "100000u"}}})
+    """The API server writes its request in another way: 100m."""
+    service = make("steady", replicas=2, podTemplate={"resources": {"requests": {"cpu": "0.1"}}})
     service.wait_updated(240)
     service.wait("ProfilesReady", "True")
     return service
