@@ -10,7 +10,6 @@ from outrider_runtime.control.plans import DraftPlan, Purpose
 from outrider_runtime.drafters import traits
 from outrider_runtime.loop.caches import Caches, Step
 from outrider_runtime.loop.orders import Order, carry_out
-from outrider_runtime.vllm_plugin.messages import IDLE, draft_order
 
 from tests.engine.engines import TARGET, draft_model, eagle, lookup
 from tests.unit.control import columns
@@ -38,22 +37,14 @@ def carried_out(
     return carry_out(plan, batch, step, POOL, caches), batch
 
 
-def test_the_worker_is_told_who_is_first_and_who_is_second() -> None:
-    order, _ = carried_out([3, 2, 0], [[LOOKUP, HEAD], [HEAD, NOBODY]])
-    message = draft_order(7, order)
-    assert (message.step, message.draft_tokens) == (7, 3)
-    assert message.chosen.tolist() == [LOOKUP, HEAD]
-    assert message.second.tolist() == [HEAD, NOBODY]
-    assert message.passes.tolist() == [3, 2, IDLE]
-
-
 def test_a_head_may_run_without_proposing_and_a_lookup_never_does() -> None:
     """Its first pass keeps its cache whole."""
     plan = DraftPlan(np.zeros(3, np.int64), np.full((1, 2), NOBODY), np.array([[0, 0], [1, 1], [0, 0]]), Purpose.CHOICE)
     caches, one = Caches(POOL, 8, 16, lambda *_: []), np.ones(2, np.int64)
     step = Step(["a", "b"], np.arange(2), 0 * one, 0 * one, one, one)
     order = carry_out(plan, columns.batch(2, 3), step, POOL, caches)
-    assert draft_order(1, order).passes.tolist() == [IDLE, 0, IDLE]
+    assert order.runs.tolist() == [False, True, False]
+    assert not order.plan.draft_tokens
     nothing = DraftPlan(plan.passes, plan.asked, 0 * plan.feed, Purpose.CHOICE)
     assert not carry_out(nothing, columns.batch(2, 3), step, POOL, caches).runs.any()
 

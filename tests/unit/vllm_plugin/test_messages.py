@@ -1,0 +1,38 @@
+"""The loop's order in the arrays that the worker gets."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+from outrider_runtime.control.batch import NOBODY
+from outrider_runtime.control.plans import DraftPlan, Purpose
+from outrider_runtime.loop.caches import Hole
+from outrider_runtime.loop.orders import Order
+from outrider_runtime.vllm_plugin.messages import IDLE, draft_order
+
+
+def order(passes: list[int], asked: list[list[int]], runs: list[bool], *holes: Hole) -> Order:
+    feed = np.zeros((len(passes), len(asked[0])), np.int64)
+    return Order(DraftPlan(np.array(passes), np.array(asked), feed, Purpose.CHOICE), np.array(runs), holes)
+
+
+def test_the_worker_is_told_who_is_first_and_who_is_second() -> None:
+    message = draft_order(7, order([3, 2, 0], [[0, 1], [1, NOBODY]], [True, True, False]))
+    assert (message.step, message.draft_tokens) == (7, 3)
+    assert message.chosen.tolist() == [0, 1]
+    assert message.second.tolist() == [1, NOBODY]
+    assert message.passes.tolist() == [3, 2, IDLE]
+
+
+def test_a_head_that_only_reads_runs_its_first_pass() -> None:
+    message = draft_order(1, order([0], [[NOBODY]], [True]))
+    assert message.passes.tolist() == [0]
+    assert message.second.tolist() == [NOBODY]
+
+
+def test_an_order_crosses_processes_whole() -> None:
+    sent = draft_order(1, order([2], [[0, 0]], [True], Hole(0, 1, 3, 9)))
+    got = pickle.loads(pickle.dumps(sent))
+    assert got.holes_of(0) == [Hole(0, 1, 3, 9)]
+    assert got.passes.tolist() == sent.passes.tolist()
