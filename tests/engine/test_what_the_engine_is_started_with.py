@@ -52,6 +52,19 @@ def test_a_neural_drafter_is_what_vllm_hosts_when_the_pool_has_one() -> None:
     assert config["method"] == "eagle3"
 
 
+def test_compiled_code_is_kept_apart_by_all_heads_whose_layers_the_target_hands_out() -> None:
+    """vLLM's hash knows the primary head's layers. Code that was compiled for another pool would hand out others."""
+
+    def config(*pool: Drafter) -> list[str]:
+        given = arguments.engine_arguments(plan_of(boot_config(pool), Pool(hosted=pool)))
+        return [one for one in given if one.startswith("--additional-config")]
+
+    one, other = eagle(HEAD, "one"), eagle(Path("/other"), "other")
+    assert config(lookup(), one) == []
+    assert len(config(one, other)) == 1
+    assert config(one, other) != config(one, eagle(Path("/third"), "other"))
+
+
 def test_extra_arguments_come_last_so_that_the_user_decides() -> None:
     """argparse takes the last value of a flag."""
     plan = plan_of(boot_config([], extra=["--max-num-seqs=3"]), Pool())

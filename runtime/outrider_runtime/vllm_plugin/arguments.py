@@ -90,7 +90,7 @@ def member_config(drafter: Drafter, plan: LaunchPlan) -> dict[str, object]:
 def _heads_for_the_compiler(plan: LaunchPlan) -> list[str]:
     """vLLM keeps compiled code by a hash of its config, which knows the layers that the primary head reads; what the
     target hands out depends on all heads."""
-    heads = [member_config(one, plan)["model"] for one in plan.pool.hosted if one.method is DraftMethod.EAGLE]
+    heads = [one.eagle.model.wire() for one in plan.pool.hosted if one.eagle is not None]
     return [f"--additional-config={json.dumps({'outrider_heads': heads})}"] if len(heads) > 1 else []
 
 
