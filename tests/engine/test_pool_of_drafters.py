@@ -17,6 +17,7 @@ from outrider_runtime.loop.caches import Hole
 from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
 from outrider_runtime.vllm_plugin.messages import IDLE, NOBODY, DraftOrder, numbers
 from outrider_runtime.vllm_plugin.step_clock import HostClock
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 FILLER = 0
@@ -181,6 +182,27 @@ def test_a_report_waits_for_the_device_and_the_host_does_not() -> None:
     clock.arrive()
     assert step.over
     assert step.report().seconds.tolist() == [1.0]
+
+
+class NobodyWaits(TorchDispatchMode):
+    """A value of a tensor, or a shape that hangs on one: the host would wait for the device."""
+
+    WAITS = (
+        torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.equal.default,
+        torch.ops.aten.masked_select.default,
+    )  # fmt: skip
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func not in self.WAITS, f"{func} waits for the device"
+        return func(*args, **(kwargs or {}))
+
+
+def test_giving_each_request_its_proposals_waits_for_nothing() -> None:
+    """Promise: the host schedules the next step while the device drafts, however many members run."""
+    members = [Member(10, found=[0, 2, 3, 1]), Member(20), Member(30)]
+    with NobodyWaits():
+        step, _ = drafted(members, order([3, 2, 1], [0, 1, 2, 0], second=[1, NOBODY, NOBODY, NOBODY]))
+    assert step.report().proposed.tolist() == [2, 2, 1, 1]
 
 
 def test_a_member_that_cannot_be_made_leaves_the_others_in_their_places() -> None:
