@@ -68,7 +68,10 @@ class Driver:
     def _prompt_token_s(self, limits: Limits, one: float) -> float:
         """one: seconds of a step without a prompt. 0 where none fits in beside another request."""
         longest = max((tokens for tokens in prefills(limits, 1) if tokens < limits.step_tokens), default=0)
-        return (self._shortest(GridPoint(_PACE_CONTEXT, 1, prefill=longest)) - one) / longest if longest else 0.0
+        if not longest:
+            return 0.0
+        point = GridPoint(_PACE_CONTEXT, 1, prefill=longest)
+        return (self._shortest(point, steps=2, most_steps=2, settle=1) - one) / longest
 
     def visit(self, ask: Ask) -> Visit:
         """Measure one shape. The batch stays, for the next shape to grow from."""
@@ -88,10 +91,10 @@ class Driver:
         found = self._loop.state().drafters.get(drafter or "")
         return found.suspended if found else ""
 
-    def _shortest(self, point: GridPoint) -> float:
+    def _shortest(self, point: GridPoint, *, steps: int = 3, most_steps: int = 9, settle: int = 2) -> float:
         hosted = self._loop.hosted
         drafter = hosted[0].name if hosted and point.verify else None
-        visit = self.visit(Ask(point, drafter, steps=3, most_steps=9, settle=2))
+        visit = self.visit(Ask(point, drafter, steps=steps, most_steps=most_steps, settle=settle))
         return min(sample.target_s for sample in visit.samples)
 
     def _arrange(self, point: GridPoint, drafter: str | None) -> None:
