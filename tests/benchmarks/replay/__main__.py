@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.replay import phases, plan, pool, slo_mix, static_load, wrong_models
-from tests.benchmarks.replay.bars import Bar
+from tests.benchmarks.replay.bars import Bar, summary
 from tests.benchmarks.replay.cells import COUNT
 from tests.benchmarks.replay.plots import static_plot
 
@@ -60,8 +60,8 @@ def main() -> int:
     bars = [Bar(**bar) for bar in document["bars"]]
     for bar in sorted(bars, key=lambda one: (one.name, one.holds, one.where)):
         print(bar.line())
-    missed = sum(not bar.holds for bar in bars)
-    print(f"{len(bars) - missed} of {len(bars)} bars hold; {document['cells']} cells, {document['cpuSeconds']} CPU s")
+    print("\n".join(summary(bars)))
+    print(f"{document['cells']} cells, {document['cpuSeconds']} CPU seconds, {document['seeds']} seeds")
     if document["leftOut"]:
         print(f"left out for lack of time: {'; '.join(document['leftOut'])}")
     return 0

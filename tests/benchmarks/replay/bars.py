@@ -30,6 +30,19 @@ class Bar:
         return f"{verdict} {self.value:6.3f} of {self.least:5.3f}  {self.name}: {self.where} (against {self.against})"
 
 
+def summary(bars: Sequence[Bar]) -> list[str]:
+    """By name: the points at which a bar holds, and the worst of all."""
+    lines = []
+    for name in sorted({bar.name for bar in bars}):
+        here = [bar for bar in bars if bar.name == name]
+        worst = min(here, key=lambda bar: bar.value / bar.least)
+        held = sum(bar.holds for bar in here)
+        lines.append(
+            f"{name}: {held} of {len(here)} hold, worst {worst.value:.3f} of {worst.least:.3f} ({worst.where})"
+        )
+    return lines
+
+
 def low(ratios: Sequence[float]) -> float:
     """The 5% quantile over seeds."""
     return float(np.quantile(np.asarray(ratios, float), QUANTILE))
