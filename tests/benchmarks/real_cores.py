@@ -83,7 +83,18 @@ def start_engine(arm: str) -> Any:
         if config["method"] == "eagle3":
             config["model"] = str(engines.EAGLE_HEAD)
         arguments.append(f"--speculative-config={json.dumps(config)}")
-    return engines.start(arguments)
+    return start_stock(arguments)
+
+
+def start_stock(arguments: list[str]) -> Any:
+    """vLLM from the same argument list, with nothing of ours in it."""
+    from vllm import LLM
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", *arguments])
+    return LLM.from_engine_args(EngineArgs.from_cli_args(parsed))
 
 
 class Arm:

@@ -74,7 +74,7 @@ def measure(name: str, requests: int) -> Point:
 
 def _round(system: Any, requests: int) -> tuple[float, float, Engine]:
     policy: Any = Timed(system.build(CASE, 0))
-    engine = Engine(setting(CASE, charged=system.charged), load(Load(CASE, requests), 0), policy)
+    engine = Engine(setting(CASE, system), load(Load(CASE, requests), 0), policy)
     began = time.thread_time()
     engine.run()
     return time.thread_time() - began, policy.seconds, engine

@@ -46,7 +46,7 @@ COUNT = Count()
 
 def run(case: Case, system: System, load: Workload, seed: int) -> Result:
     COUNT.cells += 1
-    engine = Engine(setting(case, charged=system.charged), load, system.build(case, seed))
+    engine = Engine(setting(case, system), load, system.build(case, seed))
     engine.run()
     return _result(engine)
 

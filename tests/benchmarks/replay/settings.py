@@ -11,6 +11,7 @@ import numpy as np
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.cost import LatencyModel
 from outrider_runtime.control.settings import MATCH_EDGES, Drafter, HotSettings, Settings, SLOClass
+from outrider_runtime.loop.waiting import patience_s
 from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.recording import Recording
 from outrider_runtime.simulate.replay.engine import Policy, Setting
@@ -85,15 +86,6 @@ def pool(case: Case) -> tuple[Drafter, ...]:
     return tuple(TRAITS[name] for name in names)
 
 
-def setting(case: Case, *, charged: bool) -> Setting:
-    """`charged`: the policy's decisions take time."""
-    one = world(case.world)
-    limits = Limits(max_requests=SLOTS, kv_tokens=one.kv_tokens)
-    cost = DECISION_US if charged else ((1, 0.0),)
-    on_gpu = not case.world.endswith("cpu")  # there vLLM schedules asynchronously
-    return Setting(one, recording_of(case), pool(case), limits, cost, asynchronous=on_gpu)
-
-
 @cache
 def profile(name: str, drafters: tuple[Drafter, ...], seed: int) -> LatencyModel:
     return fitted(world(name), drafters, np.random.default_rng([seed, 7]))
@@ -106,6 +98,17 @@ class System:
     name: str
     build: Callable[[Case, int], Policy]
     charged: bool = False
+    """Its decisions take time."""
+    patience_s: tuple[float, ...] = ()
+    """Of each SLO class, where the policy starts requests by when they are due."""
+
+
+def setting(case: Case, system: System) -> Setting:
+    one = world(case.world)
+    limits = Limits(max_requests=SLOTS, kv_tokens=one.kv_tokens)
+    cost = DECISION_US if system.charged else ((1, 0.0),)
+    on_gpu = not case.world.endswith("cpu")  # there vLLM schedules asynchronously
+    return Setting(one, recording_of(case), pool(case), limits, cost, on_gpu, system.patience_s)
 
 
 Distort = Callable[[LatencyModel], LatencyModel]
@@ -124,7 +127,7 @@ def ours(
         model = distort(latency) if distort else latency
         return Controller(settings, model, clock=time.perf_counter, rng=rng)
 
-    return System(name, build, charged=True)
+    return System(name, build, charged=True, patience_s=tuple(map(patience_s, classes)))
 
 
 def plain() -> System:
