@@ -13,6 +13,7 @@ again. vLLM today reads it once for all. Both are replayed.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -36,9 +37,9 @@ RESULTS = Path(__file__).parent / "results"
 POOL = (Drafter("draft", passes=True, needs_kv=True),)
 STATIC = (1, 3, 5, 7)
 LONGEST, SLOTS = 7, 256
-DURATION_S, LEAST_REQUESTS = 60.0, 100
+DURATION_S, LEAST_REQUESTS = 60.0, 60
 PROMPT_TOKENS = 227
-BISECTIONS = 9
+BISECTIONS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,12 +134,12 @@ def _load(table: Table, rate: float) -> Workload:
 
 def _rate(table: Table, in_flight: float) -> float:
     """Requests a second at which plain decoding has so many in flight; bisection."""
-    low, high = 0.0, 2 * _capacity(table)
+    low, high = _capacity(table) / 64, 2 * _capacity(table)
     for _ in range(BISECTIONS):
-        middle = (low + high) / 2
+        middle = math.sqrt(low * high)
         found = middle * latency_s(table, _load(table, middle), Fixed(POOL))
         low, high = (middle, high) if found < in_flight else (low, middle)
-    return (low + high) / 2
+    return math.sqrt(low * high)
 
 
 @cache
