@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.settings import Settings
+from outrider_runtime.loop.waiting import patience_s
 from outrider_runtime.simulate.deployment import Deployment
 from outrider_runtime.simulate.replay.engine import Engine, Policy, Setting
 from outrider_runtime.simulate.replay.policies import Fixed
@@ -75,14 +76,22 @@ def _ours(deployment: Deployment, seed: int) -> Callable[[], Policy]:
 
 def compared(deployment: Deployment, load: Workload, rate_per_s: float, policies: Policies) -> Iterator[Figures]:
     """In the policies' order."""
-    engines = {name: _ran(deployment, load, build()) for name, build in policies.items()}
+    engines = {name: _ran(_setting(deployment, name), load, build()) for name, build in policies.items()}
     plain_s = _latency_s(engines[PLAIN])
     for name, engine in engines.items():
         yield _figures(deployment, name, rate_per_s, engine, plain_s)
 
 
-def _ran(deployment: Deployment, load: Workload, policy: Policy) -> Engine:
-    setting = Setting(deployment.world, deployment.recording, deployment.drafters, deployment.limits)
+def _setting(deployment: Deployment, policy: str) -> Setting:
+    """Ours lets requests in by when they are due, the others first come, first served."""
+    classes = deployment.service.hot.slo_classes if policy == OURS else ()
+    patience = tuple(patience_s(one) for one in classes)
+    return Setting(
+        deployment.world, deployment.recording, deployment.drafters, deployment.limits, patience_s=patience
+    )  # fmt: skip
+
+
+def _ran(setting: Setting, load: Workload, policy: Policy) -> Engine:
     engine = Engine(setting, load, policy)
     engine.run()
     return engine

@@ -67,6 +67,20 @@ def test_a_pool_of_every_kind_runs(asked, monkeypatch):
         assert row.attained[1] is None
 
 
+def test_under_overload_ours_lets_in_the_tight_class_first(asked, monkeypatch):
+    """By deadline, as the runtime does; plain decoding first come, first served."""
+    monkeypatch.setattr(load, "LEAST_REQUESTS", 8)
+    classes = (SLOClass("tight", 0.05, 0.5), SLOClass("loose", 0.2))
+    none = with_pool(dataclasses.replace(asked, hot=dataclasses.replace(asked.hot, slo_classes=classes)))
+    plain = deployment.deployed(none, deployment.on_system(none, "h100_sxm"), {})
+    requests = load.at_rate(plain, load.Wanted(Lengths(100, 64), 2.0, {"tight": 1.0, "loose": 4.0}, 0), 80.0)
+    ours, other = comparison.compared(plain, requests, 80.0, comparison.policies(plain, 0, statics=False))
+    (mine, _), (theirs, _) = ours.attained, other.attained
+    assert mine is not None
+    assert theirs is not None
+    assert mine > 0.9 > theirs
+
+
 def test_an_empty_pool_is_plain_decoding(asked, monkeypatch):
     monkeypatch.setattr(load, "LEAST_REQUESTS", 8)
     none = dataclasses.replace(with_pool(asked), hot=dataclasses.replace(asked.hot, slo_classes=()))
