@@ -16,7 +16,8 @@ from torch import nn
 def weight_bytes(model: nn.Module, target: nn.Module) -> int:
     """Of this rank's part of `model`; what it shares with the target costs nothing."""
     shared = {storage for storage, _ in _storages(target)}
-    return sum(dict(one for one in _storages(model) if one[0] not in shared).values())
+    own = dict(one for one in _storages(model) if one[0] not in shared)
+    return sum(own.values()) + sum(_packed_bytes(module) for module in model.modules())
 
 
 def _storages(model: nn.Module) -> Iterator[tuple[int, int]]:
@@ -25,6 +26,15 @@ def _storages(model: nn.Module) -> Iterator[tuple[int, int]]:
         storage = tensor.untyped_storage()
         if storage.nbytes():
             yield storage.data_ptr(), storage.nbytes()
+
+
+def _packed_bytes(layer: Any) -> int:
+    """Of a linear layer whose weights a CPU's kernel keeps in a layout of its own: its tensor is left empty."""
+    if getattr(layer, "weight", None) is None or layer.weight.numel() or not hasattr(layer, "params_dtype"):
+        return 0
+    inputs = getattr(layer, "input_size_per_partition", layer.input_size)
+    outputs = getattr(layer, "output_size_per_partition", layer.output_size)
+    return int(inputs * outputs * layer.params_dtype.itemsize)
 
 
 def kv_bytes_per_token(kv_cache_config: Any, layers: Collection[str] | None = None) -> int:

@@ -26,6 +26,15 @@ def test_what_a_head_shares_with_the_target_costs_nothing() -> None:
     assert weight_bytes(target, target) == 0
 
 
+def test_weights_that_a_cpu_has_packed_count_too() -> None:
+    """Bug: of a head on a CPU the output layer alone was counted; the packed layers' own tensors are empty."""
+    packed: Any = nn.Module()
+    packed.weight = nn.Parameter(torch.empty(0))
+    packed.input_size, packed.output_size, packed.output_size_per_partition = 24, 8, 4
+    packed.params_dtype = torch.bfloat16
+    assert weight_bytes(nn.Sequential(packed, nn.Linear(2, 2, bias=False)), nn.Module()) == 24 * 4 * 2 + 4 * 4
+
+
 def kv_config(*groups: tuple[dict[str, int], int], blocks: int = 10) -> Any:
     """groups: bytes of a block by layer, and tokens of a block."""
     made = []
