@@ -79,7 +79,15 @@ def test_a_scrape_says_what_the_state_says(laptop: Laptop) -> None:
     assert server.metric("vllm:generation_tokens_total") >= state.output_tokens
 
 
+def test_the_last_decisions_are_told_with_what_they_weighed(laptop: Laptop) -> None:
+    """They cross from the engine's process to the server's as the state does."""
+    server = laptop.server
+    _answer(server)
+    server.wait_until("a decision", lambda: "1 requests: k = " in server.admin.get("/outrider/why").text, 30)
+    assert "a verified token costs" in server.admin.get("/outrider/why").text
+
+
 def test_the_api_port_has_no_metrics_and_no_state(laptop: Laptop) -> None:
     """The Service exposes neither."""
-    for path in ("/metrics", "/outrider/state", "/readyz"):
+    for path in ("/metrics", "/outrider/state", "/outrider/why", "/readyz"):
         assert laptop.server.api.get(path).status_code == 404
