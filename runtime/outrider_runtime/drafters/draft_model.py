@@ -8,5 +8,25 @@ it is 1.00 again.
 from __future__ import annotations
 
 from outrider_runtime.drafters.method import Method
+from outrider_runtime.drafters.models import Models, architectures, is_head, other_vocabulary, positions
 
-METHOD = Method(passes=True, needs_kv=True)
+
+def obstacle(models: Models) -> str:
+    if is_head(models.draft):
+        names = architectures(models.draft)
+        return f"the model is an EAGLE head ({names}), not a draft model; use method Eagle for it"
+    return other_vocabulary(models) or _too_few_positions(models)
+
+
+def _too_few_positions(models: Models) -> str:
+    """The engine feeds a draft model as far as the target reads, past the draft's own last position too."""
+    has = positions(models.draft)
+    if has is None or models.longest is None or has >= models.longest:
+        return ""
+    return (
+        f"the draft model has {has} positions (max_position_embeddings), and a request may take {models.longest}: "
+        "lower engine.maxModelLen, or use another draft"
+    )
+
+
+METHOD = Method(passes=True, needs_kv=True, obstacle=obstacle)
