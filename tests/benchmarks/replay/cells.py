@@ -29,9 +29,6 @@ class Result:
     slo_class: NDArray[np.int64]
     done_s: Floats
     arrived_s: Floats
-    step_at_s: Floats
-    """When each step ended, and the tokens that it gave."""
-    step_tokens: NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -69,8 +66,6 @@ def _result(engine: Engine) -> Result:
         slo_class=load.slo_class,
         done_s=requests.done_s,
         arrived_s=requests.arrived_s,
-        step_at_s=np.array(log.now),
-        step_tokens=tokens,
     )
 
 

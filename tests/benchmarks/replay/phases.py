@@ -15,6 +15,8 @@ from tests.benchmarks.replay.settings import Case, System, ours, recording_of, s
 
 LEAST_CLOSED, LEAST_OF_SINGLE, SMALL_GAP = 0.6, 1 / 1.01, 0.03
 LENGTHS = Lengths(300, 128)
+DONE = 0.95
+"""The last few requests run in a batch that empties."""
 COMPARED = ("ours", "plain", "single", "oracle")
 
 
@@ -72,18 +74,17 @@ def _phase_of(shift: Shift, at_s: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.asarray(np.searchsorted(shift.ends_s(), at_s, side="right").clip(0, len(shift.phases) - 1), np.int64)
 
 
-def speeds(shift: Shift, result: Result) -> NDArray[np.float64]:
+def speeds(shift: Shift, load: Workload, result: Result) -> NDArray[np.float64]:
     """(phases,) the larger the better: 1 by the mean seconds of the requests that came in a phase; where it is
-    overloaded, tokens a second while it lasts. 1 where nobody came."""
+    overloaded, their tokens by the seconds from its start until DONE of them are answered. 1 where nobody came."""
     phase, found = _phase_of(shift, result.arrived_s), np.ones(len(shift.phases))
-    latency = result.done_s - result.arrived_s
-    ends = shift.ends_s()
+    latency, starts = result.done_s - result.arrived_s, shift.ends_s() - [one.seconds for one in shift.phases]
     for number, one in enumerate(shift.phases):
-        within = (result.step_at_s > ends[number] - one.seconds) & (result.step_at_s <= ends[number])
-        if one.overloaded:
-            found[number] = result.step_tokens[within].sum() / one.seconds
-        elif (phase == number).any():
-            found[number] = 1 / latency[phase == number].mean()
+        here = phase == number
+        if here.any() and one.overloaded:
+            found[number] = load.output[here].sum() / (np.quantile(result.done_s[here], DONE) - starts[number])
+        elif here.any():
+            found[number] = 1 / latency[here].mean()
     return found
 
 
@@ -123,7 +124,8 @@ def judge(shift: Shift, seeds: int, screening: int) -> Shifted:
 
 def _measure(shift: Shift, system: System, seeds: Iterable[int]) -> NDArray[np.float64]:
     """(seeds, phases)"""
-    rows = [speeds(shift, run(shift.case, system, load(shift, seed), seed)) for seed in seeds]
+    loads = [(seed, load(shift, seed)) for seed in seeds]
+    rows = [speeds(shift, one, run(shift.case, system, one, seed)) for seed, one in loads]
     return np.array(rows).reshape(len(rows), len(shift.phases))
 
 

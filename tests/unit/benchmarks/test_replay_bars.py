@@ -10,6 +10,7 @@ from outrider_runtime.control.cost import DrafterCost, LatencyModel, StepCost
 from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.simulate.replay.engine import Engine
 from outrider_runtime.simulate.replay.policies import Fixed
+from outrider_runtime.simulate.replay.workload import Workload
 
 from tests.benchmarks.replay import bars, phases, plan, slo_mix, static_load, wrong_models
 from tests.benchmarks.replay import pool as pools
@@ -93,7 +94,7 @@ def result(**columns) -> Result:
     nothing = np.zeros(3)
     columns = {
         "ttft_s": nothing, "tpot_s": nothing, "slo_class": np.zeros(3, np.int64), "done_s": nothing,
-        "arrived_s": nothing, "step_at_s": nothing, "step_tokens": np.zeros(3, np.int64),
+        "arrived_s": nothing,
     } | columns  # fmt: skip
     return Result(goodput=1.0, latency_s=1.0, draft_length=0.0, steps=1, **columns)
 
@@ -121,11 +122,10 @@ def test_a_shift_keeps_its_prompts_in_their_phase():
 
 def test_an_overloaded_phase_is_judged_by_what_it_yields_and_any_other_by_how_long_requests_take():
     one = shift(phases.Phase(10.0, 1.0), phases.Phase(10.0, 9.0, overloaded=True))
-    found = result(
-        arrived_s=np.array([1.0, 2.0, 15.0]), done_s=np.array([2.0, 5.0, 99.0]),
-        step_at_s=np.array([5.0, 12.0, 21.0]), step_tokens=np.array([7, 50, 900]),
-    )  # fmt: skip
-    assert phases.speeds(one, found) == pytest.approx([1 / 2.0, 50 / 10.0])
+    columns = np.full(3, 60), np.array([7, 7, 50]), np.full(3, -1), np.zeros(3, np.int64)
+    load = Workload(np.array([1.0, 2.0, 15.0]), *columns)
+    found = result(arrived_s=load.at_s, done_s=np.array([2.0, 5.0, 35.0]))
+    assert phases.speeds(one, load, found) == pytest.approx([1 / 2.0, 50 / 25.0])
 
 
 def test_the_arrivals_of_the_trace_keep_their_order_and_fill_their_windows():
