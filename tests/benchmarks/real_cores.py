@@ -70,6 +70,7 @@ def start_engine(arm: str) -> Any:
         OMP_NUM_THREADS="1", VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="ERROR",
         VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind",
     )  # fmt: skip
+    engines.hide_dunders_of_llvmlite()
     mode = SpeculationMode.OFF if arm == PINNED else SpeculationMode.CLOSED_LOOP
     plan = engines.make_plan([engines.lookup(), engines.eagle()], hot=engines.hot_config(mode))
     if arm in (OURS, PINNED):

@@ -119,7 +119,7 @@ def engine(plan: launch.LaunchPlan) -> Iterator[Any]:
     """A `vllm.LLM` in this process; closed again with its threads and its distributed state."""
     with own_environment(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="ERROR"):
         launch.prepare(plan)
-        _hide_dunders_of_llvmlite()
+        hide_dunders_of_llvmlite()
         llm = start(arguments_.engine_arguments(plan))
         try:
             yield llm
@@ -127,7 +127,7 @@ def engine(plan: launch.LaunchPlan) -> Iterator[Any]:
             stop(llm)
 
 
-def _hide_dunders_of_llvmlite() -> None:
+def hide_dunders_of_llvmlite() -> None:
     """vLLM looks at the `__dict__` of everything that is imported when it starts; llvmlite's library object (there
     since an engine before this one compiled with numba) answers with a function, and vLLM falls over it."""
     library: Any = type(importlib.import_module("llvmlite.binding.ffi").lib)
