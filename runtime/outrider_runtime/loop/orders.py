@@ -36,7 +36,7 @@ def carry_out(plan: DraftPlan, batch: Batch, step: Step, drafters: Sequence[Draf
             asked = np.where((asked == number) & ~whole, NOBODY, asked)
             np.add.at(feed[number], [hole.request for hole in closed], [hole.end - hole.start for hole in closed])
             holes += closed
-    passes = np.where([(asked == number).any() for number in range(len(drafters))], plan.passes, 0)
+    passes = np.where((asked == np.arange(len(drafters))[:, None, None]).any(axis=(1, 2)), plan.passes, 0)
     runs = (passes > 0) | plan.feed.any(axis=1)
     caches.ran(step, runs)
     feed[~runs] = 0

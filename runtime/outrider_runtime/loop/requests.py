@@ -44,7 +44,7 @@ class _Request:
     arrived_at: float
     prompt: int
     limit: int
-    first_token_at: float = math.nan
+    first_token_at: float = math.inf
     last_token_at: float = math.nan
     output_tokens: int = 0
 
@@ -70,7 +70,7 @@ class Requests:
         self._slo = slo
         self._known: dict[str, _Request] = {}
         self._limit = np.zeros(slots, np.int64)
-        self._first_at = np.full(slots, math.nan)
+        self._first_at = np.full(slots, math.inf)
         self._class = np.full(slots, NOBODY, np.int64)
         self._classes: tuple[str, ...] = ()
 
@@ -126,10 +126,13 @@ class Requests:
 
     def running(self, names: Sequence[str]) -> Ints:
         """(N,) slots; who has none is given one."""
-        for name in names:
-            if name not in self.slots:
-                self._enter(name)
-        return self.slots.of(names)
+        try:
+            return self.slots.of(names)
+        except KeyError:  # somebody is new: seldom so
+            for name in names:
+                if name not in self.slots:
+                    self._enter(name)
+            return self.slots.of(names)
 
     def number_classes(self, names: tuple[str, ...]) -> None:
         """The SLO classes in force: a request's number is its class's place among them."""
@@ -154,13 +157,13 @@ class Requests:
 
     def elapsed_s(self, slots: Ints, now: float) -> Floats:
         """(N,) seconds since each request's first token; 0 before it."""
-        return np.asarray(np.nan_to_num(now - self._first_at[slots]))
+        return np.asarray(np.maximum(0.0, now - self._first_at[slots]))
 
     def _enter(self, name: str) -> None:
         slot, request = self.slots.take(name), self._known.get(name)
         self.prompt[slot] = request.prompt if request else 0
         self._limit[slot] = request.limit if request else 0
-        self._first_at[slot] = request.first_token_at if request else math.nan
+        self._first_at[slot] = request.first_token_at if request else math.inf
         self._class[slot] = self._number(request.slo_class if request else None)
 
     def _number(self, slo_class: str | None) -> int:
