@@ -11,7 +11,7 @@ from outrider_operator import kinds
 from outrider_operator.cache import Cache
 from outrider_operator.decide.pods import is_being_created
 from outrider_operator.decide.profiling.job_outcome import is_finished, pod_of
-from outrider_operator.inbound.objects import controller_uid, owners_of
+from outrider_operator.inbound.objects import controller_uid, owners_of, trimmed
 from outrider_operator.inbound.reading import unix_seconds
 from outrider_operator.kinds import Kind, child_kind, labels_of, name_of, namespace_of
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
@@ -101,8 +101,11 @@ class Observer:
         return children | {which: child for which, child in zip(names, found, strict=True) if child is not None}
 
     async def _child(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        """One that the cache does not hold is absent, or a foreign object, which the watches do not bring."""
-        return self._cache.get(kind, namespace, name) or await self._api.get(kind, namespace, name)
+        """One that the cache does not hold is absent, or was not admitted: shown as the cache would show it."""
+        if (known := self._cache.get(kind, namespace, name)) is not None:
+            return known
+        found = await self._api.get(kind, namespace, name)
+        return None if found is None else trimmed(kind, found)
 
     async def _network_policies(self, namespace: str) -> tuple[Object, ...]:
         """Also those that the watch, which selects by label, does not bring."""

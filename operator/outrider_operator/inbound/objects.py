@@ -50,32 +50,32 @@ _READ_STATUS = frozenset({REPLICA_SET, JOB})
 def admit(kind: Kind, document: Object) -> Object | Unfit:
     """`document` as the cache keeps it; Unfit when it is not one of Outrider's, or too large to be."""
     if kind == SERVICE:
-        return _service(_trimmed(kind, document))
+        return _service(trimmed(kind, document))
     if kind == NODE:
-        return _trimmed(kind, document)
+        return trimmed(kind, document)
     if not _has_our_owner(kind, document):
         return Unfit(_SOURCE, "NoOwner", f"{_where(kind, document)} carries no owner of Outrider's")
-    trimmed = _trimmed(kind, document)
-    size = len(to_json({name: value for name, value in trimmed.items() if name != "data"}))
+    kept = trimmed(kind, document)
+    size = len(to_json({name: value for name, value in kept.items() if name != "data"}))
     if size > MOST_OBJECT:
         return Unfit(_SOURCE, "TooLarge", f"{_where(kind, document)}: {size} bytes")
-    return trimmed
+    return kept
 
 
-def _trimmed(kind: Kind, document: Object) -> Object:
-    """What decisions read of `document`."""
-    trimmed = {**document, "metadata": _metadata(document), "apiVersion": kind.api_version, "kind": kind.kind}
+def trimmed(kind: Kind, document: Object) -> Object:
+    """What decisions read of `document`; of a ConfigMap that was shown as a whole that includes `data`, if empty."""
+    kept = {**document, "metadata": _metadata(document), "apiVersion": kind.api_version, "kind": kind.kind}
     if kind == POD:
-        return {**trimmed, "spec": _pod_spec(document), "status": _only(document.get("status"), _POD_STATUS)}
+        return {**kept, "spec": _pod_spec(document), "status": _only(document.get("status"), _POD_STATUS)}
     if kind == NODE:
-        return _node(trimmed)
+        return _node(kept)
     if kind == CONFIG_MAP:
-        own = _only(trimmed, ("apiVersion", "kind", "metadata", "immutable"))
+        own = _only(kept, ("apiVersion", "kind", "metadata", "immutable"))
         return own if is_partial(document) else {**own, "data": _smallest(document.get("data") or {}, MOST_DATA)}
     if kind in _READ_STATUS:
         spec = document.get("spec") or {}
-        return {**trimmed, "spec": {name: value for name, value in spec.items() if name != "template"}}
-    return trimmed
+        return {**kept, "spec": {name: value for name, value in spec.items() if name != "template"}}
+    return kept
 
 
 def left_out(kind: Kind, admitted: Object, document: Object) -> Unfit | None:

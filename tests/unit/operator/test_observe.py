@@ -8,27 +8,31 @@ from typing import Any, cast
 
 import pytest
 from outrider_operator.cache import Cache
-from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, EVENT, POD, REPLICA_SET, SERVICE, Kind
+from outrider_operator.decide import decide
+from outrider_operator.decide.ownership import labels
+from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, EVENT, POD, REPLICA_SET, SERVICE, Kind, name_of
 from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.measurements import Measurements
 from outrider_operator.model import Object
 from outrider_operator.observe import Observer
 from outrider_operator.serving_pods import ServingPods
 
-from tests.unit.operator.decide.world import manifest
+from tests.unit.operator.decide.world import SETTINGS, manifest
 from tests.unit.operator.documents import deployment, document, pod, replica_set
 
 
 class Api:
-    """Holds no objects but Events, and notes what it is asked for."""
+    """Holds Events and one ConfigMap at most, and notes what it is asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, config_map: Object | None = None) -> None:
         self.asked: list[str] = []
+        self._config_map = config_map
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         del namespace
         self.asked.append(f"{kind.kind} {name}")
-        return None
+        held = self._config_map
+        return held if held is not None and (kind, name) == (CONFIG_MAP, name_of(held)) else None
 
     async def first_page(self, kind: Kind, namespace: str, *, fields: str = "") -> list[Object]:
         del namespace, fields
@@ -56,6 +60,19 @@ async def test_what_went_before_it_was_read_is_forgotten() -> None:
     await _observer(api, cache).read("ns", ["chat-hot"])
     assert api.asked == ["ConfigMap chat-hot"]
     assert cache.get(CONFIG_MAP, "ns", "chat-hot") is None
+
+
+@pytest.mark.parametrize("owners", [[], [{"apiVersion": "v1", "kind": "Pod", "uid": "chat-uid", "controller": True}]])
+async def test_an_empty_config_map_that_the_cache_does_not_hold_is_not_read_for_ever(owners: list[Object]) -> None:
+    """Typed in by hand, without `data`: it looked like one whose contents were not shown yet."""
+    hot = document("chat-hot", 3) | {"kind": CONFIG_MAP.kind}
+    hot["metadata"] |= {"ownerReferences": owners, "labels": labels("chat")}
+    api, cache = Api(hot), Cache()
+    cache.seen(CONFIG_MAP, hot | {"kind": "PartialObjectMetadata"})
+    plan = decide(await _observer(api, cache).observe(_service(), ()), SETTINGS)
+    assert api.asked.count("ConfigMap chat-hot") == 1
+    assert not plan.read
+    assert "chat-hot" in [each["metadata"]["name"] for each in plan.apply]
 
 
 def _observer(api: Api, cache: Cache) -> Observer:
