@@ -11,6 +11,7 @@ carries its digest. Who may write those can make pods anyway.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -35,6 +36,8 @@ _DIGEST = 64
 TEMPLATE_KEY = "pod-template.json"
 _MOST_READ = 32
 """Contents in one go, the newest first. A Deployment keeps ten old ReplicaSets; what none of them needs is deleted."""
+_TOKENS = re.compile(r"[0-9]{1,4}")
+"""Of an annotation that anyone may write: Python reads no number of 4,301 digits."""
 _INPUTS = {"target", "draft_pool", "accelerator", "engine", "model_cache", "pod_template"}
 _HOT = {"draft_pool": {"__all__": {"paused"}}}
 
@@ -162,7 +165,7 @@ def _lost(
     """The Deployment's revision where only its ConfigMap is gone: made again without restarting anything."""
     deployment, name = children.deployment or {}, current_revision_name(children)
     most = annotation(deployment, BOOT_TOKENS_ANNOTATION)
-    if not name or annotation(deployment, INPUTS_LABEL) != inputs or not most.isdecimal():
+    if not name or annotation(deployment, INPUTS_LABEL) != inputs or not _TOKENS.fullmatch(most):
         return None
     if int(most) < spec.speculation.max_draft_tokens or revision_name(inputs, int(most)) != name:
         return None

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from outrider_crds.runtime_config import BootConfig, HotConfig
 from outrider_crds.status import ConditionType as C
+from outrider_operator.decide.revisions import BOOT_TOKENS_ANNOTATION
 from outrider_operator.model import CONFIG_MAP, DEPLOYMENT, REVISION_LABEL, Settings
 
 from tests.unit.operator.decide.world import EAGLE, PLD, SETTINGS, World, boot_of, find, manifest
@@ -183,6 +184,19 @@ def test_a_revision_map_deleted_by_hand_comes_back_without_a_restart() -> None:
     assert world.deployment()["spec"]["template"]["spec"]["dnsPolicy"] == "ClusterFirst"
     del world.deployment()["spec"]["template"]["spec"]["dnsPolicy"]
     assert world.deployment()["spec"]["template"] == template
+
+
+def test_an_annotation_that_is_no_number_of_tokens_is_taken_back() -> None:
+    """Python refuses to read a number of 5,000 digits: no decision about the service could be made."""
+    world = World(manifest())
+    world.serve()
+    name, annotations = f"chat-{world.revision()}", world.deployment()["metadata"]["annotations"]
+    before = annotations[BOOT_TOKENS_ANNOTATION]
+    annotations[BOOT_TOKENS_ANNOTATION] = "9" * 5000
+    del world.objects[CONFIG_MAP, name]
+    world.settle()
+    assert world.deployment()["metadata"]["annotations"][BOOT_TOKENS_ANNOTATION] == before
+    assert (CONFIG_MAP, name) in world.objects
 
 
 def test_a_lost_revision_map_of_another_release_is_made_from_what_runs() -> None:
