@@ -31,7 +31,7 @@ from outrider_operator.decide.pods import LOOK_AGAIN_S, Pods, is_being_created, 
 from outrider_operator.decide.profiling.jobs import plan_jobs
 from outrider_operator.decide.profiling.measurements import Measurement, ProfilingView, measurements, stale_in_s
 from outrider_operator.decide.profiling.profile_maps import plan_profile_maps
-from outrider_operator.decide.revisions import revision_map_name, unread_maps
+from outrider_operator.decide.revisions import revision_map_name, unread_map, unread_maps
 from outrider_operator.decide.runtime_image import default_image, given_image
 from outrider_operator.decide.workloads.children import plan_products, plan_workloads, rollout_refusal
 from outrider_operator.decide.workloads.deployment import pods_are_placed
@@ -52,10 +52,10 @@ def decide(observed: Observed, settings: Settings) -> Plan:
     spec = observed.parsed
     if isinstance(spec, str):
         return _leave_children(observed, children, pods, unreadable(spec), _replicas(observed, children))
-    if unread := unread_maps(children):
+    if unread := unread_maps(children, observed.replica_sets):
         return Plan(status=observed.status, read=tuple(unread))
     asked = _asked(observed, settings, children, spec)
-    if unread := unread_profiles(observed.profiles, asked.wanted):
+    if unread := [*unread_map(children, asked.wanted), *unread_profiles(observed.profiles, asked.wanted)]:
         return Plan(status=observed.status, read=tuple(unread))
     against = objection(spec, settings, children, _names(children, settings, asked))
     if against is not None:

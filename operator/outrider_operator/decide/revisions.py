@@ -34,8 +34,8 @@ TEMPLATE_ANNOTATION = "outrider.dev/template"
 """On the Deployment, which hands it to its ReplicaSets: digest of the pod template, too long to forge."""
 _DIGEST = 64
 TEMPLATE_KEY = "pod-template.json"
-_MOST_READ = 32
-"""Contents in one go, the newest first. A Deployment keeps ten old ReplicaSets; what none of them needs is deleted."""
+_MOST_STORED = 16
+"""Revisions whose contents are read, the Deployment's and the newest first. A Deployment keeps ten old ReplicaSets."""
 _TOKENS = re.compile(r"[0-9]{1,4}")
 """Of an annotation that anyone may write: Python reads no number of 4,301 digits."""
 _INPUTS = {"target", "draft_pool", "accelerator", "engine", "model_cache", "pod_template"}
@@ -91,18 +91,22 @@ def stored_revisions(children: Children, replica_sets: Iterable[Object]) -> tupl
 
     Reading one takes milliseconds: once in a decision.
     """
-    vouched = {(label(each, REVISION_LABEL), annotation(each, TEMPLATE_ANNOTATION)) for each in replica_sets}
-    vouched.add((current_revision_name(children), annotation(children.deployment or {}, TEMPLATE_ANNOTATION)))
-    found = (_read(document) for document in children.config_maps if _keeps(children.owner, document))
+    vouched = _vouched(children, replica_sets)
+    found = (_read(document) for document in _vouched_maps(children, vouched))
     return tuple(each for each in found if each is not None and (each.name, each.fingerprint) in vouched)
 
 
-def unread_maps(children: Children) -> list[str]:
-    """Names of the service's ConfigMaps whose contents decisions read and were not shown."""
-    owner, partial = children.owner, [each for each in children.config_maps if "data" not in each]
-    wanted = [each for each in partial if name_of(each) == hot_map_name(owner.name) or _keeps(owner, each)]
-    unread = sorted(wanted, key=_created, reverse=True)
-    return [name_of(each) for each in unread[:_MOST_READ]]
+def unread_maps(children: Children, replica_sets: Iterable[Object]) -> list[str]:
+    """Names of the ConfigMaps whose contents every decision reads and was not shown."""
+    hot = children.own(CONFIG_MAP, hot_map_name(children.owner.name))
+    maps = [hot, *_vouched_maps(children, _vouched(children, replica_sets))]
+    return [name_of(each) for each in maps if each is not None and "data" not in each]
+
+
+def unread_map(children: Children, revision: Revision) -> list[str]:
+    """Name of the ConfigMap of `revision`, where it is there and its contents were not shown."""
+    document = children.own(CONFIG_MAP, revision_map_name(children.owner.name, revision.name))
+    return [name_of(document)] if document is not None and "data" not in document else []
 
 
 def current_revision(children: Children, stored: Iterable[Revision]) -> Revision | None:
@@ -200,8 +204,24 @@ def _keeps(owner: Identity, document: Object) -> bool:
     return bool(name) and name_of(document) == revision_map_name(owner.name, name)
 
 
-def _created(document: Object) -> str:
-    return text(document, "metadata", "creationTimestamp")
+def _vouched(children: Children, replica_sets: Iterable[Object]) -> set[tuple[str, str]]:
+    """(revision, digest of its pod template) of what pods were made of."""
+    pairs = {(label(each, REVISION_LABEL), annotation(each, TEMPLATE_ANNOTATION)) for each in replica_sets}
+    pairs.add((current_revision_name(children), annotation(children.deployment or {}, TEMPLATE_ANNOTATION)))
+    return {(name, fingerprint) for name, fingerprint in pairs if fingerprint}
+
+
+def _vouched_maps(children: Children, vouched: set[tuple[str, str]]) -> list[Object]:
+    """The ConfigMaps that may hold what `vouched` names. Told by metadata: anyone may make and fill any number more."""
+    names, current = {name for name, _ in vouched}, current_revision_name(children)
+    maps = [each for each in children.config_maps if label(each, REVISION_LABEL) in names]
+    kept = [each for each in maps if _keeps(children.owner, each)]
+    return sorted(kept, key=lambda each: _precedence(each, current), reverse=True)[:_MOST_STORED]
+
+
+def _precedence(document: Object, current: str) -> tuple[bool, str, str]:
+    created = text(document, "metadata", "creationTimestamp")
+    return label(document, REVISION_LABEL) == current, created, name_of(document)
 
 
 def _read(document: Object) -> Revision | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from outrider_operator.decide import decide
-from outrider_operator.model import CONFIG_MAP, Object, Observed, hot_map_name
+from outrider_operator.decide.revisions import INPUTS_LABEL, revision_map_name
+from outrider_operator.model import CONFIG_MAP, REVISION_LABEL, SERVICE, Object, Observed, hot_map_name
 from outrider_operator.plan import Plan
 
 from tests.unit.operator.decide.world import EAGLE, PLD, SETTINGS, World, manifest
@@ -59,6 +60,71 @@ def test_what_others_filled_up_is_not_read(world: World) -> None:
     )
     _, read = _reading(observed)
     assert not {*ballast, *profiles} & set(read)
+
+
+def test_a_new_revision_that_no_pod_was_made_of_yet_is_read_once(world: World) -> None:
+    """The operator was started again between making its ConfigMap and its pods."""
+    world.patch(engine={"maxModelLen": 512})
+    world.reconcile()
+    whole = world.observed()
+    plan, read = _reading(whole)
+    assert plan == decide(whole, SETTINGS)
+    assert len(set(read)) == len(read)
+
+
+@pytest.mark.parametrize("objected", [False, True], ids=["served", "objected"])
+def test_maps_of_revisions_that_no_pod_was_made_of_are_not_read(world: World, *, objected: bool) -> None:
+    """Whoever may write ConfigMaps can label any number: reading and parsing 300 took seconds of every decision."""
+    whole = world.observed()
+    forged = {name: _sealed(each) for name, each in _revisions(whole).items()}
+    children = {**whole.children, **{(CONFIG_MAP, name): each for name, each in forged.items()}}
+    if objected:
+        service = children[SERVICE, "chat"]
+        foreign = [{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "x", "controller": True}]
+        children[SERVICE, "chat"] = {**service, "metadata": {**service["metadata"], "ownerReferences": foreign}}
+    observed = replace(whole, children=children)
+    _, read = _reading(observed)
+    assert not set(forged) & set(read)
+    plan = decide(observed, SETTINGS)
+    assert {each.name for each in plan.delete} == (set() if objected else set(forged))
+
+
+def test_of_revisions_that_pods_were_made_of_a_few_are_read(world: World) -> None:
+    """Whoever may write ReplicaSets can vouch for any number, too; that of the Deployment is read before newer ones."""
+    whole = world.observed()
+    forged = _revisions(whole)
+    (pattern,) = [each for each in whole.replica_sets if each["metadata"]["labels"][REVISION_LABEL] == world.revision()]
+    marks = [each["metadata"]["labels"] for each in forged.values()]
+    sets = [{"metadata": {**pattern["metadata"], "labels": mark}} for mark in marks]
+    children = {**whole.children, **{(CONFIG_MAP, name): each for name, each in forged.items()}}
+    _, read = _reading(replace(whole, children=children, replica_sets=(*whole.replica_sets, *sets)))
+    assert len(set(forged) & set(read)) < 16
+    assert revision_map_name("chat", world.revision()) in read
+
+
+class _Sealed(dict[str, str]):
+    """Contents that nobody may look into."""
+
+    def get(self, *_: object) -> NoReturn:
+        raise AssertionError("was read")
+
+    __getitem__ = get
+
+
+def _sealed(document: Object) -> Object:
+    return {**document, "data": _Sealed(document["data"])}
+
+
+def _revisions(whole: Observed) -> dict[str, Object]:
+    """40 ConfigMaps that are labelled and named as those of revisions, newer than all others."""
+    (genuine, *_) = [each for _, each in whole.children.items() if each["metadata"]["labels"].get(INPUTS_LABEL)]
+    made: dict[str, Object] = {}
+    for revision in (f"forged-{number}" for number in range(40)):
+        name = revision_map_name("chat", revision)
+        labels = {**genuine["metadata"]["labels"], REVISION_LABEL: revision}
+        own = {"name": name, "uid": name, "labels": labels, "creationTimestamp": "2027-01-01T00:00:00Z"}
+        made[name] = {**genuine, "metadata": {**genuine["metadata"], **own}}
+    return made
 
 
 def _reading(whole: Observed) -> tuple[Plan, list[str]]:
