@@ -119,7 +119,7 @@ class ChoiceState(Model):
     reason: str = ""
     """One of Pays, NotWorthIt, Off, NoDrafter, NoTraffic, Measuring (condition SpeculationActive)."""
     gated: bool = False
-    """True while the draft's prefill and forwards are skipped under load."""
+    """True while some draft's cache is not fed under load."""
     running: int = 0
     """Requests in the last step."""
 

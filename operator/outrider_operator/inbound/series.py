@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outrider_operator.inbound.states import MOST_COUNT
+from outrider_operator.inbound.states import LEAST_DIGITS, MOST_COUNT
 
 SCRAPED_NAMESPACE, CLAIMED_NAMESPACE, SERVICE = "namespace", "outrider_namespace", "outrider_service"
 SERVICE_LABELS = (SCRAPED_NAMESPACE, CLAIMED_NAMESPACE, SERVICE)
@@ -53,4 +53,4 @@ def _number(pair: Any) -> float | None:
         value = float(pair[1])
     except (TypeError, ValueError, LookupError):
         return None
-    return value if 0 <= value <= MOST_COUNT else None
+    return round(value, LEAST_DIGITS) if 0 <= value <= MOST_COUNT else None

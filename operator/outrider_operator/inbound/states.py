@@ -16,7 +16,7 @@ MOST_BYTES = 64 * 1024
 MOST_COUNT = 10**15
 """Of any number in it: 30 years of a million tokens a second. Sums over pods stay within the status' 64 bits."""
 MOST_TEXT = 1024
-_LEAST = 9
+LEAST_DIGITS = 9
 """Decimals that are kept of a number: nanoseconds. Below that a divisor is 0, not a reason for an absurd quotient."""
 _SOURCE = "state"
 
@@ -69,4 +69,4 @@ def _bounded(value: Any) -> Any:
 def _number(value: float) -> float:
     if not 0 <= value <= MOST_COUNT:
         raise ValueError("a number is below 0 or above 10^15")
-    return round(value, _LEAST) if isinstance(value, float) else value
+    return round(value, LEAST_DIGITS) if isinstance(value, float) else value

@@ -42,8 +42,7 @@ MARGIN_ERRORS = 1.0
 
 
 class Controller:
-    """One per engine. Not thread-safe: call it from the scheduler's thread, `state` and `configure` included (another
-    thread hands its change over and the scheduler applies it between two steps)."""
+    """One per engine. Not thread-safe: whoever calls it from several threads holds a lock (`loop.ControlLoop.lock`)."""
 
     def __init__(
         self,
@@ -250,16 +249,15 @@ class Controller:
         pool, paths = self._pool(batch, rows, base)
         choice = self._best(pool)
         choice, pool, closing = self._close_holes(batch, rows, pool, paths, choice)
-        self._look_at_gates(batch, choice)
         speculating = bool(choice.passes.any()) and not evidence.probes.off
         block = evidence.explorer.step() or self._new_block(batch, rows, pool, choice)
         probes = evidence.probes.next_is_probe(len(batch), speculating=speculating and not choice.for_slo)
         if probes:
             return self._plan(batch, rows, self._nothing(len(rows)), Purpose.PROBE)
-        if block is not None:
+        if block is not None and self._usable[block.drafter]:
             return self._plan_for_one(batch, block.draft_tokens, block.drafter, Purpose.EXPLORE)
         if not speculating:
-            choice, closing = self._nothing(len(rows)), closing * 0
+            choice = self._nothing(len(rows))  # holes are closed all the same, step by step where they are long
         purpose = Purpose.SLO if choice.for_slo else Purpose.CHOICE
         plan = self._plan(batch, rows, choice, purpose, closing)
         if self._has_classes:
@@ -307,10 +305,12 @@ class Controller:
     def _close_holes(
         self, batch: Batch, rows: Ints, pool: Pool, paths: Floats, choice: Choice
     ) -> tuple[Choice, Pool, Ints]:
-        """The choice after those holes in draft models' caches are closed that it pays to close."""
+        """The choice after those holes in draft models' caches are closed that it pays to close. Gates look at what
+        would be chosen if no cache had a hole."""
         closing = np.zeros((len(pool.passes), len(rows)), np.int64)
         self._since_look += 1
         if not self._kv.any_kv or self._evidence.probes.off or not (self._kv.holes(batch, rows)).any():
+            self._look_at_gates(batch, choice)
             return choice, pool, closing
         if self._since_look < LOOK_EVERY_STEPS and not choice.passes.any():
             return choice, pool, closing
@@ -448,6 +448,7 @@ class Controller:
         self._tiers = np.array([tier for tier in tiers if tier <= self._most_tokens], np.int64)
         off = hot.mode is Mode.OFF or self._most_tokens == 0
         self._silent = off if self._pinned is None else self._pinned[0] == 0
+        self._gated = False  # until a choice is made again
         self._has_classes = bool(hot.slo_classes) and self._pinned is None  # a pin measures the engine as it is
         self._tpots_s = np.array([*(one.tpot_s for one in hot.slo_classes), math.inf])
         self._kv.settings = self.settings

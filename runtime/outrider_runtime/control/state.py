@@ -134,7 +134,7 @@ class State:
     learning: bool
     """True while target coefficients are learned because no profile is loaded."""
     gated: bool
-    """The last batch was too large for a drafter that reads: it does not run at all."""
+    """The last batch was too large for some drafter that reads: its cache is not fed."""
     goodput_tokens_per_s: float
     """lambda: measured goodput, smoothed."""
     speedup: Speedup | None

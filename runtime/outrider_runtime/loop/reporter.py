@@ -102,15 +102,19 @@ class Reporter(threading.Thread):
         if not self._changed("hot", path):
             return
         try:
-            hot, self._hot_hash = read_hot_config(path.read_bytes())
+            hot, digest = read_hot_config(path.read_bytes())
         except FileNotFoundError:
             return  # not mounted (yet): what the engine was started with stays in force
         except (OSError, ValidationError) as error:
             self._config_error = f"hot config cannot be used, the one before it stays in force: {first_line(error)}"
             logger.warning("outrider: %s", self._config_error)
             return
-        self._config_error = ""
-        self._loop.configure(hot)
+        try:
+            self._loop.configure(hot)
+        except Exception:
+            del self._stamps["hot"]  # it is not in force: tried again
+            raise
+        self._hot_hash, self._config_error = digest, ""
 
     def _reload_profile(self) -> None:
         paths = self._files

@@ -74,7 +74,7 @@ class SLOCounter:
     def class_of(self, extra_args: dict[str, object] | None) -> str | None:
         """The class that a request named, else the default; None where there are no classes.
 
-        A class that was removed while the request ran counts as the default.
+        It stays what it was when the request arrived; where it is removed meanwhile, the request counts for none.
         """
         named = (extra_args or {}).get(SLO_CLASS_ARGUMENT)
         return str(named) if named in self._classes else self._default

@@ -29,7 +29,7 @@ def patience_s(slo_class: SLOClass) -> float:
 
 def patience_used(now: float, prompts: Iterable[tuple[float, float]]) -> float:
     """Largest share of its patience that a prompt has used; 0 without any. prompts: (arrived at, due at)."""
-    return max(((now - arrived_at) / (due_at - arrived_at) for arrived_at, due_at in prompts), default=0.0)
+    return max(((now - arrived_at) / max(due_at - arrived_at, 1e-9) for arrived_at, due_at in prompts), default=0.0)
 
 
 def place_last(queue: deque[Item], due: Callable[[Item], float]) -> None:

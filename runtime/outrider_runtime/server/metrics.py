@@ -132,7 +132,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "outrider_profile_load_error", "1 while a mounted profile is unreadable.", lambda s: bool(s.profile.load_error)
     ),
     _gauge("outrider_requests_running", "Requests in the last engine step.", lambda s: s.choice.running),
-    _gauge("outrider_drafts_gated", "1 while every draft forward is skipped under load.", lambda s: s.choice.gated),
+    _gauge("outrider_drafts_gated", "1 while some draft's cache is not fed under load.", lambda s: s.choice.gated),
     MetricSpec(
         "outrider_chosen_draft_tokens",
         Kind.GAUGE,

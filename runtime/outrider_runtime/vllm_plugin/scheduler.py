@@ -96,6 +96,11 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         return self._schedule_within(plan, throttle_prefills)
 
     def _plan_verify(self, running: list[Request]) -> VerifyPlan:
+        with self.outrider.lock:  # a hot change waits until all of one decision has looked at the same classes
+            self._requests.number_classes(self.outrider.class_names)
+            return self._plan_verify_now(running)
+
+    def _plan_verify_now(self, running: list[Request]) -> VerifyPlan:
         if not self._needs_verify_plan(running):
             return self._stepper.nothing_to_verify(len(running))
         plan = self._stepper.verify(

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from outrider_runtime.control.batch import NOBODY
 from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.cost import DrafterCost, LatencyModel, StepCost
+from outrider_runtime.control.plans import ExecutionMode, Purpose
 from outrider_runtime.control.settings import Drafter, DraftPrefill, HotSettings, Mode, Settings
 
 from tests.unit.control import columns
@@ -17,6 +19,17 @@ DRAFT = Drafter("draft", passes=True, needs_kv=True)
 def controller(*drafters: Drafter, mode: Mode = Mode.CLOSED_LOOP) -> Controller:
     settings = Settings(drafters, 3, 8, hot=HotSettings(mode=mode, max_draft_tokens=3))
     return Controller(settings, None, clock=lambda: 0.0, rng=np.random.default_rng(0))
+
+
+def profiled(*drafters: Drafter) -> Controller:
+    """Of known costs: a step of 10 ms, a pass of 0.3 ms."""
+    passes = DrafterCost(StepCost(per_batched_token_s=1e-7, constant_s=3e-4))
+    model = LatencyModel(
+        dict.fromkeys(ExecutionMode, StepCost(per_batched_token_s=2e-6, constant_s=1e-2)),
+        {one.name: passes for one in drafters},
+    )
+    settings = Settings(drafters, 3, 8, hot=HotSettings(max_draft_tokens=3))
+    return Controller(settings, model, clock=lambda: 0.0, rng=np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("drafter", [HEAD, DRAFT], ids=lambda one: one.name)
@@ -52,3 +65,34 @@ def test_a_pinned_drafter_that_is_suspended_does_not_run() -> None:
     assert not plan.feed.any()
     loop.resume("draft")
     assert loop.plan_draft(columns.batch(2)).draft_tokens == 2
+
+
+def test_a_hole_that_no_step_bears_is_closed_in_parts() -> None:
+    """Nobody is served by the draft model, so no request speculates: its caches are caught up all the same."""
+    loop, missing = profiled(DRAFT), np.full((1, 3), 10_000)
+    for step in range(60):
+        plan = loop.plan_draft(columns.batch(3, missing=missing, left=[4000] * 3, now=0.01 * step))
+        if plan.draft_tokens:
+            return
+        missing = missing - plan.feed
+    pytest.fail(f"nobody is drafted for; missing: {missing}")
+
+
+def test_a_suspended_drafter_is_not_asked_though_its_exploration_goes_on() -> None:
+    """It raised in the block's first step: no request is to pay for the others."""
+    loop = profiled(HEAD, DRAFT)
+    for step in range(200):
+        plan = loop.plan_draft(columns.batch(2, 2, now=0.01 * step))
+        if plan.purpose is Purpose.EXPLORE:
+            break
+    asked = int(plan.asked.max())
+    loop.suspend(("head", "draft")[asked], "it raised")
+    for step in range(10):
+        assert not (loop.plan_draft(columns.batch(2, 2, now=3 + 0.01 * step)).asked == asked).any()
+
+
+def test_a_gate_is_forgotten_where_nothing_is_chosen() -> None:
+    loop = profiled(HEAD)
+    loop._gated = True
+    loop.configure(HotSettings(mode=Mode.OFF))
+    assert not loop.state().gated

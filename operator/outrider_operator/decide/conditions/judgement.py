@@ -41,6 +41,8 @@ def speculation_active(behaviour: Behaviour, spec: SpeculativeServiceSpec) -> Ve
         return false(Reason.OFF, "speculation.mode is Off.")
     if not spec.draft_pool:
         return false(Reason.NO_DRAFTER, "spec.draftPool is empty: there is nothing to speculate with.")
+    if all(drafter.paused for drafter in spec.draft_pool):
+        return false(Reason.NO_DRAFTER, "Every drafter of spec.draftPool is paused.")
     states = behaviour.states.values()
     if states and not any(drafter.loaded for state in states for drafter in state.drafters):
         said = sorted({drafter.reason for state in states for drafter in state.drafters if drafter.reason})

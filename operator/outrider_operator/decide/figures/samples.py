@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from outrider_operator.model import Figures
@@ -10,7 +11,8 @@ LEAST_TOKENS = 50
 LEAST_REQUESTS = 10
 """Below these a window says nothing."""
 SIGMAS = 2.0
-LEAST_RATIO = 0.01
+LEAST_RATIO, MOST_RATIO = 0.01, 100.0
+"""A pod may report anything."""
 UNKNOWN_ERROR = 0.05
 """Of the ratio that pods of a release report which does not say how sure it is."""
 
@@ -47,7 +49,7 @@ def speedup(figures: Figures) -> Speedup | None:
     ratio, error = measured
     share = min(1.0, figures.speculative_steps / figures.steps) if figures.steps > 0 else 1.0
     value, low, high = (
-        1.0 / (1.0 - share + share / max(LEAST_RATIO, one))
+        1.0 - share + share * min(max(LEAST_RATIO, one), MOST_RATIO)
         for one in (ratio, ratio - SIGMAS * error, ratio + SIGMAS * error)
     )
     return Speedup(value, low, high)
@@ -56,7 +58,7 @@ def speedup(figures: Figures) -> Speedup | None:
 def _ratio(figures: Figures) -> tuple[float, float] | None:
     """Goodput of steps that speculate by that of steps that do not, and its standard error."""
     if figures.probe_weight > 0:
-        return figures.probe_weighted_ratio / figures.probe_weight, figures.probe_weight**-0.5
+        return figures.probe_weighted_ratio / figures.probe_weight, 1.0 / math.sqrt(figures.probe_weight)
     if min(figures.baseline_tokens, figures.baseline_s, figures.speculative_tokens, figures.speculative_s) <= 0:
         return None
     speculative, baseline = (
