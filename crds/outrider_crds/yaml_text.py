@@ -35,6 +35,8 @@ def read_documents(text: str) -> list[Any]:
         raise YamlTextError(f"{where}{error.problem or error}") from None
     except yaml.YAMLError as error:
         raise YamlTextError(str(error)) from None
+    except RecursionError:
+        raise YamlTextError("it is nested too deeply to be read; remove brackets or indentation") from None
 
 
 class _Loader(yaml.SafeLoader):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from outrider_runtime.control.batch import NOBODY
+from outrider_runtime.simulate.bounds import MOST_ARRIVALS, MOST_TOKENS
 from outrider_runtime.simulate.deployment import Deployment
 from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.replay.engine import Engine, Setting
@@ -45,24 +46,37 @@ class Wanted:
     seed: int
 
 
-def rates(deployment: Deployment, lengths: Lengths) -> list[float]:
-    """Up to more than plain decoding finishes while all places are taken."""
+def rates(deployment: Deployment, wanted: Wanted) -> list[float]:
+    """Up to more than plain decoding finishes while all places are taken. Raises SimulationError as `at_rate` does."""
     clients, rng = deployment.limits.max_requests, np.random.default_rng(0)
-    load = closed(clients, CAPACITY_ROUNDS * clients, deployment.recording, None, rng, lengths)
+    load = closed(clients, CAPACITY_ROUNDS * clients, deployment.recording, None, rng, wanted.lengths)
     setting = Setting(deployment.world, deployment.recording, deployment.drafters, deployment.limits)
     engine = Engine(setting, _that_fit(deployment, load), Fixed(deployment.drafters))
     engine.run()
     finished = np.sort(engine.requests.done_s)
     middle = slice(clients // 2, len(load) - clients)  # neither the first answers nor the last places that empty
-    return [share / float(np.diff(finished[middle]).mean()) for share in SHARES]
+    found = [share / float(np.diff(finished[middle]).mean()) for share in SHARES]
+    _count(wanted, max(found))  # refused before the first one is simulated
+    return found
 
 
 def at_rate(deployment: Deployment, wanted: Wanted, rate_per_s: float) -> Workload:
-    """Poisson arrivals. Raises SimulationError for requests that can never run."""
+    """Poisson arrivals. Raises SimulationError for too many requests, and for those that can never run."""
     rng = np.random.default_rng([wanted.seed, 2])
-    count = max(LEAST_REQUESTS, round(rate_per_s * wanted.duration_s))
-    load = open_load(poisson(rate_per_s, count, rng), deployment.recording, None, rng, wanted.lengths)
+    load = open_load(
+        poisson(rate_per_s, _count(wanted, rate_per_s), rng), deployment.recording, None, rng, wanted.lengths
+    )
     return _with_classes(deployment, wanted, _that_fit(deployment, load), rng)
+
+
+def _count(wanted: Wanted, rate_per_s: float) -> int:
+    count = rate_per_s * wanted.duration_s
+    if count > MOST_ARRIVALS:
+        raise SimulationError(
+            f"{rate_per_s:.3g} requests a second for {wanted.duration_s:g} s are {count:.3g} requests, and "
+            f"{MOST_ARRIVALS} at most are simulated: give a lower --rate or a shorter --duration"
+        )
+    return max(LEAST_REQUESTS, round(count))
 
 
 def traced(deployment: Deployment, wanted: Wanted, trace: Path, rate_per_s: float | None) -> Workload:
@@ -127,6 +141,6 @@ def _rows(path: Path, lines: Iterator[list[str]]) -> Iterator[tuple[float, int, 
             row = datetime.fromisoformat(at.strip()[:26]).timestamp(), int(prompt), int(output)
         except ValueError as error:
             raise SimulationError(f"{path}, line {number}: a row is {','.join(TRACE_HEADER)}; {error}") from error
-        if min(row[1:]) < 1:
-            raise SimulationError(f"{path}, line {number}: a request has 1 or more tokens in and out")
+        if not 1 <= min(row[1:]) <= max(row[1:]) <= MOST_TOKENS:
+            raise SimulationError(f"{path}, line {number}: a request has 1 to {MOST_TOKENS} tokens in, and so many out")
         yield row

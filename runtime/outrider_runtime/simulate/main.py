@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from outrider_crds.base import seconds
 
+from outrider_runtime.simulate import bounds, report, service
 from outrider_runtime.simulate import load as loads
-from outrider_runtime.simulate import report, service
 from outrider_runtime.simulate.comparison import Figures, compared, policies
 from outrider_runtime.simulate.deployment import DEFAULT_ACCEPTANCE, Deployment, as_profiled, deployed, on_system
 from outrider_runtime.simulate.errors import SimulationError
@@ -46,6 +47,8 @@ def _simulate(options: argparse.Namespace) -> None:
     wanted = Wanted(lengths, options.duration, dict(options.mix), options.seed)
     words = _words(options)
     report.print_setting(deployment, words, sys.stdout)
+    if options.output is not None:
+        _prepare(options.output)
     found = _figures(deployment, wanted, options)
     report.print_table(deployment, found, sys.stdout)
     if options.output is not None:
@@ -85,8 +88,17 @@ def _loads(deployment: Deployment, wanted: Wanted, options: argparse.Namespace) 
         load = loads.traced(deployment, wanted, options.trace, options.rate)
         yield options.rate or len(load) / max(float(load.at_s[-1]), 1e-9), load
         return
-    for rate in [options.rate] if options.rate else loads.rates(deployment, wanted.lengths):
+    for rate in [options.rate] if options.rate else loads.rates(deployment, wanted):
         yield rate, loads.at_rate(deployment, wanted, rate)
+
+
+def _prepare(folder: Path) -> None:
+    """Nobody waits for figures that cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise SimulationError(f"--output {folder}: no folder to write to: {error}") from error
 
 
 def _write(folder: Path, deployment: Deployment, words: str, found: Sequence[Figures]) -> None:
@@ -122,7 +134,9 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--compare", action="store_true", help="also each drafter at k = 1, 3, 5")
     parser.add_argument("--output", type=Path, metavar="DIR", help="write simulation.json and simulation.png here")
-    parser.add_argument("--seed", type=_whole(0), default=0, metavar="N", help="of all that is drawn (default 0)")
+    parser.add_argument(
+        "--seed", type=_whole(0, bounds.MOST_SEED), default=0, metavar="N", help="of all that is drawn (default 0)"
+    )
     _add_load(parser)
     return parser
 
@@ -130,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_load(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load of one pod")
     load.add_argument(
-        "--rate", type=_positive, metavar="R", help="requests a second (default: seven, up to what the GPU can do)"
+        "--rate", type=_rate, metavar="R", help="requests a second (default: seven, up to what the GPU can do)"
     )
     load.add_argument(
         "--trace",
@@ -142,28 +156,37 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         "--duration", type=_duration, default=20.0, metavar="D", help="requests come for so long (default 20s)"
     )
     load.add_argument(
-        "--prompt-tokens", type=_whole(1), default=500, metavar="N", help="median without a trace (default 500)"
+        "--prompt-tokens",
+        type=_whole(1, bounds.MOST_TOKENS),
+        default=500,
+        metavar="N",
+        help="median without a trace (default 500)",
     )
     load.add_argument(
-        "--output-tokens", type=_whole(1), default=128, metavar="N", help="median without a trace (default 128)"
+        "--output-tokens",
+        type=_whole(1, bounds.MOST_TOKENS),
+        default=128,
+        metavar="N",
+        help="median without a trace (default 128)",
     )
     load.add_argument(
         "--mix", type=_mix, default=[], metavar="CLASS=WEIGHT,...", help="SLO classes of requests (default: all alike)"
     )
 
 
-def _positive(text: str) -> float:
-    number = float(text)
-    if not (math.isfinite(number) and number > 0):
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return number
+def _rate(text: str) -> float:
+    try:
+        return bounds.rate(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _whole(least: int) -> Callable[[str], int]:
+def _whole(least: int, most: int) -> Callable[[str], int]:
     def whole(text: str) -> int:
-        if not text.isdigit() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text} is not a whole number of {least} or more")
-        return int(text)
+        try:
+            return bounds.whole(text, least, most)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
 
     return whole
 

@@ -65,8 +65,7 @@ def _cells(one: Figures) -> tuple[str, ...]:
 
 
 def write(folder: Path, deployment: Deployment, load: str, found: Sequence[Figures]) -> list[Path]:
-    """`simulation.json`, and `simulation.png` where matplotlib is installed. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """`simulation.json`, and `simulation.png` where matplotlib is installed; the folder is there. Raises OSError."""
     world = deployment.world
     document = {
         "service": deployment.service.name, "target": deployment.service.target,

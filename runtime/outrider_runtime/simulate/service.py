@@ -13,6 +13,7 @@ from outrider_crds.spec import DraftMethod, SpeculativeServiceSpec
 
 from outrider_runtime.control.settings import MATCH_EDGES, Drafter, DraftPrefill, HotSettings, Mode, SLOClass
 from outrider_runtime.local_manifest import LocalManifestError, read_service
+from outrider_runtime.simulate.bounds import LEAST_STEP_TOKENS, MOST_AT_ONCE, MOST_TOKENS, whole
 from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.recording import DEPTH
 from outrider_runtime.simulate.replay.scheduling import Limits
@@ -31,6 +32,7 @@ TRAITS = {
 }
 MOST_REQUESTS = 256
 """vLLM's max_num_seqs where the manifest says nothing."""
+BUDGET, REQUESTS = "--max-num-batched-tokens", "--max-num-seqs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +106,20 @@ def _hot(spec: SpeculativeServiceSpec) -> HotSettings:
 
 def _limits(extra_args: list[str]) -> Limits:
     arguments = dict(one.split("=", 1) for one in normalised_arguments(extra_args) if "=" in one)
-    return Limits(
-        token_budget=_number(arguments, "--max-num-batched-tokens", Limits().token_budget),
-        max_requests=_number(arguments, "--max-num-seqs", MOST_REQUESTS),
-    )
+    budget = _number(arguments, BUDGET, Limits().token_budget, LEAST_STEP_TOKENS, MOST_TOKENS)
+    requests = _number(arguments, REQUESTS, min(MOST_REQUESTS, budget), 1, MOST_AT_ONCE)
+    if requests > budget:
+        raise SimulationError(
+            f"spec.engine.extraArgs: vLLM does not start where {REQUESTS} ({requests}) is more than {BUDGET} ({budget})"
+        )
+    return Limits(token_budget=budget, max_requests=requests)
 
 
-def _number(arguments: dict[str, str], flag: str, default: int) -> int:
-    text = arguments.get(flag, str(default))
-    if not text.isdigit() or int(text) < 1:
-        raise SimulationError(f"spec.engine.extraArgs: {flag}={text} is not a whole number of 1 or more")
-    return int(text)
+def _number(arguments: dict[str, str], flag: str, default: int, least: int, most: int) -> int:
+    try:
+        return whole(arguments.get(flag, str(default)), least, most)
+    except ValueError as error:
+        raise SimulationError(f"spec.engine.extraArgs: {flag}={error}") from error
 
 
 def _notices(spec: SpeculativeServiceSpec) -> Sequence[str]:

@@ -92,6 +92,8 @@ def test_the_service_is_found_among_other_documents() -> None:
         ("a: !!python/object:os.system {}\n", "is not YAML"),
         ("\x00", "is not YAML"),
         ("&a [*a]: b\n", "is not YAML"),
+        ("[" * 3000, "is nested too deeply"),
+        ("{a: " * 3000, "is nested too deeply"),
     ],
 )
 def test_what_is_no_service_at_all_is_refused(text: str, sentence: str) -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from outrider_runtime.simulate import service
 from outrider_runtime.simulate.main import main
 
 from tests.unit.simulate.conftest import MANIFEST
@@ -119,7 +120,14 @@ def test_a_measured_profile_is_simulated_and_says_what_it_lacks(document, manife
     assert "note: drafter 'ngram' is left out: profile has step times for head only." in out
 
 
-@pytest.mark.parametrize("text", ["[]", "{target: 3}", "{kind: ConfigMap, data: {target.json: nothing}}", "a: b: c"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]", "{target: 3}", "{kind: ConfigMap, data: {target.json: nothing}}", "a: b: c", "a: 2026-99-99", "[" * 3000,
+        "{kind: ConfigMap, data: [1]}", "{kind: ConfigMap, data: text}", "{kind: ConfigMap, data: {target.json: 1}}",
+        "{kind: ConfigMap, data: {target.json: '" + "[" * 100000 + "'}}",
+    ],
+)  # fmt: skip
 def test_a_file_that_is_no_profile_is_refused_with_its_name(text, manifest, tmp_path, capsys):
     path = tmp_path / "profile.yaml"
     path.write_text(text)
@@ -139,7 +147,7 @@ def test_a_world_that_ships_is_simulated_by_name(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--profile", "h900"), "no world is called h900; known are"),
+        (("--profile", "h900"), "h900 is no file, and no world is called so; known are"),
         (("--system", "h100_sxm", "--profile", "h900"), "not allowed with"),
         ((), "one of the arguments --system --profile is required"),
         (("--system", "h100_sxm", "--trace", "/nowhere.csv"), "cannot read the trace /nowhere.csv"),
@@ -151,8 +159,22 @@ def test_a_world_that_ships_is_simulated_by_name(capsys):
         (("--system", "h100_sxm", "--mix", "gold=1"), "class 'gold' is not in the manifest; it has tight, loose"),
         (("--system", "h100_sxm", "--mix", "tight=0"), "the weights add up to nothing"),
         (("--system", "h100_sxm", "--mix", "tight"), "write CLASS=WEIGHT"),
-        (("--system", "h100_sxm", "--rate", "0"), "0 is not above 0"),
-        (("--system", "h100_sxm", "--rate", "inf"), "inf is not above 0"),
+        (("--profile", "/"), "/ is no file"),
+        (("--profile", "/dev/null"), "/dev/null is no file"),
+        *(
+            (
+                ("--system", "h100_sxm", "--rate", rate),
+                f"{rate} is not a number of requests a second from 1e-06 to 1e+06",
+            )
+            for rate in ("0", "inf", "nan", "many", "1e300", "1e-300", "1e9")
+        ),
+        (("--system", "h100_sxm", "--rate", "1e6"), "2e+07 requests, and 1000000 at most are simulated: give a lower"),
+        (("--system", "h100_sxm", "--rate", "1", "--duration", f"{'9' * 400}h"), "at most are simulated: give a lower"),
+        *(
+            (("--system", "h100_sxm", flag, number), f"{number} is not a whole number from")
+            for flag in ("--prompt-tokens", "--output-tokens", "--seed")
+            for number in ("1" + "0" * 23, "9" * 5000, "-1", "1.5", "²")
+        ),
         (("--system", "h100_sxm", "--duration", "ten"), "'ten' is not a duration"),
         (
             ("--system", "h100_sxm", "--rate", "1", "--prompt-tokens", "5000"),
@@ -165,10 +187,37 @@ def test_wrong_input_ends_with_code_2_and_a_sentence(manifest, capsys, arguments
     assert words in failure(capsys, "--manifest", manifest, *arguments)
 
 
-def test_a_trace_with_a_bad_row_is_refused_with_its_line(manifest, tmp_path, capsys):
+@pytest.mark.usefixtures("short")
+def test_too_many_requests_are_refused_before_the_first_of_several_rates(manifest, capsys):
+    words = failure(
+        capsys, "--manifest", manifest, "--system", "h100_sxm", "--output-tokens", "16", "--duration", "99h"
+    )
+    assert "at most are simulated" in words
+    assert "simulating" not in words
+
+
+@pytest.mark.parametrize("tokens", ["many", "0", "1" + "0" * 23])
+def test_a_trace_with_a_bad_row_is_refused_with_its_line(tokens, manifest, tmp_path, capsys):
     trace = tmp_path / "azure.csv"
-    trace.write_text(TRACE + "2023-11-16 18:18:00,many,3\n")
+    trace.write_text(TRACE + f"2023-11-16 18:18:00,{tokens},3\n")
     assert "azure.csv, line 14" in failure(capsys, "--manifest", manifest, "--system", "h100_sxm", "--trace", trace)
+
+
+@pytest.mark.parametrize("folder", ["/proc/x", "/proc", "file", "file/below"])
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_simulated(folder, manifest, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    words = failure(capsys, "--manifest", manifest, "--system", "h100_sxm", *LOAD, "--output", tmp_path / folder)
+    assert f"--output {tmp_path / folder}: no folder to write to" in words
+    assert "simulating" not in words
+
+
+@without_the_extra
+@pytest.mark.parametrize("manifest_of", ["meta-llama/Llama-3.1-8B-Instruct", "someone/Else-1B"])
+def test_a_system_that_nobody_knows_is_refused_with_those_that_are_known(manifest_of, tmp_path, capsys):
+    path = tmp_path / "service.yaml"
+    path.write_text(MANIFEST.replace("meta-llama/Llama-3.1-8B-Instruct", manifest_of))
+    words = failure(capsys, "--manifest", path, "--system", "foo")
+    assert "if it knows that name; without it the known systems are a100_sxm, h100_sxm, h200_sxm, l40s, with" in words
 
 
 @without_the_extra
@@ -187,10 +236,37 @@ def test_a_manifest_that_is_none_is_refused_with_its_fields(tmp_path, capsys):
     assert "--manifest" in failure(capsys, "--system", "h100_sxm")
 
 
-def test_engine_arguments_that_are_no_numbers_are_refused(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        *(
+            (f"--max-num-seqs={number}", f"--max-num-seqs={number} is not a whole number from 1 to 16384")
+            for number in ("many", "0", "²", "9" * 22, "9" * 200)
+        ),
+        *(
+            (f"--max-num-batched-tokens={number}", "is not a whole number from 16 to 1048576")
+            for number in ("1", "15", "9" * 22)
+        ),
+        (
+            "--max-num-seqs=65, --max-num-batched-tokens=64",
+            "vLLM does not start where --max-num-seqs (65) is more than --max-num-batched-tokens (64)",
+        ),
+    ],
+)
+def test_engine_arguments_that_cannot_be_simulated_are_refused(arguments, words, tmp_path, capsys):
     path = tmp_path / "service.yaml"
-    path.write_text(MANIFEST.replace("--max-num-seqs=16", "--max-num-seqs=many"))
-    assert "--max-num-seqs=many is not a whole number" in failure(capsys, "--manifest", path, "--system", "h100_sxm")
+    path.write_text(MANIFEST.replace("--max-num-seqs=16", arguments))
+    assert words in failure(capsys, "--manifest", path, "--system", "h100_sxm")
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize(("argument", "requests"), [("--max-num-seqs=1", 1), ("--max-num-batched-tokens=16", 16)])
+def test_the_smallest_engine_ends(argument, requests, tmp_path, capsys):
+    """One request at a time, or a prompt in many steps. No more requests run than a step has tokens, as in vLLM."""
+    path = tmp_path / "service.yaml"
+    path.write_text(MANIFEST.replace("--max-num-seqs=16", argument))
+    assert service.read(path).limits.max_requests == requests
+    assert "Speculation" in said(capsys, "--manifest", path, "--system", "h100_sxm", *LOAD[2:])
 
 
 def test_no_engine_has_to_be_installed():

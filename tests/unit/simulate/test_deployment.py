@@ -109,11 +109,11 @@ def test_what_the_figures_do_not_cover_is_said(asked):
 def test_rates_go_by_what_plain_decoding_finishes(asked):
     """Prompts count: at 0.8 of it requests are let in at once, at 1.5 they queue."""
     on_h100 = deployment.deployed(asked, deployment.on_system(asked, "h100_sxm"), {})
-    lengths = Lengths(700, 64)
-    *_, fastest = load.rates(on_h100, lengths)
+    wanted = load.Wanted(Lengths(700, 64), 10.0, {}, 0)
+    *_, fastest = load.rates(on_h100, wanted)
 
     def ttft_s(rate: float) -> float:
-        requests = load.at_rate(on_h100, load.Wanted(lengths, 10.0, {}, 0), rate)
+        requests = load.at_rate(on_h100, wanted, rate)
         policies = comparison.policies(on_h100, 0, statics=False)
         return next(comparison.compared(on_h100, requests, rate, {"plain": policies["plain"]})).ttft_s
 

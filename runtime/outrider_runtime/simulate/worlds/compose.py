@@ -101,7 +101,7 @@ class Kernels:
             from aiconfigurator_core import AicEngine
             from aiconfigurator_core.sdk import compile_engine
         except ImportError as error:
-            raise missing_package() from error
+            raise missing_package(system) from error
         logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "config.json").write_text(json.dumps(shape.config()))
@@ -119,11 +119,13 @@ class Kernels:
         return float(sum(ms for name, ms, *_ in parts if "attention" in name))
 
 
-def missing_package() -> SimulationError:
+def missing_package(name: str) -> SimulationError:
+    """`name`: the system or model that does not ship."""
+    systems = ", ".join(sorted({recipe.system for recipe in RECIPES}))
     shipped = ", ".join(f"{recipe.model} on {recipe.gpus} x {recipe.system}" for recipe in RECIPES)
     return SimulationError(
-        f"composing step times needs the package {PACKAGE} (pip install 'outrider[bench]'); without it there are "
-        f"{shipped}"
+        f"composing step times for {name} needs the package {PACKAGE} (pip install 'outrider[bench]'), if it knows "
+        f"that name; without it the known systems are {systems}, with {shipped}"
     )
 
 
@@ -214,7 +216,7 @@ def _memory_bytes(system: str) -> int:
     try:
         import aiconfigurator_core
     except ImportError as error:
-        raise missing_package() from error
+        raise missing_package(system) from error
 
     folder = Path(aiconfigurator_core.__file__).parent / "systems"
     described = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in folder.glob("*.yaml")}

@@ -21,18 +21,19 @@ def shape_of(model: str) -> Shape:
     """
     if plain(model) in KNOWN:
         return KNOWN[plain(model)]
-    configs = _configs()
+    configs = _configs(model)
     config = configs.get(plain(model))
     if config is None:
         raise SimulationError(f"{PACKAGE} has no configuration of {model}; it has {', '.join(sorted(configs))}")
     return _shape(model, json.loads(config.read_text()))
 
 
-def _configs() -> dict[str, Path]:
+def _configs(model: str) -> dict[str, Path]:
+    """`model`: who asks for them."""
     try:
         import aiconfigurator_core
     except ImportError as error:
-        raise missing_package() from error
+        raise missing_package(model) from error
     folder = Path(aiconfigurator_core.__file__).parent / "model_configs"
     return {plain(path.name.removesuffix(ENDING).replace("--", "/")): path for path in folder.glob(f"*{ENDING}")}
 

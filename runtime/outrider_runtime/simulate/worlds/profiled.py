@@ -63,19 +63,23 @@ def _read(path: Path) -> ProfilingResult:
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML too
         return ProfilingResult.model_validate(_result(found) if isinstance(found, dict) else found)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, json.JSONDecodeError) as error:
-        raise SimulationError(f"cannot read the profile {path}: {' '.join(str(error).split())}") from error
     except ValidationError as error:
         problems = "; ".join(
             f"{'.'.join(map(str, one['loc'])) or 'the document'}: {one['msg']}"
             for one in error.errors(include_url=False)
         )
         raise SimulationError(f"{path} is no result of outrider-profile: {problems}") from error
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise SimulationError(f"cannot read the profile {path}: {' '.join(str(error).split())}") from error
 
 
 def _result(found: dict[str, Any]) -> Any:
+    """Raises ValueError for a ConfigMap whose data is none."""
     if found.get("kind") == "ConfigMap":
-        parts = {name: json.loads(text) for name, text in (found.get("data") or {}).items()}
+        data = found.get("data") or {}
+        if not isinstance(data, dict) or not all(isinstance(text, str) for text in data.values()):
+            raise ValueError("a ConfigMap's data is a mapping of texts; write it with kubectl get configmap -o yaml")
+        parts = {name: json.loads(text) for name, text in data.items()}
         return {"target": parts.pop(TARGET_FILE, None), "drafters": [*parts.values()]}
     return found.get("result", found)
 

@@ -174,10 +174,9 @@ def known() -> list[str]:
 
 def load(name: str) -> World:
     """One that ships. Raises SimulationError with the names of those that do."""
-    path = WORLDS / f"{name}.json"
-    if not path.is_file():
-        raise SimulationError(f"no world is called {name}; known are {', '.join(known())}")
-    return parsed(json.loads(path.read_text(encoding="utf-8")))
+    if name not in known():
+        raise SimulationError(f"{name} is no file, and no world is called so; known are {', '.join(known())}")
+    return parsed(json.loads((WORLDS / f"{name}.json").read_text(encoding="utf-8")))
 
 
 def parsed(document: Mapping[str, Any]) -> World:
