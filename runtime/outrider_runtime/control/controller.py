@@ -254,7 +254,10 @@ class Controller:
         probes = evidence.probes.next_is_probe(len(batch), speculating=speculating and not choice.for_slo)
         if probes:
             return self._plan(batch, rows, self._nothing(len(rows)), Purpose.PROBE)
-        if block is not None and self._usable[block.drafter]:
+        block = block if block is not None and self._usable[block.drafter] else None
+        if block is not None and speculating and not self._has_passes[block.drafter]:
+            return self._plan(batch, rows, self._asked_first(choice, block.drafter), Purpose.EXPLORE, closing)
+        if block is not None:
             return self._plan_for_one(batch, block.draft_tokens, block.drafter, Purpose.EXPLORE)
         if not speculating:
             choice = self._nothing(len(rows))  # holes are closed all the same, step by step where they are long
@@ -357,11 +360,21 @@ class Controller:
         able = bounds > -np.inf
         bounds[unknown & able] = np.inf
         bounds[choice.passes > 0] = -np.inf  # the choice tries these anyway
+        calls = np.flatnonzero(~self._has_passes & able & (choice.passes == 0))
+        if speculating and len(calls) and not unknown.any():  # beside the choice it is worth more than alone
+            return explorer.start(int(calls[0]), len(rows))
         drafter = int(bounds.argmax())
         if bounds[drafter] <= (choice.gain if speculating else 0.0):
             explorer.postpone()
             return None
         return explorer.start(drafter, int((pool.paths[drafter, :, 0] > 0).sum()))
+
+    def _asked_first(self, choice: Choice, drafter: int) -> Choice:
+        """The choice with a drafter of one call before whoever is asked: its worth beside the others is seen so."""
+        passes = choice.passes.copy()
+        passes[drafter] = self._limit
+        asked = np.stack([np.full(choice.asked.shape[1], drafter), choice.asked[0]])
+        return dataclasses.replace(choice, passes=passes, asked=asked)
 
     def _explorable(self, batch: Batch, rows: Ints, pool: Pool) -> Floats:
         """The pool's paths, with those of requests whose hole is small enough to be closed for a trial."""
