@@ -24,7 +24,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 
 MANIFEST = REPOSITORY / "examples" / "smollm2-cpu.yaml"
-PATCH = REPOSITORY / "examples" / "smollm2-other-draft-patch.yaml"
+PATCH = REPOSITORY / "examples" / "smollm2-second-draft-patch.yaml"
 STATE = Path("~/.cache/outrider/demo-cluster")
 PHASES = ((1, 30), (4, 30), (12, 30), (1, 30))
 """(concurrent requests, seconds): the load rises past the point where speculation pays, and falls again."""
@@ -77,7 +77,7 @@ class Demo:
         self._install()
         self._apply()
         asyncio.run(self._serve_changing_load())
-        asyncio.run(self._roll_out_another_draft())
+        asyncio.run(self._roll_out_a_second_draft())
         self._show("-o", "yaml", "--show-managed-fields=false")
 
     def _install(self) -> None:
@@ -109,23 +109,25 @@ class Demo:
         await asyncio.to_thread(self._show)
         self._say_outcome(load)
 
-    async def _roll_out_another_draft(self) -> None:
-        self._console.step(f"kubectl patch specsvc {self._name}: another draft, under load")
+    async def _roll_out_a_second_draft(self) -> None:
+        self._console.step(
+            f"kubectl patch specsvc {self._name}: a second neural draft beside the first and the lookup, under load"
+        )
         load = self._load()
         load.thinking_s = THINKING_S
         running = asyncio.create_task(load.run())
         patch = ("patch", "specsvc", self._name, "--type=merge", "--patch-file", str(PATCH))
         self._console.block(await asyncio.to_thread(self._cluster.kubectl, *patch))
         patched = yaml.safe_load(PATCH.read_text(encoding="utf-8"))["spec"]["draftPool"]
-        drafts = {draft["name"] for draft in patched} - {draft["name"] for draft in self._spec["draftPool"]}
+        neural = [draft["name"] for draft in patched if draft["method"] != "PromptLookup"]
         await asyncio.to_thread(
             self._follow.until,
             lambda it: (
                 is_true(it, "Updated", "Ready")
                 and is_measured(it)
-                and all(shows_acceptance(it, draft) for draft in drafts)
+                and all(shows_acceptance(it, draft) for draft in neural)
             ),
-            timeout_s=600, what="the rollout of the new draft, with its acceptance measured",
+            timeout_s=600, what="the rollout of the new draft, with the acceptance of both measured",
         )  # fmt: skip
         load.stop()
         await running

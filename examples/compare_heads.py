@@ -36,6 +36,7 @@ from outrider_crds.spec import (
 from outrider_runtime.control.forest import ROOT
 from outrider_runtime.control.plans import Outcome
 from outrider_runtime.loop.steps import Told
+from outrider_runtime.paths import Paths
 from outrider_runtime.vllm_plugin import launch
 from train_eagle3 import figure, positive, read_prompts
 
@@ -121,7 +122,7 @@ def launch_plan(target: Path, head: Path, draft_tokens: int) -> launch.LaunchPla
         max_draft_tokens=draft_tokens,
     )  # fmt: skip
     hot = HotConfig(mode=SpeculationMode.CLOSED_LOOP, draft_prefill=DraftPrefill.AUTO, max_draft_tokens=draft_tokens)
-    return launch.plan_launch(boot, hot, launch.Paths(mounted=False, run_dir=tempfile.mkdtemp(prefix="outrider-")))
+    return launch.plan_launch(boot, hot, Paths(mounted=False, run_dir=tempfile.mkdtemp(prefix="outrider-")))
 
 
 def local(folder: Path) -> ModelRef:

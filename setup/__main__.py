@@ -16,6 +16,7 @@ from setup.steps import REPOSITORY, SetupError, say
 def _cluster() -> None:
     binaries.kubernetes()
     binaries.helm()
+    binaries.prometheus_operator_crds()
     system.prometheus()
 
 

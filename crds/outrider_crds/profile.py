@@ -11,12 +11,13 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, StringConstraints
 
 from outrider_crds.base import Model, digest
 from outrider_crds.contract import Contract
+from outrider_crds.names import Product
 from outrider_crds.pod_template import Resources
-from outrider_crds.spec import Drafter, SpeculativeServiceSpec
+from outrider_crds.spec import MOST_DRAFTERS, Drafter, SpeculativeServiceSpec
 
 PROFILE_SCHEMA = 1
 TARGET_FILE = "target.json"
@@ -117,12 +118,16 @@ class ProfilingResult(Contract):
     failures: list[ProfilingFailure] = []
 
 
+Key = Annotated[str, StringConstraints(pattern="^[a-z0-9]{1,64}$")]
+"""A digest; names of objects are made of it."""
+
+
 class ProfileKeys(Model):
     """Keys of one product's measurements, as the operator computes them and pods look them up."""
 
-    product: str
-    target: str
-    drafters: dict[str, str]
+    product: Product
+    target: Key
+    drafters: Annotated[dict[str, Key], Field(max_length=MOST_DRAFTERS)]
     """Drafter name -> drafter key."""
 
 

@@ -20,6 +20,7 @@ from outrider_crds.service import SpeculativeService
 from outrider_crds.spec import (
     CPU_PRODUCT,
     Accelerator,
+    Backend,
     Drafter,
     DraftMethod,
     HostPathSource,
@@ -27,6 +28,7 @@ from outrider_crds.spec import (
     ModelRef,
     ModelSource,
     Profiling,
+    ProfilingMode,
     PromptLookup,
     PvcSource,
     Rollout,
@@ -41,6 +43,7 @@ _BLOCKS = {
     DraftMethod.SUFFIX: ("suffix", "suffix"),
     DraftMethod.DRAFT_MODEL: ("draftModel", "draft_model"),
     DraftMethod.EAGLE: ("eagle", "eagle"),
+    DraftMethod.SPARSE_SELF: ("sparseSelf", "sparse_self"),
 }
 
 
@@ -95,6 +98,12 @@ def _inside(on: type[Model], what: str) -> Rule:
         holds=lambda source: ".." not in source.path.split("/"),
         message=f"path must not contain '..': write the folder {what} without it",
     )
+
+
+def _windows_fit(spec: SpeculativeServiceSpec) -> bool:
+    longest = spec.engine.max_model_len
+    windows = [drafter.sparse_self.window_tokens for drafter in spec.draft_pool if drafter.sparse_self is not None]
+    return longest is None or max(windows, default=0) <= longest
 
 
 def _gpu_limits(spec: SpeculativeServiceSpec) -> bool:
@@ -156,6 +165,23 @@ _POOL_RULES = (
     ),
     _one_in_pool(DraftMethod.PROMPT_LOOKUP),
     _one_in_pool(DraftMethod.SUFFIX),
+    Rule(
+        on=SpeculativeServiceSpec,
+        field=".draftPool",
+        cel=(
+            "!has(self.draftPool) || !has(self.engine.maxModelLen) || self.draftPool.all(d, "
+            "!has(d.sparseSelf) || d.sparseSelf.windowTokens <= self.engine.maxModelLen)"
+        ),
+        holds=_windows_fit,
+        message="sparseSelf.windowTokens must not exceed engine.maxModelLen: lower it, or raise maxModelLen",
+    ),
+    Rule(
+        on=SpeculativeServiceSpec,
+        field=".profiling.mode",
+        cel=f"self.engine.backend != '{Backend.TORCH}' || self.profiling.mode != '{ProfilingMode.REQUIRED}'",
+        holds=lambda s: s.engine.backend is not Backend.TORCH or s.profiling.mode is not ProfilingMode.REQUIRED,
+        message="profiling.mode Required never ends with engine.backend Torch, which is not measured ahead: use Skip",
+    ),
     Rule(
         on=SpeculativeServiceSpec,
         field=".speculation.mode",

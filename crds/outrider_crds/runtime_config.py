@@ -7,13 +7,15 @@ it (one mutable ConfigMap) and its digest is echoed in the pod's state. `serve -
 from __future__ import annotations
 
 import json
+from typing import Annotated
 
 from pydantic import Field
 
-from outrider_crds.base import digest
+from outrider_crds.base import MapList, digest
 from outrider_crds.contract import Contract
 from outrider_crds.profile import ProfileKeys, profile_keys
 from outrider_crds.spec import (
+    MOST_PRODUCTS,
     Accelerator,
     Drafter,
     DraftPrefill,
@@ -57,7 +59,7 @@ class BootConfig(Contract):
     engine: Engine
     max_draft_tokens: int
     """The engine is built for this many; the hot value may be lower, not higher."""
-    profile_keys: list[ProfileKeys] = []
+    profile_keys: Annotated[list[ProfileKeys], Field(max_length=MOST_PRODUCTS), MapList("product")] = []
     """One entry per product."""
 
 

@@ -26,6 +26,7 @@ GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 GPU_RESOURCE = "nvidia.com/gpu"
 
 MOST_DRAFTERS = 8
+MOST_PRODUCTS = 8
 MOST_SLO_CLASSES = 8
 MOST_DRAFT_TOKENS = 16
 
@@ -77,6 +78,7 @@ class DraftMethod(StrEnum):
     SUFFIX = "Suffix"
     DRAFT_MODEL = "DraftModel"
     EAGLE = "Eagle"
+    SPARSE_SELF = "SparseSelf"
 
 
 class PromptLookup(Model):
@@ -103,11 +105,19 @@ class NeuralDraft(Model):
     """The draft's weights. They must share the target's vocabulary."""
 
 
+class SparseSelf(Model):
+    sink_tokens: Annotated[int, Field(ge=0, le=1024)] = 16
+    """Tokens at the beginning of the request that every draft pass reads, rounded up to whole pages of the KV cache."""
+    window_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 512
+    """Tokens at its end that every draft pass reads, rounded up to whole pages. More are accepted more often, and cost
+    more to read."""
+
+
 class Drafter(Model):
     name: Name
     """Name of this drafter, unique in the pool; status and metrics use it."""
     method: DraftMethod
-    """PromptLookup, Suffix, DraftModel or Eagle; the block of the same name holds its settings."""
+    """PromptLookup, Suffix, DraftModel, Eagle or SparseSelf; the block of the same name holds its settings."""
     prompt_lookup: PromptLookup | None = None
     """Proposes the tokens that followed the same n-gram earlier in the request (no model)."""
     suffix: Suffix | None = None
@@ -117,6 +127,9 @@ class Drafter(Model):
     """A small model of the same vocabulary proposes tokens one by one."""
     eagle: NeuralDraft | None = None
     """An EAGLE-3 head on the target's hidden states proposes tokens."""
+    sparse_self: SparseSelf | None = None
+    """The target itself proposes tokens, reading only the beginning and the end of the request (no model; for long
+    contexts)."""
     paused: bool = False
     """It stays loaded and is not asked. Changing it restarts nothing."""
 
@@ -127,7 +140,7 @@ class Drafter(Model):
 
 
 class Accelerator(Model):
-    products: Annotated[list[Product], Field(min_length=1, max_length=8)]
+    products: Annotated[list[Product], Field(min_length=1, max_length=MOST_PRODUCTS)]
     """GPU products as the node label names them (`NVIDIA-H200`), any of which may be used; or `cpu` alone."""
     count: Annotated[int, Field(ge=1, le=16)] | None = None
     """GPUs per pod; must equal engine.tensorParallelSize (the default). Not allowed on cpu."""
@@ -215,6 +228,7 @@ class Rollout(Model):
 
 class Backend(StrEnum):
     VLLM = "vLLM"
+    TORCH = "Torch"
 
 
 class Dtype(StrEnum):
@@ -226,7 +240,7 @@ class Dtype(StrEnum):
 
 class Engine(Model):
     backend: Backend = Backend.VLLM
-    """The serving engine."""
+    """The serving engine. Torch is a small one of Outrider's own, for Llama, SmolLM2, Qwen2 and Qwen3."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=16)] = 1
     """GPUs that one copy of the target is split over."""
     max_model_len: Annotated[int, Field(ge=16, le=10_000_000)] | None = None
@@ -297,3 +311,8 @@ class SpeculativeServiceSpec(Model):
     """Where the status figures come from."""
     pod_template: PodTemplate = PodTemplate()
     """Fields of the serving pods that a user may set."""
+
+    @property
+    def is_profiled(self) -> bool:
+        """Whether step times are measured ahead: of the Torch backend they are learned while it serves."""
+        return self.profiling.mode is not ProfilingMode.SKIP and self.engine.backend is not Backend.TORCH

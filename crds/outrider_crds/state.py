@@ -46,6 +46,16 @@ class ProfileState(Model):
     """Sentence: a mounted file could not be read; the coefficients before it stay in force."""
 
 
+class Verification(StrEnum):
+    """Which lengths of proposals the target verifies at their best price."""
+
+    VARLEN = "Varlen"
+    """Another length for each request as well as the same for all: graphs fit both, or there are none (CPU)."""
+    UNIFORM = "Uniform"
+    """The same length for all requests, in one whole CUDA graph. Lengths that differ run in pieces, at a price of their
+    own."""
+
+
 class DrafterMemory(Model):
     """What a drafter takes of each device, used or not."""
 
@@ -142,6 +152,8 @@ class RuntimeState(Contract):
     product: str = ""
     device: str = ""
     engine_version: str = ""
+    verification: Verification | None = None
+    """None before the engine has started."""
     profile: ProfileState = ProfileState()
     choice: ChoiceState = ChoiceState()
     steps: int = 0
@@ -158,6 +170,8 @@ class RuntimeState(Contract):
     """Counter per draft length 0..K: (request, step) pairs that verified so many proposed tokens."""
     dropped_steps: int = 0
     """Counter: step times ignored as NaN, negative or absurd (a suspended machine)."""
+    loop_failures: int = 0
+    """Counter: times that the control loop itself raised; each costs the pool's speculation for a while."""
     decision_s: float = 0.0
     """Counter: seconds spent deciding."""
     caught_up_tokens: int = 0

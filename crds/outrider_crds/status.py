@@ -167,6 +167,24 @@ class DraftStatus(Model):
     tokens (so of concurrent requests) that this costs."""
 
 
+class BreakEven(Model):
+    requests: int
+    """That decode at a time."""
+    context_tokens: int
+    """Of each, from which on drafting pays."""
+
+
+class LongContextStatus(Model):
+    """What a SparseSelf drafter brings by the profile, with 80% of its proposals accepted."""
+
+    drafter: Text
+    """Its name in the pool."""
+    break_even: Annotated[list[BreakEven], Field(max_length=8)] = []
+    """By batch size; one at which drafting pays at no context is left out."""
+    inflection_tokens: int | None = None
+    """Context from which on a larger batch gains more (MagicDec's S_inflection); absent where there is none."""
+
+
 class ProfileStatus(Model):
     product: Text
     """One of spec.accelerator.products."""
@@ -176,6 +194,8 @@ class ProfileStatus(Model):
     """Error of the latency model on shapes that it was not fitted to."""
     profiled_at: Text = ""
     """When it was measured."""
+    long_contexts: Annotated[list[LongContextStatus], Field(max_length=8), MapList("drafter")] = []
+    """Where drafting over a window of the context pays, of each SparseSelf drafter that was profiled."""
     stale: bool = False
     """It is older than spec.profiling.maxAge, or does not fit the pods' device or engine."""
     failed_key: Text = ""

@@ -7,8 +7,9 @@ from collections.abc import Coroutine
 
 from outrider_operator.cache import Cache
 from outrider_operator.inbound.objects import admit
+from outrider_operator.inbound.reading import component, label, name_of, namespace_of, uid_of
 from outrider_operator.inbound.unfit import Unfit
-from outrider_operator.kinds import POD, Kind, child_kind, component, kind_of, labels_of, name_of, namespace_of
+from outrider_operator.kinds import POD, Kind, child_kind, kind_of
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.managed_fields import claimed
 from outrider_operator.model import (
@@ -22,7 +23,7 @@ from outrider_operator.model import (
     Object,
     Rejection,
 )
-from outrider_operator.plan import Adoption, Annotate, Delete, Plan, Write, fingerprint
+from outrider_operator.plan import Adoption, Annotate, Delete, Plan, Write, component_of, fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Applier:
         """Applies to the object with the document's uid and to no other: one that took its name is left alone."""
         kind, namespace, name = kind_of(document), namespace_of(document), name_of(document)
         live = await self._api.get(kind, namespace, name)
-        if live is None or live["metadata"]["uid"] != document["metadata"]["uid"]:
+        if live is None or uid_of(live) != uid_of(document):
             raise ObserveAgain(f"{kind.kind} {namespace}/{name} is another one by now")
         claimed = await self._claim(kind, live)
         try:
@@ -90,7 +91,9 @@ class Applier:
             raise
 
     async def _adopt(self, adoption: Adoption, namespace: str) -> None:
-        metadata = {"name": adoption.name, "uid": adoption.uid, "ownerReferences": [adoption.owner]}
+        metadata: Object = {"name": adoption.name, "uid": adoption.uid, "ownerReferences": [adoption.owner]}
+        if adoption.resource_version is not None:
+            metadata["resourceVersion"] = adoption.resource_version
         await self._patch(child_kind(adoption.kind), namespace, metadata)
 
     async def _annotate(self, annotate: Annotate, namespace: str) -> None:
@@ -127,7 +130,7 @@ class Applier:
 
     def _remember(self, kind: Kind, document: Object) -> None:
         """Into the cache, if the watch (which selects by label) will keep it up to date there."""
-        if labels_of(document).get(MANAGED_BY_LABEL) == MANAGER:
+        if label(document, MANAGED_BY_LABEL) == MANAGER:
             self._cache.wrote(kind, document)
 
 
@@ -140,7 +143,7 @@ async def _answer(write: Write, kind: str, name: str, action: Coroutine[None, No
         if error.busy:
             raise
         logger.warning("%s %s was refused: %s", kind, name, error)
-        return Rejection(kind, name, error.message or str(error), fingerprint(write))
+        return Rejection(kind, name, component_of(write), error.message or str(error), fingerprint(write))
     return None
 
 
@@ -151,7 +154,7 @@ def _is_seen(kind: Kind, existing: Object, document: Object) -> bool:
     """
     shared = component(document) in (PROFILING, PROFILE)
     names = (MANAGED_BY_LABEL, COMPONENT_LABEL, *(() if shared else (SERVICE_LABEL,)))
-    labelled = all(labels_of(existing).get(name) == labels_of(document).get(name) for name in names)
+    labelled = all(label(existing, name) == label(document, name) for name in names)
     return labelled and not isinstance(admit(kind, existing), Unfit)
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Container, Iterable, Iterator
 
 from outrider_operator import telemetry
 from outrider_operator.inbound.objects import admit, left_out
+from outrider_operator.inbound.reading import labels_of, name_of, namespace_of, uid_of
 from outrider_operator.inbound.unfit import Unfit
-from outrider_operator.kinds import SERVICE, Kind, labels_of, name_of, namespace_of, version_of
+from outrider_operator.kinds import SERVICE, Kind
 from outrider_operator.model import COMPONENT_LABEL, SERVICE_LABEL, Object
 
 ObjectKey = tuple[str, str]
@@ -191,8 +192,9 @@ def content(kind: Kind, document: Object) -> Object:
     return {**body, "metadata": metadata}
 
 
-def uid_of(document: Object) -> str:
-    return str(document["metadata"]["uid"])
+def version_of(document: Object) -> int:
+    """Resource versions are integers that grow over all objects of a kind (Kubernetes 1.35 promises it)."""
+    return int(document["metadata"]["resourceVersion"])
 
 
 def _groups(kind: Kind, document: Object) -> list[_Group]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from outrider_crds.status import SpeculativeServiceStatus
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
-from pydantic import ValidationError
 
-from outrider_operator.kinds import name_of, namespace_of
-from outrider_operator.model import Object
+from outrider_operator.inbound.reading import name_of, namespace_of
+from outrider_operator.model import Object, read_status
 
 NAME = "outrider_service_condition"
 # Not `namespace` and `service`: a scrape gives those to the operator's own pod.
@@ -34,9 +32,5 @@ class ServiceConditions(Collector):
 
 
 def _conditions(service: Object) -> Iterable[tuple[str, str, str]]:
-    """Type, status, reason; none where another release wrote what this one cannot read."""
-    try:
-        status = SpeculativeServiceStatus.model_validate(service.get("status") or {}, extra="ignore")
-    except ValidationError:
-        return ()
-    return ((each.type.value, each.status.value, each.reason) for each in status.conditions)
+    """Type, status, reason."""
+    return ((each.type.value, each.status.value, each.reason) for each in read_status(service).conditions)

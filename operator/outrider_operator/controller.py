@@ -14,7 +14,8 @@ from outrider_operator.apply import Applier, ObserveAgain
 from outrider_operator.cache import Cache
 from outrider_operator.configuration import Configuration
 from outrider_operator.frame import Events
-from outrider_operator.kinds import Kind, component, labels_of, name_of, namespace_of
+from outrider_operator.inbound.reading import component, label, name_of, namespace_of
+from outrider_operator.kinds import Kind
 from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
 from outrider_operator.lease import Lease
 from outrider_operator.measurements import Measurements
@@ -143,6 +144,8 @@ class Controller:
     async def _reconcile(self, key: Key) -> None:
         """One reconcile; whatever goes wrong is logged with its reason and tried again later."""
         try:
+            if self._watches is not None and not self._watches.knows(key.namespace):
+                raise ObserveAgain("not all of its namespace was listed yet")
             look_again_s = await self._reconciler.reconcile(key)
         except asyncio.CancelledError:
             self._queue.done(key)  # the Lease is lost; whoever holds it next looks at every service
@@ -192,9 +195,9 @@ class Controller:
         elif kind == kinds.NODE:
             self._wake_all()
         elif component(document) in (PROFILING, PROFILE):
-            self._wake_users(namespace_of(document), labels_of(document).get(JOB_NAME_LABEL) or name_of(document))
-        else:
-            self._queue.add(Key(namespace_of(document), labels_of(document).get(SERVICE_LABEL, "")), CHILD_CHANGE_S)
+            self._wake_users(namespace_of(document), label(document, JOB_NAME_LABEL) or name_of(document))
+        elif service := label(document, SERVICE_LABEL):
+            self._queue.add(Key(namespace_of(document), service), CHILD_CHANGE_S)
 
     def _wake_users(self, namespace: str, profile: str) -> None:
         """Profiles, and the Jobs and pods that measure them, are shared."""

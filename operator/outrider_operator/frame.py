@@ -17,6 +17,7 @@ from kubernetes.aio.client.configuration import Configuration as ClientConfigura
 
 from outrider_operator.configuration import Configuration
 from outrider_operator.kinds import SERVICE
+from outrider_operator.kubernetes_api import PAGE_SIZE
 from outrider_operator.model import Object
 
 # kopf gives up (and ends the process) after the last of these; an API server may be away for long.
@@ -100,6 +101,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.posting.event_name_prefix = "outrider-"
     settings.networking.error_backoffs = _API_RETRY_PAUSES_S
     settings.watching.server_timeout = 300
+    settings.watching.chunk_size = PAGE_SIZE  # a service may weigh 1.5 MB: all at once are the operator's memory
     # RBAC gives no verb on CRDs and namespaces; the start waits for the CRD itself.
     settings.scanning.disabled = True
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outrider_crds.spec import API_GROUP, API_VERSION, KIND, PLURAL
 
-from outrider_operator.model import COMPONENT_LABEL, Object
+from outrider_operator.model import Object
 
 
 @dataclass(frozen=True)
@@ -63,25 +62,3 @@ def kind_of(document: Object) -> Kind:
 def child_kind(name: str) -> Kind:
     """The kind of children that is called `name` ("Deployment")."""
     return _BY_NAME[name]
-
-
-def name_of(document: Object) -> str:
-    return str(document["metadata"]["name"])
-
-
-def namespace_of(document: Object) -> str:
-    return str(document["metadata"].get("namespace", ""))
-
-
-def version_of(document: Object) -> int:
-    """Resource versions are integers that grow over all objects of a kind (Kubernetes 1.35 promises it)."""
-    return int(document["metadata"]["resourceVersion"])
-
-
-def labels_of(document: Object) -> Mapping[str, str]:
-    return document["metadata"].get("labels") or {}
-
-
-def component(document: Object) -> str | None:
-    """Value of Outrider's component label."""
-    return labels_of(document).get(COMPONENT_LABEL)

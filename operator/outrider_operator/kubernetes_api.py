@@ -21,8 +21,9 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 
 from outrider_operator import telemetry
+from outrider_operator.inbound.reading import name_of, namespace_of
 from outrider_operator.inbound.unfit import Unfit
-from outrider_operator.kinds import WATCHED_BY_METADATA, Kind, kind_of, name_of, namespace_of
+from outrider_operator.kinds import WATCHED_BY_METADATA, Kind, kind_of
 from outrider_operator.model import FIELD_MANAGER, Object
 
 PAGE_SIZE = 25
@@ -106,7 +107,7 @@ async def load_configuration() -> Configuration:
 
 
 class KubernetesApi:
-    """Requests to the API server. Every method raises ApiError, or one of UNREACHABLE."""
+    """Requests to the API server. Where it does not answer as asked, each raises ApiError or one of UNREACHABLE."""
 
     def __init__(self, configuration: Configuration) -> None:
         self._client = ApiClient(configuration)

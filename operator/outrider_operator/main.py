@@ -11,7 +11,7 @@ from typing import Any, cast
 import kopf
 import prometheus_client
 
-from outrider_operator import frame
+from outrider_operator import frame, metrics_page
 from outrider_operator.condition_metrics import ServiceConditions
 from outrider_operator.configuration import Configuration, ConfigurationError, read_configuration
 from outrider_operator.controller import Controller
@@ -29,7 +29,6 @@ def main() -> None:
     except ConfigurationError as error:
         sys.exit(f"outrider-operator: {error}")
     frame.configure_logging(configuration)
-    prometheus_client.start_http_server(configuration.metrics_port)
     failed = asyncio.run(_run(configuration))
     sys.exit(1 if failed else 0)
 
@@ -42,15 +41,16 @@ async def _run(configuration: Configuration) -> bool:
     controller = Controller(configuration, api, events, settings_of(configuration), decide)
     prometheus_client.REGISTRY.register(ServiceConditions(controller.services))
     try:
-        await kopf.operator(
-            registry=frame.build_registry(controller, events, client),
-            # kopf's own choice asks for the user's name: a platform may assign a user that has none.
-            identity=cast(Any, configuration.pod_name),
-            standalone=True,  # the Lease takes the place of kopf's peering, which needs CRDs of its own
-            clusterwide=not configuration.watch_namespaces,
-            namespaces=configuration.watch_namespaces,
-            liveness_endpoint=f"http://0.0.0.0:{configuration.health_port}/healthz",
-        )
+        async with metrics_page.serving(configuration.metrics_port):
+            await kopf.operator(
+                registry=frame.build_registry(controller, events, client),
+                # kopf's own choice asks for the user's name: a platform may assign a user that has none.
+                identity=cast(Any, configuration.pod_name),
+                standalone=True,  # the Lease takes the place of kopf's peering, which needs CRDs of its own
+                clusterwide=not configuration.watch_namespaces,
+                namespaces=configuration.watch_namespaces,
+                liveness_endpoint=f"http://0.0.0.0:{configuration.health_port}/healthz",
+            )
     finally:
         await api.close()
     return controller.failed

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
+from outrider_crds.rules import violations
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.state import RuntimeState
-from outrider_crds.status import SpeculativeServiceStatus
+from outrider_crds.status import Condition, SpeculativeServiceStatus
 from pydantic import ValidationError
 
 Object = dict[str, Any]
@@ -31,6 +33,8 @@ SERVING, PROFILING, PROFILE = "serving", "profiling", "profile"
 """Values of the component label: serving pods and their children, profiling Jobs and pods, profile ConfigMaps."""
 MANAGED_BY_LABEL, MANAGER = "app.kubernetes.io/managed-by", "outrider"
 FIELD_MANAGER = "outrider"
+_MOST_TOLD = 4
+"""Of what is wrong with a spec."""
 
 
 TOO_LARGE = "outrider.dev/too-large"
@@ -142,6 +146,8 @@ class Rejection:
 
     kind: str
     name: str
+    component: str
+    """Value of the component label of what the write was for: SERVING, PROFILING or PROFILE."""
     message: str
     """In the API server's words."""
     write: str
@@ -199,22 +205,40 @@ class Observed:
 
     @cached_property
     def parsed(self) -> SpeculativeServiceSpec | str:
-        """The spec, or a sentence that says where it is wrong (the CRD of another release let it through)."""
+        """The spec, or a sentence that says where it is wrong (the CRD of another release let it through, or let it be
+        because it was there before)."""
         spec = self.service.get("spec") or {}
         if TOO_LARGE in spec:
             return f"it takes {spec[TOO_LARGE]} bytes, and 64 KiB are the most; make podTemplate or engine shorter"
         try:
-            return SpeculativeServiceSpec.model_validate(spec)
+            parsed = SpeculativeServiceSpec.model_validate(spec)
         except ValidationError as error:
-            return "; ".join(f"spec.{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()[:4])
+            broken = [f"spec.{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()]
+            return "; ".join(broken[:_MOST_TOLD])
+        return "; ".join(islice(violations(parsed, "spec"), _MOST_TOLD)) or parsed
 
     @cached_property
     def status(self) -> SpeculativeServiceStatus:
-        """The status as it stands; a fresh one where another release wrote what this one cannot read."""
-        try:
-            return SpeculativeServiceStatus.model_validate(self.service.get("status") or {}, extra="ignore")
-        except ValidationError:
-            return SpeculativeServiceStatus()
+        return read_status(self.service)
+
+
+def read_status(service: Object) -> SpeculativeServiceStatus:
+    """The status as it stands, without the conditions that this release does not know; a fresh one where another
+    release wrote what this one cannot read."""
+    status = service.get("status") or {}
+    conditions = [each for each in status.get("conditions") or () if _is_condition(each)]
+    try:
+        return SpeculativeServiceStatus.model_validate({**status, "conditions": conditions}, extra="ignore")
+    except ValidationError:
+        return SpeculativeServiceStatus()
+
+
+def _is_condition(document: Object) -> bool:
+    try:
+        Condition.model_validate(document, extra="ignore")
+    except ValidationError:
+        return False
+    return True
 
 
 def hot_map_name(service: str) -> str:

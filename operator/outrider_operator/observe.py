@@ -5,19 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 
 from outrider_operator import kinds
 from outrider_operator.cache import Cache
+from outrider_operator.decide.ownership import owner_uids
 from outrider_operator.decide.pods import is_being_created
 from outrider_operator.decide.profiling.job_outcome import is_finished, pod_of
-from outrider_operator.inbound.objects import controller_uid, owners_of, trimmed
-from outrider_operator.inbound.reading import unix_seconds
-from outrider_operator.kinds import Kind, child_kind, labels_of, name_of, namespace_of
-from outrider_operator.kubernetes_api import ApiError, KubernetesApi
+from outrider_operator.inbound.objects import trimmed
+from outrider_operator.inbound.reading import (
+    controller_uid,
+    label,
+    labels_of,
+    name_of,
+    namespace_of,
+    uid_of,
+    unix_seconds,
+)
+from outrider_operator.kinds import Kind, child_kind
+from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
 from outrider_operator.measurements import Measurements
 from outrider_operator.model import (
     COMPONENT_LABEL,
+    JOB_NAME_LABEL,
     PROFILE,
     PROFILING,
     SERVICE_LABEL,
@@ -109,12 +120,7 @@ class Observer:
 
     async def _network_policies(self, namespace: str) -> tuple[Object, ...]:
         """Also those that the watch, which selects by label, does not bring."""
-        try:
-            policies = await self._api.first_page(kinds.NETWORK_POLICY, namespace)
-        except ApiError as error:  # a better sentence is not worth a reconcile
-            logger.warning("Cannot read the NetworkPolicies of %s: %s", namespace, error)
-            return ()
-        return tuple(policies)
+        return tuple(await self._some(kinds.NETWORK_POLICY, namespace) or ())
 
     async def _warnings(self, namespace: str, silent: list[Object]) -> dict[str, str]:
         """The newest Warning of pods that have no container for long (why volumes or network are not there) and of Jobs
@@ -122,16 +128,21 @@ class Observer:
         warnings: dict[str, str] = {}
         late = [each for each in silent if _age_s(each) >= _LATE_S]
         for each in late[:_ASKED_ABOUT]:
-            fields = f"involvedObject.uid={each['metadata']['uid']},type=Warning"
-            try:
-                events = await self._api.first_page(kinds.EVENT, namespace, fields=fields)
-            except ApiError as error:  # a better sentence is not worth a reconcile
-                logger.warning("Cannot read the events of %s/%s: %s", namespace, name_of(each), error)
+            events = await self._some(kinds.EVENT, namespace, f"involvedObject.uid={uid_of(each)},type=Warning")
+            if events is None:
                 break
             if events:
                 newest = max(events, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
                 warnings[name_of(each)] = f"{newest.get('reason', '')}: {newest.get('message', '')}"
         return warnings
+
+    async def _some(self, kind: Kind, namespace: str, fields: str = "") -> list[Object] | None:
+        """None where the API server does not tell: a better sentence is not worth a reconcile."""
+        try:
+            return await self._api.first_page(kind, namespace, fields=fields)
+        except (ApiError, *UNREACHABLE) as error:
+            logger.warning("Cannot read the %s of %s: %r", kind.plural, namespace, error)
+            return None
 
     def _labelled(self, kind: Kind, key: Key) -> tuple[Object, ...]:
         return self._cache.labelled(kind, key.namespace, SERVICE_LABEL, key.name)
@@ -152,14 +163,17 @@ class Observer:
 
 def _silent(pods: tuple[Object, ...], jobs: list[Object], job_pods: tuple[Object, ...]) -> list[Object]:
     """What holds these up stands in their Events only: pods without a container, Jobs without a pod."""
-    mine = {job["metadata"]["uid"] for job in jobs}
+    mine = {uid_of(job) for job in jobs}
     created = [*pods, *(pod for pod in job_pods if controller_uid(pod) in mine)]
-    podless = [job for job in jobs if not is_finished(job) and pod_of(job, job_pods) is None]
+    by_job: defaultdict[str, list[Object]] = defaultdict(list)  # anyone may make a thousand of each
+    for pod in job_pods:
+        by_job[label(pod, JOB_NAME_LABEL)].append(pod)
+    podless = [job for job in jobs if not is_finished(job) and pod_of(job, by_job[name_of(job)]) is None]
     return [*(pod for pod in created if is_being_created(pod)), *podless]
 
 
 def _measures_for(job: Object, service: Object) -> bool:
-    return any(service["metadata"]["uid"] == ref.get("uid") for ref in owners_of(job))
+    return uid_of(service) in owner_uids(job)
 
 
 def _node(document: Object) -> Node:

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from outrider_crds.base import digest
 from outrider_crds.status import SpeculativeServiceStatus
 
-from outrider_operator.model import Object, Rejection
+from outrider_operator.inbound.reading import component
+from outrider_operator.model import PROFILING, SERVING, Object, Rejection
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class Delete:
     """Precondition: another object of that name is left alone."""
     resource_version: str | None = None
     """Precondition where the object must not have changed since (a shared profile that gained a user)."""
+    component: str = SERVING
+    """What the object is for."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class Adoption:
     uid: str
     owner: Object
     """The reference to add; or {"$patch": "delete", "uid": ...} to take one off."""
+    resource_version: str | None = None
+    """Precondition where nobody else must have left meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,18 @@ class Plan:
             annotate=tuple(write for write in self.annotate if fingerprint(write) not in refused),
             delete=tuple(write for write in self.delete if fingerprint(write) not in refused),
         )
+
+
+def component_of(write: Write) -> str:
+    """What the object is for that is written, as its component label says."""
+    match write:
+        case Delete():
+            return write.component
+        case Annotate():
+            return SERVING
+        case Adoption():
+            return PROFILING
+    return component(write)
 
 
 def fingerprint(write: Write) -> str:

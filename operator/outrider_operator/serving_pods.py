@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from outrider_operator import telemetry
-from outrider_operator.cache import Cache, uid_of
+from outrider_operator.cache import Cache
 from outrider_operator.inbound.pods import ServingPod, owned_by, serving_pod
+from outrider_operator.inbound.reading import component, name_of, namespace_of, uid_of
 from outrider_operator.inbound.unfit import Unfit
-from outrider_operator.kinds import DEPLOYMENT, POD, REPLICA_SET, Kind, component, name_of, namespace_of
+from outrider_operator.kinds import DEPLOYMENT, POD, REPLICA_SET, Kind
 from outrider_operator.model import SERVICE_LABEL, SERVING, Object
 from outrider_operator.work_queue import Key
 

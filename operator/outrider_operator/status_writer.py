@@ -9,7 +9,8 @@ from outrider_crds.status import SpeculativeServiceStatus
 from outrider_operator.apply import ObserveAgain
 from outrider_operator.cache import Cache
 from outrider_operator.decide.conditions.status import status_write
-from outrider_operator.kinds import SERVICE, name_of, namespace_of
+from outrider_operator.inbound.reading import name_of, namespace_of
+from outrider_operator.kinds import SERVICE
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.model import Object
 from outrider_operator.work_queue import Key

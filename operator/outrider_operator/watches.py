@@ -51,9 +51,16 @@ class Watches:
         return {f"watch of {loop.name}": loop.run for loop in self._loops}
 
     async def listed(self) -> None:
-        """Wait until every kind was listed once: before that, an absent child may only be unseen."""
+        """Wait until every kind was listed once: before that, an absent child may only be unseen.
+
+        Where the API server refuses to list, the namespace is gone, or its Role is: nobody else waits for that.
+        """
         for loop in self._loops:
-            await loop.listed.wait()
+            await loop.answered.wait()
+
+    def knows(self, namespace: str) -> bool:
+        """Was every kind listed there?"""
+        return all(loop.listed.is_set() for loop in self._loops if loop.namespace in (None, namespace))
 
     def unlisted(self) -> list[str]:
         return [loop.name for loop in self._loops if not loop.listed.is_set()]
@@ -74,17 +81,19 @@ class Watch:
         self._api = api
         self._cache = cache
         self._kind = kind
-        self._namespace = namespace
+        self.namespace = namespace
         self._selector = selector
         self._version: str | None = None
         self._missed = False
         """An event since the last list was too large to be read."""
         self._backoff = backoff or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self.listed = asyncio.Event()
+        self.answered = asyncio.Event()
+        """Listed, or refused."""
 
     @property
     def name(self) -> str:
-        return f"{self._kind.plural} in {self._namespace or 'all namespaces'}"
+        return f"{self._kind.plural} in {self.namespace or 'all namespaces'}"
 
     async def run(self) -> None:
         while True:
@@ -99,14 +108,17 @@ class Watch:
         """List if need be, and follow one stream; returns what went wrong, None where the server ended it in order."""
         try:
             if self._version is None or self._missed:
-                self._version = await relist(self._api, self._cache, self._kind, self._namespace, self._selector)
+                self._version = await relist(self._api, self._cache, self._kind, self.namespace, self._selector)
                 self._missed = False
                 self.listed.set()
+                self.answered.set()
             await self._follow(self._version)
         except UNREACHABLE as error:
             return repr(error)  # the server still knows what came since the version
         except ApiError as error:
             self._version = None
+            if error.forbidden or error.not_found:
+                self.answered.set()
             return None if error.expired else str(error)
         except Exception as error:  # whatever it met after this version, it would meet there again
             self._version = None
@@ -114,7 +126,7 @@ class Watch:
         return None
 
     async def _follow(self, version: str) -> None:
-        async for news in self._api.watch(self._kind, self._namespace, self._selector, version):
+        async for news in self._api.watch(self._kind, self.namespace, self._selector, version):
             if isinstance(news, Unfit):
                 telemetry.count_unfit(news)
                 self._missed = True  # listed when the stream has ended: nobody can have all listed again at will

@@ -7,6 +7,7 @@ import heapq
 from dataclasses import dataclass
 
 from outrider_operator import telemetry
+from outrider_operator.backoff import Backoff
 
 FIRST_RETRY_S = 0.2
 LONGEST_RETRY_S = 60.0
@@ -54,7 +55,8 @@ class WorkQueue:
         self._running: dict[Key, float] = {}
         """Those that are worked on, and how patient their wake-up was."""
         self._number = 0
-        self._failures: dict[Key, int] = {}
+        self._backoffs: dict[Key, Backoff] = {}
+        """Of those that failed when they ran last."""
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._added = asyncio.Event()
 
@@ -91,17 +93,15 @@ class WorkQueue:
         return waits.key
 
     def done(self, key: Key) -> None:
-        self._failures.pop(key, None)
+        self._backoffs.pop(key, None)
         self._release(key)
 
     def retry(self, key: Key) -> float:
-        """Try again after a back-off that doubles with each failure in a row; returns it in seconds.
+        """Try again after a pause that grows with each failure in a row; returns it in seconds.
 
         As patiently as before: who waited for this look still does.
         """
-        failures = self._failures.get(key, 0)
-        self._failures[key] = failures + 1
-        delay_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures, 30))
+        delay_s = self._backoffs.setdefault(key, Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)).next_s()
         patience_s = self._running.get(key, SHARED_CHANGE_S)
         self._release(key)
         self.add_after(key, delay_s, patience_s)

@@ -23,7 +23,7 @@ from outrider_runtime.control.warm_up import compile_all
 
 RUNS, WARM_STEPS, STEPS = 5, 100, 400
 LENGTH = 5
-BARS_US = {(64, 1): 100, (256, 1): 300, (64, 3): 200, (256, 3): 600}
+BARS_US = {(1, 1): 60, (64, 1): 100, (256, 1): 300, (64, 3): 200, (256, 3): 600}
 """(batch, drafters with passes) -> microseconds."""
 COLUMNS = ("slo_class", "context", "prompt", "prompt_left", "left", "emitted")
 RESULT = Path(__file__).parent / "results" / "core_decision.json"

@@ -2,10 +2,11 @@
 
     python -m tests.benchmarks.real_cores [--rounds N]
 
-writes results/real_cores.json. Compared at 1, 4 and 16 requests: stock vLLM without speculation and with each static
-setting, ours with a pool of prompt lookup and EAGLE-3, and ours held at k = 0. Every engine is a process of its own
-with one thread. All are up at one time and take turns in changing order, so that a noisy machine is noisy for all of
-them. CPU time and wall time are raw, one value a round; ratios are taken within a round.
+writes results/real_cores.json. Compared at 1, 8 and 24 requests: stock vLLM, which runs its first model runner on CPUs,
+without speculation and with each static setting; and ours, with a pool of prompt lookup and EAGLE-3, left to itself and
+held at each of these settings. Every engine is a process of its own with one thread. All are up at one time and take
+turns in changing order, so that a noisy machine is noisy for all of them. CPU time and wall time are raw, one value a
+round; ratios are taken within a round.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "real_cores.json"
-BATCHES = (1, 4, 16)
+BATCHES = (1, 8, 24)
 TOKENS = 48
 ROUNDS = 9
 STOCK = "stock, no speculation"
@@ -33,8 +34,16 @@ STATIC: dict[str, dict[str, object]] = {
     "stock, lookup, k = 3": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4},
     "stock, eagle, k = 3": {"method": "eagle3"},
 }
-OURS, PINNED = "ours", "ours, k = 0"
-ARMS = (STOCK, *STATIC, OURS, PINNED)
+OURS = "ours"
+HELD: dict[str, tuple[int, str | None]] = {
+    "ours, k = 0": (0, None),
+    "ours, lookup, k = 3": (3, "pld"),
+    "ours, eagle, k = 3": (3, "eagle"),
+}
+"""Arms of ours, as its loop is held."""
+STOCKS = (STOCK, *STATIC)
+ALIKE = dict(zip(HELD, STOCKS, strict=True))
+ARMS = (*STOCKS, OURS, *HELD)
 PROMPTS = (
     "The lighthouse keeper wrote in his log: day {}, the sea was calm and",
     "def test_{0}():\n    assert add({0}, 1) == 1 + {0}\n\ndef test_{0}_again():\n    assert add({0}, 2) ==",
@@ -42,25 +51,28 @@ PROMPTS = (
 )
 
 
-# -- one arm: a process of its own that runs a batch when told ------------------------------------------------------
+# -- one engine: a process of its own that runs a batch when told ------------------------------------------------------
 
 
-def serve_arm(arm: str) -> None:
-    """Start the arm's engine; then read batch sizes from stdin, one a line, and answer with CPU and wall seconds."""
-    llm = start_engine(arm)
+def serve(engine: str) -> None:
+    """Start the engine; then read batch sizes and arms from stdin, one of each a line, and answer with CPU and wall
+    seconds."""
+    llm = start_engine(engine)
     from vllm import SamplingParams
 
     greedy = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
     print("READY", flush=True)
     for line in sys.stdin:
-        prompts = [PROMPTS[number % len(PROMPTS)].format(number) for number in range(int(line))]
+        batch, arm = line.strip().split(" ", maxsplit=1)
+        if engine == OURS:
+            llm.llm_engine.engine_core.engine_core.scheduler.outrider.pin(*HELD.get(arm, (None,)))
+        prompts = [PROMPTS[number % len(PROMPTS)].format(number) for number in range(int(batch))]
         cpu_s, wall_s = time.process_time(), time.perf_counter()
         llm.generate(prompts, greedy, use_tqdm=False)
         print(f"SECONDS {time.process_time() - cpu_s} {time.perf_counter() - wall_s}", flush=True)
 
 
-def start_engine(arm: str) -> Any:
-    from outrider_crds.spec import SpeculationMode
+def start_engine(name: str) -> Any:
     from outrider_runtime.vllm_plugin import arguments as of_engine
     from outrider_runtime.vllm_plugin import launch
 
@@ -71,16 +83,15 @@ def start_engine(arm: str) -> Any:
         VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind",
     )  # fmt: skip
     engines.hide_dunders_of_llvmlite()
-    mode = SpeculationMode.OFF if arm == PINNED else SpeculationMode.CLOSED_LOOP
-    plan = engines.make_plan([engines.lookup(), engines.eagle()], hot=engines.hot_config(mode))
-    if arm in (OURS, PINNED):
+    plan = engines.make_plan([engines.lookup(), engines.eagle()], extra=[f"--max-num-seqs={max(BATCHES)}"])
+    if name == OURS:
         launch.prepare(plan)
         return engines.start(of_engine.engine_arguments(plan))
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # vLLM's own on a CPU
     ours = ("--scheduler-cls", "--worker-cls", "--speculative-config")
     arguments = [one for one in of_engine.engine_arguments(plan) if not one.startswith(ours)]
-    if arm in STATIC:
-        config: dict[str, object] = {**STATIC[arm], "num_speculative_tokens": 3}
+    if name in STATIC:
+        config: dict[str, object] = {**STATIC[name], "num_speculative_tokens": 3}
         if config["method"] == "eagle3":
             config["model"] = str(engines.EAGLE_HEAD)
         arguments.append(f"--speculative-config={json.dumps(config)}")
@@ -98,19 +109,19 @@ def start_stock(arguments: list[str]) -> Any:
     return LLM.from_engine_args(EngineArgs.from_cli_args(parsed))
 
 
-class Arm:
+class Engine:
     def __init__(self, name: str) -> None:
         self.name = name
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.benchmarks.real_cores", "--arm", name],
+            [sys.executable, "-m", "tests.benchmarks.real_cores", "--engine", name],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._answer("READY")
 
-    def run(self, batch: int) -> tuple[float, float]:
+    def run(self, batch: int, arm: str) -> tuple[float, float]:
         """CPU and wall milliseconds a token."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{batch}\n")
+        self._process.stdin.write(f"{batch} {arm}\n")
         self._process.stdin.flush()
         cpu_s, wall_s = map(float, self._answer("SECONDS").split())
         return 1000 * cpu_s / (batch * TOKENS), 1000 * wall_s / (batch * TOKENS)
@@ -141,27 +152,27 @@ class Seen:
     wall_ms: list[float]
 
 
-def measure(arms: Sequence[Arm], rounds: int) -> list[Seen]:
+def measure(engines: Mapping[str, Engine], rounds: int) -> list[Seen]:
     order = random.Random(0)
-    seen = {(arm.name, batch): Seen(arm.name, batch, [], []) for arm in arms for batch in BATCHES}
+    seen = {(arm, batch): Seen(arm, batch, [], []) for arm in ARMS for batch in BATCHES}
     for number in range(rounds + 1):
         for batch in BATCHES:
-            for arm in order.sample(list(arms), len(arms)):
-                cpu_ms, wall_ms = arm.run(batch)
+            for arm in order.sample(ARMS, len(ARMS)):
+                cpu_ms, wall_ms = engines[arm if arm in STOCKS else OURS].run(batch, arm)
                 if number:  # the first round warms up
-                    seen[arm.name, batch].cpu_ms.append(round(cpu_ms, 3))
-                    seen[arm.name, batch].wall_ms.append(round(wall_ms, 3))
+                    seen[arm, batch].cpu_ms.append(round(cpu_ms, 3))
+                    seen[arm, batch].wall_ms.append(round(wall_ms, 3))
         print(f"round {number} of {rounds}", flush=True)
     return list(seen.values())
 
 
 def compared(seen: Sequence[Seen]) -> list[dict[str, Any]]:
-    """Ours by stock's and by the best static setting's, k = 0 by stock's: median and quartiles over the rounds."""
+    """Ours at each setting by stock's, and left to itself by stock's best: median and quartiles over the rounds."""
     found = []
     for batch in BATCHES:
         here = {one.arm: one for one in seen if one.batch == batch}
-        best = min((STOCK, *STATIC), key=lambda name: median(here[name].cpu_ms))
-        for mine, other in ((PINNED, STOCK), (OURS, STOCK), (OURS, best)):
+        best = min(STOCKS, key=lambda name: median(here[name].cpu_ms))
+        for mine, other in (*ALIKE.items(), (OURS, STOCK), (OURS, best)):
             for figure in ("cpu_ms", "wall_ms"):
                 pairs = zip(getattr(here[mine], figure), getattr(here[other], figure), strict=True)
                 low, middle, high = quantiles([one / two for one, two in pairs], n=4)
@@ -175,19 +186,19 @@ def compared(seen: Sequence[Seen]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="at least 2")
-    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
+    parser.add_argument("--engine", choices=(*STOCKS, OURS), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.arm:
-        serve_arm(options.arm)
+    if options.engine:
+        serve(options.engine)
         return
-    arms: list[Arm] = []
+    engines: dict[str, Engine] = {}
     try:
-        for name in ARMS:
-            arms.append(Arm(name))
-        seen = measure(arms, options.rounds)
+        for name in (*STOCKS, OURS):
+            engines[name] = Engine(name)
+        seen = measure(engines, options.rounds)
     finally:
-        for arm in arms:
-            arm.close()
+        for engine in engines.values():
+            engine.close()
     found = compared(seen)
     document = {
         "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg(),

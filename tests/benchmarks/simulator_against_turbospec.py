@@ -121,7 +121,10 @@ def latency_s(table: Table, load: Workload, policy: Policy, world: World | None 
 
 def ran(table: Table, load: Workload, policy: Policy, world: World | None = None) -> Engine:
     world = world or world_of(table)
-    engine = Engine(Setting(world, _recording(table), POOL, Limits(8192, SLOTS, world.kv_tokens)), load, policy)
+    setting = Setting(
+        world, _recording(table), POOL, Limits(8192, SLOTS, world.kv_tokens), confidences=False
+    )  # fmt: skip
+    engine = Engine(setting, load, policy)
     engine.run()
     return engine
 

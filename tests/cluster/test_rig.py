@@ -62,7 +62,7 @@ def _logs_when_done(cluster: Cluster, name: str) -> str:
 def test_every_node_is_ready_and_claims_its_gpus(cluster: Cluster) -> None:
     """Three products means three kinds of node: profiling Jobs are tested on them."""
     nodes = {node["metadata"]["name"]: node for node in cluster.get("nodes")}
-    assert cluster.ready_nodes() == set(nodes)
+    cluster.wait_until("all take pods", lambda: cluster.ready_nodes() == set(nodes), _SOON_S)
     claimed = {
         node["metadata"]["labels"][PRODUCT_LABEL]: node["status"]["allocatable"][GPU_RESOURCE]
         for node in nodes.values()

@@ -16,7 +16,7 @@ from tests.e2e.conftest import NAME, PATIENCE_S, Service
 
 pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.timeout(2 * PATIENCE_S)]
 
-OTHER_DRAFT = REPOSITORY / "examples" / "smollm2-other-draft-patch.yaml"
+SECOND_DRAFT = REPOSITORY / "examples" / "smollm2-second-draft-patch.yaml"
 
 
 def test_the_latency_model_of_target_and_every_drafter_is_stored(service: Service) -> None:
@@ -70,21 +70,24 @@ def test_mode_off_takes_effect_without_a_restart(service: Service) -> None:
     service.until_updated()
 
 
-def test_another_draft_rolls_out_without_a_failed_request(service: Service) -> None:
-    """Only the new drafter is measured, no request fails meanwhile, and its acceptance shows in the status."""
+def test_a_second_draft_rolls_out_without_a_failed_request(service: Service) -> None:
+    """Only the new drafter is measured, no request fails meanwhile, and its acceptance shows in the status beside that
+    of the head: both live in one engine with the lookup."""
     profile = service.follower.look()["status"]["profiles"][0]["configMap"]
     target_before = service.cluster.get("configmap", profile)["data"]["target.json"]
     with service.load(concurrency=1, thinking_s=2.0) as load:
-        service.cluster.kubectl("patch", "specsvc", NAME, "--type=merge", "--patch-file", str(OTHER_DRAFT))
+        service.cluster.kubectl("patch", "specsvc", NAME, "--type=merge", "--patch-file", str(SECOND_DRAFT))
         service.until_updated()
         seen = service.follower.until(
-            lambda it: shows_acceptance(it, "first-layers"), timeout_s=PATIENCE_S, what="the new draft's acceptance"
-        )
+            lambda it: shows_acceptance(it, "first-layers") and shows_acceptance(it, "eagle"),
+            timeout_s=PATIENCE_S, what="the acceptance of both drafts",
+        )  # fmt: skip
     assert load.errors == []
     assert len(load.answers) > 0
     assert [d["name"] for d in seen["status"]["drafts"]] == [
-        d["name"] for d in yaml.safe_load(OTHER_DRAFT.read_text())["spec"]["draftPool"]
+        d["name"] for d in yaml.safe_load(SECOND_DRAFT.read_text())["spec"]["draftPool"]
     ]
+    assert all(d["loaded"] for d in seen["status"]["drafts"])
     assert service.cluster.get("configmap", profile)["data"]["target.json"] == target_before
 
 

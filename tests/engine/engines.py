@@ -26,11 +26,13 @@ from outrider_crds.spec import (
     NeuralDraft,
     PromptLookup,
     SLOClass,
+    SparseSelf,
     SpeculationMode,
     Suffix,
 )
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.steps import Told
+from outrider_runtime.paths import Paths
 from outrider_runtime.vllm_plugin import arguments as arguments_
 from outrider_runtime.vllm_plugin import launch
 
@@ -63,6 +65,11 @@ def draft_model(path: Path, name: str = "draft") -> Drafter:
     return Drafter(name=name, method=DraftMethod.DRAFT_MODEL, draft_model=NeuralDraft(model=model(path)))
 
 
+def sparse_self(window_tokens: int, name: str = "self", sink_tokens: int = 16) -> Drafter:
+    block = SparseSelf(sink_tokens=sink_tokens, window_tokens=window_tokens)
+    return Drafter(name=name, method=DraftMethod.SPARSE_SELF, sparse_self=block)
+
+
 def hot_config(mode: SpeculationMode = SpeculationMode.CLOSED_LOOP, max_draft_tokens: int = 3) -> HotConfig:
     return HotConfig(
         mode=mode,
@@ -73,12 +80,14 @@ def hot_config(mode: SpeculationMode = SpeculationMode.CLOSED_LOOP, max_draft_to
     )
 
 
-def boot_config(drafters: Sequence[Drafter], max_draft_tokens: int = 3, extra: Sequence[str] = ()) -> BootConfig:
+def boot_config(
+    drafters: Sequence[Drafter], max_draft_tokens: int = 3, extra: Sequence[str] = (), target: Path = TARGET
+) -> BootConfig:
     return BootConfig(
         service="chat",
         namespace="default",
         revision="local",
-        target=model(TARGET),
+        target=model(target),
         draft_pool=list(drafters),
         accelerator=Accelerator(products=["cpu"]),
         # Whole numbers of float32 do not depend on how many tokens share a pass; those of bfloat16 may.
@@ -88,15 +97,15 @@ def boot_config(drafters: Sequence[Drafter], max_draft_tokens: int = 3, extra: S
 
 
 def make_plan(
-    drafters: Sequence[Drafter], hot: HotConfig | None = None, extra: Sequence[str] = ()
+    drafters: Sequence[Drafter], hot: HotConfig | None = None, extra: Sequence[str] = (), target: Path = TARGET
 ) -> launch.LaunchPlan:
     run_dir = tempfile.mkdtemp(prefix="outrider-test-")
     hot = hot or hot_config()
-    paths = launch.Paths(
+    paths = Paths(
         hot_file=f"{run_dir}/hot.json", profiles_dir=f"{run_dir}/profiles", podinfo_dir=run_dir, run_dir=run_dir,
         mounted=False,
     )  # fmt: skip
-    return launch.plan_launch(boot_config(drafters, extra=extra), hot, paths)
+    return launch.plan_launch(boot_config(drafters, extra=extra, target=target), hot, paths)
 
 
 @contextmanager

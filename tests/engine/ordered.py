@@ -5,35 +5,29 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 from outrider_crds.spec import Drafter
-from outrider_runtime.drafter_memory import read_drafter_memory
+from outrider_runtime.drafters.pool import Pool
 from outrider_runtime.vllm_plugin import cpu
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, noted_failures
 from outrider_runtime.vllm_plugin.messages import (
-    IDLE,
     NOBODY,
     DraftOrder,
     DraftReport,
     attach,
     attached_order,
     attached_report,
+    idle_order,
 )
-from outrider_runtime.vllm_plugin.pool import Pool
+from outrider_runtime.worker_notes import read_drafter_memory
 
 from tests.engine import engines
 
 SCHEDULER = f"--scheduler-cls={__name__}.ordered_scheduler"
 Giver = Callable[[int, list[str], DraftOrder], DraftOrder]
 """Step, its requests, an order in which nobody runs -> the step's order."""
-
-
-def idle_order(members: int, requests: int) -> DraftOrder:
-    """Nobody runs."""
-    chosen, second = np.full((2, requests), NOBODY, dtype=np.int8)  # filled in place, each by itself
-    return DraftOrder(0, np.full(members, IDLE, dtype=np.int8), chosen, second)
 
 
 def ordered_scheduler(vllm_config: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -59,9 +53,12 @@ class Ordered:
         """Step -> what was ordered, and what came of it."""
         self.proposals: dict[tuple[int, str, int], list[int]] = {}
         """Member, request, its tokens so far -> what was proposed."""
+        self.scheduled: dict[str, int] = {}
+        """Request -> tokens of the step that is being ordered."""
         self._given: dict[int, DraftOrder] = {}
 
     def _update_after_schedule(self, output: Any) -> None:
+        self.scheduled = output.num_scheduled_tokens
         step, names = next(self.steps), list(output.num_scheduled_tokens)
         order = self.give(step, names, idle_order(self.members, len(names)))._replace(step=step)
         for place, name in enumerate(names):
@@ -108,6 +105,8 @@ class OrderedBench:
         self.names = [drafter.name for drafter in drafters]
         self.forwards: dict[int, int] = {}
         """Member -> forward passes since `run` began."""
+        self.prompt_tokens: list[int] = []
+        """Of each prompt of the last `run`."""
         self._count_forwards()
 
     def member(self, number: int) -> Any:
@@ -122,22 +121,28 @@ class OrderedBench:
     def _forward(self, number: int) -> None:
         self.forwards[number] = self.forwards.get(number, 0) + 1
 
-    def run(self, prompts: Sequence[str], give: Giver, *, arrive_every: int = 0) -> list[list[int]]:
+    def run(
+        self, prompts: Sequence[str], give: Giver, *, arrive_every: int = 0, keep_prefixes: bool = False,
+        **sampling: Any,
+    ) -> list[list[int]]:  # fmt: skip
         """Tokens of each prompt; requests are called "0", "1", ..."""
-        self.llm.reset_prefix_cache()
+        if not keep_prefixes:
+            self.llm.reset_prefix_cache()
         self.forwards.clear()
         scheduler = self.scheduler
         scheduler.give, scheduler.steps = give, itertools.count()
         scheduler.told.clear()
         scheduler.proposals.clear()
         engine, tokens = self.llm.llm_engine, {str(index): list[int]() for index in range(len(prompts))}
+        self.prompt_tokens = [0] * len(prompts)
         waiting, step = list(enumerate(prompts)), 0
         while waiting or engine.has_unfinished_requests():
             while waiting and step >= waiting[0][0] * arrive_every:
                 index, prompt = waiting.pop(0)
-                engine.add_request(str(index), prompt, engines._sampling({}))
+                engine.add_request(str(index), prompt, engines._sampling(sampling))
             for output in engine.step():
                 tokens[output.request_id] = list(output.outputs[0].token_ids)
+                self.prompt_tokens[int(output.request_id)] = len(output.prompt_token_ids)
             step += 1
         return list(tokens.values())
 
@@ -151,8 +156,10 @@ class OrderedBench:
 
 
 @contextmanager
-def ordered(drafters: Sequence[Drafter], *, asynchronous: bool = False) -> Iterator[OrderedBench]:
-    made = engines.make_plan(drafters, extra=[SCHEDULER])
+def ordered(
+    drafters: Sequence[Drafter], *, asynchronous: bool = False, extra: Sequence[str] = (), target: Path = engines.TARGET
+) -> Iterator[OrderedBench]:
+    made = engines.make_plan(drafters, extra=[SCHEDULER, *extra], target=target)
     plan = made.model_copy(update={"pool": Pool(hosted=tuple(drafters))})
     with engines._asynchronous_scheduling() if asynchronous else nullcontext(), engines.engine(plan) as llm:
         yield OrderedBench(llm, drafters, plan)

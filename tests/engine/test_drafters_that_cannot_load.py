@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from outrider_crds.runtime_config import BootConfig, draft_mount
 from outrider_crds.spec import Drafter
-from outrider_runtime.vllm_plugin.pool import ModelPlaces, Pool, choose_pool
+from outrider_runtime.drafters.pool import ModelPlaces, Pool, choose_pool
 
 from tests.engine.engines import boot_config, draft_model, eagle, lookup, model, suffix
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_runtime.vllm_plugin.graphs import LARGEST_TOKENS, graph_sizes
+from outrider_runtime.vllm_plugin.graphs import LARGEST_TOKENS, graph_sizes, offer_whole_graphs
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 REQUESTS, DRAFTED = 128, 5  # of examples/llama-h200.yaml
@@ -82,3 +82,34 @@ def test_every_batch_has_a_whole_graph_at_every_length(drafted: int, requests: i
             fitting = [row for row in rows if row >= batch]
             assert fitting, f"{batch} requests of {length} tokens"
             assert fitting[0] <= batch * 4 / 3 + 8 / length + 1
+
+
+def decoding(manager: Any, lengths: list[int]) -> Any:
+    """The graph that a step without prompts runs in."""
+    manager._graphs_captured = True
+    same = lengths[0] if len(set(lengths)) == 1 else None
+    return manager.dispatch(len(lengths), sum(lengths), same, 0, max_query_len=max(lengths)).cg_mode.name
+
+
+def test_equal_lengths_run_in_a_whole_graph_and_others_in_pieces() -> None:
+    """What the state calls Uniform, and what the two prices of a step are for."""
+    from outrider_runtime.vllm_plugin.verification import verification
+
+    manager = captured(graph_sizes(DRAFTED, REQUESTS), DRAFTED, REQUESTS, every_length(DRAFTED))
+    offer_whole_graphs(manager)
+    assert verification(manager) == "Uniform"
+    for length in range(1, DRAFTED + 2):
+        batches = range(1, min(REQUESTS, LARGEST_TOKENS // length) + 1)
+        assert {decoding(manager, [length] * batch) for batch in batches} == {"FULL"}
+    assert decoding(manager, [3, 1, 6]) == "PIECEWISE"
+
+
+@pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL"])
+def test_where_no_graph_is_made_for_one_length_all_lengths_are_alike(mode: str) -> None:
+    """CPUs, backends without whole graphs, and those whose whole graphs fit any batch."""
+    from outrider_runtime.vllm_plugin.verification import verification
+
+    manager = captured(graph_sizes(DRAFTED, REQUESTS), DRAFTED, REQUESTS, every_length(DRAFTED), mode=mode)
+    assert verification(manager) == "Varlen"
+    if mode != "NONE":
+        assert decoding(manager, [3, 1, 6]) == decoding(manager, [3, 3, 3]) == mode

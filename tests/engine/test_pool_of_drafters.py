@@ -14,9 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider_runtime.loop.caches import Hole
+from outrider_runtime.step_clock import HostClock
 from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
 from outrider_runtime.vllm_plugin.messages import IDLE, NOBODY, DraftOrder, numbers
-from outrider_runtime.vllm_plugin.step_clock import HostClock
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
@@ -36,6 +36,9 @@ class Member:
     def propose(self, batch: Any, *_: Any, num_speculative_tokens: int = MOST, **__: Any) -> Any:
         self.asked.append(num_speculative_tokens)
         return (self.token + torch.arange(MOST)).expand(batch.num_reqs, MOST)
+
+    def capture(self) -> None:
+        self.asked.append(-1)
 
 
 class DeviceBehind(HostClock):
@@ -214,6 +217,23 @@ def test_a_member_that_cannot_be_made_leaves_the_others_in_their_places() -> Non
 
     speculator = pool(broken, lambda: Member(20), told=lambda name, error: told.__setitem__(name, str(error)))
     assert told == {"member 0": "size mismatch"}
+    speculator.step = DraftingStep(order([3, 3], [0, 1, 1, 1]), NAMES, HostClock())
+    speculator.propose(SimpleNamespace(num_reqs=4, req_ids=NAMES), None, None, torch.zeros(1), None)
+    assert speculator.step.report().proposed.tolist() == [0, 3, 3, 3]
+
+
+def test_a_member_whose_graphs_cannot_be_captured_leaves_the_others() -> None:
+    """Bug: it kept the pod down. Its orders go to nobody."""
+
+    class Broken(Member):
+        def capture(self) -> None:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    good, told = Member(20), dict[str, str]()
+    speculator = pool(lambda: Broken(10), lambda: good, told=lambda name, error: told.__setitem__(name, str(error)))
+    speculator.capture()
+    assert good.asked == [-1]
+    assert told == {"member 0": "operation not permitted when stream is capturing"}
     speculator.step = DraftingStep(order([3, 3], [0, 1, 1, 1]), NAMES, HostClock())
     speculator.propose(SimpleNamespace(num_reqs=4, req_ids=NAMES), None, None, torch.zeros(1), None)
     assert speculator.step.report().proposed.tolist() == [0, 3, 3, 3]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from outrider_runtime.step_clock import HostClock
 from outrider_runtime.vllm_plugin.agreement import among
 from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
 from outrider_runtime.vllm_plugin.messages import DraftOrder, numbers
-from outrider_runtime.vllm_plugin.step_clock import HostClock
 from torch import distributed
 from torch.multiprocessing.spawn import spawn
 

@@ -180,6 +180,26 @@ def test_an_answer_that_ends_at_a_stop_string_is_complete(engine: Bench) -> None
     assert after.aborted == before.aborted
 
 
+def test_a_streamed_session_leaves_nothing_in_the_books(engine: Bench) -> None:
+    """Bug: the message that ends a session was noted as one more request, for ever."""
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    def turn(*, resumable: bool) -> Request:
+        sampling = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+        return Request("session", [1, 2, 3], sampling, None, resumable=resumable)
+
+    scheduler, core = engine.scheduler, engine.llm.llm_engine.engine_core.engine_core
+    for _ in range(2):
+        scheduler.add_request(turn(resumable=True))
+        for _ in range(8):
+            core.step_fn()
+    assert "session" in scheduler.requests
+    scheduler.add_request(turn(resumable=False))
+    assert "session" not in scheduler.requests
+    assert not scheduler._stepper.requests._known
+
+
 def test_times_are_the_requests_own(engine: Bench) -> None:
     """TPOT = (wall time - TTFT) / (tokens - 1), whatever number of tokens comes in one step."""
     import time

@@ -36,7 +36,7 @@ def test_a_drafter_that_cannot_load_is_dropped_and_named(server: Server) -> None
     lookup, eagle = server.state().drafters
     assert lookup.loaded
     assert not eagle.loaded
-    assert "cannot be loaded" in eagle.reason
+    assert "cannot be started" in eagle.reason
     assert server.chat(REPETITIVE, max_tokens=48, temperature=0).status_code == 200
     state = server.settled_state()
     assert state.plugin_active

@@ -37,6 +37,21 @@ def test_a_chat_request_is_answered_with_the_plugin_active(laptop: Laptop) -> No
     assert 0 < sum(drafter.accepted for drafter in state.drafters) <= sum(drafter.tried for drafter in state.drafters)
 
 
+def test_no_proposal_counts_as_a_token_of_the_answer(laptop: Laptop) -> None:
+    """What is billed is what was answered, whatever was proposed and rejected on the way."""
+    server, before = laptop.server, laptop.server.state()
+    asked = {"model": MODEL, "prompt": REPETITIVE, "max_tokens": 60, "ignore_eos": True, "temperature": 0}
+    answer = server.post("/v1/completions", json.dumps({**asked, "logprobs": 1}).encode()).json()
+    assert answer["usage"]["completion_tokens"] == len(answer["choices"][0]["logprobs"]["tokens"]) == 60
+    assert answer["usage"]["total_tokens"] == answer["usage"]["prompt_tokens"] + 60
+    streamed = {**asked, "stream": True, "stream_options": {"include_usage": True}}
+    lines = server.post("/v1/completions", json.dumps(streamed).encode()).text.splitlines()
+    last = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")][-1]
+    assert last["usage"]["completion_tokens"] == 60
+    server.wait_until("the state", lambda: server.state().output_tokens >= before.output_tokens + 120, 30)
+    assert server.state().proposed_tokens > before.proposed_tokens
+
+
 def test_answers_stream_token_by_token(laptop: Laptop) -> None:
     """The gate does not buffer."""
     body = {

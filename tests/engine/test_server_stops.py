@@ -85,7 +85,7 @@ def test_a_server_whose_engine_dies_ends_with_a_sentence(laptop: Laptop) -> None
     assert list(laptop.run_volume.iterdir())
     os.kill(engine.pid, signal.SIGKILL)
     assert server.process.wait(60) == 1
-    assert "outrider-runtime: the engine process has died" in server.last_lines(15)
+    assert "outrider-runtime: the engine has died" in server.last_lines(15)
     assert not list(laptop.run_volume.iterdir())
     psutil.wait_procs(family, timeout=30)
     assert not [child for child in family if child.is_running()]

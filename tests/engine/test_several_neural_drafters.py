@@ -85,6 +85,29 @@ def by_turns(step: int, requests: list[str], order: DraftOrder) -> DraftOrder:
     return order._replace(draft_tokens=max(0, int(order.passes.max())))
 
 
+def fed_then_short(step: int, _requests: list[str], order: DraftOrder) -> DraftOrder:
+    """Each member in turn: four steps with its first pass alone, then four with fewer tokens than the most."""
+    member = step // 8 % len(order.passes)
+    if step % 8 < 4:
+        order.passes[member] = 0
+        return order
+    order.passes[member] = MOST - 1 - step % 2
+    order.chosen[:] = member
+    return order._replace(draft_tokens=MOST - 1 - step % 2)
+
+
+def test_a_member_that_was_fed_alone_then_proposes_fewer_tokens_than_the_most(
+    engine: OrderedBench, reference: list[list[int]]
+) -> None:
+    """Bug: the padding of K = 0, and that behind a smaller K, was taken for nonsense, and the drafter suspended."""
+    assert engine.run(PROMPTS, fed_then_short) == reference
+    assert all(not report.failures for _, report in engine.told)
+    fed = [report for order, report in engine.told if not order.draft_tokens and order.passes.max() == 0]
+    assert fed
+    assert all(not report.proposed.any() and np.isfinite(report.seconds).any() for report in fed)
+    assert any(report.proposed.any() for _, report in engine.told)
+
+
 def test_answers_are_those_of_plain_decoding(engine: OrderedBench, reference: list[list[int]]) -> None:
     for give in (everybody(), everybody(1), by_turns):
         assert engine.run(PROMPTS, give, arrive_every=2) == reference
@@ -214,7 +237,7 @@ def test_a_head_that_cannot_load_leaves_the_others(other_layers: Path, tmp_path:
     shutil.copytree(other_layers, broken)
     (broken / "model.safetensors").write_bytes(b"no weights")
     with ordered([eagle(broken, "broken"), eagle(), draft_model(POOR_DRAFT)]) as engine:
-        assert "cannot be loaded" in engine.failures["broken"]
+        assert "cannot be started" in engine.failures["broken"]
         assert set(engine.failures) == {"broken"}
         reference = engine.run(PROMPTS, nobody)
 
@@ -235,6 +258,7 @@ def test_asynchronous_scheduling_loses_nothing(other_layers: Path) -> None:
     ) as engine:
         reference = engine.run(PROMPTS, nobody)
         assert [len(tokens) for tokens in reference] == [OUTPUT_TOKENS] * len(PROMPTS)
+        assert engine.run(PROMPTS, fed_then_short) == reference
         for give in (everybody(), by_turns):
             assert engine.run(PROMPTS, give, arrive_every=2) == reference
             assert all(engine.proposed(member) for member in range(4))

@@ -13,13 +13,14 @@ from outrider_crds.runtime_config import HotConfig, config_hash
 from outrider_crds.spec import SpeculationMode
 from outrider_crds.state import ProfileSource, RuntimeState
 from outrider_runtime.control import cost as control
+from outrider_runtime.drafters.pool import Pool
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.profiles import Identity, load_profile, product_of_pod
 from outrider_runtime.loop.reporter import Reporter
 from outrider_runtime.loop.suspensions import FIRST_SUSPENSION_S
+from outrider_runtime.paths import Paths
 from outrider_runtime.snapshot import blank_state, read_snapshot, write_snapshot
 from outrider_runtime.vllm_plugin import launch
-from outrider_runtime.vllm_plugin.pool import Pool
 
 from tests.engine.engines import boot_config, draft_model, hot_config, lookup
 from tests.unit.control import columns
@@ -47,9 +48,7 @@ class Pod:
         self.hot_file = folder / "hot.json"
         self.profiles = folder / "profiles" / "cpu"
         self.profiles.mkdir(parents=True)
-        paths = launch.Paths(
-            hot_file=str(self.hot_file), profiles_dir=str(self.profiles.parent), run_dir=str(self.run_dir)
-        )
+        paths = Paths(hot_file=str(self.hot_file), profiles_dir=str(self.profiles.parent), run_dir=str(self.run_dir))
         pool = Pool(hosted=(lookup(),), dropped={"draft": "model folder has no config.json"})
         plan = launch.LaunchPlan(boot=boot, hot=hot_config(), paths=paths, pool=pool, engine_version="0.32.0")
         self.plan = plan

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from typing import Any
 
 import pytest
@@ -19,7 +20,9 @@ OVERRIDDEN = {
         "schedule update_from_output add_request shutdown _update_after_schedule _free_request _preempt_request",
     ),
     "runner.PoolRunner": (
-        f"{GPU}.model_runner.GPUModelRunner", "execute_model sample sample_tokens take_draft_token_ids"
+        f"{GPU}.model_runner.GPUModelRunner",
+        "load_model initialize_kv_cache execute_model prepare_inputs _set_active_loras sample sample_tokens "
+        "take_draft_token_ids",
     ),
     "runner.CPUPoolRunner": ("vllm.v1.worker.cpu.model_runner.CPUModelRunner", ""),
     "runner.ReportedOutput": ("vllm.v1.outputs.AsyncModelRunnerOutput", "get_output"),
@@ -31,19 +34,28 @@ OVERRIDDEN = {
     "draft_model.DraftModel": (
         f"{GPU}.spec_decode.standalone_ar.speculator.StandaloneARSpeculator", "load_draft_model propose"
     ),
-    "eagle_head.EagleHead": (f"{GPU}.spec_decode.eagle.speculator.EagleSpeculator", "load_draft_model"),
+    "sparse_self.SparseSelf": (
+        f"{GPU}.spec_decode.standalone_ar.speculator.StandaloneARSpeculator", "load_model set_attn propose"
+    ),
+    "eagle_head.EagleHead": (
+        f"{GPU}.spec_decode.eagle.speculator.EagleSpeculator", "load_draft_model init_cudagraph_manager"
+    ),
     "prompt_lookup.PromptLookup": (f"{GPU}.spec_decode.ngram.speculator.NgramGPUSpeculator", "propose"),
     "cpu_worker.OutriderCPUWorker": (
-        "vllm.v1.worker.cpu_worker.CPUWorker", "init_device compile_or_warm_up_model execute_model"
+        "vllm.v1.worker.cpu_worker.CPUWorker",
+        "init_device determine_available_memory compile_or_warm_up_model execute_model",
     ),
     "cpu_executor.OutriderCPUExecutor": (
         "vllm.v1.executor.multiproc_executor.MultiprocExecutor", "take_draft_token_ids"
     ),
-    "gpu_worker.OutriderGPUWorker": ("vllm.v1.worker.gpu_worker.Worker", "init_device _make_model_runner"),
+    "gpu_worker.OutriderGPUWorker": (
+        "vllm.v1.worker.gpu_worker.Worker", "init_device determine_available_memory _make_model_runner"
+    ),
 }  # fmt: skip
 """Class of ours -> vLLM's that it stands on, and the methods that it overrides."""
 CALLED = {
     f"{GPU}.model_runner.init_speculator": "vllm_config device req_states",
+    f"{GPU}.model_runner.set_eagle3_aux_hidden_state_layers": "model spec_config",
     f"{GPU}.spec_decode.eagle.speculator.EagleSpeculator": "vllm_config device",
     f"{GPU}.spec_decode.standalone_ar.speculator.StandaloneARSpeculator._run_model": (
         "self input_ids positions attn_metadata slot_mappings num_tokens_across_dp"
@@ -56,16 +68,63 @@ CALLED = {
     f"{GPU}.block_table.BlockTables.compute_slot_mappings": (
         "self idx_mapping query_start_loc positions num_tokens_padded out"
     ),
+    f"{GPU}.attn_utils.init_attn_backend": "kv_cache_config vllm_config device active_layer_names draft_layer_names",
     f"{GPU}.attn_utils.build_slot_mappings_by_layer": "slot_mappings kv_cache_config",
     f"{GPU}.spec_decode.eagle.utils.get_model": "vllm_config model_config prefix load_config",
     f"{GPU}.spec_decode.standalone_ar.speculator.get_model": "vllm_config model_config prefix load_config",
     f"{GPU}.spec_decode.eagle.eagle3_utils.get_eagle3_aux_layers_from_config": "spec_config",
+    "vllm.model_executor.models.interfaces.SupportsEagle3.set_aux_hidden_state_layers": "self layers",
+    "vllm.model_executor.models.interfaces.SupportsEagle3.get_eagle3_default_aux_hidden_state_layers": "self",
     "vllm.sampling_params.SamplingParams._validate_spec_decode": "self speculative_config",
+    "vllm.v1.core.kv_cache_utils.check_enough_kv_cache_memory": "vllm_config kv_cache_spec available_memory",
+    "vllm.v1.kv_cache_interface.KVCacheSpec.max_memory_usage_bytes": "self vllm_config",
     "vllm.v1.core.block_pool.BlockPool.get_new_blocks": "self num_blocks",
     "vllm.v1.core.sched.scheduler.Scheduler.update_draft_token_ids": "self draft_token_ids",
     "vllm.v1.outputs.DraftTokenIds": "req_ids draft_token_ids",
 }
 """What we call, or stand in for -> its parameters."""
+
+ATTRIBUTES = {
+    "vllm.v1.core.sched.scheduler.Scheduler": (
+        "vllm_config running waiting requests kv_cache_manager block_size max_model_len max_num_running_reqs "
+        "max_num_scheduled_tokens max_num_active_reqs num_waiting_for_streaming_input"
+    ),
+    "vllm.v1.core.kv_cache_manager.KVCacheManager": "block_pool coordinator",
+    "vllm.v1.core.kv_cache_coordinator.KVCacheCoordinator": "single_type_managers",
+    "vllm.v1.core.single_type_kv_cache_manager.SingleTypeKVCacheManager": "req_to_blocks",
+    "vllm.v1.core.block_pool.BlockPool": "get_num_free_blocks",
+    "vllm.v1.request.Request": (
+        "request_id status arrival_time sampling_params max_tokens num_tokens num_prompt_tokens num_computed_tokens "
+        "num_output_tokens num_output_placeholders spec_token_ids is_prefill_chunk"
+    ),
+    "vllm.v1.core.sched.output.SchedulerOutput": (
+        "num_scheduled_tokens scheduled_spec_decode_tokens num_spec_tokens_to_schedule num_invalid_spec_tokens "
+        "has_structured_output_requests"
+    ),
+    "vllm.v1.outputs.ModelRunnerOutput": "req_id_to_index sampled_token_ids",
+    f"{GPU}.model_runner.GPUModelRunner": (
+        "model speculator req_states draft_tokens_handler cudagraph_manager use_aux_hidden_state_outputs"
+    ),
+    f"{GPU}.states.RequestState": "req_id_to_index draft_tokens all_token_ids total_len",
+    f"{GPU}.input_batch.InputBatch": (
+        "req_ids num_reqs idx_mapping idx_mapping_np query_start_loc positions num_tokens_after_padding "
+        "num_draft_tokens_per_req "
+        "num_reqs_after_padding"
+    ),
+    f"{GPU}.cudagraph_utils.CudaGraphManager": "cudagraph_mode varlen_decode _capture_descs _candidates",
+    f"{GPU}.cudagraph_utils.BatchExecutionDescriptor": "num_tokens num_active_loras uniform_token_count",
+    f"{GPU}.spec_decode.utils.DraftTokensHandler": "req_ids",
+    f"{GPU}.spec_decode.speculator.DraftModelSpeculator": (
+        "vllm_config device model input_buffers block_tables kv_cache_config attn_groups draft_attn_layer_names "
+        "num_speculative_steps num_extra_query_per_req pcp_manager"
+    ),
+    f"{GPU}.spec_decode.ngram.speculator.NgramGPUSpeculator": (
+        "scratch req_states max_model_len num_speculative_steps"
+    ),
+    f"{GPU}.spec_decode.standalone_ar.speculator.StandaloneARSpeculator": "expanded_slot_mappings",
+    f"{GPU}.spec_decode.eagle.speculator.EagleSpeculator": "prefill_cudagraph_manager",
+}  # fmt: skip
+"""Class of vLLM's -> what we read or set of its objects."""
 
 
 def found(path: str) -> Any:
@@ -98,6 +157,17 @@ def test_every_method_that_we_override_is_there(ours: str) -> None:
 def test_what_we_call_takes_what_we_give(theirs: str) -> None:
     found("outrider_runtime.vllm_plugin.cpu_worker")
     assert list(inspect.signature(found(theirs)).parameters) == CALLED[theirs].split()
+
+
+@pytest.mark.parametrize("theirs", ATTRIBUTES)
+def test_what_we_read_of_vllms_objects_is_there(theirs: str) -> None:
+    """Most is set while an object is made, so that only the source tells."""
+    found("outrider_runtime.vllm_plugin.cpu_worker")
+    classes = [one for one in found(theirs).__mro__ if one.__module__.startswith("vllm.")]
+    source = "".join(inspect.getsource(one) for one in classes)
+    for name in ATTRIBUTES[theirs].split():
+        there = rf"self\.{name}\b[^=(\n]*=(?!=)|^\s+self\.{name},|^    {name}: |def {name}\("
+        assert re.search(there, source, re.MULTILINE), f"vLLM's {theirs.rpartition('.')[2]} has no {name}"
 
 
 def test_a_proposal_is_asked_for_with_the_batch_first() -> None:

@@ -9,9 +9,11 @@ import pytest
 from outrider_crds.pod_template import EnvVar
 from outrider_crds.runtime_config import BootConfig
 from outrider_crds.spec import Accelerator, Drafter, Engine
+from outrider_runtime.drafters.pool import Pool
+from outrider_runtime.memory_limit import cpu_cache_gib
+from outrider_runtime.paths import Paths
 from outrider_runtime.vllm_plugin import arguments, launch
-from outrider_runtime.vllm_plugin.environment import cpu_cache_gib, engine_environment
-from outrider_runtime.vllm_plugin.pool import Pool
+from outrider_runtime.vllm_plugin.environment import engine_environment
 from outrider_runtime.vllm_plugin.versions import UntestedEngineError, check_engine_version
 
 from tests.engine.engines import boot_config, draft_model, eagle, hot_config, lookup
@@ -20,7 +22,7 @@ HEAD = Path("/heads/eagle")
 
 
 def plan_of(boot: BootConfig, pool: Pool) -> launch.LaunchPlan:
-    paths = launch.Paths(run_dir="/run/outrider")
+    paths = Paths(run_dir="/run/outrider")
     return launch.LaunchPlan(boot=boot, hot=hot_config(), paths=paths, pool=pool, engine_version="0.32.0")
 
 
@@ -149,7 +151,7 @@ def test_a_tested_vllm_is_accepted() -> None:
 def test_the_engine_core_finds_the_plan_in_the_run_folder(tmp_path: Path) -> None:
     """Promise: one environment variable is all that crosses to vLLM's processes."""
     plan = plan_of(boot_config([lookup()]), Pool(hosted=(lookup(),)))
-    plan = plan.model_copy(update={"paths": launch.Paths(run_dir=str(tmp_path / "run"))})
+    plan = plan.model_copy(update={"paths": Paths(run_dir=str(tmp_path / "run"))})
     environ: dict[str, str] = {}
     launch.prepare(plan, environ)
     assert launch.load_plan(environ) == plan
@@ -159,7 +161,7 @@ def test_the_engine_core_finds_the_plan_in_the_run_folder(tmp_path: Path) -> Non
 def test_a_drafter_that_the_worker_leaves_out_is_named_to_the_engine_core(tmp_path: Path) -> None:
     """Promise: a drafter never keeps a pod down; the state names it with the reason. Earlier starts are forgotten."""
     plan = plan_of(boot_config([lookup(), eagle(HEAD)]), Pool(hosted=(lookup(), eagle(HEAD))))
-    plan = plan.model_copy(update={"paths": launch.Paths(run_dir=str(tmp_path))})
+    plan = plan.model_copy(update={"paths": Paths(run_dir=str(tmp_path))})
     assert launch.noted_failures(plan) == {}
     environ: dict[str, str] = {}
     launch.prepare(plan, environ)
@@ -173,9 +175,21 @@ def test_a_drafter_that_the_worker_leaves_out_is_named_to_the_engine_core(tmp_pa
 def test_a_drafter_that_vllms_config_refuses_is_left_out(tmp_path: Path) -> None:
     """vLLM checks some of a draft before any worker starts."""
     plan = plan_of(boot_config([eagle(HEAD)]), Pool(hosted=(eagle(HEAD),)))
-    plan = plan.model_copy(update={"paths": launch.Paths(run_dir=str(tmp_path))})
+    plan = plan.model_copy(update={"paths": Paths(run_dir=str(tmp_path))})
     refusal = ValueError("1 validation error for SpeculativeConfig\n  Value error, no such architecture")
     smaller = launch.after_failure(plan, refusal)
     assert smaller is not None
     assert "no such architecture" in smaller.pool.dropped["eagle"]
     assert launch.after_failure(plan, ValueError("out of memory")) is None
+
+
+def test_drafters_that_the_worker_noted_before_the_engine_ended_are_left_out_at_the_next_start(tmp_path: Path) -> None:
+    """It notes those that leave no room for KV, and vLLM ends; a second end without a note is nobody's fault."""
+    hosted = (lookup(), eagle(HEAD), draft_model(HEAD))
+    plan = plan_of(boot_config(hosted), Pool(hosted=hosted))
+    plan = plan.model_copy(update={"paths": Paths(run_dir=str(tmp_path))})
+    launch.note_failure("draft", "it does not fit", {"OUTRIDER_RUN_DIR": str(tmp_path)})
+    smaller = launch.after_failure(plan, RuntimeError("engine core initialization failed"))
+    assert smaller is not None
+    assert smaller.pool == Pool(hosted=hosted[:2], dropped={"draft": "it does not fit"})
+    assert launch.after_failure(smaller, RuntimeError("engine core initialization failed")) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import sys
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.operator.client import wait_for
 from tests.operator.manifests import IMAGE
@@ -72,6 +74,10 @@ class OperatorProcess:
         lines = [line for line in page.splitlines() if line.split("{")[0].split(" ")[0] == name]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
+    def health(self) -> Any:
+        """What it says of itself to the kubelet's probe."""
+        return json.loads(self._fetch(f"http://127.0.0.1:{self.health_port}/healthz"))["operator"]
+
     def log_text(self) -> str:
         return self._log.read_text()
 
@@ -90,7 +96,7 @@ class OperatorProcess:
         assert self._process is not None
         assert self._process.poll() is None, f"the operator ended: {self._log.read_text()[-3000:]}"
         try:
-            return "leading" in self._fetch(f"http://127.0.0.1:{self.health_port}/healthz")
+            return "leading" in self.health()
         except OSError:
             return False
 

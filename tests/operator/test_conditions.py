@@ -195,6 +195,10 @@ ROWS = {
         spec={"metrics": {"source": "Prometheus"}},
         expected=(("SpecValid", "False", "PrometheusNotConfigured", "prometheus.url"),),
     ),
+    "whole-node": Row(
+        spec={"podTemplate": {"volumes": [{"name": "root", "hostPath": {"path": "/"}}]}},
+        expected=(("SpecValid", "False", "HostPathForbidden", "names / of the node"),),
+    ),
     "refused": Row(
         spec={"podTemplate": {"labels": {"team": "unknown"}}},
         expected=(("SpecValid", "False", "ChildRejected", "no such team"),),

@@ -69,7 +69,7 @@ def services(make: Make) -> dict[str, Service]:
 def crowded(services: dict[str, Service]) -> tuple[Service, set[str]]:
     """A rollout that has no room, and the pods that it is to replace.
 
-    Begun early, since the verdict takes a minute, but after the Jobs on that product: they would give way.
+    Begun early, since the verdict takes a minute, but after the Jobs on that product, which would have no room.
     """
     services["three"].wait("ProfilesReady", "True", timeout_s=240)
     service = services["full"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import socket
 import ssl
@@ -13,7 +14,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from outrider_operator.metrics.prometheus import Connection, PrometheusFigures, Query, windows_of
+from outrider_operator.metrics.prometheus import MOST_LABELLED, Connection, PrometheusFigures, Query, windows_of
 from outrider_operator.work_queue import Key
 from prometheus_api_client import PrometheusConnect
 
@@ -85,6 +86,13 @@ def test_a_pod_speaks_for_services_of_its_own_namespace_only(query: Query) -> No
     assert {key.namespace for key in windows} == {"ns"}
 
 
+def test_made_up_drafters_are_not_all_kept(query: Query) -> None:
+    """A pod may export any number of them, and the operator would hold them all."""
+    figures = windows_of(query, WINDOW_S)[Key("ns", "every-30")].current
+    assert figures is not None
+    assert len(figures.drafters) == MOST_LABELLED
+
+
 async def test_prometheus_behind_tls_and_a_token(address: str, tmp_path: Path) -> None:
     """The usual place of a Prometheus in a company."""
     certificate = _certificate(tmp_path)
@@ -102,9 +110,14 @@ async def test_prometheus_behind_tls_and_a_token(address: str, tmp_path: Path) -
 
 
 async def test_a_prometheus_that_does_not_answer_is_given_up_in_time() -> None:
+    """And holds up nothing else meanwhile."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        figures = PrometheusFigures(Connection(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.2), WINDOW_S)
-        await figures.ask()
+        figures = PrometheusFigures(Connection(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=2), WINDOW_S)
+        asking = asyncio.create_task(figures.ask())
+        connection, _ = await asyncio.to_thread(silent.accept)
+        with connection:
+            assert not asking.done(), "the event loop waited for the answer"
+            await asking
     assert "does not answer" in figures.figures(Key("ns", "any")).error
 
 
@@ -120,10 +133,14 @@ def _scrapes(now: float) -> Iterator[str]:
     yield from _series("outrider_output_tokens_total", 15, now, 1000 * RATE, scraped_in="mallory")
     yield "# TYPE outrider_drafter_tried counter"
     yield from _series("outrider_drafter_tried_total", 15, now, RATE)  # and no label that names the drafter
+    for number in range(2 * MOST_LABELLED):
+        yield from _series("outrider_drafter_tried_total", 30, now, RATE, made_up=f',drafter="made-up-{number}"')
 
 
-def _series(name: str, interval_s: int, now: float, rate: int, scraped_in: str = "ns") -> Iterator[str]:
-    labels = f'namespace="{scraped_in}",outrider_namespace="ns",outrider_service="every-{interval_s}"'
+def _series(
+    name: str, interval_s: int, now: float, rate: int, scraped_in: str = "ns", made_up: str = ""
+) -> Iterator[str]:
+    labels = f'namespace="{scraped_in}",outrider_namespace="ns",outrider_service="every-{interval_s}"{made_up}'
     for age_s in range(3600, -900, -interval_s):
         yield f"{name}{{{labels}}} {1 + rate * (3600 - age_s)} {now - age_s:.3f}"
 

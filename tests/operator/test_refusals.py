@@ -99,6 +99,17 @@ def test_a_template_that_the_api_server_fails_on_keeps_nothing_else_away(make: M
     assert service.condition("SpecValid")["status"] == "True"
 
 
+def test_a_quota_on_pods_is_named_where_it_keeps_profiling_away(make: Make, cluster: Cluster, namespace: str) -> None:
+    """The Job is there and its pod is not: no condition said why."""
+    cluster.kubectl("create", "quota", "no-pods", "--hard=pods=0", "-n", namespace)
+    wait_for("the quota to count", lambda: _used(cluster, namespace, "pods") is not None)
+    service = make("unmeasured", replicas=0)
+    wait_for("the quota's name", lambda: "quota: no-pods" in service.condition("ProfilesReady").get("message", ""))
+    assert service.condition("ProfilesReady")["reason"] == "Learning"
+    assert service.condition("SpecValid")["status"] == "True"
+    cluster.kubectl("delete", "quota", "no-pods", "-n", namespace)
+
+
 def test_what_a_spec_no_longer_says_leaves_the_pods(make: Make) -> None:
     """Children are created first and applied later: what only the creation said must not stay for ever."""
     labelled = {"labels": {"team": "a"}}

@@ -23,6 +23,7 @@ from outrider_operator.kinds import (
     SERVICE_ACCOUNT,
     Kind,
 )
+from outrider_operator.supervision import RUNNING
 
 from tests.cluster.cluster import Cluster
 from tests.operator.client import Client, Service, uids, wait_for
@@ -53,6 +54,14 @@ def test_kopf_leaves_no_trace(steady: Service) -> None:
     assert "kopf" not in json.dumps(document)
     for kind in CHILDREN:
         assert "kopf" not in json.dumps(steady.children(kind))
+
+
+def test_the_health_names_each_background_task(steady: Service, operator_process: OperatorProcess) -> None:
+    """Whoever is woken by an alert on restarts sees which task ended, and why."""
+    del steady
+    tasks = operator_process.health()["tasks"]
+    assert {"resync", "polls of the pods", "histories", "watch of pods in all namespaces", "worker 1"} <= set(tasks)
+    assert set(tasks.values()) == {RUNNING}
 
 
 def test_an_idle_operator_does_not_write(steady: Service, operator_process: OperatorProcess, cluster: Cluster) -> None:

@@ -26,10 +26,14 @@ from outrider_operator.decide.figures import status as figure_status
 from outrider_operator.decide.figures.behaviour import Behaviour
 from outrider_operator.decide.intent import Intent, held, intent, unread_profiles
 from outrider_operator.decide.ownership import Children, selector
-from outrider_operator.decide.pod_spec.volumes import is_profile_name
 from outrider_operator.decide.pods import LOOK_AGAIN_S, Pods, is_being_created, pods_of, revision_of
 from outrider_operator.decide.profiling.jobs import plan_jobs
-from outrider_operator.decide.profiling.measurements import Measurement, ProfilingView, measurements, stale_in_s
+from outrider_operator.decide.profiling.product_profiles import (
+    ProductProfile,
+    ProfilingView,
+    product_profiles,
+    stale_in_s,
+)
 from outrider_operator.decide.profiling.profile_maps import plan_profile_maps
 from outrider_operator.decide.revisions import revision_map_name, unread_map, unread_maps
 from outrider_operator.decide.runtime_image import default_image, given_image
@@ -37,7 +41,7 @@ from outrider_operator.decide.workloads.children import plan_products, plan_work
 from outrider_operator.decide.workloads.deployment import pods_are_placed
 from outrider_operator.decide.workloads.services import network_policy_name
 from outrider_operator.inbound.reading import annotation, integer, is_being_deleted, name_of
-from outrider_operator.model import CONFIG_MAP, NETWORK_POLICY, Observed, Rejection, Settings, child_names
+from outrider_operator.model import CONFIG_MAP, NETWORK_POLICY, SERVING, Observed, Settings, child_names
 from outrider_operator.plan import Plan
 
 __all__ = ["decide"]
@@ -82,7 +86,7 @@ def _names(children: Children, settings: Settings, asked: Intent) -> list[tuple[
 def _serve(observed: Observed, settings: Settings, children: Children, pods: Pods, asked: Intent) -> Plan:
     """The plan for a spec that may be applied."""
     view = _profiling_view(observed, pods)
-    found = measurements(view, asked)
+    found = product_profiles(view, asked)
     in_use = {revision_of(each) for each in (*observed.replica_sets, *observed.pods)}
     workloads = plan_workloads(children, asked, in_use, settings.admin_port_peers)
     maps = plan_profile_maps(view, asked, found)
@@ -119,18 +123,19 @@ def _status(
     children: Children,
     view: ProfilingView,
     asked: Intent,
-    found: list[Measurement],
+    found: list[ProductProfile],
 ) -> SpeculativeServiceStatus:
     spec, pods = asked.spec, view.pods
     states = {name: observed.states[name] for pod in pods.ready if (name := name_of(pod)) in observed.states}
     unheard = why_unheard(observed.unheard, pods.ready, observed.network_policies)
     figures = explained(observed.figures, unheard)
     behaviour = Behaviour(figures, observed.status, states, is_served=bool(pods.ready))
-    refused = refusal(each for each in observed.rejections if not is_profile_name(each.name))
+    refused = refusal(each for each in observed.rejections if each.component == SERVING)
+    of_profiling = tuple(each for each in observed.rejections if each.component != SERVING)
     rollout = Rollout(
         asked, children.deployment, pods, refused, behaviour.standing_condition(ConditionType.PROGRESSING)
     )
-    seen = Seen(asked, pods, states, observed.warnings, _of_profiling(observed.rejections))
+    seen = Seen(asked, pods, states, observed.warnings, of_profiling)
     status = _counted(observed, children, pods).model_copy(
         update={
             "accelerator": ",".join(spec.accelerator.products),
@@ -153,10 +158,6 @@ def _status(
         ConditionType.SLO_ATTAINED: slo_attained(behaviour, spec, found),
     }
     return with_verdicts(status, verdicts, observed.generation, observed.now)
-
-
-def _of_profiling(rejections: tuple[Rejection, ...]) -> tuple[Rejection, ...]:
-    return tuple(each for each in rejections if is_profile_name(each.name))
 
 
 def _figures(behaviour: Behaviour, spec: SpeculativeServiceSpec) -> dict[str, Any]:
@@ -204,7 +205,7 @@ def _counted(observed: Observed, children: Children, pods: Pods) -> SpeculativeS
 
 
 def _next_look_s(
-    settings: Settings, view: ProfilingView, asked: Intent, found: list[Measurement], *waits: float | None
+    settings: Settings, view: ProfilingView, asked: Intent, found: list[ProductProfile], *waits: float | None
 ) -> float | None:
     """The nearest moment at which time alone changes a decision."""
     running = asked.running.name if asked.running is not None else ""

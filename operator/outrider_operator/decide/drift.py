@@ -6,17 +6,25 @@ there. A digest of the applied object, kept in an annotation, catches what Outri
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from outrider_crds.base import digest
 
 from outrider_operator.decide.quantities import quantity
-from outrider_operator.inbound.reading import annotation
+from outrider_operator.inbound.reading import annotation, text
 from outrider_operator.model import Object
 
 APPLIED_ANNOTATION = "outrider.dev/applied"
 # Lists that merge by a key, so that others may add items; all other lists belong to whoever sets them.
-_SHARED_LISTS = frozenset({"containers", "env", "volumes", "volumeMounts", "ports", "ownerReferences"})
+_SHARED_LISTS = {
+    "containers": "name",
+    "env": "name",
+    "volumes": "name",
+    "volumeMounts": "mountPath",
+    "ports": "name",
+    "ownerReferences": "uid",
+}
 _QUANTITIES = frozenset({"limits", "requests", "sizeLimit"})
 
 
@@ -54,8 +62,17 @@ def _field(parent: str, key: str) -> str:
 
 def _contains_items(observed: list[Any], desired: list[Any], field: str) -> bool:
     if field in _SHARED_LISTS:
-        return all(any(contains(have, want) for have in observed) for want in desired)
+        there = _by_key(observed, _SHARED_LISTS[field])
+        return all(any(contains(have, want) for have in there[text(want, _SHARED_LISTS[field])]) for want in desired)
     return len(observed) == len(desired) and all(contains(*pair) for pair in zip(observed, desired, strict=True))
+
+
+def _by_key(items: list[Any], key: str) -> defaultdict[str, list[Any]]:
+    """Others' items stay for ever and may be thousands: nobody goes through all of them for each of ours."""
+    found: defaultdict[str, list[Any]] = defaultdict(list)
+    for item in items:
+        found[text(item, key)].append(item)
+    return found
 
 
 def _is_empty(value: Any) -> bool:

@@ -8,7 +8,7 @@ from enum import Enum
 
 from outrider_crds.spec import API_GROUP, API_VERSION, KIND
 
-from outrider_operator.inbound.reading import is_being_deleted, items, label, text
+from outrider_operator.inbound.reading import controller_of, is_being_deleted, label, owners_of, text
 from outrider_operator.model import (
     COMPONENT_LABEL,
     CONFIG_MAP,
@@ -66,7 +66,7 @@ def ownership(document: Object | None, owner: Identity) -> Ownership:
         return Ownership.ABSENT
     if is_being_deleted(document):
         return Ownership.LEAVING
-    controller = _controller(document)
+    controller = controller_of(document)
     if not controller:
         return Ownership.OURS if _has_our_labels(document, owner.name) else Ownership.FOREIGN
     if controller.get("uid") == owner.uid:
@@ -78,7 +78,7 @@ def ownership(document: Object | None, owner: Identity) -> Ownership:
 
 def controller_name(document: Object) -> str:
     """ "Kind name" of the object's controller, for a sentence; empty when it has none."""
-    controller = _controller(document)
+    controller = controller_of(document)
     return f"{text(controller, 'kind')} {text(controller, 'name')}" if controller else ""
 
 
@@ -94,7 +94,7 @@ def owner_reference(owner: Identity, *, controller: bool) -> Object:
 
 
 def owner_uids(document: Object) -> set[str]:
-    return {text(ref, "uid") for ref in items(document, "metadata", "ownerReferences")}
+    return {text(owner, "uid") for owner in owners_of(document)}
 
 
 def labels(service: str, component: str = SERVING) -> dict[str, str]:
@@ -110,10 +110,6 @@ def labels(service: str, component: str = SERVING) -> dict[str, str]:
 def selector(service: str) -> dict[str, str]:
     """Labels that select the serving pods; a Deployment's selector can never change."""
     return {"app.kubernetes.io/name": "outrider", SERVICE_LABEL: service, COMPONENT_LABEL: SERVING}
-
-
-def _controller(document: Object) -> Object:
-    return next((ref for ref in items(document, "metadata", "ownerReferences") if ref.get("controller")), {})
 
 
 def _has_our_labels(document: Object, service: str) -> bool:

@@ -14,6 +14,7 @@ from outrider_operator.inbound.reading import (
     cut,
     integer,
     is_being_deleted,
+    is_true,
     items,
     label,
     mapping,
@@ -110,7 +111,7 @@ def pods_of(deployment: Object | None, pods: Iterable[Object], warnings: Mapping
 
 
 def is_ready(pod: Object) -> bool:
-    return condition_of(pod, "Ready").get("status") == "True"
+    return is_true(pod, "Ready")
 
 
 def revision_of(pod: Object) -> str:

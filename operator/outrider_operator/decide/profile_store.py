@@ -1,7 +1,7 @@
 """The profile ConfigMap: what has been measured for a target on a product, and what could not be.
 
 Data: `target.json`, `<drafter key>.json`, and `failures.json`, which maps key -> attempt -> failure. An attempt is
-the hash of the settings that a measurement ran under (see `measurements`), so that a failed key runs again when
+the hash of the settings that a measurement ran under (see `asked`), so that a failed key runs again when
 those change, and services that share a profile do not take turns at failing.
 """
 
@@ -62,10 +62,6 @@ class Store:
 
     def failure(self, key: str, attempt: str) -> Failure | None:
         return self.failures.get(key, {}).get(attempt)
-
-    def last_failure(self, key: str) -> Failure | None:
-        """The newest failure of `key`, under whatever settings."""
-        return next(reversed(self.failures.get(key, {}).values()), None)
 
     def with_target(self, profile: TargetProfile) -> Store:
         return replace(self, target=profile, failures=_without(self.failures, profile.key))

@@ -4,7 +4,7 @@ A revision's ConfigMap holds the boot config and the pod template as they were w
 are used as they stand from then on, so that neither an upgrade of the operator nor a change of `rollout` moves
 the pods of a revision that the user did not touch.
 
-Who may write ConfigMaps may not make pods for that: a stored template counts only where the Deployment or a ReplicaSet
+Who may write ConfigMaps may not make pods for that: a stored revision counts only where the Deployment or a ReplicaSet
 carries its digest. Who may write those can make pods anyway.
 """
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from outrider_crds.base import digest
 from outrider_crds.profile import ProfileKeys
@@ -30,9 +30,9 @@ from outrider_operator.model import CONFIG_MAP, REVISION_LABEL, Identity, Object
 
 INPUTS_LABEL = "outrider.dev/inputs"
 BOOT_TOKENS_ANNOTATION = "outrider.dev/boot-draft-tokens"
-TEMPLATE_ANNOTATION = "outrider.dev/template"
-"""On the Deployment, which hands it to its ReplicaSets: digest of the pod template, too long to forge."""
-_DIGEST = 64
+CONTENTS_ANNOTATION = "outrider.dev/contents"
+"""On the Deployment, which hands it to its ReplicaSets: digest of the revision's contents, too long to forge."""
+_DIGEST_LENGTH = 64
 TEMPLATE_KEY = "pod-template.json"
 _MOST_STORED = 16
 """Revisions whose contents are read, the Deployment's and the newest first. A Deployment keeps ten old ReplicaSets."""
@@ -49,11 +49,8 @@ class Revision:
     """Hash of all that makes a revision but maxDraftTokens, which is hot up to the value at boot."""
     boot: BootConfig
     template: Object
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the pod template."""
-        return digest(self.template, _DIGEST)
+    fingerprint: str
+    """Of boot config and template as they are stored."""
 
     @property
     def keys(self) -> list[ProfileKeys]:
@@ -89,11 +86,12 @@ def wanted_revision(
 def stored_revisions(children: Children, replica_sets: Iterable[Object]) -> tuple[Revision, ...]:
     """The revisions whose ConfigMaps are there, readable and as they were when pods were made of them.
 
-    Reading one takes milliseconds: once in a decision.
+    Others are not parsed: anyone may have filled them, and every decision would take as long as that takes.
     """
     vouched = _vouched(children, replica_sets)
-    found = (_read(document) for document in _vouched_maps(children, vouched))
-    return tuple(each for each in found if each is not None and (each.name, each.fingerprint) in vouched)
+    genuine = (each for each in _vouched_maps(children, vouched) if _stands_for(each) in vouched)
+    found = (_read(document) for document in genuine)
+    return tuple(each for each in found if each is not None)
 
 
 def unread_maps(children: Children, replica_sets: Iterable[Object]) -> list[str]:
@@ -141,10 +139,7 @@ def revision_map(owner: Identity, revision: Revision) -> Object:
             "ownerReferences": [owner_reference(owner, controller=True)],
         },
         "immutable": True,
-        "data": {
-            CONFIG_KEY: json.dumps(revision.boot.wire(), indent=1, sort_keys=True),
-            TEMPLATE_KEY: json.dumps(revision.template, sort_keys=True),
-        },
+        "data": _contents(revision.boot, revision.template),
     }
 
 
@@ -159,7 +154,7 @@ def revision_annotations(revision: Revision) -> dict[str, str]:
     return {
         INPUTS_LABEL: revision.inputs,
         BOOT_TOKENS_ANNOTATION: str(revision.boot.max_draft_tokens),
-        TEMPLATE_ANNOTATION: revision.fingerprint,
+        CONTENTS_ANNOTATION: revision.fingerprint,
     }
 
 
@@ -179,7 +174,7 @@ def _lost(
         return made
     # Made by another release, which rendered it otherwise: what runs is what counts.
     metadata = {key: mapping(live, "metadata", key) for key in ("labels", "annotations")}
-    return replace(made, template={"metadata": metadata, "spec": mapping(live, "spec")})
+    return _revision(name, inputs, made.boot, {"metadata": metadata, "spec": mapping(live, "spec")})
 
 
 def revision_name(inputs: str, max_draft_tokens: int) -> str:
@@ -195,7 +190,11 @@ def _made(
         spec, service=owner.name, namespace=owner.namespace, revision=name, image=image, max_draft_tokens=most
     )
     template = pod_template(spec, settings, owner.name, name, image, boot.profile_keys)
-    return Revision(name=name, inputs=inputs, boot=boot, template=template)
+    return _revision(name, inputs, boot, template)
+
+
+def _revision(name: str, inputs: str, boot: BootConfig, template: Object) -> Revision:
+    return Revision(name, inputs, boot, template, _fingerprint(_contents(boot, template)))
 
 
 def _keeps(owner: Identity, document: Object) -> bool:
@@ -205,10 +204,27 @@ def _keeps(owner: Identity, document: Object) -> bool:
 
 
 def _vouched(children: Children, replica_sets: Iterable[Object]) -> set[tuple[str, str]]:
-    """(revision, digest of its pod template) of what pods were made of."""
-    pairs = {(label(each, REVISION_LABEL), annotation(each, TEMPLATE_ANNOTATION)) for each in replica_sets}
-    pairs.add((current_revision_name(children), annotation(children.deployment or {}, TEMPLATE_ANNOTATION)))
+    """(revision, digest of its contents) of what pods were made of."""
+    pairs = {(label(each, REVISION_LABEL), annotation(each, CONTENTS_ANNOTATION)) for each in replica_sets}
+    pairs.add((current_revision_name(children), annotation(children.deployment or {}, CONTENTS_ANNOTATION)))
     return {(name, fingerprint) for name, fingerprint in pairs if fingerprint}
+
+
+def _stands_for(document: Object) -> tuple[str, str]:
+    """(revision, digest of its contents) that a ConfigMap holds."""
+    return label(document, REVISION_LABEL), _fingerprint(mapping(document, "data"))
+
+
+def _contents(boot: BootConfig, template: Object) -> dict[str, str]:
+    """Equal revisions are equal texts."""
+    return {
+        CONFIG_KEY: json.dumps(boot.wire(), indent=1, sort_keys=True),
+        TEMPLATE_KEY: json.dumps(template, sort_keys=True),
+    }
+
+
+def _fingerprint(contents: Mapping[str, str]) -> str:
+    return digest([text(contents, key) for key in (CONFIG_KEY, TEMPLATE_KEY)], _DIGEST_LENGTH)
 
 
 def _vouched_maps(children: Children, vouched: set[tuple[str, str]]) -> list[Object]:
@@ -226,13 +242,11 @@ def _precedence(document: Object, current: str) -> tuple[bool, str, str]:
 
 def _read(document: Object) -> Revision | None:
     name, inputs = label(document, REVISION_LABEL), label(document, INPUTS_LABEL)
-    if not inputs:
-        return None
     try:
         boot = BootConfig.read(text(document, "data", CONFIG_KEY))
         template = from_json(text(document, "data", TEMPLATE_KEY))
     except (ValidationError, ValueError):
         return None
-    if not mapping(template, "spec"):
-        return None
-    return Revision(name=name, inputs=inputs, boot=boot, template=template)
+    if revision_name(inputs, boot.max_draft_tokens) != name or not mapping(template, "spec"):
+        return None  # labels can be changed where contents cannot
+    return Revision(name, inputs, boot, template, _fingerprint(mapping(document, "data")))

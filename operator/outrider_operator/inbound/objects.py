@@ -8,23 +8,29 @@ What is left out is read by its name where a service needs it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from outrider_crds.spec import API_GROUP, KIND
 from pydantic_core import to_json
 
+from outrider_operator.inbound.reading import component, owners_of
 from outrider_operator.inbound.unfit import Unfit
 from outrider_operator.kinds import CONFIG_MAP, JOB, NODE, POD, REPLICA_SET, SERVICE, Kind
-from outrider_operator.model import TOO_LARGE, Object
+from outrider_operator.model import PROFILE, TOO_LARGE, Object
 
 MOST_DATA = 256 * 1024
-"""Characters in a ConfigMap. Outrider's own hold some KiB; a profile with every failure that is kept, 200 KiB."""
+"""Bytes of memory that a ConfigMap's data takes. Outrider's own hold some KiB; a profile with every failure that is
+kept, 200 KiB."""
 MOST_OBJECT = 32 * 1024
 """Bytes of JSON in an object, the contents of a ConfigMap aside. Outrider's own take some KiB."""
+MOST_VALUES = 2000
+"""Values in it: an empty one takes three bytes of JSON, and thirty times as much in memory."""
 MOST_SPEC = 64 * 1024
 """Bytes of JSON in the spec of a service. The CRD bounds each list and text of it, not their sum."""
 MOST_ANNOTATIONS = 16 * 1024
-"""Characters in an object's annotations."""
+"""The same of an object's annotations."""
 _SOURCE = "object"
 _OURS = ((API_GROUP, KIND),)
 _OWNERS: Mapping[Kind, tuple[tuple[str, str], ...]] = {
@@ -33,17 +39,17 @@ _OWNERS: Mapping[Kind, tuple[tuple[str, str], ...]] = {
 }
 """Kind -> (group, kind) of what owns Outrider's objects of that kind; the service itself where it is not named."""
 _ADOPTED = frozenset({REPLICA_SET, JOB})
-"""May be without any owner for a moment: a Deployment adopts ReplicaSets, a service takes or deletes left Jobs."""
+"""May be without any owner for a moment: a Deployment adopts ReplicaSets, a service takes or deletes left Jobs.
+So may a profile, which the next service that needs it takes."""
 _ANNOTATIONS = f"{API_GROUP}/"
-_POD_SPEC = ("nodeName", "affinity", "nodeSelector", "tolerations", "priorityClassName", "schedulerName")
-_POD_STATUS = ("phase", "reason", "message", "podIP", "conditions", "containerStatuses")
+_POD_SPEC = ("nodeName", "tolerations")
+_POD_STATUS = ("phase", "reason", "podIP", "conditions", "containerStatuses")
 _SERVICE_METADATA = (
     "name", "namespace", "uid", "generation", "resourceVersion", "creationTimestamp", "deletionTimestamp",
     "annotations",
 )  # fmt: skip
 _NODE_METADATA = ("name", "uid", "labels", "resourceVersion")
-_NODE_STATUS = ("capacity", "allocatable")
-_READ_STATUS = frozenset({REPLICA_SET, JOB})
+_WITHOUT_TEMPLATE = frozenset({REPLICA_SET, JOB})
 """Kinds of whose spec nothing but the numbers is read: the pod template in them is not kept."""
 
 
@@ -56,9 +62,10 @@ def admit(kind: Kind, document: Object) -> Object | Unfit:
     if not _has_our_owner(kind, document):
         return Unfit(_SOURCE, "NoOwner", f"{_where(kind, document)} carries no owner of Outrider's")
     kept = trimmed(kind, document)
-    size = len(to_json({name: value for name, value in kept.items() if name != "data"}))
-    if size > MOST_OBJECT:
-        return Unfit(_SOURCE, "TooLarge", f"{_where(kind, document)}: {size} bytes")
+    weighed = {name: value for name, value in kept.items() if name != "data"}
+    size, values = len(to_json(weighed)), sum(1 for _ in _values(weighed))
+    if size > MOST_OBJECT or values > MOST_VALUES:
+        return Unfit(_SOURCE, "TooLarge", f"{_where(kind, document)}: {size} bytes, {values} values")
     return kept
 
 
@@ -66,13 +73,17 @@ def trimmed(kind: Kind, document: Object) -> Object:
     """What decisions read of `document`; of a ConfigMap that was shown as a whole that includes `data`, if empty."""
     kept = {**document, "metadata": _metadata(document), "apiVersion": kind.api_version, "kind": kind.kind}
     if kind == POD:
-        return {**kept, "spec": _pod_spec(document), "status": _only(document.get("status"), _POD_STATUS)}
+        return {
+            **kept,
+            "spec": _only(document.get("spec"), _POD_SPEC),
+            "status": _only(document.get("status"), _POD_STATUS),
+        }
     if kind == NODE:
         return _node(kept)
     if kind == CONFIG_MAP:
         own = _only(kept, ("apiVersion", "kind", "metadata", "immutable"))
         return own if is_partial(document) else {**own, "data": _smallest(document.get("data") or {}, MOST_DATA)}
-    if kind in _READ_STATUS:
+    if kind in _WITHOUT_TEMPLATE:
         spec = document.get("spec") or {}
         return {**kept, "spec": {name: value for name, value in spec.items() if name != "template"}}
     return kept
@@ -81,7 +92,7 @@ def trimmed(kind: Kind, document: Object) -> Object:
 def left_out(kind: Kind, admitted: Object, document: Object) -> Unfit | None:
     """What of a ConfigMap's data was too large to be kept."""
     lost = len(document.get("data") or ()) - len(admitted.get("data") or ()) if kind == CONFIG_MAP else 0
-    problem = f"{_where(kind, document)}: {lost} values beyond {MOST_DATA} characters"
+    problem = f"{_where(kind, document)}: {lost} values beyond {MOST_DATA} bytes"
     return Unfit(_SOURCE, "TooLarge", problem) if lost else None
 
 
@@ -95,21 +106,11 @@ def _where(kind: Kind, document: Object) -> str:
     return f"{kind.kind} {metadata.get('namespace')}/{metadata['name']}"
 
 
-def controller_uid(document: Object) -> str:
-    """uid of the object's controller; empty when it has none."""
-    return next((str(ref.get("uid", "")) for ref in owners_of(document) if ref.get("controller")), "")
-
-
 def _has_our_owner(kind: Kind, document: Object) -> bool:
     owners = [(str(ref.get("apiVersion", "")).partition("/")[0], ref.get("kind")) for ref in owners_of(document)]
     if not owners:
-        return kind in _ADOPTED
+        return kind in _ADOPTED or component(document) == PROFILE
     return any(owner in _OWNERS.get(kind, _OURS) for owner in owners)
-
-
-def owners_of(document: Object) -> Iterable[Object]:
-    """Its owner references."""
-    return document["metadata"].get("ownerReferences") or ()
 
 
 def _metadata(document: Object) -> Object:
@@ -122,9 +123,13 @@ def _metadata(document: Object) -> Object:
 
 def _smallest(texts: Mapping[str, str], most: int) -> Mapping[str, str]:
     """Whole values only, the smallest first: what Outrider wrote outlasts what somebody added."""
-    sizes = itertools.accumulate(sorted(len(text) for text in texts.values()))
+    sizes = itertools.accumulate(sorted(sys.getsizeof(text) for text in texts.values()))
     fitting = sum(size <= most for size in sizes)
-    return dict(sorted(texts.items(), key=lambda item: len(item[1]))[:fitting]) if fitting < len(texts) else texts
+    return (
+        dict(sorted(texts.items(), key=lambda item: sys.getsizeof(item[1]))[:fitting])
+        if fitting < len(texts)
+        else texts
+    )
 
 
 def _service(document: Object) -> Object:
@@ -134,22 +139,22 @@ def _service(document: Object) -> Object:
     return kept if size <= MOST_SPEC else {**kept, "spec": {TOO_LARGE: size}}
 
 
-def _pod_spec(document: Object) -> Object:
-    spec = document.get("spec") or {}
-    containers = [_only(container, ("name", "image", "resources")) for container in spec.get("containers") or ()]
-    return {**_only(spec, _POD_SPEC), "containers": containers}
-
-
 def _node(node: Object) -> Object:
-    status = node.get("status") or {}
-    conditions = [_only(each, ("type", "status")) for each in status.get("conditions") or () if each["type"] == "Ready"]
+    """Every service hears of a changed node: of a heartbeat, or of one that is not ready for a moment, none does."""
     return {
         "apiVersion": node["apiVersion"],
         "kind": node["kind"],
         "metadata": _only(node["metadata"], _NODE_METADATA),
-        "spec": _only(node.get("spec"), ("unschedulable", "taints")),
-        "status": {**_only(status, _NODE_STATUS), "conditions": conditions},
+        "spec": _only(node.get("spec"), ("taints",)),
+        "status": _only(node.get("status"), ("allocatable",)),
     }
+
+
+def _values(value: Any) -> Iterator[None]:
+    """One for each value in `value`, itself included."""
+    yield None
+    for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from _values(inner)
 
 
 def _only(document: Object | None, names: Iterable[str]) -> Object:

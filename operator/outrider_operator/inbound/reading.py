@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from outrider_operator.model import Object
+from outrider_operator.model import COMPONENT_LABEL, Object
 
 
 def dig(document: Any, *path: str) -> Any:
@@ -43,6 +44,11 @@ def condition_of(document: Object, kind: str) -> Object:
     return next((c for c in items(document, "status", "conditions") if c.get("type") == kind), {})
 
 
+def is_true(document: Object, kind: str) -> bool:
+    """Is the condition there, and True?"""
+    return condition_of(document, kind).get("status") == "True"
+
+
 def label(document: Object, name: str) -> str:
     return text(document, "metadata", "labels", name)
 
@@ -51,12 +57,39 @@ def annotation(document: Object, name: str) -> str:
     return text(document, "metadata", "annotations", name)
 
 
+def labels_of(document: Object) -> Mapping[str, str]:
+    return mapping(document, "metadata", "labels")
+
+
+def component(document: Object) -> str:
+    """Value of Outrider's component label."""
+    return label(document, COMPONENT_LABEL)
+
+
 def name_of(document: Object) -> str:
     return text(document, "metadata", "name")
 
 
+def namespace_of(document: Object) -> str:
+    return text(document, "metadata", "namespace")
+
+
 def uid_of(document: Object) -> str:
     return text(document, "metadata", "uid")
+
+
+def owners_of(document: Object) -> list[Object]:
+    """Its owner references."""
+    return items(document, "metadata", "ownerReferences")
+
+
+def controller_of(document: Object) -> Object:
+    """The owner reference of the object's controller; {} when it has none."""
+    return next((owner for owner in owners_of(document) if owner.get("controller")), {})
+
+
+def controller_uid(document: Object) -> str:
+    return text(controller_of(document), "uid")
 
 
 def is_being_deleted(document: Object) -> bool:

@@ -16,6 +16,8 @@ MOST_BYTES = 64 * 1024
 MOST_COUNT = 10**15
 """Of any number in it: 30 years of a million tokens a second. Sums over pods stay within the status' 64 bits."""
 MOST_TEXT = 1024
+MOST_ITEMS = 32
+"""Of any list in it, before it is validated: each item that does not fit costs three errors. Histograms have 28."""
 LEAST_DIGITS = 9
 """Decimals that are kept of a number: nanoseconds. Below that a divisor is 0, not a reason for an absurd quotient."""
 _SOURCE = "state"
@@ -54,11 +56,11 @@ def _cut_histogram(histogram: Histogram, bounds: tuple[float, ...]) -> Histogram
 
 
 def _bounded(value: Any) -> Any:
-    """`value` with its texts cut. Raises ValueError for a number that no counter can reach."""
+    """`value` with its texts and lists cut. Raises ValueError for a number that no counter can reach."""
     if isinstance(value, dict):
         return {key: _bounded(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [_bounded(each) for each in value]
+        return [_bounded(each) for each in value[:MOST_ITEMS]]
     if isinstance(value, str):
         return value[:MOST_TEXT]
     if isinstance(value, int | float) and not isinstance(value, bool):

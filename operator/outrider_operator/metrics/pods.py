@@ -47,6 +47,7 @@ class PodStates:
 
     A pod is asked every few seconds while it has traffic, seldom while it is idle, and often while
     its service waits for something that only the pod can tell (that a new configuration is in force).
+    One that gave no state is asked seldom whatever waits for it: what it answers instead may be dear to read.
     """
 
     def __init__(
@@ -113,6 +114,8 @@ class PodStates:
             del self._polls[uid]
 
     def _interval_s(self, key: Key, poll: _Poll) -> float:
+        if poll.unheard:
+            return IDLE_EVERY_S
         if key in self._urgent:
             return URGENT_EVERY_S
         return self._busy_every_s if poll.busy else IDLE_EVERY_S

@@ -17,8 +17,7 @@ from typing import Any
 
 from outrider_crds.state import TPOT_BUCKETS_S
 
-from outrider_operator.decide.figures.windows import RARE_WINDOWS, Counters, figures_of
-from outrider_operator.decide.figures.windows import Key as Counter
+from outrider_operator.decide.figures.windows import RARE_WINDOWS, Counter, Counters, figures_of
 from outrider_operator.inbound.series import SERVICE_LABELS, Series, bucket, read_series
 from outrider_operator.model import Figures, FigureWindows
 from outrider_operator.work_queue import Key
@@ -28,6 +27,9 @@ logger = logging.getLogger(__name__)
 QUERY_EVERY_S = 15.0
 LEAST_SCRAPES = 3
 """Scrapes in a window: `increase` needs two, and one may be late."""
+MOST_LABELLED = 16
+"""Drafters, or classes, of a service that are asked for: twice as many as its spec may hold, for pods of the revision
+before. A pod may export any number."""
 _BOUNDS_S = (*TPOT_BUCKETS_S, float("inf"))
 _NOTHING = "no outrider_* metrics of this service, with its namespace in the label namespace that the scrape sets"
 
@@ -204,17 +206,22 @@ def _increases(query: Query, metrics: Metrics, window: str) -> defaultdict[Key, 
     """What each service's counters gained, summed over its pods."""
     gained: defaultdict[Key, dict[Counter, float]] = defaultdict(dict)
     for metric, (own_labels, counter) in metrics.items():
-        by = ", ".join((*SERVICE_LABELS, *own_labels))
-        for series in read_series(query(f"sum by ({by}) (increase({metric}{window}))"), own_labels):
+        for series in read_series(query(_most_gained(metric, window, own_labels, MOST_LABELLED)), own_labels):
             gained[_key(series)][counter(series.labels)] = series.value
     return gained
+
+
+def _most_gained(metric: str, window: str, own_labels: tuple[str, ...], most: int) -> str:
+    """The query for a counter's gain by service and `own_labels`, bounded to `most` series of each service."""
+    service, by = ", ".join(SERVICE_LABELS), ", ".join((*SERVICE_LABELS, *own_labels))
+    return f"topk by ({service}) ({most}, sum by ({by}) (increase({metric}{window})))"
 
 
 def _tpot_counts(query: Query, window: str) -> dict[Key, Counters]:
     """Observations per bucket of TPOT_BUCKETS_S, from Prometheus' cumulative ones."""
     cumulative: defaultdict[tuple[Key, str], dict[float | None, float]] = defaultdict(dict)
-    by = ", ".join((*SERVICE_LABELS, "slo_class", "le"))
-    for series in read_series(query(f"sum by ({by}) (increase({_TPOT}{window}))"), ("slo_class", "le")):
+    labels, most = ("slo_class", "le"), MOST_LABELLED * len(_BOUNDS_S)
+    for series in read_series(query(_most_gained(_TPOT, window, labels, most)), labels):
         cumulative[_key(series), series.labels["slo_class"]][bucket(series.labels["le"])] = series.value
     counts: defaultdict[Key, dict[Counter, float]] = defaultdict(dict)
     for (key, name), at_most in cumulative.items():

@@ -1,5 +1,10 @@
 """Decisions only: which drafters run at each engine step, how far, and what the target scores of what they propose.
 
-Everything here is numpy arrays and numba: no engine, no I/O, no clock of its own. `settings`, `batch`, `forest` and
-`plans` hold what passes between an engine and the core; `controller` is the entry point.
+Everything here is numpy arrays and numba: no engine, no I/O, no clock of its own.
+
+    settings, batch, forest, plans   what passes between an engine and the core
+    controller                       the entry point; verify and propose are its two decisions
+    evidence                         what finished steps teach: acceptance (trials), latency (corrections), probes
+    value, select, drafters          what is worth it: lambda, the nodes that are scored, who runs how far
+    slo, admission                   classes: who comes first, who is held back
 """

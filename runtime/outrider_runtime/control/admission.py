@@ -8,7 +8,7 @@ of the prompts as puts no TPOT out of reach, and always what lengthens it by a f
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,15 +24,16 @@ LEAST_PROMPT_SHARE = 0.2
 """By this share of its time prompts may lengthen every step, however tight: one that is never read never starts."""
 LARGE_CHUNK_TOKENS = 512
 """Where a token costs nothing that was measured."""
-CHUNKS = 17
+CHUNKS = np.arange(17) / 16
+"""Parts of the room between the least chunk and the most that are looked at."""
+ONE = np.ones(1)
 ADMISSIONS = (64, 16, 4, 1)
 """Numbers of requests whose start in one step is weighed; as many as the first are no burst to care about."""
 LEAST_ANSWER_TOKENS = 16.0
 """Answers are taken to be no shorter: such short ones say nothing about those to come."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pace:
+class Pace(NamedTuple):
     """How the requests that decode get on in a step without prompts."""
 
     clocks: Clocks
@@ -53,15 +54,15 @@ def token_budget(batch: Batch, pace: Pace, latency: Latency, draft_token_s: floa
     own = round(pace.base.n_requests) + pace.proposals
     most = batch.token_budget - own
     step_s = latency.decode_s(pace.base, pace.proposals)
-    token_s = latency.prompt_s(pace.base, pace.proposals, 1.0)
+    token_s = float(latency.prompts_s(pace.base, pace.proposals, ONE)[0])
     least = max(1, int(LEAST_PROMPT_SHARE * step_s / token_s)) if token_s > 0 else LARGE_CHUNK_TOKENS
     if batch.patience_used >= MOST_PATIENCE_USED or most <= least or not np.isfinite(pace.clocks.tpot_s).any():
         return None
-    chunks = np.unique(np.linspace(least, most, CHUNKS).astype(int)).tolist()
-    longer_s = [latency.prompt_s(pace.base, pace.proposals, chunk) + draft_token_s * chunk for chunk in chunks]
-    slack_s = pace.clocks.slack_s(step_s + pace.drafts_s, pace.gained)
+    chunks = np.floor(least + CHUNKS * (most - least))
+    longer_s = latency.prompts_s(pace.base, pace.proposals, chunks) + draft_token_s * chunks
+    slack_s = pace.clocks.slack_s((step_s + pace.drafts_s) / pace.gained)
     spare_s = float(slack_s[slack_s >= longer_s[0]].min(initial=math.inf))
-    room = max((chunk for chunk, more_s in zip(chunks, longer_s, strict=True) if more_s <= spare_s), default=least)
+    room = int(chunks[longer_s <= spare_s].max(initial=least))
     return None if room >= most else own + room
 
 
@@ -92,15 +93,14 @@ def _fits(more: int, batch: Batch, pace: Pace, latency: Latency, tpot_s: float) 
     token_s = latency.decode_s(pace.base, pace.proposals + 2) - latency.decode_s(pace.base, pace.proposals + 1)
     then_s = now_s + (int((reading > 0).sum()) + more) * token_s
     unread = int(reading.sum()) + more * following.prompt_tokens
-    prompt_s = latency.prompt_s(pace.base, pace.proposals, unread)
-    one_s = latency.prompt_s(pace.base, pace.proposals, following.prompt_tokens)
+    prompt_s, one_s = latency.prompts_s(pace.base, pace.proposals, np.array([unread, following.prompt_tokens], float))
     turnover_s = (len(batch) + more) * one_s / _answer_tokens(pace.clocks, following.left)
     mean_pace = float(pace.gained.mean()) if len(pace.gained) else 1.0
     if then_s / mean_pace + turnover_s > MARGIN * tpot_s:
         return False
-    safe = pace.clocks.savable(now_s, pace.gained)
-    delayed = pace.clocks.later(prompt_s, np.zeros(len(pace.gained)))
-    return not (safe & ~delayed.savable(then_s + turnover_s * pace.gained, pace.gained)).any()
+    safe = pace.clocks.savable(now_s / pace.gained)
+    delayed = pace.clocks._replace(elapsed_s=pace.clocks.elapsed_s + prompt_s)
+    return not (safe & ~delayed.savable(then_s / pace.gained + turnover_s)).any()
 
 
 def _answer_tokens(clocks: Clocks, left: int) -> float:

@@ -53,8 +53,8 @@ class Batch:
     """(N,): seconds since its first token; 0 before that."""
     missing: Ints
     """(D, N): tokens, those of this step included, that are not in the drafter's cache and that it can still be fed.
-    A draft model can be fed all of them, a head those of this step. 0 for a drafter without a cache. In plan_verify:
-    those from before the step."""
+    A draft model can be fed all of them, a head those of this step. 0 for a drafter without a cache. plan_verify
+    does not look at it."""
     read: Floats
     """(D, N): share of the prompt that the drafter has read; 1 for a drafter without a cache."""
     whole: Ints
@@ -65,7 +65,7 @@ class Batch:
     token_budget: int
     """Batched tokens that one step may hold (max_num_batched_tokens)."""
     free_kv_tokens: int
-    """Tokens that still fit into the KV cache, beyond what running requests hold."""
+    """Tokens that still fit into the KV cache; those among them that fit into blocks which running requests hold."""
     next: Waiting | None = None
     """Who waits to be let in; None for nobody."""
     waiting: int = 0

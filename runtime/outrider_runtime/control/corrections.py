@@ -33,28 +33,27 @@ class Multipliers:
         self._sums = np.zeros(5)
         self.values = (1.0, 1.0)
 
-    def observe(self, first: float, second: float, seconds: float) -> None:
-        """One observation: the parts as predicted, their sum positive, and what was measured."""
-        self.values = _multipliers(self._sums, self._keep, self._strength, self._likeness, first, second, seconds)
+    def observe(self, first: float, second: float, seconds: float, base: Floats, costs: Floats) -> None:
+        """One observation: the parts as predicted, their sum positive, and what was measured. `costs` become `base`
+        corrected, see `rescale`."""
+        self.values = _solve(self._sums, self._keep, self._strength, self._likeness, first, second, seconds)
+        rescale(base, *self.values, costs)
 
     def __call__(self, first: float, second: float) -> float:
         """Corrected seconds of two parts."""
         return self.values[0] * first + self.values[1] * second
 
-    def on(self, costs: Floats) -> Floats:
-        """(..., 8) coefficients corrected: the first part is the constant, the second everything else."""
-        return scaled(costs, *self.values)
 
-
-def scaled(costs: Floats, constant: float, slope: float) -> Floats:
-    scaled = slope * costs
-    scaled[..., CONSTANT] = constant * costs[..., CONSTANT]
-    scaled[..., KNEE] = costs[..., KNEE]
-    return scaled
+@compiled
+def rescale(base: Floats, constant: float, slope: float, costs: Floats) -> None:
+    """costs: (R, 8), set to `base` (R, 8) with its constants times `constant` and all other terms times `slope`."""
+    for row in range(base.shape[0]):
+        for term in range(base.shape[1]):
+            costs[row, term] = base[row, term] * (1.0 if term == KNEE else constant if term == CONSTANT else slope)
 
 
 @compiled
-def _multipliers(
+def _solve(
     sums: Floats, keep: float, strength: float, likeness: float, first: float, second: float, seconds: float
 ) -> tuple[float, float]:  # fmt: skip
     """The non-negative solution of the normal equations, the prior included:
@@ -91,11 +90,17 @@ class Deviations:
         """A decoding step's time without its drafts, and what the model says of it."""
         most = self.MOST_SHARE * predicted_s
         deviation = min(max(seconds - predicted_s, -most), most)
-        _add_deviation(self.sums, self._keep, kind, size(requests), deviation)
+        _add_deviation(self.sums, self._keep, kind, requests, deviation)
 
 
-def size(requests: float) -> int:
-    return min(int(requests).bit_length(), SIZES - 1)
+@compiled
+def _size(requests: float) -> int:
+    """Number of a batch size among SIZES."""
+    size, rest = 0, int(requests)
+    while rest:
+        rest >>= 1
+        size += 1
+    return min(size, SIZES - 1)
 
 
 @compiled
@@ -116,16 +121,18 @@ def _deviation(sums: Floats, kind: int, size: int) -> float:
 
 
 @compiled
-def deviations(sums: Floats, size: int) -> tuple[float, float, float]:
-    """Of each kind of step. One that verifies does all that a plain one does: where it seems to take less, the plain
-    ones came in a slow spell of the machine."""
+def deviations(sums: Floats, requests: float) -> tuple[float, float, float]:
+    """Of each kind of step at a batch size. One that verifies does all that a plain one does: where it seems to take
+    less, the plain ones came in a slow spell of the machine."""
+    size = _size(requests)
     plain = _deviation(sums, PLAIN, size)
     return plain, max(plain, _deviation(sums, EVEN, size)), max(plain, _deviation(sums, UNEVEN, size))
 
 
 @compiled
-def error_s(sums: Floats, size: int) -> float:
+def error_s(sums: Floats, requests: float) -> float:
     """Standard error of a step that verifies against a plain one; infinite where one of them was never seen."""
+    size = _size(requests)
     verifies = sums[EVEN, size, 0] + sums[UNEVEN, size, 0]
     if sums[PLAIN, size, 0] < 2.0 or verifies < 2.0:
         return math.inf
@@ -134,7 +141,8 @@ def error_s(sums: Floats, size: int) -> float:
 
 
 @compiled
-def _add_deviation(sums: Floats, keep: float, kind: int, size: int, deviation: float) -> None:
+def _add_deviation(sums: Floats, keep: float, kind: int, requests: float, deviation: float) -> None:
+    size = _size(requests)
     surprise = deviation - _deviation(sums, kind, size)
     sums *= keep
     sums[kind, size, 0] += 1.0

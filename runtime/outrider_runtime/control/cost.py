@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from outrider_runtime.control.batch import Batch, Floats, Ints
-from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.compiled import compilable, compiled
 from outrider_runtime.control.plans import ExecutionMode
 
 
@@ -116,22 +116,25 @@ class LatencyModel:
 
 def this_step(batch: Batch) -> Shape:
     """What the target's pass of a batch processes without any proposal."""
-    return Shape(*_this_step(batch.context, batch.prompt, batch.prompt_left))
+    return _this_step(batch.context, batch.prompt, batch.prompt_left)
 
 
 def next_step(batch: Batch) -> Shape:
     """The same of the step after it: who still reads its prompt then, reads; who decodes has one token more."""
-    return Shape(*_next_step(batch.context, batch.prompt, batch.prompt_left, batch.token_budget))
+    return _next_step(batch.context, batch.prompt, batch.prompt_left, batch.token_budget)
 
 
+@compilable
 def without_prompts(shape: Shape) -> Shape:
     """Its decoding requests alone, a token each. The context is taken to be theirs."""
+    if shape.n_prompt == 0.0:
+        return shape
     decoding = shape.n_batched - shape.n_prompt
-    return Shape(shape.n_context, decoding, decoding, shape.n_context / 1000) if shape.n_prompt else shape
+    return Shape(shape.n_context, decoding, decoding, shape.n_context / 1000, 0.0)
 
 
 @compiled
-def _this_step(context: Ints, prompt: Ints, prompt_left: Ints) -> tuple[float, float, float, float, float]:
+def _this_step(context: Ints, prompt: Ints, prompt_left: Ints) -> Shape:
     requests, cached, tokens, prompts, query = 0.0, 0.0, 0.0, 0.0, 0.0
     for i in range(len(context)):
         if prompt[i] > 0 or prompt_left[i] == 0:
@@ -141,13 +144,11 @@ def _this_step(context: Ints, prompt: Ints, prompt_left: Ints) -> tuple[float, f
             tokens += own
             prompts += prompt[i]
             query += own * context[i]
-    return cached, tokens, requests, query / 1000, prompts
+    return Shape(cached, tokens, requests, query / 1000, prompts)
 
 
 @compiled
-def _next_step(
-    context: Ints, prompt: Ints, prompt_left: Ints, budget: int
-) -> tuple[float, float, float, float, float]:  # fmt: skip
+def _next_step(context: Ints, prompt: Ints, prompt_left: Ints, budget: int) -> Shape:
     cached, tokens, prompts, query = 0.0, 0.0, 0.0, 0.0
     for i in range(len(context)):
         after = context[i] + max(1, prompt[i])
@@ -156,4 +157,4 @@ def _next_step(
         cached += after
         tokens += own
         query += own * after
-    return cached, tokens, float(len(context)), query / 1000, prompts
+    return Shape(cached, tokens, float(len(context)), query / 1000, prompts)

@@ -11,6 +11,7 @@ D drafters, N requests.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,7 @@ from outrider_runtime.control.acceptance import Acceptance
 from outrider_runtime.control.batch import Batch, Bools, Floats, Ints
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.drafters import Choice
-from outrider_runtime.control.settings import DraftPrefill, Settings
+from outrider_runtime.control.settings import Drafter
 from outrider_runtime.control.slo import HORIZON_TOKENS, expected_rest
 
 HOLE_TOKENS = 16
@@ -70,11 +71,11 @@ class Room:
 class DraftKV:
     """Whose cache is fed with what."""
 
-    def __init__(self, settings: Settings, rng: np.random.Generator) -> None:
-        self.settings, self._rng = settings, rng
-        self.gates = [Gate() for _ in settings.drafters]
-        self._kv = np.array([drafter.needs_kv for drafter in settings.drafters], dtype=bool)
-        self._hidden = np.array([drafter.needs_hidden for drafter in settings.drafters], dtype=bool)
+    def __init__(self, drafters: Sequence[Drafter], rng: np.random.Generator) -> None:
+        self._drafters, self._rng = drafters, rng
+        self.gates = [Gate() for _ in drafters]
+        self._kv = np.array([drafter.needs_kv for drafter in drafters], dtype=bool)
+        self._hidden = np.array([drafter.needs_hidden for drafter in drafters], dtype=bool)
         self.any_kv = bool(self._kv.any())
 
     def holes(self, batch: Batch, rows: Ints, most: int = HOLE_TOKENS) -> Bools:
@@ -91,6 +92,7 @@ class DraftKV:
         """
         feed = np.zeros((len(token_s), len(rows)), np.int64)
         wanted = self.holes(batch, rows) & ((whole.asked[:, None] == np.arange(len(token_s))[:, None]).any(axis=0))
+        wanted[[gate.closed(len(batch)) for gate in self.gates]] = False
         if not wanted.any():
             return feed
         gain = (whole.value - now.value) / wanted.sum()  # tokens a step, for each of the newcomers
@@ -108,52 +110,42 @@ class DraftKV:
                 room = Room(tokens, room.seconds - chunk * token_s[drafter])
         return feed
 
-    def feed(self, batch: Batch, passes: Ints, closing: Ints, reads: Bools) -> Ints:
+    def feed(self, batch: Batch, passes: Ints, closing: Ints, reads: Bools, usable: Bools, *, always: bool) -> Ints:
         """(D, N): all that drafters run over. passes: (D,), who proposes; closing: (D, N), who has a hole closed, or a
-        part of one; reads: (D,), who reads the prompts of this step though it may not propose."""
-        always = self.settings.hot.draft_prefill is DraftPrefill.ALWAYS
-        return _feed(
-            batch.missing,
-            batch.prompt,
-            passes,
-            closing,
-            reads,
-            self._kv,
-            self._hidden,
-            self.settings.whole_batch,
-            always,
-        )
+        part of one; reads: (D,), who reads the prompts of this step though it may not propose; usable: (D,). always:
+        whoever can be fed, is."""
+        missing = np.ascontiguousarray(batch.missing)
+        return _feed(missing, batch.prompt, passes, closing, reads, self._kv, self._hidden, usable, always)
 
     def reads(
         self, batch: Batch, acceptance: Acceptance, usable: Bools, token_s: Floats, rate: float, length: int
     ) -> Bools:
-        """(D,): heads that read the prompts of this step. length: the draft length that their worth is judged at."""
+        """(D,): heads that read the prompts of this step, of which there are some. length: the draft length that their
+        worth is judged at."""
         reads = np.zeros(len(token_s), dtype=bool)
-        tokens = int(batch.prompt.sum())
-        if not tokens:
-            return reads
-        for drafter in np.flatnonzero(self._hidden & usable):
+        tokens, requests = batch.prompt.sum(), np.count_nonzero(batch.prompt)
+        for drafter in [d for d, one in enumerate(self._drafters) if one.needs_hidden and usable[d]]:
             if self.gates[drafter].closed(len(batch) + batch.waiting):
                 continue
-            gain, trials = acceptance.worth_of_reading(int(drafter), max(1, length))
+            gain, trials = acceptance.worth_of_reading(drafter, max(1, length))
             if trials < LEAST_TRIALS:  # a head mostly proposes better over a prompt that it has read
                 reads[drafter] = tokens > SHORT_TOKENS or bool(self._rng.random() >= LEARN_SHARE)
             else:
-                requests = int((batch.prompt > 0).sum())
                 reads[drafter] = gain * requests * HORIZON_TOKENS / 2 > rate * token_s[drafter] * tokens
         return reads
 
 
 @compiled
 def _feed(
-    missing: Ints, prompt: Ints, passes: Ints, closing: Ints, reads: Bools, kv: Bools, hidden: Bools, whole_batch: bool,
+    missing: Ints, prompt: Ints, passes: Ints, closing: Ints, reads: Bools, kv: Bools, hidden: Bools, usable: Bools,
     always: bool,
 ) -> Ints:  # fmt: skip
-    feed = closing.copy()
-    for d in range(missing.shape[0]):
+    feed = np.zeros(missing.shape, np.int64)
+    for d in np.flatnonzero(usable):
+        feed[d] = closing[d]
         for i in range(missing.shape[1]):
             if prompt[i] > 0:
-                now = reads[d] or (passes[d] > 0 and whole_batch)
+                now = reads[d] or passes[d] > 0
             else:
                 now = passes[d] > 0 and (hidden[d] or missing[d, i] <= HOLE_TOKENS)
             if (kv[d] or hidden[d]) and (now or always):

@@ -1,6 +1,6 @@
 """Which drafters run, how many passes each, and who asks whom: one joint choice.
 
-For each set of drafters that may run and each tier of passes: what each request gains with the drafter that suits it
+For each set of drafters that may run and each number of passes: what each request gains with the drafter that suits it
 best, less the fixed costs once. A lookup is one call however long, and a request that it finds nothing for is served by
 a model that runs anyway: two entries in one ranking. k = 0 is always a candidate, and wins within the model's error.
 
@@ -10,8 +10,6 @@ Shapes: D drafters, N decoding requests, K positions.
 from __future__ import annotations
 
 import itertools
-import math
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,18 +17,17 @@ import numpy as np
 
 from outrider_runtime.control.batch import NOBODY, Bools, Floats, Ints
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.value import Price, worth
+from outrider_runtime.control.value import WHOLE_BATCH, Price, worth
 
 MOST_FORCED = 4
 """AdaServe's n_max: positions of one request that goodput has no say in."""
 EQUAL_SHORTFALL = 0.02
 """Tokens a request; choices that leave those behind their TPOT as short as this are told apart by their worth."""
 EXACT_MODELS, REFINEMENTS = 2, 2
-"""So many drafters with passes are given every combination of tiers; more are refined one by one, so many times."""
+"""So many drafters with passes are given every combination of lengths; more are refined one by one, so many times."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Need:
+class Need(NamedTuple):
     """Where each request stands against its TPOT as the next step begins. All (N,)."""
 
     behind: Bools
@@ -39,6 +36,12 @@ class Need:
     """Beyond the bonus token, for a step that takes no time."""
     per_s: Floats
     """And for each second of it."""
+
+
+@lru_cache(maxsize=512)
+def _nobody_behind(requests: int) -> Need:
+    nothing = np.zeros(requests)
+    return Need(np.zeros(requests, dtype=bool), nothing, nothing)
 
 
 class Pool(NamedTuple):
@@ -58,16 +61,17 @@ class Pool(NamedTuple):
     token_s: Floats
     """(D,): what each token that is verified costs in the drafter's next first pass; 0 for one that reads nothing."""
     price: Price
-    tiers: Ints
-    """Draft lengths to choose from, rising."""
+    longest: int
+    """Draft length."""
     budget: int
     """Most proposals that the step may hold."""
-    varlen: bool = True
     need: Need | None = None
+    asking_s: Floats = WHOLE_BATCH
+    """(D, N): seconds by which a request lengthens each pass that it asks for; (0, 0) where every drafter that runs
+    runs over the whole batch."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Choice:
+class Choice(NamedTuple):
     passes: Ints
     """(D,): tokens that each drafter proposes; 0: it does not propose."""
     asked: Ints
@@ -78,8 +82,8 @@ class Choice:
     """The same for k = 0."""
     for_slo: bool = False
     """Goodput alone might have chosen otherwise."""
-    served: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    """(D,): requests that ask each drafter."""
+    runs: bool = False
+    """Somebody proposes."""
 
     @property
     def gain(self) -> float:
@@ -90,8 +94,7 @@ class Choice:
 def nobody(drafters: int, requests: int, plain_value: float, *, for_slo: bool = False) -> Choice:
     """k = 0."""
     asked = np.full((2, requests), NOBODY)
-    none = np.zeros(drafters, np.int64)
-    return Choice(none, asked, plain_value, plain_value, for_slo, none)
+    return Choice(np.zeros(drafters, np.int64), asked, plain_value, plain_value, for_slo)
 
 
 def choose(pool: Pool, *, margin: float = 0.0) -> Choice:
@@ -101,23 +104,26 @@ def choose(pool: Pool, *, margin: float = 0.0) -> Choice:
     given the same passes first, and then each its own, one after the other.
     """
     drafters, requests, depths = pool.paths.shape
-    plain = float(worth(0.0, pool.price.ragged_s[0], pool.price.rate))
-    need = pool.need if pool.need is not None and pool.need.behind.any() else None
-    choice = nobody(drafters, requests, plain, for_slo=need is not None)
-    if pool.paths.size == 0 or len(pool.tiers) == 0 or not pool.paths[:, :, 0].any():
-        return choice
-    tables = _tables(pool, need)
-    columns = _nothing_filled(tables)
-    best = _best(tables, columns, *candidates(tuple(pool.passes.tolist()), tuple(pool.tiers.tolist()), depths))
-    for _ in range(REFINEMENTS if np.count_nonzero(pool.passes) > EXACT_MODELS else 0):
-        rows = _beside(best.passes, pool.passes, pool.tiers)
-        best = _best(tables, columns, rows, np.zeros(len(rows), dtype=bool))
-    if not best.passes.any() or (need is None and best.value - plain <= margin):
-        return choice
-    asked, lengths, served = _who_asks(tables, columns, best.passes, best.even)
-    if not served.any():
-        return choice
-    return Choice(lengths, asked, best.value, plain, need is not None, served)
+    price, need = pool.price, pool.need
+    plain = -price.rate * price.plain_s
+    if pool.paths.size == 0 or not pool.longest:
+        return nobody(drafters, requests, plain, for_slo=need is not None)
+    rows, evens = candidates(tuple(pool.passes.tolist()), pool.longest, depths)
+    behind, needed, per_s = need or _nobody_behind(requests)
+    value, lengths, asked, runs = _choose(
+        pool.paths, pool.offers, pool.passes, pool.first_s, pool.pass_s, pool.token_s, price.node_s, price.ragged_s,
+        price.uniform_s, price.token_s, price.rate, min(pool.budget, len(price.ragged_s) - 1),
+        behind, needed, per_s, rows, evens, pool.longest, pool.asking_s,
+    )  # fmt: skip
+    if not runs or (need is None and value - plain <= margin):
+        return nobody(drafters, requests, plain, for_slo=need is not None)
+    return Choice(lengths, asked, value, plain, need is not None, runs)
+
+
+def drafts_s(pool: Pool, choice: Choice) -> float:
+    """Seconds of the drafts that were chosen."""
+    seconds, _ = _draft_seconds(choice.passes, pool.first_s, pool.pass_s, pool.token_s)
+    return float(seconds + _asking_seconds(choice.passes, choice.asked, pool.asking_s))
 
 
 class _Tables(NamedTuple):
@@ -137,25 +143,14 @@ class _Tables(NamedTuple):
     target_token_s: float
     """What a verified token costs the target at first: the price at which the best prefix is looked for. What the plan
     is worth under a cost that bends is weighed with its passes."""
-    reads_s: Floats
-    """(P,): what it may cost beyond that in the next first passes of the drafters that run."""
     rate: float
     most: int
     """Proposals that the step may hold."""
-    varlen: bool
     behind: Bools
     need: Floats
     need_per_s: Floats
-
-
-class _Columns(NamedTuple):
-    """Of each price of a token: what requests' first 0..K positions are worth, those left out that do not pay for their
-    token."""
-
-    values: Floats
-    """(P, 3, D, K+1, N): worth, expected tokens and expected proposals."""
-    filled: Bools
-    """(P,): prices that were asked for."""
+    asking_s: Floats
+    """(D, N), or (0, 0)"""
 
 
 class _Best(NamedTuple):
@@ -165,10 +160,10 @@ class _Best(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def candidates(passes: tuple[bool, ...], tiers: tuple[int, ...], depths: int) -> tuple[Ints, Bools]:
+def candidates(passes: tuple[bool, ...], longest: int, depths: int) -> tuple[Ints, Bools]:
     """(C, D) and (C,): passes of each drafter, and whether all requests verify as many. The first is k = 0; then each
-    set of drafters with each tier, or each combination of them: a lookup is asked for all there is."""
-    choices = [(0, *tiers) if is_model else (0, depths) for is_model in passes]
+    set of drafters with each length, or each combination of them: a lookup is asked for all there is."""
+    choices = [range(longest + 1) if is_model else (0, depths) for is_model in passes]
     # One set after the other, the smallest first; of equal ones the fewest passes win.
     rows = sorted(itertools.product(*choices), key=lambda row: (np.count_nonzero(row), [k > 0 for k in row], sum(row)))
     if sum(passes) > EXACT_MODELS:
@@ -180,186 +175,187 @@ def candidates(passes: tuple[bool, ...], tiers: tuple[int, ...], depths: int) ->
 
 def _of_models(row: tuple[int, ...], passes: tuple[bool, ...]) -> list[int]:
     """The passes of those that run, lookups left out."""
-    return [tier for tier, is_model in zip(row, passes, strict=True) if is_model and tier]
+    return [length for length, is_model in zip(row, passes, strict=True) if is_model and length]
 
 
 @compiled
-def _beside(best: Ints, passes: Bools, tiers: Ints) -> Ints:
+def _choose(
+    paths: Floats, offers: Floats, passes: Bools, first_s: Floats, pass_s: Floats, token_s: Floats, node_s: Floats,
+    ragged_s: Floats, uniform_s: Floats, target_token_s: float, rate: float, most: int, behind: Bools, need: Floats,
+    need_per_s: Floats, rows: Ints, evens: Bools, longest: int, asking_s: Floats,
+) -> tuple[float, Ints, Ints, bool]:  # fmt: skip
+    """Worth of the best choice, (D,) the longest proposal that is asked of each drafter, (2, N) whom each request asks,
+    and whether any does."""
+    t = _Tables(
+        *_by_depth(paths, offers), passes, first_s, pass_s, token_s, node_s, ragged_s, uniform_s, target_token_s, rate,
+        most, behind, need, need_per_s, asking_s,
+    )  # fmt: skip
+    drafters, requests, depths = paths.shape
+    columns, read_s = np.zeros((3, drafters, depths + 1, requests)), np.full(drafters, np.nan)
+    who, share = np.empty((2, requests), np.int64), np.empty((4, requests))
+    best = _best(t, columns, read_s, rows, evens, who, share)
+    for _ in range(REFINEMENTS if passes.sum() > EXACT_MODELS else 0):
+        beside = _beside(best.passes, passes, longest)
+        best = _best(t, columns, read_s, beside, np.zeros(len(beside), np.bool_), who, share)
+    _best(t, columns, read_s, best.passes.reshape(1, -1), np.full(1, best.even), who, share)
+    lengths = _longest(columns[2], passes, best.passes, who)
+    return best.value, lengths, who, lengths.max() > 0
+
+
+@compiled
+def _best(
+    t: _Tables, columns: Floats, read_s: Floats, rows: Ints, evens: Bools, who: Ints, share: Floats
+) -> _Best:  # fmt: skip
+    """The candidate of the highest worth, of those that leave the ones behind about as short as it can be.
+
+    rows: (C, D), the candidates' passes; evens: (C,). who, share: of the last one, see `_share_models`. columns: (3, D,
+    K+1, N), see `_fill`; read_s: (D,), what they are filled for.
+    """
+    values, short, late = np.full(len(rows), -np.inf), np.full(len(rows), np.inf), t.behind.any()
+    for c in range(len(rows)):
+        passes = rows[c]
+        drafts_s, next_s = _draft_seconds(passes, t.first_s, t.pass_s, t.token_s)
+        if evens[c]:
+            if not _share_evenly(t.paths, t.offers, passes, who, share):
+                continue
+        else:
+            for d in range(len(passes)):
+                if passes[d] > 0 and read_s[d] != next_s:
+                    read_s[d] = next_s
+                    _fill(t, d, t.target_token_s + next_s, columns[:, d])
+            _share_models(columns, t.passes, passes, who, share)
+            _share_lookups(columns, t.offers, t.passes, passes, who, share)
+        tokens, none, nodes_s = _proposals(share, t.node_s, next_s)
+        if tokens <= t.most:
+            target_s = t.uniform_s[int(tokens)] if evens[c] else _expected_s(t.ragged_s, tokens, none)
+            step_s = drafts_s + _asking_seconds(passes, who, t.asking_s) + target_s
+            values[c] = worth(share[0].sum(), step_s + nodes_s, t.rate)
+            short[c] = _short(share[0], t.behind, t.need, t.need_per_s, step_s) if late else 0.0
+    values[short > short.min() + EQUAL_SHORTFALL * t.behind.sum()] = -np.inf
+    best = values.argmax()  # the first of equal ones
+    return _Best(rows[best], values[best], evens[best])
+
+
+@compiled
+def _beside(best: Ints, passes: Bools, longest: int) -> Ints:
     """(C, D): the candidates that differ from `best` in the passes of one drafter, whether it runs or not."""
-    rows, count = np.empty((1 + len(best) * (1 + len(tiers)), len(best)), np.int64), 1
+    rows, count = np.empty((1 + len(best) * (1 + longest), len(best)), np.int64), 1
     rows[:] = best
     for drafter in np.flatnonzero(passes):
-        for t in range(-1, len(tiers)):
-            rows[count, drafter] = tiers[t] if t >= 0 else 0
+        for length in range(longest + 1):
+            rows[count, drafter] = length
             count += 1
     return rows[:count]
 
 
-def _tables(pool: Pool, need: Need | None) -> _Tables:
-    price, nothing = pool.price, np.zeros(pool.paths.shape[1])
-    uniform_s = price.uniform_s if pool.varlen or math.isfinite(price.uniform_s[-1]) else price.ragged_s
-    paths, offers = _by_depth(pool.paths, pool.offers)
-    need = Need(nothing > 0, nothing, nothing) if need is None else need
-    return _Tables(
-        paths, offers, pool.passes, pool.first_s, pool.pass_s, pool.token_s, price.node_s, price.ragged_s, uniform_s,
-        price.token_s, _reads_s(pool.token_s), price.rate, min(pool.budget, len(price.ragged_s) - 1), pool.varlen,
-        need.behind, need.tokens, need.per_s,
-    )  # fmt: skip
+@compiled
+def _draft_seconds(passes: Ints, first_s: Floats, pass_s: Floats, token_s: Floats) -> tuple[float, float]:
+    """Of the drafts, and of a verified token in the next first passes of those that run. All (D,)."""
+    drafts_s, next_s = 0.0, 0.0
+    for d in range(len(passes)):
+        if passes[d] > 0:
+            drafts_s += first_s[d] + (passes[d] - 1) * pass_s[d]
+            next_s += token_s[d]
+    return drafts_s, next_s
 
 
 @compiled
-def _reads_s(token_s: Floats) -> Floats:
-    """Every sum of one or two readers' seconds a token, a few of more."""
-    readers = token_s[token_s > 0]
-    if len(readers) > EXACT_MODELS:
-        return np.linspace(0.0, readers.sum(), 2 + EXACT_MODELS)
-    sums = np.zeros(2 ** len(readers))
-    for number in range(len(sums)):
-        for reader in range(len(readers)):
-            sums[number] += readers[reader] * (number >> reader & 1)
-    return sums
-
-
-def _nothing_filled(t: _Tables) -> _Columns:
-    drafters, depths, requests = t.paths.shape
-    prices = len(t.reads_s)
-    return _Columns(np.empty((prices, 3, drafters, depths + 1, requests)), np.zeros(prices, dtype=bool))
-
-
-def _best(tables: _Tables, columns: _Columns, rows: Ints, evens: Bools) -> _Best:
-    values, short = _evaluate(tables, columns, rows, evens)
-    if tables.behind.any():
-        values = np.where(short <= short.min() + EQUAL_SHORTFALL * tables.behind.sum(), values, -np.inf)
-    number = int(values.argmax())  # the first of equal ones
-    return _Best(rows[number], float(values[number]), bool(evens[number]))
+def _asking_seconds(passes: Ints, who: Ints, asking_s: Floats) -> float:
+    """What the requests that ask add to the drafts: each to every pass of whom it asks. who: (2, N)"""
+    seconds = 0.0
+    if asking_s.size:
+        for i in range(who.shape[1]):
+            for d in who[:, i]:
+                seconds += passes[d] * asking_s[d, i] if d != NOBODY else 0.0
+    return seconds
 
 
 @compiled
-def _by_depth(paths: Floats, offers: Floats) -> tuple[Floats, Floats]:
-    drafters, requests, depths = paths.shape
-    turned, there = np.empty((drafters, depths, requests)), np.empty((drafters, depths, requests))
-    for d in range(drafters):
-        for i in range(requests):
-            for k in range(depths):
-                turned[d, k, i] = paths[d, i, k]
-                there[d, k, i] = offers[d, i, k] if paths[d, i, k] > 0.0 else 0.0
-    return turned, there
-
-
-@compiled
-def _evaluate(t: _Tables, columns: _Columns, rows: Ints, evens: Bools) -> tuple[Floats, Floats]:
-    """Two (C,): worth of each candidate, and the tokens that those behind would lack."""
-    values, short = np.empty(len(rows)), np.empty(len(rows))
-    who, share = np.empty((2, len(t.node_s)), np.int64), np.empty((3, len(t.node_s)))
-    for c in range(len(rows)):
-        _share(t, columns, rows[c], evens[c], who, share)
-        values[c], short[c] = _worth_of(t, rows[c], evens[c], share)
-    return values, short
-
-
-@compiled
-def _share(t: _Tables, columns: _Columns, passes: Ints, even: bool, who: Ints, share: Floats) -> None:
-    """who: (2, N), whom each request asks first and, where that finds nothing, next. share: (3, N), the tokens and
-    proposals that it may expect, and how likely it has no proposal."""
-    if even:
-        _share_evenly(t, passes, who, share)
-    else:
-        _share_out(t, _at(t, columns, passes), passes, who, share)
-
-
-@compiled
-def _at(t: _Tables, columns: _Columns, passes: Ints) -> Floats:
-    """(3, D, K+1, N), at the price that a token has where these drafters run."""
-    reads_s = (t.token_s * (passes > 0)).sum()
-    nearest = np.abs(t.reads_s - reads_s).argmin()
-    found = columns.values[nearest]
-    if not columns.filled[nearest]:
-        columns.filled[nearest] = True
-        for d in range(len(passes)):
-            _fill(t, d, t.target_token_s + t.reads_s[nearest], found[0, d], found[1, d], found[2, d])
-    return np.asarray(found)
-
-
-@compiled
-def _fill(t: _Tables, d: int, token_s: float, net: Floats, gain: Floats, tokens: Floats) -> None:
-    net[0], gain[0], tokens[0] = 0.0, 0.0, 0.0
-    pays = np.ones(t.paths.shape[2], np.bool_)
-    for k in range(t.paths.shape[1]):
-        for i in range(t.paths.shape[2]):
-            path, price = t.paths[d, k, i], t.rate * (token_s + t.node_s[i])
+def _fill(t: _Tables, d: int, token_s: float, columns: Floats) -> None:
+    """columns: (3, K+1, N), of a drafter: what requests' first 0..K positions are worth at the price of a token, those
+    left out that do not pay for it; how many tokens and how many proposals are expected of them."""
+    net, gain, tokens, paths, offers = columns[0], columns[1], columns[2], t.paths[d], t.offers[d]
+    pays = np.ones(paths.shape[1], np.bool_)
+    for k in range(paths.shape[0]):
+        for i in range(paths.shape[1]):
+            price = t.rate * (token_s + t.node_s[i])
             lacks = t.behind[i] and k < MOST_FORCED and gain[k, i] < t.need[i] + t.need_per_s[i] * t.ragged_s[0]
-            pays[i] &= path > (price if t.varlen and not lacks else 0.0)  # what it lacks, at any cost
-            there = t.offers[d, k, i] if pays[i] else 0.0
-            gain[k + 1, i] = gain[k, i] + there * path
+            pays[i] &= paths[k, i] > (0.0 if lacks else price)  # what it lacks, at any cost
+            there = offers[k, i] if pays[i] else 0.0
+            gain[k + 1, i] = gain[k, i] + there * paths[k, i]
             tokens[k + 1, i] = tokens[k, i] + there
             net[k + 1, i] = gain[k + 1, i] - (0.0 if t.behind[i] else price * tokens[k + 1, i])
+            if t.asking_s.size and not t.behind[i]:
+                net[k + 1, i] -= t.rate * (k + 1) * t.asking_s[d, i]
 
 
 @compiled
-def _share_out(t: _Tables, columns: Floats, passes: Ints, who: Ints, share: Floats) -> None:
-    """See `_share`, where each request verifies what pays. columns: of the price."""
-    depths, requests = t.paths.shape[1:]
-    who[:], share[:2], share[2] = NOBODY, 0.0, 1.0
-    best = np.zeros(requests)
+def _share_models(columns: Floats, models: Bools, passes: Ints, who: Ints, share: Floats) -> None:
+    """Each request asks the model that is worth most to it.
+
+    who: (2, N), whom each asks first and, where that finds nothing, next. share: (4, N), the tokens and the proposals
+    that it may expect, how likely it has no proposal, and what all is worth. columns: (3, D, K+1, N)
+    """
+    who[:], share[:2], share[2], share[3] = NOBODY, 0.0, 1.0, 0.0
     for d in range(len(passes)):
-        if t.passes[d] and passes[d] > 0:
+        if models[d] and passes[d] > 0:
             net, gain, tokens = columns[0, d, passes[d]], columns[1, d, passes[d]], columns[2, d, passes[d]]
-            for i in range(requests):
-                if net[i] > best[i]:
-                    best[i], who[0, i], share[0, i], share[1, i], share[2, i] = net[i], d, gain[i], tokens[i], 0.0
-    if t.passes.all():
+            for i in range(len(net)):
+                if net[i] > share[3, i]:
+                    who[0, i], share[0, i], share[1, i], share[2, i], share[3, i] = d, gain[i], tokens[i], 0.0, net[i]
+
+
+@compiled
+def _share_lookups(columns: Floats, offers: Floats, models: Bools, passes: Ints, who: Ints, share: Floats) -> None:
+    """Before its model a request asks the lookup that is worth most beside it. offers: (D, K, N)"""
+    if models.all():
         return
-    model, of_model, of_both = who[0].copy(), share.copy(), best.copy()
+    model, of_model = who[0].copy(), share.copy()
     for d in range(len(passes)):
-        if not t.passes[d] and passes[d] > 0:
-            net, gain, tokens = columns[0, d, depths], columns[1, d, depths], columns[2, d, depths]
-            for i in range(requests):
-                miss = max(0.0, 1.0 - t.offers[d, 0, i])
-                here = net[i] + miss * best[i]
-                ties = here == of_both[i] and who[0, i] == model[i] and d < model[i]
-                if tokens[i] > 0.0 and (here > of_both[i] or ties):
-                    of_both[i], who[0, i], who[1, i] = here, d, model[i]
+        if not models[d] and passes[d] > 0:
+            net, gain, tokens = columns[0, d, passes[d]], columns[1, d, passes[d]], columns[2, d, passes[d]]
+            for i in range(len(net)):
+                miss = max(0.0, 1.0 - offers[d, 0, i])
+                here = net[i] + miss * of_model[3, i]
+                ties = here == share[3, i] and who[0, i] == model[i] and d < model[i]
+                if tokens[i] > 0.0 and (here > share[3, i] or ties):
+                    who[0, i], who[1, i], share[3, i] = d, model[i], here
                     share[0, i] = gain[i] + miss * of_model[0, i]
                     share[1, i] = tokens[i] + miss * of_model[1, i]
                     share[2, i] = miss * of_model[2, i]
 
 
 @compiled
-def _share_evenly(t: _Tables, passes: Ints, who: Ints, share: Floats) -> None:
-    """The same where every request verifies all that one drafter proposes."""
+def _share_evenly(paths: Floats, offers: Floats, passes: Ints, who: Ints, share: Floats) -> bool:
+    """Every request verifies all that the one drafter proposes that runs. False where one cannot."""
     d = int(passes.argmax())
     who[0], who[1], share[:] = d, NOBODY, 0.0
     for k in range(passes[d]):
-        for i in range(t.paths.shape[2]):
-            share[0, i] += t.offers[d, k, i] * t.paths[d, k, i]
-            share[1, i] += t.offers[d, k, i]
+        for i in range(paths.shape[2]):
+            share[0, i] += offers[d, k, i] * paths[d, k, i]
+            share[1, i] += offers[d, k, i]
+    return bool(share[1].min() >= passes[d])
 
 
 @compiled
-def _worth_of(t: _Tables, passes: Ints, even: bool, share: Floats) -> tuple[float, float]:
-    """Worth of one candidate, -inf where it does not fit, and the tokens that those behind would lack."""
-    requests = len(t.node_s)
-    gain, tokens, none, nodes_s, drafts_s, next_s = 0.0, 0.0, 1.0, 0.0, 0.0, 0.0
-    for d in range(len(passes)):
-        if passes[d] > 0:
-            drafts_s += t.first_s[d] + (passes[d] - 1) * t.pass_s[d]
-            next_s += t.token_s[d]  # of a verified token, in their next first passes
-    for i in range(requests):
-        if even and share[1, i] < passes.max():
-            return -np.inf, np.inf  # somebody cannot verify as many
-        gain += share[0, i]
+def _proposals(share: Floats, node_s: Floats, next_s: float) -> tuple[float, float, float]:
+    """How many are expected, how likely there is none, and what they cost beyond their number."""
+    tokens, none, nodes_s = 0.0, 1.0, 0.0
+    for i in range(share.shape[1]):
         tokens += share[1, i]
         none *= share[2, i]
-        nodes_s += share[1, i] * (t.node_s[i] + next_s)
-    held = tokens if t.varlen else float(requests * passes.max())  # padded
-    if held > t.most:
-        return -np.inf, np.inf
-    target_s = t.uniform_s[int(held)] if even or not t.varlen else _expected_s(t.ragged_s, tokens, none)
+        nodes_s += share[1, i] * (node_s[i] + next_s)
+    return tokens, none, nodes_s
+
+
+@compiled
+def _short(gains: Floats, behind: Bools, need: Floats, need_per_s: Floats, step_s: float) -> float:
+    """Tokens that those behind lack after a step that gives `gains`. All (N,)."""
     short = 0.0
-    for i in range(requests):
-        if t.behind[i]:
-            short += max(0.0, t.need[i] + t.need_per_s[i] * (target_s + drafts_s) - share[0, i])
-    return worth(gain, target_s + nodes_s + drafts_s, t.rate), short
+    for i in range(len(gains)):
+        if behind[i]:
+            short += max(0.0, need[i] + need_per_s[i] * step_s - gains[i])
+    return short
 
 
 @compiled
@@ -375,27 +371,28 @@ def _expected_s(seconds: Floats, tokens: float, none: float) -> float:
 
 
 @compiled
-def _who_asks(t: _Tables, columns: _Columns, passes: Ints, even: bool) -> tuple[Ints, Ints, Ints]:
-    """(2, N) whom each request asks, (D,) the longest proposal that is asked of each drafter, (D,) by how many."""
-    drafters, _, requests = t.paths.shape
-    who, share = np.empty((2, requests), np.int64), np.empty((3, requests))
-    _share(t, columns, passes, even, who, share)
-    lengths, served = np.zeros(drafters, np.int64), np.zeros(drafters, np.int64)
-    for i in range(requests):
+def _longest(proposals: Floats, models: Bools, passes: Ints, who: Ints) -> Ints:
+    """(D,): the longest proposal that anybody asks each drafter for; of a lookup, the positions that pay for
+    themselves. proposals: (D, K+1, N), expected ones."""
+    lengths = np.zeros(len(passes), np.int64)
+    for i in range(who.shape[1]):
         for d in who[:, i]:
-            if d != NOBODY:
-                served[d] += 1
-                lengths[d] = max(
-                    lengths[d], passes[d] if t.passes[d] else _longest(_at(t, columns, passes)[2, d, :, i])
-                )
-    return who, lengths, served
+            if d != NOBODY and models[d]:
+                lengths[d] = passes[d]
+            elif d != NOBODY:
+                for k in range(lengths[d] + 1, passes[d] + 1):
+                    if proposals[d, k, i] > proposals[d, k - 1, i]:
+                        lengths[d] = k
+    return lengths
 
 
 @compiled
-def _longest(tokens: Floats) -> int:
-    """Positions that are asked for, of a request's expected proposals (K+1,)."""
-    length = 0
-    for k in range(1, len(tokens)):
-        if tokens[k] > tokens[k - 1]:
-            length = k
-    return length
+def _by_depth(paths: Floats, offers: Floats) -> tuple[Floats, Floats]:
+    drafters, requests, depths = paths.shape
+    turned, there = np.empty((drafters, depths, requests)), np.empty((drafters, depths, requests))
+    for d in range(drafters):
+        for i in range(requests):
+            for k in range(depths):
+                turned[d, k, i] = paths[d, i, k]
+                there[d, k, i] = offers[d, i, k] if paths[d, i, k] > 0.0 else 0.0
+    return turned, there

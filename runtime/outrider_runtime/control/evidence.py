@@ -11,12 +11,12 @@ from outrider_runtime.control.batch import Ints
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.cost import LatencyModel, Shape, this_step, without_prompts
 from outrider_runtime.control.explore import Explorer
-from outrider_runtime.control.goodput import Goodput
 from outrider_runtime.control.latency import Latency
 from outrider_runtime.control.plans import Outcome, Purpose
 from outrider_runtime.control.probes import Probes
 from outrider_runtime.control.settings import Settings
 from outrider_runtime.control.state import new_tally
+from outrider_runtime.control.value import Goodput, Price
 
 LONGEST_STEP_S = 120.0
 LONGEST_OUTSIDE_S = 1.0
@@ -41,6 +41,10 @@ class Evidence:
         """A profile was loaded or changed; online corrections start anew. None: learn every cost."""
         self.latency = Latency(model, self._settings)
 
+    def price(self, shape: Shape, context: Ints, read_s: float, most: int) -> Price:
+        """See `Latency.price`; lambda is measured."""
+        return self.latency.price(shape, context, read_s, self.goodput.ratio, most)
+
     def observe(self, outcome: Outcome) -> None:
         """Learn from a finished step. Absurd times (NaN, negative, a suspended machine) are dropped and counted."""
         base = this_step(outcome.batch)
@@ -57,12 +61,10 @@ class Evidence:
 
     def _observe_trials(self, outcome: Outcome) -> int:
         """Returns how many nodes were verified."""
-        counts = self.tally.observe(outcome)
-        verified = int(counts.sum())
-        if verified:
-            self.longest = max(self.longest, int(counts.max()))
+        verified, longest = self.tally.observe(outcome)
+        self.longest = max(self.longest, longest)
         self.acceptance.age(outcome.now)
-        if outcome.forest.lengths.any():
+        if any(outcome.forest.lengths.tolist()):
             alarms = self.acceptance.alarms
             self.acceptance.observe(outcome.batch, outcome.forest, outcome.verified, outcome.accepted)
             if self.acceptance.alarms > alarms:
@@ -80,7 +82,7 @@ class Evidence:
         if measured and outside_s - target_s > LONGEST_OUTSIDE_S:
             return False
         query = base.n_context_query + verified * base.n_context / max(1.0, base.n_requests) / 1000
-        shape = base._replace(n_batched=base.n_batched + verified, n_context_query=query)
+        shape = Shape(base.n_context, base.n_batched + verified, base.n_requests, query, base.n_prompt)
         plausible = self.latency.observe_target(shape, outcome.mode, target_s)
         alone = without_prompts(base)
         if plausible and measured and not base.n_prompt:
@@ -109,14 +111,15 @@ class Evidence:
     def _observe_goodput(self, outcome: Outcome, plain_rate: float) -> None:
         """A step without prompts; plain_rate: modelled tokens per second of plain decoding at its batch."""
         self.goodput.observe(outcome.tokens, outcome.step_s, plain_rate)
-        if Purpose.EXPLORE in (outcome.verify_purpose, outcome.draft_plan.purpose):
-            self.explorer.pay(outcome.step_s, outcome.tokens / max(plain_rate, self.goodput.rate(plain_rate)))
+        if outcome.verify_purpose is Purpose.EXPLORE or outcome.draft_plan.purpose is Purpose.EXPLORE:
+            self.explorer.pay(outcome.step_s, outcome.tokens / (plain_rate * max(1.0, self.goodput.ratio)))
 
     def _draft_shape(self, outcome: Outcome, drafter: int) -> tuple[Shape, int]:
         """What the first pass of a drafter ran over, and how many passes there were."""
         plan = outcome.draft_plan
-        requests, tokens, context = fed_by(plan.feed[drafter], plan.asked, outcome.batch.context, drafter)
-        return Shape(context, tokens, requests, context / 1000), max(1, int(plan.passes[drafter]))
+        budget, context = self._settings.drafters[drafter].kv_budget, outcome.batch.context
+        read = context if budget is None else np.minimum(context, budget)
+        return _first_pass(plan.feed, plan.asked, read, drafter), max(1, int(plan.passes[drafter]))
 
     def _observe_truth(self, outcome: Outcome, work_s: float, verified: int, drafts_s: float) -> None:
         """work_s: what the model says plain decoding takes for what the step gave."""
@@ -125,18 +128,18 @@ class Evidence:
             if draft is Purpose.PROBE:  # a draft whose cache is always fed is no plain decoding
                 self.probes.observe_probe(work_s, outcome.step_s - drafts_s, outcome.tokens)
             return
-        speculates = verify is draft is Purpose.CHOICE and verified > 0 and outcome.draft_plan.draft_tokens > 0
+        speculates = verify is draft is Purpose.CHOICE and verified > 0 and any(outcome.draft_plan.passes.tolist())
         self.probes.observe(work_s, outcome.step_s, speculates=speculates)
 
 
 @compiled
-def fed_by(feed: Ints, asked: Ints, context: Ints, drafter: int) -> tuple[float, float, float]:
-    """Requests, tokens and cached tokens of a drafter's first pass; of a lookup, of those that ask it."""
-    fed, requests, cached = feed.sum(), 0, 0.0
+def _first_pass(feed: Ints, asked: Ints, context: Ints, drafter: int) -> Shape:
+    """Of a drafter, over those that it is fed of; of a lookup, over those that ask it. feed: (D, N)"""
+    fed, requests, cached = feed[drafter].sum(), 0, 0.0
     for i in range(len(context)):
-        takes_part = feed[i] > 0
+        takes_part = feed[drafter, i] > 0
         for rank in range(asked.shape[0] if fed == 0 else 0):
             takes_part |= asked[rank, i] == drafter
         requests += takes_part
         cached += context[i] if takes_part else 0
-    return float(max(1, requests)), float(max(1, requests, fed)), cached
+    return Shape(cached, float(max(1, requests, fed)), float(max(1, requests)), cached / 1000, 0.0)

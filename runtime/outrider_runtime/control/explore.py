@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider_runtime.control.batch import Floats
+from outrider_runtime.control.batch import Bools, Floats
 from outrider_runtime.control.drafters import Pool
 from outrider_runtime.control.value import worth
 
@@ -17,6 +17,8 @@ FIRST_CREDIT, MOST_CREDIT = 4.0, 20.0
 """In steps: what an engine may spend before it has earned it, and save up."""
 BLOCK_STEPS, BLOCK_STEPS_FEW, FEW_REQUESTS = 4, 8, 4
 """With few requests a step brings few trials."""
+LEAST_TRIED, TRIED_SHARE = 4, 1 / 8
+"""Requests that try another drafter beside the choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,10 @@ class Explorer:
         self._left -= 1
         return self._block
 
+    def some_of(self, requests: int) -> Bools:
+        """(requests,): who tries it in this step."""
+        return self._rng.permutation(requests) < max(LEAST_TRIED, TRIED_SHARE * requests)
+
     def earn(self) -> None:
         """A step has ended."""
         self._credit = min(self._credit + LOSS_SHARE, MOST_CREDIT)
@@ -77,12 +83,14 @@ def upper_bounds(pool: Pool, upper_paths: Floats, lengths: int) -> Floats:
     bounds = np.full(len(served), -np.inf)
     price = pool.price
     for drafter in np.flatnonzero(served):
+        asking_s = float(pool.asking_s[drafter][pool.paths[drafter, :, 0] > 0].sum()) if pool.asking_s.size else 0.0
         for length in range(1, lengths + 1):
             tokens = served[drafter] * length
             if tokens > min(pool.budget, len(price.ragged_s) - 1):
                 break
             target_s = min(float(price.uniform_s[tokens]), float(price.ragged_s[tokens])) - price.plain_s
             draft_s = pool.first_s[drafter] + (length - 1) * pool.pass_s[drafter] + tokens * pool.token_s[drafter]
+            draft_s += length * asking_s
             gain = float(served[drafter] * upper_paths[drafter, :length].sum())
             bounds[drafter] = max(bounds[drafter], worth(gain, target_s + draft_s, price.rate))
     return bounds

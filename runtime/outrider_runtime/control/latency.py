@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from outrider_runtime.control.batch import Bools, Floats
+from outrider_runtime.control.batch import Bools, Floats, Ints
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.corrections import (
     EVEN,
@@ -22,12 +22,14 @@ from outrider_runtime.control.corrections import (
     Multipliers,
     deviations,
     error_s,
-    scaled,
-    size,
+    rescale,
 )
 from outrider_runtime.control.cost import (
+    ABOVE,
     BATCHED,
     CONSTANT,
+    KNEE,
+    LOGITS,
     QUERY,
     DrafterCost,
     LatencyModel,
@@ -35,11 +37,12 @@ from outrider_runtime.control.cost import (
     StepCost,
     pass_s,
     token_s,
+    without_prompts,
 )
 from outrider_runtime.control.fit import LearnedCost
 from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.control.settings import Drafter, Settings
-from outrider_runtime.control.value import Price
+from outrider_runtime.control.value import WHOLE_BATCH, Price
 
 ABSURD_FACTOR, ABSURD_S = 8.0, 1.0
 """A step that took longer than both says that the machine slept, not what a step costs."""
@@ -56,58 +59,141 @@ PROMPT_FACTORS = (0.5, 3.0)
 PROMPT_HALF_LIFE, PROMPT_PRIOR = 300.0, 8.0
 UNIFORM, RAGGED, BEYOND = range(3)
 MODES = (ExecutionMode.UNIFORM, ExecutionMode.RAGGED, ExecutionMode.BEYOND_GRAPH)
-"""The rows of the target's coefficients."""
+ROWS = {mode: row for row, mode in enumerate(MODES)}
+"""Of the target's coefficients."""
 
 
 @compiled
 def _step_s(
-    costs: Floats, graph: float, more_s: tuple[float, float, float], shape: Shape, proposals: float, even: bool
+    costs: Floats, graph: float, more_s: tuple[float, float, float], shape: Shape, proposals: float
 ) -> float:  # fmt: skip
-    """Seconds of the target's pass of `shape` and its proposals, equally many for each request if `even`. Past the
-    largest graph other coefficients hold, and no deviation is known."""
+    """Seconds of the target's pass of `shape` and its proposals, of unequal lengths. Past the largest graph other
+    coefficients hold, and no deviation is known."""
     if shape.n_batched + proposals > graph:
         return pass_s(costs[BEYOND], shape, proposals)
     plain = proposals == 0.0
-    row = UNIFORM if even or (plain and shape.n_prompt == 0.0) else RAGGED
-    return pass_s(costs[row], shape, proposals) + more_s[PLAIN if plain else EVEN if even else UNEVEN]
+    row = UNIFORM if plain and shape.n_prompt == 0.0 else RAGGED
+    return pass_s(costs[row], shape, proposals) + more_s[PLAIN if plain else UNEVEN]
 
 
 @compiled
-def _decode_s(costs: Floats, graph: float, sums: Floats, of_size: int, shape: Shape, proposals: float) -> float:
-    return _step_s(costs, graph, deviations(sums, of_size), shape, proposals, False)
+def _decode_s(costs: Floats, graph: float, sums: Floats, shape: Shape, proposals: float) -> float:
+    return _step_s(costs, graph, deviations(sums, shape.n_requests), shape, proposals)
+
+
+@compiled
+def _plain_rate(costs: Floats, graph: float, sums: Floats, shape: Shape) -> float:
+    alone = without_prompts(shape)
+    seconds = _decode_s(costs, graph, sums, alone, 0.0)
+    return alone.n_requests / seconds if seconds > 0.0 else 0.0
+
+
+@compiled
+def _longer_s(
+    costs: Floats, graph: float, sums: Floats, factor: float, shape: Shape, proposals: float, tokens: Floats
+) -> Floats:  # fmt: skip
+    """See `Latency.prompts_s`."""
+    longer_s = np.empty(len(tokens))
+    for n in range(len(tokens)):
+        more = tokens[n]
+        longer = Shape(
+            shape.n_context, shape.n_batched + more, shape.n_requests, shape.n_context_query, shape.n_prompt + more
+        )
+        seconds = _decode_s(costs, graph, sums, longer, proposals) - _decode_s(costs, graph, sums, shape, proposals)
+        longer_s[n] = factor * max(seconds, costs[RAGGED, BATCHED] * more)
+    return longer_s
+
+
+@compiled
+def _fill(seconds: Floats, cost: Floats, shape: Shape, first: int, more_s: float) -> None:
+    """Seconds of `shape` with `first`, `first` + 1, .. proposals."""
+    fixed_s = pass_s(cost, shape, 0.0) - cost[ABOVE] * max(0.0, shape.n_batched - cost[KNEE]) + more_s
+    for n in range(len(seconds)):
+        above = max(0.0, shape.n_batched + first + n - cost[KNEE])
+        seconds[n] = fixed_s + (cost[BATCHED] + cost[LOGITS]) * (first + n) + cost[ABOVE] * above
 
 
 @compiled
 def _price(
-    costs: Floats, graph: float, sums: Floats, of_size: int, shape: Shape, most: int
-) -> tuple[Floats, Floats, float, float]:  # fmt: skip
-    """Two (most+1,): seconds with 0, 1, .. `most` proposals of unequal lengths, and equally many for every request.
-    Then what a proposal costs at first, and the model's error."""
-    more_s = deviations(sums, of_size)
+    costs: Floats, graph: float, sums: Floats, shape: Shape, context: Ints, read_s: float, goodput: float, most: int
+) -> tuple[Floats, Floats, Floats, float, float, float]:  # fmt: skip
+    """The fields of `Price`. context: (N,)"""
+    more_s = deviations(sums, shape.n_requests)
     uneven, even = np.empty(most + 1), np.full(most + 1, np.inf)
-    for proposals in range(most + 1):
-        uneven[proposals] = _step_s(costs, graph, more_s, shape, float(proposals), False)
-        if shape.n_prompt == 0.0:
-            even[proposals] = _step_s(costs, graph, more_s, shape, float(proposals), True)
-    even[0] = uneven[0]
+    in_graph = int(max(0.0, min(most + 1.0, graph - shape.n_batched + 1.0)))
+    _fill(uneven[1:in_graph], costs[RAGGED], shape, 1, more_s[UNEVEN])
+    _fill(uneven[in_graph:], costs[BEYOND], shape, in_graph, 0.0)
+    if shape.n_prompt == 0.0:
+        _fill(even[1:in_graph], costs[UNIFORM], shape, 1, more_s[EVEN])
+        _fill(even[in_graph:], costs[BEYOND], shape, in_graph, 0.0)
+    even[0] = uneven[0] = _step_s(costs, graph, more_s, shape, 0.0)
+    node_s = np.empty(len(context))
+    for i in range(len(context)):
+        node_s[i] = costs[RAGGED, QUERY] * context[i] / 1000 + read_s
+    rate = _plain_rate(costs, graph, sums, shape) * goodput
     first_s = token_s(costs[BEYOND if shape.n_batched > graph else RAGGED], shape.n_batched)
-    return uneven, even, first_s, min(MOST_ERROR * uneven[0], error_s(sums, of_size))
+    return uneven, even, node_s, rate, first_s, min(MOST_ERROR * uneven[0], error_s(sums, shape.n_requests))
 
 
 @compiled
 def _draft_columns(
-    costs: Floats, passes: Bools, reads: Bools, context: float, decoding: float, prompts: float
+    costs: Floats, passes: Bools, reads: Bools, budgets: Floats, context: float, decoding: float, prompts: float
 ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
     """See `Latency.draft_columns`. costs: (D, 2, 8)."""
     drafters = len(costs)
     first_s, more_s, each_s = np.zeros(drafters), np.zeros(drafters), np.zeros(drafters)
-    shape = Shape(context, decoding, decoding, context / 1000, 0.0)
+    whole, nobody = Shape(context, decoding, decoding, context / 1000, 0.0), Shape(0.0, 0.0, 0.0, 0.0, 0.0)
     for d in range(drafters):
+        shape = nobody if budgets[d] > 0.0 else whole
         once = pass_s(costs[d, 0], shape, 0.0)
         each_s[d] = (token_s(costs[d, 0], decoding) + token_s(costs[d, 1], decoding)) * reads[d]
         first_s[d] = once + pass_s(costs[d, 1], shape, 0.0) + each_s[d] * prompts
         more_s[d] = once * passes[d]
     return first_s, more_s, each_s
+
+
+@compiled
+def _above_s(cost: Floats, requests: int) -> float:
+    """A request's part of what tokens above the knee cost, where all ask: who asks is not known yet. cost: (8,)"""
+    return float(cost[ABOVE] * max(0.0, requests - cost[KNEE]) / max(1, requests))
+
+
+@compiled
+def _asking_s(costs: Floats, budgets: Floats, context: Ints) -> Floats:
+    """See `Latency.asking_s`."""
+    seconds = np.zeros((len(costs), len(context)))
+    for d in range(len(costs)):
+        for i in range(len(context) if budgets[d] > 0.0 else 0):
+            read = min(float(context[i]), budgets[d])
+            alone = pass_s(costs[d, 0], Shape(read, 1.0, 1.0, read / 1000, 0.0), 0.0)
+            seconds[d, i] = alone - costs[d, 0, CONSTANT] + _above_s(costs[d, 0], len(context))
+    return seconds
+
+
+@compiled
+def _read_s(costs: Floats, reads: Bools, lengths: Ints, decoding: float) -> float:
+    """See `Latency.read_s`. costs: (D, 2, 8)."""
+    seconds = 0.0
+    for d in range(len(costs)):
+        if reads[d] and lengths[d] > 0:
+            seconds += token_s(costs[d, 0], decoding) + token_s(costs[d, 1], decoding)
+    return seconds
+
+
+@compiled
+def _parts_s(costs: Floats, row: int, shape: Shape) -> tuple[float, float]:
+    """Seconds of a pass: of the constant, and of everything else. costs: (R, 8)"""
+    constant = costs[row, CONSTANT]
+    return constant, pass_s(costs[row], shape, 0.0) - constant
+
+
+@compiled
+def _draft_parts_s(costs: Floats, first: Shape, further: int) -> tuple[float, float]:
+    """Seconds of a drafter's calls and of its tokens: a `first` pass and so many further ones. costs: (2, 8)"""
+    later = Shape(first.n_context, first.n_requests, first.n_requests, first.n_context / 1000, 0.0)
+    calls = (1 + further) * costs[0, CONSTANT] + costs[1, CONSTANT]
+    total = pass_s(costs[0], first, 0.0) + pass_s(costs[1], first, 0.0) + further * pass_s(costs[0], later, 0.0)
+    return calls, total - calls
 
 
 class Latency:
@@ -121,6 +207,7 @@ class Latency:
         self._graph = math.inf if settings.largest_graph_tokens is None else float(settings.largest_graph_tokens)
         self._passes = np.array([_passes(one, model.drafters) for one in settings.drafters], dtype=bool)
         self._reads = np.array([one.reads for one in settings.drafters], dtype=bool)
+        self._budgets = np.array([float(one.kv_budget or 0) for one in settings.drafters])
         self._learned = LearnedCost()
         self._target_scale = _target_multipliers()
         self._draft_scales = [Multipliers(half_life=12, strength=0.3, likeness=1.0) for _ in settings.drafters]
@@ -131,81 +218,76 @@ class Latency:
 
     def _take(self, target: Floats) -> None:
         """target: (3, 8), uncorrected. What is not known of a drafter follows from it."""
-        self._base = target
-        self._costs = self._target_scale.on(target)
-        model = scaled(target[RAGGED], MODEL_SHARE, MODEL_SHARE)
-        rows = [_draft_rows(one, self._profiled, model) for one in self._drafters]
-        self._draft_base = np.array(rows).reshape(-1, 2, len(model))
-        self._draft_costs = self._draft_base.copy()
-        for drafter, scale in enumerate(self._draft_scales):
-            self._draft_costs[drafter] = scale.on(self._draft_base[drafter])
+        self._base, self._costs = target, np.empty_like(target)
+        rescale(target, *self._target_scale.values, self._costs)
+        model = np.empty((1, target.shape[1]))
+        rescale(target[RAGGED : RAGGED + 1], MODEL_SHARE, MODEL_SHARE, model)
+        rows = [
+            _draft_rows(one, self._profiled, model[0] if one.kv_budget is None else target[RAGGED])
+            for one in self._drafters
+        ]
+        self._draft_base = np.array(rows).reshape(-1, 2, target.shape[1])
+        self._draft_costs = np.empty_like(self._draft_base)
+        for base, scale, costs in zip(self._draft_base, self._draft_scales, self._draft_costs, strict=True):
+            rescale(base, *scale.values, costs)
 
     # -- what is predicted --------------------------------------------------------------------------------------
 
-    def price(self, shape: Shape, node_s: Floats, rate: float, most: int) -> Price:
+    def price(self, shape: Shape, context: Ints, read_s: float, goodput: float, most: int) -> Price:
         """What a step takes around `shape`, which holds no proposals yet, with up to `most` of them. A step with
-        prompts has no uniform form."""
-        ragged_s, uniform_s, first_s, wrong_s = _price(
-            self._costs, self._graph, self._deviations.sums, size(shape.n_requests), shape, most
-        )
-        return Price(ragged_s, uniform_s, node_s, rate, first_s, wrong_s)
+        prompts has no uniform form.
 
-    @property
-    def context_query_s(self) -> float:
-        """What a further query token costs for each 1000 tokens of its request's context."""
-        return float(self._costs[RAGGED, QUERY])
+        context: (N,), cached tokens of each request. read_s: what a verified token costs in the drafters' next first
+        passes. goodput: measured, by the modelled one of plain decoding.
+        """
+        return Price(
+            *_price(self._costs, self._graph, self._deviations.sums, shape, context, read_s, goodput, max(0, most))
+        )
 
     def decode_s(self, shape: Shape, proposals: float) -> float:
         """Seconds of the target's pass of `shape` and so many proposals of unequal lengths."""
-        return _decode_s(
-            self._costs, self._graph, self._deviations.sums, size(shape.n_requests), shape, float(proposals)
-        )
+        return _decode_s(self._costs, self._graph, self._deviations.sums, shape, float(proposals))
 
-    def prompt_s(self, shape: Shape, proposals: float, tokens: float) -> float:
-        """By how much `tokens` of prompts lengthen a step of `shape` that verifies so many proposals."""
-        longer = shape._replace(n_batched=shape.n_batched + tokens, n_prompt=shape.n_prompt + tokens)
-        seconds = self.decode_s(longer, proposals) - self.decode_s(shape, proposals)
-        return self.prompt_factor * max(seconds, float(self._costs[RAGGED, BATCHED]) * tokens)
+    def prompts_s(self, shape: Shape, proposals: float, tokens: Floats) -> Floats:
+        """(C,): by how much so many `tokens` (C,) of prompts lengthen a step of `shape` that verifies `proposals`."""
+        costs, sums = self._costs, self._deviations.sums
+        return _longer_s(costs, self._graph, sums, self.prompt_factor, shape, float(proposals), tokens)
 
     def plain_rate(self, shape: Shape) -> float:
         """Tokens a second of requests that decode by themselves, nothing proposed; 0 while no cost is known."""
-        seconds = self.decode_s(shape, 0)
-        return shape.n_requests / seconds if seconds > 0 else 0.0
+        return _plain_rate(self._costs, self._graph, self._deviations.sums, shape)
 
     def draft_columns(self, context: float, decoding: float, prompts: float = 0.0) -> tuple[Floats, Floats, Floats]:
         """Three (D,) of seconds: the first pass over a token a request, or a call, and over `prompts` tokens; each pass
-        more; a token in a first pass, of those that read."""
-        return _draft_columns(self._draft_costs, self._passes, self._reads, context, decoding, prompts)
+        more; a token in a first pass, of those that read. Of one with a budget, what a pass takes without requests."""
+        budgets = self._budgets
+        return _draft_columns(self._draft_costs, self._passes, self._reads, budgets, context, decoding, prompts)
 
-    def draft_s(self, drafter: int, first: Shape, passes: int) -> float:
-        """T_d(passes, fed); `first` is the shape of the first pass (prompt lookup: the requests that are asked)."""
-        return self._draft_scales[drafter](*self._draft_parts(drafter, first, passes))
+    def asking_s(self, context: Ints) -> Floats:
+        """(D, N): seconds by which a request of so many cached tokens (N,) lengthens each pass that it asks for; 0 of
+        drafters that run over the whole batch anyway. (0, 0) where all do."""
+        return _asking_s(self._draft_costs, self._budgets, context) if self._budgets.any() else WHOLE_BATCH
 
-    def _draft_parts(self, drafter: int, first: Shape, passes: int) -> tuple[float, float]:
-        """Seconds of the calls and of the tokens, uncorrected."""
-        each, more = self._draft_base[drafter]
-        further = max(0, passes - 1) if self._passes[drafter] else 0
-        later = Shape(first.n_context, first.n_requests, first.n_requests, first.n_context / 1000)
-        calls = float((1 + further) * each[CONSTANT] + more[CONSTANT])
-        total = pass_s(each, first, 0.0) + pass_s(more, first, 0.0)
-        return calls, total + (further * pass_s(each, later, 0.0) if further else 0.0) - calls
+    def read_s(self, lengths: Ints, decoding: float) -> float:
+        """What a verified token costs in the next first passes of those drafters that propose, `lengths` (D,)."""
+        return _read_s(self._draft_costs, self._reads, lengths, decoding)
 
     # -- what is learned ----------------------------------------------------------------------------------------
 
     def observe_target(self, shape: Shape, mode: ExecutionMode, seconds: float) -> bool:
         """The device's own time of a target pass. False when it is absurd and was dropped."""
-        row = MODES.index(mode)
-        predicted = pass_s(self._costs[row], shape, 0.0)
+        row = ROWS[mode]
+        constant, rest = _parts_s(self._base, row, shape)
+        predicted = self._target_scale(constant, rest)
         if not self._plausible(seconds, predicted):
             return False
         if self.learning and self._learned.observe(shape, seconds):
             self._target_scale = _target_multipliers()
             self._take(_rows({ExecutionMode.RAGGED: self._learned.cost}))
-        constant, total = float(self._base[row, CONSTANT]), pass_s(self._base[row], shape, 0.0)
-        if total > 0:
-            most = WINSOR_FACTOR * max(predicted, total / WINSOR_FACTOR)
-            self._target_scale.observe(constant, total - constant, min(seconds, most))
-            self._costs = self._target_scale.on(self._base)
+            constant, rest = _parts_s(self._base, row, shape)
+        if constant + rest > 0:
+            seconds = min(seconds, max(WINSOR_FACTOR * predicted, constant + rest))
+            self._target_scale.observe(constant, rest, seconds, self._base, self._costs)
         return True
 
     def observe_decoding(self, shape: Shape, mode: ExecutionMode, seconds: float, proposals: int) -> None:
@@ -213,13 +295,13 @@ class Latency:
         if mode is ExecutionMode.BEYOND_GRAPH:
             return
         kind = PLAIN if not proposals else EVEN if mode is ExecutionMode.UNIFORM else UNEVEN
-        predicted = pass_s(self._costs[MODES.index(mode)], shape, 0.0)
+        predicted = self._target_scale(*_parts_s(self._base, ROWS[mode], shape))
         self._deviations.observe(kind, shape.n_requests, seconds, predicted)
 
     def observe_prompts(self, decoding: Shape, proposals: int, tokens: float, seconds: float) -> None:
         """A step of `seconds` without its drafts that read `tokens` of prompts; decoding: the rest of it, without its
         proposals."""
-        expected_s = self.prompt_s(decoding, proposals, tokens) / self.prompt_factor
+        expected_s = float(self.prompts_s(decoding, proposals, np.array([tokens]))[0]) / self.prompt_factor
         longer_s = seconds - self.decode_s(decoding, proposals)
         least, most = (factor * expected_s for factor in PROMPT_FACTORS)
         keep = 0.5 ** (1 / PROMPT_HALF_LIFE)
@@ -229,13 +311,14 @@ class Latency:
 
     def observe_draft(self, drafter: int, first: Shape, passes: int, seconds: float) -> bool:
         """False when the time is absurd and was dropped."""
-        calls, tokens = self._draft_parts(drafter, first, passes)
-        predicted = self._draft_scales[drafter](calls, tokens)
+        scale, base = self._draft_scales[drafter], self._draft_base[drafter]
+        calls, tokens = _draft_parts_s(base, first, max(0, passes - 1) if self._passes[drafter] else 0)
+        predicted = scale(calls, tokens)
         if not _is_time(seconds) or seconds > max(ABSURD_S, ABSURD_FACTOR * predicted):
             return False
         if calls + tokens > 0:
-            self._draft_scales[drafter].observe(calls, tokens, min(seconds, WINSOR_FACTOR * predicted))
-            self._draft_costs[drafter] = self._draft_scales[drafter].on(self._draft_base[drafter])
+            seconds = min(seconds, WINSOR_FACTOR * predicted)
+            scale.observe(calls, tokens, seconds, base, self._draft_costs[drafter])
         return True
 
     @property

@@ -17,6 +17,8 @@ PROBE_STEPS = 4
 """Choices of k = 0 in a row. The first step still verifies what was proposed before, and is not counted."""
 PERIOD_STEPS, FIRST_PROBE_AFTER, RETRY_PROBE_AFTER, SUSPICIOUS_PERIOD_STEPS = 400, 60, 12, 80
 """Between probes (1% of steps); before the first; after speculation was off; after one that looked better."""
+CLEAR = math.log(1.5)
+"""Log of a gain that nothing is to be doubted of: then half as many probes do."""
 NEIGHBOURS, LEAST_NEIGHBOURS = 32, 6
 MEMORY = 0.85
 """Weight of the older probes' evidence at each new one."""
@@ -24,30 +26,10 @@ LEAST_DEVIATION = 0.03
 """Of a probe's log ratio: machines drift by this much between two blocks."""
 SIGMAS = 2.0
 FIRST_BACKOFF_STEPS, LAST_BACKOFF_STEPS = 200, 6400
-SHARE_KEEP = 0.999
-"""Per step, in the share of the work that steps with speculation do."""
 OLD_MATTERS = 0.25
 """What is left of the evidence where the traffic has changed, or speculation was switched off."""
 OTHER_LOAD = 0.7
 """A batch of less than this share of that which was judged is another matter."""
-
-
-@dataclass(frozen=True, slots=True)
-class Speedup:
-    """Of all steps over plain decoding: what probes say of steps that speculate, weighed by their share."""
-
-    value: float
-    low: float
-    high: float
-    """Two standard errors on either side."""
-    probes: int
-    share: float
-    """Of the work, what was done in steps with speculation."""
-
-    @property
-    def told(self) -> bool:
-        """It can be told from 1."""
-        return self.low > 1.0 or self.high < 1.0
 
 
 @dataclass(slots=True)
@@ -80,7 +62,6 @@ class Probes:
         self._weight = self._evidence = 0.0
         self._backoff = FIRST_BACKOFF_STEPS
         self._off_steps = self._off_requests = self._requests = 0
-        self._work_s = self._speculative_s = 0.0
 
     @property
     def off(self) -> bool:
@@ -117,36 +98,18 @@ class Probes:
         what it gave."""
         self._plain.append((work_s, seconds))
         self._plain_tokens += tokens
-        self._share(work_s, 0.0)
 
     def observe(self, work_s: float, seconds: float, *, speculates: bool) -> None:
         """Any other step of the closed loop; `speculates`: it verified, and proposed for the next one."""
-        self._share(work_s, work_s if speculates else 0.0)
         if self._plain and self._block_left == 0:
             self._judge()
             self._plain, self._plain_tokens = [], 0
         elif speculates and seconds > 0:
             self._neighbours.append((work_s, seconds))
 
-    @property
-    def speedup(self) -> Speedup | None:
-        """None before two probes."""
-        if self.counts.probes < 2 or self._weight <= 0 or self._work_s <= 0:
-            return None
-        share, mean = self._speculative_s / self._work_s, self._evidence / self._weight
-        margin = SIGMAS / math.sqrt(self._weight)
-        value, low, high = (
-            1.0 / (1.0 - share + share * math.exp(-log_ratio)) for log_ratio in (mean, mean - margin, mean + margin)
-        )
-        return Speedup(value, low, high, self.counts.probes, share)
-
     def _doubt(self) -> None:
         self._weight *= OLD_MATTERS
         self._evidence *= OLD_MATTERS
-
-    def _share(self, work_s: float, speculative_s: float) -> None:
-        self._work_s = SHARE_KEEP * self._work_s + work_s
-        self._speculative_s = SHARE_KEEP * self._speculative_s + speculative_s
 
     def _judge(self) -> None:
         if len(self._plain) < PROBE_STEPS - 2 or len(self._neighbours) < LEAST_NEIGHBOURS:
@@ -181,6 +144,7 @@ class Probes:
             self._wait = SUSPICIOUS_PERIOD_STEPS
         elif mean - margin > 0:
             self._backoff = FIRST_BACKOFF_STEPS
+            self._wait += PERIOD_STEPS if mean - margin > CLEAR else 0
 
 
 def _efficiency(steps: list[tuple[float, float]]) -> tuple[float, float]:

@@ -8,7 +8,7 @@ No set of so many nodes gains more (AdaServe lemma A.2), so it is the best of al
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,7 @@ from outrider_runtime.control.forest import Forest
 from outrider_runtime.control.value import Price, worth
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Selection:
+class Selection(NamedTuple):
     """A plan and its worth: expected tokens beyond the bonus ones, less lambda times the step's seconds."""
 
     nodes: Bools
@@ -29,34 +28,40 @@ class Selection:
 
 def select(
     paths: Floats, request: Ints, depth: Ints, price: Price, budget: int,
-    *, forced: Bools | None = None, longest_s: float = math.inf, varlen: bool = True,
+    *, forced: Bools | None = None, longest_s: float = math.inf,
 ) -> Selection:  # fmt: skip
     """The best set of nodes for the target to score; none of them is always among the candidates unless `forced`.
 
     paths: (M,), probability that a node and all that it hangs on is accepted. request, depth: (M,). budget: most
     proposals that the step may hold. forced: (M,), subtrees that are scored whatever they are worth; they fit into the
-    budget. longest_s: what is added to them must not make the target's pass longer. varlen: whether another length for
-    each request is possible at all.
+    budget. longest_s: what is added to them must not make the target's pass longer.
     """
     first = np.zeros(len(paths), dtype=bool) if forced is None else forced
-    scores = paths - price.rate * price.node_s[request]
-    best = _best_uniform(scores, request, depth, first, price, budget, longest_s, varlen)
-    if varlen:
-        ragged = _best_prefix(scores, first, price, budget, longest_s)
-        # Equal worth: the uniform plan, whose graph is the cheaper one to be wrong about.
-        best = ragged if ragged.value > best.value else best
-    return best
+    return Selection(
+        *_select(
+            paths, request, depth, price.ragged_s, price.uniform_s, price.node_s, price.rate, budget, first, longest_s
+        )
+    )
 
 
-def _best_prefix(scores: Floats, forced: Bools, price: Price, budget: int, longest_s: float) -> Selection:
-    taken, gain, candidates = _candidates(scores, forced, price.ragged_s, price.rate)
-    most = max(0, min(budget, len(price.ragged_s) - 1) - taken)
-    ranked = -np.sort(-candidates)[:most]
-    count, value = _best_count(ranked, gain, taken, price.ragged_s, price.rate, longest_s)
+@compiled
+def _select(
+    paths: Floats, request: Ints, depth: Ints, ragged_s: Floats, uniform_s: Floats, node_s: Floats, rate: float,
+    budget: int, forced: Bools, longest_s: float,
+) -> tuple[Bools, float]:  # fmt: skip
+    scores = np.empty(len(paths))
+    for m in range(len(paths)):
+        scores[m] = paths[m] - rate * node_s[request[m]]
+    length, even = _best_length(scores, request, depth, forced, budget, uniform_s, rate, longest_s, len(node_s))
+    taken, gain, candidates = _candidates(scores, forced, ragged_s, rate)
+    ranked = -np.sort(-candidates)[: max(0, min(budget, len(ragged_s) - 1) - taken)]
+    count, ragged = _best_count(ranked, gain, taken, ragged_s, rate, longest_s)
+    if even >= ragged:  # equal worth: the even plan, whose graph is the cheaper one to be wrong about
+        return depth <= length, even
     nodes = forced.copy()
     if count:
         _take(scores, nodes, ranked[count - 1], count)
-    return Selection(nodes, value)
+    return nodes, ragged
 
 
 @compiled
@@ -103,27 +108,18 @@ def _take(scores: Floats, nodes: Bools, least: float, count: int) -> None:
             count -= 1
 
 
-def _best_uniform(
-    scores: Floats, request: Ints, depth: Ints, forced: Bools, price: Price, budget: int, longest_s: float, varlen: bool
-) -> Selection:  # fmt: skip
-    """The same k for every request; k = 0 among them. Where lengths may vary only if all have chains as long, else an
-    engine pads. Worth -inf where no such plan holds what is forced."""
-    least = int(depth[forced].max(initial=0))
-    seconds = price.uniform_s if varlen or math.isfinite(price.uniform_s[-1]) else price.ragged_s
-    length, value = _best_length(
-        scores, request, depth, least, budget, seconds, price.rate, longest_s, len(price.node_s), not varlen
-    )
-    return Selection(depth <= length, value)
-
-
 @compiled
 def _best_length(
-    scores: Floats, request: Ints, depth: Ints, least: int, budget: int, seconds: Floats, rate: float,
-    longest_s: float, requests: int, pads: bool,
+    scores: Floats, request: Ints, depth: Ints, forced: Bools, budget: int, seconds: Floats, rate: float,
+    longest_s: float, requests: int,
 ) -> tuple[int, float]:  # fmt: skip
-    deepest = 0
+    """The best k where every request verifies as many, k = 0 among them: all must have chains as long. Worth -inf where
+    no such plan holds what is forced."""
+    deepest, least = 0, 0
     for m in range(len(depth)):
         deepest = max(deepest, depth[m])
+        if forced[m]:
+            least = max(least, depth[m])
     gains = np.zeros(deepest + 1)
     of_request = np.zeros((deepest + 1, requests), np.int64)
     for m in range(len(depth)):
@@ -135,9 +131,7 @@ def _best_length(
     for k in range(1, deepest + 1):
         gain += gains[k]
         tokens = k * requests
-        if tokens > budget or tokens >= len(seconds) or of_request[k].max() > 1:
-            break
-        if not pads and of_request[k].min() == 0:
+        if tokens > budget or tokens >= len(seconds) or of_request[k].max() > 1 or of_request[k].min() == 0:
             break
         here = worth(gain, seconds[tokens], rate)
         if k >= least and here > value and (k == least or seconds[tokens] <= longest_s):

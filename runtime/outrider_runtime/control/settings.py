@@ -22,15 +22,6 @@ class DraftPrefill(StrEnum):
     NEVER = "Never"
 
 
-class Verification(StrEnum):
-    """What verification lengths an engine can run."""
-
-    VARLEN = "varlen"
-    """Any node set: another length for each request."""
-    UNIFORM = "uniform"
-    """The same length for every request that decodes."""
-
-
 PROBABILITY_EDGES = (-1.4, -0.4, 0.4, 1.1, 1.7, 2.6, 4.0)
 """Log-odds of a proposed token that part a model's confidences: 0.2, 0.4, 0.6, 0.75, 0.85, 0.93, 0.98."""
 MATCH_EDGES = (1.5, 2.5, 3.5, 5.5, 8.5, 16.5, 32.5)
@@ -48,6 +39,9 @@ class Drafter:
     """It has a cache of its own and proposes junk for a request whose cache has a hole (a draft model)."""
     needs_hidden: bool = False
     """It reads the target's hidden states: a step without it leaves a hole that cannot be closed (an EAGLE head)."""
+    kv_budget: int | None = None
+    """Tokens of a request that a pass reads at most, of a drafter that is the target itself over a part of its context:
+    each pass is one of the target's, over those requests alone that ask. None for every other drafter."""
     confidence_edges: tuple[float, ...] = PROBABILITY_EDGES
     """Seven rising values of its confidence, between which acceptance is counted apart."""
 
@@ -88,14 +82,9 @@ class Settings:
     max_draft_tokens: int
     """The engine was built for this many; a hot value above it counts as this."""
     slots: int
-    """Most requests that run at once; `Batch.slot` is below it."""
-    verification: Verification = Verification.VARLEN
+    """Slots that the engine gives to requests; `Batch.slot` is below it."""
     largest_graph_tokens: int | None = None
     """Batched tokens of the largest captured graph; None where the engine runs without graphs (CPU)."""
-    whole_batch: bool = True
-    """A drafter that runs is fed the prompts of the step as well; False: it can run for a part of the batch."""
-    tiers: tuple[int, ...] | None = None
-    """Draft lengths that the engine has graphs for, 0 left out; None: every length up to the maximum."""
     hot: HotSettings = HotSettings()
 
     def __post_init__(self) -> None:
@@ -106,7 +95,3 @@ class Settings:
             raise ValueError(f"max_draft_tokens: {self.max_draft_tokens} is negative; use 0 for no speculation")
         if self.slots < 1:
             raise ValueError(f"slots: {self.slots}; the engine must run at least one request")
-        if self.tiers is not None and not all(0 < tier <= self.max_draft_tokens for tier in self.tiers):
-            raise ValueError(f"tiers: {self.tiers} must lie between 1 and max_draft_tokens={self.max_draft_tokens}")
-        if self.tiers is not None and list(self.tiers) != sorted(set(self.tiers)):
-            raise ValueError(f"tiers: {self.tiers} must rise")

@@ -9,7 +9,7 @@ scored before goodput is asked. N requests, M nodes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,13 +27,13 @@ HORIZON_TOKENS = 64
 """Few answers use all of max_tokens: what is left is taken to be no longer than what was given, or than this."""
 
 
+@compiled
 def expected_rest(left: Floats, given: Floats) -> Floats:
     """(N,): tokens that answers are taken to go on for, of `left` that they may have; `given`: so far."""
     return np.asarray(np.minimum(left, np.maximum(given, HORIZON_TOKENS)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Clocks:
+class Clocks(NamedTuple):
     """Where each decoding request stands against its class, when the step begins. All (N,)."""
 
     tpot_s: Floats
@@ -51,20 +51,19 @@ class Clocks:
         """The same after a step that gave `gained` (N,) tokens."""
         return Clocks(self.tpot_s, self.elapsed_s + step_s, self.tokens + gained, self.left - gained)
 
-    def slack_s(self, step_s: float | Floats, pace: Floats) -> Floats:
-        """(N,): by how many seconds a request would end before its TPOT, if each step gives `pace` (N,) tokens."""
-        horizon = expected_rest(self.left, self.tokens)
-        return np.asarray(self.tpot_s * (self.tokens + horizon) - self.elapsed_s - step_s * horizon / pace)
+    def slack_s(self, token_s: Floats) -> Floats:
+        """(N,): by how many seconds a request would end before its TPOT, if each token takes it `token_s` (N,)."""
+        return _slack_s(self.tpot_s, self.elapsed_s, self.tokens, self.left, token_s)
 
-    def savable(self, step_s: float | Floats, pace: Floats) -> Bools:
+    def savable(self, token_s: Floats) -> Bools:
         """(N,): those that can still end within their TPOT."""
-        return np.asarray(self.slack_s(step_s, pace) >= 0)
+        return np.asarray(self.slack_s(token_s) >= 0)
 
     def behind(self, step_s: float, pace: Floats) -> Bools:
         """(N,): those that need more than the bonus token and can still make it; the hopeless compete for goodput.
         pace: (N,), the most tokens that a step is expected to give."""
         late = self.needed(step_s) > 1.0
-        return np.asarray(late & self.savable(step_s, pace)) if late.any() else late
+        return np.asarray(late & self.savable(step_s / pace)) if late.any() else late
 
     def longest_step_s(self, gained: Floats, least_s: float) -> float:
         """Seconds that a step which gives `gained` (N,) tokens may take so that nobody misses who would not miss a step
@@ -73,15 +72,27 @@ class Clocks:
         return float(deadlines[deadlines >= least_s].min(initial=math.inf))
 
 
+@compiled
+def _slack_s(tpot_s: Floats, elapsed_s: Floats, tokens: Floats, left: Floats, token_s: Floats) -> Floats:
+    rest = expected_rest(left, tokens)
+    return tpot_s * (tokens + rest) - elapsed_s - token_s * rest
+
+
 def clocks(batch: Batch, rows: Ints, tpots_s: Floats) -> Clocks:
     """Of N `rows` of the batch. tpots_s: by class, the last one (infinite) for none."""
-    planned_s = MARGIN * tpots_s[batch.slo_class[rows]]
-    return Clocks(
-        tpot_s=np.where(batch.emitted[rows] > 0, planned_s, math.inf),
-        elapsed_s=batch.elapsed_s[rows],
-        tokens=np.maximum(batch.emitted[rows] - 1.0, 0.0),
-        left=batch.left[rows].astype(float),
-    )
+    return Clocks(*_clocks(batch.slo_class, batch.emitted, batch.elapsed_s, batch.left, rows, tpots_s))
+
+
+@compiled
+def _clocks(
+    slo_class: Ints, emitted: Ints, elapsed_s: Floats, left: Ints, rows: Ints, tpots_s: Floats
+) -> tuple[Floats, Floats, Floats, Floats]:  # fmt: skip
+    columns = np.empty((4, len(rows)))
+    for n in range(len(rows)):
+        i = rows[n]
+        columns[0, n] = MARGIN * tpots_s[slo_class[i]] if emitted[i] > 0 else np.inf
+        columns[1, n], columns[2, n], columns[3, n] = elapsed_s[i], max(emitted[i] - 1, 0), left[i]
+    return columns[0], columns[1], columns[2], columns[3]
 
 
 @compiled

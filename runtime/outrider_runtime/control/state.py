@@ -11,7 +11,7 @@ import numpy as np
 from outrider_runtime.control.batch import Bools, Ints
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.plans import Outcome
-from outrider_runtime.control.probes import ProbeCounts, Speedup
+from outrider_runtime.control.probes import ProbeCounts
 
 RECENT_KEEP = 0.95
 """Per step: about the last 20 steps."""
@@ -58,14 +58,13 @@ class Tally:
     recent_speculation: float = 0.0
     """Share of them whose choice was to speculate."""
 
-    def observe(self, outcome: Outcome) -> Ints:
-        """Count a finished step. Returns (N,): verified nodes of each request."""
+    def observe(self, outcome: Outcome) -> tuple[int, int]:
+        """Count a finished step. Returns the nodes that were verified, and the most of one request."""
         forest, batch = outcome.forest, outcome.batch
-        counts = _count_nodes(
+        verified, longest, decoding = _count(
             forest.request, forest.parent, forest.drafter, forest.depth, outcome.verified, outcome.accepted,
-            len(batch), self.of_drafter,
+            batch.prompt, batch.prompt_left, self.of_drafter, self.lengths,
         )  # fmt: skip
-        verified, decoding = _count_lengths(counts, batch.prompt, batch.prompt_left, self.lengths)
         self.steps += 1
         self.output_tokens += outcome.tokens
         self.running = len(batch)
@@ -76,8 +75,8 @@ class Tally:
         if decoding:
             fresh = 1 - RECENT_KEEP
             self.recent_length += fresh * (verified / decoding - self.recent_length)
-            self.recent_speculation += fresh * ((outcome.draft_plan.draft_tokens > 0) - self.recent_speculation)
-        return counts
+            self.recent_speculation += fresh * (any(outcome.draft_plan.passes.tolist()) - self.recent_speculation)
+        return verified, longest
 
 
 def new_tally(drafters: int, max_draft_tokens: int) -> Tally:
@@ -85,11 +84,12 @@ def new_tally(drafters: int, max_draft_tokens: int) -> Tally:
 
 
 @compiled
-def _count_nodes(
-    request: Ints, parent: Ints, drafter: Ints, depth: Ints, verified: Bools, accepted: Bools, requests: int,
-    of_drafter: Ints,
-) -> Ints:  # fmt: skip
-    counts = np.zeros(requests, np.int64)
+def _count(
+    request: Ints, parent: Ints, drafter: Ints, depth: Ints, verified: Bools, accepted: Bools, prompt: Ints,
+    prompt_left: Ints, of_drafter: Ints, lengths: Ints,
+) -> tuple[int, int, int]:  # fmt: skip
+    """Nodes that were verified, the most of one request, and requests that decode."""
+    counts, decoding = np.zeros(len(prompt), np.int64), 0
     for m in range(len(request)):
         if verified[m]:
             counts[request[m]] += 1
@@ -98,24 +98,16 @@ def _count_nodes(
             own[TRIED] += parent[m] < 0 or accepted[parent[m]]
             own[VERIFIED] += 1
             own[ACCEPTED] += accepted[m]
-    return counts
-
-
-@compiled
-def _count_lengths(counts: Ints, prompt: Ints, prompt_left: Ints, lengths: Ints) -> tuple[int, int]:
-    """Verified nodes, and requests that decode."""
-    verified, decoding = 0, 0
-    for i in range(len(counts)):
-        verified += counts[i]
+    for i in range(len(prompt)):
         if prompt[i] == 0 and prompt_left[i] == 0:
             decoding += 1
             lengths[min(counts[i], len(lengths) - 1)] += 1
-    return verified, decoding
+    return counts.sum(), counts.max() if len(counts) else 0, decoding
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterState:
-    """Counters since the start, and the present estimates, of one drafter."""
+    """Counters since the start, of one drafter."""
 
     suspended: str = ""
     """Why it does not run, in a sentence; empty when it may."""
@@ -123,9 +115,6 @@ class DrafterState:
     tried: int = 0
     verified: int = 0
     accepted: int = 0
-    hazards: tuple[float, ...] = ()
-    """Estimated probability that depth j+1 is accepted, given that those before it were."""
-    hit_rate: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +124,6 @@ class State:
     """True while target coefficients are learned because no profile is loaded."""
     gated: bool
     """The last batch was too large for some drafter that reads: its cache is not fed."""
-    goodput_tokens_per_s: float
-    """lambda: measured goodput, smoothed."""
-    speedup: Speedup | None
-    """None while nothing can be said."""
     probes: ProbeCounts
     tally: Tally
     decision_s: float

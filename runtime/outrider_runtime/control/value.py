@@ -1,18 +1,27 @@
 """The one place that weighs gain against cost: `E[tokens] - lambda * T_step` (TurboSpec eq. 1, made additive).
 
 `Price` says what a step takes, by the number of proposals in it; every choice is an argmax of `worth` over one of its
-tables. N decoding requests, T the most proposals that are looked at.
+tables. lambda is the goodput, measured. N decoding requests, T the most proposals that are looked at.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from outrider_runtime.control.batch import Floats
-from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.compiled import compilable
+
+HALF_LIFE_STEPS = 40.0
+PRIOR_TOKENS = 8.0
 
 
-@compiled
+WHOLE_BATCH: Floats = np.zeros((0, 0))
+"""In place of what requests add to drafters' passes: every pass is over the whole batch."""
+
+
+@compilable
 def worth(tokens: float, seconds: float, rate: float) -> float:
     """What `tokens` that reach users are worth beyond the `seconds` that they take; `rate` is lambda, tokens/s."""
     return tokens - rate * seconds
@@ -41,3 +50,28 @@ class Price(NamedTuple):
     def step_s(self, proposals: int) -> float:
         """Seconds with so many proposals, at most as many as the table holds."""
         return float(self.ragged_s[min(proposals, len(self.ragged_s) - 1)])
+
+
+class Goodput:
+    """Measured goodput, carried from one batch size to the next by the latency model.
+
+    What is averaged is the ratio of measured tokens to those that plain decoding would have given in the same time at
+    the same batch: it moves slowly where goodput itself jumps with the load, so lambda is right from the first step
+    after a jump. Only steps without prefill count: every output token brings its share of prompt work along, whatever
+    the draft length, and with that time in lambda a busy engine would look slow and speculation worthwhile just where
+    it is not.
+    """
+
+    def __init__(self) -> None:
+        self._keep = 0.5 ** (1.0 / HALF_LIFE_STEPS)
+        self._tokens = self._plain_tokens = 0.0
+
+    def observe(self, tokens: int, step_s: float, plain_rate: float) -> None:
+        """`plain_rate`: modelled tokens per second of plain decoding at this step's batch."""
+        self._tokens = self._keep * self._tokens + tokens
+        self._plain_tokens = self._keep * self._plain_tokens + step_s * plain_rate
+
+    @property
+    def ratio(self) -> float:
+        """lambda by the modelled goodput of plain decoding at the same batch."""
+        return (self._tokens + PRIOR_TOKENS) / (self._plain_tokens + PRIOR_TOKENS)

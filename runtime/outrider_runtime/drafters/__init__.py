@@ -5,7 +5,7 @@ from __future__ import annotations
 from outrider_crds.spec import Drafter, DraftMethod
 
 from outrider_runtime.control import settings
-from outrider_runtime.drafters import draft_model, eagle, prompt_lookup, suffix
+from outrider_runtime.drafters import draft_model, eagle, prompt_lookup, sparse_self, suffix
 from outrider_runtime.drafters.method import Method
 
 METHODS: dict[DraftMethod, Method] = {
@@ -13,12 +13,14 @@ METHODS: dict[DraftMethod, Method] = {
     DraftMethod.DRAFT_MODEL: draft_model.METHOD,
     DraftMethod.EAGLE: eagle.METHOD,
     DraftMethod.SUFFIX: suffix.METHOD,
+    DraftMethod.SPARSE_SELF: sparse_self.METHOD,
 }
 
 
-def traits(drafter: Drafter) -> settings.Drafter:
-    """A drafter of the API's pool as the controller knows it."""
+def traits(drafter: Drafter, page_tokens: int = 1) -> settings.Drafter:
+    """A drafter of the API's pool as the controller knows it. page_tokens: of the engine's KV cache."""
     method = METHODS[drafter.method]
     return settings.Drafter(
-        drafter.name, method.passes, method.needs_kv, method.needs_hidden, method.confidence_edges
+        drafter.name, method.passes, method.needs_kv, method.needs_hidden, method.kv_budget(drafter, page_tokens),
+        method.confidence_edges,
     )  # fmt: skip

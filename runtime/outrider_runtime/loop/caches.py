@@ -128,6 +128,11 @@ class Caches:
         for hole in holes:
             self._drafts[hole.drafter].missed(names[hole.request], hole.start)
 
+    def lost(self, number: int, name: str) -> None:
+        """Drafter `number` has nothing left of a request."""
+        if number in self._drafts:
+            self._drafts[number].missed(name, 0)
+
     def allocated(self, blocks: Sequence[int]) -> None:
         """These blocks are new: what they held is gone."""
         for draft in self._drafts.values():

@@ -6,6 +6,7 @@ The scheduler's thread plans and observes; the reporter's thread reconfigures an
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from threading import RLock
@@ -21,7 +22,7 @@ from outrider_runtime.control.cost import LatencyModel
 from outrider_runtime.control.forest import Forest
 from outrider_runtime.control.plans import DraftPlan, Purpose, VerifyPlan
 from outrider_runtime.control.settings import DraftPrefill, HotSettings, Mode, Settings, SLOClass
-from outrider_runtime.control.state import State, Weighed
+from outrider_runtime.control.state import RECENT_KEEP, State, Weighed
 from outrider_runtime.drafters import traits
 from outrider_runtime.loop.slo import SLOCounter
 from outrider_runtime.loop.steps import Told
@@ -33,18 +34,17 @@ logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its 
 SLOTS_PER_REQUEST = 2
 """So that a slot is not given again before the last step of the request that left it is over."""
 PAUSED = "paused in the manifest (draftPool[].paused)"
-RECENT_KEEP = 0.95
-"""Per step: about the last 20 steps."""
 
 
 class ControlLoop:
     def __init__(
         self, boot: BootConfig, hot: HotConfig, hosted: Sequence[Drafter], *, max_requests: int,
         left_out: Mapping[str, str] | None = None, largest_graph_tokens: int | None = None,
-        clock: Callable[[], float] = time.monotonic, seed: int = 0,
+        page_tokens: int = 1, clock: Callable[[], float] = time.monotonic, seed: int = 0,
     ) -> None:  # fmt: skip
         """hosted: drafters of the pool that the engine was started with; their places are their numbers. left_out:
-        drafter -> why it is not hosted, or was not loaded. max_requests: that run at once."""
+        drafter -> why it is not hosted, or was not loaded. max_requests: that run at once. page_tokens: in a page of
+        the engine's KV cache."""
         self.boot = boot
         self.hosted = tuple(hosted)
         self.numbers = {drafter.name: number for number, drafter in enumerate(self.hosted)}
@@ -55,6 +55,9 @@ class ControlLoop:
         self.takes_every_place = False
         """Whatever an engine holds to be verified is, whether anybody proposed it or not (the profiler's shapes)."""
         self.lock = RLock()
+        self.failures = 0
+        """Times that a decision, or the books about steps and requests, raised."""
+        self._last_failure = ""
         self.caught_up_tokens = 0
         self.catch_up_s = 0.0
         self._used = np.zeros(len(hosted))
@@ -64,8 +67,9 @@ class ControlLoop:
         self._suspensions = Suspensions(clock)
         self._paused: frozenset[str] = frozenset()
         self._patience_s: dict[str, float] = {}
+        self._tpot_s: dict[str, float] = {}
         self.settings = Settings(
-            drafters=tuple(traits(one) for one in hosted),
+            drafters=tuple(traits(one, page_tokens) for one in hosted),
             max_draft_tokens=boot.max_draft_tokens,
             slots=SLOTS_PER_REQUEST * max_requests,
             largest_graph_tokens=largest_graph_tokens,
@@ -85,7 +89,7 @@ class ControlLoop:
             try:
                 return self._controller.plan_verify(batch, forest)
             except Exception as error:
-                self._controller_failed(error)
+                self.failed(error)
                 return VerifyPlan(np.zeros(len(forest), bool), np.zeros(len(batch), np.int64), Purpose.FIXED)
 
     def plan_draft(self, batch: Batch) -> DraftPlan:
@@ -95,7 +99,7 @@ class ControlLoop:
             try:
                 plan = self._controller.plan_draft(batch)
             except Exception as error:
-                self._controller_failed(error)
+                self.failed(error)
                 return self._nothing(batch)
             self._decided = batch, plan
             return plan
@@ -106,7 +110,7 @@ class ControlLoop:
                 self._controller.observe(told.outcome)
                 self._count_users(told)
             except Exception as error:
-                self._controller_failed(error)
+                self.failed(error)
         for listener in self.listeners:
             listener(told)
 
@@ -116,7 +120,7 @@ class ControlLoop:
             try:
                 self._controller.release(slots)
             except Exception as error:
-                self._controller_failed(error)
+                self.failed(error)
 
     def caught_up(self, tokens: int, seconds: float) -> None:
         """Draft models ran over so many tokens to close holes in their caches."""
@@ -130,6 +134,19 @@ class ControlLoop:
         """Use `drafter` no more for a while, longer each time; requests go on without it."""
         with self.lock:
             self._suspend(drafter, reason)
+
+    def failed(self, error: Exception) -> None:
+        """The loop raised: that costs users their speculation for a while, not their answers."""
+        with self.lock:
+            self.failures += 1
+            reason = f"{type(error).__name__}: {error}"
+            serving = [one.name for one in self.hosted if one.name not in self.left_out]
+            # One that comes with every step would drown the log.
+            if reason != self._last_failure or not all(name in self._suspensions for name in serving):
+                logger.error("outrider: the control loop raised; nothing is proposed for a while", exc_info=error)
+            self._last_failure = reason
+            for name in serving:
+                self._suspend(name, f"the control loop raised {reason}")
 
     def resume(self, drafter: str) -> None:
         """Lift a suspension now."""
@@ -147,6 +164,7 @@ class ControlLoop:
             self._pause(frozenset(hot.paused_drafters or ()))
             self.slo.configure(hot.slo_classes, hot.default_slo_class)
             self._patience_s = {one.name: patience_s(one) for one in settings.slo_classes}
+            self._tpot_s = {one.name: one.tpot_s for one in settings.slo_classes}
             self.class_names = tuple(self._patience_s)
 
     @property
@@ -156,6 +174,10 @@ class ControlLoop:
     def patience_s(self, slo_class: str | None) -> float:
         """How long a request of this class may wait; one without a class is as patient as the most patient class."""
         return self._patience_s.get(slo_class or "", max(self._patience_s.values(), default=0.0))
+
+    def tpot_s(self, slo_class: str | None) -> float:
+        """What a request of this class bears; one without a class bears anything."""
+        return self._tpot_s.get(slo_class or "", math.inf)
 
     def replace_latency(self, latency: LatencyModel | None) -> None:
         with self.lock:
@@ -198,13 +220,6 @@ class ControlLoop:
     def _nothing(self, batch: Batch) -> DraftPlan:
         asked = np.full((1, len(batch)), NOBODY, np.int64)
         return DraftPlan(np.zeros(len(self.hosted), np.int64), asked, np.zeros_like(batch.missing), Purpose.FIXED)
-
-    def _controller_failed(self, error: Exception) -> None:
-        """A bug of the controller's costs users their speculation for a while, not their answers."""
-        if not all(drafter.name in self._suspensions for drafter in self.hosted):
-            logger.error("outrider: the controller raised; nothing is proposed for a while", exc_info=error)
-        for drafter in self.hosted:
-            self._suspend(drafter.name, f"the controller raised {type(error).__name__}: {error}")
 
     def _pause(self, paused: frozenset[str]) -> None:
         """These are not asked until the manifest says otherwise."""

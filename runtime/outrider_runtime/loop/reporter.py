@@ -16,7 +16,6 @@ from outrider_crds.runtime_config import HotConfig, config_hash, read_hot_config
 from outrider_crds.state import ProfileState, RuntimeState
 from pydantic import ValidationError
 
-from outrider_runtime.drafter_memory import read_drafter_memory
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.profiles import (
     Identity,
@@ -28,6 +27,7 @@ from outrider_runtime.loop.profiles import (
 from outrider_runtime.loop.state import choice, drafters, speedup
 from outrider_runtime.loop.why import Decisions
 from outrider_runtime.snapshot import WRITE_EVERY_S, write_decisions, write_snapshot
+from outrider_runtime.worker_notes import read_drafter_memory, read_verification
 
 logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
 Stamp = tuple[int, int, int]
@@ -58,6 +58,7 @@ class Reporter(threading.Thread):
         self._decisions = Decisions(loop)
         self._started_at = started_at
         self._memory = read_drafter_memory(files.run_dir)
+        self._verification = read_verification(files.run_dir)
         self._hot_hash = config_hash(hot)
         self._config_error = ""
         self._last_failure = ""
@@ -154,6 +155,7 @@ class Reporter(threading.Thread):
             product=self._product,
             device=self._identity.device,
             engine_version=self._identity.engine_version,
+            verification=self._verification,
             profile=self._profile,
             choice=choice(self._loop, seen),
             steps=tally.steps,
@@ -163,6 +165,7 @@ class Reporter(threading.Thread):
             proposed_tokens=tally.proposed_tokens,
             draft_length_steps=tally.lengths.tolist(),
             dropped_steps=tally.dropped_steps,
+            loop_failures=self._loop.failures,
             decision_s=seen.decision_s,
             caught_up_tokens=self._loop.caught_up_tokens,
             catch_up_s=self._loop.catch_up_s,

@@ -63,12 +63,13 @@ class _Request:
 class Requests:
     """Every request that the engine has, and columns by slot of those that run."""
 
-    def __init__(self, slo: SLOCounter, slots: int) -> None:
+    def __init__(self, slo: SLOCounter, slots: int, after: Requests | None = None) -> None:
+        """after: of whom the requests are known."""
         self.slots = Slots(slots)
         self.prompt = np.zeros(slots, np.int64)
         """Tokens of the prompt."""
         self._slo = slo
-        self._known: dict[str, _Request] = {}
+        self._known: dict[str, _Request] = after._known if after else {}
         self._limit = np.zeros(slots, np.int64)
         self._first_at = np.full(slots, math.inf)
         self._class = np.full(slots, NOBODY, np.int64)

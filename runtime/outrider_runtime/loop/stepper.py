@@ -44,11 +44,12 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What else a decision hangs on; the fields are those of `Batch`."""
+    """What else a decision hangs on; the fields are those of `Batch`, but for one."""
 
     now: float
     token_budget: int
     free_kv_tokens: int
+    """Of blocks that nobody holds."""
     next: Waiting | None = None
     waiting: int = 0
     patience_used: float = 0.0
@@ -57,23 +58,27 @@ class Room:
 class Stepper:
     def __init__(
         self, loop: ControlLoop, *, block_size: int, block_ids: BlockIds, drafting_is_told: bool,
-        now: float, largest_graph_tokens: int | None = None,
+        now: float, largest_graph_tokens: int | None = None, after: Stepper | None = None,
     ) -> None:  # fmt: skip
-        """drafting_is_told: sooner or later `news` comes of every step."""
+        """drafting_is_told: sooner or later `news` comes of every step. after: the books before these, which raised;
+        of them the requests' clocks and the steps' numbers go on."""
         slots = loop.settings.slots
-        self.requests = Requests(loop.slo, slots)
+        self.requests: Requests = Requests(loop.slo, slots, after.requests if after else None)
         self.caches = Caches(loop.settings.drafters, slots, block_size, block_ids)
         self._loop = loop
         self._is_told = drafting_is_told
+        self._block_size = block_size
         self._largest_graph_tokens = largest_graph_tokens
         self._proposals = no_proposals(slots)
         self._purpose = Purpose.FIXED
         """Of the last draft plan."""
-        self._number = 0
+        self._number: int = after._number if after else 0
         self._records: dict[int, Record] = {}
         self._untold: dict[int, Record] = {}
         """Steps that the controller was told of before the engine told how their drafting went."""
         self._last_output_at = now
+        if after:
+            loop.release(np.arange(slots))
 
     # -- decide -------------------------------------------------------------------------------------------------
 
@@ -143,9 +148,13 @@ class Stepper:
             elapsed_s=requests.elapsed_s(slots, room.now), missing=missing,
             read=self.caches.read(slots, view.context, requests.prompt[slots]),
             whole=self.caches.whole(slots, view.context), now=room.now, token_budget=room.token_budget,
-            free_kv_tokens=room.free_kv_tokens, next=room.next, waiting=room.waiting,
-            patience_used=room.patience_used,
+            free_kv_tokens=room.free_kv_tokens + self._room_in_blocks(view.context), next=room.next,
+            waiting=room.waiting, patience_used=room.patience_used,
         )  # fmt: skip
+
+    def _room_in_blocks(self, context: Ints) -> int:
+        """Tokens that still fit into blocks which requests hold."""
+        return int((-context % self._block_size).sum())
 
     # -- observe ------------------------------------------------------------------------------------------------
 

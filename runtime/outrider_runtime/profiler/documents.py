@@ -10,9 +10,11 @@ from outrider_crds import profile as api
 from outrider_crds.profile import DrafterProfile, ProfileKeys, ProfilingResult, TargetProfile
 from outrider_crds.spec import Drafter
 
+from outrider_runtime.control import settings
 from outrider_runtime.control.cost import Shape, StepCost
 from outrider_runtime.control.fit import Form
 from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.drafters import traits
 from outrider_runtime.identity import engine_version
 from outrider_runtime.profiler import failures
 from outrider_runtime.profiler.failures import ProfilingError
@@ -38,7 +40,7 @@ def fit_target(series: Series) -> dict[ExecutionMode, FittedCost]:
     return fitted or {ExecutionMode.RAGGED: fit_cost(measurements, series.held_out)}
 
 
-def fit_drafter(series: Series, drafter: Drafter) -> FittedCost:
+def fit_drafter(series: Series, drafter: settings.Drafter) -> FittedCost:
     """Raises ProfilingError as `fit_target` does, and when the drafter did not run."""
     measurements = drafter_measurements(series.visits, drafter.name)
     if series.suspended:
@@ -46,7 +48,9 @@ def fit_drafter(series: Series, drafter: Drafter) -> FittedCost:
     _check_enough(series)
     if not measurements:
         raise ProfilingError(failures.DRAFTER_FAILED, "it did not run in any of the measured steps")
-    if drafter.neural is not None:
+    if drafter.kv_budget is not None:
+        measurements = [_of_passes(m, drafter.kv_budget) for m in measurements]
+    if drafter.passes:
         return fit_cost(measurements, series.held_out, passes=True)
     return fit_cost([_lookup(m) for m in measurements], series.held_out, form=Form.PER_REQUEST)
 
@@ -81,7 +85,7 @@ def drafter_profile(fitted: FittedCost, drafter: Drafter, *, key: str, commit: s
         name=drafter.name,
         cost=step_cost(fitted.cost),
         first_pass=step_cost(fitted.first_pass),
-        autoregressive=drafter.neural is not None,
+        autoregressive=traits(drafter).passes,
         error_percent=held_out_percent([fitted]),
         commit=commit,
         measured_at=now,
@@ -120,6 +124,14 @@ def _lookup(measurement: Measurement) -> Measurement:
     """Prompt lookup scans the requests' tokens; what the target's pass held does not matter to it."""
     shape = measurement.shape
     return dataclasses.replace(measurement, shape=Shape(shape.n_context, 0.0, shape.n_requests))
+
+
+def _of_passes(measurement: Measurement, budget: int) -> Measurement:
+    """What each pass held of a drafter that reads so much of each request and nothing of the target's step."""
+    requests = measurement.shape.n_requests
+    read = min(measurement.shape.n_context / requests, float(budget))
+    shape = Shape(requests * read, requests, requests, requests * read / 1000)
+    return dataclasses.replace(measurement, shape=shape)
 
 
 def check_quiet(fitted: Iterable[FittedCost]) -> None:

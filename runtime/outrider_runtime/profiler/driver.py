@@ -39,8 +39,8 @@ class Driver:
         self._rng = np.random.default_rng(SEED)
         self._vocabulary = int(self._core.vllm_config.model_config.get_vocab_size())
         self._batch: list[str] = []
-        self._group = 0, False
-        """Context of the batch, and whether the neural draft saw its prompts."""
+        self._group = 0, 0
+        """Context of the batch, and which neural draft saw its prompts (see `_seen_by`)."""
         self._serial = 0
 
     def limits(self) -> Limits:
@@ -52,6 +52,7 @@ class Driver:
             max_draft_tokens=speculative.num_speculative_tokens if speculative else 0,
             step_tokens=self._scheduler.max_num_scheduled_tokens,
             kv_tokens=config.cache_config.num_gpu_blocks * config.cache_config.block_size,
+            page_tokens=self._scheduler.block_size,
         )
 
     def pace(self) -> Pace:
@@ -99,8 +100,7 @@ class Driver:
 
     def _arrange(self, point: GridPoint, drafter: str | None) -> None:
         """Bring `point.batch` requests of `point.context` cached tokens to where they decode."""
-        neural = {one.name for one in self._loop.hosted if one.neural is not None}
-        group = point.context, drafter in neural
+        group = point.context, self._seen_by(drafter)
         if group != self._group or len(self._batch) > point.batch or self._grown_long():
             self._clear()
         self._group = group
@@ -111,6 +111,11 @@ class Driver:
                 return
             self._engine.step()
         raise RuntimeError(f"the engine never got a batch of {point.batch} x {point.context} tokens to decode")
+
+    def _seen_by(self, drafter: str | None) -> int:
+        """The neural draft's place in the pool, from 1 on; 0: none."""
+        neural = [one.name for one in self._loop.hosted if one.neural is not None]
+        return neural.index(drafter) + 1 if drafter in neural else 0
 
     def _all_decode(self, batch: int) -> bool:
         running = self._scheduler.running
@@ -184,12 +189,12 @@ def _decodes(request: Any) -> bool:
     return bool(request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0)
 
 
-def _prompt(vocabulary: int, group: tuple[int, bool], index: int) -> list[int]:
+def _prompt(vocabulary: int, group: tuple[int, int], index: int) -> list[int]:
     """Prompt `index`; the same at every visit, so that the prefix cache spares most of its prefill.
 
     It is one token longer than its context: the cache holds whole blocks, and the last token is always computed.
-    A neural draft has prompts of its own: blocks that were computed without it lack its KV.
+    Each neural draft has prompts of its own: blocks that were computed without it lack its KV.
     """
-    context, neural = group
-    tokens = np.random.default_rng([SEED, index, neural]).integers(0, vocabulary, size=context + 1)
+    context, seen_by = group
+    tokens = np.random.default_rng([SEED, index, seen_by]).integers(0, vocabulary, size=context + 1)
     return [int(token) for token in tokens]

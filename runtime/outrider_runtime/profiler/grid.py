@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-CONTEXTS = (64, 512, 2048, 8192)
+CONTEXTS = (64, 512, 2048, 8192, 32768)
 PREFILLS = (64, 256, 1024)
 HEADROOM_TOKENS = 160
 """Tokens that a request may grow by while its shapes are measured."""
@@ -65,6 +65,8 @@ class Limits:
     """Batched tokens of one step at most."""
     kv_tokens: int
     """Tokens that fit into the KV cache."""
+    page_tokens: int = 16
+    """Tokens of one of its pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +99,17 @@ def target_grid(limits: Limits) -> list[GridPoint]:
     return [p for p in points if p.batched <= limits.step_tokens]
 
 
-def drafter_grid(limits: Limits, *, neural: bool) -> list[GridPoint]:
-    """Shapes for one drafter's own cost: it has no verification lengths to explore, only passes and their sizes."""
+def drafter_grid(limits: Limits, *, reads: bool) -> list[GridPoint]:
+    """Shapes for one drafter's own cost: it has no verification lengths to explore, only passes and their sizes.
+
+    reads: its first pass runs over the tokens of the target's step, prompts among them.
+    """
     ends = {1, max(1, limits.max_draft_tokens)}
     points: list[GridPoint] = []
     for context in contexts(limits):
         for batch in batches(limits, context):
             points += [GridPoint(context, batch, verify) for verify in sorted(ends)]
-            if neural:
+            if reads:
                 points += [GridPoint(context, batch, 1, prefill=tokens) for tokens in prefills(limits, batch)[:2]]
     return [p for p in points if p.batched <= limits.step_tokens]
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from outrider_crds.long_contexts import ACCEPTED, BATCHES, SelfDraft
+
 from outrider_runtime.control.cost import StepCost
 from outrider_runtime.profiler.documents import held_out_percent
 from outrider_runtime.profiler.fitting import FittedCost, Judged
@@ -35,8 +37,19 @@ def print_report(profile: Profile, out: TextIO) -> None:
     if target is not None:
         out.write(f"\ntarget {target.model} on {target.device}: held-out error {target.error_percent:.1f}%, ")
         out.write(f"run-to-run spread {target.spread_percent:.1f}%, measured in {profile.measured_s:.0f} s\n")
+    for name, one in profile.self_drafts().items():
+        out.write(f"\ndrafter {name}, with {ACCEPTED:.0%} of its proposals accepted: {_where_it_pays(one)}\n")
     for failure in profile.failures:
         out.write(f"\nnot measured: {failure.drafter or 'target'}: {failure.reason}: {failure.message}\n")
+
+
+def _where_it_pays(one: SelfDraft) -> str:
+    even = [
+        f"{tokens:,} tokens at {batch}" for batch in BATCHES if (tokens := one.break_even_tokens(batch)) is not None
+    ]
+    pays = f"pays from a context of {', '.join(even)} requests on" if even else "pays at no context"
+    inflection = one.inflection_tokens()
+    return pays + (f"; from {inflection:,} tokens on a larger batch gains more" if inflection is not None else "")
 
 
 def write_report(profile: Profile, folder: Path) -> None:
@@ -50,7 +63,17 @@ def write_report(profile: Profile, folder: Path) -> None:
 
 def as_json(profile: Profile) -> dict[str, Any]:
     fits = {title: [_row(judged) for judged in fitted.judged] for title, fitted in _fits(profile).items()}
-    return {"result": profile.result().wire(), "measuredSeconds": round(profile.measured_s, 1), "shapes": fits}
+    long_contexts = {
+        name: {
+            "breakEvenTokens": {str(batch): one.break_even_tokens(batch) for batch in BATCHES},
+            "inflectionTokens": one.inflection_tokens(),
+        }
+        for name, one in profile.self_drafts().items()
+    }
+    return {
+        "result": profile.result().wire(), "measuredSeconds": round(profile.measured_s, 1), "shapes": fits,
+        "longContexts": long_contexts,
+    }  # fmt: skip
 
 
 def _fits(profile: Profile) -> Mapping[str, FittedCost]:

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 
+from outrider_crds.long_contexts import SelfDraft, self_draft
 from outrider_crds.profile import DrafterProfile, ProfileKeys, ProfilingFailure, ProfilingResult, TargetProfile
 from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, HotConfig, draft_mount
 from outrider_crds.spec import Drafter, DraftMethod, DraftPrefill, PromptLookup, SpeculationMode
 
 from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.drafters import traits
+from outrider_runtime.drafters.pool import read_config
 from outrider_runtime.identity import weights_commit
+from outrider_runtime.paths import Paths
 from outrider_runtime.profiler import failures, session
 from outrider_runtime.profiler.documents import check_quiet, drafter_profile, fit_drafter, fit_target, target_profile
 from outrider_runtime.profiler.failures import ProfilingError, failure
 from outrider_runtime.profiler.fitting import FittedCost
-from outrider_runtime.profiler.protocol import Ready
+from outrider_runtime.profiler.protocol import Ask, Ready
 from outrider_runtime.profiler.remote import Engine, engine
-from outrider_runtime.vllm_plugin.launch import LaunchPlan, Paths, after_failure, noted_failures, plan_launch
-from outrider_runtime.vllm_plugin.pool import read_config
+from outrider_runtime.profiler.samples import Visit
+from outrider_runtime.vllm_plugin.launch import LaunchPlan, after_failure, noted_failures, plan_launch
 
 VERIFIES = Drafter(name="outrider", method=DraftMethod.PROMPT_LOOKUP, prompt_lookup=PromptLookup())
 """What a target without a pool is measured with: a drafter may be added later, and what it costs to verify is the
@@ -52,7 +56,18 @@ class Profile:
     fitted_target: Mapping[ExecutionMode, FittedCost] = field(default_factory=dict)
     fitted_drafters: dict[str, FittedCost] = field(default_factory=dict)
     """By drafter name. These two are for the report: they also hold what was too noisy for a profile."""
+    self_drafting: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Drafter that is the target over a window -> its budget in tokens, and the largest draft length."""
     measured_s: float = 0.0
+
+    def self_drafts(self) -> dict[str, SelfDraft]:
+        """By drafter name, of those that were measured along with the target."""
+        if self.target is None:
+            return {}
+        budgets = self.self_drafting
+        return {
+            one.name: self_draft(self.target, one, *budgets[one.name]) for one in self.drafters if one.name in budgets
+        }
 
     def result(self) -> ProfilingResult:
         return ProfilingResult(target=self.target, drafters=self.drafters, failures=self.failures)
@@ -60,7 +75,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one engine start measures."""
+    """What one engine measures."""
 
     target: bool
     drafters: tuple[Drafter, ...]
@@ -75,16 +90,16 @@ class Part:
         return Part(self.target and "" in names, tuple(one for one in self.drafters if one.name in names))
 
 
-def parts(wanted: Wanted) -> list[Part]:
-    """As few engine starts as possible: one hosts every lookup and one neural drafter. The target is in the first."""
-    lookups = tuple(one for one in wanted.drafters if one.neural is None)
-    neural = [one for one in wanted.drafters if one.neural is not None]
-    turns = [Part(wanted.target, (*lookups, *neural[:1])), *(Part(False, (other,)) for other in neural[1:])]
-    return [part for part in turns if part.names]
+def apart(part: Part) -> list[Part]:
+    """Every neural drafter in an engine of its own; the rest goes with the first."""
+    lookups = tuple(one for one in part.drafters if one.neural is None)
+    neural = [one for one in part.drafters if one.neural is not None]
+    return [Part(part.target, (*lookups, *neural[:1])), *(Part(False, (other,)) for other in neural[1:])]
 
 
 class Profiler:
-    """Measures part after part; a failure of one costs the others nothing."""
+    """Measures everything in one engine, as it serves; there each drafter runs alone, by orders. Where that engine
+    fails it goes on with what is left: a failure of one costs the others nothing."""
 
     def __init__(
         self,
@@ -102,6 +117,8 @@ class Profiler:
         self._start = start
         self._clock = clock
         self._turns_left = 1
+        self._asked = ""
+        """The drafter that proposes in the shape under way."""
         self._profile = Profile()
 
     def run(self) -> Profile:
@@ -111,11 +128,13 @@ class Profiler:
         except (OSError, ValueError) as error:
             self._fail(failures.MODEL_NOT_FOUND, f"the target cannot be read: {error}")
             return self._profile
-        turns = parts(self._wanted)
+        self._measure_parts([Part(self._wanted.target, self._wanted.drafters)])
+        return self._profile
+
+    def _measure_parts(self, turns: Sequence[Part]) -> None:
         for index, part in enumerate(turns):
             self._turns_left = len(turns) - index
             self._measure_part(part)
-        return self._profile
 
     def _measure_part(self, part: Part) -> None:
         plan = self._plan(part)
@@ -132,27 +151,34 @@ class Profiler:
     def _run_engine(self, part: Part, plan: LaunchPlan) -> None:
         """Measure `part`; where a drafter brings the engine down, measure the rest without it."""
         try:
+            self._asked = ""
             self._measure(part, plan)
-            return
         except ProfilingError as error:
-            rest, guilty = self._missing(part), self._guilty(part, plan, error)
-            if guilty is None:
-                for name in rest.names:
-                    self._fail(error.reason, error.message, name)
-                return
+            self._go_on(self._missing(part), self._guilty(part, plan, error), error)
+
+    def _go_on(self, rest: Part, guilty: tuple[str, str] | None, error: ProfilingError) -> None:
+        neural = [drafter for drafter in rest.drafters if drafter.neural is not None]
+        if guilty is None and len(neural) > 1:  # any of them
+            self._measure_parts(apart(rest))
+        elif guilty is None:
+            for name in rest.names:
+                self._fail(error.reason, error.message, name)
+        else:
             name, cause = guilty
             reason = failures.DRAFTER_FAILED if error.reason == failures.ENGINE_FAILED else error.reason
             self._fail(reason, cause, name)
-        rest = rest.of({*rest.names} - {name})
-        if rest.names:
-            self._measure_part(rest)
+            rest = rest.of({*rest.names} - {name})
+            if rest.names:
+                self._measure_part(rest)
 
     def _guilty(self, part: Part, plan: LaunchPlan, error: ProfilingError) -> tuple[str, str] | None:
-        """Drafter and sentence: the one that vLLM's config refuses, else the one with a model of its own."""
+        """Drafter and sentence: the one that vLLM's config refuses, the one that ran, or the only one with a model."""
         smaller = after_failure(plan, error)
         named = {**(smaller.pool.dropped if smaller is not None else {}), **noted_failures(plan)}
-        neural = next((drafter.name for drafter in part.drafters if drafter.neural is not None), None)
-        return None if neural is None else (neural, named.get(neural, error.message))
+        neural = [drafter.name for drafter in part.drafters if drafter.neural is not None]
+        known = [name for name in neural if name in named or name == self._asked]
+        suspects = known or neural
+        return (suspects[0], named.get(suspects[0], error.message)) if len(suspects) == 1 else None
 
     def _missing(self, part: Part) -> Part:
         """What of `part` is not measured yet."""
@@ -187,7 +213,7 @@ class Profiler:
             budget = session.Budget(self._budget_left_s / self._turns_left, self._clock(), self._clock)
             series = self._series(part, plan, ready, budget.total_s)
             try:
-                session.run(list(series.values()), running.visit, budget, self._say)
+                session.run(list(series.values()), partial(self._visit, running), budget, self._say)
             except ProfilingError:
                 self._keep(part, series, ready, on_failure=lambda *_: None)  # the engine's end is the failure to tell
                 raise
@@ -196,19 +222,21 @@ class Profiler:
                 self._budget_left_s -= budget.elapsed_s
             self._keep(part, series, ready, on_failure=self._fail)
 
+    def _visit(self, running: Engine, ask: Ask) -> Visit:
+        self._asked = ask.drafter or ""
+        return running.visit(ask)
+
     def _series(self, part: Part, plan: LaunchPlan, ready: Ready, budget_s: float) -> dict[str, session.Series]:
         """By drafter name, the target's under the empty name. One lookup is measured along with the target."""
         series: dict[str, session.Series] = {}
-        along = next((one for one in plan.pool.hosted if one.neural is None), plan.pool.primary)
+        along = next((one for one in plan.pool.hosted if not traits(one).passes), plan.pool.primary)
         if part.target:
             name = along.name if along is not None else None
             series[""] = session.target_series(ready.limits, ready.pace, name, budget_s)
         for drafter in part.drafters:
-            neural = drafter.neural is not None
-            if neural or drafter != along or not part.target:
-                series[drafter.name] = session.drafter_series(
-                    ready.limits, ready.pace, drafter.name, budget_s, neural=neural
-                )
+            known = traits(drafter)
+            if known.passes or drafter != along or not part.target:
+                series[drafter.name] = session.drafter_series(ready.limits, ready.pace, known, budget_s)
         return series
 
     def _keep(
@@ -223,7 +251,7 @@ class Profiler:
         if part.target:
             keeps[""] = lambda: self._keep_target(series[""], ready)
         for drafter in part.drafters:
-            keeps[drafter.name] = partial(self._keep_drafter, drafter, series.get(drafter.name) or series[""])
+            keeps[drafter.name] = partial(self._keep_drafter, drafter, series.get(drafter.name) or series[""], ready)
         for name, keep in keeps.items():
             try:
                 keep()
@@ -246,14 +274,18 @@ class Profiler:
             now=_now(),
         )
 
-    def _keep_drafter(self, drafter: Drafter, series: session.Series) -> None:
+    def _keep_drafter(self, drafter: Drafter, series: session.Series, ready: Ready) -> None:
         commit = ""
         if drafter.neural is not None:
             model = drafter.neural.model
             commit = weights_commit(self._paths.models.location(model, draft_mount(drafter.name)), model.revision)
-        fitted = fit_drafter(series, drafter)
+        fitted = fit_drafter(series, traits(drafter, ready.limits.page_tokens))
         self._profile.fitted_drafters[drafter.name] = fitted
         check_quiet([fitted])
+        budget = traits(drafter, ready.limits.page_tokens).kv_budget
+        if budget is not None:
+            most = self._wanted.boot.max_draft_tokens
+            self._profile.self_drafting = {**self._profile.self_drafting, drafter.name: (budget, most)}
         key = self._wanted.keys.drafters[drafter.name]
         self._profile.drafters.append(drafter_profile(fitted, drafter, key=key, commit=commit, now=_now()))
 

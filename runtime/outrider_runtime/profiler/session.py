@@ -9,6 +9,7 @@ from itertools import count
 
 from outrider_runtime.control.cost import Shape, StepCost
 from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.control.settings import Drafter
 from outrider_runtime.profiler.fitting import LEAST_TO_FIT, fit_cost
 from outrider_runtime.profiler.grid import (
     HELD_OUT_EVERY,
@@ -117,12 +118,12 @@ def target_series(limits: Limits, pace: Pace, drafter: str | None, budget_s: flo
     return Series(drafter, _alternating(even, ragged), kept)
 
 
-def drafter_series(limits: Limits, pace: Pace, drafter: str, budget_s: float, *, neural: bool) -> Series:
+def drafter_series(limits: Limits, pace: Pace, drafter: Drafter, budget_s: float) -> Series:
     """A drafter's shapes; its own passes are taken to double the step."""
-    doubled = pace.times(2) if neural else pace
-    grid = within(drafter_grid(limits, neural=neural), doubled, budget_s)
-    order = most_informative(grid, doubled, passes=neural)[: DRAFTER_SHAPES[0 if neural else 1]]
-    return Series(drafter, order, frozenset(order[5::3]), title=f"drafter {drafter}")
+    doubled = pace.times(2) if drafter.passes else pace
+    grid = within(drafter_grid(limits, reads=drafter.reads), doubled, budget_s)
+    order = most_informative(grid, doubled, passes=drafter.passes)[: DRAFTER_SHAPES[0 if drafter.passes else 1]]
+    return Series(drafter.name, order, frozenset(order[5::3]), title=f"drafter {drafter.name}")
 
 
 def run(series: Sequence[Series], measure: Measure, budget: Budget, progress: Progress) -> None:

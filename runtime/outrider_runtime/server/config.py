@@ -14,9 +14,8 @@ from outrider_crds.runtime_config import BootConfig, HotConfig
 from pydantic import ValidationError
 
 from outrider_runtime.local_manifest import LocalManifestError, load_local_service
+from outrider_runtime.paths import RUN_DIR_VARIABLE, Paths
 from outrider_runtime.server.errors import StartupError
-from outrider_runtime.vllm_plugin.environment import RUN_DIR_VARIABLE
-from outrider_runtime.vllm_plugin.launch import Paths
 
 _TMPFS = Path("/dev/shm")
 _PREFIX = "outrider-"

@@ -11,7 +11,7 @@ class StartupError(Exception):
     """The server cannot start. The message says what was wrong, where, and what to do; no traceback is shown."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)  # not frozen: whoever lets an exception pass may set its traceback
 class RequestError(Exception):
     """A request that is refused before the engine sees it."""
 
@@ -21,6 +21,6 @@ class RequestError(Exception):
 
     def body(self) -> bytes:
         """The OpenAI-style error document, of the same shape as the engine's own."""
-        kind = f"{self.status.phrase.title().replace(' ', '')}Error"  # BadRequestError, NotFoundError, ...
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.status.value}
+        kind = self.status.phrase.title().replace(" ", "").removesuffix("Error")  # BadRequest, NotFound, ...
+        error = {"message": self.message, "type": f"{kind}Error", "param": self.param, "code": self.status.value}
         return json.dumps({"error": error}).encode()

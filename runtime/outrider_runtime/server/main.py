@@ -20,13 +20,13 @@ from outrider_crds.runtime_config import (
 )
 
 from outrider_runtime.local_manifest import DEFAULT_MODEL_ROOT
+from outrider_runtime.paths import Paths
 from outrider_runtime.server.config import Serving, from_config, from_manifest, run_folder
 from outrider_runtime.server.engine import Drain
 from outrider_runtime.server.errors import StartupError
 from outrider_runtime.server.hot_manifest import follow_manifest
 from outrider_runtime.server.listeners import listen
 from outrider_runtime.server.serve import Listeners, serve
-from outrider_runtime.vllm_plugin.launch import Paths
 
 LOOPBACK = "127.0.0.1"
 POD_DRAIN_GRACE_S = 5.0

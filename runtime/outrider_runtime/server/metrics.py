@@ -160,6 +160,7 @@ METRICS: tuple[MetricSpec, ...] = (
         _draft_lengths,
     ),
     _counter("outrider_dropped_steps_total", "Step times ignored as absurd.", lambda s: s.dropped_steps),
+    _counter("outrider_loop_failures_total", "Times that the control loop itself raised.", lambda s: s.loop_failures),
     _counter("outrider_decision_seconds_total", "Seconds spent deciding.", lambda s: s.decision_s),
     _counter(
         "outrider_caught_up_tokens_total",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -14,15 +15,18 @@ from types import FrameType
 from typing import NoReturn
 
 from outrider_crds.runtime_config import STATE_PATH
+from outrider_crds.spec import Backend
 from outrider_crds.state import TPOT_BUCKETS_S, TTFT_BUCKETS_S, Histogram, RuntimeState, SLOClassState
 
 from outrider_runtime.server.admin import AdminPages, serve_admin
 from outrider_runtime.server.config import Serving
-from outrider_runtime.server.engine import Drain, EngineDiedError, EngineServer, parse_arguments
+from outrider_runtime.server.engine import Drain, EngineDiedError, EngineServer
 from outrider_runtime.server.environment import server_environment
 from outrider_runtime.server.errors import StartupError
 from outrider_runtime.server.gate import App, RequestGate
 from outrider_runtime.server.health import Phase
+from outrider_runtime.server.torch_backend import started_torch_engine
+from outrider_runtime.server.vllm_backend import parse_arguments, started_vllm
 from outrider_runtime.server.watch import EngineWatch
 from outrider_runtime.snapshot import blank_state, read_decisions, read_snapshot
 from outrider_runtime.vllm_plugin.arguments import server_arguments
@@ -47,14 +51,18 @@ class Listeners:
 
 def serve(serving: Serving, listeners: Listeners, drain: Drain) -> int:
     """Serve until a signal or the engine's death; the exit status. Raises StartupError when it cannot start."""
-    plan = _plan(serving)
-    run_dir = plan.paths.run_dir
+    is_torch = serving.boot.engine.backend is Backend.TORCH
+    plan = None if is_torch else _plan(serving)
+    run_dir = serving.paths.run_dir
     watch = EngineWatch(read=lambda: read_snapshot(run_dir), blank=_blank(serving, time.time()))
     watch.start()
     serve_admin(listeners.admin, AdminPages(watch.vitals, watch.state, decisions=lambda: read_decisions(run_dir)))
     logger.info("loading %s; state on %s%s", serving.boot.target.name, _address(listeners.admin), STATE_PATH)
     try:
-        _serve_until_drained(plan, watch, listeners.api, drain)
+        if plan is None:
+            _serve_torch(serving, watch, listeners.api, drain)
+        else:
+            _serve_until_drained(plan, watch, listeners.api, drain)
     except EngineDiedError as error:
         raise StartupError(str(error)) from error
     except KeyboardInterrupt:
@@ -86,24 +94,36 @@ def _check_target(name: str, location: Path) -> None:
         raise StartupError(f"the target {name!r} cannot be read: no permission for {', '.join(closed)} in {location}")
 
 
-def _serve_until_drained(plan: LaunchPlan, watch: EngineWatch, listener: socket.socket, drain: Drain) -> None:
-    """A drafter that keeps the engine from starting is dropped; the pod serves without it."""
-    import uvloop
+def _serve_torch(serving: Serving, watch: EngineWatch, listener: socket.socket, drain: Drain) -> None:
+    os.environ.update({variable.name: variable.value for variable in serving.boot.engine.env})
+    os.environ.update(server_environment(os.environ, Path(serving.paths.run_dir)))
+    server = _server(serving.boot.target.name, watch, listener, drain)
+    asyncio.run(server.serve(started_torch_engine(serving), listener))
 
+
+def _server(model: str, watch: EngineWatch, listener: socket.socket, drain: Drain) -> EngineServer:
     def gated(app: App) -> App:
         return RequestGate(app, watch.gate_facts)
 
     def announce() -> None:
-        logger.info("serving %s: OpenAI API on %s/v1", plan.boot.target.name, _address(listener))
+        logger.info("serving %s: OpenAI API on %s/v1", model, _address(listener))
+
+    server = EngineServer(wrap=gated, drain=drain, announce=announce)
+    watch.follow(server.view)
+    signal.signal(signal.SIGTERM, _interrupt)  # until the server has handlers of its own
+    return server
+
+
+def _serve_until_drained(plan: LaunchPlan, watch: EngineWatch, listener: socket.socket, drain: Drain) -> None:
+    """A drafter that keeps the engine from starting is dropped; the pod serves without it."""
+    import uvloop
 
     remaining: LaunchPlan | None = plan
     while remaining is not None:
         _prepare(remaining, os.environ)
-        server = EngineServer(wrap=gated, drain=drain, announce=announce)
-        watch.follow(server.view)
-        signal.signal(signal.SIGTERM, _interrupt)  # until the server has handlers of its own
+        server = _server(plan.boot.target.name, watch, listener, drain)
         try:
-            uvloop.run(server.serve(parse_arguments(server_arguments(remaining), drain), listener))
+            uvloop.run(server.serve(started_vllm(parse_arguments(server_arguments(remaining), drain)), listener))
         except (StartupError, EngineDiedError):
             raise
         except Exception as error:
@@ -119,8 +139,8 @@ def _without_guilty_drafter(plan: LaunchPlan, error: Exception) -> LaunchPlan:
     smaller = after_failure(plan, error)
     if smaller is None:
         raise StartupError(f"the engine did not start: {error}") from error
-    assert plan.pool.primary is not None
-    logger.warning("starting again without the drafter %r, which cannot load", plan.pool.primary.name)
+    for name in smaller.pool.dropped.keys() - plan.pool.dropped.keys():
+        logger.warning("starting again without the drafter %r: %s", name, smaller.pool.dropped[name])
     return smaller
 
 

@@ -87,7 +87,8 @@ def _setting(deployment: Deployment, policy: str) -> Setting:
     classes = deployment.service.hot.slo_classes if policy == OURS else ()
     patience = tuple(patience_s(one) for one in classes)
     return Setting(
-        deployment.world, deployment.recording, deployment.drafters, deployment.limits, patience_s=patience
+        deployment.world, deployment.recording, deployment.drafters, deployment.limits, patience_s=patience,
+        confidences=policy != OURS,
     )  # fmt: skip
 
 

@@ -12,23 +12,26 @@ from outrider_crds.spec import Drafter as PoolEntry
 from outrider_crds.spec import DraftMethod, SpeculativeServiceSpec
 
 from outrider_runtime.control.settings import MATCH_EDGES, Drafter, DraftPrefill, HotSettings, Mode, SLOClass
+from outrider_runtime.drafters import traits
 from outrider_runtime.local_manifest import LocalManifestError, read_service
 from outrider_runtime.simulate.bounds import LEAST_STEP_TOKENS, MOST_AT_ONCE, MOST_TOKENS, whole
 from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.recording import DEPTH
 from outrider_runtime.simulate.replay.scheduling import Limits
 
-EAGLE, DRAFT, LOOKUP = "eagle", "draft", "lookup"
+EAGLE, DRAFT, LOOKUP, SPARSE = "eagle", "draft", "lookup", "sparse"
 RECORDED_AS = {
     DraftMethod.EAGLE: EAGLE,
     DraftMethod.DRAFT_MODEL: DRAFT,
     DraftMethod.PROMPT_LOOKUP: LOOKUP,
     DraftMethod.SUFFIX: LOOKUP,
+    DraftMethod.SPARSE_SELF: SPARSE,
 }
 TRAITS = {
     EAGLE: Drafter(EAGLE, passes=True, needs_hidden=True),
     DRAFT: Drafter(DRAFT, passes=True, needs_kv=True),
     LOOKUP: Drafter(LOOKUP, confidence_edges=MATCH_EDGES),
+    SPARSE: Drafter(SPARSE, passes=True),
 }
 MOST_REQUESTS = 256
 """vLLM's max_num_seqs where the manifest says nothing."""
@@ -89,7 +92,7 @@ def read(manifest: Path) -> Service:
 def _member(entry: PoolEntry) -> Member:
     kind = RECORDED_AS[entry.method]
     model = entry.neural.model.name if kind == DRAFT and entry.neural is not None else ""
-    return Member(replace(TRAITS[kind], name=entry.name), kind, model)
+    return Member(replace(TRAITS[kind], name=entry.name, kv_budget=traits(entry).kv_budget), kind, model)
 
 
 def _hot(spec: SpeculativeServiceSpec) -> HotSettings:
@@ -132,6 +135,11 @@ def _notices(spec: SpeculativeServiceSpec) -> Sequence[str]:
         f"drafter {entry.name!r} proposes what prompt lookup does: suffix decoding is not recorded."
         for entry in spec.draft_pool
         if entry.method is DraftMethod.SUFFIX
+    ]
+    found += [
+        f"drafter {entry.name!r} proposes what was recorded of the target over 4 first and 64 last tokens."
+        for entry in spec.draft_pool
+        if entry.method is DraftMethod.SPARSE_SELF
     ]
     heads = [entry.name for entry in spec.draft_pool if entry.method is DraftMethod.EAGLE]
     if len(heads) > 1:

@@ -1,11 +1,11 @@
 """Outrider's control loop inside vLLM: what the engine is started with, and what runs in it.
 
-- `launch`, `arguments`, `environment`, `pool`, `versions`: before the engine exists (the server and the profiler call
+- `launch`, `arguments`, `environment`, `versions`: before the engine exists (the server and the profiler call
   these).
 - `scheduler`, `loop`, `coverage`, `steps`, `requests`, `slo`, `waiting`: in the engine core process: decide, observe,
   count.
 - `reporter`, `profiles`: its daemon thread: write the state, pick up changed config and profiles.
-- `cpu_worker`, `gpu_worker`, `runner`, `speculator`, `drafting_step`, `step_clock`, `agreement`: in the worker process:
+- `cpu_worker`, `gpu_worker`, `runner`, `speculator`, `drafting_step`, `agreement`: in the worker process:
   carry out what was decided, measure it.
 - `eagle_head`, `draft_model`, `prompt_lookup`, `layer_names`: there, too: the members of the pool.
 - `cpu`: there, too: what stands in for the kernels of a GPU.

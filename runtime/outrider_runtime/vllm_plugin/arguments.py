@@ -74,12 +74,14 @@ def member_config(drafter: Drafter, plan: LaunchPlan) -> dict[str, object]:
             **most, "method": method,
             "prompt_lookup_min": lookup.min_tokens, "prompt_lookup_max": lookup.max_tokens,
         }  # fmt: skip
-    assert drafter.neural is not None, f"drafter {drafter.name} has no model"
-    model = drafter.neural.model
+    model, location = boot.target, target_location(plan)  # of one that drafts for itself
+    if drafter.neural is not None:
+        model = drafter.neural.model
+        location = plan.paths.models.location(model, draft_mount(drafter.name))
     config: dict[str, object] = {
         **most,
         "method": "eagle3" if drafter.method is DraftMethod.EAGLE else "draft_model",
-        "model": plan.paths.models.location(model, draft_mount(drafter.name)),
+        "model": location,
         "draft_tensor_parallel_size": boot.engine.tensor_parallel_size,
     }
     if model.revision and model.source.hub is not None:

@@ -29,6 +29,11 @@ class OutriderCPUWorker(cpu_worker.CPUWorker):  # type: ignore[misc]  # vLLM is 
         model_runner.CPUModelRunner = CPUPoolRunner
         super().init_device()
 
+    def determine_available_memory(self) -> int:
+        free_bytes: int = super().determine_available_memory()
+        self.model_runner.leave_out_what_does_not_fit(free_bytes)
+        return free_bytes
+
     def compile_or_warm_up_model(self) -> Any:
         cpu.compile_stand_ins(self.model_runner, super().execute_model, self.sample_tokens)
         return super().compile_or_warm_up_model()

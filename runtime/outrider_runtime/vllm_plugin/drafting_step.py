@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from outrider_runtime.loop.caches import Hole
+from outrider_runtime.step_clock import StepClock
 from outrider_runtime.vllm_plugin.agreement import Agreement, alone
 from outrider_runtime.vllm_plugin.messages import NOBODY, DraftOrder, DraftReport
-from outrider_runtime.vllm_plugin.step_clock import StepClock
 
 T = TypeVar("T")
 
@@ -41,6 +42,10 @@ class DraftingStep:
         self._rows = [self._places[name] for name in batch]
         self.chosen = self.order.chosen[self._rows]
         self.second = self.order.second[self._rows]
+
+    def asks(self, drafter: int) -> npt.NDArray[np.int64]:
+        """Rows of the batch that may get `drafter`'s proposals."""
+        return np.flatnonzero((self.chosen == drafter) | (self.second == drafter))
 
     def holes(self, drafter: int) -> list[Hole]:
         """Those that `drafter` is to close; `request` is the row of the batch."""
@@ -77,6 +82,10 @@ class DraftingStep:
         if lengths is not None and proposers is not None:
             self._made = (self._clock.to_host(lengths), self._clock.to_host(proposers))
         self._end = self._clock.mark()
+
+    def wait(self) -> None:
+        """Until the device is done with it."""
+        self._clock.wait(self._end)
 
     @property
     def over(self) -> bool:

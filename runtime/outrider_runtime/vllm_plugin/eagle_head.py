@@ -9,6 +9,7 @@ from vllm.v1.worker.gpu.spec_decode.eagle import utils
 from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 
+from outrider_runtime.vllm_plugin.graphs import offer_whole_graphs
 from outrider_runtime.vllm_plugin.layer_names import named
 
 
@@ -22,6 +23,10 @@ class EagleHead(EagleSpeculator):  # type: ignore[misc]  # vLLM is untyped here
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
         with named(utils, self._prefix):
             return super().load_draft_model(target_model, target_attn_layer_names)
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        super().init_cudagraph_manager(cudagraph_mode)
+        offer_whole_graphs(self.prefill_cudagraph_manager)
 
     def layers(self, target_model: Any) -> set[int]:
         """Of the target, after which it reads the hidden states."""

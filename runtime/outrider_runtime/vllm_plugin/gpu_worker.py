@@ -15,5 +15,10 @@ class OutriderGPUWorker(gpu_worker.Worker):  # type: ignore[misc]  # vLLM is unt
         check_engine_version()
         super().init_device()
 
+    def determine_available_memory(self) -> int:
+        free_bytes: int = super().determine_available_memory()
+        self.model_runner.leave_out_what_does_not_fit(free_bytes)
+        return free_bytes
+
     def _make_model_runner(self) -> Any:
         return PoolRunner(self.vllm_config, self.device)

@@ -8,6 +8,7 @@ apart: a batch is padded by so much at most, by half as much on average.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 LARGEST_TOKENS = 512
 """vLLM's own limit; larger batches run without a graph."""
@@ -19,6 +20,20 @@ def graph_sizes(max_draft_tokens: int, max_requests: int) -> list[int]:
     lengths = range(1, max_draft_tokens + 2)
     whole = {min(max_requests, LARGEST_TOKENS // length) * length for length in lengths}
     return sorted({size for size in _grid() if size <= max(whole)} | whole)
+
+
+def offer_whole_graphs(manager: Any) -> None:
+    """Let each step without prompts find its whole graph. manager: vLLM's, of a model's graphs.
+
+    vLLM offers a step the graphs of the next token count alone, and rounds counts to whole requests at each length.
+    What comes next is often of another length: a third of all batches (three plain requests, seven with a proposal
+    each) would run in pieces beside a whole graph that fits.
+    """
+    whole = [graph for graphs in manager._capture_descs.values() for graph in graphs if graph.uniform_token_count]
+    whole.sort(key=lambda graph: graph.num_tokens)
+    for (tokens, loras), offered in manager._candidates.items():
+        fitting = [graph for graph in whole if graph.num_tokens >= tokens and graph.num_active_loras == loras]
+        manager._candidates[tokens, loras] = fitting + [graph for graph in offered if not graph.uniform_token_count]
 
 
 def _grid() -> Iterator[int]:

@@ -19,39 +19,17 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from outrider_crds.base import Model
-from outrider_crds.runtime_config import (
-    HOT_FILE,
-    PODINFO_DIR,
-    PROFILES_DIR,
-    TARGET_MOUNT,
-    BootConfig,
-    HotConfig,
-)
+from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, HotConfig
 
-from outrider_runtime.drafter_memory import FILE as MEMORY_FILE
-from outrider_runtime.vllm_plugin.environment import RUN_DIR_VARIABLE, engine_environment
-from outrider_runtime.vllm_plugin.pool import ModelPlaces, Pool, choose_pool
+from outrider_runtime.drafters.pool import Pool, choose_pool
+from outrider_runtime.paths import RUN_DIR_VARIABLE, Paths
+from outrider_runtime.vllm_plugin.environment import engine_environment
 from outrider_runtime.vllm_plugin.versions import check_engine_version
+from outrider_runtime.worker_notes import FILES as WORKER_NOTES
 
 PLAN_FILE = "launch.json"
 FAILURES_FILE = "failed-drafters.jsonl"
 SPECULATIVE_CONFIG = "SpeculativeConfig"  # named in the error when vLLM refuses one
-
-
-class Paths(Model):
-    """Where the runtime finds what Kubernetes mounts, and where its own processes meet."""
-
-    hot_file: str = HOT_FILE
-    profiles_dir: str = PROFILES_DIR
-    podinfo_dir: str = PODINFO_DIR
-    run_dir: str = ""
-    """A folder of this process's own, on tmpfs where there is one."""
-    mounted: bool = True
-    """True in a pod, where models of hostPath sources are mounted; False where they are read in their own place."""
-
-    @property
-    def models(self) -> ModelPlaces:
-        return ModelPlaces(mounted=self.mounted)
 
 
 class LaunchPlan(Model):
@@ -77,11 +55,17 @@ def plan_launch(boot: BootConfig, hot: HotConfig, paths: Paths) -> LaunchPlan:
 
 
 def after_failure(plan: LaunchPlan, error: Exception) -> LaunchPlan | None:
-    """The plan without the drafter that kept the engine from starting; None when no drafter was the cause.
+    """The plan without the drafters that kept the engine from starting; None when no drafter was the cause.
 
-    A member of the pool that cannot be made or loaded is left out by the worker. What is left are drafters that vLLM
-    refuses while it resolves its config: it knows of the primary one.
+    A member of the pool that cannot be made or loaded is left out by the worker, which also notes those that do not fit
+    into memory. What is left are drafters that vLLM refuses while it resolves its config: it knows of the primary one.
     """
+    noted = {one.name: noted_failures(plan).get(one.name) for one in plan.pool.hosted}
+    pool = plan.pool
+    for name, why in noted.items():
+        pool = pool.without(name, why) if why else pool
+    if pool != plan.pool:
+        return plan.model_copy(update={"pool": pool})
     primary = plan.pool.primary
     if primary is None or SPECULATIVE_CONFIG not in str(error):
         return None
@@ -109,7 +93,7 @@ def prepare(plan: LaunchPlan, environ: MutableMapping[str, str] = os.environ) ->
     """Write the plan where vLLM's processes find it, and set their environment."""
     run_dir = Path(plan.paths.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
-    for of_an_engine_before in (FAILURES_FILE, MEMORY_FILE):
+    for of_an_engine_before in (FAILURES_FILE, *WORKER_NOTES):
         (run_dir / of_an_engine_before).unlink(missing_ok=True)
     (run_dir / PLAN_FILE).write_text(plan.model_dump_json(by_alias=True), encoding="utf-8")
     environ.update(engine_environment(plan.boot, plan.paths.run_dir, environ))

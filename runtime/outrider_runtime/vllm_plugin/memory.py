@@ -6,8 +6,8 @@ its layers, too.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from outrider_crds.state import DrafterMemory
 from torch import nn
@@ -50,9 +50,10 @@ def kv_bytes_per_token(kv_cache_config: Any, layers: Collection[str] | None = No
 
 
 def kv_tokens(kv_cache_config: Any) -> int:
-    """Tokens that the KV cache has room for."""
-    sizes = [group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups]
-    return int(kv_cache_config.num_blocks * min(sizes, default=0))
+    """Tokens that the KV cache has room for: each takes its part of a block in every group of layers. At least so many
+    where a group forgets tokens that its window has passed."""
+    blocks_per_token = sum(1 / group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups)
+    return int(kv_cache_config.num_blocks / blocks_per_token) if blocks_per_token else 0
 
 
 def drafter_memory(weights: int, own: int, every: int, tokens: int, *, shares_with_kv: bool) -> DrafterMemory:
@@ -62,3 +63,39 @@ def drafter_memory(weights: int, own: int, every: int, tokens: int, *, shares_wi
     without = max(tokens, room / max(1, every - own))
     share = 1 - tokens / without if without else 0.0
     return DrafterMemory(weight_bytes=weights, kv_bytes_per_token=own, concurrency_percent=round(100 * share, 2))
+
+
+class Takes(NamedTuple):
+    """What a drafter takes before the KV cache has its size."""
+
+    weight_bytes: int
+    kv_bytes: int
+    """Of one request of the longest length."""
+
+
+def left_out_to_fit(takes: Mapping[str, Takes], lacking: int, *, shares_with_kv: bool) -> list[str]:
+    """Drafters without which `lacking` bytes more are there for KV, the dearest first; empty where even all of them are
+    not enough: it is the target that does not fit."""
+    frees = {name: one.kv_bytes + (one.weight_bytes if shares_with_kv else 0) for name, one in takes.items()}
+    found = []
+    for name in sorted(frees, key=lambda name: frees[name], reverse=True):
+        if lacking > 0:
+            found.append(name)
+            lacking -= frees[name]
+    return found if lacking <= 0 else []
+
+
+def does_not_fit(takes: Mapping[str, Takes], free: int, needed: int, longest: int) -> str:
+    """free: bytes that are left for KV. needed: what a request of `longest` tokens takes of them."""
+    drafters = "; ".join(
+        f"{name} takes {_mib(one.weight_bytes)} of weights and {_mib(one.kv_bytes)} of such a request"
+        for name, one in takes.items()
+    )
+    return (
+        f"the pool does not fit into memory: {_mib(free)} are left for KV, a request of {longest} tokens takes "
+        f"{_mib(needed)}; {drafters}. Lower engine.maxModelLen, or take a smaller draft"
+    )
+
+
+def _mib(count: int) -> str:
+    return f"{count / (1 << 20):.0f} MiB"

@@ -46,6 +46,12 @@ class DraftOrder(NamedTuple):
         return [hole for hole in self.holes if hole.drafter == drafter]
 
 
+def idle_order(drafters: int, requests: int) -> DraftOrder:
+    """Nobody runs, and no books know of it."""
+    chosen, second = np.full((2, requests), NOBODY, dtype=np.int8)
+    return DraftOrder(0, np.full(drafters, IDLE, dtype=np.int8), chosen, second)
+
+
 def draft_order(step: int, order: Order) -> DraftOrder:
     """The loop's order as the worker needs it."""
     plan = order.plan

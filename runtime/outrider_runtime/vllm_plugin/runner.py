@@ -10,28 +10,34 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from outrider_crds.spec import Drafter, DraftMethod
 from outrider_crds.state import DrafterMemory
 from vllm.config import SpeculativeConfig
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.v1.core.kv_cache_utils import check_enough_kv_cache_memory
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, ModelRunnerOutput
 from vllm.v1.worker.cpu.model_runner import CPUModelRunner
 from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-from outrider_runtime.drafter_memory import write_drafter_memory
+from outrider_runtime.step_clock import step_clock
 from outrider_runtime.vllm_plugin.agreement import Agreement, among
 from outrider_runtime.vllm_plugin.arguments import member_config
 from outrider_runtime.vllm_plugin.draft_model import DraftModel
 from outrider_runtime.vllm_plugin.drafting_step import DraftingStep, sentence
 from outrider_runtime.vllm_plugin.eagle_head import EagleHead
+from outrider_runtime.vllm_plugin.graphs import offer_whole_graphs
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, note_failure
+from outrider_runtime.vllm_plugin.memory import does_not_fit, left_out_to_fit
 from outrider_runtime.vllm_plugin.messages import StepReport, attach, attached_order
 from outrider_runtime.vllm_plugin.prompt_lookup import PromptLookup
+from outrider_runtime.vllm_plugin.sparse_self import SparseSelf
 from outrider_runtime.vllm_plugin.speculator import PoolSpeculator
-from outrider_runtime.vllm_plugin.step_clock import step_clock
+from outrider_runtime.vllm_plugin.verification import verification
+from outrider_runtime.worker_notes import write_drafter_memory, write_verification
 
 
 class PoolRunner(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
@@ -43,9 +49,40 @@ class PoolRunner(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
         """The executor reads one rank's output and drops the others'."""
         self._drafting: deque[DraftingStep] = deque()
         """Steps that nothing was reported of yet."""
+        self._verified: Any = None
+        """Proposals of each request in the batch under way; None without any."""
         with _speculator_made_by(partial(pool_speculator, self._plan, self._agree)):
             super().__init__(vllm_config, device)
         self._asynchronous = bool(vllm_config.scheduler_config.async_scheduling)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM has the target hand out what one head reads, and ends where it cannot."""
+        with mock.patch.object(model_runner, "set_eagle3_aux_hidden_state_layers", self._hand_out):
+            super().load_model(*args, **kwargs)
+
+    def _hand_out(self, target_model: Any, _speculative_config: Any) -> None:
+        self.use_aux_hidden_state_outputs = self.speculator.hand_out(target_model)
+
+    def leave_out_what_does_not_fit(self, free_bytes: int) -> None:
+        """Where the KV cache cannot hold a request of the longest length vLLM ends: it is started again without the
+        drafters that are noted here."""
+        config, specs = self.vllm_config, self.get_kv_cache_spec()
+        if self.speculator is None or config.model_config.original_max_model_len == -1:  # vLLM fits the length
+            return
+        try:
+            check_enough_kv_cache_memory(config, specs, free_bytes)
+        except ValueError:
+            takes, on_gpu = self.speculator.takes(specs), self.device.type != "cpu"
+            needed = sum(spec.max_memory_usage_bytes(config) for spec in specs.values())
+            reason = does_not_fit(takes, free_bytes, needed, config.model_config.max_model_len)
+            for name in left_out_to_fit(takes, max(1, needed - free_bytes), shares_with_kv=on_gpu):
+                note_failure(name, reason)
+
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        super().initialize_kv_cache(*args, **kwargs)
+        offer_whole_graphs(self.cudagraph_manager)
+        if self._reports:
+            write_verification(self._plan.paths.run_dir, verification(self.cudagraph_manager))
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         order = attached_order(scheduler_output)
@@ -55,6 +92,18 @@ class PoolRunner(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
             self.speculator.step = self._step
         self._began = self._clock.mark()
         return super().execute_model(scheduler_output, *args, **kwargs)
+
+    def prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
+        batch = super().prepare_inputs(*args, **kwargs)
+        self._verified = batch.num_draft_tokens_per_req
+        return batch
+
+    def _set_active_loras(self, of_requests: tuple[int, ...], *args: Any, **kwargs: Any) -> None:
+        """vLLM names the adapter of each request once; one that verifies has a row of logits for each proposal, too."""
+        verified, self._verified = self._verified, None
+        if verified is not None:
+            of_requests = tuple(np.repeat(of_requests, verified + 1).tolist())
+        super()._set_active_loras(of_requests, *args, **kwargs)
 
     def sample(self, *args: Any, **kwargs: Any) -> Any:
         sampled = super().sample(*args, **kwargs)
@@ -82,7 +131,9 @@ class PoolRunner(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
         return report
 
     def _ragged(self, step: DraftingStep) -> DraftTokenIds:
-        """Each request's real proposals, and no filler."""
+        """Each request's real proposals, and no filler. vLLM has waited for the sampled tokens alone, which the device
+        has long before them."""
+        step.wait()
         names = self.draft_tokens_handler.req_ids
         rows = [self.req_states.req_id_to_index[name] for name in names]
         tokens = self.req_states.draft_tokens[rows].tolist()
@@ -131,10 +182,12 @@ def pool_speculator(
             return EagleHead(config, device, prefix)
         if drafter.method is DraftMethod.DRAFT_MODEL:
             return DraftModel(config, device, req_states, prefix)
+        if drafter.sparse_self is not None:
+            return SparseSelf(config, device, drafter.sparse_self)
         return PromptLookup(config, device, req_states)
 
     def left_out(name: str, error: Exception) -> None:
-        note_failure(name, f"it cannot be loaded: {sentence(error)}")
+        note_failure(name, f"it cannot be started: {sentence(error)}")
 
     def note_memory(memory: dict[str, DrafterMemory]) -> None:
         if get_tp_group().rank_in_group == 0:

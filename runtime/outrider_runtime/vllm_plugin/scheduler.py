@@ -4,7 +4,8 @@
     _update_after_schedule()    what to propose at the end of that step; then vLLM advances its books
     update_from_output()        what came of the step, and the finished requests' times
 
-The loop itself is `outrider_runtime.loop`; here vLLM's objects become columns, and plans become vLLM's.
+The loop itself is `outrider_runtime.loop`; here vLLM's objects become columns, and plans become vLLM's. Whatever of
+it raises, the engine's step goes on without speculation.
 
 `scheduler_cls` names the factory below: vLLM's synchronous and asynchronous schedulers are different classes, and
 which one runs is known only from the resolved config.
@@ -15,7 +16,8 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -33,7 +35,6 @@ from outrider_runtime.control.batch import Waiting
 from outrider_runtime.control.plans import VerifyPlan
 from outrider_runtime.control.warm_up import compile_all
 from outrider_runtime.identity import device_name, weights_commit
-from outrider_runtime.loop.caches import Caches
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.profiles import Identity
 from outrider_runtime.loop.reporter import Reporter
@@ -41,7 +42,13 @@ from outrider_runtime.loop.stepper import Room, Stepper
 from outrider_runtime.loop.waiting import decoding_first, patience_used, place_last
 from outrider_runtime.vllm_plugin import cpu
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, noted_failures, target_location
-from outrider_runtime.vllm_plugin.messages import attach, attached_order, attached_report, draft_order
+from outrider_runtime.vllm_plugin.messages import (
+    attach,
+    attached_order,
+    attached_report,
+    draft_order,
+    idle_order,
+)
 from outrider_runtime.vllm_plugin.step_messages import deliveries, sampled_counts, scored_counts
 from outrider_runtime.vllm_plugin.versions import check_engine_version
 from outrider_runtime.vllm_plugin.views import limit, proposed, room, scheduled, view
@@ -68,23 +75,39 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        plan, largest_graph = load_plan(), _largest_graph(self.vllm_config)
+        plan = load_plan()
+        self._largest_graph = _largest_graph(self.vllm_config)
         self.outrider = ControlLoop(
             plan.boot, plan.hot, plan.pool.hosted, max_requests=self.max_num_running_reqs,
-            left_out={**plan.pool.dropped, **noted_failures(plan)}, largest_graph_tokens=largest_graph,
+            left_out={**plan.pool.dropped, **noted_failures(plan)}, largest_graph_tokens=self._largest_graph,
+            page_tokens=self.block_size,
         )  # fmt: skip
         self._scheduled_at = time.monotonic()
-        self._stepper = Stepper(
-            self.outrider, block_size=self.block_size, block_ids=self._block_ids, now=self._scheduled_at,
-            drafting_is_told=self.vllm_config.speculative_config is not None, largest_graph_tokens=largest_graph,
-        )  # fmt: skip
-        _tell_of_new_blocks(self.kv_cache_manager.block_pool, self._stepper.caches)
-        self._requests = self._stepper.requests
+        self._stepper = self._new_books()
+        if self._stepper.caches.in_blocks:
+            _tell_of_new_blocks(self.kv_cache_manager.block_pool, self._allocated)
         self._token_budget = self.max_num_scheduled_tokens
         """The engine's own; vLLM's attribute is lower while a tight SLO class is protected."""
         compile_all(self.outrider.settings)
         self.outrider_reporter = _reporter(plan, self.outrider)
         self.outrider_reporter.start()
+
+    def _new_books(self, after: Stepper | None = None) -> Stepper:
+        return Stepper(
+            self.outrider, block_size=self.block_size, block_ids=self._block_ids, now=time.monotonic(),
+            drafting_is_told=self.vllm_config.speculative_config is not None,
+            largest_graph_tokens=self._largest_graph, after=after,
+        )  # fmt: skip
+
+    @contextmanager
+    def _books(self) -> Iterator[Stepper]:
+        """Around all that the loop is asked or told: what raises there costs speculation for a while, and nobody an
+        answer. Books that raised are closed, and new ones opened."""
+        try:
+            yield self._stepper
+        except Exception as error:
+            self.outrider.failed(error)
+            self._stepper = self._new_books(self._stepper)
 
     # -- decide ---------------------------------------------------------------------------------------------------
 
@@ -96,14 +119,16 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         return self._schedule_within(plan, throttle_prefills)
 
     def _plan_verify(self, running: list[Request]) -> VerifyPlan:
-        with self.outrider.lock:  # a hot change waits until all of one decision has looked at the same classes
-            self._requests.number_classes(self.outrider.class_names)
-            return self._plan_verify_now(running)
+        # A hot change waits until all of one decision has looked at the same classes.
+        with self._books() as books, self.outrider.lock:
+            books.requests.number_classes(self.outrider.class_names)
+            return self._plan_verify_now(books, running)
+        return self._stepper.nothing_to_verify(len(running))
 
-    def _plan_verify_now(self, running: list[Request]) -> VerifyPlan:
+    def _plan_verify_now(self, books: Stepper, running: list[Request]) -> VerifyPlan:
         if not self._needs_verify_plan(running):
-            return self._stepper.nothing_to_verify(len(running))
-        plan = self._stepper.verify(
+            return books.nothing_to_verify(len(running))
+        plan = books.verify(
             view(running), proposed(running), self._room(self._next(), self._patience_used())
         )  # fmt: skip
         for request, length in zip(running, plan.lengths.tolist(), strict=True):
@@ -128,9 +153,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         prompts = [request for request in self.running if not request.num_output_tokens]
         prompts += itertools.islice(self.waiting, 1)
         fresh = [request for request in prompts if request.status != RequestStatus.PREEMPTED]
-        return patience_used(
-            self._scheduled_at, [(self._requests.arrived_at(one.request_id), self._due_at(one)) for one in fresh]
-        )
+        return patience_used(self._scheduled_at, [(self._arrived_at(one), self._due_at(one)) for one in fresh])
 
     def _schedule_within(self, plan: VerifyPlan, throttle_prefills: bool) -> SchedulerOutput:
         """Schedule with a lower token budget and fewer new requests, so that no tight SLO class misses for them."""
@@ -153,10 +176,13 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
 
     def _plan_draft(self, scheduler_output: SchedulerOutput) -> None:
         requests = [self.requests[name] for name in scheduler_output.num_scheduled_tokens]
-        tokens, verified = scheduled(scheduler_output)
-        step, order = self._stepper.draft(view(requests), tokens, verified, self._room(), self._verify_plan)
-        attach(scheduler_output, draft_order(step, order))
-        scheduler_output.num_spec_tokens_to_schedule = order.plan.draft_tokens
+        order = idle_order(len(self.outrider.hosted), len(requests))
+        with self._books() as books:
+            tokens, verified = scheduled(scheduler_output)
+            step, ordered = books.draft(view(requests), tokens, verified, self._room(), self._verify_plan)
+            order = draft_order(step, ordered)
+        attach(scheduler_output, order)
+        scheduler_output.num_spec_tokens_to_schedule = order.draft_tokens
 
     # -- observe --------------------------------------------------------------------------------------------------
 
@@ -164,16 +190,18 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         order, report = attached_order(scheduler_output), attached_report(model_runner_output)
-        self._stepper.news(report.drafts if report is not None else ())
+        with self._books() as books:
+            books.news(report.drafts if report is not None else ())
         # Before vLLM trims the lists of requests that stop.
         scored = scored_counts(scheduler_output)
         sampled = sampled_counts(model_runner_output, scored)
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
         now = time.monotonic()
-        tokens = self._requests.deliver(deliveries(outputs), now)
-        if order is not None:
-            target_s = report.target_s if report is not None else math.nan
-            self._stepper.done(order.step, now=now, target_s=target_s, tokens=tokens, sampled=sampled, scored=scored)
+        with self._books() as books:
+            tokens = books.requests.deliver(deliveries(outputs), now)
+            if order is not None:
+                target_s = report.target_s if report is not None else math.nan
+                books.done(order.step, now=now, target_s=target_s, tokens=tokens, sampled=sampled, scored=scored)
         if report is not None and report.proposals is not None:
             self.update_draft_token_ids(report.proposals)
         return outputs
@@ -182,33 +210,41 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)
+        if request.request_id not in self.requests:  # it was the end of a streamed session
+            return
         extra = request.sampling_params.extra_args if request.sampling_params else None
-        self._requests.arrived(
-            request.request_id, request.arrival_time, extra, prompt=request.num_prompt_tokens,
-            limit=limit(request, self.max_model_len),
-        )  # fmt: skip
-        # With vLLM's priority policy (another kind of queue) the user gave an order of their own.
-        in_order = self.outrider.has_slo_classes and isinstance(self.waiting, FCFSRequestQueue)
-        if in_order and self.waiting and self.waiting[-1] is request:
-            place_last(self.waiting, self._due_at)
+        with self._books() as books:
+            books.requests.arrived(
+                request.request_id, request.arrival_time, extra, prompt=request.num_prompt_tokens,
+                limit=limit(request, self.max_model_len),
+            )  # fmt: skip
+            # With vLLM's priority policy (another kind of queue) the user gave an order of their own.
+            in_order = self.outrider.has_slo_classes and isinstance(self.waiting, FCFSRequestQueue)
+            if in_order and self.waiting and self.waiting[-1] is request:
+                place_last(self.waiting, self._due_at)
 
     def _due_at(self, request: Request) -> float:
         """When a waiting request has waited as long as its class bears; preempted ones go first."""
         if request.status == RequestStatus.PREEMPTED:
             return -math.inf
-        slo_class = self._requests.slo_class(request.request_id)
-        return self._requests.arrived_at(request.request_id) + self.outrider.patience_s(slo_class)
+        slo_class = self._stepper.requests.slo_class(request.request_id)
+        return self._arrived_at(request) + self.outrider.patience_s(slo_class)
+
+    def _arrived_at(self, request: Request) -> float:
+        return self._stepper.requests.arrived_at(request.request_id)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
-        self._stepper.leaves(request.request_id)  # its KV is gone
+        with self._books() as books:
+            books.leaves(request.request_id)  # its KV is gone
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
-        self._stepper.leaves(request.request_id)
-        if request.status == RequestStatus.FINISHED_ABORTED:
-            params = request.sampling_params
-            stops = bool(params and params.stop)
-            self._requests.aborted(request.request_id, time.monotonic(), has_stop_strings=stops)
+        with self._books() as books:
+            books.leaves(request.request_id)
+            if request.status == RequestStatus.FINISHED_ABORTED:
+                params = request.sampling_params
+                stops = bool(params and params.stop)
+                books.requests.aborted(request.request_id, time.monotonic(), has_stop_strings=stops)
         return super()._free_request(request, delay_free_blocks)
 
     def shutdown(self) -> None:
@@ -223,7 +259,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             return None
         request = self.waiting.peek_request()
         left = request.num_tokens - request.num_computed_tokens
-        slo_class = self._requests.class_number(request.request_id)
+        slo_class = self._stepper.requests.class_number(request.request_id)
         overdue = self._scheduled_at >= self._due_at(request)
         return Waiting(slo_class, left, room(request, self.max_model_len), overdue)
 
@@ -237,6 +273,10 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             waiting=min(len(self.waiting), self.max_num_active_reqs - len(self.running)),
             patience_used=patience_used,
         )
+
+    def _allocated(self, blocks: Sequence[int]) -> None:
+        with self._books() as books:
+            books.caches.allocated(blocks)
 
     def _block_ids(self, request_id: str, first: int, last: int) -> Sequence[int]:
         managers = self.kv_cache_manager.coordinator.single_type_managers
@@ -259,15 +299,13 @@ def _reporter(plan: LaunchPlan, loop: ControlLoop) -> Reporter:
     return Reporter(loop, plan.paths, plan.hot, identity, started_at=time.time())
 
 
-def _tell_of_new_blocks(pool: BlockPool, caches: Caches) -> None:
+def _tell_of_new_blocks(pool: BlockPool, tell: Callable[[Sequence[int]], None]) -> None:
     """Whoever fills a new block, a KV connector too, the drafters have seen nothing of it."""
-    if not caches.in_blocks:
-        return
     get_new_blocks = pool.get_new_blocks
 
     def told(*arguments: Any, **keywords: Any) -> list[Any]:
         blocks: list[Any] = get_new_blocks(*arguments, **keywords)
-        caches.allocated([block.block_id for block in blocks])
+        tell([block.block_id for block in blocks])
         return blocks
 
     pool.get_new_blocks = told

@@ -15,13 +15,15 @@ from typing import Any
 
 import torch
 from outrider_crds.state import DrafterMemory
+from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from outrider_runtime.vllm_plugin.agreement import Agreement, alone
 from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
 from outrider_runtime.vllm_plugin.eagle_head import EagleHead
-from outrider_runtime.vllm_plugin.memory import drafter_memory, kv_bytes_per_token, kv_tokens, weight_bytes
+from outrider_runtime.vllm_plugin.memory import Takes, drafter_memory, kv_bytes_per_token, kv_tokens, weight_bytes
 from outrider_runtime.vllm_plugin.messages import IDLE, NOBODY, Numbers
+from outrider_runtime.vllm_plugin.sparse_self import SparseSelf
 
 logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
 
@@ -81,6 +83,14 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
             for name in set(layers) - before:
                 del layers[name]
 
+    def _keep_those_that(
+        self, works: Callable[[Any], Callable[[], object]], members: Sequence[Any] | None = None
+    ) -> None:  # fmt: skip
+        """works: member -> what it must be able to do."""
+        for number, member in list(self._members.items()):
+            if members is None or member in members:
+                self._keep_if_it(works(member), number)
+
     def _make(self, number: int, make: Callable[[], Any]) -> None:
         self._members[number] = make()
 
@@ -91,23 +101,35 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
         raise NotImplementedError("each member loads its own")
 
-    def load_model(self, target_model: Any) -> None:
-        """The target hands out what all heads read together; each picks its own (`EagleHead`)."""
-        heads = [member for member in self._members.values() if isinstance(member, EagleHead)]
+    def hand_out(self, target_model: Any) -> bool:
+        """Have the target hand out what all heads read together; each picks its own (`EagleHead`). False: nobody reads
+        anything. A head whose target cannot hand out what it reads is left out."""
+        for number, head in self._heads.items():
+            self._keep_if_it(partial(_hand_out, target_model, head.layers), number)
+        heads = self._heads.values()
         handed_out = {layer for head in heads for layer in head.layers(target_model)}
-        if heads:
-            target_model.set_aux_hidden_state_layers(tuple(sorted(handed_out)))
         for head in heads:
             head.reads(target_model, handed_out)
+        if heads:
+            target_model.set_aux_hidden_state_layers(tuple(sorted(handed_out)))
+        return bool(heads)
+
+    @property
+    def _heads(self) -> dict[int, EagleHead]:
+        return {number: member for number, member in self._members.items() if isinstance(member, EagleHead)}
+
+    def load_model(self, target_model: Any) -> None:
         for number, member in list(self._members.items()):
             if isinstance(member, DraftModelSpeculator):
                 self._keep_if_it(partial(self._load, number, target_model), number)
-        self.model = self._neural[0].model if self._neural else None
+        models = [member.model for member in self._neural if member.model is not target_model]
+        self.model = models[0] if models else None
 
     def _load(self, number: int, target_model: Any) -> None:
         member = self._members[number]
         member.load_model(target_model)
-        self._weights[number] = weight_bytes(member.model, target_model)
+        if member.model is not target_model:
+            self._weights[number] = weight_bytes(member.model, target_model)
 
     @property
     def draft_attn_layer_names(self) -> set[str]:
@@ -138,9 +160,18 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
         self, model_state: Any, kv_cache_config: Any, block_tables: Any, input_buffers: Any, attn_groups: Any
     ) -> None:  # fmt: skip
         self._block_tables = block_tables
-        for member in self._neural:
-            member.set_attn(model_state, kv_cache_config, block_tables, input_buffers, attn_groups)
+        given = (model_state, kv_cache_config, block_tables, input_buffers, attn_groups)
+        self._keep_those_that(lambda member: partial(member.set_attn, *given), self._neural)
         self._note_memory(self._memory(kv_cache_config))
+
+    def takes(self, kv_cache_spec: Mapping[str, Any]) -> dict[str, Takes]:
+        """Drafter -> what it takes of this rank's device. kv_cache_spec: layer -> vLLM's description of its cache."""
+        made = {}
+        for number in self._weights.keys() & self._members.keys():
+            layers = self._members[number].draft_attn_layer_names & kv_cache_spec.keys()
+            kv_bytes = sum(kv_cache_spec[name].max_memory_usage_bytes(self.vllm_config) for name in layers)
+            made[self._names[number]] = Takes(self._weights[number], kv_bytes)
+        return made
 
     def _memory(self, kv_cache_config: Any) -> dict[str, DrafterMemory]:
         """Drafter -> what it takes of this rank's device."""
@@ -153,12 +184,10 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
         return made
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
-        for member in self._members.values():
-            member.init_cudagraph_manager(cudagraph_mode)
+        self._keep_those_that(lambda member: partial(member.init_cudagraph_manager, cudagraph_mode))
 
     def capture(self) -> None:
-        for member in self._members.values():
-            member.capture()
+        self._keep_those_that(lambda member: member.capture)
 
     def observe_verification(self, *_arguments: Any) -> None:
         """The engine's core learns from what came of proposals, not the worker."""
@@ -185,8 +214,7 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
 
         step, tokens = self.step, self._tokens[: input_batch.num_reqs]
         if dummy_run or step is None:  # vLLM's own runs, which warm up and measure memory: everybody, all passes
-            for member in self._members.values():
-                ask(member, dummy_run=dummy_run)
+            self._keep_those_that(lambda member: partial(ask, member, dummy_run=dummy_run))
             return tokens
         step.begin(input_batch.req_ids)
         found = self._run(step, input_batch, ask)
@@ -209,7 +237,8 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
                 continue
             if moved and isinstance(member, EagleHead):
                 self._put_slots_back(input_batch)
-            made = step.run(number, partial(ask, member, num_speculative_tokens=passes))
+            rows = {"rows": step.asks(number)} if isinstance(member, SparseSelf) else {}
+            made = step.run(number, partial(ask, member, num_speculative_tokens=passes, **rows))
             moved = moved or isinstance(member, DraftModelSpeculator)
             if made is not None and passes:
                 found[number] = self._real(made[:, :passes], getattr(member, "found", None))
@@ -252,3 +281,10 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
     def _to_device(self, values: Numbers) -> torch.Tensor:
         there = torch.from_numpy(values)
         return there if self.device.type == "cpu" else there.pin_memory().to(self.device, non_blocking=True)
+
+
+def _hand_out(target_model: Any, layers: Callable[[Any], set[int]]) -> None:
+    """Raises TypeError with a sentence for a target that vLLM gives no head its hidden states of."""
+    if not supports_eagle3(target_model):
+        raise TypeError(f"vLLM serves no EAGLE-3 heads for {type(target_model).__name__}; use another method for it")
+    target_model.set_aux_hidden_state_layers(tuple(sorted(layers(target_model))))

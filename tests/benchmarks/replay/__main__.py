@@ -1,6 +1,7 @@
 """python -m tests.benchmarks.replay             the bars, at most 20 minutes of two quiet cores
 python -m tests.benchmarks.replay --quick     a few seeds and points, to see that it runs
 python -m tests.benchmarks.replay --judge     nothing anew: the verdicts of what is there
+python -m tests.benchmarks.replay --tables    nothing anew: the tables of docs/results.md
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tests.benchmarks.replay import phases, plan, pool, slo_mix, static_load, wr
 from tests.benchmarks.replay.bars import Bar, summary
 from tests.benchmarks.replay.cells import COUNT
 from tests.benchmarks.replay.plots import static_plot
+from tests.benchmarks.replay.tables import tables
 
 RESULTS = Path(__file__).parent.parent / "results" / "replay.json"
 PROCESSES = 2
@@ -46,12 +48,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--judge", action="store_true")
+    parser.add_argument("--tables", action="store_true")
     parser.add_argument(
         "--minutes", type=float, default=20.0, help="what is not begun by then is left out (default 20)"
     )
     parser.add_argument("--only", choices=PARTS, nargs="*", default=PARTS, help="some parts")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
+    if options.tables:
+        print(tables(json.loads(options.output.read_text())))
+        return 0
     if not options.judge:
         found = measured(plan.QUICK if options.quick else plan.DEFAULT, options.minutes, options.only)
         options.output.write_text(json.dumps(found, indent=1) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from outrider_runtime.simulate.replay.profile import fitted
 from outrider_runtime.simulate.replay.scheduling import Limits
 from outrider_runtime.simulate.worlds import world as worlds
 
+from tests.benchmarks import core_decision
 from tests.benchmarks.replay.synthetic import MIXES, by_category
 
 LONGEST = 5
@@ -31,7 +33,7 @@ PROFILES = 4
 TRAITS = {
     "eagle": Drafter("eagle", passes=True, needs_hidden=True),
     "draft": Drafter("draft", passes=True, needs_kv=True),
-    "sparse": Drafter("sparse", passes=True),
+    "sparse": Drafter("sparse", passes=True, kv_budget=512),
     "lookup": Drafter("lookup", confidence_edges=MATCH_EDGES),
 }
 POOLS = {
@@ -44,8 +46,6 @@ POOLS = {
     "smollm2-135m-cpu": ("eagle", "lookup"),
 }
 """The pool of each world; a tie goes to the first."""
-DECISION_US = ((1, 60.0), (64, 100.0), (256, 300.0))
-"""What the decisions of a step may cost (the bar of tests/benchmarks/core_decision.py), by batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +97,25 @@ class System:
 
     name: str
     build: Callable[[Case, int], Policy]
-    charged: bool = False
-    """Its decisions take time."""
+    loop: bool = False
+    """The loop, as it runs in vLLM: decisions take time, and drafters' confidences do not reach it."""
     patience_s: tuple[float, ...] = ()
     """Of each SLO class, where the policy starts requests by when they are due."""
+
+
+@cache
+def decision_us(*, slo_classes: bool) -> tuple[tuple[int, float], ...]:
+    """What the decisions of a step cost, by batch, as `tests.benchmarks.core_decision` measured it."""
+    rows = [row for row in json.loads(core_decision.RESULT.read_text())["rows"] if row["drafters"] == 1]
+    return tuple((row["batch"], row["mean_us"]) for row in rows if row["slo_classes"] is slo_classes)
 
 
 def setting(case: Case, system: System) -> Setting:
     one = world(case.world)
     limits = Limits(max_requests=SLOTS, kv_tokens=one.kv_tokens)
-    cost = DECISION_US if system.charged else ((1, 0.0),)
+    cost = decision_us(slo_classes=bool(system.patience_s)) if system.loop else ((1, 0.0),)
     on_gpu = not case.world.endswith("cpu")  # there vLLM schedules asynchronously
-    return Setting(one, recording_of(case), pool(case), limits, cost, on_gpu, system.patience_s)
+    return Setting(one, recording_of(case), pool(case), limits, cost, on_gpu, system.patience_s, not system.loop)
 
 
 Distort = Callable[[LatencyModel], LatencyModel]
@@ -127,7 +134,7 @@ def ours(
         model = distort(latency) if distort else latency
         return Controller(settings, model, clock=time.perf_counter, rng=rng)
 
-    return System(name, build, charged=True, patience_s=tuple(map(patience_s, classes)))
+    return System(name, build, loop=True, patience_s=tuple(map(patience_s, classes)))
 
 
 def plain() -> System:

@@ -11,7 +11,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from kubernetes import config
-from outrider_operator.kinds import kind_of, name_of
+from outrider_operator.inbound.reading import name_of
+from outrider_operator.kinds import kind_of
 from outrider_operator.kubernetes_api import APPLY_PATCH, yaml_text
 
 NAMESPACE = "corpus"

@@ -12,7 +12,7 @@ _VALUES: dict[str, list[Any]] = {
     "tensorParallelSize": [1, 2, 4],
     "products": [["cpu"], ["NVIDIA-L4"], ["cpu", "NVIDIA-L4"], ["NVIDIA-L4", "NVIDIA-L4"], []],
     "resourceName": ["nvidia.com/gpu", "cpu", "memory", "a b"],
-    "method": ["PromptLookup", "Suffix", "DraftModel", "Eagle", "Medusa"],
+    "method": ["PromptLookup", "Suffix", "DraftModel", "Eagle", "SparseSelf", "Medusa"],
     "name": ["lookup", "eagle", "chat", "batch", "a.b", "X", "x" * 41, 5],
     "tpot": ["0s", "0.0ms", "40ms", "1us", "100000h", "1d", "-1s", "", 5],
     "ttft": ["0s", "2s", None],
@@ -35,6 +35,7 @@ _VALUES: dict[str, list[Any]] = {
     "labels": [{"outrider.dev/x": "y"}, {"a.outrider.dev/x": "y"}, {"app.kubernetes.io/name": "x"}, {}, {"a": None}],
     "annotations": [{"outrider.dev/reprofile": "now"}, {"app.kubernetes.io/version": "1"}],
     "minTokens": [1, 5, 6, 0], "maxTokens": [1, 3, 16], "maxTreeDepth": [1, 2, 256, 257],
+    "sparseSelf": [{}, None, {"windowTokens": 0}, {"windowTokens": 512}], "maxModelLen": [16, 511, 512, None],
     "limits": [{"nvidia.com/gpu": 1}, {"memory": "1Gi"}, {"cpu": 1.5}, {"cpu": True}],
     "objectivePercent": [0, 1, 100, 101], "replicas": [0, 1001, 2.0, 2.5],
 }  # fmt: skip

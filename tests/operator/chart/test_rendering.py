@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ from outrider_operator.configuration import read_configuration
 from outrider_runtime.server.metrics import METRICS
 from prometheus_client.metrics import MetricWrapperBase
 
+from setup.binaries import prometheus_operator_crds
 from setup.steps import REPOSITORY
 from setup.system import prometheus
+from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 from tests.cluster.kubectl import Kubectl
 from tests.operator.chart.release import CHART, rendered, values
@@ -128,6 +132,13 @@ def test_roles_alone_need_namespaces(any_cluster: Kubectl, tmp_path: Path) -> No
     assert all(o["metadata"].get("namespace") for o in rendered(any_cluster, tmp_path, chosen))
 
 
+def test_profiling_is_below_serving_and_still_worth_a_node(any_cluster: Kubectl, tmp_path: Path) -> None:
+    """For a pod below -10 the cluster-autoscaler adds no node: `Required` could not start from none."""
+    (priority,) = [o for o in rendered(any_cluster, tmp_path, {}) if o["kind"] == "PriorityClass"]
+    assert -10 <= priority["value"] < 0
+    assert priority["preemptionPolicy"] == "Never"
+
+
 def test_two_releases_share_no_name_in_the_cluster(any_cluster: Kubectl) -> None:
     """The second of two teams must be able to install. (The CRD is one for all: crd.install=false.)"""
     releases = [("a", "outrider"), ("b", "outrider"), ("a", "second"), ("a-outrider", "x"), ("a", "outrider-x")]
@@ -174,6 +185,35 @@ def test_the_operators_policy_lets_it_reach_prometheus(
     chosen = {"networkPolicy": {"enabled": True}, "prometheus": {"url": url}}
     (policy,) = [o for o in rendered(any_cluster, tmp_path, chosen) if o["kind"] == "NetworkPolicy"]
     assert policy["spec"]["egress"][-1] == {"ports": [{"protocol": "TCP", "port": port}]}
+
+
+@pytest.fixture
+def monitored(cluster: Cluster) -> Generator[Cluster, None, None]:
+    """The session's cluster, with the Prometheus operator's CRDs for the time of a test."""
+    files = [str(path) for path in prometheus_operator_crds().glob("*_pod*.yaml")]
+    files += [str(path) for path in prometheus_operator_crds().glob("*_prometheusrules.yaml")]
+    flags = [flag for file in files for flag in ("-f", file)]
+    cluster.kubectl("apply", "--server-side", *flags)
+    cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", *flags)
+    yield cluster
+    cluster.kubectl("delete", *flags)
+
+
+def test_the_prometheus_operator_takes_its_objects(monitored: Cluster, tmp_path: Path) -> None:
+    """By the schema that it publishes, where an unknown field is an error."""
+    objects = [o for o in rendered(monitored, tmp_path, EVERYTHING) if o["apiVersion"] == "monitoring.coreos.com/v1"]
+    assert [o["kind"] for o in objects] == ["PodMonitor", "PodMonitor", "PrometheusRule"]
+    for document in objects:
+        monitored.kubectl(*_DRY_RUN, stdin=_in_default(document))
+        wrong = {**document, "spec": {**document["spec"], "misspelled": 1}}
+        assert 'unknown field "spec.misspelled"' in monitored.try_kubectl(*_DRY_RUN, stdin=_in_default(wrong)).stderr
+
+
+_DRY_RUN = ("create", "--dry-run=server", "--validate=strict", "-f", "-")
+
+
+def _in_default(document: dict[str, Any]) -> str:
+    return json.dumps({**document, "metadata": {**document["metadata"], "namespace": "default"}})
 
 
 def test_alerts_use_metrics_that_exist(any_cluster: Kubectl, tmp_path: Path) -> None:

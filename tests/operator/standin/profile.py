@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import sys
 import time
 from datetime import UTC, datetime
@@ -23,6 +24,9 @@ from outrider_crds.runtime_config import BootConfig
 
 
 def main() -> None:
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # the first process of a container ends at no signal by itself
     arguments = _arguments()
     behaviour = os.environ.get("STANDIN_PROFILE", "ok")
     time.sleep(float(os.environ.get("STANDIN_PROFILE_S", "0.2")))

@@ -206,9 +206,13 @@ class Engine:
             passes, fed = int(draft.passes[d]), int(draft.feed[d].sum())
             if not passes and not fed:
                 continue
-            drafts_s[d] = self.world.pass_s[d](max(fed, decoding), cached)
+            requests, read = decoding, cached
+            if drafter.kv_budget is not None:
+                asks = (draft.asked == d).any(axis=0)
+                requests, read = int(asks.sum()), float(np.minimum(batch.context, drafter.kv_budget)[asks].sum())
+            drafts_s[d] = self.world.pass_s[d](max(fed, requests), read)
             if drafter.passes and passes > 1:
-                drafts_s[d] += (passes - 1) * self.world.pass_s[d](decoding, cached)
+                drafts_s[d] += (passes - 1) * self.world.pass_s[d](requests, read)
             drafts_s[d] *= noise[1 + d]
         all_s = target_s + float(np.nansum(drafts_s))
         hidden = self.world.hidden
@@ -278,10 +282,10 @@ def profile(target: StepCost, drafters: dict[str, DrafterCost]) -> LatencyModel:
 
 def controller(
     drafters: tuple[Drafter, ...], model: LatencyModel | None, *, length: int = 5, seed: int = 0,
-    hot: HotSettings | None = None, whole_batch: bool = True,
+    hot: HotSettings | None = None,
 ) -> Controller:  # fmt: skip
     hot = HotSettings(max_draft_tokens=length) if hot is None else hot
-    settings = Settings(drafters, length, SLOTS, hot=hot, whole_batch=whole_batch)
+    settings = Settings(drafters, length, SLOTS, hot=hot)
     return Controller(settings, model, clock=lambda: 0.0, rng=np.random.default_rng([seed, 7]))
 
 

@@ -22,7 +22,7 @@ def test_a_chain_is_a_tree_of_width_one():
 
 @pytest.mark.parametrize(
     ("more", "words"),
-    [({"max_draft_tokens": -1}, "negative"), ({"slots": 0}, "at least one"), ({"tiers": (9,)}, "tiers")],
+    [({"max_draft_tokens": -1}, "negative"), ({"slots": 0}, "at least one")],
 )
 def test_settings_that_cannot_be_are_refused_with_the_reason(more, words):
     """An engine learns at its start what is wrong, and where."""

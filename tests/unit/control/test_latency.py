@@ -26,11 +26,16 @@ def latency(target=TARGET, *, graph=None, beyond=None, drafters=True) -> Latency
 
 
 def decoding(requests: int, context: int = 1000) -> Shape:
-    return Shape(requests * context, requests, requests, requests * context / 1000)
+    return Shape(*map(float, (requests * context, requests, requests, requests * context / 1000)))
 
 
 def price(one: Latency, requests: int, most: int = 100):
-    return one.price(decoding(requests), np.zeros(requests), 1.0, most)
+    return one.price(decoding(requests), np.zeros(requests, np.int64), 0.0, 1.0, most)
+
+
+def draft_s(one: Latency, requests: int, passes: int) -> float:
+    first_s, pass_s, _ = one.draft_columns(requests * 1000.0, float(requests))
+    return float(first_s[0] + (passes - 1) * pass_s[0])
 
 
 def test_a_step_costs_what_the_profile_says_across_the_knee():
@@ -52,16 +57,16 @@ def test_a_device_that_is_slower_than_profiled_is_believed_target_and_draft_apar
     for _ in range(200):
         one.observe_target(decoding(8), ExecutionMode.UNIFORM, 2 * TARGET.seconds(decoding(8)))
     assert price(one, 8).plain_s == pytest.approx(2 * TARGET.seconds(decoding(8)), rel=0.05)
-    assert one.draft_s(0, decoding(8), 3) == pytest.approx(PASS.seconds(decoding(8), 3))
+    assert draft_s(one, 8, 3) == pytest.approx(PASS.seconds(decoding(8), 3))
     for _ in range(60):
         one.observe_draft(0, decoding(8), 3, 3 * PASS.seconds(decoding(8), 3))
-    assert one.draft_s(0, decoding(8), 3) == pytest.approx(3 * PASS.seconds(decoding(8), 3), rel=0.05)
+    assert draft_s(one, 8, 3) == pytest.approx(3 * PASS.seconds(decoding(8), 3), rel=0.05)
 
 
 def test_time_outside_the_device_counts_for_the_kind_of_step_that_has_it():
     """A step that verifies takes 1 ms more than devices report: plain ones do not."""
     one = latency()
-    shape = Shape(8000, 24, 8, 8)
+    shape = Shape(8000.0, 24.0, 8.0, 8.0)
     for _ in range(200):
         one.observe_decoding(shape, ExecutionMode.RAGGED, TARGET.seconds(shape) + 1e-3, 16)
         one.observe_decoding(decoding(8), ExecutionMode.UNIFORM, TARGET.seconds(decoding(8)), 0)
@@ -75,7 +80,7 @@ def test_the_margin_follows_the_models_error():
     one = latency()
     before = price(one, 8)
     assert before.error_s == pytest.approx(0.02 * before.plain_s)
-    shape = Shape(8000, 24, 8, 8)
+    shape = Shape(8000.0, 24.0, 8.0, 8.0)
     for _ in range(200):
         one.observe_decoding(shape, ExecutionMode.RAGGED, TARGET.seconds(shape), 16)
         one.observe_decoding(decoding(8), ExecutionMode.UNIFORM, TARGET.seconds(decoding(8)), 0)
@@ -91,7 +96,7 @@ def test_absurd_times_are_dropped(seconds):
 
 
 def test_a_drafter_without_a_profile_is_taken_for_a_share_of_the_target():
-    assert 0 < latency(drafters=False).draft_s(0, decoding(8), 1) < TARGET.seconds(decoding(8))
+    assert 0 < draft_s(latency(drafters=False), 8, 1) < TARGET.seconds(decoding(8))
 
 
 def test_held_out_shapes_have_no_say_in_the_form():
@@ -109,3 +114,16 @@ def test_the_knee_is_found():
     found = fit([Sample(shape, TARGET.seconds(shape)) for shape in shapes], forms=(Form.BASE,))
     assert found.cost.knee_tokens == 64
     assert found.error < 1e-3
+
+
+def test_passes_of_those_who_ask_cost_what_a_step_of_them_costs():
+    """Bug: what tokens cost above the knee was nobody's, and passes over a large batch looked free."""
+    one = Latency(
+        LatencyModel(dict.fromkeys(ExecutionMode, TARGET), {}),
+        Settings((Drafter("self", passes=True, kv_budget=512),), 4, 128),
+    )
+    for requests in (4, 64):
+        context = np.full(requests, 8000)
+        each_s = one.asking_s(context)[0].sum() + one.draft_columns(0.0, float(requests))[1][0]
+        shape = Shape(512.0 * requests, requests, requests, 0.512 * requests)
+        assert each_s == pytest.approx(TARGET.seconds(shape), rel=0.02)

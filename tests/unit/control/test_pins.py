@@ -93,6 +93,6 @@ def test_a_suspended_drafter_is_not_asked_though_its_exploration_goes_on() -> No
 
 def test_a_gate_is_forgotten_where_nothing_is_chosen() -> None:
     loop = profiled(HEAD)
-    loop._gated = True
+    loop._propose.gated = True
     loop.configure(HotSettings(mode=Mode.OFF))
     assert not loop.state().gated

@@ -111,15 +111,6 @@ def test_equal_lengths_win_where_they_run_in_a_cheaper_graph():
     assert alone.nodes.tolist() == [True, True, True, False, True, True]
 
 
-def test_an_engine_of_equal_lengths_pays_for_the_padding():
-    """One request of three has proposals: for it alone they are worth their price, with two padded requests not."""
-    request, depth = np.zeros(2, np.int64), np.array([1, 2])
-    cost = price(1.0 + 0.4 * np.arange(7), uniform=1.0 + 0.4 * np.arange(7))
-    paths = np.array([0.9, 0.8])
-    assert not select(paths, request, depth, cost, 6, varlen=False).nodes.any()
-    assert select(paths, request, depth, cost, 6).nodes.all()
-
-
 def test_a_tree_is_no_even_step():
     """One request has two siblings and another nothing: as many nodes as requests, and no graph for it."""
     request, depth = np.array([0, 0, 1]), np.array([1, 1, 1])

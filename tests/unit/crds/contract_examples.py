@@ -27,6 +27,7 @@ from outrider_crds.state import (
     RuntimeState,
     SLOClassState,
     SpeedupState,
+    Verification,
 )
 from outrider_operator.decide.profile_store import Failure, Store, store_data
 
@@ -66,12 +67,14 @@ def state() -> RuntimeState:
     return RuntimeState(
         service="chat", namespace="demo", revision="r1", config_hash="0123456789", config_error="no", started_at=1.5,
         now=2.5, ready=True, plugin_active=True, product="NVIDIA-H200", device="NVIDIA H200", engine_version="0.32.0",
+        verification=Verification.UNIFORM,
         profile=ProfileState(
             source=ProfileSource.MOUNTED, target_key="t", error_percent=2.5, mismatch="none", load_error="none"
         ),
         choice=ChoiceState(drafter="eagle", draft_tokens=2.5, reason="Pays", gated=True, running=3),
         steps=10, speculative_steps=5, output_tokens=100, busy_s=9.5, proposed_tokens=50,
-        draft_length_steps=[5, 3, 2], dropped_steps=1, decision_s=0.5, caught_up_tokens=7, catch_up_s=0.25,
+        draft_length_steps=[5, 3, 2], dropped_steps=1, loop_failures=1, decision_s=0.5, caught_up_tokens=7,
+        catch_up_s=0.25,
         drafters=[
             DrafterState(
                 name="eagle", loaded=True, reason="no", request_steps=5, tried=9, verified=10, accepted=7,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from outrider_crds.spec import SLOClass
 from outrider_crds.state import SLOClassState
+from outrider_runtime.loop.requests import Requests
 from outrider_runtime.loop.slo import EndedRequest, SLOCounter
 
 CHAT = SLOClass(name="chat", tpot="50ms", ttft="1s")
@@ -72,6 +75,15 @@ def test_a_client_that_leaves_a_stalled_answer_is_a_miss(counter: SLOCounter) ->
     assert give_up(counter, "chat", ttft_s=0.9, decode_s=3.0, tokens=1).finished == 1
     assert give_up(counter, "chat", ttft_s=0.9, decode_s=3.0, tokens=11).finished == 2
     assert counter.states()[0].attained == 0
+
+
+def test_a_request_that_the_engine_aborts_is_counted(counter: SLOCounter) -> None:
+    """It had waited ten seconds for a first token that was due after one."""
+    requests = Requests(counter, slots=1)
+    requests.arrived("r", time.time() - 10, {"slo_class": "chat"}, prompt=5, limit=10)
+    requests.aborted("r", time.monotonic(), has_stop_strings=False)
+    chat = counter.states()[0]
+    assert (chat.finished, chat.attained, chat.aborted) == (1, 0, 1)
 
 
 def test_a_request_names_its_class_or_gets_the_default(counter: SLOCounter) -> None:

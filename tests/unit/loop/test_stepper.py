@@ -228,6 +228,18 @@ def test_a_steps_time_is_its_own() -> None:
     assert [told.outcome.step_s for told in seen] == pytest.approx([0.03, 0.02])
 
 
+def test_room_in_blocks_that_requests_hold_is_free() -> None:
+    """Where memory is full of requests, proposals fit into the rest of their last blocks."""
+    loop = control_loop((lookup(),), max_requests=2)
+    seen: list[Told] = []
+    loop.listeners.append(seen.append)
+    steps, one = stepper(loop, told=False), np.ones(2, np.int64)
+    view = View(["a", "b"], np.array([5, 8]), np.array([6, 9]), one, one)
+    number, _ = steps.draft(view, one, 0 * one, Room(1.0, 64, 0), steps.nothing_to_verify(2))
+    steps.done(number, now=1.1, target_s=0.05, tokens=2, sampled={}, scored={})
+    assert seen[0].outcome.batch.free_kv_tokens == 3
+
+
 def test_a_profiler_verifies_places_that_nobody_proposed_anything_for() -> None:
     """Bug: a lookup that finds nothing in random prompts left every measured step a plain one."""
     loop = control_loop((lookup(),), max_requests=2)

@@ -1,4 +1,4 @@
-"""What becomes of a create whose name is taken."""
+"""What becomes of a write that the API server does not take, and of a create whose name is taken."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from outrider_operator.apply import Applier
 from outrider_operator.cache import Cache
 from outrider_operator.decide.ownership import labels, owner_reference
-from outrider_operator.kinds import Kind, kind_of
+from outrider_operator.decide.profiling.sharing import deletion
+from outrider_operator.kinds import JOB, Kind, kind_of
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.model import (
     COMPONENT_LABEL,
@@ -18,27 +19,37 @@ from outrider_operator.model import (
     PROFILE,
     PROFILING,
     SERVICE_LABEL,
+    SERVING,
     Identity,
     Object,
 )
-from outrider_operator.plan import Plan
+from outrider_operator.plan import Adoption, Annotate, Delete, Plan, Write, component_of
 
 
 class Api:
-    """Holds one object and takes none of its name."""
+    """Holds one object, if any, and answers each create and each delete with an error."""
 
-    def __init__(self, present: Object) -> None:
+    def __init__(self, present: Object | None, answer: ApiError | None = None) -> None:
         self._present = present
+        self._answer = answer or ApiError(409, "AlreadyExists", "it already exists")
         self.applied: list[Object] = []
+        self.preconditions: dict[str, str] = {}
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         del kind, namespace, name
         return self._present
 
     async def create(self, document: Object) -> Object:
-        raise ApiError(409, "AlreadyExists", f"{document['kind']} already exists")
+        del document
+        raise self._answer
+
+    async def delete(self, document: Object, preconditions: dict[str, str]) -> Object | None:
+        del document
+        self.preconditions = preconditions
+        raise self._answer
 
     async def patch(self, patch: Object) -> Object:
+        assert self._present is not None
         metadata = {**self._present["metadata"], **patch["metadata"], "resourceVersion": "6"}
         return {**self._present, "metadata": metadata}
 
@@ -64,6 +75,52 @@ def made(kind: str, component: str, service: str = "chat") -> Object:
         },
         "spec": {},
     }
+
+
+@pytest.mark.parametrize("status", [400, 403, 413, 422, 500])
+async def test_whatever_the_api_server_says_against_a_write_is_a_refusal(status: int) -> None:
+    """It answers 500 to a mount path that stands twice: no condition told of it, and nothing else was written."""
+    api = Api(None, ApiError(status, "", "it does not like that"))
+    (refused,) = await Applier(cast(KubernetesApi, api), Cache()).carry_out(
+        Plan(create=(made("Job", PROFILING),)), "ns"
+    )
+    assert (refused.kind, refused.name, refused.message) == ("Job", "taken", "it does not like that")
+    assert refused.component == PROFILING
+
+
+WRITES = [
+    (Delete("ConfigMap", "taken", "uid"), SERVING),
+    (Annotate("taken", "uid", {}), SERVING),
+    (Adoption("Job", "taken", "uid", {}), PROFILING),
+    (deletion("ConfigMap", {"metadata": {"name": "taken"}}), PROFILING),
+]
+
+
+@pytest.mark.parametrize(("write", "component"), WRITES)
+def test_a_write_says_what_it_is_for(write: Write, component: str) -> None:
+    assert component_of(write) == component
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_an_api_server_that_is_busy_refuses_nothing(status: int) -> None:
+    """A spec would be called wrong for a minute's load: the whole reconcile is tried again."""
+    api = Api(None, ApiError(status, "", "later"))
+    with pytest.raises(ApiError):
+        await Applier(cast(KubernetesApi, api), Cache()).carry_out(Plan(create=(made("Job", PROFILING),)), "ns")
+
+
+@pytest.mark.parametrize(
+    ("seen", "preconditions"), [(None, {"uid": "uid"}), ("5", {"uid": "uid", "resourceVersion": "5"})]
+)
+async def test_a_deletion_is_of_the_object_as_it_was_seen(seen: str | None, preconditions: dict[str, str]) -> None:
+    """A Job's result that came meanwhile went with it."""
+    job = made("Job", PROFILING)
+    api, cache = Api(job, ApiError(409, "Conflict", "the resourceVersion in the precondition is another one")), Cache()
+    cache.seen(JOB, job)
+    plan = Plan(delete=(Delete("Job", "taken", "uid", seen),))
+    assert await Applier(cast(KubernetesApi, api), cache).carry_out(plan, "ns") == ()
+    assert api.preconditions == preconditions
+    assert cache.get(JOB, "ns", "taken") is not None
 
 
 CREATED = [("Job", PROFILING), ("ConfigMap", PROFILE), ("ConfigMap", "serving")]

@@ -144,10 +144,15 @@ def test_an_object_that_loses_its_owner_goes(cache: Cache, told: Told) -> None:
     assert told == [(DEPLOYMENT.kind, "chat")] * 2
 
 
-def test_a_nodes_heartbeat_wakes_nobody(cache: Cache, told: Told) -> None:
+@pytest.mark.parametrize(
+    "news",
+    [{"heartbeat": "12:05"}, {"ready": "False"}, {"unschedulable": True}],
+    ids=["heartbeat", "ready", "cordoned"],
+)
+def test_what_no_decision_reads_of_a_node_wakes_nobody(cache: Cache, told: Told, news: dict[str, Any]) -> None:
     """Kubelets report every few minutes; on a large cluster that would be a storm."""
-    cache.seen(NODE, _node("node", 1, heartbeat="12:00"))
-    cache.seen(NODE, _node("node", 2, heartbeat="12:05"))
+    cache.seen(NODE, _node("node", 1))
+    cache.seen(NODE, _node("node", 2, **news))
     assert len(told) == 1
 
 
@@ -162,8 +167,9 @@ def _kept(cache: Cache) -> dict[str, Any]:
     return found
 
 
-def _node(name: str, version: int, heartbeat: str) -> dict[str, Any]:
-    condition = {"type": "Ready", "status": "True", "lastHeartbeatTime": heartbeat}
-    return document(
-        name, version, namespace="", spec={}, status={"conditions": [condition], "images": [{"names": ["x"]}]}
-    )
+def _node(
+    name: str, version: int, heartbeat: str = "12:00", ready: str = "True", unschedulable: bool = False
+) -> dict[str, Any]:
+    condition = {"type": "Ready", "status": ready, "lastHeartbeatTime": heartbeat}
+    status = {"conditions": [condition], "images": [{"names": ["x"]}]}
+    return document(name, version, namespace="", spec={"unschedulable": unschedulable}, status=status)

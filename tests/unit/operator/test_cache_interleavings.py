@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from outrider_operator.cache import Cache, Relist, uid_of
-from outrider_operator.kinds import DEPLOYMENT, version_of
+from outrider_operator.cache import Cache, Relist, version_of
+from outrider_operator.inbound.reading import uid_of
+from outrider_operator.kinds import DEPLOYMENT
 
 from tests.unit.operator.documents import OWNER
 
@@ -123,10 +123,6 @@ class _Interleavings(RuleBasedStateMachine):
         documents = [document for _, document in sorted(self.server.items())]
         pages = deque([documents[:1], documents[1:]])
         return _List(self.cache.relist(DEPLOYMENT, None), self.version, pages)
-
-
-def _versions(documents: Iterable[dict[str, Any]]) -> dict[str, int]:
-    return {uid_of(document): version_of(document) for document in documents}
 
 
 def _deliver(under_way: _List) -> _List | None:

@@ -44,3 +44,11 @@ def test_a_status_that_cannot_be_read_costs_its_own_series_only() -> None:
     cache.seen(SERVICE, service("odd", 1, {"type": "Ready"}, replicas="many"))
     cache.seen(SERVICE, service("chat", 1, condition("Ready", "True", "EndpointReady")))
     assert len(scrape(cache)) == 1
+
+
+def test_a_condition_of_a_later_release_costs_its_own_series_only() -> None:
+    """After a rollback the whole status read as none: every alert was blind, every verdict set anew."""
+    cache = Cache()
+    conditions = [condition("OfTomorrow", "True", "New"), condition("Ready", "True", "EndpointReady")]
+    cache.seen(SERVICE, service("chat", 1, *conditions))
+    assert len(scrape(cache)) == 1

@@ -10,10 +10,12 @@ import pytest
 from outrider_operator.cache import Cache
 from outrider_operator.decide import decide
 from outrider_operator.decide.ownership import labels
-from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, EVENT, POD, REPLICA_SET, SERVICE, Kind, name_of
-from outrider_operator.kubernetes_api import KubernetesApi
+from outrider_operator.decide.profiling.job_outcome import pod_of
+from outrider_operator.inbound.reading import name_of
+from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, EVENT, JOB, POD, REPLICA_SET, SERVICE, Kind
+from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.measurements import Measurements
-from outrider_operator.model import Object
+from outrider_operator.model import JOB_NAME_LABEL, PROFILING, Object
 from outrider_operator.observe import Observer
 from outrider_operator.serving_pods import ServingPods
 
@@ -24,7 +26,8 @@ from tests.unit.operator.documents import deployment, document, pod, replica_set
 class Api:
     """Holds Events and one ConfigMap at most, and notes what it is asked for."""
 
-    def __init__(self, config_map: Object | None = None) -> None:
+    def __init__(self, config_map: Object | None = None, error: Exception | None = None) -> None:
+        self._error = error
         self.asked: list[str] = []
         self._config_map = config_map
 
@@ -37,6 +40,8 @@ class Api:
     async def first_page(self, kind: Kind, namespace: str, *, fields: str = "") -> list[Object]:
         del namespace, fields
         self.asked.append(kind.kind)
+        if self._error is not None:
+            raise self._error
         return [{"reason": "FailedMount", "message": "no such volume"}]
 
 
@@ -51,6 +56,50 @@ async def test_events_are_read_only_of_pods_that_are_late(age_s: float, asked: i
     assert api.asked.count(EVENT.kind) == asked
     assert len(observed.pods) == 1
     assert len(observed.warnings) == asked
+
+
+@pytest.mark.parametrize(("conditions", "asked"), [([], 1), ([{"type": "Complete", "status": "True"}], 0)])
+async def test_events_of_a_job_without_a_pod_are_read(conditions: list[Object], asked: int) -> None:
+    """A quota on pods: nothing but the Job's own Events says why it does not begin."""
+    job = document("outrider-profile-x", 3) | {"status": {"conditions": conditions}}
+    job["metadata"]["labels"] = labels("chat", PROFILING)
+    api, cache = Api(), Cache()
+    cache.seen(JOB, job)
+    observed = await _observer(api, cache).observe(_service(), ())
+    assert list(observed.warnings) == ["outrider-profile-x"] * asked
+
+
+async def test_a_look_goes_through_the_pods_of_jobs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,500 suspended Jobs and as many pods, made by a tenant, were two million comparisons a look."""
+    cache, walked = Cache(), list[Object]()
+    for number in range(20):
+        job, its_pod = document(f"outrider-profile-{number}", 3), document(f"pod-{number}", 3)
+        job["metadata"]["labels"] = labels("chat", PROFILING)
+        marks = {**labels("chat", PROFILING), JOB_NAME_LABEL: job["metadata"]["name"]}
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "x", "uid": "x", "controller": True}
+        its_pod["metadata"] |= {"labels": marks, "ownerReferences": [owner]}
+        cache.seen(JOB, job)
+        cache.seen(POD, its_pod)
+
+    def noting(job: Object, pods: list[Object]) -> Object | None:
+        walked.extend(pods)
+        return pod_of(job, pods)
+
+    monkeypatch.setattr("outrider_operator.observe.pod_of", noting)
+    await _observer(Api(), cache).observe(_service(), ())
+    assert len(walked) == 20
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), ConnectionResetError(), ApiError(403, "Forbidden", "no")])
+async def test_events_that_cannot_be_read_end_no_look(error: Exception) -> None:
+    """A time-out had the whole reconcile tried again, without a plan, of just the services in trouble."""
+    api, cache = Api(error=error), Cache()
+    observer = _observer(api, cache)
+    for kind, child in ((DEPLOYMENT, deployment()), (REPLICA_SET, replica_set()), (POD, _created(60))):
+        cache.seen(kind, child)
+    observed = await observer.observe(_service(), ())
+    assert api.asked.count(EVENT.kind) == 1
+    assert observed.warnings == {}
 
 
 async def test_what_went_before_it_was_read_is_forgotten() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from outrider_operator.model import Rejection
 from outrider_operator.refusals import FIRST_PAUSE_S, LONGEST_PAUSE_S, Refusals
 
-ONE, OTHER = (Rejection("ConfigMap", name, "quota", write=name) for name in ("one", "other"))
+ONE, OTHER = (Rejection("ConfigMap", name, "serving", "quota", write=name) for name in ("one", "other"))
 
 
 def test_a_refused_write_waits_longer_each_time() -> None:

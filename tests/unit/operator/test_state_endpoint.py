@@ -67,10 +67,6 @@ async def _unpacks_to_more(writer: asyncio.StreamWriter) -> None:
     writer.write(_head(len(packed), "Content-Encoding: gzip\r\n") + packed)
 
 
-async def _redirects(writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 302 Found\r\nLocation: http://169.254.169.254/\r\nContent-Length: 0\r\n\r\n")
-
-
 async def _talks_nonsense(writer: asyncio.StreamWriter) -> None:
     writer.write(b"\x00\x01\x02 nonsense\r\n\r\n")
 
@@ -90,7 +86,6 @@ async def _hangs_up(writer: asyncio.StreamWriter) -> None:
         (_never_ends, "TooLarge"),
         (_is_huge, "TooLarge"),
         (_unpacks_to_more, "NotAState"),
-        (_redirects, "NoAnswer"),
         (_talks_nonsense, "NoAnswer"),
         (_floods_headers, "NoAnswer"),
         (_hangs_up, "NoAnswer"),
@@ -101,6 +96,17 @@ async def test_a_hostile_answer_is_none_and_has_a_reason(answer: Answer, reason:
     found = await asyncio.wait_for(_ask(answer, timeout_s=0.5 if reason == "TooSlow" else 10), 20)
     assert isinstance(found, Unfit)
     assert found.reason == reason
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    """A pod would have the operator ask an address of its choice."""
+    async with _server(_says(BODY)) as elsewhere:
+
+        async def redirects(writer: asyncio.StreamWriter) -> None:
+            location = f"Location: http://127.0.0.1:{elsewhere}/\r\nContent-Length: 0\r\n"
+            writer.write(f"HTTP/1.1 302 Found\r\n{location}\r\n".encode())
+
+        assert await _ask(redirects) == Unfit("state", "NoAnswer", "HTTP status 302")
 
 
 async def test_one_pod_that_answers_nonsense_keeps_nobody_from_being_asked() -> None:
@@ -128,6 +134,34 @@ async def test_one_pod_that_answers_nonsense_keeps_nobody_from_being_asked() -> 
             await running
 
 
+async def test_a_pod_that_answers_nonsense_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its service waits for it for ever: eight such pods, asked every second, took all of the operator's CPU."""
+    monkeypatch.setattr("outrider_operator.metrics.pods.TICK_S", 0.01)
+    monkeypatch.setattr("outrider_operator.metrics.pods.URGENT_EVERY_S", 0.0)
+    cache = Cache()
+    pods = ServingPods(cache)
+    cache.seen(DEPLOYMENT, deployment())
+    cache.seen(REPLICA_SET, replica_set())
+    cache.seen(POD, pod("bad", address="127.0.0.2"))
+    cache.seen(POD, pod("good", address="127.0.0.1"))
+    good: list[bytes] = []
+    bad: list[bytes] = []
+    async with (
+        _server(_says(BODY, good.append)) as port,
+        _server(_says(b"{}", bad.append), "127.0.0.2", port),
+    ):
+        states = PodStates(pods, StateEndpoint(port), lambda _: None, busy_every_s=0.0)
+        states.set_urgent(CHAT, True)
+        running = asyncio.create_task(states.run())
+        async with asyncio.timeout(10):
+            while len(good) < 10:
+                await asyncio.sleep(0.01)
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+    assert len(bad) == 1
+
+
 async def test_the_first_round_does_not_wait_for_pods_that_never_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator's start would be a tenant's to delay."""
     monkeypatch.setattr("outrider_operator.metrics.pods.FIRST_ROUND_S", 0.1)
@@ -142,8 +176,9 @@ async def test_the_first_round_does_not_wait_for_pods_that_never_answer(monkeypa
         await endpoint.close()
 
 
-def _says(body: bytes) -> Answer:
+def _says(body: bytes, asked: Callable[[bytes], None] = lambda _: None) -> Answer:
     async def answer(writer: asyncio.StreamWriter) -> None:
+        asked(body)
         writer.write(_head(len(body)) + body)
 
     return answer

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
+from aiohttp.test_utils import TestServer
 from kubernetes.aio.client.configuration import Configuration
 from outrider_operator import telemetry
 from outrider_operator.backoff import Backoff
 from outrider_operator.cache import Cache
 from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, EVENT, Kind
 from outrider_operator.kubernetes_api import KubernetesApi
-from outrider_operator.watches import CHILD_SELECTOR, Watch
+from outrider_operator.watches import CHILD_SELECTOR, Watch, Watches
 
 from tests.unit.operator.documents import document
 
@@ -103,6 +104,33 @@ async def test_where_changes_may_be_lost_it_lists_again(stream: list[Event] | in
     await _run(server, cache)
     assert server.lists == 2
     assert [each["metadata"]["name"] for each in cache.all(DEPLOYMENT)] == ["chat"]
+
+
+@pytest.mark.parametrize("status", [403, 404])
+async def test_a_namespace_that_is_gone_stops_no_other(status: int) -> None:
+    """Its Role goes with it: the operator waited for ever for what it may not list, and reconciled nobody."""
+
+    async def answer(request: web.Request) -> web.Response:
+        if "/namespaces/gone/" in request.path:
+            return web.json_response({"reason": "Forbidden", "message": "no"}, status=status)
+        if "watch" in request.query:
+            await asyncio.sleep(60)
+        return web.json_response({"metadata": {"resourceVersion": "7"}, "items": []})
+
+    application = web.Application()
+    application.router.add_get("/{path:.*}", answer)
+    async with TestServer(application) as server:
+        api = KubernetesApi(Configuration(host=str(server.make_url("")).rstrip("/")))
+        watches = Watches(api, Cache(), ("a", "gone"), watch_nodes=False)
+        loops = [asyncio.ensure_future(run()) for run in watches.tasks().values()]
+        await asyncio.wait_for(watches.listed(), 20)
+        assert watches.knows("a")
+        assert not watches.knows("gone")
+        assert {name.partition(" in ")[2] for name in watches.unlisted()} == {"gone"}
+        for loop in loops:
+            loop.cancel()
+        await asyncio.wait(loops)
+        await api.close()
 
 
 async def test_config_maps_are_watched_by_their_metadata() -> None:

@@ -11,11 +11,11 @@ import pytest
 from outrider_crds.profile import ProfilingResult, profile_keys
 from outrider_crds.runtime_config import boot_config
 from outrider_crds.spec import Drafter, DraftMethod, SpeculativeServiceSpec, Suffix
+from outrider_runtime.paths import Paths
 from outrider_runtime.profiler import failures
 from outrider_runtime.profiler.documents import termination_message
 from outrider_runtime.profiler.failures import ProfilingError
 from outrider_runtime.profiler.run import Profiler, Wanted
-from outrider_runtime.vllm_plugin.launch import Paths
 
 from tests.unit.profiler.machine import Machine, starter
 
@@ -169,24 +169,54 @@ def test_an_engine_that_never_starts_fails_target_and_drafters_with_its_own_word
     assert reasons(found) == {"eagle": "OutOfMemory", "": "OutOfMemory", "lookup": "OutOfMemory"}
 
 
-def test_two_neural_drafters_take_two_engine_starts(tmp_path):
-    """vLLM hosts one neural drafter: the second gets an engine of its own, the target is measured once."""
+def with_two_heads(tmp_path: Path) -> SpeculativeServiceSpec:
     spec = service(tmp_path)
     second = spec.draft_pool[1].model_copy(update={"name": "eagle-2"})
-    spec = spec.model_copy(update={"draft_pool": [*spec.draft_pool, second]})
-    hosted = []
+    return spec.model_copy(update={"draft_pool": [*spec.draft_pool, second]})
+
+
+def pool_of(hosted: list[list[str]], *, dies_on: str = "", fails: str = ""):
+    """Engines that host any pool; what each hosts is noted. fails: none starts with this drafter."""
 
     @contextmanager
     def start(plan):
-        hosted.append(plan.pool.neural[0].name)
-        machine = Machine()
+        hosted.append([one.name for one in plan.pool.neural])
+        if fails in hosted[-1]:
+            raise ProfilingError("OutOfMemory", "no available memory for the cache blocks")
+        machine = Machine(dies_on=dies_on)
         machine.drafters["eagle-2"] = machine.drafters["eagle"]
         yield machine
 
-    found = profile(tmp_path, spec, start, names=("lookup", "eagle", "eagle-2"))
-    assert hosted == ["eagle", "eagle-2"]
-    assert {d.name for d in found.drafters} == {"lookup", "eagle", "eagle-2"}
+    return start
+
+
+ALL = ("lookup", "eagle", "eagle-2")
+
+
+def test_two_neural_drafters_are_measured_in_one_engine(tmp_path):
+    """As they serve. Bug: the second was measured in an engine without the first."""
+    hosted: list[list[str]] = []
+    found = profile(tmp_path, with_two_heads(tmp_path), pool_of(hosted), names=ALL)
+    assert hosted == [["eagle", "eagle-2"]]
+    assert {d.name for d in found.drafters} == {*ALL}
     assert found.failures == []
+
+
+def test_of_two_neural_drafters_the_one_that_ran_is_to_blame(tmp_path):
+    hosted: list[list[str]] = []
+    found = profile(tmp_path, with_two_heads(tmp_path), pool_of(hosted, dies_on="eagle-2"), names=ALL)
+    assert reasons(found) == {"eagle-2": "DrafterFailed"}
+    assert found.target is not None
+    assert {d.name for d in found.drafters} == {"lookup", "eagle"}
+
+
+def test_where_any_drafter_may_be_to_blame_each_has_an_engine_of_its_own(tmp_path):
+    hosted: list[list[str]] = []
+    found = profile(tmp_path, with_two_heads(tmp_path), pool_of(hosted, fails="eagle-2"), names=ALL)
+    assert hosted == [["eagle", "eagle-2"], ["eagle"], ["eagle-2"]]
+    assert reasons(found) == {"eagle-2": "OutOfMemory"}
+    assert found.target is not None
+    assert {d.name for d in found.drafters} == {"lookup", "eagle"}
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 import pytest
-from outrider_crds.spec import Drafter, PromptLookup
 from outrider_runtime.control.cost import DrafterCost, Shape, StepCost
 from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.control.settings import Drafter
 from outrider_runtime.profiler import session
 from outrider_runtime.profiler.documents import check_quiet, fit_drafter, fit_target, held_out_percent
 from outrider_runtime.profiler.failures import ProfilingError
@@ -29,19 +29,15 @@ def measured(machine: Machine, *, budget_s: float = BUDGET_S) -> session.Series:
     return series
 
 
-def measured_drafter(machine: Machine, name: str, *, neural: bool) -> session.Series:
-    series = session.drafter_series(LIMITS, PACE, name, BUDGET_S, neural=neural)
+def measured_drafter(machine: Machine, drafter: Drafter) -> session.Series:
+    series = session.drafter_series(LIMITS, PACE, drafter, BUDGET_S)
     session.run([series], machine.visit, session.Budget(BUDGET_S, machine.now, machine.clock), lambda _text: None)
     return series
 
 
-def drafter(name: str) -> Drafter:
-    return Drafter(name=name, method="PromptLookup", prompt_lookup=PromptLookup())
-
-
-def eagle() -> Drafter:
-    model = {"name": "head", "source": {"hostPath": {"path": "/head"}}}
-    return Drafter.model_validate({"name": "eagle", "method": "Eagle", "eagle": {"model": model}})
+LOOKUP_DRAFTER = Drafter("lookup")
+HEAD = Drafter("eagle", passes=True, needs_hidden=True)
+SELF = Drafter("self", passes=True, kv_budget=256)
 
 
 def test_a_quiet_machine_is_predicted_within_a_percent_everywhere():
@@ -100,7 +96,7 @@ def test_shapes_on_both_sides_of_the_crossover_are_held_out():
 
 def test_an_autoregressive_drafter_is_priced_by_the_pass():
     """T_draft(K) = T_d(context, batched) + (K-1) T_d(context, n): one coefficient set predicts every K."""
-    fitted = fit_drafter(measured_drafter(Machine(noise=0.05), "eagle", neural=True), eagle())
+    fitted = fit_drafter(measured_drafter(Machine(noise=0.05), HEAD), HEAD)
     assert fitted.cost.constant_s == pytest.approx(EAGLE.cost.constant_s, rel=0.1)
     assert fitted.cost.per_batched_token_s == pytest.approx(EAGLE.cost.per_batched_token_s, rel=0.25)
     assert held_out_percent([fitted]) < 10
@@ -110,17 +106,17 @@ def test_a_first_pass_with_a_cost_of_its_own_is_told_from_the_others():
     """An EAGLE-3 head condenses the target's hidden states once a step: one set of coefficients was off by a fifth."""
     cost = StepCost(1e-9, 1.1e-5, 2.5e-5, 16, 1.4e-4, 0.0, 1e-3)  # as measured with SmolLM2's head on two cores
     head = DrafterCost(cost, first_pass=StepCost(constant_s=1.4e-3))
-    fitted = fit_drafter(measured_drafter(Machine(drafters={"eagle": head}, noise=0.1), "eagle", neural=True), eagle())
+    fitted = fit_drafter(measured_drafter(Machine(drafters={"eagle": head}, noise=0.1), HEAD), HEAD)
     assert fitted.first_pass.constant_s == pytest.approx(1.4e-3, rel=0.15)
     assert fitted.cost.constant_s == pytest.approx(1e-3, rel=0.25)
     assert held_out_percent([fitted]) < 5
-    plain = fit_drafter(measured_drafter(Machine(noise=0.05), "eagle", neural=True), eagle())
+    plain = fit_drafter(measured_drafter(Machine(noise=0.05), HEAD), HEAD)
     assert plain.first_pass == StepCost(), "no term that nothing asks for"
 
 
 def test_a_prompt_lookup_costs_a_constant_and_a_share_per_request():
     """Its cost must not depend on the tokens of the target's pass, which it never sees."""
-    fitted = fit_drafter(measured_drafter(Machine(), "lookup", neural=False), drafter("lookup"))
+    fitted = fit_drafter(measured_drafter(Machine(), LOOKUP_DRAFTER), LOOKUP_DRAFTER)
     assert fitted.cost.per_batched_token_s == 0
     assert fitted.cost.seconds(Shape(0, 0, 16)) == pytest.approx(LOOKUP.cost.seconds(Shape(0, 0, 16)), rel=0.05)
 
@@ -136,7 +132,7 @@ def test_a_drafter_that_the_engine_suspended_failed_and_says_why():
     """A head that raises in its forward must not look like a cheap one."""
     machine = Machine(suspended={"eagle": "suspended for 30 s: size mismatch"})
     with pytest.raises(ProfilingError, match="size mismatch") as caught:
-        fit_drafter(measured_drafter(machine, "eagle", neural=True), eagle())
+        fit_drafter(measured_drafter(machine, HEAD), HEAD)
     assert caught.value.reason == "DrafterFailed"
 
 
@@ -185,3 +181,25 @@ def test_modes_that_differ_in_more_than_a_constant_keep_their_own_slopes():
     for mode, cost in ((ExecutionMode.UNIFORM, even), (ExecutionMode.RAGGED, uneven)):
         shape = Shape(640, 40, 10, 2.6)
         assert fitted[mode].cost.seconds(shape) == pytest.approx(cost.seconds(shape), rel=0.1)
+
+
+STRAIGHT = dataclasses.replace(TARGET, per_batched_token_above_knee_s=0.0)
+
+
+class OverAWindow(DrafterCost):
+    """Reads so much of each request, and nothing of the target's step."""
+
+    def seconds(self, first: Shape, draft_tokens: int) -> float:
+        requests = first.n_requests
+        read = requests * min(first.n_context / requests, float(SELF.kv_budget or 0))
+        return max(1, draft_tokens) * STRAIGHT.seconds(Shape(read, requests, requests))
+
+
+def test_a_drafter_over_a_window_is_priced_by_what_it_reads():
+    """Bug: priced by the whole context, its passes look cheap where contexts are short and dear where they are long."""
+    machine = Machine(drafters={"self": OverAWindow(STRAIGHT)})
+    fitted = fit_drafter(measured_drafter(machine, SELF), SELF)
+    for read, requests in ((64, 4), (256, 4), (256, 16)):
+        shape = Shape(read * requests, requests, requests, read * requests / 1000)
+        assert fitted.cost.seconds(shape) == pytest.approx(STRAIGHT.seconds(shape), rel=0.03)
+    assert held_out_percent([fitted]) < 2

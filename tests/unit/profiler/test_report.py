@@ -9,6 +9,7 @@ from outrider_runtime.profiler.report import as_json, print_report, write_report
 
 from tests.unit.profiler.machine import Machine, starter
 from tests.unit.profiler.test_failures import profile, service
+from tests.unit.profiler.test_fit_recovers import STRAIGHT, OverAWindow
 
 
 def test_the_table_names_every_shape_its_error_and_what_was_held_out(tmp_path):
@@ -48,6 +49,21 @@ def test_json_and_plot_are_written(tmp_path):
     row = document["shapes"]["drafter eagle"][0]
     assert {"batch", "context", "draftTokens", "measuredMs", "predictedMs", "heldOut", "spreadPercent"} <= set(row)
     assert (tmp_path / "report" / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_where_a_self_drafting_target_pays_stands_in_the_report(tmp_path):
+    """Break-even contexts by batch size, and MagicDec's S_inflection."""
+    spec = service(tmp_path)
+    pool = [{"name": "self", "method": "SparseSelf", "sparseSelf": {"sinkTokens": 16, "windowTokens": 240}}]
+    spec = type(spec).model_validate({**spec.wire(), "draftPool": pool})
+    machine = Machine(drafters={"self": OverAWindow(STRAIGHT)}, target=STRAIGHT.seconds)
+    found = profile(tmp_path, spec, starter(machine), names=("self",))
+    out = io.StringIO()
+    print_report(found, out)
+    assert "drafter self, with 80% of its proposals accepted: pays from a context of" in out.getvalue()
+    document = as_json(found)["longContexts"]["self"]
+    assert 1000 < document["breakEvenTokens"]["16"] < document["breakEvenTokens"]["1"]
+    assert document["inflectionTokens"] > 0
 
 
 def _fits(found):

@@ -9,9 +9,10 @@ import pytest
 import yaml
 from outrider_crds.runtime_config import HotConfig, config_hash
 from outrider_runtime.local_manifest import load_local_service
+from outrider_runtime.paths import Paths
 from outrider_runtime.server.config import Serving, from_manifest
 from outrider_runtime.server.hot_manifest import take_over
-from outrider_runtime.vllm_plugin.launch import Paths, plan_launch, target_location
+from outrider_runtime.vllm_plugin.launch import plan_launch, target_location
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -9,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider_runtime.control.batch import NOBODY
-from outrider_runtime.control.settings import MATCH_EDGES, Drafter
+from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.settings import MATCH_EDGES, Drafter, Settings
 from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.replay.engine import Engine, Policy, Setting
 from outrider_runtime.simulate.replay.policies import Adaptive, ByBatchSize, Fixed, cost_tables, tuned_table
+from outrider_runtime.simulate.replay.profile import fitted
 from outrider_runtime.simulate.replay.proposals import mean_hazards
 from outrider_runtime.simulate.replay.scheduling import Limits
 from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed, open_load, poisson, with_classes
@@ -182,3 +185,16 @@ def test_a_file_that_is_no_recording_is_refused_with_what_it_lacks(tmp_path):
 
 def test_requests_without_a_class_say_so():
     assert (static(2).slo_class == NOBODY).all()
+
+
+def test_where_memory_is_full_ours_speculates_in_the_rest_of_the_blocks_that_requests_hold():
+    """More comes in than is served, and no block is free for long: what is proposed must not wait for that."""
+    rng = np.random.default_rng(5)
+    one = setting(limits=Limits(kv_tokens=4000))
+    load = open_load(np.zeros(150), LIFTED, None, rng, Lengths(40, 96))
+    latency = fitted(WORLD, POOL, np.random.default_rng(0))
+    loop = Controller(
+        Settings(POOL, 5, 256, largest_graph_tokens=WORLD.graph_tokens), latency, clock=time.perf_counter, rng=rng
+    )
+    log = ran(loop, load, one).log
+    assert sum(log.verified) > 1.5 * sum(log.requests)

@@ -11,8 +11,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider_crds.state import DrafterMemory
-from outrider_runtime.drafter_memory import read_drafter_memory, write_drafter_memory
-from outrider_runtime.vllm_plugin.memory import drafter_memory, kv_bytes_per_token, kv_tokens, weight_bytes
+from outrider_runtime.vllm_plugin.memory import (
+    Takes,
+    does_not_fit,
+    drafter_memory,
+    kv_bytes_per_token,
+    kv_tokens,
+    left_out_to_fit,
+    weight_bytes,
+)
+from outrider_runtime.worker_notes import read_drafter_memory, write_drafter_memory
 from torch import nn
 
 
@@ -49,7 +57,15 @@ def test_a_token_takes_kv_in_each_layer() -> None:
     config = kv_config(({"target.0": 160, "target.1": 160, "head.0": 32}, 16), ({"window.0": 64}, 8))
     assert kv_bytes_per_token(config) == 10 + 10 + 2 + 8
     assert kv_bytes_per_token(config, {"head.0"}) == 2
-    assert kv_tokens(config) == 80
+
+
+def test_a_token_takes_a_part_of_a_block_in_each_group_of_layers() -> None:
+    """Bug: with two groups twice the tokens were counted that fit, so weights seemed to cost half of what they do."""
+    one, other = ({"target.0": 160}, 16), ({"window.0": 160}, 16)
+    assert kv_tokens(kv_config(one)) == 160
+    assert kv_tokens(kv_config(one, other)) == 80
+    assert kv_tokens(kv_config(({"target.0": 160}, 16), ({"window.0": 80}, 8), blocks=30)) == 160
+    assert kv_tokens(kv_config()) == 0
 
 
 def test_layers_of_one_kind_have_one_spec() -> None:
@@ -62,6 +78,23 @@ def test_weights_cost_concurrency_where_they_leave_less_room_for_kv() -> None:
     """100 tokens of 10 bytes; without the drafter's 2 bytes a token and 600 bytes of weights it would be 200."""
     assert drafter_memory(600, 2, 10, 100, shares_with_kv=True).concurrency_percent == 50
     assert drafter_memory(600, 2, 10, 100, shares_with_kv=False).concurrency_percent == 20
+
+
+TAKES = {"head": Takes(80, 2), "draft": Takes(300, 40), "twin": Takes(300, 41)}
+
+
+def test_the_dearest_drafters_make_room() -> None:
+    """As few as it takes; weights free no room on a CPU; nobody goes where the target itself does not fit."""
+    assert left_out_to_fit(TAKES, 41, shares_with_kv=False) == ["twin"]
+    assert left_out_to_fit(TAKES, 42, shares_with_kv=False) == ["twin", "draft"]
+    assert left_out_to_fit(TAKES, 341, shares_with_kv=True) == ["twin"]
+    assert left_out_to_fit(TAKES, 84, shares_with_kv=False) == []
+
+
+def test_what_each_drafter_takes_is_named() -> None:
+    said = does_not_fit({"head": Takes(80 << 20, 2 << 20)}, 100 << 20, 120 << 20, 8192)
+    assert "100 MiB are left for KV, a request of 8192 tokens takes 120 MiB" in said
+    assert "head takes 80 MiB of weights and 2 MiB" in said
 
 
 @given(st.integers(0, 10**12), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**9), st.booleans())

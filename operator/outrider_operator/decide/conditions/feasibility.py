@@ -11,13 +11,13 @@ from outrider_operator.decide.figures.behaviour import Behaviour
 from outrider_operator.decide.figures.latency import best_tpot_s
 from outrider_operator.decide.figures.numbers import time_text
 from outrider_operator.decide.figures.samples import LEAST_TOKENS, attainment
-from outrider_operator.decide.profiling.measurements import Measurement
+from outrider_operator.decide.profiling.product_profiles import ProductProfile
 
 _MARGIN = 0.9
 """A class counts as out of reach below this share of the best value, and again in reach only above it all."""
 
 
-def infeasible(behaviour: Behaviour, spec: SpeculativeServiceSpec, found: list[Measurement]) -> Verdict | None:
+def infeasible(behaviour: Behaviour, spec: SpeculativeServiceSpec, found: list[ProductProfile]) -> Verdict | None:
     """False when a class asks for less time per token than any product can reach; None while one is unmeasured."""
     best = [value for each in found if (value := _best_tpot_s(behaviour, spec, each)) is not None]
     if len(best) < len(found) or not best:
@@ -49,7 +49,7 @@ def _sentence(beyond: list[SLOClass], reachable_s: float) -> Verdict:
     )
 
 
-def _best_tpot_s(behaviour: Behaviour, spec: SpeculativeServiceSpec, each: Measurement) -> float | None:
+def _best_tpot_s(behaviour: Behaviour, spec: SpeculativeServiceSpec, each: ProductProfile) -> float | None:
     if each.store.target is None or not each.store.has_target(each.keys):
         return None
     stored, speculation = each.store.drafters, spec.speculation

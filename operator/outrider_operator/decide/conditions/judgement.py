@@ -22,7 +22,7 @@ from outrider_operator.decide.figures.samples import (
     speedup,
     used_share,
 )
-from outrider_operator.decide.profiling.measurements import Measurement
+from outrider_operator.decide.profiling.product_profiles import ProductProfile
 from outrider_operator.model import Figures
 
 USED_SHARE = 0.05
@@ -59,7 +59,7 @@ def goodput_healthy(behaviour: Behaviour, spec: SpeculativeServiceSpec) -> Verdi
     return _two_windows(behaviour, spec, ConditionType.GOODPUT_HEALTHY, _goodput)
 
 
-def slo_attained(behaviour: Behaviour, spec: SpeculativeServiceSpec, found: list[Measurement]) -> Verdict:
+def slo_attained(behaviour: Behaviour, spec: SpeculativeServiceSpec, found: list[ProductProfile]) -> Verdict:
     """True when every class that has traffic meets its objective; changes after two windows."""
     if not spec.slo_classes:
         return unknown(Reason.NO_SLO_CLASSES, "spec.sloClasses is empty: there is nothing to attain.")

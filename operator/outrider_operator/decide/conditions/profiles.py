@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
-from outrider_crds.profile import REPROFILE_ANNOTATION
+from outrider_crds.long_contexts import BATCHES, SelfDraft, self_draft
+from outrider_crds.profile import REPROFILE_ANNOTATION, TargetProfile
 from outrider_crds.runtime_config import PRODUCT_ANNOTATION
-from outrider_crds.spec import CPU_PRODUCT, ProfilingMode
+from outrider_crds.spec import CPU_PRODUCT, ProfilingMode, SpeculativeServiceSpec
 from outrider_crds.state import RuntimeState
-from outrider_crds.status import ProfileStatus, Reason
+from outrider_crds.status import BreakEven, LongContextStatus, ProfileStatus, Reason
 
 from outrider_operator.decide.conditions.verdict import Verdict, false, true
 from outrider_operator.decide.intent import Intent
@@ -17,7 +19,7 @@ from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.pods import Pods, scheduler_says, unschedulable_since, without_made_up_name
 from outrider_operator.decide.profile_store import Failure
 from outrider_operator.decide.profiling.job_outcome import is_running
-from outrider_operator.decide.profiling.measurements import Measurement
+from outrider_operator.decide.profiling.product_profiles import ProductProfile
 from outrider_operator.inbound.reading import annotation, cut, items, mapping, name_of, text
 from outrider_operator.model import Object, Rejection
 
@@ -53,7 +55,7 @@ class Seen:
     """Of Jobs and profiles."""
 
 
-def profiles_ready(seen: Seen, found: list[Measurement]) -> Verdict:
+def profiles_ready(seen: Seen, found: list[ProductProfile]) -> Verdict:
     """True when every product has a fresh profile of the target and of every drafter."""
     lacking = [verdict for each in found if (verdict := _lacking(seen, each)) is not None]
     if not lacking:
@@ -63,17 +65,17 @@ def profiles_ready(seen: Seen, found: list[Measurement]) -> Verdict:
     return false(worst.reason, cut(" ".join(verdict.message for verdict in lacking), 2048))
 
 
-def profile_statuses(seen: Seen, found: list[Measurement]) -> list[ProfileStatus]:
+def profile_statuses(seen: Seen, found: list[ProductProfile]) -> list[ProfileStatus]:
     return [_status(seen, each) for each in found]
 
 
-def _lacking(seen: Seen, each: Measurement) -> Verdict | None:
+def _lacking(seen: Seen, each: ProductProfile) -> Verdict | None:
     """Why one product is not ready; None when it is."""
-    checks: tuple[Callable[[Seen, Measurement], Verdict | None], ...] = (_unmeasured, _stale, _noisy)
+    checks: tuple[Callable[[Seen, ProductProfile], Verdict | None], ...] = (_unmeasured, _stale, _noisy)
     return next((verdict for check in checks if (verdict := check(seen, each)) is not None), None)
 
 
-def _unmeasured(seen: Seen, each: Measurement) -> Verdict | None:
+def _unmeasured(seen: Seen, each: ProductProfile) -> Verdict | None:
     if each.store.covers(each.keys):
         return None
     failures = _failures(each)
@@ -82,13 +84,15 @@ def _unmeasured(seen: Seen, each: Measurement) -> Verdict | None:
     return _waiting(seen, each)
 
 
-def _waiting(seen: Seen, each: Measurement) -> Verdict:
+def _waiting(seen: Seen, each: ProductProfile) -> Verdict:
     product, served_first = each.keys.product, ", ".join(each.served_first)
     learning = "pods learn their step times online meanwhile"
     if each.job_is_active:
         return false(Reason.PROFILING if _moves(seen, each) else Reason.LEARNING, _job_sentence(seen, each))
-    if seen.asked.spec.profiling.mode is ProfilingMode.SKIP:
-        return false(Reason.LEARNING, f"{product}: profiling.mode is Skip; pods learn their step times online.")
+    if not seen.asked.spec.is_profiled:
+        skipped = seen.asked.spec.profiling.mode is ProfilingMode.SKIP
+        why = "profiling.mode is Skip" if skipped else "engine.backend Torch is not measured ahead"
+        return false(Reason.LEARNING, f"{product}: {why}; pods learn their step times online.")
     if seen.asked.spec.paused:
         return false(Reason.LEARNING, f"{product}: spec.paused stops profiling; {learning}.")
     rejection = next((r for r in seen.rejections if r.name == profile_name(each.keys.target)), None)
@@ -105,7 +109,7 @@ def _waiting(seen: Seen, each: Measurement) -> Verdict:
     return false(Reason.LEARNING, f"{product}: not measured yet; {learning}.")
 
 
-def _stale(seen: Seen, each: Measurement) -> Verdict | None:
+def _stale(seen: Seen, each: ProductProfile) -> Verdict | None:
     if each.stale:
         running = " A new one is being measured." if each.job_is_active else ""
         failures = _failures(each)
@@ -122,7 +126,7 @@ def _stale(seen: Seen, each: Measurement) -> Verdict | None:
     return None
 
 
-def _noisy(_seen: Seen, each: Measurement) -> Verdict | None:
+def _noisy(_seen: Seen, each: ProductProfile) -> Verdict | None:
     target = each.store.target
     if target is None or max(target.spread_percent, target.error_percent) <= NOISY_PERCENT:
         return None
@@ -133,7 +137,7 @@ def _noisy(_seen: Seen, each: Measurement) -> Verdict | None:
     )
 
 
-def _mismatch(seen: Seen, each: Measurement) -> str:
+def _mismatch(seen: Seen, each: ProductProfile) -> str:
     """What the pods on this product say about the mounted profile; empty unless it fits none of them.
 
     Nodes of one product may differ (`cpu` is every model of CPU): one measurement cannot fit them all.
@@ -148,7 +152,7 @@ def _mismatch(seen: Seen, each: Measurement) -> str:
     return min(answers) if answers and all(answers) else ""
 
 
-def _failed(each: Measurement, failures: list[tuple[str, Failure]]) -> Verdict:
+def _failed(each: ProductProfile, failures: list[tuple[str, Failure]]) -> Verdict:
     told = {failure.reason for _, failure in failures}
     reason = next((r for r in (Reason.VOCABULARY_MISMATCH, Reason.NOISY) if r in told), Reason.PROFILE_FAILED)
     return false(
@@ -156,7 +160,7 @@ def _failed(each: Measurement, failures: list[tuple[str, Failure]]) -> Verdict:
     )
 
 
-def _failures(each: Measurement) -> list[tuple[str, Failure]]:
+def _failures(each: ProductProfile) -> list[tuple[str, Failure]]:
     """(what, failure) for target and drafters that failed under the present settings."""
     named = [("target", each.keys.target), *((f"drafter {name}", key) for name, key in each.keys.drafters.items())]
     found = ((what, each.failure(key)) for what, key in named)
@@ -174,14 +178,14 @@ def _words(failures: list[tuple[str, Failure]]) -> str:
     )
 
 
-def _moves(seen: Seen, each: Measurement) -> bool:
+def _moves(seen: Seen, each: ProductProfile) -> bool:
     """False while the Job waits for room: no node takes its pod, or a quota forbids to make one."""
     if each.pod is None:
         return not seen.warnings.get(name_of(each.job or {}))
     return unschedulable_since(each.pod) is None
 
 
-def _job_sentence(seen: Seen, each: Measurement) -> str:
+def _job_sentence(seen: Seen, each: ProductProfile) -> str:
     job = name_of(each.job or {})
     if is_running(each.pod):
         return f"{each.keys.product}: Job {job} is measuring; pods learn their step times online meanwhile."
@@ -209,7 +213,30 @@ def _no_node(asked: Intent, product: str) -> str:
     )
 
 
-def _status(seen: Seen, each: Measurement) -> ProfileStatus:
+def _long_contexts(
+    spec: SpeculativeServiceSpec, each: ProductProfile, target: TargetProfile
+) -> list[LongContextStatus]:
+    found = []
+    for drafter in spec.draft_pool:
+        profile = each.store.drafters.get(each.keys.drafters[drafter.name])
+        if drafter.sparse_self is not None and profile is not None:
+            budget = drafter.sparse_self.sink_tokens + drafter.sparse_self.window_tokens
+            one = self_draft(target, profile, budget, spec.speculation.max_draft_tokens)
+            found.append(_long_context(drafter.name, one))
+    return found
+
+
+@lru_cache(maxsize=256)  # some thousand steps are priced, at each look at a service
+def _long_context(drafter: str, one: SelfDraft) -> LongContextStatus:
+    even = [(batch, tokens) for batch in BATCHES if (tokens := one.break_even_tokens(batch)) is not None]
+    return LongContextStatus(
+        drafter=drafter,
+        break_even=[BreakEven(requests=batch, context_tokens=tokens) for batch, tokens in even],
+        inflection_tokens=one.inflection_tokens(),
+    )
+
+
+def _status(seen: Seen, each: ProductProfile) -> ProfileStatus:
     target = each.store.target if each.store.has_target(each.keys) else None
     failures = _failures(each)
     failed_keys = [key for key in (each.keys.target, *each.keys.drafters.values()) if each.failure(key)]
@@ -219,6 +246,7 @@ def _status(seen: Seen, each: Measurement) -> ProfileStatus:
         config_map=profile_name(each.keys.target) if each.store.target is not None else "",
         error_percent=f"{target.error_percent:.3g}" if target is not None else "",
         profiled_at=target.measured_at if target is not None else "",
+        long_contexts=_long_contexts(seen.asked.spec, each, target) if target is not None else [],
         stale=lacking is not None and lacking.reason is Reason.STALE,
         failed_key=failed_keys[0] if failed_keys else "",
         message=cut(_words(failures), 2048) if failures else "",

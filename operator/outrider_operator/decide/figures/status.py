@@ -9,7 +9,7 @@ from outrider_crds.status import DraftStatus, Goodput, SLOClassStatus, Summary
 from outrider_operator.decide.figures.behaviour import Behaviour
 from outrider_operator.decide.figures.numbers import bytes_text, percentile_s, rounded, three_digits, time_text
 from outrider_operator.decide.figures.samples import LEAST_TOKENS, Speedup, attainment, speedup
-from outrider_operator.decide.profiling.measurements import Measurement
+from outrider_operator.decide.profiling.product_profiles import ProductProfile
 from outrider_operator.inbound.reading import cut
 from outrider_operator.model import DrafterFigures, Figures
 
@@ -55,7 +55,7 @@ def slo_classes(spec: SpeculativeServiceSpec, figures: Figures | None) -> list[S
     return [_slo_class(slo.name, figures) for slo in spec.slo_classes]
 
 
-def drafts(behaviour: Behaviour, spec: SpeculativeServiceSpec, found: list[Measurement]) -> list[DraftStatus]:
+def drafts(behaviour: Behaviour, spec: SpeculativeServiceSpec, found: list[ProductProfile]) -> list[DraftStatus]:
     return [_draft(behaviour, found, drafter.name) for drafter in spec.draft_pool]
 
 
@@ -91,7 +91,7 @@ def _slo_class(name: str, figures: Figures | None) -> SLOClassStatus:
     )
 
 
-def _draft(behaviour: Behaviour, found: list[Measurement], name: str) -> DraftStatus:
+def _draft(behaviour: Behaviour, found: list[ProductProfile], name: str) -> DraftStatus:
     reports = [drafter for state in behaviour.states.values() for drafter in state.drafters if drafter.name == name]
     standing = next((draft for draft in behaviour.standing.drafts if draft.name == name), None)
     kept = standing if behaviour.between_windows else None
@@ -105,7 +105,7 @@ def _draft(behaviour: Behaviour, found: list[Measurement], name: str) -> DraftSt
     )
 
 
-def _reason(found: list[Measurement], name: str, reports: list[DrafterState]) -> str:
+def _reason(found: list[ProductProfile], name: str, reports: list[DrafterState]) -> str:
     """In the words of a pod, or of the Job that could not measure it."""
     said = sorted({report.reason for report in reports if report.reason})
     failures = [failure for each in found if (failure := each.failure(each.keys.drafters.get(name, ""))) is not None]

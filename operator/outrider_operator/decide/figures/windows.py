@@ -15,8 +15,8 @@ from outrider_crds.state import TPOT_BUCKETS_S, RuntimeState
 from outrider_operator.inbound.reading import items, text
 from outrider_operator.model import DrafterFigures, Figures, FigureWindows, Object, SLOClassFigures
 
-Key = tuple[str, ...]
-Counters = Mapping[Key, float]
+Counter = tuple[str, ...]
+Counters = Mapping[Counter, float]
 """("output_tokens",), ("drafter", NAME, "tried"), ("class", NAME, "tpot", INDEX), ("probe", "baseline_s") ..."""
 
 RARE_WINDOWS = 5
@@ -47,7 +47,7 @@ class History:
     """Pod name -> (start of its process, its counters), as last seen."""
 
 
-def names_of(service: Object | None) -> frozenset[Key]:
+def names_of(service: Object | None) -> frozenset[Counter]:
     """("drafter", NAME) and ("class", NAME) of all that the service's spec names."""
     lists = {"drafter": items(service, "spec", "draftPool"), "class": items(service, "spec", "sloClasses")}
     return frozenset(
@@ -58,7 +58,7 @@ def names_of(service: Object | None) -> frozenset[Key]:
 def record(
     history: History,
     states: Mapping[str, RuntimeState],
-    names: Set[Key],
+    names: Set[Counter],
     pods_ready: int,
     now: float,
     window_s: float,
@@ -68,14 +68,8 @@ def record(
     Totals are kept of `names` only: a pod may name anything.
     """
     history = _without_others(history, names)
-    totals = dict(history.looks[-1].totals) if history.looks else {}
     seen = {name: (state.started_at, counters(state)) for name, state in states.items()}
-    began = history.looks[0].at if history.looks else now
-    for name, (started_at, current) in seen.items():
-        for key, gained in _gained(history.pods.get(name), started_at, current, began, names).items():
-            totals[key] = totals.get(key, 0.0) + gained
-    before = history.looks[-1].totals if history.looks else None
-    look = Look(now, before if before == totals else totals, len(states), pods_ready)
+    look = Look(now, _totals(history, seen, names, now), len(states), pods_ready)
     horizon = now - (RARE_WINDOWS + 1) * window_s
     looks = tuple(old for old in history.looks if old.at >= horizon)
     # A pod that does not answer this time keeps its counters: what it does meanwhile counts at its next answer.
@@ -94,9 +88,9 @@ def windows(history: History, now: float, window_s: float, error: str = "") -> F
     return FigureWindows(_window(history, now, window_s), _window(history, now - window_s, window_s))
 
 
-def counters(state: RuntimeState) -> dict[Key, float]:
+def counters(state: RuntimeState) -> dict[Counter, float]:
     """The counters of one pod that figures are made of; those at 0 are left out."""
-    found: dict[Key, float] = {
+    found: dict[Counter, float] = {
         ("output_tokens",): state.output_tokens,
         ("request_steps",): sum(state.draft_length_steps),
         ("steps",): state.steps,
@@ -144,9 +138,20 @@ def figures_of(gained: Counters, rare: Counters, *, window_s: float, pods_answer
     )
 
 
+def _totals(history: History, seen: Mapping[str, tuple[float, Counters]], names: Set[Counter], now: float) -> Counters:
+    """The totals so far and what each pod gained; the very same ones where nobody did: most services are idle."""
+    before = history.looks[-1].totals if history.looks else {}
+    began = history.looks[0].at if history.looks else now
+    totals = dict(before)
+    for name, (started_at, current) in seen.items():
+        for key, gained in _gained(history.pods.get(name), started_at, current, began, names).items():
+            totals[key] = totals.get(key, 0.0) + gained
+    return before if before == totals else totals
+
+
 def _gained(
-    before: tuple[float, Counters] | None, started_at: float, current: Counters, began: float, names: Set[Key]
-) -> Mapping[Key, float]:
+    before: tuple[float, Counters] | None, started_at: float, current: Counters, began: float, names: Set[Counter]
+) -> Mapping[Counter, float]:
     """What a pod's counters grew by. All of it when its process is new; nothing yet when it is older than we are."""
     current = _of(current, names)
     if before is None:
@@ -157,12 +162,12 @@ def _gained(
     return {key: value - old.get(key, 0.0) for key, value in current.items() if value != old.get(key, 0.0)}
 
 
-def _of(found: Counters, names: Set[Key]) -> Counters:
+def _of(found: Counters, names: Set[Counter]) -> Counters:
     """Those of the service as a whole, and of its drafters and classes that are in `names`."""
     return {key: value for key, value in found.items() if key[0] not in _NAMED or key[:2] in names}
 
 
-def _without_others(history: History, names: Set[Key]) -> History:
+def _without_others(history: History, names: Set[Counter]) -> History:
     """`history` without what left the spec, at any time: when it comes back, it is counted anew."""
     if not history.looks or len(_of(history.looks[-1].totals, names)) == len(history.looks[-1].totals):
         return history
@@ -190,7 +195,7 @@ def _look_at(history: History, moment: float) -> Look | None:
     return next((look for look in reversed(history.looks) if look.at <= moment), None)
 
 
-def _difference(last: Look, first: Look) -> dict[Key, float]:
+def _difference(last: Look, first: Look) -> dict[Counter, float]:
     return {key: value - first.totals.get(key, 0.0) for key, value in last.totals.items()}
 
 

@@ -24,7 +24,6 @@ from outrider_operator.model import Object
 RUN_DIR = "/run/outrider"
 HOME_DIR = "/home/outrider"
 COMPILE_CACHE_DIR = "/var/cache/compile"
-_PROFILE_PREFIX = "outrider-profile-"
 
 
 @dataclass(frozen=True)
@@ -37,11 +36,7 @@ class Mounted:
 
 def profile_name(target_key: str) -> str:
     """Of the profile's ConfigMap, and of the one Job at a time that measures for it."""
-    return f"{_PROFILE_PREFIX}{target_key}"
-
-
-def is_profile_name(name: str) -> bool:
-    return name.startswith(_PROFILE_PREFIX)
+    return f"outrider-profile-{target_key}"
 
 
 def model_volumes(spec: SpeculativeServiceSpec) -> list[Mounted]:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from outrider_crds.profile import ProfilingResult
 
 from outrider_operator.decide.profile_store import Failure, Store, failed
 from outrider_operator.decide.profiling.asked import Asked
-from outrider_operator.inbound.reading import condition_of, cut, label, name_of, text, uid_of
+from outrider_operator.inbound.reading import condition_of, cut, is_true, label, name_of, text, uid_of
 from outrider_operator.inbound.results import LastWords, last_words
 from outrider_operator.inbound.unfit import Unfit
-from outrider_operator.model import Object
+from outrider_operator.model import JOB_NAME_LABEL, Object
 
 _MESSAGE_LIMIT = 1024
 _LAST_LINES = 6
 
 
 def is_finished(job: Object) -> bool:
-    return any(condition_of(job, kind).get("status") == "True" for kind in ("Complete", "Failed"))
+    return any(is_true(job, kind) for kind in ("Complete", "Failed"))
 
 
-def pod_of(job: Object, pods: tuple[Object, ...]) -> Object | None:
+def pod_of(job: Object, pods: Iterable[Object]) -> Object | None:
     """The Job's newest pod."""
-    mine = [pod for pod in pods if label(pod, "batch.kubernetes.io/job-name") == name_of(job)]
+    mine = [pod for pod in pods if label(pod, JOB_NAME_LABEL) == name_of(job)]
     mine = [pod for pod in mine if label(pod, "batch.kubernetes.io/controller-uid") in ("", uid_of(job))]
     return max(mine, key=lambda pod: text(pod, "metadata", "creationTimestamp"), default=None)
 
@@ -102,6 +104,8 @@ def _died(job: Object, pod: Object | None, words: LastWords | None) -> Failure:
     lines = [line.strip() for line in words.message.splitlines() if line.strip()] if words is not None else []
     if text(pod, "status", "reason") == "DeadlineExceeded":
         what = "It ran longer than profiling.timeout and was stopped"
+    elif words is not None and words.exit_code == 0 and isinstance(words.result, Unfit):
+        what = f"It left no result that can be read ({words.result.detail})"
     elif words is not None:
         what = f"It ended with exit code {words.exit_code} ({words.reason or 'no reason given'})"
     else:

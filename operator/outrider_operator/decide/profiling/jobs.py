@@ -1,4 +1,4 @@
-"""The life of profiling Jobs: created, adopted, stopped for serving pods, deleted once their result is stored."""
+"""The life of profiling Jobs: created, adopted, left, deleted once their result is stored."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.profiling.asked import asked_of, attempt_hash
 from outrider_operator.decide.profiling.job_manifest import job_manifest
 from outrider_operator.decide.profiling.job_outcome import is_finished, is_running
-from outrider_operator.decide.profiling.measurements import Measurement, ProfilingView, is_readable
-from outrider_operator.inbound.reading import is_being_deleted, name_of, text, uid_of
+from outrider_operator.decide.profiling.product_profiles import ProductProfile, ProfilingView, is_readable
+from outrider_operator.decide.profiling.sharing import deletion, leave
+from outrider_operator.inbound.reading import is_being_deleted, name_of, uid_of
 from outrider_operator.model import JOB, Identity, Object, Settings
 from outrider_operator.plan import Adoption, Delete
 
@@ -32,7 +33,7 @@ class JobPlan:
 
 
 def plan_jobs(
-    view: ProfilingView, settings: Settings, intent: Intent, found: list[Measurement], *, pods_are_placed: bool
+    view: ProfilingView, settings: Settings, intent: Intent, found: list[ProductProfile], *, pods_are_placed: bool
 ) -> JobPlan:
     """The next step for each product's Job, and for those that this service asks for no more.
 
@@ -47,7 +48,9 @@ def plan_jobs(
     )
 
 
-def _step(view: ProfilingView, settings: Settings, intent: Intent, each: Measurement, pods_are_placed: bool) -> JobPlan:
+def _step(
+    view: ProfilingView, settings: Settings, intent: Intent, each: ProductProfile, pods_are_placed: bool
+) -> JobPlan:
     if each.job is None:
         return _begin(view, settings, intent, each) if pods_are_placed else JobPlan()
     if is_being_deleted(each.job):
@@ -55,14 +58,14 @@ def _step(view: ProfilingView, settings: Settings, intent: Intent, each: Measure
     if is_finished(each.job):
         return _end(view, each, each.job)
     if _must_stop(view.owner, intent, each, each.job):
-        return _deletion(each.job)
+        return _deletion(deletion(JOB, each.job))
     if view.owner.uid in owner_uids(each.job):
         return JobPlan()
     owner = owner_reference(view.owner, controller=False)
     return JobPlan(adopt=(Adoption(JOB, name_of(each.job), uid_of(each.job), owner),))
 
 
-def _begin(view: ProfilingView, settings: Settings, intent: Intent, each: Measurement) -> JobPlan:
+def _begin(view: ProfilingView, settings: Settings, intent: Intent, each: ProductProfile) -> JobPlan:
     if not each.asked or _is_off(intent):
         return JobPlan()
     if each.served_first:
@@ -74,20 +77,20 @@ def _begin(view: ProfilingView, settings: Settings, intent: Intent, each: Measur
     return JobPlan(create=(job_manifest(view.owner, settings, intent.spec, intent.image, each.asked),))
 
 
-def _end(view: ProfilingView, each: Measurement, job: Object) -> JobPlan:
+def _end(view: ProfilingView, each: ProductProfile, job: Object) -> JobPlan:
     """A finished Job goes only once its outcome stands in the ConfigMap: when absorbing it changes nothing."""
     if not is_readable(view.now, job, each.pod):
         return JobPlan(requeue_after_s=_WORDS_S)
     if view.store(each.keys.target) != each.store:
         return JobPlan(requeue_after_s=_STORE_S)
-    return _deletion(job)
+    return _deletion(deletion(JOB, job))
 
 
 def _is_off(intent: Intent) -> bool:
-    return intent.spec.paused or intent.spec.profiling.mode is ProfilingMode.SKIP
+    return intent.spec.paused or not intent.spec.is_profiled
 
 
-def _must_stop(owner: Identity, intent: Intent, each: Measurement, job: Object) -> bool:
+def _must_stop(owner: Identity, intent: Intent, each: ProductProfile, job: Object) -> bool:
     """Active Jobs stop when profiling is switched off, or when the settings of one that could not even start were
     changed. Another service's Job goes on."""
     if owner_uids(job) - {owner.uid}:
@@ -100,20 +103,15 @@ def _must_stop(owner: Identity, intent: Intent, each: Measurement, job: Object) 
 
 
 def _leave(view: ProfilingView, intent: Intent) -> JobPlan:
-    """Jobs that this service asks for no more: the last user deletes, the others take their name off.
-
-    Two that leave in one moment may leave a Job without any owner: whoever sees it next deletes it.
-    """
+    """Jobs that this service asks for no more. Whoever sees one of ours without any owner (deleted with
+    --cascade=orphan) deletes it: it holds an accelerator for nobody."""
     wanted = {profile_name(keys.target) for keys in intent.wanted.keys}
-    others = [job for job in view.jobs if name_of(job) not in wanted and not is_being_deleted(job)]
-    left = [job for job in others if view.owner.uid in owner_uids(job)]
-    alone = [job for job in others if owner_uids(job) <= {view.owner.uid}]
-    release = {"$patch": "delete", "uid": view.owner.uid}
-    releases = tuple(Adoption(JOB, name_of(job), uid_of(job), release) for job in left if job not in alone)
-    return replace(_deletion(*alone), adopt=releases)
+    releases, deletes = leave(JOB, view.jobs, wanted, view.owner)
+    ours = [job for job in view.jobs if asked_of(job) is not None]  # two labels are copied with any manifest
+    orphans = [job for job in ours if not (name_of(job) in wanted or owner_uids(job) or is_being_deleted(job))]
+    return replace(_deletion(*deletes, *(deletion(JOB, job) for job in orphans)), adopt=releases)
 
 
-def _deletion(*jobs: Object) -> JobPlan:
-    """As they were seen: one that ended meanwhile may hold a result. Then look again, since room was made."""
-    deletes = tuple(Delete(JOB, name_of(job), uid_of(job), text(job, "metadata", "resourceVersion")) for job in jobs)
+def _deletion(*deletes: Delete) -> JobPlan:
+    """Then look again, since room was made."""
     return JobPlan(delete=deletes, requeue_after_s=_STORE_S if deletes else None)

@@ -10,9 +10,9 @@ from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.ownership import labels, owner_reference, owner_uids
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.profile_store import store_data
-from outrider_operator.decide.profiling.measurements import Measurement, ProfilingView
-from outrider_operator.decide.revisions import Revision
-from outrider_operator.inbound.reading import is_being_deleted, items, mapping, name_of, text, uid_of
+from outrider_operator.decide.profiling.product_profiles import ProductProfile, ProfilingView
+from outrider_operator.decide.profiling.sharing import leave
+from outrider_operator.inbound.reading import is_being_deleted, items, mapping, text
 from outrider_operator.model import CONFIG_MAP, PROFILE, SERVICE_LABEL, Identity, Object
 from outrider_operator.plan import Adoption, Delete
 
@@ -28,7 +28,7 @@ class ProfileMapPlan:
     delete: tuple[Delete, ...] = ()
 
 
-def plan_profile_maps(view: ProfilingView, intent: Intent, found: list[Measurement]) -> ProfileMapPlan:
+def plan_profile_maps(view: ProfilingView, intent: Intent, found: list[ProductProfile]) -> ProfileMapPlan:
     """Changes of shared ConfigMaps name the version they were decided on, so that no two services' overlap.
 
     Profiles of the revisions that are stored stay.
@@ -41,11 +41,12 @@ def plan_profile_maps(view: ProfilingView, intent: Intent, found: list[Measureme
             creates += [_new(view.owner, intent, each)] if store_data(each.store) else []
         elif not is_being_deleted(present):
             applies += _changed(view, each, present)
-    leave = _leave(view, [*intent.stored, intent.wanted])
-    return ProfileMapPlan(tuple(creates), tuple(applies), leave.adopt, leave.delete)
+    used = {profile_name(keys.target) for revision in (*intent.stored, intent.wanted) for keys in revision.keys}
+    releases, deletes = leave(CONFIG_MAP, view.profiles.values(), used, view.owner)
+    return ProfileMapPlan(tuple(creates), tuple(applies), releases, deletes)
 
 
-def _new(owner: Identity, intent: Intent, each: Measurement) -> Object:
+def _new(owner: Identity, intent: Intent, each: ProductProfile) -> Object:
     own = {name: value for name, value in labels(owner.name, PROFILE).items() if name != SERVICE_LABEL}
     return {
         "apiVersion": "v1",
@@ -65,7 +66,7 @@ def _new(owner: Identity, intent: Intent, each: Measurement) -> Object:
     }
 
 
-def _changed(view: ProfilingView, each: Measurement, present: Object) -> list[Object]:
+def _changed(view: ProfilingView, each: ProductProfile, present: Object) -> list[Object]:
     """The ConfigMap with new contents or with this service as a further owner; [] when it has both."""
     owned = view.owner.uid in owner_uids(present)
     if owned and view.store(each.keys.target) == each.store:
@@ -73,24 +74,6 @@ def _changed(view: ProfilingView, each: Measurement, present: Object) -> list[Ob
     mine = [] if owned else [owner_reference(view.owner, controller=False)]
     owners = [*items(present, "metadata", "ownerReferences"), *mine]
     return [_applied(present, owners, store_data(each.store), " ".join(each.store.requests))]
-
-
-def _leave(view: ProfilingView, revisions: list[Revision]) -> ProfileMapPlan:
-    """Profiles that none of `revisions` reads. The last user deletes; the others take their name off."""
-    used = {profile_name(keys.target) for revision in revisions for keys in revision.keys}
-    adoptions: list[Adoption] = []
-    deletes: list[Delete] = []
-    for name, document in view.profiles.items():
-        if name in used or view.owner.uid not in owner_uids(document) or is_being_deleted(document):
-            continue
-        others = [ref for ref in items(document, "metadata", "ownerReferences") if ref.get("uid") != view.owner.uid]
-        if others:
-            mine: Object = {"$patch": "delete", "uid": view.owner.uid}
-            adoptions.append(Adoption(CONFIG_MAP, name_of(document), uid_of(document), mine))
-        else:
-            version = text(document, "metadata", "resourceVersion")
-            deletes.append(Delete(CONFIG_MAP, name_of(document), uid_of(document), version))
-    return ProfileMapPlan(adopt=tuple(adoptions), delete=tuple(deletes))
 
 
 def _applied(present: Object, owners: list[Object], data: Object, requests: str) -> Object:

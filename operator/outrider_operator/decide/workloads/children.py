@@ -11,10 +11,8 @@ from outrider_operator.decide.drift import needs_apply, stamp
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.ownership import Children, Ownership
 from outrider_operator.decide.revisions import (
-    Revision,
     current_revision_name,
     revision_map,
-    revision_map_name,
     unneeded_maps,
 )
 from outrider_operator.decide.workloads.deployment import deployment
@@ -102,16 +100,19 @@ def _desired(children: Children, asked: Intent, admin_port_peers: tuple[Object, 
     if admin_port_peers:
         desired.append(network_policy(owner, admin_port_peers))
     if revision is not None:  # else the first revision has to wait
-        desired += [] if revision in asked.stored else [revision_map(owner, revision)]
-        if all(children.own(*key) is not None for key in _mounted(owner.name, revision)):
+        maps = [] if revision in asked.stored else [revision_map(owner, revision)]
+        desired += maps
+        if _is_mountable(children, [stamp(each) for each in maps]):
             desired.append(deployment(owner, asked, revision))
     return [stamp(child) for child in desired]
 
 
-def _mounted(service: str, revision: Revision) -> list[tuple[str, str]]:
-    """What the pods of `revision` cannot start without."""
-    maps = (hot_map_name(service), revision_map_name(service, revision.name))
-    return [(SERVICE_ACCOUNT, service), *((CONFIG_MAP, name) for name in maps)]
+def _is_mountable(children: Children, maps: list[Object]) -> bool:
+    """Is all there that the Deployment's pods cannot start without, and are `maps` of theirs what they should be?"""
+    service = children.owner.name
+    shared = ((SERVICE_ACCOUNT, service), (CONFIG_MAP, hot_map_name(service)))
+    made = not any(needs_apply(children.own(*_key(each)), each) for each in maps)
+    return made and all(children.own(*key) is not None for key in shared)
 
 
 def _write(children: Children, child: Object) -> Object:

@@ -7,20 +7,16 @@ from typing import Protocol
 
 import numpy as np
 
-from outrider_runtime.control.batch import Batch, Bools, Floats, Waiting
+from outrider_runtime.control.batch import Batch, Bools, Waiting
 from outrider_runtime.control.forest import Forest
-from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Outcome, Purpose, VerifyPlan
+from outrider_runtime.control.plans import DraftPlan, Outcome, Purpose, VerifyPlan
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.recording import Recording
-from outrider_runtime.simulate.replay.caches import Caches
-from outrider_runtime.simulate.replay.proposals import Proposals
+from outrider_runtime.simulate.replay.device import Device
 from outrider_runtime.simulate.replay.requests import Books, Requests, Rows
 from outrider_runtime.simulate.replay.scheduling import Limits, Scheduled, Scheduler
 from outrider_runtime.simulate.replay.workload import Ints, Workload
-from outrider_runtime.simulate.worlds.world import Pass, World
-
-CATCH_UP_TOKENS = 16
-"""A draft that is fed more of a decoding request than this attends as to a prompt."""
+from outrider_runtime.simulate.worlds.world import World
 
 
 class Policy(Protocol):
@@ -48,6 +44,8 @@ class Setting:
     patience_s: tuple[float, ...] = ()
     """How long a request of each SLO class may wait: those due first are let in first, and the policy is told of them.
     Empty: first come, first served."""
+    confidences: bool = True
+    """How sure the drafters are of their proposals reaches the policy. It does not reach the loop in vLLM."""
 
 
 @dataclass(slots=True)
@@ -71,8 +69,7 @@ class Engine:
         self.log = Log()
         self.now = 0.0
         self._scheduler = Scheduler(self.requests, setting.limits)
-        self._caches = Caches(setting.drafters, len(load))
-        self._proposals = Proposals(setting.recording, setting.drafters, self.requests)
+        self._device = Device(setting.world, setting.recording, setting.drafters, self.requests)
         self._next = 0
         self._decision = tuple(zip(*setting.decision_us, strict=True))
         self._patience_s = np.array([*setting.patience_s, max(setting.patience_s, default=0.0)])
@@ -108,23 +105,26 @@ class Engine:
 
     def step(self) -> None:
         running = self.requests.of(self._scheduler.running)
-        forest = self._proposals.forest(running.rows)
+        forest = self._forest(running.rows)
         verify = self.policy.plan_verify(self._batch(running, None), forest)
         step = self._scheduler.schedule(running, verify.lengths, verify.token_budget, verify.admit)
         if len(step.preempted):
             self._forget(step.preempted)
         verified = np.zeros(len(self.requests.load), np.int64)
         verified[running.rows] = verify.lengths
-        again = self._proposals.forest(step.rows) if step.paused else forest
-        forest = self._proposals.with_newcomers(again, step.rows)
+        again = self._forest(step.rows) if step.paused else forest
+        forest = self._device.proposals.with_newcomers(again, step.rows)
         self._run(step, forest, verified[step.rows], verify.purpose)
+
+    def _forest(self, rows: Rows) -> Forest:
+        return self._device.proposals.forest(rows, confidences=self.setting.confidences)
 
     def _batch(self, books: Books, tokens: Ints | None) -> Batch:
         """tokens (N,): of the step; None: it is not scheduled yet."""
         limits, scheduler = self.setting.limits, self._scheduler
         computed = np.minimum(books.todo, limits.token_budget) if tokens is None else tokens
         chunk = np.where(books.decodes, 0, computed)
-        missing, read, whole = self._caches.columns(books, np.zeros_like(chunk) if tokens is None else tokens)
+        missing, read, whole = self._device.caches.columns(books, np.zeros_like(chunk) if tokens is None else tokens)
         return Batch(
             slot=books.slot,
             slo_class=books.slo_class,
@@ -162,8 +162,7 @@ class Engine:
         return float(used[np.isfinite(due_s)].max(initial=0.0))
 
     def _forget(self, preempted: Rows) -> None:
-        self._caches.forget(preempted)
-        self._proposals.clear(preempted)
+        self._device.forget(preempted)
         self.policy.release(self.requests.slot[preempted])
 
     def _run(self, step: Scheduled, forest: Forest, verified: Ints, purpose: Purpose) -> None:
@@ -171,63 +170,24 @@ class Engine:
         books = self.requests.of(step.rows)
         batch = self._batch(books, step.tokens)
         plan = self.policy.plan_draft(batch)
-        fed = _fed(plan, batch, self.setting.drafters)
-        target = _target_pass(books, batch, step.tokens)
-        target_s = self.setting.world.target_s(target)
-        draft_s = self._draft_s(plan, books, fed)
-        step_s = self._step_s(target_s + sum(draft_s.values()), len(books.rows))
+        ran = self._device.run(books, step.tokens, verified, plan, _fed(plan, batch, self.setting.drafters))
+        step_s = self._step_s(ran.seconds, len(books.rows))
         self.now += step_s
-        accepted = np.where(books.decodes, self._proposals.accepted(books.rows, verified), 0)
-        committed = step.tokens - verified + accepted
-        self._caches.feed(books, fed, batch.prompt, committed)
-        tokens = self._emit(books, batch, committed, accepted)
-        self._note(step_s, tokens, len(books.rows), int(verified.sum()), int(accepted.sum()))
-        depth = forest.depth
+        self.requests.first_s[books.rows[(ran.tokens > 0) & (books.produced == 0)]] = self.now
+        tokens, depth = int(ran.tokens.sum()), forest.depth
+        self._note(step_s, tokens, len(books.rows), int(verified.sum()), int(ran.accepted.sum()))
         outcome = Outcome(
-            now=self.now, step_s=step_s, target_s=target_s, draft_s=self._each(draft_s),
-            mode=_mode(target, self.setting.world.graph_tokens), tokens=tokens, batch=batch,
-            draft_plan=plan, verify_purpose=purpose, forest=forest,
-            verified=depth <= verified[forest.request], accepted=depth <= accepted[forest.request],
+            now=self.now, step_s=step_s, target_s=ran.target_s, draft_s=ran.each_draft_s(len(self.setting.drafters)),
+            mode=ran.mode, tokens=tokens, batch=batch, draft_plan=plan, verify_purpose=purpose, forest=forest,
+            verified=depth <= verified[forest.request], accepted=depth <= ran.accepted[forest.request],
         )  # fmt: skip
-        after = self.requests.of(step.rows)
-        self._propose(after, plan)
         self.policy.observe(outcome)
-        self._retire(after.rows[after.left <= 0])
+        self._retire(books.rows[books.left <= ran.tokens])
 
     def _step_s(self, device_s: float, requests: int) -> float:
         at, us = self._decision
         decision_s = float(np.interp(requests, at, us)) / 1e6
         return max(device_s, decision_s) if self.setting.asynchronous else device_s + decision_s
-
-    def _draft_s(self, plan: DraftPlan, books: Books, fed: Ints) -> dict[int, float]:
-        """Seconds of each drafter that ran, by number."""
-        seconds = {}
-        for number, passes in enumerate(plan.passes.tolist()):
-            asked = int(np.count_nonzero((plan.asked == number).any(0))) if passes else 0
-            if asked or fed[number].any():
-                drafter = self.setting.drafters[number]
-                requests = int(np.count_nonzero(books.decodes)) if drafter.passes else asked
-                one = _draft_pass(books, fed[number], requests)
-                seconds[number] = self.setting.world.draft_s(drafter.name, one, passes)
-        return seconds
-
-    def _each(self, draft_s: dict[int, float]) -> Floats:
-        """(D,); NaN: it did not run."""
-        return np.array([draft_s.get(number, np.nan) for number in range(len(self.setting.drafters))])
-
-    def _emit(self, books: Books, batch: Batch, committed: Ints, accepted: Ints) -> int:
-        """Advance the books; returns the tokens that reached users."""
-        requests, rows = self.requests, books.rows
-        requests.context[rows] = books.context + committed
-        yields = books.decodes | (batch.prompt_left == 0)
-        requests.first_s[rows[yields & (books.produced == 0)]] = self.now
-        tokens = np.where(yields, np.minimum(1 + accepted, books.left), 0)
-        requests.produced[rows] = books.produced + tokens
-        return int(tokens.sum())
-
-    def _propose(self, books: Books, plan: DraftPlan) -> None:
-        """The books are from after the step."""
-        self._proposals.propose(books, plan, *self._caches.columns(books, np.zeros_like(books.rows)))
 
     def _note(self, step_s: float, tokens: int, requests: int, verified: int, accepted: int) -> None:
         log = self.log
@@ -253,36 +213,3 @@ def _fed(plan: DraftPlan, batch: Batch, drafters: tuple[Drafter, ...]) -> Ints:
             asks: Bools = (plan.asked == number).any(0)
             fed[number] = np.where(asks, batch.missing[number], fed[number])
     return np.asarray(fed)
-
-
-def _target_pass(books: Books, batch: Batch, tokens: Ints) -> Pass:
-    decodes = books.decodes
-    requests, context = _decoding(books)
-    if requests == len(tokens):
-        batched = int(tokens.sum())
-        return Pass(batched, requests, context, batched, (), bool(tokens.min() == tokens.max()))
-    prompts, decoding = (~decodes).nonzero()[0], tokens[decodes]
-    logits = int(decoding.sum()) + int(np.count_nonzero(batch.prompt_left[prompts] == 0))
-    chunks = list(zip(tokens[prompts].tolist(), books.context[prompts].tolist(), strict=True))
-    even = requests == 0 or bool(decoding.min() == decoding.max())
-    return Pass(int(tokens.sum()), requests, context, logits, chunks, even)
-
-
-def _draft_pass(books: Books, fed: Ints, asked: int) -> Pass:
-    """The first pass: over `fed` (N,); attention as to a prompt where that is more than a step's tokens."""
-    long = ((fed > 0) & (~books.decodes | (fed > CATCH_UP_TOKENS))).nonzero()[0]
-    prefix = np.maximum(0, books.context[long] - fed[long])
-    chunks = list(zip(fed[long].tolist(), prefix.tolist(), strict=True))
-    return Pass(max(int(fed.sum()), asked), asked, _decoding(books)[1], max(asked, 1), chunks)
-
-
-def _decoding(books: Books) -> tuple[int, float]:
-    """Requests that decode, and their mean context."""
-    requests = int(np.count_nonzero(books.decodes))
-    return requests, float((books.context * books.decodes).sum()) / requests if requests else 0.0
-
-
-def _mode(one: Pass, graph_tokens: int | None) -> ExecutionMode:
-    if graph_tokens is not None and one.tokens > graph_tokens:
-        return ExecutionMode.BEYOND_GRAPH
-    return ExecutionMode.UNIFORM if one.even and not one.prompts else ExecutionMode.RAGGED

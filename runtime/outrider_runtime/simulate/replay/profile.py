@@ -71,10 +71,11 @@ def _drafter(world: World, drafter: Drafter, noise: _Noise) -> DrafterCost:
     for requests in REQUESTS:
         for context in CONTEXTS[:2]:
             for passes in DRAFT_PASSES if drafter.passes else (1,):
-                later = _shape(requests, context, requests) if passes > 1 else None
+                read = context if drafter.kv_budget is None else min(context, drafter.kv_budget)
+                later = _shape(requests, read, requests) if passes > 1 else None
                 seconds = world.draft_s(drafter.name, Pass(requests, requests, context, requests), passes)
                 samples.append(
-                    noise(Sample(_shape(requests, context, requests), seconds, later=later, later_passes=passes - 1))
+                    noise(Sample(_shape(requests, read, requests), seconds, later=later, later_passes=passes - 1))
                 )
             samples += [noise(one) for one in _longer_first_passes(world, drafter, requests, context)]
     found = fit(samples, forms=(Form.BASE,), first_pass=drafter.passes)

@@ -50,20 +50,23 @@ class Proposals:
         self._asked: Ints = np.full((1, count), NOBODY, np.int64)
         self._plan: DraftPlan | None = None
 
-    def forest(self, rows: Rows) -> Forest:
+    def forest(self, rows: Rows, *, confidences: bool = True) -> Forest:
+        """confidences: how sure the drafters are is told."""
         lengths, plan = self.length[rows], self._plan
         if plan is None:
             return nothing_proposed(len(rows), len(self._drafters))
-        sure = self._confidence[rows][np.arange(DEPTH) < lengths[:, None]].astype(np.float64)
-        return chains(lengths, self.drafter[rows], plan, self._asked[:, rows], sure)
+        asked, there = self._asked[:, rows], np.arange(DEPTH) < lengths[:, None]
+        sure = self._confidence[rows][there].astype(np.float64) if confidences else None
+        return chains(lengths, self.drafter[rows], plan, asked, sure)
 
     def with_newcomers(self, forest: Forest, rows: Rows) -> Forest:
         """`rows` are the forest's requests, and after them others, of which nothing was proposed."""
         return forest if forest.asked.shape[1] == len(rows) else replace(forest, asked=self._asked[:, rows])
 
     def accepted(self, rows: Rows, verified: Ints) -> Ints:
-        """(N,) of the verified proposals (N,), those that the target agrees with."""
-        return np.asarray(np.minimum(self._depth[rows], verified))
+        """(N,) those that the target agrees with. verified (N,): proposals that it scores, or places for them: one that
+        holds none is not accepted."""
+        return np.asarray(np.minimum(np.minimum(self._depth[rows], self.length[rows]), verified))
 
     def clear(self, rows: Rows) -> None:
         self.length[rows] = 0

@@ -40,8 +40,8 @@ class Requests:
         count = len(load)
         self.load = load
         self._columns: Ints = np.zeros((6, count), np.int64)
-        self.context, self.produced, self.slot, prompt, output, slo_class = self._columns
-        prompt[:], output[:], slo_class[:], self.slot[:] = load.prompt, load.output, load.slo_class, -1
+        self.context, self.produced, self.slot, self.prompt, output, slo_class = self._columns
+        self.prompt[:], output[:], slo_class[:], self.slot[:] = load.prompt, load.output, load.slo_class, -1
         self.arrived_s: Floats = load.at_s.copy()
         self.due_s: Floats = load.at_s.copy()
         """When it has waited as long as its class bears; minus infinity once it was preempted."""

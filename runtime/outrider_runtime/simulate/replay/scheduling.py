@@ -47,7 +47,8 @@ class Scheduler:
         self._blocks = limits.kv_tokens // BLOCK_TOKENS
 
     def free_tokens(self) -> int:
-        return (self._blocks - int(blocks(self.requests.context[self.running]).sum())) * BLOCK_TOKENS
+        """Those that fit into blocks which requests hold are among them."""
+        return self._blocks * BLOCK_TOKENS - int(self.requests.context[self.running].sum())
 
     def wait(self, row: int) -> None:
         """Behind those that are due no later."""

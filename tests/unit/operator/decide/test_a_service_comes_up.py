@@ -11,7 +11,7 @@ from tests.unit.operator.decide.world import EAGLE, PLD, World, find, gpu_node, 
 
 
 def test_the_first_look_makes_every_child_and_sets_every_condition() -> None:
-    """Section 3: each condition is set at first sight; section 4: the children of a service."""
+    """Each condition is set at first sight, and the children of a service are made."""
     world = World(manifest())
     plan = world.reconcile()
     assert [c.type for c in plan.status.conditions] == list(C)
@@ -83,7 +83,7 @@ def test_the_stored_profile_is_what_the_runtime_mounts() -> None:
 
 
 def test_a_draft_that_is_patched_in_is_measured_alone() -> None:
-    """Section 4, Profiling: a Job measures only what is missing."""
+    """A Job measures only what is missing."""
     world = World(manifest())
     world.serve()
     world.patch(draftPool=[PLD, EAGLE])

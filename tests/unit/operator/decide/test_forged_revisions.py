@@ -7,10 +7,12 @@ import json
 from typing import Any
 
 import pytest
-from outrider_operator.decide.revisions import TEMPLATE_KEY, revision_map_name
-from outrider_operator.model import CONFIG_MAP, Object
+from outrider_crds.runtime_config import CONFIG_KEY, BootConfig
+from outrider_operator.decide.revisions import INPUTS_LABEL, TEMPLATE_KEY, revision_map_name
+from outrider_operator.model import CONFIG_MAP, DEPLOYMENT, Object
+from pydantic import ValidationError
 
-from tests.unit.operator.decide.world import World, manifest
+from tests.unit.operator.decide.world import World, boot_configs_read, manifest
 
 HOST = {"name": "host", "hostPath": {"path": "/"}}
 
@@ -58,6 +60,70 @@ def test_a_forged_revision_that_is_returned_to_is_made_again(world: World) -> No
     world.settle()
     assert world.revision() == first
     assert HOST not in world.deployment()["spec"]["template"]["spec"]["volumes"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"engine": {"extraArgs": ["--trust-remote-code"]}},
+        {"target": {"name": "attacker/model", "source": {"hub": {}}}},
+        {"profileKeys": [{"product": "cpu", "target": "another", "drafters": {}}]},
+    ],
+    ids=["engine", "target", "keys"],
+)
+def test_a_forged_boot_config_is_replaced_like_a_template(world: World, change: dict[str, Any]) -> None:
+    """Pods would mount it beside their Secrets."""
+    document = world.objects[CONFIG_MAP, revision_map_name("chat", world.revision())]
+    genuine = document["data"]
+    document["data"] = {**genuine, CONFIG_KEY: json.dumps({**json.loads(genuine[CONFIG_KEY]), **change})}
+    plan = world.reconcile()
+    assert not [each for each in plan.apply if each["kind"] == DEPLOYMENT], "no pods of it meanwhile"
+    world.settle()
+    assert world.objects[CONFIG_MAP, revision_map_name("chat", world.revision())]["data"] == genuine
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [{"product": "x" * 300, "target": "t", "drafters": {}}],
+        [{"product": "cpu", "target": "../../../x", "drafters": {}}],
+        [{"product": "cpu", "target": "t", "drafters": {}}] * 2,
+        [{"product": f"p{number}", "target": "t", "drafters": {}} for number in range(9)],
+    ],
+    ids=["long", "path", "twice", "nine"],
+)
+def test_keys_that_the_status_could_not_name_are_no_boot_config(world: World, keys: list[Any]) -> None:
+    """A product of 300 characters ended every decision, the same twice every status write."""
+    document = world.objects[CONFIG_MAP, revision_map_name("chat", world.revision())]
+    with pytest.raises(ValidationError):
+        BootConfig.read(json.dumps({**json.loads(document["data"][CONFIG_KEY]), "profileKeys": keys}))
+
+
+def test_a_revision_under_the_label_of_another_spec_is_not_returned_to(world: World) -> None:
+    """Labels of an immutable ConfigMap can be changed: the old revision passed for the new spec's."""
+    first = world.revision()
+    world.patch(engine={"maxModelLen": 512})
+    world.settle()
+    world.roll_out()
+    second = world.revision()
+    maps = [world.objects[CONFIG_MAP, revision_map_name("chat", name)] for name in (first, second)]
+    maps[0]["metadata"]["labels"][INPUTS_LABEL] = maps[1]["metadata"]["labels"][INPUTS_LABEL]
+    del world.objects[CONFIG_MAP, revision_map_name("chat", second)]
+    world.settle()
+    assert world.revision() == second
+
+
+def test_a_forged_revision_costs_no_decision_its_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place of one that old pods still have it stays, as large as a ConfigMap may be."""
+    first = world.revision()
+    world.patch(engine={"maxModelLen": 512})
+    world.settle()
+    world.roll_out()
+    _forge(world, first)
+    reads = boot_configs_read(monkeypatch)
+    world.reconcile()
+    assert (CONFIG_MAP, revision_map_name("chat", first)) in world.objects
+    assert len(reads) == 1, "the genuine one of the new pods"
 
 
 def _forge(world: World, revision: str) -> Any:

@@ -48,7 +48,7 @@ REASONS: dict[ConditionType, set[Reason]] = {
     C.READY: {R.ENDPOINT_READY, R.NO_READY_ENDPOINT, *_POD},
     C.SPECULATION_ACTIVE: {R.PAYS, R.NOT_WORTH_IT, R.OFF, R.NO_DRAFTER, *_MEASURE},
     C.GOODPUT_HEALTHY: {R.GOODPUT_AS_PREDICTED, R.BELOW_BASELINE, *_MEASURE},
-    C.SLO_ATTAINED: {R.ATTAINED, R.MISSED, R.INFEASIBLE, R.NO_SLO_CLASSES, *_MEASURE},
+    C.SLO_ATTAINED: {R.ATTAINED, R.MISSED, R.INFEASIBLE, R.NO_SLO_CLASSES, R.NO_TRAFFIC, R.METRICS_UNAVAILABLE},
 }
 
 
@@ -348,6 +348,9 @@ def happen(world: World, what: Any) -> None:
         del world.objects[sorted(world.objects)[len(world.objects) // 2]]
     elif what == "lose the status":
         world.services["chat"].pop("status", None)
+    elif what == "restart":  # what memory held
+        world.states.clear()
+        world.rejections = ()
     elif what == "accept":
         world.accept()
     elif what.startswith("refuse "):

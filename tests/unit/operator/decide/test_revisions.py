@@ -1,4 +1,4 @@
-"""Section 4's table: what is hot, what has no effect on pods, what makes a revision."""
+"""What is hot, what has no effect on pods, what makes a revision."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from outrider_crds.runtime_config import BootConfig, HotConfig
+from outrider_crds.runtime_config import HotConfig
 from outrider_crds.status import ConditionType as C
 from outrider_operator.decide.revisions import BOOT_TOKENS_ANNOTATION
 from outrider_operator.model import CONFIG_MAP, DEPLOYMENT, REVISION_LABEL, Settings
 
-from tests.unit.operator.decide.world import EAGLE, PLD, SETTINGS, World, boot_of, find, manifest
+from tests.unit.operator.decide.world import EAGLE, PLD, SETTINGS, World, boot_configs_read, boot_of, find, manifest
 
 HOT: list[dict[str, Any]] = [
     {"speculation": {"mode": "Off"}},
@@ -256,14 +256,7 @@ def test_maps_that_carry_a_revisions_label_under_other_names_cost_no_decision_it
         forged = copy.deepcopy(world.objects[CONFIG_MAP, name])
         forged["metadata"] |= {"name": f"a{number}-{world.revision()}", "uid": f"forged-{number}"}
         world.objects[CONFIG_MAP, forged["metadata"]["name"]] = forged
-    reads: list[str] = []
-    read = BootConfig.read
-
-    def noting(document: str) -> BootConfig:
-        reads.append(document)
-        return read(document)
-
-    monkeypatch.setattr(BootConfig, "read", noting)
+    reads = boot_configs_read(monkeypatch)
     world.reconcile()
     assert len(reads) == 1
     assert {key[1] for key in world.objects if key[0] == CONFIG_MAP and key[1].startswith("a")} == set()

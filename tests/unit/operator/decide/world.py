@@ -6,10 +6,10 @@ import copy
 import itertools
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from outrider_crds.conditions import find_condition
 from outrider_crds.profile import (
     DrafterProfile,
@@ -19,7 +19,7 @@ from outrider_crds.profile import (
     StepCost,
     TargetProfile,
 )
-from outrider_crds.runtime_config import HotConfig, config_hash
+from outrider_crds.runtime_config import BootConfig, HotConfig, config_hash
 from outrider_crds.state import RuntimeState
 from outrider_crds.status import Condition, ConditionType
 from outrider_operator.decide import decide
@@ -39,7 +39,7 @@ from outrider_operator.model import (
     Rejection,
     Settings,
 )
-from outrider_operator.plan import Plan, fingerprint
+from outrider_operator.plan import Plan, component_of, fingerprint
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC).timestamp()
 SETTINGS = Settings(runtime_image="outrider/runtime:1", runtime_cpu_image="outrider/runtime-cpu:1")
@@ -148,12 +148,17 @@ class World:
                 self._apply(document)
         for adoption in plan.adopt:
             metadata = self.objects[adoption.kind, adoption.name]["metadata"]
+            if adoption.resource_version not in (None, metadata["resourceVersion"]):
+                continue
+            metadata["resourceVersion"] = str(int(metadata["resourceVersion"]) + 1)
             others = [ref for ref in metadata["ownerReferences"] if ref["uid"] != adoption.owner["uid"]]
             metadata["ownerReferences"] = others if "$patch" in adoption.owner else [*others, adoption.owner]
         for mark in plan.annotate:
             self.pods[mark.pod]["metadata"].setdefault("annotations", {}).update(mark.annotations)
         for delete in plan.delete:
-            if self.objects.get((delete.kind, delete.name), {}).get("metadata", {}).get("uid") == delete.uid:
+            present = self.objects.get((delete.kind, delete.name), {}).get("metadata", {})
+            version = delete.resource_version
+            if present.get("uid") == delete.uid and version in (None, present["resourceVersion"]):
                 del self.objects[delete.kind, delete.name]
                 self.job_pods.pop(delete.name, None)
         self.services[name]["status"] = plan.status.wire()
@@ -294,7 +299,8 @@ class World:
         said = next((message for which, message in self._refusals if which(document)), None)
         if said is not None:
             name = document["metadata"]["name"]
-            self.rejections = (*self.rejections, Rejection(document["kind"], name, said, fingerprint(document)))
+            refused = Rejection(document["kind"], name, component_of(document), said, fingerprint(document))
+            self.rejections = (*self.rejections, refused)
         return said is not None
 
     def _create(self, document: Object) -> None:
@@ -348,13 +354,22 @@ def target_profile(key: str, product: str, at: str, **fields: Any) -> TargetProf
     return TargetProfile(key=key, model="org/target", product=product, measured_at=at, **given)
 
 
-def at(settings: Settings, **fields: Any) -> Settings:
-    return replace(settings, **fields)
-
-
 def boot_of(document: Object) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads(document["data"]["config.json"])
     return loaded
+
+
+def boot_configs_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows by the text of each boot config that is parsed from now on."""
+    reads: list[str] = []
+    read = BootConfig.read
+
+    def noting(document: str) -> BootConfig:
+        reads.append(document)
+        return read(document)
+
+    monkeypatch.setattr(BootConfig, "read", noting)
+    return reads
 
 
 def find(plan: Plan, kind: str, where: Callable[[Object], bool] = lambda _: True) -> list[Object]:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 
 import pytest
-from outrider_operator.inbound.objects import MOST_ANNOTATIONS, MOST_DATA, MOST_OBJECT, MOST_SPEC, admit, left_out
+from outrider_operator.inbound.objects import (
+    MOST_ANNOTATIONS,
+    MOST_DATA,
+    MOST_OBJECT,
+    MOST_SPEC,
+    MOST_VALUES,
+    admit,
+    left_out,
+)
 from outrider_operator.inbound.unfit import Unfit
 from outrider_operator.kinds import CHILDREN, CONFIG_MAP, DEPLOYMENT, JOB, NODE, POD, REPLICA_SET, SERVICE, Kind
-from outrider_operator.model import TOO_LARGE
+from outrider_operator.model import PROFILE, TOO_LARGE
 
-from tests.unit.operator.documents import document, owned_by, pod, replica_set
+from tests.unit.operator.documents import document, labels, owned_by, pod, replica_set
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CHILDREN if kind not in (REPLICA_SET, JOB)], ids=lambda k: k.kind)
@@ -31,6 +39,13 @@ def test_an_orphan_that_is_about_to_be_adopted_is_kept(kind: Kind) -> None:
     admitted = admit(kind, orphan)
     assert not isinstance(admitted, Unfit)
     assert admitted["spec"] == {"replicas": 1}
+
+
+def test_a_profile_without_an_owner_is_kept() -> None:
+    """The next service that needs it takes it; unseen, it would stand in the way of every one."""
+    profile = document("outrider-profile-a", 1)
+    profile["metadata"] |= {"labels": labels("chat", PROFILE), "ownerReferences": []}
+    assert not isinstance(admit(CONFIG_MAP, profile), Unfit)
 
 
 def test_the_owners_kind_is_that_of_the_chain() -> None:
@@ -77,6 +92,20 @@ def test_what_is_too_large_for_one_of_outriders_is_not_kept(kind: Kind, part: st
     admitted = admit(kind, sent)
     assert isinstance(admitted, Unfit)
     assert admitted.reason == "TooLarge"
+
+
+def test_many_empty_values_are_too_large() -> None:
+    """In bytes of JSON they are next to nothing: 525 such objects filled the operator's memory."""
+    admitted = admit(DEPLOYMENT, document("any", 1, spec={"ingress": [{} for _ in range(MOST_VALUES)]}))
+    assert isinstance(admitted, Unfit)
+    assert admitted.reason == "TooLarge"
+
+
+def test_a_text_is_weighed_as_it_lies_in_memory() -> None:
+    """One emoji makes each character of it take four bytes."""
+    admitted = admit(CONFIG_MAP, document("profile", 1, data={"target.json": "x" * (MOST_DATA // 2) + "\N{ROCKET}"}))
+    assert not isinstance(admitted, Unfit)
+    assert admitted["data"] == {}
 
 
 def test_of_a_service_that_is_too_large_the_size_is_kept() -> None:

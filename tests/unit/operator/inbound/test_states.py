@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from outrider_crds.spec import MOST_DRAFT_TOKENS, MOST_DRAFTERS, MOST_SLO_CLASSES
 from outrider_crds.state import TPOT_BUCKETS_S, TTFT_BUCKETS_S, RuntimeState
-from outrider_operator.inbound.states import MOST_BYTES, MOST_COUNT, MOST_TEXT, runtime_state
+from outrider_operator.inbound.states import MOST_BYTES, MOST_COUNT, MOST_ITEMS, MOST_TEXT, runtime_state
 from outrider_operator.inbound.unfit import Unfit
 
 STATE: dict[str, Any] = {
@@ -85,6 +85,15 @@ def test_lists_are_no_longer_than_a_service_can_make_them() -> None:
     assert len(state.draft_length_steps) == MOST_DRAFT_TOKENS + 1
     assert len(state.slo_classes[0].tpot.counts) == len(TPOT_BUCKETS_S) + 1
     assert len(state.slo_classes[0].ttft.counts) == len(TTFT_BUCKETS_S) + 1
+
+
+@pytest.mark.parametrize("field", ["drafters", "sloClasses", "draftLengthSteps"])
+def test_what_is_beyond_a_list_s_bound_is_not_even_validated(field: str) -> None:
+    """64 KiB of empty classes took 120 ms a poll: three errors for each of 21,500, with a dict for every one."""
+    histograms: dict[str, Any] = {"tpot": {"counts": []}, "ttft": {"counts": []}}
+    first: dict[str, Any] = {"drafters": {"name": "d", "loaded": True}, "sloClasses": {"name": "c", **histograms}}
+    items = [first.get(field, 1)] * MOST_ITEMS + [{}] * 20_000
+    assert isinstance(runtime_state(json.dumps({**STATE, field: items}, separators=(",", ":")).encode()), RuntimeState)
 
 
 def test_a_field_of_a_later_release_is_left_out() -> None:

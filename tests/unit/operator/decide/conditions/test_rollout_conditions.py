@@ -199,7 +199,7 @@ def test_the_deployments_replicas_follow_the_service_only() -> None:
 
 @pytest.mark.parametrize("field", ["replicas", "paused", "progressDeadlineSeconds"])
 def test_fields_that_outrider_sets_come_back_and_others_stay(field: str) -> None:
-    """Section 4: server-side apply by one manager."""
+    """Server-side apply by one manager."""
     world = World(manifest())
     world.serve()
     right = world.deployment()["spec"][field]

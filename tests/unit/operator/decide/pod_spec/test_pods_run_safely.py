@@ -108,7 +108,7 @@ def test_a_users_pod_template_is_added_to_ours_and_never_replaces_the_product() 
         podTemplate={
             "affinity": {"nodeAffinity": required},
             "labels": {"team": "a"},
-            "env": [{"name": "A", "value": "1"}, {"name": "USER", "value": "me"}],
+            "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],
             "priorityClassName": "high",
         },
     )

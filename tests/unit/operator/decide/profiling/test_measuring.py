@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from outrider_crds.status import ConditionType as C
+from outrider_operator.decide import decide
+from outrider_operator.decide.profiling.asked import asked_of
 from outrider_operator.model import CONFIG_MAP, JOB
 
-from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest, rfc3339, started
+from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest, result, rfc3339, started
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,17 @@ def test_a_job_that_dies_or_prints_nonsense_is_a_condition_with_its_last_lines(m
     assert len(world.created_jobs) == 1
     profile = world.observed().status.profiles[0]
     assert (profile.failed_key, profile.config_map) == (world.created_jobs[0].keys.target, "")
+
+
+def test_a_result_that_cannot_be_read_says_where() -> None:
+    """The condition showed nothing but the whole document."""
+    world = started()
+    asked = asked_of(world.objects[JOB, world.jobs()[0]])
+    assert asked is not None
+    moment = rfc3339(world.now)
+    world.finish_job(world.jobs()[0], result(asked, moment).model_dump_json(by_alias=True).replace(moment, "soon"))
+    world.settle()
+    assert "target.measuredAt" in world.condition(C.PROFILES_READY).message
 
 
 def test_a_failed_key_runs_again_on_a_changed_spec_or_on_request() -> None:
@@ -178,12 +191,47 @@ def test_two_services_share_one_measurement_and_the_last_one_takes_it_along() ->
     assert not any(d is profile for d in world.objects.values())
 
 
+def test_two_services_that_leave_in_one_moment_take_their_profile_along() -> None:
+    """Each took its own name off: what was left belonged to nobody, and no later service could make it anew."""
+    world = World(manifest("one"), manifest("two"))
+    for name in ("one", "two", "one", "two"):
+        world.settle(name)
+        world.roll_out(name)
+    world.measure(world.jobs()[0])
+    for name in ("one", "two", "one"):
+        world.settle(name)
+    for name in ("one", "two"):
+        world.patch(name, target={"name": "org/other"})
+        roll_over(world, name)
+    plans = {name: decide(world.observed(name), world.settings) for name in ("one", "two")}
+    assert all(len(plan.adopt) == 1 for plan in plans.values())
+    for name, plan in plans.items():
+        world.carry_out(plan, name)
+    world.settle("two")
+    world.settle("one")
+    assert not any(name.startswith("outrider-profile") for kind, name in world.objects if kind == CONFIG_MAP)
+
+
+def test_a_profile_without_an_owner_is_taken_by_the_service_that_needs_it() -> None:
+    """Its last user was deleted with --cascade=orphan."""
+    world = World(manifest())
+    world.serve()
+    profile = next(d for (k, n), d in world.objects.items() if k == CONFIG_MAP and n.startswith("outrider-profile"))
+    profile["metadata"]["ownerReferences"] = []
+    world.settle()
+    assert [owner["uid"] for owner in profile["metadata"]["ownerReferences"]] == ["uid-chat"]
+
+
 def leave(world: World, name: str) -> None:
     """The new revision is rolled out and no ReplicaSet of the old one is left."""
+    roll_over(world, name)
+    world.settle(name)
+
+
+def roll_over(world: World, name: str) -> None:
     world.settle(name)
     world.replica_sets = {k: v for k, v in world.replica_sets.items() if not k.startswith(name)}
     world.roll_out(name)
-    world.settle(name)
 
 
 def test_a_job_is_adopted_by_a_second_service_that_needs_it() -> None:
@@ -216,8 +264,12 @@ def test_a_job_that_nobody_wants_any_more_is_stopped() -> None:
     assert shared not in world.jobs()
     ownerless["metadata"]["ownerReferences"] = []
     world.objects[JOB, shared] = ownerless
+    foreign = copy.deepcopy(ownerless)
+    foreign["metadata"] |= {"name": "copied", "annotations": {}}
+    world.objects[JOB, "copied"] = foreign
     world.settle("one")
     assert shared not in world.jobs()
+    assert "copied" in world.jobs(), "labels alone make nothing Outrider's"
 
 
 def test_an_old_drafter_of_someone_else_does_not_make_a_profile_stale() -> None:
@@ -237,8 +289,8 @@ def test_an_old_drafter_of_someone_else_does_not_make_a_profile_stale() -> None:
     assert world.reason(C.PROFILES_READY) == "True/Profiled"
 
 
-@pytest.mark.parametrize("spec", [{"profiling": {"mode": "Skip"}}, {"paused": True}])
-def test_skip_and_paused_measure_nothing(spec: dict[str, Any]) -> None:
+@pytest.mark.parametrize("spec", [{"profiling": {"mode": "Skip"}}, {"paused": True}, {"engine": {"backend": "Torch"}}])
+def test_skip_paused_and_torch_measure_nothing(spec: dict[str, Any]) -> None:
     """Pods learn online, and the condition says so."""
     world = started(**spec)
     assert world.jobs() == []
@@ -287,3 +339,13 @@ def test_labels_and_annotations_of_the_pod_template_reach_the_job_and_its_pod() 
         assert mine["labels"].items() <= metadata["labels"].items()
         assert mine["annotations"].items() <= metadata["annotations"].items()
         assert metadata["labels"]["outrider.dev/component"] == "profiling"
+
+
+def test_where_a_self_drafting_target_pays_is_in_the_status() -> None:
+    """Break-even contexts by batch size, from the profile's own costs."""
+    world = World(manifest())
+    world.patch(draftPool=[{"name": "self", "method": "SparseSelf", "sparseSelf": {}}])
+    world.serve()
+    (found,) = world.observed().status.profiles[0].long_contexts
+    assert found.drafter == "self"
+    assert [one.requests for one in found.break_even] == [1, 4, 16, 64]

@@ -6,16 +6,18 @@ from dataclasses import replace
 
 import pytest
 from outrider_crds.status import ConditionType as C
-from outrider_operator.model import JOB
+from outrider_operator.model import JOB, Node
 
 from tests.unit.operator.decide.world import CPU_NODE, SETTINGS, World, gpu_node, manifest, started, unschedulable
 
 
+@pytest.mark.parametrize(("product", "node"), [("cpu", CPU_NODE), ("NVIDIA-L4", gpu_node("a", "NVIDIA-L4"))])
 @pytest.mark.parametrize("whose", ["its own", "another service's"])
-def test_a_serving_pod_without_a_node_keeps_no_job_away(whose: str) -> None:
+def test_a_serving_pod_without_a_node_keeps_no_job_away(product: str, node: Node, whose: str) -> None:
     """A zone that is not there, a misspelled claim, no room: only the scheduler knows whether a Job's going would help,
     and by the Jobs' priority class it acts on it. The operator neither stops Jobs for such a pod nor holds them up."""
-    world = World(manifest(), settings=replace(SETTINGS, profiling_priority_class="outrider-profiling"))
+    settings = replace(SETTINGS, profiling_priority_class="outrider-profiling")
+    world = World(manifest(accelerator={"products": [product]}), nodes=(node,), settings=settings)
     world.settle()
     world.roll_out()
     pod = unschedulable(world, "lost", world.now)

@@ -18,10 +18,6 @@ def is_new_revision_map(document: Object) -> bool:
     return document["kind"] == CONFIG_MAP and "pod-template.json" in document["data"]
 
 
-def is_new_deployment(document: Object) -> bool:
-    return document["kind"] == DEPLOYMENT and "512" in str(document["metadata"]["annotations"]) + str(document["spec"])
-
-
 def of_kind(kind: str) -> Callable[[Object], bool]:
     return lambda document: document["kind"] == kind
 
@@ -96,6 +92,17 @@ def test_whatever_is_refused_of_a_new_service_is_named(kind: str) -> None:
     world.settle()
     assert world.reason(C.SPEC_VALID) == "True/Accepted"
     assert (DEPLOYMENT, "chat") in world.objects
+
+
+def test_a_service_may_be_called_like_a_profile() -> None:
+    """Whose a refusal is was guessed by the name: a refused Deployment of this service was nobody's."""
+    name = "outrider-profile-a"
+    world = World(manifest(name))
+    world.refuse(of_kind(DEPLOYMENT), "no, and here is why")
+    world.settle(name)
+    assert world.reason(C.SPEC_VALID, name) == "False/ChildRejected"
+    assert world.reason(C.UPDATED, name) == "False/ChildRejected"
+    assert "no, and here is why" in world.condition(C.SPEC_VALID, name).message
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,10 @@ class Pool(Model):
     @property
     def primary(self) -> Drafter | None:
         """The one that vLLM's own config names: an EAGLE head if there is one, for whom the target hands out hidden
-        states; else a draft model, for which vLLM keeps room in the KV cache; else a lookup."""
+        states; else one that writes KV ahead of the target, for which vLLM keeps room in the cache; else a lookup."""
         heads = [drafter for drafter in self.neural if drafter.method is DraftMethod.EAGLE]
-        return next(iter((*heads, *self.neural, *self.hosted)), None)
+        selves = [drafter for drafter in self.hosted if drafter.sparse_self is not None]
+        return next(iter((*heads, *self.neural, *selves, *self.hosted)), None)
 
     def without(self, name: str, reason: str) -> Pool:
         left = tuple(drafter for drafter in self.hosted if drafter.name != name)

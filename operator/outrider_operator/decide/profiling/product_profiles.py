@@ -16,11 +16,7 @@ from outrider_operator.decide.pods import Pods
 from outrider_operator.decide.profile_store import Failure, Store, read_store
 from outrider_operator.decide.profiling.asked import Asked, asked_of, attempt_hash
 from outrider_operator.decide.profiling.job_outcome import absorb, has_ended, is_finished, pod_of
-from outrider_operator.inbound.reading import (
-    items,
-    name_of,
-    unix_seconds,
-)
+from outrider_operator.inbound.reading import items, name_of, unix_seconds
 from outrider_operator.model import Identity, Node, Object
 
 _RESULT_PATIENCE_S = 30.0
@@ -42,8 +38,6 @@ class ProfilingView:
     job_pods: tuple[Object, ...] = ()
     profiles: Mapping[str, Object] = field(default_factory=dict)
     """Name -> ConfigMap."""
-    warnings: Mapping[str, str] = field(default_factory=dict)
-    """Name of a Job, or of its pod, -> newest Warning event."""
     request: str = ""
     """Value of the annotation that asks for new measurements."""
 
@@ -52,7 +46,7 @@ class ProfilingView:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class ProductProfile:
     """One product's profile: what is there, what is missing, and the Job for it, if there is one."""
 
     keys: ProfileKeys
@@ -77,9 +71,9 @@ class Measurement:
         return self.store.failure(key, self.asked.attempt)
 
 
-def measurements(view: ProfilingView, intent: Intent) -> list[Measurement]:
+def product_profiles(view: ProfilingView, intent: Intent) -> list[ProductProfile]:
     """One entry per product, in the order of the spec."""
-    return [_measurement(view, intent, keys) for keys in intent.wanted.keys]
+    return [_product_profile(view, intent, keys) for keys in intent.wanted.keys]
 
 
 def stale_in_s(intent: Intent, keys: ProfileKeys, store: Store, now: float) -> float | None:
@@ -92,11 +86,11 @@ def stale_in_s(intent: Intent, keys: ProfileKeys, store: Store, now: float) -> f
     return oldest + seconds(age) - now if age is not None and oldest is not None else None
 
 
-def _measurement(view: ProfilingView, intent: Intent, keys: ProfileKeys) -> Measurement:
+def _product_profile(view: ProfilingView, intent: Intent, keys: ProfileKeys) -> ProductProfile:
     job = next((job for job in view.jobs if name_of(job) == profile_name(keys.target)), None)
     pod = pod_of(job, view.job_pods) if job is not None else None
     store = _with_outcome(view, view.store(keys.target), job, pod)
-    return Measurement(
+    return ProductProfile(
         keys=keys,
         store=store,
         asked=_asked(view, intent, keys, store),

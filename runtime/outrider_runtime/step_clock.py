@@ -19,6 +19,9 @@ class StepClock(Protocol):
     def passed(self, mark: Any) -> bool:
         """Whether the device has reached `mark`; never waits."""
 
+    def wait(self, mark: Any) -> None:
+        """Until the device has reached `mark`: never in an asynchronous step."""
+
     def seconds(self, first: Any, last: Any) -> float:
         """Device time between two marks that have passed."""
 
@@ -34,6 +37,9 @@ class HostClock:
 
     def passed(self, mark: float) -> bool:
         return mark is not None
+
+    def wait(self, mark: float) -> None:
+        pass
 
     def seconds(self, first: float, last: float) -> float:
         return last - first
@@ -52,6 +58,9 @@ class CudaClock:
 
     def passed(self, mark: torch.cuda.Event) -> bool:
         return bool(mark.query())  # type: ignore[no-untyped-call]
+
+    def wait(self, mark: torch.cuda.Event) -> None:
+        mark.synchronize()
 
     def seconds(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
         return float(first.elapsed_time(last)) / 1000

@@ -1,0 +1,76 @@
+"""The bundled torch engine behind HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outrider_runtime.server.config import Serving
+from outrider_runtime.server.engine import Drain
+from outrider_runtime.server.errors import StartupError
+from outrider_runtime.server.gate import App
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from outrider_runtime.torch_engine.thread import Client
+
+
+@dataclass(slots=True)
+class TorchEngine:
+    client: Client
+    app: Any
+
+    @property
+    def errored(self) -> bool:
+        return self.client.errored
+
+    @property
+    def unfinished(self) -> int:
+        return self.client.unfinished
+
+    def http_server(self, wrap: Callable[[App], App], drain: Drain) -> uvicorn.Server:
+        import uvicorn
+
+        class WithoutSignals(uvicorn.Server):
+            """Signals are the caller's, who drains."""
+
+            @contextmanager
+            def capture_signals(self) -> Iterator[None]:
+                yield
+
+        timeout = None if drain.timeout_s is None else max(1, round(drain.timeout_s))
+        config = uvicorn.Config(wrap(self.app), log_level="warning", timeout_graceful_shutdown=timeout)
+        config.load()
+        return WithoutSignals(config)
+
+    def served(self, *, forced: bool) -> None:
+        """Requests that were left end with the engine."""
+
+
+@asynccontextmanager
+async def started_torch_engine(serving: Serving) -> AsyncIterator[TorchEngine]:
+    """Raises StartupError with what cannot be served."""
+    try:
+        from outrider_runtime.torch_engine.app import Service, make_app
+        from outrider_runtime.torch_engine.architecture import UnsupportedModelError
+        from outrider_runtime.torch_engine.launch import load
+        from outrider_runtime.torch_engine.thread import Client
+    except ModuleNotFoundError as error:
+        raise StartupError(f"engine.backend Torch needs {error.name}: install Outrider with its extra torch") from None
+    try:
+        loaded = await asyncio.to_thread(load, serving.boot, serving.hot, serving.paths)
+    except UnsupportedModelError as error:
+        raise StartupError(str(error)) from error
+    client = Client(loaded.engine)
+    loaded.reporter.start()
+    name = serving.boot.target.name
+    service = Service(name, loaded.text, loaded.vocabulary, loaded.engine.longest, client)
+    try:
+        yield TorchEngine(client, make_app(service))
+    finally:
+        loaded.reporter.stop()
+        client.stop()

@@ -1,0 +1,113 @@
+"""The one module that touches vLLM's server: arguments, engine client and app.
+
+It is vLLM's own start (`vllm.entrypoints.launchers.api_server.entry`). vLLM is imported inside functions: the
+environment must be complete before.
+"""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from outrider_runtime.server.engine import Drain
+from outrider_runtime.server.errors import StartupError
+from outrider_runtime.server.gate import App
+from outrider_runtime.vllm_plugin.arguments import prepare_vllm
+
+if TYPE_CHECKING:
+    import uvicorn
+
+UNBOUNDED_DRAIN_S = 24 * 3600
+TEARDOWN_S = 10
+
+
+@dataclass(slots=True)
+class VLLM:
+    """vLLM's engine client, and the app over it."""
+
+    client: Any
+    app: Any
+    arguments: Namespace
+
+    @property
+    def errored(self) -> bool:
+        return bool(self.client.errored)
+
+    @property
+    def unfinished(self) -> int:
+        return int(self.client.get_num_unfinished_requests())
+
+    def http_server(self, wrap: Callable[[App], App], drain: Drain) -> uvicorn.Server:
+        self.app.state.server = server = _http_server(wrap(self.app), self.arguments, drain)
+        return server
+
+    def served(self, *, forced: bool) -> None:
+        # No request is left that the engine should wait for; it only has to let go of its device.
+        self.client.vllm_config.shutdown_timeout = 0 if forced else TEARDOWN_S
+
+
+@asynccontextmanager
+async def started_vllm(arguments: Namespace) -> AsyncIterator[VLLM]:
+    from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+    from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
+    from vllm.entrypoints.launchers.app import build_app
+
+    async with build_async_engine_client(arguments) as client:
+        tasks = await client.get_supported_tasks()
+        app = build_app(arguments, tasks, client.model_config)
+        await init_app_state(client, app.state, arguments, tasks)
+        yield VLLM(client, app, arguments)
+
+
+def parse_arguments(words: list[str], drain: Drain) -> Namespace:
+    """vLLM's own parse of its server's arguments. Raises StartupError with the argument that it does not take."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+    from vllm.logger import configure_logging_from_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
+        def error(self, message: str) -> NoReturn:
+            raise StartupError(f"the engine does not take its arguments: {message}; see spec.engine.extraArgs")
+
+    cli_env_setup()
+    prepare_vllm()
+    arguments: Namespace = make_arg_parser(Parser(prog="vllm serve")).parse_args(words)
+    arguments.model = arguments.model_tag
+    # Ctrl-C in a terminal goes to every process: the engine's, too, must finish its requests then.
+    arguments.shutdown_timeout = math.ceil(UNBOUNDED_DRAIN_S if drain.timeout_s is None else drain.timeout_s)
+    configure_logging_from_args(arguments)
+    try:
+        validate_parsed_serve_args(arguments)
+    except (TypeError, ValueError) as error:
+        raise StartupError(f"the engine does not take its arguments: {error}; see spec.engine.extraArgs") from error
+    return arguments
+
+
+def _http_server(app: App, arguments: Namespace, drain: Drain) -> uvicorn.Server:
+    import uvicorn
+    from vllm import envs
+    from vllm.entrypoints.launchers.launcher import NoSignalServer
+    from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
+
+    log_config = get_uvicorn_log_config(arguments)
+    config = uvicorn.Config(
+        app,
+        log_level=arguments.uvicorn_log_level,
+        access_log=not arguments.disable_uvicorn_access_log,
+        timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
+        timeout_graceful_shutdown=None if drain.timeout_s is None else max(1, round(drain.timeout_s)),
+        ssl_keyfile=arguments.ssl_keyfile,
+        ssl_certfile=arguments.ssl_certfile,
+        ssl_ca_certs=arguments.ssl_ca_certs,
+        ssl_cert_reqs=arguments.ssl_cert_reqs,
+        ssl_ciphers=arguments.ssl_ciphers,
+        **({} if log_config is None else {"log_config": log_config}),
+    )
+    config.load()
+    server: uvicorn.Server = NoSignalServer(config)
+    return server

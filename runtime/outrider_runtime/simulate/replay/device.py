@@ -1,0 +1,122 @@
+"""What runs a step that somebody has scheduled: a target and its drafters, as recorded, at a world's times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_runtime.control.plans import DraftPlan, ExecutionMode
+from outrider_runtime.control.settings import Drafter
+from outrider_runtime.simulate.recording import Recording
+from outrider_runtime.simulate.replay.caches import Caches
+from outrider_runtime.simulate.replay.proposals import Proposals
+from outrider_runtime.simulate.replay.requests import Books, Requests, Rows
+from outrider_runtime.simulate.replay.workload import Ints
+from outrider_runtime.simulate.worlds.world import Pass, World
+
+CATCH_UP_TOKENS = 16
+"""A draft that is fed more of a decoding request than this attends as to a prompt."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ran:
+    """What came of a step."""
+
+    target_s: float
+    draft_s: dict[int, float]
+    """Of each drafter that ran, by number."""
+    mode: ExecutionMode
+    accepted: Ints
+    """(N,) of the proposals that the target scored."""
+    tokens: Ints
+    """(N,) of the answer."""
+
+    @property
+    def seconds(self) -> float:
+        return self.target_s + sum(self.draft_s.values())
+
+    def each_draft_s(self, drafters: int) -> NDArray[np.float64]:
+        """(drafters,); NaN: it did not run."""
+        return np.array([self.draft_s.get(number, np.nan) for number in range(drafters)])
+
+
+class Device:
+    """D drafters in the pool's order, N requests of a step."""
+
+    def __init__(self, world: World, recording: Recording, drafters: Sequence[Drafter], requests: Requests) -> None:
+        self.world, self.drafters, self.requests = world, drafters, requests
+        self.caches = Caches(drafters, len(requests.load))
+        self.proposals = Proposals(recording, drafters, requests)
+
+    def forget(self, preempted: Rows) -> None:
+        self.caches.forget(preempted)
+        self.proposals.clear(preempted)
+
+    def run(self, books: Books, tokens: Ints, verified: Ints, plan: DraftPlan, fed: Ints) -> Ran:
+        """tokens (N,): of the step, verified (N,) of them proposals; fed (D, N): tokens that each drafter runs over.
+        At the end the plan's drafters propose. The books of the requests go on, but for the time."""
+        one, draft_s = _target_pass(books, tokens), self._draft_s(plan, books, fed)
+        accepted = np.where(books.decodes, self.proposals.accepted(books.rows, verified), 0)
+        committed = tokens - verified + accepted
+        self.caches.feed(books, fed, np.where(books.decodes, 0, tokens), committed)
+        made = self._advance(books, tokens, committed, accepted)
+        after = self.requests.of(books.rows)
+        self.proposals.propose(after, plan, *self.caches.columns(after, np.zeros_like(after.rows)))
+        return Ran(self.world.target_s(one), draft_s, _mode(one, self.world.graph_tokens), accepted, made)
+
+    def _draft_s(self, plan: DraftPlan, books: Books, fed: Ints) -> dict[int, float]:
+        seconds = {}
+        for number, passes in enumerate(plan.passes.tolist()):
+            asks = (plan.asked == number).any(0) & (passes > 0)
+            asked, drafter = int(np.count_nonzero(asks)), self.drafters[number]
+            if asked or fed[number].any():
+                requests = int(np.count_nonzero(books.decodes)) if drafter.passes else asked
+                one = _draft_pass(books, fed[number], requests)
+                if drafter.kv_budget is not None:
+                    one = Pass(asked, asked, float(np.minimum(books.context[asks], drafter.kv_budget).mean()), asked)
+                seconds[number] = self.world.draft_s(drafter.name, one, passes)
+        return seconds
+
+    def _advance(self, books: Books, tokens: Ints, committed: Ints, accepted: Ints) -> Ints:
+        """(N,) tokens of the answers; a request whose prompt is not read to its end gets none."""
+        self.requests.context[books.rows] = books.context + committed
+        yields = books.decodes | (tokens == books.todo)
+        made = np.where(yields, np.minimum(1 + accepted, books.left), 0)
+        self.requests.produced[books.rows] = books.produced + made
+        return made
+
+
+def _target_pass(books: Books, tokens: Ints) -> Pass:
+    decodes = books.decodes
+    requests, context = _decoding(books)
+    if requests == len(tokens):
+        batched = int(tokens.sum())
+        return Pass(batched, requests, context, batched, (), bool(tokens.min() == tokens.max()))
+    prompts, decoding = (~decodes).nonzero()[0], tokens[decodes]
+    logits = int(decoding.sum()) + int(np.count_nonzero(tokens[prompts] == books.todo[prompts]))
+    chunks = list(zip(tokens[prompts].tolist(), books.context[prompts].tolist(), strict=True))
+    even = requests == 0 or bool(decoding.min() == decoding.max())
+    return Pass(int(tokens.sum()), requests, context, logits, chunks, even)
+
+
+def _draft_pass(books: Books, fed: Ints, asked: int) -> Pass:
+    """The first pass: over `fed` (N,); attention as to a prompt where that is more than a step's tokens."""
+    long = ((fed > 0) & (~books.decodes | (fed > CATCH_UP_TOKENS))).nonzero()[0]
+    prefix = np.maximum(0, books.context[long] - fed[long])
+    chunks = list(zip(fed[long].tolist(), prefix.tolist(), strict=True))
+    return Pass(max(int(fed.sum()), asked), asked, _decoding(books)[1], max(asked, 1), chunks)
+
+
+def _decoding(books: Books) -> tuple[int, float]:
+    """Requests that decode, and their mean context."""
+    requests = int(np.count_nonzero(books.decodes))
+    return requests, float((books.context * books.decodes).sum()) / requests if requests else 0.0
+
+
+def _mode(one: Pass, graph_tokens: int | None) -> ExecutionMode:
+    if graph_tokens is not None and one.tokens > graph_tokens:
+        return ExecutionMode.BEYOND_GRAPH
+    return ExecutionMode.UNIFORM if one.even and not one.prompts else ExecutionMode.RAGGED

@@ -1,0 +1,185 @@
+"""The OpenAI API over one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel
+
+from outrider_runtime.server.errors import RequestError
+from outrider_runtime.torch_engine import requests
+from outrider_runtime.torch_engine.answers import Chats, Completions, Piece, piece_of, usage
+from outrider_runtime.torch_engine.engine import Output
+from outrider_runtime.torch_engine.protocol import Ask, Chat, Completion, check_tokens, parse, sampling, stops
+from outrider_runtime.torch_engine.text import Text
+from outrider_runtime.torch_engine.thread import Client, EngineDeadError
+
+Outputs = AsyncGenerator[tuple[int, Output], None]
+CLIENT_LEFT = 499
+"""Nobody reads it."""
+DEAD = RequestError("the engine has died; the pod starts again", status=HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+class Service:
+    """What the routes stand on."""
+
+    def __init__(self, model: str, text: Text, vocabulary: int, longest: int, client: Client) -> None:
+        """model: the name that it is served under."""
+        self.model, self.text, self.client = model, text, client
+        self._vocabulary, self.longest = vocabulary, longest
+        self.started_at = int(time.time())
+
+    def completion(self, ask: Completion) -> list[list[int]]:
+        """Its prompts' tokens."""
+        prompts = [self._tokens(one, ask.add_special_tokens) for one in ask.prompts]
+        if not prompts:
+            raise RequestError("the prompt is empty", "prompt")
+        return prompts
+
+    def chat(self, ask: Chat) -> list[list[int]]:
+        options = {"add_generation_prompt": ask.add_generation_prompt, **(ask.chat_template_kwargs or {})}
+        try:
+            return [self.text.encode_chat([one.plain() for one in ask.messages], **options)]
+        except ValueError as error:
+            raise RequestError(str(error), "messages") from None
+
+    def requests(self, ask: Ask, name: str, prompts: Sequence[list[int]]) -> list[requests.Request]:
+        if ask.model is not None and ask.model != self.model:
+            raise RequestError(f"the model {ask.model!r} does not exist here", "model", HTTPStatus.NOT_FOUND)
+        drawn = sampling(ask, self.text.defaults, self._vocabulary)
+        return [
+            requests.Request(
+                f"{name}-{index}", list(prompt), len(prompt),
+                stops(ask, self.text.end_tokens, len(prompt), self.longest), drawn, self.text.detokenizer(prompt),
+            )
+            for index, prompt in enumerate(prompts)
+        ]  # fmt: skip
+
+    def _tokens(self, prompt: str | list[int], special: bool) -> list[int]:
+        if isinstance(prompt, str):
+            return self.text.encode(prompt, special=special)
+        check_tokens(prompt, self._vocabulary)
+        return prompt
+
+
+def make_app(service: Service) -> FastAPI:
+    app = FastAPI(title="Outrider", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.exception_handler(RequestError)
+    async def refused(_request: Request, error: RequestError) -> Response:
+        return _refusal(error)
+
+    @app.exception_handler(EngineDeadError)
+    async def dead(_request: Request, _error: EngineDeadError) -> Response:
+        return _refusal(DEAD)
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        ask = parse(Completion, await _document(request))
+        name = f"cmpl-{uuid.uuid4().hex}"
+        return await _answer(
+            service, ask, service.completion(ask), Completions(name, service.model, service.text), request
+        )
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        ask = parse(Chat, await _document(request))
+        documents = Chats(f"chatcmpl-{uuid.uuid4().hex}", service.model, service.text)
+        return await _answer(service, ask, service.chat(ask), documents, request)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        card = {
+            "id": service.model, "object": "model", "created": service.started_at, "owned_by": "outrider",
+            "max_model_len": service.longest,
+        }  # fmt: skip
+        return {"object": "list", "data": [card]}
+
+    @app.get("/health")
+    @app.get("/ping")
+    async def health() -> Response:
+        return Response(status_code=503 if service.client.errored else 200)
+
+    return app
+
+
+async def _document(request: Request) -> dict[str, Any]:
+    """The gate has seen to it that it is an object."""
+    document: dict[str, Any] = await request.json()
+    return document
+
+
+async def _answer(
+    service: Service, ask: Ask, prompts: list[list[int]], documents: Chats | Completions, http: Request
+) -> Response:
+    asked = service.requests(ask, documents.name, prompts)
+    tokens = sum(map(len, prompts))
+    outputs = service.client.answers(asked, ask.slo_class)
+    if ask.stream:
+        return StreamingResponse(_stream(outputs, ask, documents, tokens), media_type="text/event-stream")
+    pieces = [Piece() for _ in asked]
+    if not await _unless_gone(http, _collect(outputs, pieces)):
+        return Response(status_code=CLIENT_LEFT)
+    used = usage(tokens, sum(len(one.tokens) for one in pieces))
+    return JSONResponse(documents.whole(pieces, used).model_dump(mode="json", exclude_unset=True))
+
+
+async def _collect(outputs: Outputs, pieces: Sequence[Piece]) -> None:
+    async with contextlib.aclosing(outputs):
+        async for index, output in outputs:
+            pieces[index].add(output)
+
+
+async def _unless_gone(http: Request, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether `work` came to its end before the client left; what it raises passes through."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_gone(http))
+    try:
+        done, _ = await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working in done:
+            working.result()
+        return working in done
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _gone(http: Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _stream(outputs: Outputs, ask: Ask, documents: Chats | Completions, prompt: int) -> AsyncIterator[str]:
+    """Server-sent events."""
+    answer, first = 0, documents.first()
+    if first is not None:
+        yield _event(first)
+    try:
+        async with contextlib.aclosing(outputs):
+            async for index, output in outputs:
+                answer += len(output.tokens)
+                piece = piece_of(output)
+                if piece.text or piece.finish or piece.logprobs:
+                    yield _event(documents.part(index, piece))
+    except EngineDeadError:
+        yield f"data: {DEAD.body().decode()}\n\n"
+        return
+    if ask.usage_in_stream:
+        yield _event(documents.last(usage(prompt, answer)))
+    yield "data: [DONE]\n\n"
+
+
+def _event(document: BaseModel) -> str:
+    return f"data: {document.model_dump_json(exclude_unset=True)}\n\n"
+
+
+def _refusal(error: RequestError) -> Response:
+    return Response(error.body(), error.status, media_type="application/json")

@@ -1,0 +1,120 @@
+"""What is served: decoders of the Llama family. Everything else is refused before a weight is read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CONFIG_FILE = "config.json"
+FAMILIES = {"llama": "Llama, SmolLM2", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+"""`model_type` -> the models that have it."""
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+class UnsupportedModelError(Exception):
+    """The model cannot be served; the message names the file and the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    inner_width: int
+    norm_epsilon: float
+    is_tied: bool
+    """The output layer is the embedding."""
+    positions: int
+    """Longest request that the model was made for."""
+    dtype: str
+    """Of the weights as they are stored."""
+
+    def kv_bytes_per_token(self, bytes_per_number: int) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_width * bytes_per_number
+
+
+def gguf_file(folder: Path) -> dict[str, str]:
+    """What transformers must be told to read a folder that holds one GGUF file and no config.json; else nothing."""
+    found = list(folder.glob("*.gguf"))
+    return {"gguf_file": found[0].name} if len(found) == 1 and not (folder / CONFIG_FILE).exists() else {}
+
+
+def read_architecture(folder: Path) -> Architecture:
+    """Raises UnsupportedModelError."""
+    gguf = gguf_file(folder)
+    if gguf:
+        file = folder / gguf["gguf_file"]
+        return architecture_of(_config_in_gguf(file), file)
+    file = folder / CONFIG_FILE
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UnsupportedModelError(f"{file} cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise UnsupportedModelError(f"{file} is not a JSON object")
+    return architecture_of(config, file)
+
+
+def _config_in_gguf(file: Path) -> dict[str, Any]:
+    from transformers import AutoConfig
+
+    try:
+        config: dict[str, Any] = AutoConfig.from_pretrained(file.parent, gguf_file=file.name).to_dict()
+    except Exception as error:  # the reader raises whatever a broken file makes it stumble over
+        raise UnsupportedModelError(f"{file} cannot be read: {error}") from None
+    return {"dtype": "float32", **{name: value for name, value in config.items() if value is not None}}
+
+
+def architecture_of(config: dict[str, Any], file: Path) -> Architecture:
+    """file: where `config` comes from, for the message. Raises UnsupportedModelError."""
+    reason = _obstacle(config)
+    if reason:
+        raise UnsupportedModelError(f"{file}: {reason}")
+    try:
+        return _architecture(config)
+    except KeyError as error:
+        raise UnsupportedModelError(f"{file}: the field {error.args[0]} is missing") from None
+
+
+def _architecture(config: dict[str, Any]) -> Architecture:
+    heads = config["num_attention_heads"]
+    return Architecture(
+        vocabulary=config["vocab_size"],
+        width=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_width=config.get("head_dim") or config["hidden_size"] // heads,
+        inner_width=config["intermediate_size"],
+        norm_epsilon=config["rms_norm_eps"],
+        is_tied=bool(config.get("tie_word_embeddings", False)),
+        positions=config["max_position_embeddings"],
+        dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
+    )
+
+
+def _obstacle(config: dict[str, Any]) -> str:
+    """Why the model cannot be served, in a sentence that begins with the field; empty when nothing is known."""
+    for field in EXPERTS:
+        if config.get(field):
+            return f"{field} is {config[field]}: a mixture of experts is not served by the Torch backend, use vLLM"
+    if config.get("model_type") not in FAMILIES:
+        known = ", ".join(f"{name} ({models})" for name, models in FAMILIES.items())
+        return f"model_type is {config.get('model_type')!r}; the Torch backend serves {known}"
+    if config.get("quantization_config"):
+        return "quantization_config is set: the Torch backend reads unquantised weights, use vLLM"
+    if config.get("hidden_act", "silu") != "silu":
+        return f"hidden_act is {config['hidden_act']!r}; the Torch backend has silu"
+    return _sliding(config)
+
+
+def _sliding(config: dict[str, Any]) -> str:
+    if config.get("sliding_window") and config.get("use_sliding_window", config["model_type"] == "llama"):
+        return f"sliding_window is {config['sliding_window']}: the Torch backend attends to all tokens, use vLLM"
+    other = sorted({*(config.get("layer_types") or [])} - {"full_attention"})
+    return f"layer_types names {other[0]}: the Torch backend has full_attention, use vLLM" if other else ""

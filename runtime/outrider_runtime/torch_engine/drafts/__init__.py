@@ -1,0 +1,1 @@
+"""The drafters that this engine runs, one a file."""

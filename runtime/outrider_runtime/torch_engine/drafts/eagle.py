@@ -1,0 +1,161 @@
+"""An EAGLE-3 head: one layer over the target's hidden states and the next token's embedding.
+
+Its cache holds an entry for each token that it ran over; a step without it leaves some out, and it proposes over the
+others. An entry knows its place in the text by its rotation, so entries need not follow each other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outrider_runtime.drafters.eagle import LAYER_IDS
+from outrider_runtime.loop.caches import Hole
+from outrider_runtime.torch_engine.architecture import Architecture, read_architecture
+from outrider_runtime.torch_engine.decoder import Layer, Rotary, Span, read_layer
+from outrider_runtime.torch_engine.drafting import Finished, Ran
+from outrider_runtime.torch_engine.kv import Cache
+from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
+from outrider_runtime.torch_engine.requests import Request
+from outrider_runtime.torch_engine.runner import Model, Places, Segment
+from outrider_runtime.torch_engine.sampling import Row, draw, row_of
+from outrider_runtime.torch_engine.weights import Weights, read_weights
+
+FUSED = 3
+"""Hidden states that a head reads."""
+
+
+class Head:
+    """The weights. Shapes: T tokens of a pass, H width, V' tokens that it may propose."""
+
+    def __init__(self, folder: Path, target: Model) -> None:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        self.shape: Architecture = read_architecture(folder)
+        weights = read_weights(folder, target.dtype, target.device)
+        width = self.shape.width
+        self.layers = fused_layers(config, target.shape.layers)
+        self._fuse = weights.take("fc.weight", width, FUSED * target.shape.width)
+        self._state_norm = weights.take("midlayer.hidden_norm.weight", width)
+        self._layer: Layer = read_layer(weights, self.shape, "midlayer", 2 * width)
+        self._norm = weights.take("norm.weight", width)
+        proposable = config.get("draft_vocab_size") or self.shape.vocabulary
+        self._output = weights.take("lm_head.weight", proposable, width)
+        self._to_target = _vocabulary(weights, proposable, target.device)
+        self._embedding = target.decoder.embedding
+        weights.expect_none_left()
+        self.weight_bytes = weights.taken_bytes
+
+    def fused(self, between: dict[int, Tensor], rows: Tensor) -> Tensor:
+        """(T, H) of what the target handed out for `rows`."""
+        return functional.linear(torch.cat([between[layer][rows] for layer in self.layers], -1), self._fuse)
+
+    def __call__(self, tokens: Tensor, state: Tensor, rotary: Rotary, spans: Sequence[Span]) -> Tensor:
+        """Tokens (T,) and the states before them (T, H) to the next states (T, H)."""
+        normed = [
+            self._layer.normed(self._embedding[tokens], self._layer.input_norm),
+            self._layer.normed(state, self._state_norm),
+        ]
+        return self._layer.after_attention(state, self._layer.attention(torch.cat(normed, -1), rotary, spans, 0))
+
+    def draw(self, state: Tensor, rows: Sequence[Row]) -> list[int]:
+        """(rows, H) to the target's token that the head proposes for each."""
+        logits = functional.linear(self._layer.normed(state, self._norm), self._output).float()
+        if all(row.sampling.temperature == 0 and row.sampling.is_plain for row in rows):
+            tokens: list[int] = self._to_target[logits.argmax(-1)].tolist()
+            return tokens
+        everything = logits.new_full((len(rows), len(self._embedding)), -torch.inf)
+        everything[:, self._to_target] = logits
+        return draw(everything, rows)
+
+
+def fused_layers(config: dict[str, Any], layers: int) -> tuple[int, ...]:
+    """Of the target, before which its states are read; those that every trainer takes where the head says nothing."""
+    own = config.get("eagle_config") or {}
+    named = own.get(LAYER_IDS) or config.get(LAYER_IDS)
+    return tuple(named) if named else (2, layers // 2, layers - 3)
+
+
+def _vocabulary(weights: Weights, proposable: int, device: torch.device) -> Tensor:
+    """(V',): the target's token of each that the head proposes."""
+    weights.drop("t2d")
+    own = torch.arange(proposable, device=device)
+    return own + weights.take("d2t", proposable) if "d2t" in weights else own
+
+
+class Eagle:
+    def __init__(self, folder: Path, number: int, target: Model, pool: KVPool) -> None:
+        """number: its place among the models of the pool."""
+        self.head = Head(folder, target)
+        self.number = number
+        self.cache = Cache(self.head.shape, target.dtype, target.device)
+        self._places = Places(folder, self.head.shape, self.cache, target.device)
+        self._dtype = target.dtype
+        self._pool = pool
+
+    def close(self, holes: Sequence[tuple[Request, Hole]]) -> None:
+        """The states that it would read are gone."""
+
+    @torch.inference_mode()
+    def propose(self, step: Finished, asks: Sequence[bool], most: int) -> list[list[int]]:
+        proposals: list[list[int]] = [[] for _ in step.ran]
+        rows = [row for row, one in enumerate(step.ran) if self._grow(one, most)]
+        if not rows:
+            return proposals
+        states = self._read([step.ran[row] for row in rows], step.between)
+        asking = [(row, place) for place, row in enumerate(rows) if asks[row]]
+        if most and asking:
+            ran, chosen = [step.ran[row] for row, _ in asking], [place for _, place in asking]
+            for (row, _), own in zip(asking, self._extend(ran, states[chosen], most), strict=True):
+                proposals[row] = own
+        return proposals
+
+    def forget(self, request: str) -> None:
+        self.cache.forget(request)
+
+    def _grow(self, one: Ran, most: int) -> bool:
+        entries = self.cache.length(one.request.name) + one.kept + most
+        return self._pool.grow_or_drop(Holder(self.number, one.request.name), entries)
+
+    def _read(self, ran: Sequence[Ran], between: dict[int, Tensor]) -> Tensor:
+        """Run over the step's committed tokens; each request's last state, (requests, H)."""
+        segments = [
+            Segment(one.request.name, one.request.tokens[one.start + 1 : one.start + one.kept + 1], one.start)
+            for one in ran
+        ]
+        rows = torch.cat([torch.arange(one.first_row, one.first_row + one.kept) for one in ran])
+        states = self._run(segments, self.head.fused(between, rows.to(self._places.device)))
+        ends = torch.tensor([one.kept for one in ran]).cumsum(0) - 1
+        return states[ends.to(states.device)]
+
+    def _extend(self, ran: Sequence[Ran], states: Tensor, most: int) -> list[list[int]]:
+        """A pass a token over its own states, whose entries are forgotten: the target's states take their places."""
+        lengths = [self.cache.length(one.request.name) for one in ran]
+        made = [[token] for token in self.head.draw(states, [row_of(one.request, ()) for one in ran])]
+        try:
+            for depth in range(most - 1):
+                segments = [
+                    Segment(one.request.name, own[-1:], one.start + one.kept + depth)
+                    for one, own in zip(ran, made, strict=True)
+                ]
+                states = self._run(segments, states)
+                rows = [row_of(one.request, own) for one, own in zip(ran, made, strict=True)]
+                for own, token in zip(made, self.head.draw(states, rows), strict=True):
+                    own.append(token)
+        finally:
+            for one, length in zip(ran, lengths, strict=True):
+                self.cache[one.request.name].length = length
+        return made
+
+    def _run(self, segments: Sequence[Segment], states: Tensor) -> Tensor:
+        spans = self._places.spans(segments, self._pool, self.number)
+        rotary = self._places.rotary(segments, self._dtype)
+        states = self.head(self._places.tokens(segments), states, rotary, spans)
+        for span in spans:
+            span.kv.length += span.end - span.start
+        return states

@@ -1,0 +1,321 @@
+"""The engine: requests come in, and at every step some of their tokens go out.
+
+    plan_verify -> schedule -> run -> plan_draft -> propose -> observe
+
+Decisions are the loop's, which every engine shares; one thread calls all of this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from outrider_runtime.control.batch import Ints, Waiting
+from outrider_runtime.control.plans import VerifyPlan
+from outrider_runtime.loop.control_loop import ControlLoop
+from outrider_runtime.loop.requests import Delivery, End
+from outrider_runtime.loop.slo import SLO_CLASS_ARGUMENT
+from outrider_runtime.loop.stepper import Room, Stepper, View
+from outrider_runtime.loop.waiting import patience_used
+from outrider_runtime.step_clock import HostClock, StepClock
+from outrider_runtime.torch_engine.commit import Committed, Finish, commit, walk
+from outrider_runtime.torch_engine.decoder import Hidden
+from outrider_runtime.torch_engine.drafting import Drafter, Finished, Ran, draft
+from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
+from outrider_runtime.torch_engine.requests import Request
+from outrider_runtime.torch_engine.runner import Model, Segment
+from outrider_runtime.torch_engine.sampling import Row, TokenLogprobs, draw, logprobs_of, row_of
+from outrider_runtime.torch_engine.scheduler import TARGET, Limits, Scheduled, Scheduler
+
+NO_PREFIX_CACHE_BLOCK = 1 << 40
+"""Longer than any request: the loop's books of shared blocks stay empty."""
+
+
+class Output(NamedTuple):
+    """What a step gives one request's user."""
+
+    request: str
+    tokens: list[int]
+    text: str
+    logprobs: list[TokenLogprobs]
+    """Of each token; empty where none were asked for."""
+    finish: Finish | None
+    stop_reason: int | str | None
+
+
+class Drawn(NamedTuple):
+    """Of one request: its rows of logits, and what was drawn from them."""
+
+    logits: torch.Tensor
+    """(1 + proposals, vocabulary)"""
+    tokens: list[int]
+
+
+@dataclass(slots=True, eq=False)
+class Models:
+    target: Model
+    drafters: Sequence[Drafter]
+    """In the order of the loop's; one with KV is the pool's model of its place + 1."""
+    between: tuple[int, ...] = ()
+    """Layers of the target whose input heads read."""
+
+
+class Engine:
+    def __init__(
+        self, models: Models, pool: KVPool, loop: ControlLoop, limits: Limits, longest: int,
+        clock: Callable[[], float] = time.monotonic, step_clock: StepClock | None = None,
+    ) -> None:  # fmt: skip
+        """longest: tokens that a request may have, its prompt's included."""
+        self.longest = longest
+        self.scheduler = Scheduler(pool, limits)
+        self._models, self._pool, self._loop = models, pool, loop
+        self._clock, self._step_clock = clock, step_clock or HostClock()
+        self._stepper = Stepper(
+            loop, block_size=NO_PREFIX_CACHE_BLOCK, block_ids=lambda _name, _first, _last: [],
+            drafting_is_told=True, now=clock(),
+        )  # fmt: skip
+        self._requests = self._stepper.requests
+        self._there: dict[str, Request] = {}
+        self._now = clock()
+        self._set_idle(np.zeros(len(models.drafters), bool))
+        pool.on_drop = self._on_drop
+        self.scheduler.on_preempt = self._on_preempt
+
+    # -- requests come and go -----------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._there)
+
+    @property
+    def free_kv_bytes(self) -> int:
+        return self._pool.free_bytes
+
+    def add(self, request: Request, arrived_at: float, slo_class: str | None = None) -> None:
+        """arrived_at: Unix seconds. slo_class: that the request names."""
+        limit = min(request.prompt + request.stops.max_tokens, self.longest)
+        named: dict[str, object] | None = None if slo_class is None else {SLO_CLASS_ARGUMENT: slo_class}
+        self._requests.arrived(request.name, arrived_at, named, prompt=request.prompt, limit=limit)
+        of = self._requests.slo_class(request.name)
+        request.due_at = self._requests.arrived_at(request.name) + self._loop.patience_s(of)
+        request.looseness = self._loop.tpot_s(of)
+        self._there[request.name] = request
+        self.scheduler.add(request)
+
+    def abort(self, name: str) -> None:
+        """Its client has left; nothing happens where it has ended."""
+        request = self._there.get(name)
+        if request is not None:
+            self._requests.aborted(name, self._clock(), has_stop_strings=False)
+            self._leave(request)
+
+    def _leave(self, request: Request) -> None:
+        del self._there[request.name]
+        self.scheduler.finish(request)
+        self._forget(request)
+
+    def _on_preempt(self, request: Request) -> None:
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        """Nothing is cached of it any more."""
+        self._models.target.cache.forget(request.name)
+        for drafter in self._models.drafters:
+            drafter.forget(request.name)
+        self._stepper.leaves(request.name)
+
+    def _on_drop(self, holder: Holder) -> None:
+        """A drafter's KV of a request made room."""
+        number = holder.model - 1
+        self._models.drafters[number].forget(holder.request)
+        self._stepper.caches.lost(number, holder.request)
+
+    # -- a step -------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self) -> list[Output]:
+        """Empty where nobody can run."""
+        self._now = self._clock()
+        plan = self._plan_verify()
+        step = self.scheduler.schedule(token_budget=plan.token_budget, admit=plan.admit)
+        if not step:
+            return []
+        number, order = self._stepper.draft(
+            _view([one.request for one in step]), _column([one.tokens for one in step]),
+            _column([one.proposals for one in step]), self._room(), plan,
+        )  # fmt: skip
+        began = self._step_clock.mark()
+        hidden = self._run(step)
+        drawn = self._draw(step, hidden)
+        target_s = self._step_clock.seconds(began, self._step_clock.mark())
+        outputs, ran, counts = self._commit(step, drawn)
+        self._set_idle(order.runs)
+        requests = [one.request for one in step]
+        report = draft(
+            self._models.drafters, number, order, requests, Finished(ran, hidden.between), self._step_clock
+        )  # fmt: skip
+        for one in ran:
+            self._cut_proposals(one.request)
+        self._stepper.news([report])
+        self._observe(number, outputs, target_s, counts)
+        return outputs
+
+    def _plan_verify(self) -> VerifyPlan:
+        with self._loop.lock:  # a hot change waits until all of one decision has looked at the same classes
+            self._requests.number_classes(self._loop.class_names)
+            return self._plan_verify_now(self.scheduler.running)
+
+    def _plan_verify_now(self, running: Sequence[Request]) -> VerifyPlan:
+        if not self._needs_verify_plan(running):
+            return self._stepper.nothing_to_verify(len(running))
+        proposed = _column([len(one.proposals) for one in running])
+        plan = self._stepper.verify(_view(running), proposed, self._room(self._next(), self._patience_used()))
+        for request, length in zip(running, plan.lengths.tolist(), strict=True):
+            request.proposals = request.proposals[:length]
+        return plan
+
+    def _needs_verify_plan(self, running: Sequence[Request]) -> bool:
+        """Whether there are proposals, or prompts that might break an SLO class's TPOT."""
+        if any(one.proposals for one in running):
+            return True
+        prompts = bool(self.scheduler.waiting) or any(not one.decodes for one in running)
+        return prompts and self._loop.has_slo_classes
+
+    def _run(self, step: Sequence[Scheduled]) -> Hidden:
+        segments = []
+        for request, tokens, proposals in step:
+            known = request.tokens[request.computed : request.computed + tokens - proposals]
+            segments.append(Segment(request.name, known + request.proposals[:proposals], request.computed))
+        return self._models.target.run(segments, self._pool, self._models.between)
+
+    def _draw(self, step: Sequence[Scheduled], hidden: Hidden) -> list[Drawn | None]:
+        """None for a request whose prompt is not read to its end."""
+        wanted, rows, start = list[int](), list[Row](), 0
+        for one in step:
+            end = start + one.tokens
+            places = range(end - 1 - one.proposals, end) if _draws(one) else range(0)
+            wanted += places
+            rows += [row_of(one.request, one.request.proposals[:depth]) for depth in range(len(places))]
+            start = end
+        if not wanted:
+            return [None] * len(step)
+        logits = self._models.target.decoder.logits(hidden.last[wanted])
+        return _parted(step, logits, draw(logits, rows))
+
+    def _commit(
+        self, step: Sequence[Scheduled], drawn: Sequence[Drawn | None]
+    ) -> tuple[list[Output], list[Ran], dict[str, tuple[int, int]]]:
+        """Outputs, what goes on, and of each request that drew: tokens as the loop counts them, and trials."""
+        outputs, ran, counts, first_row = list[Output](), list[Ran](), dict[str, tuple[int, int]](), 0
+        for place, (one, own) in enumerate(zip(step, drawn, strict=True)):
+            request, start = one.request, one.request.computed
+            done, accepted = None, 0
+            if own is not None:
+                path = walk(request.proposals, own.tokens)
+                done = commit(request, path, self.longest)
+                accepted = min(len(done.tokens), len(path) - 1)
+                is_cut = len(done.tokens) < len(path)
+                counts[request.name] = accepted + 1, accepted if is_cut else one.proposals
+                outputs.append(_output(request, done, own))
+            kept = one.tokens - one.proposals + accepted
+            request.proposals = []
+            if done is None or done.finish is None:
+                self._models.target.cache[request.name].length = request.computed = start + kept
+                ran.append(Ran(request, place, start, kept, first_row))
+            first_row += one.tokens
+        return outputs, ran, counts
+
+    def _observe(
+        self, number: int, outputs: Sequence[Output], target_s: float, counts: dict[str, tuple[int, int]]
+    ) -> None:
+        now = self._clock()
+        tokens = self._requests.deliver(
+            [Delivery(one.request, len(one.tokens), End.COMPLETE if one.finish else None) for one in outputs], now
+        )
+        for one in outputs:
+            if one.finish is not None:
+                self._leave(self._there[one.request])
+        self._stepper.done(
+            number, now=now, target_s=target_s, tokens=tokens,
+            sampled={name: sampled for name, (sampled, _) in counts.items()},
+            scored={name: scored for name, (_, scored) in counts.items() if scored},
+        )  # fmt: skip
+
+    def _cut_proposals(self, request: Request) -> None:
+        """No more than could be tokens of its answer, the bonus token beside them."""
+        left = min(request.stops.max_tokens - request.emitted, self.longest - len(request.tokens)) - 1
+        request.proposals = request.proposals[: max(0, left)]
+
+    # -- what decisions hang on ---------------------------------------------------------------------------------
+
+    def _set_idle(self, runs: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
+        """runs: (D,), drafters of the last step; who does not run gives up its memory first."""
+        models = [number + 1 for number in range(len(runs))]
+        self.scheduler.idle_models = [one for one in models if not runs[one - 1]]
+        self.scheduler.active_models = [one for one in models if runs[one - 1]]
+
+    def _next(self) -> Waiting | None:
+        """Who is let in next, as far as SLO classes ask."""
+        if not self.scheduler.waiting or not self._loop.has_slo_classes:
+            return None
+        request = self.scheduler.waiting[0]
+        left = min(request.stops.max_tokens - request.emitted, self.longest - len(request.tokens))
+        slo_class = self._requests.class_number(request.name)
+        return Waiting(slo_class, request.todo, left, self._now >= request.due_at)
+
+    def _patience_used(self) -> float:
+        """By the request that waits in front, or one whose prompt is being read; preempted ones do not count."""
+        if not self._loop.has_slo_classes:
+            return 0.0
+        prompts = [one for one in self.scheduler.running if not one.emitted] + list(self.scheduler.waiting)[:1]
+        return patience_used(
+            self._now,
+            [(self._requests.arrived_at(one.name), one.due_at) for one in prompts if not one.was_preempted],
+        )
+
+    def _room(self, waiting: Waiting | None = None, used: float = 0.0) -> Room:
+        limits, scheduler = self.scheduler.limits, self.scheduler
+        return Room(
+            now=self._now, token_budget=limits.tokens, free_kv_tokens=self._pool.free_tokens(TARGET), next=waiting,
+            waiting=min(len(scheduler.waiting), limits.requests - len(scheduler.running)), patience_used=used,
+        )  # fmt: skip
+
+
+def _view(requests: Sequence[Request]) -> View:
+    return View(
+        names=[one.name for one in requests],
+        context=_column([one.computed for one in requests]),
+        known=_column([len(one.tokens) for one in requests]),
+        todo=_column([one.todo for one in requests]),
+        emitted=_column([one.emitted for one in requests]),
+    )
+
+
+def _draws(one: Scheduled) -> bool:
+    """Its last known token is in the step."""
+    return one.tokens - one.proposals == one.request.todo
+
+
+def _parted(step: Sequence[Scheduled], logits: torch.Tensor, tokens: list[int]) -> list[Drawn | None]:
+    parts, start = list[Drawn | None](), 0
+    for one in step:
+        end = start + (one.proposals + 1 if _draws(one) else 0)
+        parts.append(Drawn(logits[start:end], tokens[start:end]) if end > start else None)
+        start = end
+    return parts
+
+
+def _output(request: Request, done: Committed, drawn: Drawn) -> Output:
+    most, told = request.sampling.logprobs, list[TokenLogprobs]()
+    if most is not None:
+        told = [logprobs_of(row, token, most) for row, token in zip(drawn.logits, done.tokens, strict=False)]
+    return Output(request.name, done.tokens, done.text, told, done.finish, done.stop_reason)
+
+
+def _column(values: list[int]) -> Ints:
+    return np.array(values, np.int64)

@@ -1,0 +1,144 @@
+"""From the target's logits to tokens, the same whatever else shares the pass.
+
+A token is argmax(log p + Gumbel noise), which is a draw from p (Gumbel-max). The noise is a function of the request's
+seed, the token's place and the token itself, so a request gets the same answer with any drafter, any draft length, in
+any batch and after a preemption. A drafter draws with the target's noise: where both think alike, they draw alike.
+Shapes: R rows, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from outrider_runtime.torch_engine.requests import Request, Sampling
+
+_STEP, _MIX_1, _MIX_2 = -7046029254386353131, -4658895280553007687, -7723592293110705685  # splitmix64's, signed
+_PLACE_STEP = 2862933555777941757
+
+
+class Row(NamedTuple):
+    """A place for which a token is drawn."""
+
+    sampling: Sampling
+    place: int
+    """The token's position in the request."""
+    prompt: Sequence[int] = ()
+    answer: Sequence[int] = ()
+    """The answer up to here, proposals on the way included; read for penalties only."""
+
+
+def row_of(request: Request, ahead: Sequence[int]) -> Row:
+    """Of the token behind all of the request's and those `ahead`, which are proposed."""
+    place = len(request.tokens) + len(ahead)
+    if request.sampling.is_plain:
+        return Row(request.sampling, place)
+    return Row(request.sampling, place, request.tokens[: request.prompt], [*request.answer, *ahead])
+
+
+def draw(logits: Tensor, rows: Sequence[Row]) -> list[int]:
+    """(R, V) float32 to a token for each row."""
+    logits = _adjusted(logits, rows)
+    sampled = [number for number, row in enumerate(rows) if row.sampling.temperature > 0]
+    if sampled:
+        logits = logits.double()
+        for number in sampled:
+            logits[number] = _noisy(logits[number], rows[number])
+    tokens: list[int] = logits.argmax(-1).tolist()
+    return tokens
+
+
+def _adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """With biases and penalties; the logits that came in stay as they are."""
+    special = [number for number, row in enumerate(rows) if not row.sampling.is_plain]
+    if special:
+        logits = logits.clone()
+        for number in special:
+            _adjust(logits[number], rows[number])
+    return logits
+
+
+def _adjust(logits: Tensor, row: Row) -> None:
+    sampling = row.sampling
+    if sampling.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted({*row.prompt, *row.answer}), device=logits.device)
+        values = logits[seen]
+        factor = torch.where(values > 0, 1 / sampling.repetition_penalty, sampling.repetition_penalty)
+        logits[seen] = values * factor
+    if row.answer and (sampling.frequency_penalty or sampling.presence_penalty):
+        counts = Counter(row.answer)
+        tokens = torch.tensor(list(counts), device=logits.device)
+        times = torch.tensor(list(counts.values()), dtype=logits.dtype, device=logits.device)
+        logits[tokens] -= sampling.frequency_penalty * times + sampling.presence_penalty
+    for token, bias in sampling.logit_bias.items():
+        logits[token] += bias
+
+
+def _noisy(logits: Tensor, row: Row) -> Tensor:
+    """(V,) float64 logits at the row's temperature, what is left out of them, and their noise."""
+    scaled = logits / row.sampling.temperature
+    return _truncated(scaled, row.sampling) + gumbel(row.sampling.seed, row.place, len(scaled), scaled.device)
+
+
+def _truncated(scaled: Tensor, sampling: Sampling) -> Tensor:
+    """(V,) with -inf for tokens that top-k, top-p or min-p leaves out."""
+    if 0 < sampling.top_k < len(scaled):
+        scaled = scaled.masked_fill(scaled < scaled.topk(sampling.top_k).values[-1], -torch.inf)
+    if sampling.min_p > 0:
+        probabilities = scaled.softmax(-1)
+        scaled = scaled.masked_fill(probabilities < sampling.min_p * probabilities.max(), -torch.inf)
+    if sampling.top_p < 1:
+        ordered, tokens = scaled.sort(descending=True, stable=True)
+        probabilities = ordered.softmax(-1)
+        ordered[probabilities.cumsum(-1) - probabilities >= max(sampling.top_p, 1e-9)] = -torch.inf
+        scaled = torch.empty_like(scaled).scatter_(0, tokens, ordered)
+    return scaled
+
+
+def gumbel(seed: int, place: int, vocabulary: int, device: torch.device) -> Tensor:
+    """(V,) float64 of standard Gumbel noise; each number hangs on the seed, the place and the token alone."""
+    token = torch.arange(1, vocabulary + 1, device=device)
+    bits = _mixed(_mixed(token * _STEP + _signed(seed)) + _signed(place * _PLACE_STEP))
+    uniform = (_shifted(bits, 12).double() + 0.5) * 2.0**-52
+    return -(-uniform.log()).log()
+
+
+def _mixed(bits: Tensor) -> Tensor:
+    """splitmix64's finaliser, on int64 that overflow."""
+    bits = (bits ^ _shifted(bits, 30)) * _MIX_1
+    bits = (bits ^ _shifted(bits, 27)) * _MIX_2
+    return bits ^ _shifted(bits, 31)
+
+
+def _shifted(bits: Tensor, by: int) -> Tensor:
+    """To the right, zeros from the left."""
+    return (bits >> by) & ((1 << (64 - by)) - 1)
+
+
+def _signed(number: int) -> int:
+    """Its low 64 bits as int64."""
+    low = number & (2**64 - 1)
+    return low - 2**64 if low >= 2**63 else low
+
+
+class TokenLogprobs(NamedTuple):
+    """What is told of one token of an answer: natural logarithms, before temperature and penalties."""
+
+    logprob: float
+    rank: int
+    """1 for the most probable token."""
+    top: dict[int, float]
+    """The most probable tokens, the first of them first."""
+
+
+def logprobs_of(logits: Tensor, token: int, most: int) -> TokenLogprobs:
+    """logits: (V,), the target's own."""
+    logprobs = logits.float().log_softmax(-1)
+    own = logprobs[token]
+    top = logprobs.topk(most) if most else None
+    told = {} if top is None else dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+    return TokenLogprobs(float(own), int((logprobs > own).sum()) + 1, told)

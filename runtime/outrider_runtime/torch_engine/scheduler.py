@@ -1,0 +1,116 @@
+"""Who runs in the next step, over how many tokens, and who must make room."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from outrider_runtime.loop.waiting import decoding_first, place_last
+from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
+from outrider_runtime.torch_engine.requests import Request
+
+TARGET = 0
+"""The target's number among the models of the KV pool."""
+
+
+class Limits(NamedTuple):
+    requests: int
+    """That run at once."""
+    tokens: int
+    """Of a step."""
+
+
+class Scheduled(NamedTuple):
+    request: Request
+    tokens: int
+    """From its first one that is not computed on, its proposals last."""
+    proposals: int
+    """How many of `tokens` are some."""
+
+
+class Scheduler:
+    """Continuous batching: requests that run come first, then those that wait, while tokens and memory last."""
+
+    def __init__(self, pool: KVPool, limits: Limits) -> None:
+        self.running: list[Request] = []
+        self.waiting: deque[Request] = deque()
+        self.limits = limits
+        self.idle_models: Sequence[int] = ()
+        """Whose KV goes first when memory is short: drafters that did not run in the last step."""
+        self.active_models: Sequence[int] = ()
+        self.on_preempt: Callable[[Request], None] = lambda _request: None
+        self._pool = pool
+
+    def add(self, request: Request) -> None:
+        """It waits behind those that are due before it."""
+        self.waiting.append(request)
+        place_last(self.waiting, lambda one: float("-inf") if one.was_preempted else one.due_at)
+
+    def finish(self, request: Request) -> None:
+        """It has ended, or its client left."""
+        queue = self.running if request in self.running else self.waiting
+        queue.remove(request)
+        self._pool.release_all(request.name)
+
+    def schedule(self, *, token_budget: int | None = None, admit: int | None = None) -> list[Scheduled]:
+        """One step. token_budget: fewer tokens than the limit, decoding requests first. admit: most that may start."""
+        left = self.limits.tokens if token_budget is None else min(token_budget, self.limits.tokens)
+        order = list(self.running)
+        if token_budget is not None:
+            order = decoding_first(order, lambda one: one.decodes)
+        step: list[Scheduled] = []
+        for request in order:
+            if request in self.running:  # nobody before it needed its room
+                self._schedule(request, left - _tokens(step), step)
+        if all(request in self.running for request in order):  # memory is not short
+            self._admit(left, admit, step)
+        return step
+
+    def _schedule(self, request: Request, left: int, step: list[Scheduled]) -> None:
+        tokens = min(request.todo + len(request.proposals), left)
+        if tokens <= 0 or not self._make_room(request, request.computed + tokens, step):
+            return
+        request.proposals = request.proposals[: max(0, tokens - request.todo)]
+        step.append(Scheduled(request, tokens, len(request.proposals)))
+
+    def _make_room(self, request: Request, tokens: int, step: list[Scheduled]) -> bool:
+        """False: it was itself the one to make room."""
+        while not self._pool.grow(Holder(TARGET, request.name), tokens):
+            if self._pool.drop_one((*self.idle_models, *self.active_models)):
+                continue
+            newest_of_the_loosest = max(range(len(self.running)), key=lambda n: (self.running[n].looseness, n))
+            victim = self.running[newest_of_the_loosest]
+            step[:] = [one for one in step if one.request is not victim]
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        self._pool.release_all(request.name)
+        request.computed, request.proposals, request.was_preempted = 0, [], True
+        self.waiting.appendleft(request)
+        self.on_preempt(request)
+
+    def _admit(self, budget: int, admit: int | None, step: list[Scheduled]) -> None:
+        """Nobody is preempted for a newcomer; one starts where all of its tokens would find room."""
+        most = self.limits.requests if admit is None else min(self.limits.requests, len(self.running) + admit)
+        while self.waiting and len(self.running) < most and _tokens(step) < budget:
+            request = self.waiting[0]
+            if not self._has_room(request):
+                return
+            self.running.append(self.waiting.popleft())
+            self._schedule(request, budget - _tokens(step), step)
+
+    def _has_room(self, request: Request) -> bool:
+        """Drafters' KV makes room for it."""
+        while self._pool.free_tokens(TARGET) <= request.todo:
+            if not self._pool.drop_one((*self.idle_models, *self.active_models)):
+                return not self.running  # alone it always fits
+        return True
+
+
+def _tokens(step: Sequence[Scheduled]) -> int:
+    return sum(one.tokens for one in step)

@@ -1,0 +1,87 @@
+"""Tokens and text: the model's tokenizer, its chat template, and what its folder says of ends and of sampling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+from transformers import AutoTokenizer
+
+from outrider_runtime.torch_engine.architecture import CONFIG_FILE, UnsupportedModelError, gguf_file
+
+GENERATION_FILE = "generation_config.json"
+CONTEXT_TOKENS = 6
+"""Of the prompt, that a piece of text may hang on: whether it begins with a space."""
+
+
+class Text:
+    def __init__(self, folder: Path, vocabulary: int) -> None:
+        """vocabulary: rows of the model's embedding. Raises UnsupportedModelError."""
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(folder, **gguf_file(folder))
+            self._backend: Tokenizer = self._tokenizer.backend_tokenizer
+        except (OSError, ValueError, AttributeError) as error:
+            raise UnsupportedModelError(f"{folder} has no tokenizer that can be used: {error}") from None
+        largest = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        if largest >= vocabulary:
+            raise UnsupportedModelError(
+                f"{folder / 'tokenizer.json'} has a token {largest}, and vocab_size in {CONFIG_FILE} is {vocabulary}: "
+                "the tokenizer is another model's"
+            )
+        generation = _read(folder / GENERATION_FILE)
+        self.defaults: dict[str, Any] = generation
+        """What the model's makers sample with, where a request says nothing."""
+        self.end_tokens = frozenset(
+            _numbers(generation.get("eos_token_id")) or _numbers(_read(folder / CONFIG_FILE).get("eos_token_id"))
+        ) | frozenset(_numbers(self._tokenizer.eos_token_id))
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        tokens: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
+        return tokens
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> list[int]:
+        """Raises ValueError where the model has no chat template, or its template refuses the messages."""
+        try:
+            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, **options)
+        except Exception as error:  # templates are programs: they raise what they like
+            raise ValueError(f"the chat template cannot render the messages: {error}") from None
+        return self.encode(text, special=False)
+
+    def token(self, number: int) -> str:
+        """As it stands in a text."""
+        return self._backend.decode([number], skip_special_tokens=False)
+
+    def detokenizer(self, prompt: Sequence[int]) -> Pieces:
+        return Pieces(self._backend, prompt)
+
+
+class Pieces:
+    """An answer's text, token by token; a token that leaves a character incomplete adds nothing yet."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(ids=list(prompt[-CONTEXT_TOKENS:]), skip_special_tokens=True)
+
+    def step(self, token: int) -> str:
+        return self._stream.step(self._tokenizer, token) or ""
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Empty where there is none."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UnsupportedModelError(f"{file} cannot be read: {error}") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _numbers(value: Any) -> list[int]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list) else [int(value)]

@@ -1,0 +1,137 @@
+"""Sparse self-speculation as a member of the pool: the target runs over the first pages of a request and the last ones.
+
+A shorter block table over the target's own KV is all it takes. Positions stay those of the request, as cached keys
+carry theirs. A pass writes the KV of its token where the target will write it: into slots behind the last computed
+token, which the scheduler reserves and which no other request shares. The target's next step overwrites what it
+verifies there, and nobody reads the rest before it is written again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from outrider_crds.spec import SparseSelf as Settings
+from vllm.config import get_layers_from_vllm_config
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.worker.gpu.attn_utils import build_attn_metadata, build_slot_mappings_by_layer, init_attn_backend
+from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
+
+from outrider_runtime.drafters.sparse_self import sink_pages, window_pages
+
+NOT_A_TOKEN = -1
+
+
+class SparseSelf(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyped here
+    num_extra_query_per_req = 0
+
+    def __init__(self, vllm_config: Any, device: torch.device, settings: Settings) -> None:
+        super().__init__(vllm_config, device)
+        self._settings = settings
+        self._most_tokens: int = vllm_config.speculative_config.num_speculative_tokens
+        self._starts_cpu = torch.arange(self.max_num_reqs + 1, dtype=torch.int32)
+
+    # -- built on the target ------------------------------------------------------------------------------------
+
+    def load_model(self, target_model: Any) -> None:
+        """Raises ValueError where the target's attention cannot be shortened so."""
+        self.model = target_model
+        self.draft_attn_layer_names: set[str] = set()
+        modules = {*target_model.modules()}
+        layers = get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase)
+        self._layers = {name: layer for name, layer in layers.items() if layer in modules}
+        _check_plain([layer.get_kv_cache_spec(self.vllm_config) for layer in self._layers.values()])
+        if self.vllm_config.model_config.uses_mrope:
+            raise ValueError("the target's positions have several dimensions (M-RoPE), SparseSelf knows one: remove it")
+
+    def set_attn(
+        self, _model_state: Any, kv_cache_config: Any, block_tables: Any, _input_buffers: Any, _attn_groups: Any
+    ) -> None:  # fmt: skip
+        self.kv_cache_config, self.block_tables = kv_cache_config, block_tables
+        self.attn_groups, _, _ = init_attn_backend(
+            kv_cache_config, self.vllm_config, self.device, active_layer_names={*self._layers}
+        )
+        self._group = next(number for number, groups in enumerate(self.attn_groups) if groups)
+        page, widest = block_tables.block_sizes[self._group], self._table_of_requests.shape[1]
+        self._page = page
+        self._sinks = min(sink_pages(self._settings, page), widest - 1)
+        pages = min(self._sinks + window_pages(self._settings, page), widest)
+        self._columns = torch.arange(pages, device=self.device)
+        self._slots = torch.empty_like(block_tables.slot_mappings[:, : self.max_num_reqs])
+
+    @property
+    def _table_of_requests(self) -> torch.Tensor:
+        """(most requests, most pages) int32, by the engine's number of a request."""
+        table: torch.Tensor = self.block_tables.block_tables[self._group].gpu
+        return table
+
+    # -- one step -----------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def propose(
+        self, input_batch: Any, _attn_metadata: Any, _slot_mappings: Any, _last_hidden_states: Any,
+        _aux_hidden_states: Any, _num_sampled: Any, num_rejected: torch.Tensor, last_sampled: torch.Tensor,
+        *_arguments: Any, rows: npt.NDArray[np.int64] | None = None, num_speculative_tokens: int | None = None,
+        dummy_run: bool = False, **_keywords: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        """(requests, passes); a row of `NOT_A_TOKEN` for each that is not among `rows` of the batch. None: all are."""
+        passes = self._most_tokens if num_speculative_tokens is None else num_speculative_tokens
+        made = torch.full((input_batch.num_reqs, passes), NOT_A_TOKEN, dtype=torch.int64, device=self.device)
+        rows = np.arange(input_batch.num_reqs) if rows is None else rows
+        if dummy_run or not len(rows):
+            return made
+        there = self._to_device(rows)
+        slots = input_batch.idx_mapping[there]
+        # (rows,): position of the last sampled token
+        first = (input_batch.seq_lens[there] - num_rejected[there]).to(torch.int64)
+        tokens = last_sampled.view(-1)[slots]
+        upper = input_batch.seq_lens_cpu_upper_bound[torch.from_numpy(rows)]
+        for step in range(passes):
+            positions = first + step
+            tokens = self._next(tokens, positions.clamp(max=self.max_model_len - 1), slots, upper + step + 1)
+            made[there, step] = torch.where(positions < self.max_model_len, tokens, NOT_A_TOKEN)
+        return made
+
+    def _next(
+        self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, most_seen: torch.Tensor
+    ) -> torch.Tensor:  # fmt: skip
+        """One pass. All (rows,): what the target says follows each token, as far as it sees. most_seen: on the host."""
+        count = len(slots)
+        table, seen = self._shortened(slots, positions + 1)
+        starts = self.arange_gpu[: count + 1]
+        mapping = self.block_tables.compute_slot_mappings(slots, starts, positions, count, out=self._slots)
+        longest = min(self.max_model_len, len(self._columns) * self._page)
+        metadata = build_attn_metadata(
+            attn_groups=self.attn_groups, num_reqs=count, num_tokens=count, query_start_loc_gpu=starts,
+            query_start_loc_cpu=self._starts_cpu[: count + 1], max_query_len=1, seq_lens=seen, max_seq_len=longest,
+            block_tables=[table] * len(self.attn_groups), slot_mappings=mapping, kv_cache_config=self.kv_cache_config,
+            seq_lens_cpu_upper_bound=most_seen.clamp(max=longest), positions=positions,
+            is_prefilling=self.draft_is_prefilling[:count],
+        )  # fmt: skip
+        by_layer = build_slot_mappings_by_layer(mapping, self.kv_cache_config)
+        hidden_states = self._run_model(tokens.to(torch.int32), positions, metadata, by_layer, None)
+        best: torch.Tensor = self.model.compute_logits(hidden_states).argmax(dim=-1)
+        return best
+
+    def _shortened(self, slots: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(rows, pages) and (rows,): pages that are read, and tokens in them, of requests of so many tokens."""
+        skipped = (-(-lengths // self._page) - len(self._columns)).clamp(min=0)  # pages between sinks and window
+        columns = self._columns + skipped[:, None] * (self._columns >= self._sinks)
+        table = self._table_of_requests[slots].gather(1, columns)
+        return table, (lengths - skipped * self._page).to(torch.int32)
+
+    def _to_device(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        there = torch.from_numpy(rows)
+        return there if self.device.type == "cpu" else there.pin_memory().to(self.device, non_blocking=True)
+
+
+def _check_plain(specs: list[Any]) -> None:
+    """Every layer must read every token of a request from pages of its own."""
+    for spec in specs:
+        windowed = getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
+        if type(spec) is not FullAttentionSpec or windowed:
+            kind = f"{type(spec).__name__} with a window" if windowed else type(spec).__name__
+            raise ValueError(f"the target's attention is not plain ({kind}): SparseSelf cannot shorten it; remove it")

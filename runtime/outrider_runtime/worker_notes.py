@@ -1,0 +1,38 @@
+"""What an engine's worker tells its core once, before it serves: files of the run folder, for the pod's state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from outrider_crds.state import DrafterMemory, Verification
+from pydantic import TypeAdapter
+
+MEMORY_FILE = "drafter-memory.json"
+VERIFICATION_FILE = "verification"
+FILES = (MEMORY_FILE, VERIFICATION_FILE)
+_Memory = TypeAdapter(dict[str, DrafterMemory])
+
+
+def write_drafter_memory(run_dir: str | Path, memory: Mapping[str, DrafterMemory]) -> None:
+    Path(run_dir, MEMORY_FILE).write_bytes(_Memory.dump_json(dict(memory)))
+
+
+def read_drafter_memory(run_dir: str | Path) -> dict[str, DrafterMemory]:
+    """Drafter -> what it takes; empty before the engine has its memory, and for those that have no model."""
+    try:
+        return _Memory.validate_json(Path(run_dir, MEMORY_FILE).read_bytes())
+    except FileNotFoundError:
+        return {}
+
+
+def write_verification(run_dir: str | Path, verification: Verification) -> None:
+    Path(run_dir, VERIFICATION_FILE).write_text(verification.value, encoding="utf-8")
+
+
+def read_verification(run_dir: str | Path) -> Verification | None:
+    """None before the engine has its graphs."""
+    try:
+        return Verification(Path(run_dir, VERIFICATION_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,84 @@
+"""The tables of docs/results.md, from a run's results: `python -m tests.benchmarks.replay --tables`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tests.benchmarks.replay.bars import Bar
+
+ADMITTED = ("plain", "adaptive verification", "admission alone", "ours without admission", "ours")
+"""Systems whose attainment is shown at every rate, beside the best baseline."""
+
+
+def tables(found: dict[str, Any]) -> str:
+    bars = [Bar(**bar) for bar in found["bars"]]
+    parts = [_static(found, bars), _listed(bars, "2 "), *(_slo(one) for one in found["slo"])]
+    return "\n\n".join([*parts, _listed(bars, "4 "), _listed(bars, "5 ")])
+
+
+def _table(*rows: Sequence[str]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def _static(found: dict[str, Any], bars: Sequence[Bar]) -> str:
+    value = {(bar.name, bar.where): bar for bar in bars}
+    points = [bar for bar in bars if bar.name == "1 static load"]
+    rows = [
+        (
+            *_shortened(bar.where), bar.against,
+            f"{bar.value:.3f} ({_mean(one, bar.against):.3f}){'' if bar.holds else ' missed'}",
+            f"{value['1 static load, of plain', bar.where].value:.3f}",
+            f"{value['6 adaptive verification', bar.where].value:.3f}",
+        )
+        for bar, one in zip(points, found["static"], strict=True)
+    ]  # fmt: skip
+    head = ("world", "prompts", "requests", "best static", "of best (mean)", "of plain", "of adaptive")
+    means = [bar for bar in bars if "geometric mean" in bar.name]
+    return _table(head, *rows) + "\n\n" + _table(("world", "geometric mean of", "result"), *map(_mean_row, means))
+
+
+def _mean_row(bar: Bar) -> tuple[str, str, str]:
+    return bar.where, bar.against, _verdict(bar)
+
+
+def _mean(one: dict[str, Any], against: str) -> float:
+    return float(np.mean(np.array(one["goodput"]["ours"]) / np.array(one["goodput"][against])))
+
+
+def _shortened(where: str) -> tuple[str, str, str]:
+    world, group, lift, requests = where.split(", ")
+    return world, lift if group == "all prompts" else f"{group}, {lift}", requests.removesuffix(" requests")
+
+
+def _listed(bars: Sequence[Bar], prefix: str) -> str:
+    rows = [(bar.name.removeprefix(prefix), bar.where, bar.against, _verdict(bar)) for bar in bars]
+    kept = [row for row, bar in zip(rows, bars, strict=True) if bar.name.startswith(prefix)]
+    return _table(("bar", "where", "against", "result"), *kept)
+
+
+def _verdict(bar: Bar) -> str:
+    return f"{bar.value:.3f} of {bar.least:.3f}, {'holds' if bar.holds else 'missed'}"
+
+
+def _slo(one: dict[str, Any]) -> str:
+    there = [
+        (name, f"{np.mean(of['attained']):.1%}", *map(_rounded, of["ttftMs"].values()))
+        for name, of in one["there"].items()
+    ]
+    classes = [f"TTFT p50, p99 of {name} (ms)" for name in next(iter(one["there"].values()))["ttftMs"]]
+    rates = _table(("share of capacity", *(f"{rate:.0%}" for rate in one["rates"])), *_attained(one))
+    title = f"{one['world']}, {one['share']:.0%} of capacity, best baseline {one['base']}"
+    return f"{title}\n\n{_table(('system', 'attained', *classes), *there)}\n\n{rates}"
+
+
+def _rounded(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.0f}" for value in values)
+
+
+def _attained(one: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name in dict.fromkeys((ADMITTED[0], one["base"], *ADMITTED[1:])):
+        yield name, *(f"{share:.0%}" for share in one["attained"][name])

@@ -1,0 +1,114 @@
+"""A bug in the loop's books about steps and requests costs speculation for a while, and no request its answer.
+
+Real vLLM, real SmolLM2, in this process; both schedulers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from outrider_crds.state import RuntimeState
+from outrider_runtime.loop.caches import Caches
+from outrider_runtime.loop.requests import Requests
+from outrider_runtime.loop.stepper import Stepper
+from outrider_runtime.snapshot import read_snapshot
+
+from tests.engine.engines import POOR_DRAFT, Bench, bench, draft_model, eagle, lookup
+from tests.engine.test_speculation_is_lossless import PROMPTS, state_of
+
+pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
+CALLS = [
+    (Stepper, "verify"), (Stepper, "draft"), (Stepper, "news"), (Stepper, "done"), (Stepper, "leaves"),
+    (Requests, "arrived"), (Requests, "running"), (Requests, "deliver"), (Caches, "missing"), (Caches, "allocated"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["synchronous", "asynchronous"])
+def running(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    with bench([lookup(), eagle(), draft_model(POOR_DRAFT)], asynchronous=request.param == "asynchronous") as started:
+        yield started
+
+
+@pytest.fixture
+def engine(running: Bench, plain: list[list[int]]) -> Iterator[Bench]:
+    assert plain, "before anything breaks"
+    running.fresh()
+    yield running
+    for drafter in running.plan.pool.hosted:
+        running.loop.resume(drafter.name)
+
+
+@pytest.fixture(scope="module")
+def plain(running: Bench) -> list[list[int]]:
+    running.loop.pin(0)
+    return running.generate(PROMPTS)
+
+
+@pytest.mark.parametrize(("books", "call"), CALLS, ids=lambda one: getattr(one, "__name__", one))
+def test_the_engine_goes_on_and_the_state_says_why_nothing_is_proposed(
+    engine: Bench, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch, books: type, call: str
+) -> None:
+    """Bug: an exception in the books ended the engine, and with it every request of the pod."""
+    before = engine.loop.failures
+    engine.loop.pin(2, "draft")
+    real, calls, nobody = getattr(books, call), [], dict[str, object]()
+
+    def fail_once(*arguments: object, **keywords: object) -> object:
+        calls.append(arguments)
+        return nobody["of this name"] if len(calls) == 3 else real(*arguments, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(books, call, fail_once)
+        assert engine.generate(PROMPTS, arrive_every=2) == plain
+    assert engine.loop.failures == before + 1
+    for drafter in engine.plan.pool.hosted:
+        assert "the control loop raised KeyError: 'of this name'" in state_of(engine, drafter.name).reason
+
+
+def test_books_that_always_raise_leave_plain_decoding(
+    engine: Bench, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is ordered and no place for proposals is kept, in every step."""
+    before = engine.loop.failures
+    engine.loop.pin(3, "eagle")
+
+    def fail(*_arguments: object, **_keywords: object) -> object:
+        raise ZeroDivisionError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stepper, "draft", fail)
+        assert engine.generate(PROMPTS) == plain
+    assert engine.loop.failures > before + 1
+    assert engine.verified() == 0
+
+
+def test_speculation_comes_back_with_new_books(
+    engine: Bench, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For requests that ran when the books broke, too: what is known of them goes on."""
+    engine.loop.pin(3, "eagle")
+    real, calls = Stepper.draft, []
+
+    def fail_once(*arguments: object, **keywords: object) -> object:
+        calls.append(arguments)
+        return 1 / 0 if len(calls) == 3 else real(*arguments, **keywords)  # type: ignore[arg-type]
+
+    def resume(step: int) -> None:
+        if step == 5:
+            engine.steps.clear()
+            for drafter in engine.plan.pool.hosted:
+                engine.loop.resume(drafter.name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stepper, "draft", fail_once)
+        assert engine.run([(prompt, {}) for prompt in PROMPTS], before_step=resume) == plain
+    assert engine.accepted("eagle") > 0
+
+
+def test_the_pods_state_counts_it(engine: Bench) -> None:
+    engine.loop.failed(KeyError("a bug"))
+    engine.scheduler.outrider_reporter.tick()
+    state = read_snapshot(engine.plan.paths.run_dir)
+    assert isinstance(state, RuntimeState)
+    assert state.loop_failures == engine.loop.failures > 0

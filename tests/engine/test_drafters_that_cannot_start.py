@@ -1,0 +1,82 @@
+"""A drafter that looks right and fails in the worker, before the engine serves, is left out: the pod comes up without
+it and says why.
+
+Real vLLM in this process.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from outrider_crds.state import DrafterState
+from outrider_runtime.vllm_plugin import launch
+
+from tests.engine import engines
+from tests.engine.engines import POOR_DRAFT, TARGET, Bench, bench, boot_config, draft_model, eagle, lookup, model
+from tests.engine.test_speculation_is_lossless import PROMPTS, state_of
+
+pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(scope="module")
+def without_eagle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target of SmolLM2's vocabulary and width, of a family for which vLLM has no EAGLE-3."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    folder = tmp_path_factory.mktemp("models") / "gpt2"
+    shape = GPT2Config(vocab_size=49152, n_embd=576, n_head=9, n_layer=2, n_positions=1024)
+    GPT2LMHeadModel(shape).save_pretrained(folder)
+    for file in TARGET.glob("*token*"):
+        shutil.copy(file, folder)
+    return folder
+
+
+def reasons(engine: Bench) -> dict[str, str]:
+    """Of the drafters that are not loaded."""
+    drafters: list[DrafterState] = [state_of(engine, one.name) for one in engine.plan.boot.draft_pool]
+    return {drafter.name: drafter.reason for drafter in drafters if not drafter.loaded}
+
+
+def test_a_head_for_a_target_that_hands_out_no_hidden_states_is_left_out(without_eagle: Path) -> None:
+    """Bug: vLLM raised while it loaded the target, in another sentence than those that drop a drafter: the pod never
+    came up."""
+    boot = boot_config([eagle(), lookup()], extra=["--max-model-len=512"])
+    boot = boot.model_copy(update={"target": model(without_eagle)})
+    run_dir = engines.make_plan([]).paths
+    plan = launch.plan_launch(boot, engines.hot_config(), run_dir)
+    assert [one.name for one in plan.pool.hosted] == ["eagle", "pld"]
+    with engines.engine(plan) as llm:
+        engine = Bench(llm, plan)
+        assert "EAGLE-3" in reasons(engine)["eagle"]
+        assert "GPT2LMHeadModel" in reasons(engine)["eagle"]
+        engine.loop.pin(0)
+        plain = engine.generate(PROMPTS)
+        engine.fresh()
+        engine.loop.pin(3, "pld")
+        assert engine.generate(PROMPTS) == plain
+        assert engine.verified("pld") > 0
+
+
+@pytest.mark.parametrize("when", ["set_attn", "init_cudagraph_manager", "propose"])
+def test_a_head_that_raises_before_the_engine_serves_is_left_out(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """While it is given its attention or its graphs, or in the passes that warm up and measure memory."""
+    from outrider_runtime.vllm_plugin import cpu
+
+    cpu.install()
+    from outrider_runtime.vllm_plugin.eagle_head import EagleHead
+
+    def fail(*_arguments: object, **_keywords: object) -> None:
+        raise RuntimeError("no kernel for this device")
+
+    monkeypatch.setattr(EagleHead, when, fail)
+    with bench([eagle(), draft_model(POOR_DRAFT), lookup()]) as engine:
+        assert reasons(engine) == {"eagle": "it cannot be started: RuntimeError: no kernel for this device"}
+        engine.loop.pin(0)
+        plain = engine.generate(PROMPTS)
+        for drafter in ("draft", "pld"):
+            engine.fresh()
+            engine.loop.pin(3, drafter)
+            assert engine.generate(PROMPTS) == plain
+            assert engine.accepted(drafter) > 0

@@ -1,0 +1,128 @@
+"""The bundled engine as a server of its own, with the real model, in a process that cannot import vLLM."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.engine.server_process import EXAMPLE, REPETITIVE, TARGET, Server
+from tests.engine.test_server_requests import BAD, MODEL
+
+pytestmark = pytest.mark.model
+
+WITHOUT_VLLM = "import sys\nsys.modules['vllm'] = None\n"
+SERVED_BY_VLLM_ALONE = {"broken grammar", "broken regular expression"}
+PROMPTS = ("The capital of France is", REPETITIVE, "def fibonacci(n):", "1, 2, 3, 4, 5, 6,")
+TOKENS = 40
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("torch")
+    document = yaml.safe_load(EXAMPLE.read_text())
+    document["spec"]["engine"] |= {"backend": "Torch", "dtype": "float32"}
+    (folder / "service.yaml").write_text(yaml.safe_dump(document))
+    (folder / "sitecustomize.py").write_text(WITHOUT_VLLM)
+    shutil.copytree(EXAMPLE.parent / "models", folder / "models")
+    one = Server(
+        folder / "server.log", TARGET.name, "-f", str(folder / "service.yaml"), environment={"PYTHONPATH": str(folder)}
+    )
+    try:
+        one.wait_until("readiness", one.is_ready)
+        yield one
+    finally:
+        one.stop()
+
+
+def completion(server: Server, prompt: str, **fields: Any) -> dict[str, Any]:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, **fields}
+    answer = server.api.post("/v1/completions", json=body, timeout=300)
+    assert answer.status_code == 200, answer.text
+    document: dict[str, Any] = answer.json()
+    return document
+
+
+def test_greedy_answers_are_those_of_transformers_while_the_pool_drafts(server: Server) -> None:
+    """Float32, prompt lookup and the EAGLE head under the loop; the state says that they drafted."""
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+    for prompt in PROMPTS:
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        made = model.generate(ids, max_new_tokens=TOKENS, do_sample=False, eos_token_id=None)
+        wanted = tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
+        assert completion(server, prompt)["choices"][0]["text"] == wanted
+    server.wait_until("the state", lambda: server.state().output_tokens >= TOKENS * len(PROMPTS), 30)
+    state = server.state()
+    assert state.plugin_active
+    assert state.speculative_steps > 0
+    assert {one.name: one.loaded for one in state.drafters} == {"lookup": True, "eagle": True}
+    assert 0 < sum(one.accepted for one in state.drafters) <= sum(one.tried for one in state.drafters)
+    assert server.metric("outrider_output_tokens_total") == state.output_tokens
+
+
+def test_a_seed_gives_the_same_answer_again(server: Server) -> None:
+    """Whoever drafted in between, and beside whom."""
+    fields = {"temperature": 0.8, "seed": 5}
+    first = completion(server, REPETITIVE, **fields)["choices"][0]["text"]
+    assert completion(server, [REPETITIVE, "Once"], **fields)["choices"][0]["text"] == first  # type: ignore[arg-type]
+    assert completion(server, REPETITIVE, **{**fields, "seed": 6})["choices"][0]["text"] != first
+
+
+@pytest.mark.parametrize("name", sorted(set(BAD) - SERVED_BY_VLLM_ALONE))
+def test_a_bad_request_gets_a_4xx_and_the_server_lives_on(server: Server, name: str) -> None:
+    """The same requests as vLLM refuses; a grammar is refused by its field, whatever is in it."""
+    path, body = BAD[name]
+    answer = server.post(path, body)
+    assert 400 <= answer.status_code < 500, answer.text
+    assert answer.json()["error"]["message"]
+    assert server.probe("/livez") == 200
+
+
+def test_a_request_counts_for_its_slo_class(server: Server) -> None:
+    def finished() -> dict[str, int]:
+        return {one.name: one.finished for one in server.state().slo_classes}
+
+    before = finished()
+    assert server.chat(headers={"X-SLO-Class": "batch"}).status_code == 200
+    assert server.chat(headers={"X-SLO-Class": "gold"}).status_code == 400
+    server.wait_until("the count", lambda: finished() != before, 30)
+    assert finished() == {**before, "batch": before["batch"] + 1}
+
+
+def test_running_requests_finish_before_the_server_ends(server: Server) -> None:
+    """The last test of this server."""
+    body = {"model": MODEL, "prompt": "Once", "max_tokens": 60, "ignore_eos": True, "stream": True}
+    with server.api.stream("POST", "/v1/completions", json=body, timeout=300) as answer:
+        lines = answer.iter_lines()
+        first = json.loads(next(line for line in lines if line).removeprefix("data: "))
+        assert first["choices"][0]["text"]
+        server.process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    assert server.process.wait(60) == 0
+
+
+def test_what_cannot_be_served_ends_the_start_with_a_sentence(tmp_path: Path) -> None:
+    document = yaml.safe_load(EXAMPLE.read_text())
+    document["spec"]["engine"] |= {"backend": "Torch"}
+    document["spec"]["target"]["source"]["hostPath"]["path"] = str(tmp_path / "mixture")
+    shutil.copytree(TARGET, tmp_path / "mixture")
+    config = tmp_path / "mixture" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "num_local_experts": 8}))
+    (tmp_path / "service.yaml").write_text(yaml.safe_dump(document))
+    server = Server(tmp_path / "log", "mixture", "-f", str(tmp_path / "service.yaml"))
+    try:
+        assert server.process.wait(120) == 1
+        assert f"outrider-runtime: {config}: num_local_experts is 8" in server.last_lines(1)
+    finally:
+        server.stop()

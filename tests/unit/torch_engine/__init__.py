@@ -1,0 +1,1 @@
+"""The bundled torch engine, on models of a few thousand random weights."""

@@ -1,0 +1,197 @@
+"""The OpenAI API over an engine with a tiny model: what is served, what is refused, and by which field."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from outrider_runtime.torch_engine.app import Service, make_app
+from outrider_runtime.torch_engine.architecture import UnsupportedModelError
+from outrider_runtime.torch_engine.engine import Engine
+from outrider_runtime.torch_engine.protocol import Completion, parse
+from outrider_runtime.torch_engine.text import Text
+from outrider_runtime.torch_engine.thread import Client
+
+from tests.unit.torch_engine.engines import LONGEST, bench
+from tests.unit.torch_engine.models import VOCABULARY, write_model
+from tests.unit.torch_engine.tokenizers import write_tokenizer
+
+MODEL = "tiny"
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture
+async def served(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Engine]]:
+    engine = bench(folder).engine
+    client = Client(engine)
+    app = make_app(Service(MODEL, Text(folder, VOCABULARY), VOCABULARY, LONGEST, client))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http:
+        yield http, engine
+    client.stop()
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "seed": 1, **fields}
+
+
+def completion(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": "abc", "max_tokens": 6, "temperature": 0, "ignore_eos": True, **fields}
+
+
+async def events(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    lines = (await http.post(path, json=body)).text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+async def test_a_stream_holds_what_the_whole_answer_holds(served: tuple[httpx.AsyncClient, Engine]) -> None:
+    http, _ = served
+    whole = (await http.post(CHAT, json=chat(ignore_eos=True))).json()
+    parts = await events(http, CHAT, chat(ignore_eos=True, stream=True, stream_options={"include_usage": True}))
+    assert whole["usage"] == {"prompt_tokens": 7, "completion_tokens": 6, "total_tokens": 13}
+    choice = whole["choices"][0]
+    assert len(choice["message"]["content"]) == 6
+    assert choice["finish_reason"] == "length"
+    deltas = [part["choices"][0] for part in parts if part["choices"]]
+    assert deltas[0]["delta"]["role"] == "assistant"
+    assert "".join(one["delta"].get("content") or "" for one in deltas) == choice["message"]["content"]
+    assert [one["finish_reason"] for one in deltas if one.get("finish_reason")] == ["length"]
+    assert parts[-1]["usage"] == whole["usage"]
+
+
+async def test_a_stop_string_ends_the_answer_and_is_not_in_it(served: tuple[httpx.AsyncClient, Engine]) -> None:
+    """Its beginning is held back from the stream; tokens after it are not in the usage."""
+    http, _ = served
+    text = (await http.post(COMPLETION, json=completion(max_tokens=12))).json()["choices"][0]["text"]
+    stop = text[4:6]
+    at = text.index(stop)
+    body = completion(max_tokens=12, stop=["never", stop])
+    answer = (await http.post(COMPLETION, json=body)).json()
+    choice = answer["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (text[:at], "stop", stop)
+    assert answer["usage"]["completion_tokens"] == at + len(stop)
+    parts = await events(http, COMPLETION, {**body, "stream": True})
+    assert "".join(part["choices"][0]["text"] for part in parts) == text[:at]
+
+
+async def test_stop_tokens_and_the_models_own_end_an_answer(served: tuple[httpx.AsyncClient, Engine]) -> None:
+    http, _ = served
+    plain = (await http.post(COMPLETION, json=completion(logprobs=0))).json()["choices"][0]
+    token = ord(plain["text"][2]) - 32
+    first = plain["text"].index(plain["text"][2])
+    cut = (await http.post(COMPLETION, json=completion(stop_token_ids=[token]))).json()["choices"][0]
+    assert (cut["text"], cut["finish_reason"], cut["stop_reason"]) == (plain["text"][:first], "stop", token)
+    ended = completion(ignore_eos=False, logit_bias={"0": 100})
+    choice = (await http.post(COMPLETION, json=ended)).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("", "stop", None)
+
+
+async def test_several_prompts_are_several_choices_of_one_answer(served: tuple[httpx.AsyncClient, Engine]) -> None:
+    http, _ = served
+    alone = [
+        (await http.post(COMPLETION, json=completion(prompt=prompt))).json()["choices"][0]["text"]
+        for prompt in ("abc", [7, 8])
+    ]
+    answer = (await http.post(COMPLETION, json=completion(prompt=[[65, 66, 67], [7, 8]]))).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert [choice["text"] for choice in answer["choices"]] == alone
+    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 12, "total_tokens": 17}
+
+
+async def test_logprobs_are_told_as_each_endpoint_has_them(served: tuple[httpx.AsyncClient, Engine]) -> None:
+    http, _ = served
+    told = (await http.post(CHAT, json=chat(temperature=0, logprobs=True, top_logprobs=2))).json()
+    content = told["choices"][0]["logprobs"]["content"]
+    assert [len(one["top_logprobs"]) for one in content] == [2] * len(content)
+    assert all(one["logprob"] == one["top_logprobs"][0]["logprob"] for one in content)
+    own = (await http.post(COMPLETION, json=completion(logprobs=2))).json()["choices"][0]
+    assert own["logprobs"]["tokens"] == list(own["text"])
+    assert [len(one) for one in own["logprobs"]["top_logprobs"]] == [2] * 6
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"n": 2}, "n"),
+        ({"n": 0}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 10**6}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 2}, "top_p"),
+        ({"seed": 2**70}, "seed"),
+        ({"logit_bias": {"999": 1}}, "logit_bias"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"stop": ""}, "stop"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "w" * 300}]}, None),
+    ],
+)
+async def test_what_is_not_served_is_a_400_that_names_the_field(
+    served: tuple[httpx.AsyncClient, Engine], fields: dict[str, Any], param: str | None
+) -> None:
+    http, engine = served
+    answer = await http.post(CHAT, json=chat(**fields))
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["type"], error["param"], error["code"]) == ("BadRequestError", param, 400)
+    assert not engine.has_work
+
+
+@pytest.mark.parametrize("prompt", [[VOCABULARY], [-1], [], ""])
+async def test_a_prompt_that_is_none_is_a_400(served: tuple[httpx.AsyncClient, Engine], prompt: Any) -> None:
+    http, _ = served
+    answer = await http.post(COMPLETION, json=completion(prompt=prompt))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+
+
+async def test_another_model_is_a_404_and_the_own_one_is_listed(served: tuple[httpx.AsyncClient, Engine]) -> None:
+    http, _ = served
+    assert (await http.post(CHAT, json=chat(model="gpt-5"))).json()["error"]["type"] == "NotFoundError"
+    assert [one["id"] for one in (await http.get("/v1/models")).json()["data"]] == [MODEL]
+    assert (await http.get("/health")).status_code == 200
+
+
+async def test_what_a_client_that_left_held_is_free(folder: Path) -> None:
+    client = Client(bench(folder).engine)
+    service = Service(MODEL, Text(folder, VOCABULARY), VOCABULARY, LONGEST, client)
+    ask = parse(Completion, completion(max_tokens=150))
+    stream = client.answers(service.requests(ask, "r", service.completion(ask)), None)
+    await anext(stream)
+    await stream.aclose()
+    held = client._thread._engine
+    async with asyncio.timeout(20):
+        while held.has_work:
+            await asyncio.sleep(0.01)
+    assert held.free_kv_bytes == held._pool.total_bytes
+    client.stop()
+
+
+async def test_an_engine_that_raises_ends_every_answer_with_an_error(
+    served: tuple[httpx.AsyncClient, Engine],
+) -> None:
+    http, engine = served
+
+    def broken() -> Any:
+        raise RuntimeError("planted")
+
+    engine.step = broken  # type: ignore[method-assign]
+    answer = await http.post(CHAT, json=chat())
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "InternalServerError")
+    assert (await http.get("/health")).status_code == 503
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path, model_type="llama")
+    write_tokenizer(tmp_path, VOCABULARY + 5)
+    with pytest.raises(UnsupportedModelError, match=r"tokenizer\.json has a token 100, and vocab_size .* is 96"):
+        Text(tmp_path, VOCABULARY)

@@ -1,0 +1,86 @@
+"""One decoder for every family: the numbers are those of transformers."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from outrider_runtime.torch_engine.architecture import UnsupportedModelError
+from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
+from outrider_runtime.torch_engine.runner import Model, Segment
+
+from tests.unit.torch_engine.models import FAMILIES, VOCABULARY, write_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    """Chunks of several requests share each pass; every logit is within 1e-4 of the whole text's in one pass."""
+    reference = write_model(tmp_path, **FAMILIES[family])
+    ours = Model(tmp_path, 0, dtype=torch.float32, device=CPU)
+    pool = KVPool(1 << 24, [ours.cache.bytes_per_token], 256)
+    draws = random.Random(1)
+    texts = {name: [draws.randrange(VOCABULARY) for _ in range(length)] for name, length in {"a": 150, "b": 7}.items()}
+    logits: dict[str, list[torch.Tensor]] = {name: [] for name in texts}
+    while any(ours.cache.length(name) < len(text) for name, text in texts.items()):
+        segments = []
+        for name, text in texts.items():
+            begin = ours.cache.length(name)
+            end = min(len(text), begin + draws.choice([1, 2, 5, 70]))
+            if begin < end:
+                assert pool.grow(Holder(0, name), end)
+                segments.append(Segment(name, text[begin:end], begin))
+        made = ours.decoder.logits(ours.run(segments, pool).last)
+        for one, rows in zip(segments, made.split([len(one.tokens) for one in segments]), strict=True):
+            logits[one.request].append(rows)
+    for name, text in texts.items():
+        with torch.inference_mode():
+            wanted = reference(torch.tensor([text])).logits[0]
+        assert (torch.cat(logits[name]) - wanted).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"model_type": "mistral", "sliding_window": 64}, "model_type"),
+        ({"model_type": "mixtral", "num_local_experts": 4}, "num_local_experts"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64}, "sliding_window"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"num_hidden_layers": None}, "num_hidden_layers"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_file_and_field(
+    fields: dict[str, object], named: str, tmp_path: Path
+) -> None:
+    write_model(tmp_path, model_type="llama")
+    file = tmp_path / "config.json"
+    config = {**json.loads(file.read_text()), **fields}
+    file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+    with pytest.raises(UnsupportedModelError, match=rf"{file}.*{named}"):
+        Model(tmp_path, 0, dtype=None, device=CPU)
+
+
+def test_weights_that_are_cut_off_are_refused_by_name(tmp_path: Path) -> None:
+    write_model(tmp_path, model_type="llama")
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(UnsupportedModelError, match=rf"{file}.*cut off"):
+        Model(tmp_path, 0, dtype=None, device=CPU)
+
+
+def test_weights_of_another_model_are_refused_by_tensor(tmp_path: Path) -> None:
+    """Two layers fewer than the file holds, and another width."""
+    write_model(tmp_path, model_type="llama")
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    with pytest.raises(UnsupportedModelError, match=r"model\.layers\.1\."):
+        Model(tmp_path, 0, dtype=None, device=CPU)
+    file.write_text(json.dumps({**config, "intermediate_size": 44}))
+    with pytest.raises(UnsupportedModelError, match=r"mlp\.gate_proj\.weight is \[40, 24\].*\[44, 24\]"):
+        Model(tmp_path, 0, dtype=None, device=CPU)

@@ -1,0 +1,205 @@
+"""Chains under the shared loop: whoever proposes, an answer is that of plain decoding, and no cache is led astray."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from eagle3.head import Head
+from outrider_runtime.torch_engine.drafting import Drafter, Finished, Ran
+from outrider_runtime.torch_engine.drafts.draft_model import DraftModel
+from outrider_runtime.torch_engine.drafts.eagle import Eagle
+from outrider_runtime.torch_engine.drafts.prompt_lookup import PromptLookup
+from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
+from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
+from outrider_runtime.torch_engine.runner import Model, Segment
+from outrider_runtime.torch_engine.scheduler import Limits
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.engine import engines
+from tests.unit.torch_engine.engines import CPU, LONGEST, Bench, Letters, bench
+from tests.unit.torch_engine.models import VOCABULARY, write_head, write_model
+
+GREEDY, DRAWN = Sampling(temperature=0.0), Sampling(seed=11, temperature=0.8, top_p=0.95, presence_penalty=0.3)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, a draft that is often right (the target with one weight changed a little), and a head."""
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder / "target", model_type="llama")
+    draft = write_model(folder / "draft", model_type="llama")
+    with torch.no_grad():
+        draft.model.layers[2].mlp.down_proj.weight.mul_(0.8)
+    draft.save_pretrained(folder / "draft")
+    write_head(folder / "head")
+    return folder
+
+
+def pool_of_three(models: Path) -> dict[str, Any]:
+    def make(target: Model, pool: KVPool) -> list[Drafter]:
+        draft = Model(models / "draft", 2, dtype=torch.float32, device=CPU)
+        return [PromptLookup(1, 3), DraftModel(draft, pool), Eagle(models / "head", 3, target, pool)]
+
+    specs = [engines.lookup(), engines.draft_model(models / "draft"), engines.eagle(models / "head")]
+    return {"specs": specs, "make": make, "draft_bytes": [1, 1152, 384]}
+
+
+def texts(count: int = 5) -> list[list[int]]:
+    """With repetitions, so that lookups find something."""
+    draws = random.Random(2)
+    return [[draws.randrange(12) for _ in range(draws.randrange(3, 60))] for _ in range(count)]
+
+
+def answers(here: Bench, sampling: Sampling, pins: Any = None) -> list[list[int]]:
+    for text in texts():
+        here.add(text, 40, sampling)
+    while here.engine.has_work:
+        if pins is not None:
+            here.loop.pin(*next(pins))
+        here.step()
+    return [one.tokens for one in here.answers.values()]
+
+
+def accepted(here: Bench) -> dict[str, int]:
+    return {name: one.accepted for name, one in here.loop.state().drafters.items()}
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn with a seed"])
+@pytest.mark.parametrize("drafter", ["pld", "draft", "eagle"])
+def test_an_answer_is_the_same_whoever_proposes(models: Path, drafter: str, sampling: Sampling) -> None:
+    """Token for token, drawn answers too: a draw hangs on seed, place and token alone."""
+    plain = answers(bench(models / "target"), sampling)
+    here = bench(models / "target", **pool_of_three(models))
+    here.loop.pin(4, drafter)
+    assert answers(here, sampling) == plain
+    counts = here.loop.state().drafters[drafter]
+    assert counts.tried > 0
+    if drafter != "eagle":  # the head is random: it is seldom right
+        assert counts.accepted > 0
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn with a seed"])
+def test_an_answer_is_the_same_while_drafters_change_and_memory_is_short(models: Path, sampling: Sampling) -> None:
+    """Another drafter and another length at every step, plain steps between, preemptions, drafters' KV taken away."""
+    plain = answers(bench(models / "target"), sampling)
+    here = bench(models / "target", **pool_of_three(models), kv_tokens=LONGEST + 60, limits=Limits(4, 20))
+    draws = random.Random(4)
+    pins = iter(lambda: (draws.choice([0, 1, 4]), draws.choice(["pld", "draft", "eagle"])), None)
+    assert answers(here, sampling, pins) == plain
+    assert here.engine.free_kv_bytes == here.engine._pool.total_bytes
+
+
+def test_caches_are_those_of_a_fresh_prefill(models: Path) -> None:
+    """Target's and draft's, at every step of a run in which drafters change."""
+    made: list[Drafter] = []
+    three = pool_of_three(models)
+
+    def make(target: Model, pool: KVPool) -> list[Drafter]:
+        made.extend(three["make"](target, pool))
+        return made
+
+    here = bench(models / "target", **{**three, "make": make})
+    for text in texts(3):
+        here.add(text, 30)
+    draws = random.Random(6)
+    ours = [here.engine._models.target]
+    while here.engine.has_work:
+        here.loop.pin(draws.choice([0, 2, 4]), draws.choice(["draft", "eagle", "pld"]))
+        here.step()
+        draft = made[1]
+        assert isinstance(draft, DraftModel)
+        for model in (*ours, draft.model):
+            for request in here.engine.scheduler.running:
+                same_as_fresh(model, request.name, request.tokens)
+
+
+def same_as_fresh(model: Model, name: str, tokens: list[int]) -> None:
+    length = model.cache.length(name)
+    if not length:
+        return
+    kept = model.cache[name].buffer[:, :, :, :length]
+    pool = KVPool(1 << 24, [model.cache.bytes_per_token] * (model.number + 1), LONGEST)
+    pool.grow(Holder(model.number, "fresh"), length)
+    model.run([Segment("fresh", tokens[:length], 0)], pool)
+    fresh = model.cache["fresh"].buffer[:, :, :, :length]
+    assert (kept - fresh).abs().max() < 1e-4
+    model.cache.forget("fresh")
+
+
+def test_a_draft_draws_as_its_target_where_both_think_alike(models: Path) -> None:
+    """The target as its own draft, at temperature 1: with noise of its own it would be right only now and then."""
+
+    def make(_target: Model, pool: KVPool) -> list[Drafter]:
+        return [DraftModel(Model(models / "target", 1, dtype=torch.float32, device=CPU), pool)]
+
+    here = bench(models / "target", [engines.draft_model(models / "target")], make, draft_bytes=[288])
+    here.loop.pin(4, "draft")
+    answers(here, Sampling(seed=4, temperature=1.0, frequency_penalty=0.2))
+    counts = here.loop.state().drafters["draft"]
+    assert counts.accepted == counts.tried > 0
+
+
+def test_a_drafter_that_raises_costs_nobody_an_answer(models: Path) -> None:
+    plain = answers(bench(models / "target"), GREEDY)
+    made: list[Any] = []
+    three = pool_of_three(models)
+
+    def make(target: Model, pool: KVPool) -> list[Drafter]:
+        made.extend(three["make"](target, pool))
+        made[1].propose = None  # calling it raises
+        return made
+
+    here = bench(models / "target", **{**three, "make": make})
+    here.loop.pin(4, "draft")
+    assert answers(here, GREEDY) == plain
+    assert "TypeError" in here.loop.state().drafters["draft"].suspended
+
+
+def test_a_lookup_proposes_what_followed_the_longest_match() -> None:
+    def proposals(tokens: list[int], most: int = 3) -> list[int]:
+        request = Request("r", tokens, len(tokens), Stops(9), GREEDY, Letters())
+        return PromptLookup(2, 3).propose(Finished([Ran(request, 0, 0, 1, 0)], {}), [True], most)[0]
+
+    assert proposals([1, 2, 3, 7, 8, 9, 2, 3, 5, 1, 2, 3]) == [7, 8, 9]
+    assert proposals([2, 3, 7, 8, 2, 3, 5, 4, 2, 3]) == [5, 4, 2]
+    assert proposals([1, 2, 3, 4]) == []
+    assert proposals([4, 4, 4]) == [4]
+    assert proposals([VOCABULARY]) == []
+
+
+def test_a_head_proposes_what_it_does_in_training(models: Path) -> None:
+    """Against the head of examples/: fused states, rotations, its own states after the first."""
+    made: list[Any] = []
+
+    def make(target: Model, pool: KVPool) -> list[Drafter]:
+        made.append(Eagle(models / "head", 1, target, pool))
+        return made
+
+    here = bench(
+        models / "target", [engines.eagle(models / "head")], make, draft_bytes=[384], limits=Limits(4, 64)
+    )  # fmt: skip
+    here.loop.pin(4, "eagle")
+    text = texts(1)[0]
+    name = here.add(text, 30)
+    here.step()
+    (request,) = here.engine.scheduler.running
+    assert request.name == name
+    proposals = request.proposals
+    assert len(proposals) == 4
+    tensors = load_file(models / "head" / "model.safetensors")
+    tensors.pop("t2d")
+    offsets = tensors.pop("d2t")
+    head = Head(AutoConfig.from_pretrained(models / "head"), offsets + torch.arange(len(offsets)))
+    head.load_state_dict(tensors)
+    target = AutoModelForCausalLM.from_pretrained(models / "target")
+    tokens = torch.tensor([request.tokens + proposals])
+    with torch.inference_mode():
+        hidden = target(torch.tensor([text]), output_hidden_states=True).hidden_states
+        fused = torch.cat(hidden[:3], -1)
+        steps = [head.lm_head(states[0, -1]) for states in head.unroll(target.model.embed_tokens, tokens, fused, 4)]
+    assert proposals == [int(head.vocabulary[one.argmax()]) for one in steps]

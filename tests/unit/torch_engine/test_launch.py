@@ -1,0 +1,96 @@
+"""From a service's configuration to an engine: what is refused, and that nothing needs vLLM."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from outrider_crds.runtime_config import BootConfig
+from outrider_crds.spec import Accelerator, Backend, Drafter, Dtype, Engine
+from outrider_runtime.paths import Paths
+from outrider_runtime.profiler import main as profiler
+from outrider_runtime.torch_engine.architecture import UnsupportedModelError
+from outrider_runtime.torch_engine.launch import Loaded, load
+
+from tests.engine import engines
+from tests.unit.torch_engine.models import VOCABULARY, write_head
+
+
+def boot(folder: Path, pool: list[Drafter] | None = None, **engine: Any) -> BootConfig:
+    return BootConfig(
+        service="chat", namespace="default", revision="local", target=engines.model(folder), draft_pool=pool or [],
+        accelerator=Accelerator(products=["cpu"]), max_draft_tokens=3,
+        engine=Engine(**{"backend": Backend.TORCH, "dtype": Dtype.FLOAT32, **engine}),
+    )  # fmt: skip
+
+
+def started(config: BootConfig, tmp_path: Path) -> Loaded:
+    places = {name: str(tmp_path) for name in ("hot_file", "profiles_dir", "podinfo_dir", "run_dir")}
+    return load(config, engines.hot_config(), Paths(mounted=False, **places))
+
+
+@pytest.mark.parametrize(
+    ("engine", "named"),
+    [
+        ({"tensor_parallel_size": 2}, "spec.engine.tensorParallelSize"),
+        ({"extra_args": ["--swap-space=4"]}, "spec.engine.extraArgs.*--swap-space"),
+        ({"extra_args": ["--max-num-seqs=many"]}, "spec.engine.extraArgs.*--max-num-seqs"),
+        ({"max_model_len": 1000}, "spec.engine.maxModelLen is 1000.*256"),
+        ({"max_model_len": 200, "extra_args": ["--kv-cache-memory-bytes=9999"]}, "spec.engine.maxModelLen.*room for"),
+    ],
+)
+def test_what_the_engine_cannot_do_is_refused_by_field(
+    folder: Path, tmp_path: Path, engine: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=named):
+        started(boot(folder, **engine), tmp_path)
+
+
+def test_a_drafter_that_cannot_load_is_left_out_with_its_reason(folder: Path, tmp_path: Path) -> None:
+    """A folder that is not there, weights that are cut off, a method without an engine; the others draft."""
+    write_head(tmp_path / "head")
+    write_head(tmp_path / "broken")
+    weights = tmp_path / "broken" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    pool = [
+        engines.draft_model(tmp_path / "nowhere"), engines.eagle(tmp_path / "broken", "broken"), engines.suffix(),
+        engines.lookup(), engines.eagle(tmp_path / "head"),
+    ]  # fmt: skip
+    loaded = started(boot(folder, pool), tmp_path)
+    state = loaded.reporter.state()
+    assert {one.name: one.loaded for one in state.drafters} == {
+        "draft": False, "broken": False, "suffix": False, "pld": True, "eagle": True,
+    }  # fmt: skip
+    reasons = {one.name: one.reason for one in state.drafters}
+    assert "nowhere" in reasons["draft"]
+    assert "cut off" in reasons["broken"]
+    assert state.engine_version.startswith("torch-")
+    assert loaded.vocabulary == VOCABULARY
+    memory = {one.name: one.memory for one in state.drafters if one.memory}
+    assert set(memory) == {"eagle"}
+    assert memory["eagle"].kv_bytes_per_token == 96  # one layer of the target's three
+    assert memory["eagle"].concurrency_percent == 75.0
+
+
+def test_the_profiler_says_that_it_does_not_measure_this_engine(folder: Path, tmp_path: Path) -> None:
+    document = boot(folder).model_copy(update={"profile_keys": []}).wire()
+    keys = {"product": "cpu", "target": "0123456789", "drafters": {}}
+    result = tmp_path / "result.json"
+    config = json.dumps({**document, "profileKeys": [keys]})
+    with pytest.raises(SystemExit) as ended:
+        profiler.main(["--config-json", config, "--result", str(result)])
+    assert ended.value.code == 1
+    assert "spec.profiling.mode to Skip" in result.read_text()
+
+
+def test_nothing_that_serves_needs_vllm() -> None:
+    """A laptop has `outrider[torch]` alone."""
+    code = (
+        "import sys; sys.modules['vllm'] = None\n"
+        "import outrider_runtime.server.main, outrider_runtime.torch_engine.app, outrider_runtime.torch_engine.launch"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,172 @@
+"""Scheduler and KV pool without torch: whatever comes and goes, the books balance, and everybody gets an end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
+from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
+from outrider_runtime.torch_engine.scheduler import TARGET, Limits, Scheduler
+
+LONGEST = 300
+BYTES = (10, 4, 0, 1)
+"""A token's KV in the target and in three drafters; the second has none."""
+
+
+class Silent:
+    def step(self, _token: int) -> str:
+        return ""
+
+
+def request(number: int, prompt: int, most: int, looseness: float = 0.0, due_at: float = 0.0) -> Request:
+    stops = Stops(min(most, LONGEST - prompt))
+    return Request(f"r{number}", [1] * prompt, prompt, stops, Sampling(), Silent(), due_at, looseness)
+
+
+class Books(RuleBasedStateMachine):
+    """An engine's steps with random answers; `held`: what an engine's buffers would hold."""
+
+    @initialize(room=st.integers(LONGEST, 6 * LONGEST), tokens=st.integers(1, 200), most=st.integers(1, 6))
+    def begin(self, room: int, tokens: int, most: int) -> None:
+        self.pool = KVPool(room * BYTES[TARGET], BYTES, LONGEST)
+        self.scheduler = Scheduler(self.pool, Limits(most, tokens))
+        self.scheduler.on_preempt = lambda one: self.forget(one.name)
+        self.pool.on_drop = self.dropped
+        self.held: dict[Holder, int] = {}
+        self.there: dict[str, Request] = {}
+        self.count = 0
+
+    def dropped(self, holder: Holder) -> None:
+        self.held.pop(holder, None)
+
+    def forget(self, name: str) -> None:
+        for model in range(len(BYTES)):
+            self.held.pop(Holder(model, name), None)
+
+    @rule(
+        prompt=st.integers(1, LONGEST - 1), most=st.integers(1, 80), due_at=st.floats(0, 10),
+        looseness=st.sampled_from([0.1, 1.0, float("inf")]),
+    )  # fmt: skip
+    def arrives(self, prompt: int, most: int, due_at: float, looseness: float) -> None:
+        one = request(self.count, prompt, most, looseness, due_at)
+        self.count += 1
+        self.there[one.name] = one
+        self.scheduler.add(one)
+
+    @precondition(lambda self: self.there)
+    @rule(data=st.data())
+    def leaves(self, data: st.DataObject) -> None:
+        self.end(self.there[data.draw(st.sampled_from(sorted(self.there)))])
+
+    def end(self, one: Request) -> None:
+        del self.there[one.name]
+        self.scheduler.finish(one)
+        self.forget(one.name)
+
+    @rule(
+        draws=st.randoms(use_true_random=False), budget=st.none() | st.integers(1, 50),
+        admit=st.none() | st.integers(0, 2),
+    )  # fmt: skip
+    def step(self, draws: Any, budget: int | None, admit: int | None) -> None:
+        was_running = [one.name for one in self.scheduler.running]
+        step = self.scheduler.schedule(token_budget=budget, admit=admit)
+        limits = self.scheduler.limits
+        assert sum(one.tokens for one in step) <= min(limits.tokens, budget or limits.tokens)
+        assert len(self.scheduler.running) <= limits.requests
+        started = [one for one in self.scheduler.running if one.name not in was_running]
+        assert admit is None or len(started) <= admit
+        for one, tokens, proposals in step:
+            assert one in self.scheduler.running
+            assert 0 < tokens <= one.todo + proposals
+            assert len(one.proposals) == proposals
+            self.held[Holder(TARGET, one.name)] = one.computed + tokens
+            self.run(one, tokens, proposals, draws)
+        self.scheduler.idle_models = draws.sample([1, 2, 3], draws.randint(0, 3))
+        self.scheduler.active_models = [one for one in (1, 2, 3) if one not in self.scheduler.idle_models]
+
+    def run(self, one: Request, tokens: int, proposals: int, draws: Any) -> None:
+        kept, is_read = draws.randint(0, proposals), tokens - proposals == one.todo
+        one.computed += tokens - proposals + kept
+        one.proposals = []
+        if not is_read:
+            return
+        one.tokens += [1] * (kept + 1)
+        if one.emitted >= one.stops.max_tokens:
+            self.end(one)
+            return
+        left = min(one.stops.max_tokens - one.emitted, LONGEST - len(one.tokens)) - 1
+        one.proposals = [2] * draws.randint(0, min(4, left))
+        for model in (1, 3):
+            holder, wanted = Holder(model, one.name), one.computed + draws.randint(0, 4)
+            if draws.random() < 0.5 and self.pool.grow_or_drop(holder, wanted):
+                self.held[holder] = wanted
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        pool = self.pool
+        used = sum(pool.tokens(one) * BYTES[one.model] for one in pool.holders)
+        assert pool.free_bytes == pool.total_bytes - used >= 0
+        assert all(pool.tokens(holder) >= tokens for holder, tokens in self.held.items())
+        assert {one.request for one in pool.holders} <= {one.name for one in self.scheduler.running}
+        queued = [*self.scheduler.running, *self.scheduler.waiting]
+        assert sorted(one.name for one in queued) == sorted(self.there)
+        assert all(one.computed == 0 for one in self.scheduler.waiting)
+
+    def teardown(self) -> None:
+        """Whoever is left comes to an end: nobody waits for ever."""
+        if not hasattr(self, "there"):
+            return
+        for _ in range(200 * (1 + len(self.there))):
+            if not self.there:
+                break
+            for one, tokens, proposals in self.scheduler.schedule():
+                one.computed += tokens - proposals
+                one.proposals = []
+                if not one.todo:
+                    one.tokens.append(1)
+                    if one.emitted >= one.stops.max_tokens:
+                        self.end(one)
+        assert not self.there
+        assert self.pool.free_bytes == self.pool.total_bytes
+
+
+TestBooks = Books.TestCase
+TestBooks.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+
+
+def test_who_bears_slow_tokens_makes_room_first() -> None:
+    """Idle drafters' KV, then active drafters', then the newest request of the loosest class."""
+    pool = KVPool(450 * BYTES[TARGET], BYTES, LONGEST)
+    scheduler = Scheduler(pool, Limits(4, 500))
+    gone: list[Any] = []
+    pool.on_drop = gone.append
+    scheduler.on_preempt = lambda one: gone.append(one.name)
+    tight, loose, newer = request(0, 64, 99, 0.1), request(1, 64, 99, 1.0), request(2, 64, 99, 1.0)
+    for one in (tight, loose, newer):
+        scheduler.add(one)
+    for scheduled in scheduler.schedule():
+        one = scheduled.request
+        one.computed = 64
+        one.tokens.append(1)
+    assert pool.grow(Holder(1, loose.name), 64)
+    assert pool.grow(Holder(3, tight.name), 64)
+    scheduler.idle_models, scheduler.active_models = [3], [1]
+    assert len(scheduler.schedule()) == 3
+    assert not gone
+    loose.tokens += [1] * 200
+    scheduler.schedule()
+    assert gone == [Holder(3, tight.name), Holder(1, loose.name), newer.name]
+    assert newer.computed == 0
+    assert scheduler.waiting[0] is newer
+
+
+def test_it_knows_no_torch() -> None:
+    """A process that decides who runs does not load it."""
+    modules = "commit, kv_pool, requests, scheduler"
+    code = f"from outrider_runtime.torch_engine import {modules}; import sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
