@@ -213,7 +213,8 @@ class Resume:
             feed[row] = min(left, holes[row])
             left -= feed[row]
         asks = runs & (batch.prompt_left == 0)
-        plan = DraftPlan(np.array([3 * asks.any()]), np.where(asks, 0, NOBODY)[None], feed[None], Purpose.FIXED)
+        passes, one = np.array([3 * asks.any()]), np.ones(1, np.int64)
+        plan = DraftPlan(passes, one, np.where(asks, 0, NOBODY)[None], feed[None], Purpose.FIXED)
         order = carry_out(plan, batch, step, *books)
         self.caught_up += sum(hole.end - hole.start for hole in order.holes)
         return order
@@ -263,7 +264,8 @@ def test_the_neural_draft_stands_in_for_a_lookup_that_finds_nothing(engine: Benc
 
 def plan_of(asked: Any, passes: Any, batch: Batch) -> DraftPlan:
     """Who is asked for each request, and for how much; everybody who reads runs over the step."""
-    return DraftPlan(np.array(passes, np.int64), np.array(asked, np.int64)[None], batch.missing, Purpose.FIXED)
+    depths, one = np.array(passes, np.int64), np.ones(len(passes), np.int64)
+    return DraftPlan(depths, one, np.array(asked, np.int64)[None], batch.missing, Purpose.FIXED)
 
 
 def all_proposed(batch: Batch, forest: Forest) -> VerifyPlan:

@@ -11,7 +11,7 @@ from outrider_runtime.control.batch import NOBODY, Batch, Ints
 from outrider_runtime.control.cost import LatencyModel
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.forest import Forest
-from outrider_runtime.control.in_force import UnderWay, in_force
+from outrider_runtime.control.in_force import Pin, UnderWay, in_force
 from outrider_runtime.control.plans import DraftPlan, Outcome, VerifyPlan
 from outrider_runtime.control.propose import Propose
 from outrider_runtime.control.settings import HotSettings, Mode, Settings
@@ -48,7 +48,7 @@ class Controller:
         self._clock = clock
         self._evidence = Evidence(settings, latency, rng)
         self._suspended: dict[int, str] = {}
-        self._pinned: tuple[int, int] | None = None
+        self._pinned: Pin | None = None
         self._force = in_force(settings, self._suspended, None)
         self._under_way = UnderWay(np.zeros(settings.slots))
         self._verify = Verify(self._evidence, self._force, self._under_way)
@@ -104,18 +104,26 @@ class Controller:
         self._suspended.pop(self._number(drafter), None)
         self._settle()
 
-    def pin(self, draft_tokens: int | None, drafter: str | None = None) -> None:
-        """Every request is proposed so many tokens by one drafter, all of them verified; None: choose again.
+    def pin(self, draft_tokens: int | None, drafter: str | None = None, width: int = 1) -> None:
+        """Every request is proposed trees of this depth by one drafter, all of them verified; None: choose again.
 
-        Raises ValueError for an unknown drafter, or a length that the engine was not built for.
+        Raises ValueError for an unknown drafter, or a depth or width that engine or drafter was not built for.
         """
         if draft_tokens is None:
             self._pinned = None
         elif not 0 <= draft_tokens <= self.settings.max_draft_tokens:
             raise ValueError(f"pin: {draft_tokens} draft tokens; the engine takes 0..{self.settings.max_draft_tokens}")
         else:
-            self._pinned = (draft_tokens, self._number(drafter) if draft_tokens else NOBODY)
+            self._pinned = self._pin(draft_tokens, drafter, width)
         self._settle()
+
+    def _pin(self, draft_tokens: int, drafter: str | None, width: int) -> Pin:
+        if not draft_tokens:
+            return Pin(0, NOBODY, 1)
+        number = self._number(drafter)
+        if not 1 <= width <= self.settings.drafters[number].widest:
+            raise ValueError(f"pin: width {width}; {drafter} takes 1..{self.settings.drafters[number].widest}")
+        return Pin(draft_tokens, number, width)
 
     def state(self, now: float | None = None) -> State:
         """`now`, if given, tells an idle engine from a busy one."""

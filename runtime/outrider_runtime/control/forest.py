@@ -28,6 +28,8 @@ class Forest:
     """(M,): number in the pool."""
     depth: Ints
     """(M,): 1 below ROOT."""
+    rank: Ints
+    """(M,): 0 for the most probable child of its parent among those proposed, 1 for the next one."""
     confidence: Floats
     """(M,): what the drafter says of the token, given its parent: log-odds for a model, tokens of the match for a
     lookup. NaN: not known, or not known yet (asynchronous scheduling plans by depth alone)."""
@@ -46,7 +48,7 @@ def nothing_proposed(requests: int, drafters: int, purpose: Purpose = Purpose.CH
     """The forest of a step for which nobody was asked."""
     none = np.zeros(0, dtype=np.int64)
     asked = np.full((1, requests), NOBODY, dtype=np.int64)
-    return Forest(none, none, none, none, np.zeros(0), asked, np.zeros(drafters, np.int64), purpose)
+    return Forest(none, none, none, none, none, np.zeros(0), asked, np.zeros(drafters, np.int64), purpose)
 
 
 def chains(
@@ -59,7 +61,7 @@ def chains(
     """
     request, parent, of, depth = _chains(lengths, drafter)
     known = np.full(len(request), np.nan) if confidence is None else confidence
-    return Forest(request, parent, of, depth, known, asked, plan.passes, plan.purpose)
+    return Forest(request, parent, of, depth, np.zeros_like(depth), known, asked, plan.passes, plan.purpose)
 
 
 @compiled

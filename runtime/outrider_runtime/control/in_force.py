@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,11 +13,19 @@ from outrider_runtime.control.batch import Bools, Floats
 from outrider_runtime.control.settings import DraftPrefill, HotSettings, Mode, Settings
 
 
+class Pin(NamedTuple):
+    """What every request is proposed."""
+
+    draft_tokens: int
+    drafter: int
+    width: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class InForce:
     hot: HotSettings
-    pinned: tuple[int, int] | None
-    """Draft tokens for every request, and whose; None: choose."""
+    pinned: Pin | None
+    """None: choose."""
     usable: Bools
     """(D,): drafters that may run."""
     reads: tuple[bool, ...]
@@ -29,7 +38,7 @@ class InForce:
     """By class; the last one, infinite, for none."""
 
 
-def in_force(settings: Settings, suspended: Container[int], pinned: tuple[int, int] | None) -> InForce:
+def in_force(settings: Settings, suspended: Container[int], pinned: Pin | None) -> InForce:
     """suspended: numbers of drafters."""
     hot = settings.hot
     never = hot.draft_prefill is DraftPrefill.NEVER
@@ -41,7 +50,7 @@ def in_force(settings: Settings, suspended: Container[int], pinned: tuple[int, i
         usable=np.array(usable, dtype=bool),
         reads=tuple(may and one.reads for may, one in zip(usable, settings.drafters, strict=True)),
         most_tokens=most,
-        silent=(hot.mode is Mode.OFF or most == 0) if pinned is None else pinned[0] == 0,
+        silent=(hot.mode is Mode.OFF or most == 0) if pinned is None else pinned.draft_tokens == 0,
         has_classes=bool(hot.slo_classes) and pinned is None,  # a pin measures the engine as it is
         tpots_s=np.array([*(one.tpot_s for one in hot.slo_classes), math.inf]),
     )

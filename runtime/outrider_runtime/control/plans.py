@@ -66,7 +66,9 @@ class DraftPlan:
 
     passes: Ints
     """(D,): tokens that each drafter proposes for the requests that ask it; 0: it proposes nothing. For a drafter whose
-    every token is a pass, its number of passes."""
+    every token is a pass, its number of passes, and the depth of its trees."""
+    widths: Ints
+    """(D,): most nodes that each drafter proposes at a depth; 1: a chain. Never above its `settings.Drafter.widest`."""
     asked: Ints
     """(R, N): drafters that each request asks, in this order: the first that has a proposal counts. NOBODY ends the
     order."""

@@ -64,9 +64,10 @@ class Propose:
 
     def _fixed_plan(self, batch: Batch) -> DraftPlan | None:
         """The plan where nothing is to be chosen: nobody can be asked, a pin, or Static."""
-        if self.force.pinned is not None and self.force.pinned[0] > 0 and self.force.usable[self.force.pinned[1]]:
-            return self._plan_for_one(batch, *self.force.pinned, Purpose.FIXED)
-        if self.force.pinned is not None or self.force.silent or not self.force.usable.any():
+        pin = self.force.pinned
+        if pin is not None and pin.draft_tokens and self.force.usable[pin.drafter]:
+            return self._plan_for_one(batch, pin.draft_tokens, pin.drafter, Purpose.FIXED, pin.width)
+        if pin is not None or self.force.silent or not self.force.usable.any():
             return self._nobody_runs(batch)
         if self.force.hot.mode is Mode.STATIC:
             first = int(self.force.usable.argmax())
@@ -220,15 +221,20 @@ class Propose:
         if closing is not None:
             closes[:, rows] = closing
         asked = _spread(choice.asked, rows, len(batch))
-        return DraftPlan(choice.passes, asked, self._feed(batch, choice.passes, closes), purpose)
+        return DraftPlan(
+            choice.passes, np.ones_like(choice.passes), asked, self._feed(batch, choice.passes, closes), purpose
+        )
 
     def _nobody_runs(self, batch: Batch) -> DraftPlan:
         """Whatever `draftPrefill` says: who is switched off must not be run."""
         passes = np.zeros(len(self._drafters), np.int64)
-        return DraftPlan(passes, np.full((1, len(batch)), NOBODY), np.zeros_like(batch.missing), Purpose.FIXED)
+        asked = np.full((1, len(batch)), NOBODY)
+        return DraftPlan(passes, np.ones_like(passes), asked, np.zeros_like(batch.missing), Purpose.FIXED)
 
-    def _plan_for_one(self, batch: Batch, draft_tokens: int, drafter: int, purpose: Purpose) -> DraftPlan:
-        """`draft_tokens` from one drafter for every request that it can serve."""
+    def _plan_for_one(
+        self, batch: Batch, draft_tokens: int, drafter: int, purpose: Purpose, width: int = 1
+    ) -> DraftPlan:  # fmt: skip
+        """Trees of this depth and width from one drafter for every request that it can serve."""
         served = (batch.prompt_left == 0) & (batch.left > OF_THIS_STEP)
         closes = np.zeros(batch.missing.shape, np.int64)
         if self._drafters[drafter].needs_kv:
@@ -237,11 +243,13 @@ class Propose:
             closes[drafter] = np.where(served, batch.missing[drafter], 0)
         passes = np.zeros(len(self._drafters), np.int64)
         passes[drafter] = draft_tokens * served.any()
+        widths = np.ones_like(passes)
+        widths[drafter] = width
         asked = np.where(served & (passes[drafter] > 0), drafter, NOBODY)[None]
         feed = self._feed(batch, passes, closes)
         if purpose is Purpose.FIXED:  # nobody weighs it, so a long prompt is read chunk by chunk
             feed[drafter] = np.where(batch.prompt > 0, batch.missing[drafter], feed[drafter])
-        return DraftPlan(passes, asked, feed, purpose)
+        return DraftPlan(passes, widths, asked, feed, purpose)
 
     def _feed(self, batch: Batch, passes: Ints, closing: Ints) -> Ints:
         reads = np.zeros(len(passes), dtype=bool)

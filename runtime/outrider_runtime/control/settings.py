@@ -44,6 +44,8 @@ class Drafter:
     each pass is one of the target's, over those requests alone that ask. None for every other drafter."""
     confidence_edges: tuple[float, ...] = PROBABILITY_EDGES
     """Seven rising values of its confidence, between which acceptance is counted apart."""
+    widest: int = 1
+    """Most nodes at a depth of the trees that it can propose in this engine; 1: chains only."""
 
     @property
     def reads(self) -> bool:

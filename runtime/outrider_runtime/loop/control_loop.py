@@ -183,10 +183,10 @@ class ControlLoop:
         with self.lock:
             self._controller.replace_latency(latency)
 
-    def pin(self, draft_tokens: int | None, drafter: str | None = None) -> None:
-        """Hold K and the drafter (profiler, benchmarks); None releases the pin."""
+    def pin(self, draft_tokens: int | None, drafter: str | None = None, width: int = 1) -> None:
+        """Hold K, the drafter and its trees' width (profiler, benchmarks); None releases the pin."""
         with self.lock:
-            self._controller.pin(draft_tokens, drafter)
+            self._controller.pin(draft_tokens, drafter, width)
 
     # -- what is told of it -------------------------------------------------------------------------------------
 
@@ -219,7 +219,8 @@ class ControlLoop:
 
     def _nothing(self, batch: Batch) -> DraftPlan:
         asked = np.full((1, len(batch)), NOBODY, np.int64)
-        return DraftPlan(np.zeros(len(self.hosted), np.int64), asked, np.zeros_like(batch.missing), Purpose.FIXED)
+        passes = np.zeros(len(self.hosted), np.int64)
+        return DraftPlan(passes, np.ones_like(passes), asked, np.zeros_like(batch.missing), Purpose.FIXED)
 
     def _pause(self, paused: frozenset[str]) -> None:
         """These are not asked until the manifest says otherwise."""

@@ -36,7 +36,8 @@ class PerRequest(Fixed):
         asked = np.where(self._lengths[asked] > 0, asked, NOBODY)
         numbers = np.arange(len(self._drafters))[:, None]
         passes = np.where((asked == numbers).any(1), self._lengths, 0)
-        return DraftPlan(passes, asked[None], np.where(asked == numbers, batch.missing, 0), Purpose.FIXED)
+        feed = np.where(asked == numbers, batch.missing, 0)
+        return DraftPlan(passes, np.ones_like(passes), asked[None], feed, Purpose.FIXED)
 
 
 def load(case: Case, requests: int, seed: int, *, told: bool = False) -> Workload:

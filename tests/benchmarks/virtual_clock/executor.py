@@ -140,7 +140,7 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
             passes[self._drafter], asked[:] = output.num_spec_tokens_to_schedule, self._drafter
             missing, _, _ = self.device.caches.columns(books, tokens)
             fed[self._drafter] = missing[self._drafter]
-        return DraftPlan(passes, asked, fed, Purpose.FIXED), fed
+        return DraftPlan(passes, np.ones_like(passes), asked, fed, Purpose.FIXED), fed
 
     def _ordered(self, order: DraftOrder, books: Books, tokens: Ints) -> tuple[DraftPlan, Ints]:
         """A member that reads and runs, runs over the whole step, and over the holes that it is to close."""
@@ -151,7 +151,8 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         for hole in order.holes:
             fed[hole.drafter, hole.request] += hole.end - hole.start
         asked = np.stack([order.chosen, order.second]).astype(np.int64)
-        return DraftPlan(np.maximum(order.passes, 0).astype(np.int64), asked, fed, Purpose.FIXED), fed
+        passes = np.maximum(order.passes, 0).astype(np.int64)
+        return DraftPlan(passes, np.ones_like(passes), asked, fed, Purpose.FIXED), fed
 
     def _tell(self, made: ModelRunnerOutput, order: DraftOrder, ran: Ran, books: Books) -> None:
         """As the worker does: in asynchronous scheduling the report on a step's drafting goes with the next output."""

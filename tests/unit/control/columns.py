@@ -30,7 +30,8 @@ def proposals(lengths: list[int], drafter: int = 0, drafters: int = 1, confidenc
     passes = np.zeros(drafters, np.int64)
     passes[drafter] = max(lengths, default=0)
     asked = np.full((1, len(lengths)), drafter)
-    plan = DraftPlan(passes, asked, np.zeros((drafters, len(lengths)), np.int64), Purpose.CHOICE)
+    feed = np.zeros((drafters, len(lengths)), np.int64)
+    plan = DraftPlan(passes, np.ones_like(passes), asked, feed, Purpose.CHOICE)
     return chains(np.array(lengths), np.full(len(lengths), drafter), plan, asked, confidence)
 
 

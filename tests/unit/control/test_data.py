@@ -13,10 +13,12 @@ from outrider_runtime.control.settings import Drafter, Settings
 
 def test_a_chain_is_a_tree_of_width_one():
     """Each request's proposals hang on one another, in the order in which they were proposed."""
-    plan = DraftPlan(np.array([3]), np.zeros((1, 3), np.int64), np.zeros((1, 3), np.int64), Purpose.CHOICE)
+    zeros = np.zeros((1, 3), np.int64)
+    plan = DraftPlan(np.array([3]), np.ones(1, np.int64), zeros, zeros, Purpose.CHOICE)
     forest = chains(np.array([2, 0, 3]), np.array([0, -1, 0]), plan, plan.asked)
     assert forest.request.tolist() == [0, 0, 2, 2, 2]
     assert forest.depth.tolist() == [1, 2, 1, 2, 3]
+    assert forest.rank.tolist() == [0] * 5
     assert forest.parent.tolist() == [ROOT, 0, ROOT, 2, 3]
 
 

@@ -15,7 +15,7 @@ from tests.unit.control import columns
 def outcome(verified: int, accepted: int) -> Outcome:
     """Of one request, three tokens proposed."""
     forest, batch = columns.proposals([3]), columns.batch(1)
-    plan = DraftPlan(forest.lengths, forest.asked, batch.missing, Purpose.FIXED)
+    plan = DraftPlan(forest.lengths, np.ones(1, np.int64), forest.asked, batch.missing, Purpose.FIXED)
     return Outcome(
         now=1.0, step_s=0.01, target_s=0.01, draft_s=np.zeros(1), mode=ExecutionMode.UNIFORM, tokens=1 + accepted,
         batch=batch, draft_plan=plan, verify_purpose=Purpose.FIXED, forest=forest,

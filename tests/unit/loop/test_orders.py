@@ -15,6 +15,7 @@ from tests.engine.engines import TARGET, draft_model, eagle, lookup
 from tests.unit.control import columns
 
 POOL = tuple(traits(one) for one in (lookup(), eagle(), draft_model(TARGET)))
+CHAINS = np.ones(3, np.int64)
 LOOKUP, HEAD, DRAFT = range(3)
 
 
@@ -33,19 +34,21 @@ def carried_out(
     step = Step(names, slots, context, context - np.array(unsure), 0 * one, one)
     batch = columns.batch(2, 3, missing=caches.missing(step), token_budget=budget)
     wanted = batch.missing if feed is None else np.array(feed)
-    plan = DraftPlan(np.array(passes), np.array(asked), wanted * (np.array(passes) > 0)[:, None], Purpose.CHOICE)
+    feed_of = wanted * (np.array(passes) > 0)[:, None]
+    plan = DraftPlan(np.array(passes), CHAINS, np.array(asked), feed_of, Purpose.CHOICE)
     return carry_out(plan, batch, step, POOL, caches), batch
 
 
 def test_a_head_may_run_without_proposing_and_a_lookup_never_does() -> None:
     """Its first pass keeps its cache whole."""
-    plan = DraftPlan(np.zeros(3, np.int64), np.full((1, 2), NOBODY), np.array([[0, 0], [1, 1], [0, 0]]), Purpose.CHOICE)
+    feed = np.array([[0, 0], [1, 1], [0, 0]])
+    plan = DraftPlan(np.zeros(3, np.int64), CHAINS, np.full((1, 2), NOBODY), feed, Purpose.CHOICE)
     caches, one = Caches(POOL, 8, 16, lambda *_: []), np.ones(2, np.int64)
     step = Step(["a", "b"], np.arange(2), 0 * one, 0 * one, one, one)
     order = carry_out(plan, columns.batch(2, 3), step, POOL, caches)
     assert order.runs.tolist() == [False, True, False]
     assert not order.plan.draft_tokens
-    nothing = DraftPlan(plan.passes, plan.asked, 0 * plan.feed, Purpose.CHOICE)
+    nothing = DraftPlan(plan.passes, CHAINS, plan.asked, 0 * plan.feed, Purpose.CHOICE)
     assert not carry_out(nothing, columns.batch(2, 3), step, POOL, caches).runs.any()
 
 

@@ -26,9 +26,8 @@ def step(*tokens: int, prompt: tuple[int, ...] = ()) -> Step:
 
 
 def plan(passes: list[int], asked: list[int]) -> DraftPlan:
-    return DraftPlan(
-        np.array(passes), np.array([asked]), np.zeros((len(passes), len(asked)), np.int64), Purpose.CHOICE
-    )  # fmt: skip
+    feed = np.zeros((len(passes), len(asked)), np.int64)
+    return DraftPlan(np.array(passes), np.ones(len(passes), np.int64), np.array([asked]), feed, Purpose.CHOICE)
 
 
 def told(*, drafted: DraftReport | None = None, holes: tuple[Hole, ...] = (), runs: tuple[bool, bool] = (False, True)):

@@ -16,7 +16,8 @@ WEIGHED = Weighed(41e-6, 2100.0, (0.3, 0.12), (9e-4, 2e-5))
 
 
 def plan(passes: list[int], asked: list[list[int]], purpose: Purpose = Purpose.CHOICE) -> DraftPlan:
-    return DraftPlan(np.array(passes), np.array(asked), np.zeros((2, 2), np.int64), purpose)
+    chains = np.ones(len(passes), np.int64)
+    return DraftPlan(np.array(passes), chains, np.array(asked), np.zeros((2, 2), np.int64), purpose)
 
 
 def test_a_decision_is_told_with_what_it_weighed() -> None:

@@ -14,7 +14,8 @@ from outrider_runtime.vllm_plugin.messages import IDLE, draft_order
 
 def order(passes: list[int], asked: list[list[int]], runs: list[bool], *holes: Hole) -> Order:
     feed = np.zeros((len(passes), len(asked[0])), np.int64)
-    return Order(DraftPlan(np.array(passes), np.array(asked), feed, Purpose.CHOICE), np.array(runs), holes)
+    plan = DraftPlan(np.array(passes), np.ones(len(passes), np.int64), np.array(asked), feed, Purpose.CHOICE)
+    return Order(plan, np.array(runs), holes)
 
 
 def test_the_worker_is_told_who_is_first_and_who_is_second() -> None:

@@ -41,7 +41,7 @@ class Fixed:
             passes[number] = k
             asked[:] = number
             feed[number] = batch.missing[number]
-        return DraftPlan(passes, asked, feed, Purpose.FIXED)
+        return DraftPlan(passes, np.ones_like(passes), asked, feed, Purpose.FIXED)
 
     def observe(self, outcome: Outcome) -> None: ...
 
