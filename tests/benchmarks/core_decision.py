@@ -16,7 +16,7 @@ import numpy as np
 from outrider_runtime.control.batch import NOBODY, Batch
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.cost import DrafterCost, LatencyModel, StepCost
-from outrider_runtime.control.forest import chains
+from outrider_runtime.control.forest import chains, trials
 from outrider_runtime.control.plans import ExecutionMode, Outcome
 from outrider_runtime.control.settings import Drafter, HotSettings, Settings, SLOClass
 from outrider_runtime.control.warm_up import compile_all
@@ -136,7 +136,7 @@ class Serving:
         mode = ExecutionMode.UNIFORM if even else ExecutionMode.RAGGED
         return Outcome(
             self.now, step_s, target_s, drafts_s, mode, int(gained.sum()), batch, draft, verify.purpose, forest,
-            verify.nodes, accepted,
+            verify.nodes, accepted, trials(forest, verify.nodes, accepted),
         )  # fmt: skip
 
     def _propose(self, rows: np.ndarray, draft: Any) -> None:

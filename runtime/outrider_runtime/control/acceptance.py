@@ -96,12 +96,12 @@ class Acceptance:
         self._groups[:, COVERAGES + self._classes + 1 + slots] = 0.0
         self._slot_hits[slots] = 0.0
 
-    def observe(self, batch: Batch, forest: Forest, verified: Bools, accepted: Bools) -> None:
-        """Count a step's trials: verified nodes whose parent was accepted. verified, accepted: (M,)."""
+    def observe(self, batch: Batch, forest: Forest, tried: Bools, accepted: Bools) -> None:
+        """Count a step's trials. tried, accepted: (M,), as `Outcome` has them."""
         asked = np.ascontiguousarray(forest.asked)
         self.alarms += observe(
-            asked, forest.lengths, forest.request, forest.parent, forest.drafter, forest.depth,
-            forest.confidence, verified, accepted, *self._of_requests(batch), self._edges, self._asked, self._offered,
+            asked, forest.lengths, forest.request, forest.drafter, forest.depth,
+            forest.confidence, tried, accepted, *self._of_requests(batch), self._edges, self._asked, self._offered,
             self._slot_hits, self._tried, self._accepted, self.hazards, self._groups, self._recent, self.met,
         )  # fmt: skip
 

@@ -66,7 +66,7 @@ class Evidence:
         self.acceptance.age(outcome.now)
         if any(outcome.forest.lengths.tolist()):
             alarms = self.acceptance.alarms
-            self.acceptance.observe(outcome.batch, outcome.forest, outcome.verified, outcome.accepted)
+            self.acceptance.observe(outcome.batch, outcome.forest, outcome.tried, outcome.accepted)
             if self.acceptance.alarms > alarms:
                 self.probes.lift()
         return verified

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.control.batch import NOBODY, Floats, Ints
+from outrider_runtime.control.batch import NOBODY, Bools, Floats, Ints
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.plans import DraftPlan, Purpose
 
@@ -42,6 +42,11 @@ class Forest:
 
     def __len__(self) -> int:
         return len(self.request)
+
+
+def trials(forest: Forest, verified: Bools, accepted: Bools) -> Bools:
+    """(M,) as `Outcome.tried`, where nothing is known of nodes that were not verified."""
+    return np.asarray(verified & ((forest.parent == ROOT) | accepted[forest.parent]))
 
 
 def nothing_proposed(requests: int, drafters: int, purpose: Purpose = Purpose.CHOICE) -> Forest:

@@ -109,4 +109,7 @@ class Outcome:
     verified: Bools
     """(M,): nodes that the target scored."""
     accepted: Bools
-    """(M,): nodes that the request kept; each only with its parent."""
+    """(M,): nodes whose tokens the request kept; each only with its parent."""
+    tried: Bools
+    """(M,): nodes whose parents were accepted, and where the target's own token is known: it may be for a node that was
+    not verified."""

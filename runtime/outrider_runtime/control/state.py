@@ -59,10 +59,10 @@ class Tally:
     """Share of them whose choice was to speculate."""
 
     def observe(self, outcome: Outcome) -> tuple[int, int]:
-        """Count a finished step. Returns the nodes that were verified, and the most of one request."""
+        """Count a finished step. Returns the nodes that were verified, and the depth of the deepest."""
         forest, batch = outcome.forest, outcome.batch
         verified, longest, decoding = _count(
-            forest.request, forest.parent, forest.drafter, forest.depth, outcome.verified, outcome.accepted,
+            forest.request, forest.drafter, forest.depth, outcome.verified, outcome.accepted, outcome.tried,
             batch.prompt, batch.prompt_left, self.of_drafter, self.lengths,
         )  # fmt: skip
         self.steps += 1
@@ -85,24 +85,27 @@ def new_tally(drafters: int, max_draft_tokens: int) -> Tally:
 
 @compiled
 def _count(
-    request: Ints, parent: Ints, drafter: Ints, depth: Ints, verified: Bools, accepted: Bools, prompt: Ints,
+    request: Ints, drafter: Ints, depth: Ints, verified: Bools, accepted: Bools, tried: Bools, prompt: Ints,
     prompt_left: Ints, of_drafter: Ints, lengths: Ints,
 ) -> tuple[int, int, int]:  # fmt: skip
-    """Nodes that were verified, the most of one request, and requests that decode."""
-    counts, decoding = np.zeros(len(prompt), np.int64), 0
+    """Nodes that were verified, the depth of the deepest, and requests that decode."""
+    nodes, depths, decoding = 0, np.zeros(len(prompt), np.int64), 0
+    last = np.full(len(of_drafter), -1)  # request of each drafter's last node
     for m in range(len(request)):
         if verified[m]:
-            counts[request[m]] += 1
+            nodes += 1
+            depths[request[m]] = max(depths[request[m]], depth[m])
             own = of_drafter[drafter[m]]
-            own[REQUEST_STEPS] += depth[m] == 1
-            own[TRIED] += parent[m] < 0 or accepted[parent[m]]
+            own[REQUEST_STEPS] += last[drafter[m]] != request[m]
+            last[drafter[m]] = request[m]
+            own[TRIED] += tried[m]
             own[VERIFIED] += 1
             own[ACCEPTED] += accepted[m]
     for i in range(len(prompt)):
         if prompt[i] == 0 and prompt_left[i] == 0:
             decoding += 1
-            lengths[min(counts[i], len(lengths) - 1)] += 1
-    return counts.sum(), counts.max() if len(counts) else 0, decoding
+            lengths[min(depths[i], len(lengths) - 1)] += 1
+    return nodes, depths.max() if len(depths) else 0, decoding
 
 
 @dataclass(frozen=True, slots=True)

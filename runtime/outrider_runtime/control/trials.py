@@ -10,7 +10,6 @@ import numpy as np
 
 from outrider_runtime.control.batch import NOBODY, Bools, Floats, Ints
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.forest import ROOT
 
 BINS = 8
 ANY = BINS
@@ -109,17 +108,16 @@ def factor_of(
 
 @compiled
 def observe(
-    asked_of: Ints, lengths: Ints, request: Ints, parent: Ints, drafter: Ints, depth: Ints, confidence: Floats,
-    verified: Bools, accepted: Bools, classes: int, slot: Ints, slo_class: Ints, read: Floats, whole: Ints,
+    asked_of: Ints, lengths: Ints, request: Ints, drafter: Ints, depth: Ints, confidence: Floats,
+    trials: Bools, accepted: Bools, classes: int, slot: Ints, slo_class: Ints, read: Floats, whole: Ints,
     context: Ints, edges: Floats, asked: Floats, offered: Floats, slot_hits: Floats, tried: Floats, successes: Floats,
     hazards: Floats, groups: Floats, recent: Floats, met: Bools,
 ) -> int:  # fmt: skip
     """Returns how many drafters' last trials contradict their estimates."""
     _count_hits(asked_of, lengths, request, drafter, depth, slot, asked, offered, slot_hits)
-    bins, trials = np.empty(len(request), np.int64), np.zeros(len(request), np.bool_)
+    bins = np.empty(len(request), np.int64)
     for m in range(len(request)):
         bins[m] = bin_of(confidence[m], edges[drafter[m]])
-        trials[m] = verified[m] and (parent[m] == ROOT or accepted[parent[m]])
     alarms = _count_trials(trials, drafter, depth, bins, accepted, tried, successes, hazards, groups, recent)
     for m in np.flatnonzero(trials):
         d, i, chances = drafter[m], request[m], hazards[drafter[m], min(depth[m], hazards.shape[1]) - 1]

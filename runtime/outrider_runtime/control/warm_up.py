@@ -53,6 +53,6 @@ def _step(loop: Controller, step: int) -> None:
     loop.observe(
         Outcome(
             float(step) + 0.5, 0.0105, 0.01, np.full(len(drafters), 1e-5), ExecutionMode.RAGGED, REQUESTS, batch, draft,
-            verify.purpose, forest, verify.nodes, verify.nodes,
+            verify.purpose, forest, verify.nodes, verify.nodes, verify.nodes,
         )
     )  # fmt: skip

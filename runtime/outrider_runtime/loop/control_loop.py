@@ -212,9 +212,8 @@ class ControlLoop:
 
     def _count_users(self, told: Told) -> None:
         forest = told.outcome.forest
-        users = np.bincount(
-            forest.drafter[told.outcome.verified & (forest.depth == 1)], minlength=len(self._used)
-        )  # fmt: skip
+        first = told.outcome.verified & (forest.depth == 1) & (forest.rank == 0)
+        users = np.bincount(forest.drafter[first], minlength=len(self._used))
         self._used += (1 - RECENT_KEEP) * (users - self._used)
 
     def _nothing(self, batch: Batch) -> DraftPlan:

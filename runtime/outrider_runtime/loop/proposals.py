@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.batch import NOBODY, Ints
+from outrider_runtime.control.batch import NOBODY, Floats, Ints
 from outrider_runtime.control.forest import Forest, chains, nothing_proposed
 from outrider_runtime.control.plans import DraftPlan, Purpose
 
@@ -14,9 +15,20 @@ RANKS = 2
 """Drafters that a request asks at most, one after the other."""
 
 
+class Nodes(NamedTuple):
+    """Trees as an engine holds them that knows its proposals when it plans. (M,) each, as `Forest` has them."""
+
+    request: Ints
+    parent: Ints
+    drafter: Ints
+    depth: Ints
+    rank: Ints
+    confidence: Floats
+
+
 @dataclass(slots=True, eq=False)
 class Proposals:
-    """One chain a request. Shapes: N requests."""
+    """One chain a request, or its tree where the engine hands it over. Shapes: N requests."""
 
     slot: Ints
     """(N,)"""
@@ -30,6 +42,8 @@ class Proposals:
     """(N,): as many as were asked for until the engine tells."""
     plan: DraftPlan | None = None
     """The last one that they come from."""
+    nodes: Nodes | None = None
+    """None: chains of `length` by `drafter`."""
 
     def of(self, slots: Ints) -> Proposals:
         """A copy of those in `slots` (N,), from the proposals of all slots."""
@@ -72,6 +86,8 @@ class Proposals:
         """drafters: of the pool."""
         if self.plan is None:
             return nothing_proposed(len(self.slot), drafters, Purpose.CHOICE)
+        if self.nodes is not None:
+            return Forest(*self.nodes, self.asked, self.plan.passes, self.plan.purpose)
         lengths = np.where(self.drafter == NOBODY, 0, self.length)
         return chains(lengths, self.drafter, self.plan, self.asked)
 

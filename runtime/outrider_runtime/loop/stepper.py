@@ -10,7 +10,7 @@ A step is told to the controller as soon as its output and its drafting are know
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,9 +22,9 @@ from outrider_runtime.loop.caches import Caches, Step
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.coverage import BlockIds
 from outrider_runtime.loop.orders import Order, carry_out
-from outrider_runtime.loop.proposals import no_proposals
+from outrider_runtime.loop.proposals import Nodes, no_proposals
 from outrider_runtime.loop.requests import Requests
-from outrider_runtime.loop.steps import Drafted, Finished, Record, Told, execution_mode
+from outrider_runtime.loop.steps import Counts, Drafted, Finished, Record, Told, Verdicts, execution_mode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,19 +86,28 @@ class Stepper:
         """The plan where nothing was proposed to any of so many requests, and nobody is to be held back."""
         return VerifyPlan(np.zeros(0, bool), np.zeros(requests, np.int64), self._purpose)
 
-    def verify(self, view: View, proposed: Ints, room: Room) -> VerifyPlan:
-        """proposed: (N,), proposals that the engine holds of each request."""
+    def verify(self, view: View, proposed: Ints | Nodes, room: Room) -> VerifyPlan:
+        """proposed: what the engine holds; of chains (N,), how many proposals of each request."""
         with self._loop.lock:
             slots = self._slots(view.names)
-            self._proposals.cut(slots, proposed)
-            forest = self._forest(slots)
+            if not isinstance(proposed, Nodes):
+                self._proposals.cut(slots, proposed)
+            forest = self._forest(slots, proposed)
             if self._loop.takes_every_place:
-                return VerifyPlan(np.ones(len(forest), bool), proposed, Purpose.FIXED)
+                return self._every_place(forest, proposed)
             return self._loop.plan_verify(self._batch_ahead(view, slots, room), forest)
 
-    def draft(self, view: View, tokens: Ints, proposed: Ints, room: Room, verify: VerifyPlan) -> tuple[int, Order]:
+    def _every_place(self, forest: Forest, proposed: Ints | Nodes) -> VerifyPlan:
+        if isinstance(proposed, Nodes):
+            proposed = np.bincount(proposed.request, minlength=forest.asked.shape[1])
+        return VerifyPlan(np.ones(len(forest), bool), proposed, Purpose.FIXED)
+
+    def draft(
+        self, view: View, tokens: Ints, proposed: Ints, room: Room, verify: VerifyPlan, nodes: Nodes | None = None
+    ) -> tuple[int, Order]:  # fmt: skip
         """The step's number, and what is to be done at its end. tokens: (N,), that the step computes of each request;
-        proposed: (N,), those among them that are proposals."""
+        proposed: (N,), those among them that are proposals. nodes: all that wait for the step, verified by it or not;
+        None: chains."""
         with self._loop.lock:
             slots = self._slots(view.names)
             known = tokens - proposed
@@ -110,20 +119,26 @@ class Stepper:
             batch = self._batch(view, slots, prompt, left, self.caches.missing(step), room)
             plan = self._loop.plan_draft(batch)
             order = carry_out(plan, batch, step, self._loop.settings.drafters, self.caches)
-        self._book(step, batch, order, verify, room.now)
+        self._book(step, batch, order, verify, room.now, nodes)
         return self._number, order
 
-    def _book(self, step: Step, batch: Batch, order: Order, verify: VerifyPlan, now: float) -> None:
+    def _book(
+        self, step: Step, batch: Batch, order: Order, verify: VerifyPlan, now: float, nodes: Nodes | None
+    ) -> None:  # fmt: skip
         self._number += 1
+        waited = self._proposals.of(step.slots)
+        waited.nodes = nodes
         self._records[self._number] = Record(
-            self._number, now, step, batch, self._proposals.of(step.slots), verify.purpose, order.plan, order.runs,
-            order.holes, execution_mode(step, self._largest_graph_tokens),
+            self._number, now, step, batch, waited, verify.purpose, order.plan, order.runs, order.holes,
+            execution_mode(step, self._largest_graph_tokens),
         )  # fmt: skip
         self._proposals.ask(step.slots, order.plan, self._number)
         self._purpose = order.plan.purpose
 
-    def _forest(self, slots: Ints) -> Forest:
-        forest = self._proposals.of(slots).forest(len(self._loop.settings.drafters))
+    def _forest(self, slots: Ints, proposed: Ints | Nodes) -> Forest:
+        proposals = self._proposals.of(slots)
+        proposals.nodes = proposed if isinstance(proposed, Nodes) else None
+        forest = proposals.forest(len(self._loop.settings.drafters))
         return forest if len(forest) else replace(forest, purpose=self._purpose)
 
     def _slots(self, names: Sequence[str]) -> Ints:
@@ -173,8 +188,7 @@ class Stepper:
                 self._tell(record)
 
     def done(
-        self, number: int, *, now: float, target_s: float, tokens: int, sampled: Mapping[str, int],
-        scored: Mapping[str, int],
+        self, number: int, *, now: float, target_s: float, tokens: int, verdicts: Verdicts | Counts
     ) -> None:  # fmt: skip
         """The output of step `number` is there. target_s: the device's time, NaN where nobody measured it."""
         record = self._records.get(number)
@@ -182,7 +196,7 @@ class Stepper:
             return
         step_s = now - max(self._last_output_at, record.scheduled_at)
         self._last_output_at = now
-        record.finished = Finished(now, step_s, target_s, tokens, sampled, scored)
+        record.finished = Finished(now, step_s, target_s, tokens, verdicts)
         if record.drafted is not None or not self._is_told:
             self._tell(record)
         elif number == self._number:  # nothing runs after it: who knows when its drafting is told of
@@ -199,7 +213,7 @@ class Stepper:
         self._free_slots()
 
     def _note_proposals(self, record: Record, report: Drafted) -> None:
-        if not record.plan.draft_tokens:
+        if not record.plan.draft_tokens or report.proposed is None or report.proposer is None:
             return
         lengths, drafters = report.proposed.astype(np.int64), report.proposer.astype(np.int64)
         later = [one.waited for one in self._records.values() if one.number > record.number]

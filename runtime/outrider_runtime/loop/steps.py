@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from outrider_runtime.control.batch import Batch, Bools, Floats
 from outrider_runtime.control.cost import Shape
+from outrider_runtime.control.forest import Forest, trials
 from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Outcome, Purpose
 from outrider_runtime.loop.caches import Hole, Step
 from outrider_runtime.loop.proposals import Proposals
@@ -23,14 +24,46 @@ class Drafted(Protocol):
     step: int
     seconds: NDArray[np.float64]
     """(D,): the device's time; NaN where a drafter did not run to its end."""
-    proposed: NDArray[np.int8]
-    """(N,): real proposals of each request."""
-    proposer: NDArray[np.int8]
-    """(N,): whose they are; NOBODY where there are none."""
     catch_up_s: dict[int, float]
     """Drafter -> what closing its holes took, which `seconds` does not hold; absent: none are closed."""
     failures: dict[int, str]
     """Drafter -> why it failed, in a sentence."""
+
+    @property
+    def proposed(self) -> NDArray[np.int8] | None:
+        """(N,): real proposals of each request; None where the engine hands over its trees themselves."""
+
+    @property
+    def proposer(self) -> NDArray[np.int8] | None:
+        """(N,): whose they are; NOBODY where there are none."""
+
+
+class Verdicts(NamedTuple):
+    """What became of a step's nodes; (M,) each, as `Outcome` has them."""
+
+    verified: Bools
+    accepted: Bools
+    tried: Bools
+
+
+class Counts(NamedTuple):
+    """What became of chains: as many of each request's tokens hold its nodes' verdicts."""
+
+    sampled: Mapping[str, int]
+    """Request -> tokens that it got, bonus token included."""
+    scored: Mapping[str, int]
+    """Request -> places for proposals that the target scored."""
+
+    def of(self, names: Sequence[str], forest: Forest) -> Verdicts:
+        """names: of the forest's requests."""
+        if not self.scored:
+            nothing = np.zeros(len(forest), bool)
+            return Verdicts(nothing, nothing, nothing)
+        scored = np.array([self.scored.get(name, 0) for name in names], np.int64)
+        kept = np.array([self.sampled.get(name, 1) - 1 for name in names], np.int64)
+        verified = forest.depth <= scored[forest.request]
+        accepted = forest.depth <= np.minimum(scored, kept)[forest.request]
+        return Verdicts(verified, accepted, trials(forest, verified, accepted))
 
 
 class Finished(NamedTuple):
@@ -40,10 +73,7 @@ class Finished(NamedTuple):
     step_s: float
     target_s: float
     tokens: int
-    sampled: Mapping[str, int]
-    """Request -> tokens that it got, bonus token included."""
-    scored: Mapping[str, int]
-    """Request -> places for proposals that the target scored."""
+    verdicts: Verdicts | Counts
 
 
 @dataclass(slots=True, eq=False)
@@ -69,19 +99,16 @@ class Record:
         """Of a step that is finished. Without a report on its drafters, whose time is in the step's, nothing is to be
         learned from its time."""
         assert self.finished is not None
-        now, step_s, target_s, tokens, sampled, scored = self.finished
+        now, step_s, target_s, tokens, verdicts = self.finished
         if self.drafted is None and self.runs.any():
             step_s = target_s = math.nan
         forest = self.waited.forest(len(self.runs))
-        verified = accepted = np.zeros(len(self.step.names), np.int64)
-        if scored:
-            verified = np.array([scored.get(name, 0) for name in self.step.names], np.int64)
-            kept = np.array([sampled.get(name, 1) - 1 for name in self.step.names], np.int64)
-            accepted = np.minimum(verified, kept)
+        if isinstance(verdicts, Counts):
+            verdicts = verdicts.of(self.step.names, forest)
         return Outcome(
             now=now, step_s=step_s, target_s=target_s, draft_s=self._draft_s(), mode=self.mode, tokens=tokens,
             batch=self.batch, draft_plan=self.plan, verify_purpose=self.verify_purpose, forest=forest,
-            verified=forest.depth <= verified[forest.request], accepted=forest.depth <= accepted[forest.request],
+            verified=verdicts.verified, accepted=verdicts.accepted, tried=verdicts.tried,
         )  # fmt: skip
 
     def _draft_s(self) -> Floats:

@@ -21,6 +21,7 @@ from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.requests import Delivery, End
 from outrider_runtime.loop.slo import SLO_CLASS_ARGUMENT
 from outrider_runtime.loop.stepper import Room, Stepper, View
+from outrider_runtime.loop.steps import Counts
 from outrider_runtime.loop.waiting import patience_used
 from outrider_runtime.step_clock import HostClock, StepClock
 from outrider_runtime.torch_engine.commit import Committed, Finish, commit, walk
@@ -242,8 +243,10 @@ class Engine:
                 self._leave(self._there[one.request])
         self._stepper.done(
             number, now=now, target_s=target_s, tokens=tokens,
-            sampled={name: sampled for name, (sampled, _) in counts.items()},
-            scored={name: scored for name, (_, scored) in counts.items() if scored},
+            verdicts=Counts(
+                {name: sampled for name, (sampled, _) in counts.items()},
+                {name: scored for name, (_, scored) in counts.items() if scored},
+            ),
         )  # fmt: skip
 
     def _cut_proposals(self, request: Request) -> None:

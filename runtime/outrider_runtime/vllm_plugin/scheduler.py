@@ -39,6 +39,7 @@ from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.profiles import Identity
 from outrider_runtime.loop.reporter import Reporter
 from outrider_runtime.loop.stepper import Room, Stepper
+from outrider_runtime.loop.steps import Counts
 from outrider_runtime.loop.waiting import decoding_first, patience_used, place_last
 from outrider_runtime.vllm_plugin import cpu
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, noted_failures, target_location
@@ -201,7 +202,8 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             tokens = books.requests.deliver(deliveries(outputs), now)
             if order is not None:
                 target_s = report.target_s if report is not None else math.nan
-                books.done(order.step, now=now, target_s=target_s, tokens=tokens, sampled=sampled, scored=scored)
+                came = Counts(sampled, scored)
+                books.done(order.step, now=now, target_s=target_s, tokens=tokens, verdicts=came)
         if report is not None and report.proposals is not None:
             self.update_draft_token_ids(report.proposals)
         return outputs

@@ -15,7 +15,7 @@ import numpy as np
 from outrider_runtime.control.batch import NOBODY, Batch
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.cost import DrafterCost, LatencyModel, StepCost
-from outrider_runtime.control.forest import Forest, chains, nothing_proposed
+from outrider_runtime.control.forest import Forest, chains, nothing_proposed, trials
 from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Outcome, Purpose
 from outrider_runtime.control.settings import Drafter, HotSettings, Settings
 
@@ -167,6 +167,7 @@ class Engine:
             forest,
             verify.nodes,
             accepted,
+            trials(forest, verify.nodes, accepted),
         )
         self.controller.observe(outcome)
         self._feed(rows, computed, draft, lengths, prompt)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from outrider_runtime.control.acceptance import Acceptance
+from outrider_runtime.control.forest import trials
 from outrider_runtime.control.settings import MATCH_EDGES, Drafter, HotSettings, Settings, SLOClass
 
 from tests.unit.control.columns import batch, kept, proposals
@@ -41,7 +42,7 @@ def serve(known: Acceptance, steps: int, chance, *, requests: int = 8, length: i
         accepted = kept(forest, hits.cumprod(axis=1).sum(axis=1).tolist())
         forecasts += list(zip(known.node_paths(running, forest), accepted, forest.depth, strict=True))
         known.age(running.now)
-        known.observe(running, forest, np.ones(len(forest), bool), accepted)
+        known.observe(running, forest, trials(forest, np.ones(len(forest), bool), accepted), accepted)
     return np.array(forecasts)
 
 
@@ -99,7 +100,8 @@ def test_nodes_below_a_rejection_and_nodes_that_were_not_verified_are_no_trials(
     """Otherwise deep positions would look hopeless, and a cut verification like bad proposals."""
     known = acceptance()
     forest = proposals([4])
-    known.observe(batch(1), forest, forest.depth <= 3, kept(forest, [1]))
+    accepted = kept(forest, [1])
+    known.observe(batch(1), forest, trials(forest, forest.depth <= 3, accepted), accepted)
     assert known._tried[0, :, -1].tolist() == [1, 1, 0, 0]
 
 

@@ -24,7 +24,7 @@ def seen(evidence: Evidence, purpose: Purpose, draft_s: float = float("nan")) ->
             now=1.0, step_s=STEP_S + (0.0 if np.isnan(draft_s) else draft_s), target_s=STEP_S - 0.001,
             draft_s=np.array([draft_s]), mode=ExecutionMode.UNIFORM, tokens=2, batch=columns.batch(2),
             draft_plan=plan, verify_purpose=purpose, forest=nothing, verified=np.zeros(0, bool),
-            accepted=np.zeros(0, bool),
+            accepted=np.zeros(0, bool), tried=np.zeros(0, bool),
         )
     )  # fmt: skip
 

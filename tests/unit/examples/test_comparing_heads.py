@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from compare_heads import acceptance, main
+from outrider_runtime.control.forest import trials
 from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Outcome, Purpose
 
 from tests.unit.control import columns
@@ -16,10 +17,11 @@ def outcome(verified: int, accepted: int) -> Outcome:
     """Of one request, three tokens proposed."""
     forest, batch = columns.proposals([3]), columns.batch(1)
     plan = DraftPlan(forest.lengths, np.ones(1, np.int64), forest.asked, batch.missing, Purpose.FIXED)
+    scored, kept = columns.kept(forest, [verified]), columns.kept(forest, [accepted])
     return Outcome(
         now=1.0, step_s=0.01, target_s=0.01, draft_s=np.zeros(1), mode=ExecutionMode.UNIFORM, tokens=1 + accepted,
         batch=batch, draft_plan=plan, verify_purpose=Purpose.FIXED, forest=forest,
-        verified=columns.kept(forest, [verified]), accepted=columns.kept(forest, [accepted]),
+        verified=scored, accepted=kept, tried=trials(forest, scored, kept),
     )  # fmt: skip
 
 

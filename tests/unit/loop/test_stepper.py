@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from outrider_runtime.control.batch import NOBODY
 from outrider_runtime.loop.requests import Delivery, End
 from outrider_runtime.loop.stepper import Room, Stepper, View
-from outrider_runtime.loop.steps import Told
+from outrider_runtime.loop.steps import Counts, Told
 from outrider_runtime.vllm_plugin.messages import DraftReport, draft_order
 
 from tests.engine.engines import TARGET, draft_model, eagle, lookup
@@ -124,8 +124,8 @@ class Engine:
                 self._remove(request)
         self.delivered += self.steps.requests.deliver(out, self.now)
         self.steps.done(
-            flight.number, now=self.now, target_s=STEP_S / 2, tokens=sum(one.tokens for one in out), sampled=sampled,
-            scored=scored,
+            flight.number, now=self.now, target_s=STEP_S / 2, tokens=sum(one.tokens for one in out),
+            verdicts=Counts(sampled, scored),
         )  # fmt: skip
 
     def _report(self, flight: Flight) -> DraftReport:
@@ -224,7 +224,7 @@ def test_a_steps_time_is_its_own() -> None:
     for now, output_at in ((10.0, 10.03), (10.02, 10.05)):
         view = View(["a"], 4 * one, 5 * one, one, one)
         number, _ = steps.draft(view, one, 0 * one, Room(now, 64, 64), steps.nothing_to_verify(1))
-        steps.done(number, now=output_at, target_s=math.nan, tokens=1, sampled={}, scored={})
+        steps.done(number, now=output_at, target_s=math.nan, tokens=1, verdicts=Counts({}, {}))
     assert [told.outcome.step_s for told in seen] == pytest.approx([0.03, 0.02])
 
 
@@ -236,7 +236,7 @@ def test_room_in_blocks_that_requests_hold_is_free() -> None:
     steps, one = stepper(loop, told=False), np.ones(2, np.int64)
     view = View(["a", "b"], np.array([5, 8]), np.array([6, 9]), one, one)
     number, _ = steps.draft(view, one, 0 * one, Room(1.0, 64, 0), steps.nothing_to_verify(2))
-    steps.done(number, now=1.1, target_s=0.05, tokens=2, sampled={}, scored={})
+    steps.done(number, now=1.1, target_s=0.05, tokens=2, verdicts=Counts({}, {}))
     assert seen[0].outcome.batch.free_kv_tokens == 3
 
 
@@ -262,7 +262,7 @@ def failed_last_step(*, told: bool) -> tuple[Stepper, Any, list[Told], int]:
     number, _ = steps.draft(
         View(["a"], 4 * one, 5 * one, one, one), one, 0 * one, Room(1.0, 64, 64), steps.nothing_to_verify(1)
     )  # fmt: skip
-    steps.done(number, now=1.1, target_s=0.05, tokens=1, sampled={}, scored={})
+    steps.done(number, now=1.1, target_s=0.05, tokens=1, verdicts=Counts({}, {}))
     return steps, loop, seen, number
 
 

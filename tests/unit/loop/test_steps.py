@@ -10,7 +10,7 @@ from outrider_runtime.control.batch import NOBODY
 from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Outcome, Purpose
 from outrider_runtime.loop.caches import Hole, Step
 from outrider_runtime.loop.proposals import no_proposals
-from outrider_runtime.loop.steps import Finished, Record, Told, execution_mode
+from outrider_runtime.loop.steps import Counts, Finished, Record, Told, execution_mode
 from outrider_runtime.vllm_plugin.messages import DraftReport, numbers
 
 from tests.unit.control import columns
@@ -40,7 +40,7 @@ def told(*, drafted: DraftReport | None = None, holes: tuple[Hole, ...] = (), ru
         2, 10.0, this, columns.batch(2, 2, prompt=[0, 16]), waits.of(np.array([0, 1])), Purpose.CHOICE,
         plan([0, 1], [1, NOBODY]), np.array(runs), holes, ExecutionMode.RAGGED,
     )  # fmt: skip
-    record.finished = Finished(10.03, 0.03, 0.02, 3, {"a": 2}, {"a": 3})
+    record.finished = Finished(10.03, 0.03, 0.02, 3, Counts({"a": 2}, {"a": 3}))
     record.drafted = drafted
     return Told(record.outcome(), this)
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from outrider_runtime.control.batch import Batch, Bools, Waiting
-from outrider_runtime.control.forest import Forest
+from outrider_runtime.control.forest import Forest, trials
 from outrider_runtime.control.plans import DraftPlan, Outcome, Purpose, VerifyPlan
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.recording import Recording
@@ -175,11 +175,12 @@ class Engine:
         self.now += step_s
         self.requests.first_s[books.rows[(ran.tokens > 0) & (books.produced == 0)]] = self.now
         tokens, depth = int(ran.tokens.sum()), forest.depth
+        scored, kept = depth <= verified[forest.request], depth <= ran.accepted[forest.request]
         self._note(step_s, tokens, len(books.rows), int(verified.sum()), int(ran.accepted.sum()))
         outcome = Outcome(
             now=self.now, step_s=step_s, target_s=ran.target_s, draft_s=ran.each_draft_s(len(self.setting.drafters)),
             mode=ran.mode, tokens=tokens, batch=batch, draft_plan=plan, verify_purpose=purpose, forest=forest,
-            verified=depth <= verified[forest.request], accepted=depth <= ran.accepted[forest.request],
+            verified=scored, accepted=kept, tried=trials(forest, scored, kept),
         )  # fmt: skip
         self.policy.observe(outcome)
         self._retire(books.rows[books.left <= ran.tokens])
