@@ -1,16 +1,21 @@
 """How an answer goes on: which proposals hold, and where it ends.
 
 `walk` finds the path that the target's own draws take through what was proposed; `commit` cuts it at the first end and
-writes it down. Tokens past the cut exist for nobody.
+writes it down. Tokens past the cut exist for nobody; `verdicts` is what the loop learns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+import numpy as np
+
+from outrider_runtime.control.forest import ROOT
+from outrider_runtime.loop.steps import Verdicts
 from outrider_runtime.torch_engine.requests import Request
+from outrider_runtime.torch_engine.tree import Tree
 
 
 class Finish(StrEnum):
@@ -30,14 +35,49 @@ class Committed(NamedTuple):
     """The stop token or string of the request that ended it; None for an end token of the model's."""
 
 
-def walk(proposals: Sequence[int], drawn: Sequence[int]) -> list[int]:
-    """The proposals that hold and the bonus token. drawn: the target's own token after 0, 1, ... of the proposals."""
-    path = [drawn[0]]
-    for proposed, own in zip(proposals, drawn[1:], strict=True):
-        if proposed != path[-1]:
-            break
-        path.append(own)
-    return path
+class Path(NamedTuple):
+    """The way of the target's own draws through a tree."""
+
+    places: Sequence[int]
+    """ROOT, then the nodes that hold: behind each the target drew a token."""
+    tokens: Sequence[int]
+    """Those tokens; the last one is the bonus token."""
+
+    def until(self, tokens: int) -> Path:
+        """The first of them."""
+        return Path(self.places[:tokens], self.tokens[:tokens])
+
+
+def walk(tree: Tree, drawn: Mapping[int, int]) -> Path:
+    """drawn: ROOT and each node that was scored -> the target's own token behind it. Exact for every tree that does not
+    hang on these draws."""
+    places, tokens, at = list[int](), list[int](), ROOT
+    while at in drawn:
+        places.append(at)
+        tokens.append(drawn[at])
+        at = tree.child(at, drawn[at])
+    return Path(places, tokens)
+
+
+class Judged(NamedTuple):
+    tree: Tree
+    scored: Sequence[int]
+    path: Path
+    """As far as it is part of the answer."""
+
+
+def verdicts(judged: Sequence[Judged]) -> Verdicts:
+    """Of all nodes, tree after tree."""
+    rows = [row for one in judged for row in _rows(one)]
+    return Verdicts(*np.array(rows, bool).reshape(-1, 3).T)
+
+
+def _rows(one: Judged) -> Iterator[tuple[bool, bool, bool]]:
+    """Of each node: verified, accepted, tried. One that was not scored may carry the bonus token all the same."""
+    scored = set(one.scored)
+    kept = {one.tree.child(place, token) for place, token in zip(*one.path, strict=True)}
+    for node, parent in enumerate(one.tree.parents):
+        yield node in scored, node in kept, parent in one.path.places
 
 
 def commit(request: Request, path: Sequence[int], longest: int) -> Committed:

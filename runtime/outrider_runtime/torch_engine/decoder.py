@@ -97,13 +97,6 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -
     return mixed.view(h, q // h, n, d).permute(2, 0, 1, 3).reshape(n, q, d)
 
 
-def causal_mask(before: int, n: int, groups: int, device: torch.device) -> Tensor | None:
-    """(groups * n, before + n) of n tokens that each see the `before` ones and those among them up to their own."""
-    if n == 1:
-        return None
-    return torch.ones(n, before + n, dtype=torch.bool, device=device).tril(before).repeat(groups, 1)
-
-
 @dataclass(frozen=True, slots=True)
 class Layer:
     input_norm: Tensor

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider_runtime.control.batch import NOBODY
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.loop.orders import Order
 from outrider_runtime.step_clock import StepClock
 from outrider_runtime.torch_engine.requests import Request
+from outrider_runtime.torch_engine.tree import Tree, merged
 
 
 class Ran(NamedTuple):
@@ -25,10 +25,13 @@ class Ran(NamedTuple):
     """Its row in the step."""
     start: int
     """Tokens that the target had computed before."""
-    kept: int
-    """Of the step's tokens, those that are committed: the first of them."""
-    first_row: int
-    """Of its tokens among all of the step."""
+    rows: Sequence[int]
+    """Of its tokens that are committed, their places among all tokens of the step."""
+
+    @property
+    def end(self) -> int:
+        """Tokens that the target has computed."""
+        return self.start + len(self.rows)
 
     @property
     def is_read(self) -> bool:
@@ -45,12 +48,28 @@ class Finished(NamedTuple):
     """Target's layer -> (all of the step's tokens, width) before it, for heads."""
 
 
+class Ask(NamedTuple):
+    """What a drafter is to propose: trees, chains where they are of width 1."""
+
+    drafter: int
+    """The loop's number of it, which goes into nodes."""
+    asks: Sequence[bool]
+    """Which of the requests that go on."""
+    depth: int
+    """0: it runs over the step's committed tokens, and proposes nothing."""
+    width: int
+
+    @property
+    def nodes(self) -> int:
+        return self.depth * self.width
+
+
 class Drafter(Protocol):
     def close(self, holes: Sequence[tuple[Request, Hole]]) -> None:
         """Run over committed tokens that it missed."""
 
-    def propose(self, step: Finished, asks: Sequence[bool], most: int) -> list[list[int]]:
-        """Run over the step's committed tokens, then propose up to `most` tokens for each request that asks."""
+    def propose(self, step: Finished, ask: Ask) -> list[Tree]:
+        """Run over the step's committed tokens, then propose for each request that asks; an empty tree for others."""
 
     def forget(self, request: str) -> None:
         """It has ended, was preempted, or its KV was taken away."""
@@ -62,8 +81,9 @@ class Report:
 
     step: int
     seconds: NDArray[np.float64]
-    proposed: NDArray[np.int8]
-    proposer: NDArray[np.int8]
+    proposed: None = None
+    """The engine hands over its trees themselves."""
+    proposer: None = None
     catch_up_s: dict[int, float] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
 
@@ -73,41 +93,30 @@ def draft(
     clock: StepClock,
 ) -> Report:  # fmt: skip
     """Leaves each request its proposals. number: the step's. requests: all of the step."""
-    report = Report(
-        number, np.full(len(drafters), np.nan), np.zeros(len(requests), np.int8),
-        np.full(len(requests), NOBODY, np.int8),
-    )  # fmt: skip
-    made: dict[int, list[list[int]]] = {}
+    report = Report(number, np.full(len(drafters), np.nan))
+    made: dict[int, list[Tree]] = {}
     for one in np.flatnonzero(order.runs).tolist():
         try:
             made[one] = _run(drafters[one], one, order, requests, step, clock, report)
         except Exception as error:  # whatever a drafter does, requests go on
             report.failures[one] = f"{type(error).__name__}: {error}"[:300]
-    _assign(made, order, step.ran, report)
+    for row, ran in enumerate(step.ran):
+        asked = order.plan.asked[:, ran.place].tolist()
+        ran.request.proposals = merged([made[one][row] for one in asked if one in made])
     return report
 
 
 def _run(
     drafter: Drafter, number: int, order: Order, requests: Sequence[Request], step: Finished, clock: StepClock,
     report: Report,
-) -> list[list[int]]:  # fmt: skip
+) -> list[Tree]:  # fmt: skip
     holes = [(requests[hole.request], hole) for hole in order.holes if hole.drafter == number]
     began = clock.mark()
     if holes:
         drafter.close(holes)
         report.catch_up_s[number] = clock.seconds(began, began := clock.mark())
     asks = [one.is_read and number in order.plan.asked[:, one.place] for one in step.ran]
-    made = drafter.propose(step, asks, int(order.plan.passes[number]))
+    ask = Ask(number, asks, int(order.plan.passes[number]), int(order.plan.widths[number]))
+    made = drafter.propose(step, ask)
     report.seconds[number] = clock.seconds(began, clock.mark())
     return made
-
-
-def _assign(made: dict[int, list[list[int]]], order: Order, ran: Sequence[Ran], report: Report) -> None:
-    """Each request takes the first proposals in the order in which it asks."""
-    for row, one in enumerate(ran):
-        for number in order.plan.asked[:, one.place].tolist():
-            proposals = made[number][row] if number in made else []
-            if proposals:
-                one.request.proposals = proposals
-                report.proposed[one.place], report.proposer[one.place] = len(proposals), number
-                break

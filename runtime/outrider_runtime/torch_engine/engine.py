@@ -16,15 +16,17 @@ import numpy as np
 import torch
 
 from outrider_runtime.control.batch import Ints, Waiting
+from outrider_runtime.control.forest import ROOT
 from outrider_runtime.control.plans import VerifyPlan
 from outrider_runtime.loop.control_loop import ControlLoop
+from outrider_runtime.loop.proposals import Nodes
 from outrider_runtime.loop.requests import Delivery, End
 from outrider_runtime.loop.slo import SLO_CLASS_ARGUMENT
 from outrider_runtime.loop.stepper import Room, Stepper, View
-from outrider_runtime.loop.steps import Counts
+from outrider_runtime.loop.steps import Verdicts
 from outrider_runtime.loop.waiting import patience_used
 from outrider_runtime.step_clock import HostClock, StepClock
-from outrider_runtime.torch_engine.commit import Committed, Finish, commit, walk
+from outrider_runtime.torch_engine.commit import Committed, Finish, Judged, Path, commit, verdicts, walk
 from outrider_runtime.torch_engine.decoder import Hidden
 from outrider_runtime.torch_engine.drafting import Drafter, Finished, Ran, draft
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
@@ -32,6 +34,7 @@ from outrider_runtime.torch_engine.requests import Request
 from outrider_runtime.torch_engine.runner import Model, Segment
 from outrider_runtime.torch_engine.sampling import Row, TokenLogprobs, draw, logprobs_of, row_of
 from outrider_runtime.torch_engine.scheduler import TARGET, Limits, Scheduled, Scheduler
+from outrider_runtime.torch_engine.tree import Tree, ancestors, nodes_of
 
 NO_PREFIX_CACHE_BLOCK = 1 << 40
 """Longer than any request: the loop's books of shared blocks stay empty."""
@@ -53,8 +56,9 @@ class Drawn(NamedTuple):
     """Of one request: its rows of logits, and what was drawn from them."""
 
     logits: torch.Tensor
-    """(1 + proposals, vocabulary)"""
-    tokens: list[int]
+    """(1 + chosen proposals, vocabulary)"""
+    tokens: dict[int, int]
+    """ROOT, then the chosen nodes -> the token behind each; in the order of the rows."""
 
 
 @dataclass(slots=True, eq=False)
@@ -148,13 +152,13 @@ class Engine:
             return []
         number, order = self._stepper.draft(
             _view([one.request for one in step]), _column([one.tokens for one in step]),
-            _column([one.proposals for one in step]), self._room(), plan,
+            _column([one.proposals for one in step]), self._room(), plan, _nodes([one.request for one in step]),
         )  # fmt: skip
         began = self._step_clock.mark()
         hidden = self._run(step)
         drawn = self._draw(step, hidden)
         target_s = self._step_clock.seconds(began, self._step_clock.mark())
-        outputs, ran, counts = self._commit(step, drawn)
+        outputs, ran, judged = self._commit(step, drawn)
         self._set_idle(order.runs)
         requests = [one.request for one in step]
         report = draft(
@@ -163,7 +167,7 @@ class Engine:
         for one in ran:
             self._cut_proposals(one.request)
         self._stepper.news([report])
-        self._observe(number, outputs, target_s, counts)
+        self._observe(number, outputs, target_s, verdicts(judged))
         return outputs
 
     def _plan_verify(self) -> VerifyPlan:
@@ -174,34 +178,33 @@ class Engine:
     def _plan_verify_now(self, running: Sequence[Request]) -> VerifyPlan:
         if not self._needs_verify_plan(running):
             return self._stepper.nothing_to_verify(len(running))
-        proposed = _column([len(one.proposals) for one in running])
-        plan = self._stepper.verify(_view(running), proposed, self._room(self._next(), self._patience_used()))
-        for request, length in zip(running, plan.lengths.tolist(), strict=True):
-            request.proposals = request.proposals[:length]
+        room = self._room(self._next(), self._patience_used())
+        plan = self._stepper.verify(_view(running), _nodes(running), room)
+        first = 0
+        for request in running:
+            end = first + len(request.proposals)
+            request.chosen = np.flatnonzero(plan.nodes[first:end]).tolist()
+            first = end
         return plan
 
     def _needs_verify_plan(self, running: Sequence[Request]) -> bool:
         """Whether there are proposals, or prompts that might break an SLO class's TPOT."""
-        if any(one.proposals for one in running):
+        if any(len(one.proposals) for one in running):
             return True
         prompts = bool(self.scheduler.waiting) or any(not one.decodes for one in running)
         return prompts and self._loop.has_slo_classes
 
     def _run(self, step: Sequence[Scheduled]) -> Hidden:
-        segments = []
-        for request, tokens, proposals in step:
-            known = request.tokens[request.computed : request.computed + tokens - proposals]
-            segments.append(Segment(request.name, known + request.proposals[:proposals], request.computed))
-        return self._models.target.run(segments, self._pool, self._models.between)
+        return self._models.target.run([_segment(one) for one in step], self._pool, self._models.between)
 
     def _draw(self, step: Sequence[Scheduled], hidden: Hidden) -> list[Drawn | None]:
         """None for a request whose prompt is not read to its end."""
         wanted, rows, start = list[int](), list[Row](), 0
         for one in step:
             end = start + one.tokens
-            places = range(end - 1 - one.proposals, end) if _draws(one) else range(0)
-            wanted += places
-            rows += [row_of(one.request, one.request.proposals[:depth]) for depth in range(len(places))]
+            if _draws(one):
+                wanted += range(end - 1 - one.proposals, end)
+                rows += [row_of(one.request, one.request.proposals.path(place)) for place in _places(one)]
             start = end
         if not wanted:
             return [None] * len(step)
@@ -210,30 +213,28 @@ class Engine:
 
     def _commit(
         self, step: Sequence[Scheduled], drawn: Sequence[Drawn | None]
-    ) -> tuple[list[Output], list[Ran], dict[str, tuple[int, int]]]:
-        """Outputs, what goes on, and of each request that drew: tokens as the loop counts them, and trials."""
-        outputs, ran, counts, first_row = list[Output](), list[Ran](), dict[str, tuple[int, int]](), 0
+    ) -> tuple[list[Output], list[Ran], list[Judged]]:
+        """Outputs, what goes on, and what became of proposals."""
+        outputs, ran, judged, first_row = list[Output](), list[Ran](), list[Judged](), 0
         for place, (one, own) in enumerate(zip(step, drawn, strict=True)):
             request, start = one.request, one.request.computed
-            done, accepted = None, 0
+            done, kept = None, list(range(one.tokens - one.proposals))
             if own is not None:
                 path = walk(request.proposals, own.tokens)
-                done = commit(request, path, self.longest)
-                accepted = min(len(done.tokens), len(path) - 1)
-                is_cut = len(done.tokens) < len(path)
-                counts[request.name] = accepted + 1, accepted if is_cut else one.proposals
-                outputs.append(_output(request, done, own))
-            kept = one.tokens - one.proposals + accepted
-            request.proposals = []
+                done = commit(request, path.tokens, self.longest)
+                kept += [len(kept) + request.chosen.index(node) for node in path.places[1 : 1 + len(done.tokens)]]
+                path = path.until(len(done.tokens))
+                judged.append(Judged(request.proposals, request.chosen, path))
+                outputs.append(_output(request, done, own, path))
+            request.proposals, request.chosen = Tree(), ()
             if done is None or done.finish is None:
-                self._models.target.cache[request.name].length = request.computed = start + kept
-                ran.append(Ran(request, place, start, kept, first_row))
+                self._models.target.cache[request.name].keep(start, kept)
+                request.computed += len(kept)
+                ran.append(Ran(request, place, start, [first_row + token for token in kept]))
             first_row += one.tokens
-        return outputs, ran, counts
+        return outputs, ran, judged
 
-    def _observe(
-        self, number: int, outputs: Sequence[Output], target_s: float, counts: dict[str, tuple[int, int]]
-    ) -> None:
+    def _observe(self, number: int, outputs: Sequence[Output], target_s: float, judged: Verdicts) -> None:
         now = self._clock()
         tokens = self._requests.deliver(
             [Delivery(one.request, len(one.tokens), End.COMPLETE if one.finish else None) for one in outputs], now
@@ -241,18 +242,12 @@ class Engine:
         for one in outputs:
             if one.finish is not None:
                 self._leave(self._there[one.request])
-        self._stepper.done(
-            number, now=now, target_s=target_s, tokens=tokens,
-            verdicts=Counts(
-                {name: sampled for name, (sampled, _) in counts.items()},
-                {name: scored for name, (_, scored) in counts.items() if scored},
-            ),
-        )  # fmt: skip
+        self._stepper.done(number, now=now, target_s=target_s, tokens=tokens, verdicts=judged)
 
     def _cut_proposals(self, request: Request) -> None:
         """No more than could be tokens of its answer, the bonus token beside them."""
         left = min(request.stops.max_tokens - request.emitted, self.longest - len(request.tokens)) - 1
-        request.proposals = request.proposals[: max(0, left)]
+        request.proposals = request.proposals.within(left)
 
     # -- what decisions hang on ---------------------------------------------------------------------------------
 
@@ -304,19 +299,41 @@ def _draws(one: Scheduled) -> bool:
     return one.tokens - one.proposals == one.request.todo
 
 
+def _nodes(requests: Sequence[Request]) -> Nodes:
+    return nodes_of([one.proposals for one in requests])
+
+
+def _places(one: Scheduled) -> list[int]:
+    """Behind which something is drawn."""
+    return [ROOT, *one.request.chosen]
+
+
+def _segment(one: Scheduled) -> Segment:
+    """Known tokens, one after the other, and the chosen nodes behind them."""
+    request, known = one.request, one.tokens - one.proposals
+    tokens = request.tokens[request.computed : request.computed + known]
+    if not one.proposals:
+        return Segment(request.name, tokens, request.computed)
+    tree = request.proposals.only(request.chosen)
+    parents = [*range(ROOT, known - 1), *(known + parent for parent in tree.parents)]  # ROOT is the last known token
+    return Segment(request.name, tokens + tree.tokens, request.computed, ancestors(parents))
+
+
 def _parted(step: Sequence[Scheduled], logits: torch.Tensor, tokens: list[int]) -> list[Drawn | None]:
     parts, start = list[Drawn | None](), 0
     for one in step:
         end = start + (one.proposals + 1 if _draws(one) else 0)
-        parts.append(Drawn(logits[start:end], tokens[start:end]) if end > start else None)
+        own = dict(zip(_places(one), tokens[start:end], strict=True)) if end > start else {}
+        parts.append(Drawn(logits[start:end], own) if own else None)
         start = end
     return parts
 
 
-def _output(request: Request, done: Committed, drawn: Drawn) -> Output:
+def _output(request: Request, done: Committed, drawn: Drawn, path: Path) -> Output:
     most, told = request.sampling.logprobs, list[TokenLogprobs]()
     if most is not None:
-        told = [logprobs_of(row, token, most) for row, token in zip(drawn.logits, done.tokens, strict=False)]
+        rows = dict(zip(drawn.tokens, drawn.logits, strict=True))
+        told = [logprobs_of(rows[place], token, most) for place, token in zip(*path, strict=True)]
     return Output(request.name, done.tokens, done.text, told, done.finish, done.stop_reason)
 
 

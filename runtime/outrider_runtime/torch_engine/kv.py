@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,13 @@ class KV:
         self.buffer[0, layer, :, self.length : end] = keys.transpose(0, 1)
         self.buffer[1, layer, :, self.length : end] = values.transpose(0, 1)
         return self.buffer[0, layer, :, :end], self.buffer[1, layer, :, :end]
+
+    def keep(self, start: int, places: Sequence[int]) -> None:
+        """Of what lies behind the first `start` places, these move down, counted from there; nothing else counts."""
+        if list(places) != list(range(len(places))):
+            moved = self.buffer[:, :, :, [start + place for place in places]]
+            self.buffer[:, :, :, start : start + len(places)] = moved
+        self.length = start + len(places)
 
 
 class Cache:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from outrider_runtime.torch_engine.tree import Tree
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -69,8 +71,10 @@ class Request:
     """Who is preempted first: a class that bears slower tokens."""
     computed: int = 0
     """Tokens whose KV the target has."""
-    proposals: list[int] = field(default_factory=list)
-    """What a drafter says comes next; verified by the next step."""
+    proposals: Tree = field(default_factory=Tree)
+    """What drafters say comes next."""
+    chosen: Sequence[int] = ()
+    """Nodes of `proposals` that the next step verifies, in their order and each with its parent."""
     text: str = ""
     """Of the answer, as far as it is whole."""
     told: int = 0

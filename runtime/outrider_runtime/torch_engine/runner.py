@@ -11,20 +11,42 @@ from torch import Tensor
 from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from outrider_runtime.control.batch import Bools
 from outrider_runtime.torch_engine.architecture import Architecture, gguf_file, read_architecture
-from outrider_runtime.torch_engine.decoder import Decoder, Hidden, Rotary, Span, causal_mask
+from outrider_runtime.torch_engine.decoder import Decoder, Hidden, Rotary, Span
 from outrider_runtime.torch_engine.kv import Cache
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
 from outrider_runtime.torch_engine.weights import read_weights
 
 
 class Segment(NamedTuple):
-    """Tokens of one request that a model runs over, and their places in its text."""
+    """n tokens of one request that a model runs over, and their places in its text."""
 
     request: str
     tokens: Sequence[int]
     position: int
-    """Of the first."""
+    """Of the first, and of every other one that hangs on nothing."""
+    hangs: Bools | None = None
+    """(n, m): the ones among the last m tokens, these included, that each hangs on or is; it sees all before those m.
+    None: it hangs on the ones before it."""
+
+    def positions(self) -> list[int]:
+        if self.hangs is None:
+            return list(range(self.position, self.position + len(self.tokens)))
+        depths: list[int] = self.hangs.sum(1).tolist()
+        return [self.position + depth - 1 for depth in depths]
+
+    def mask(self, before: int, device: torch.device) -> Tensor | None:
+        """(n, places): who sees what; None: all see everything. before: places that were filled before these tokens."""
+        n = len(self.tokens)
+        if self.hangs is None:
+            return torch.ones(n, before + n, dtype=torch.bool, device=device).tril(before) if n > 1 else None
+        if self.hangs.all():
+            return None
+        places, m = before + n, self.hangs.shape[1]
+        mask = torch.ones(n, places, dtype=torch.bool, device=device)
+        mask[:, places - m :] = torch.from_numpy(self.hangs)
+        return mask
 
 
 class Places:
@@ -43,7 +65,7 @@ class Places:
         return torch.tensor([token for one in segments for token in one.tokens], device=self.device)
 
     def rotary(self, segments: Sequence[Segment], dtype: torch.dtype) -> Rotary:
-        positions = [one.position + place for one in segments for place in range(len(one.tokens))]
+        positions = [position for one in segments for position in one.positions()]
         cos, sin = self._rotary(self._numbers, torch.tensor([positions], device=self.device))  # (1, T, d)
         return Rotary(cos[0, :, None].to(dtype), sin[0, :, None].to(dtype))
 
@@ -51,9 +73,10 @@ class Places:
         spans, start = list[Span](), 0
         for one in segments:
             kv = self.cache.with_room(one.request, pool.tokens(Holder(model, one.request)))
-            n = len(one.tokens)
-            spans.append(Span(start, start + n, kv, causal_mask(kv.length, n, self._groups, self.device)))
-            start += n
+            end = start + len(one.tokens)
+            mask = one.mask(kv.length, self.device)
+            spans.append(Span(start, end, kv, None if mask is None else mask.repeat(self._groups, 1)))
+            start = end
         return spans
 
 

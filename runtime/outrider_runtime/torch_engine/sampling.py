@@ -42,14 +42,34 @@ def row_of(request: Request, ahead: Sequence[int]) -> Row:
 
 def draw(logits: Tensor, rows: Sequence[Row]) -> list[int]:
     """(R, V) float32 to a token for each row."""
+    tokens: list[int] = _scores(logits, rows).argmax(-1).tolist()
+    return tokens
+
+
+class Likeliest(NamedTuple):
+    """The tokens that a row's request would draw first, as far as a drafter can tell; (R, w) each, the best first."""
+
+    logprobs: Tensor
+    tokens: Tensor
+
+
+def likeliest(logits: Tensor, rows: Sequence[Row], width: int) -> Likeliest:
+    """Of a drafter's logits (R, V), with the noise that the target will draw with: how probable it is that the target
+    scores each token highest."""
+    scores = _scores(logits, rows)
+    best = scores.topk(min(width, scores.shape[-1]))
+    return Likeliest(best.values - scores.logsumexp(-1, keepdim=True), best.indices)
+
+
+def _scores(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """(R, V): the token of the highest score is drawn."""
     logits = _adjusted(logits, rows)
     sampled = [number for number, row in enumerate(rows) if row.sampling.temperature > 0]
     if sampled:
         logits = logits.double()
         for number in sampled:
             logits[number] = _noisy(logits[number], rows[number])
-    tokens: list[int] = logits.argmax(-1).tolist()
-    return tokens
+    return logits
 
 
 def _adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:

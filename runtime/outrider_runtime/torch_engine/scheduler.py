@@ -9,6 +9,7 @@ from typing import NamedTuple
 from outrider_runtime.loop.waiting import decoding_first, place_last
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
 from outrider_runtime.torch_engine.requests import Request
+from outrider_runtime.torch_engine.tree import Tree
 
 TARGET = 0
 """The target's number among the models of the KV pool."""
@@ -68,17 +69,27 @@ class Scheduler:
         return step
 
     def _schedule(self, request: Request, left: int, step: list[Scheduled]) -> None:
-        tokens = min(request.todo + len(request.proposals), left)
-        if tokens <= 0 or not self._make_room(request, request.computed + tokens, step):
+        request.chosen = request.chosen[: max(0, left - request.todo)]
+        tokens = min(request.todo + len(request.chosen), left)
+        if tokens <= 0:
             return
-        request.proposals = request.proposals[: max(0, tokens - request.todo)]
-        step.append(Scheduled(request, tokens, len(request.proposals)))
+        if not self._take_from_drafters(request, tokens):
+            tokens -= len(request.chosen)
+            request.chosen = ()
+            if not self._take_from_requests(request, tokens, step):
+                return
+        step.append(Scheduled(request, tokens, len(request.chosen)))
 
-    def _make_room(self, request: Request, tokens: int, step: list[Scheduled]) -> bool:
+    def _take_from_drafters(self, request: Request, tokens: int) -> bool:
+        """Room for so many more. False: what drafters hold is not enough."""
+        while not self._grow(request, tokens):
+            if not self._pool.drop_one((*self.idle_models, *self.active_models)):
+                return False
+        return True
+
+    def _take_from_requests(self, request: Request, tokens: int, step: list[Scheduled]) -> bool:
         """False: it was itself the one to make room."""
-        while not self._pool.grow(Holder(TARGET, request.name), tokens):
-            if self._pool.drop_one((*self.idle_models, *self.active_models)):
-                continue
+        while not self._grow(request, tokens):
             newest_of_the_loosest = max(range(len(self.running)), key=lambda n: (self.running[n].looseness, n))
             victim = self.running[newest_of_the_loosest]
             step[:] = [one for one in step if one.request is not victim]
@@ -87,10 +98,13 @@ class Scheduler:
                 return False
         return True
 
+    def _grow(self, request: Request, tokens: int) -> bool:
+        return self._pool.grow(Holder(TARGET, request.name), request.computed + tokens)
+
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
         self._pool.release_all(request.name)
-        request.computed, request.proposals, request.was_preempted = 0, [], True
+        request.computed, request.proposals, request.chosen, request.was_preempted = 0, Tree(), (), True
         self.waiting.appendleft(request)
         self.on_preempt(request)
 

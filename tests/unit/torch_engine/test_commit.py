@@ -6,8 +6,10 @@ from collections.abc import Iterable
 
 import hypothesis.strategies as st
 from hypothesis import given
-from outrider_runtime.torch_engine.commit import Finish, commit, walk
+from outrider_runtime.control.forest import ROOT
+from outrider_runtime.torch_engine.commit import Finish, Judged, Path, commit, verdicts, walk
 from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
+from outrider_runtime.torch_engine.tree import Tree, chain, merged
 
 from tests.unit.torch_engine.engines import Letters
 
@@ -22,11 +24,40 @@ def request(max_tokens: int = 100, strings: Iterable[str] = (), **stops: frozens
     return Request("r", [1], 1, Stops(max_tokens, strings=tuple(strings), **stops), Sampling(), Letters())
 
 
+def tokens(tree: Tree, *drawn: int) -> list[int]:
+    """Of the walk; drawn behind ROOT, node 0, 1, ..."""
+    return list(walk(tree, dict(enumerate(drawn, ROOT))).tokens)
+
+
 def test_proposals_hold_as_far_as_the_target_draws_them() -> None:
-    assert walk([5, 6, 7], [5, 6, 8, 9]) == [5, 6, 8]
-    assert walk([5, 6], [5, 6, 7]) == [5, 6, 7]
-    assert walk([5], [4, 7]) == [4]
-    assert walk([], [4]) == [4]
+    assert tokens(chain([5, 6, 7], 0, 0.0), 5, 6, 8, 9) == [5, 6, 8]
+    assert tokens(chain([5, 6], 0, 0.0), 5, 6, 7) == [5, 6, 7]
+    assert tokens(chain([5], 0, 0.0), 4, 7) == [4]
+    assert tokens(Tree(), 4) == [4]
+
+
+def test_a_walk_descends_into_the_child_that_carries_what_was_drawn() -> None:
+    """A sibling's subtree counts for nothing, even where it holds the same tokens."""
+    tree = merged([chain(one, 0, 0.0) for one in ([5, 6], [4, 6, 7], [4, 8])])
+    assert tree.tokens == [5, 6, 4, 6, 7, 8]
+    assert walk(tree, dict(enumerate([4, 1, 2, 6, 7, 9, 3], ROOT))) == Path([ROOT, 2, 3, 4], [4, 6, 7, 9])
+    assert tokens(tree, 4, 6, 0, 8, 6, 7, 3) == [4, 8, 3]
+    assert tokens(tree, 6, 6, 6, 6, 6, 6, 6) == [6]
+
+
+def test_a_node_is_tried_where_the_target_drew_behind_its_parent() -> None:
+    """Scored or not: one that was not scored may carry the bonus token. What lies behind the answer's end is none."""
+    tree = merged([chain(one, 0, 0.0) for one in ([5, 6], [4, 6, 7], [4, 8])])
+    scored = [0, 2, 3]
+    path = walk(tree, {ROOT: 4, 0: 1, 2: 6, 3: 7})
+    verified, accepted, tried = (one.tolist() for one in verdicts([Judged(tree, scored, path)]))
+    assert verified == [True, False, True, True, False, False]
+    assert accepted == [False, False, True, True, True, False]
+    assert tried == [True, False, True, True, True, True]
+    verified, accepted, tried = (one.tolist() for one in verdicts([Judged(tree, scored, path.until(1))] * 2))
+    assert verified == [True, False, True, True, False, False] * 2
+    assert accepted == [False, False, True, False, False, False] * 2
+    assert tried == [True, False, True, False, False, False] * 2
 
 
 @given(

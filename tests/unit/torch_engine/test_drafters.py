@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from eagle3.head import Head
-from outrider_runtime.torch_engine.drafting import Drafter, Finished, Ran
+from outrider_runtime.torch_engine.drafting import Ask, Drafter, Finished, Ran
 from outrider_runtime.torch_engine.drafts.draft_model import DraftModel
 from outrider_runtime.torch_engine.drafts.eagle import Eagle
 from outrider_runtime.torch_engine.drafts.prompt_lookup import PromptLookup
@@ -163,7 +163,10 @@ def test_a_drafter_that_raises_costs_nobody_an_answer(models: Path) -> None:
 def test_a_lookup_proposes_what_followed_the_longest_match() -> None:
     def proposals(tokens: list[int], most: int = 3) -> list[int]:
         request = Request("r", tokens, len(tokens), Stops(9), GREEDY, Letters())
-        return PromptLookup(2, 3).propose(Finished([Ran(request, 0, 0, 1, 0)], {}), [True], most)[0]
+        ask = Ask(0, [True], most, width=2)
+        tree = PromptLookup(2, 3).propose(Finished([Ran(request, 0, 0, [0])], {}), ask)[0]
+        assert tree.parents == list(range(-1, len(tree) - 1))
+        return tree.tokens
 
     assert proposals([1, 2, 3, 7, 8, 9, 2, 3, 5, 1, 2, 3]) == [7, 8, 9]
     assert proposals([2, 3, 7, 8, 2, 3, 5, 4, 2, 3]) == [5, 4, 2]
@@ -189,7 +192,7 @@ def test_a_head_proposes_what_it_does_in_training(models: Path) -> None:
     here.step()
     (request,) = here.engine.scheduler.running
     assert request.name == name
-    proposals = request.proposals
+    proposals = request.proposals.tokens
     assert len(proposals) == 4
     tensors = load_file(models / "head" / "model.safetensors")
     tensors.pop("t2d")

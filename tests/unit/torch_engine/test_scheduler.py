@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
 from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
 from outrider_runtime.torch_engine.scheduler import TARGET, Limits, Scheduler
+from outrider_runtime.torch_engine.tree import Tree, chain
 
 LONGEST = 300
 BYTES = (10, 4, 0, 1)
@@ -83,7 +84,7 @@ class Books(RuleBasedStateMachine):
         for one, tokens, proposals in step:
             assert one in self.scheduler.running
             assert 0 < tokens <= one.todo + proposals
-            assert len(one.proposals) == proposals
+            assert len(one.chosen) == proposals
             self.held[Holder(TARGET, one.name)] = one.computed + tokens
             self.run(one, tokens, proposals, draws)
         self.scheduler.idle_models = draws.sample([1, 2, 3], draws.randint(0, 3))
@@ -92,7 +93,7 @@ class Books(RuleBasedStateMachine):
     def run(self, one: Request, tokens: int, proposals: int, draws: Any) -> None:
         kept, is_read = draws.randint(0, proposals), tokens - proposals == one.todo
         one.computed += tokens - proposals + kept
-        one.proposals = []
+        one.proposals, one.chosen = Tree(), []
         if not is_read:
             return
         one.tokens += [1] * (kept + 1)
@@ -100,7 +101,8 @@ class Books(RuleBasedStateMachine):
             self.end(one)
             return
         left = min(one.stops.max_tokens - one.emitted, LONGEST - len(one.tokens)) - 1
-        one.proposals = [2] * draws.randint(0, min(4, left))
+        one.proposals = chain([2] * draws.randint(0, min(4, left)), 0, 0.0)
+        one.chosen = range(len(one.proposals))
         for model in (1, 3):
             holder, wanted = Holder(model, one.name), one.computed + draws.randint(0, 4)
             if draws.random() < 0.5 and self.pool.grow_or_drop(holder, wanted):
@@ -126,7 +128,7 @@ class Books(RuleBasedStateMachine):
                 break
             for one, tokens, proposals in self.scheduler.schedule():
                 one.computed += tokens - proposals
-                one.proposals = []
+                one.proposals, one.chosen = Tree(), []
                 if not one.todo:
                     one.tokens.append(1)
                     if one.emitted >= one.stops.max_tokens:
@@ -167,6 +169,6 @@ def test_who_bears_slow_tokens_makes_room_first() -> None:
 
 def test_it_knows_no_torch() -> None:
     """A process that decides who runs does not load it."""
-    modules = "commit, kv_pool, requests, scheduler"
+    modules = "commit, kv_pool, requests, scheduler, tree"
     code = f"from outrider_runtime.torch_engine import {modules}; import sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from outrider_runtime.loop.caches import Hole
-from outrider_runtime.torch_engine.drafting import Finished, Ran
+from outrider_runtime.torch_engine.drafting import Ask, Finished, Ran
+from outrider_runtime.torch_engine.drafts.beam import Beam
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
 from outrider_runtime.torch_engine.requests import Request
 from outrider_runtime.torch_engine.runner import Model, Segment
-from outrider_runtime.torch_engine.sampling import draw, row_of
+from outrider_runtime.torch_engine.sampling import likeliest
+from outrider_runtime.torch_engine.tree import Tree
 
 
 class DraftModel:
@@ -28,19 +30,23 @@ class DraftModel:
         if segments:
             self.model.run(segments, self._pool)
 
-    def propose(self, step: Finished, asks: Sequence[bool], most: int) -> list[list[int]]:
+    def propose(self, step: Finished, ask: Ask) -> list[Tree]:
         """Whoever has a hole before the step's tokens is left out: over a hole it would propose junk."""
-        ran, proposals = step.ran, [list[int]() for _ in step.ran]
-        rows = [row for row, one in enumerate(ran) if self._is_whole(one) and self._grow(one.request, _end(one) + most)]
+        ran, trees = step.ran, [Tree() for _ in step.ran]
+        rows = [
+            row for row, one in enumerate(ran)
+            if self._is_whole(one) and self._grow(one.request, _end(one) + ask.nodes * ask.asks[row])
+        ]  # fmt: skip
         if not rows:
-            return proposals
+            return trees
         logits = self._feed([ran[row] for row in rows])
-        asking = [(row, place) for place, row in enumerate(rows) if asks[row]]
-        if most and asking:
-            made = self._extend([ran[row].request for row, _ in asking], logits[[place for _, place in asking]], most)
-            for (row, _), own in zip(asking, made, strict=True):
-                proposals[row] = own
-        return proposals
+        asking = [(row, place) for place, row in enumerate(rows) if ask.asks[row]]
+        if ask.depth and asking:
+            beam = Beam([ran[row].request for row, _ in asking], ask)
+            self._extend(beam, logits[[place for _, place in asking]])
+            for (row, _), tree in zip(asking, beam.trees, strict=True):
+                trees[row] = tree
+        return trees
 
     def forget(self, request: str) -> None:
         self.model.cache.forget(request)
@@ -61,26 +67,19 @@ class DraftModel:
         ends = torch.tensor([len(one.tokens) for one in segments]).cumsum(0) - 1
         return self.model.decoder.logits(hidden[ends.to(hidden.device)])
 
-    def _extend(self, requests: Sequence[Request], logits: torch.Tensor, most: int) -> list[list[int]]:
-        """A pass a token. What the passes leave in the caches is forgotten: it may be rejected."""
-        lengths = [self.model.cache.length(one.name) for one in requests]
-        made = [[token] for token in draw(logits, [row_of(one, ()) for one in requests])]
+    def _extend(self, beam: Beam, logits: torch.Tensor) -> None:
+        """A pass a depth. What the passes leave in the caches is forgotten: it may be rejected."""
+        lengths = [self.model.cache.length(name) for name in beam.names]
         try:
-            for depth in range(most - 1):
-                segments = [
-                    Segment(one.name, own[-1:], length + depth)
-                    for one, own, length in zip(requests, made, lengths, strict=True)
-                ]
-                logits = self.model.decoder.logits(self.model.run(segments, self._pool).last)
-                tokens = draw(logits, [row_of(one, own) for one, own in zip(requests, made, strict=True)])
-                for own, token in zip(made, tokens, strict=True):
-                    own.append(token)
+            beam.grow(likeliest(logits, beam.rows(), beam.width))
+            for _ in range(beam.depth - 1):
+                logits = self.model.decoder.logits(self.model.run(beam.segments(lengths), self._pool).last)
+                beam.grow(likeliest(logits, beam.rows(), beam.width))
         finally:
-            for one, length in zip(requests, lengths, strict=True):
-                self.model.cache[one.name].length = length
-        return made
+            for name, length in zip(beam.names, lengths, strict=True):
+                self.model.cache[name].length = length
 
 
 def _end(one: Ran) -> int:
     """Committed tokens: those that the target has computed, and in a request that is read the last drawn one."""
-    return one.start + one.kept + one.is_read
+    return one.end + one.is_read

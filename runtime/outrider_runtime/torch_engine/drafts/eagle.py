@@ -19,12 +19,14 @@ from outrider_runtime.drafters.eagle import LAYER_IDS
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.torch_engine.architecture import Architecture, read_architecture
 from outrider_runtime.torch_engine.decoder import Layer, Rotary, Span, read_layer
-from outrider_runtime.torch_engine.drafting import Finished, Ran
+from outrider_runtime.torch_engine.drafting import Ask, Finished, Ran
+from outrider_runtime.torch_engine.drafts.beam import Beam
 from outrider_runtime.torch_engine.kv import Cache
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
 from outrider_runtime.torch_engine.requests import Request
 from outrider_runtime.torch_engine.runner import Model, Places, Segment
-from outrider_runtime.torch_engine.sampling import Row, draw, row_of
+from outrider_runtime.torch_engine.sampling import Likeliest, Row, likeliest
+from outrider_runtime.torch_engine.tree import Tree
 from outrider_runtime.torch_engine.weights import Weights, read_weights
 
 FUSED = 3
@@ -63,15 +65,15 @@ class Head:
         ]
         return self._layer.after_attention(state, self._layer.attention(torch.cat(normed, -1), rotary, spans, 0))
 
-    def draw(self, state: Tensor, rows: Sequence[Row]) -> list[int]:
-        """(rows, H) to the target's token that the head proposes for each."""
+    def likeliest(self, state: Tensor, rows: Sequence[Row], width: int) -> Likeliest:
+        """(rows, H) to the target's tokens that the head proposes for each."""
         logits = functional.linear(self._layer.normed(state, self._norm), self._output).float()
         if all(row.sampling.temperature == 0 and row.sampling.is_plain for row in rows):
-            tokens: list[int] = self._to_target[logits.argmax(-1)].tolist()
-            return tokens
+            own = likeliest(logits, rows, width)
+            return Likeliest(own.logprobs, self._to_target[own.tokens])
         everything = logits.new_full((len(rows), len(self._embedding)), -torch.inf)
         everything[:, self._to_target] = logits
-        return draw(everything, rows)
+        return likeliest(everything, rows, width)
 
 
 def fused_layers(config: dict[str, Any], layers: int) -> tuple[int, ...]:
@@ -102,55 +104,50 @@ class Eagle:
         """The states that it would read are gone."""
 
     @torch.inference_mode()
-    def propose(self, step: Finished, asks: Sequence[bool], most: int) -> list[list[int]]:
-        proposals: list[list[int]] = [[] for _ in step.ran]
-        rows = [row for row, one in enumerate(step.ran) if self._grow(one, most)]
+    def propose(self, step: Finished, ask: Ask) -> list[Tree]:
+        trees = [Tree() for _ in step.ran]
+        rows = [row for row, one in enumerate(step.ran) if self._grow(one, ask.nodes * ask.asks[row])]
         if not rows:
-            return proposals
+            return trees
         states = self._read([step.ran[row] for row in rows], step.between)
-        asking = [(row, place) for place, row in enumerate(rows) if asks[row]]
-        if most and asking:
-            ran, chosen = [step.ran[row] for row, _ in asking], [place for _, place in asking]
-            for (row, _), own in zip(asking, self._extend(ran, states[chosen], most), strict=True):
-                proposals[row] = own
-        return proposals
+        asking = [(row, place) for place, row in enumerate(rows) if ask.asks[row]]
+        if ask.depth and asking:
+            ran = [step.ran[row] for row, _ in asking]
+            beam = Beam([one.request for one in ran], ask)
+            self._extend(beam, [one.end for one in ran], states[[place for _, place in asking]])
+            for (row, _), tree in zip(asking, beam.trees, strict=True):
+                trees[row] = tree
+        return trees
 
     def forget(self, request: str) -> None:
         self.cache.forget(request)
 
-    def _grow(self, one: Ran, most: int) -> bool:
-        entries = self.cache.length(one.request.name) + one.kept + most
+    def _grow(self, one: Ran, nodes: int) -> bool:
+        entries = self.cache.length(one.request.name) + len(one.rows) + nodes
         return self._pool.grow_or_drop(Holder(self.number, one.request.name), entries)
 
     def _read(self, ran: Sequence[Ran], between: dict[int, Tensor]) -> Tensor:
         """Run over the step's committed tokens; each request's last state, (requests, H)."""
         segments = [
-            Segment(one.request.name, one.request.tokens[one.start + 1 : one.start + one.kept + 1], one.start)
-            for one in ran
+            Segment(one.request.name, one.request.tokens[one.start + 1 : one.end + 1], one.start) for one in ran
         ]
-        rows = torch.cat([torch.arange(one.first_row, one.first_row + one.kept) for one in ran])
-        states = self._run(segments, self.head.fused(between, rows.to(self._places.device)))
-        ends = torch.tensor([one.kept for one in ran]).cumsum(0) - 1
+        rows = torch.tensor([row for one in ran for row in one.rows], device=self._places.device)
+        states = self._run(segments, self.head.fused(between, rows))
+        ends = torch.tensor([len(one.rows) for one in ran]).cumsum(0) - 1
         return states[ends.to(states.device)]
 
-    def _extend(self, ran: Sequence[Ran], states: Tensor, most: int) -> list[list[int]]:
-        """A pass a token over its own states, whose entries are forgotten: the target's states take their places."""
-        lengths = [self.cache.length(one.request.name) for one in ran]
-        made = [[token] for token in self.head.draw(states, [row_of(one.request, ()) for one in ran])]
+    def _extend(self, beam: Beam, positions: Sequence[int], states: Tensor) -> None:
+        """A pass a depth over the head's own states. Its entries are forgotten: the target's states take their places.
+        positions: of each request's first node; states: behind each request's last token, (requests, H)."""
+        lengths = [self.cache.length(name) for name in beam.names]
         try:
-            for depth in range(most - 1):
-                segments = [
-                    Segment(one.request.name, own[-1:], one.start + one.kept + depth)
-                    for one, own in zip(ran, made, strict=True)
-                ]
-                states = self._run(segments, states)
-                rows = [row_of(one.request, own) for one, own in zip(ran, made, strict=True)]
-                for own, token in zip(made, self.head.draw(states, rows), strict=True):
-                    own.append(token)
+            beam.grow(self.head.likeliest(states, beam.rows(), beam.width))
+            for _ in range(beam.depth - 1):
+                states = self._run(beam.segments(positions), states[beam.sources])
+                beam.grow(self.head.likeliest(states, beam.rows(), beam.width))
         finally:
-            for one, length in zip(ran, lengths, strict=True):
-                self.cache[one.request.name].length = length
-        return made
+            for name, length in zip(beam.names, lengths, strict=True):
+                self.cache[name].length = length
 
     def _run(self, segments: Sequence[Segment], states: Tensor) -> Tensor:
         spans = self._places.spans(segments, self._pool, self.number)

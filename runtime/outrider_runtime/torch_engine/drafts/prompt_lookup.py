@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_runtime.loop.caches import Hole
-from outrider_runtime.torch_engine.drafting import Finished
+from outrider_runtime.torch_engine.drafting import Ask, Finished
 from outrider_runtime.torch_engine.requests import Request
+from outrider_runtime.torch_engine.tree import Tree, chain
 
 
 class PromptLookup:
@@ -20,16 +21,17 @@ class PromptLookup:
     def close(self, holes: Sequence[tuple[Request, Hole]]) -> None:
         """It has no cache."""
 
-    def propose(self, step: Finished, asks: Sequence[bool], most: int) -> list[list[int]]:
+    def propose(self, step: Finished, ask: Ask) -> list[Tree]:
+        """Chains, whatever width is asked for."""
         return [
-            self._follow(np.array(one.request.tokens), most) if asked else []
-            for one, asked in zip(step.ran, asks, strict=True)
+            self._follow(np.array(one.request.tokens), ask) if asks else Tree()
+            for one, asks in zip(step.ran, ask.asks, strict=True)
         ]
 
     def forget(self, request: str) -> None:
         """It has no cache."""
 
-    def _follow(self, tokens: NDArray[np.int64], most: int) -> list[int]:
+    def _follow(self, tokens: NDArray[np.int64], ask: Ask) -> Tree:
         """What followed the longest match, of those the last one."""
         for length in range(min(self._longest, len(tokens) - 1), self._shortest - 1, -1):
             places = len(tokens) - length  # where a match may begin, the end itself left out
@@ -38,6 +40,5 @@ class PromptLookup:
                 same &= tokens[offset : offset + places] == tokens[places + offset]
             found = np.flatnonzero(same)
             if len(found):
-                follows: list[int] = tokens[found[-1] + length :][:most].tolist()
-                return follows
-        return []
+                return chain(tokens[found[-1] + length :][: ask.depth].tolist(), ask.drafter, length)
+        return Tree()

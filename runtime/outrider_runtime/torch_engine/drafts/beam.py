@@ -1,0 +1,91 @@
+"""Beam search: the tree of a request's most probable paths (AdaServe, section 4.1). A chain is a beam of width 1.
+
+At each depth a drafter runs over the nodes of the one before, and of all their children the w with the most probable
+paths are the next. Shapes: R nodes of the last depth, all requests' together, request after request.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from outrider_runtime.control.forest import ROOT
+from outrider_runtime.torch_engine.drafting import Ask
+from outrider_runtime.torch_engine.requests import Request
+from outrider_runtime.torch_engine.runner import Segment
+from outrider_runtime.torch_engine.sampling import Likeliest, Row, row_of
+from outrider_runtime.torch_engine.tree import Tree, ancestors
+
+WIDEST = 4
+"""Nodes that a beam of this engine keeps at a depth."""
+LEAST_DOUBT = 1e-12
+"""Of a token that a drafter is sure of, so that its log-odds are finite."""
+
+
+class Child(NamedTuple):
+    path: float
+    """Log-probability of the path to it."""
+    source: int
+    """Its parent's place among the R nodes."""
+    parent: int
+    token: int
+    logprob: float
+    """Of its edge."""
+
+
+class Beam:
+    def __init__(self, requests: Sequence[Request], ask: Ask) -> None:
+        self.trees = [Tree() for _ in requests]
+        self.width, self.depth = ask.width, ask.depth
+        self.sources: list[int] = []
+        """(R,): among the R of the depth before, the place of each node's parent."""
+        self._requests, self._drafter = requests, ask.drafter
+        self._last: list[list[int]] = [[ROOT] for _ in requests]
+        self._paths: list[dict[int, float]] = [{ROOT: 0.0} for _ in requests]
+
+    @property
+    def names(self) -> list[str]:
+        return [one.name for one in self._requests]
+
+    def rows(self) -> list[Row]:
+        """(R,): what comes behind each node of the last depth."""
+        return [
+            row_of(request, tree.path(node))
+            for request, tree, nodes in zip(self._requests, self.trees, self._last, strict=True)
+            for node in nodes
+        ]
+
+    def segments(self, positions: Sequence[int]) -> list[Segment]:
+        """The last depth's nodes, behind those of all others. positions: of each request's first node."""
+        return [
+            Segment(name, [tree.tokens[node] for node in nodes], position, ancestors(tree.parents)[nodes])
+            for name, tree, nodes, position in zip(self.names, self.trees, self._last, positions, strict=True)
+        ]
+
+    def grow(self, found: Likeliest) -> None:
+        """found: (R, w), the best children of each node of the last depth."""
+        logprobs, tokens = found.logprobs.tolist(), found.tokens.tolist()
+        self.sources, first = [], 0
+        for number, nodes in enumerate(self._last):
+            paths = self._paths[number]
+            children = [
+                Child(paths[node] + logprob, source, node, token, logprob)
+                for source, node in enumerate(nodes, first)
+                for logprob, token in zip(logprobs[source], tokens[source], strict=True)
+                if logprob > -math.inf
+            ]
+            best = heapq.nlargest(self.width, children, key=lambda child: child.path)
+            self._last[number] = [self._add(number, child) for child in best]
+            self.sources += [child.source for child in best]
+            first += len(nodes)
+
+    def _add(self, number: int, child: Child) -> int:
+        node = self.trees[number].add(child.token, child.parent, self._drafter, log_odds(child.logprob))
+        self._paths[number][node] = child.path
+        return node
+
+
+def log_odds(logprob: float) -> float:
+    return logprob - math.log(max(-math.expm1(logprob), LEAST_DOUBT))
