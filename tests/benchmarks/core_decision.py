@@ -90,12 +90,10 @@ class Serving:
         elapsed_s = np.where(columns[5] > 0, self.now - self.first_at[rows], 0.0)
         models = len(self.drafters)
         missing = np.maximum(columns[2], 1)[None].repeat(models, 0)
-        read = np.ones((models, len(rows)))
-        whole = columns[1][None].repeat(models, 0)
         slo_class, context, prompt, prompt_left, left, emitted = columns
         return Batch(
-            rows, slo_class, context, prompt, prompt_left, left, emitted, elapsed_s, missing, read, whole, self.now,
-            8192, 10**7,
+            rows, slo_class, context, prompt, prompt_left, left, emitted, elapsed_s, missing, self.now, 8192,
+            10**7,
         )  # fmt: skip
 
     def _come_and_go(self) -> None:

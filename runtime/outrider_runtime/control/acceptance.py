@@ -1,8 +1,8 @@
 """How likely the target accepts a proposed token, given that it accepted the one before.
 
 By drafter, depth and bin of the drafter's own confidence (AdaServe section 4.2; the bins calibrate it), times one
-factor each for the coverage of the drafter's cache, the request's class and the request. One geometric alpha is biased
-where acceptance falls with depth and k varies. All factors multiply odds, so nothing passes 1, and are shrunk to 1.
+factor each for the request's class and the request. One geometric alpha is biased where acceptance falls with depth and
+k varies. Both factors multiply odds, so nothing passes 1, and are shrunk to 1.
 
 Shapes: D drafters, K depths, N requests, M nodes, B bins, G groups (see `trials`).
 """
@@ -18,8 +18,6 @@ from outrider_runtime.control.settings import Settings
 from outrider_runtime.control.trials import (
     ANY,
     BINS,
-    COVERAGE_TRIALS,
-    COVERAGES,
     EVERY,
     EXPECTED,
     EXPECTED_ANY,
@@ -28,14 +26,11 @@ from outrider_runtime.control.trials import (
     PRIOR_TRIALS,
     SLOT_HIT_TRIALS,
     bin_of,
-    coverage_of,
+    class_factors,
     factor_of,
     observe,
     pool_tried,
-    ratio,
     refresh,
-    shared_factors,
-    weight_of,
     with_factor,
 )
 
@@ -73,10 +68,10 @@ class Acceptance:
 
     def set_classes(self, classes: int) -> None:
         """The classes have changed: what was known of them goes, of everything else it stays."""
-        old = self._groups[:, COVERAGES + self._classes + 1 :]
+        old = self._groups[:, self._classes + 1 :]
         self._classes = classes
-        self._groups = np.zeros((len(self.hazards), COVERAGES + classes + 1 + self._slots, EVERY + 1))
-        self._groups[:, COVERAGES + classes + 1 :][:, : old.shape[1]] = old
+        self._groups = np.zeros((len(self.hazards), classes + 1 + self._slots, EVERY + 1))
+        self._groups[:, classes + 1 :][:, : old.shape[1]] = old
 
     def age(self, now: float) -> None:
         """Let evidence age, also where nothing is observed (k = 0)."""
@@ -93,16 +88,16 @@ class Acceptance:
 
     def release(self, slots: Ints) -> None:
         """These requests have ended; whoever comes into their slots is a stranger."""
-        self._groups[:, COVERAGES + self._classes + 1 + slots] = 0.0
+        self._groups[:, self._classes + 1 + slots] = 0.0
         self._slot_hits[slots] = 0.0
 
     def observe(self, batch: Batch, forest: Forest, tried: Bools, accepted: Bools) -> None:
         """Count a step's trials. tried, accepted: (M,), as `Outcome` has them."""
         asked = np.ascontiguousarray(forest.asked)
         self.alarms += observe(
-            asked, forest.lengths, forest.request, forest.drafter, forest.depth,
-            forest.confidence, tried, accepted, *self._of_requests(batch), self._edges, self._asked, self._offered,
-            self._slot_hits, self._tried, self._accepted, self.hazards, self._groups, self._recent, self.met,
+            asked, forest.lengths, forest.request, forest.drafter, forest.depth, forest.confidence, tried, accepted,
+            self._classes, batch.slot, batch.slo_class, self._edges, self._asked, self._offered, self._slot_hits,
+            self._tried, self._accepted, self.hazards, self._groups, self._recent, self.met,
         )  # fmt: skip
 
     def paths(self, batch: Batch, rows: Ints, usable: Bools, limit: int) -> tuple[Floats, Floats]:
@@ -110,7 +105,7 @@ class Acceptance:
         proposed, and that the drafter has a proposal of that depth. A path is 0 past `limit` positions, past what the
         request can still use, and where the drafter is not `usable` (D,)."""
         return _paths(
-            self.hazards, self._groups, *self._of_requests(batch), batch.left, rows, usable, limit,
+            self.hazards, self._groups, self._classes, batch.slot, batch.slo_class, batch.left, rows, usable, limit,
             self._asked, self._offered, self._slot_hits, self._passes,
         )  # fmt: skip
 
@@ -118,14 +113,9 @@ class Acceptance:
         """(M,): the probability that the target accepts each node and all that it hangs on; 0 for one that the request
         has no token left for."""
         return _node_paths(
-            self.hazards, self._groups, *self._of_requests(batch), batch.left,
+            self.hazards, self._groups, self._classes, batch.slot, batch.slo_class, batch.left,
             forest.request, forest.parent, forest.drafter, forest.depth, forest.confidence, self._edges,
         )  # fmt: skip
-
-    def worth_of_reading(self, drafter: int, length: int) -> tuple[float, float]:
-        """Tokens a step that a read prompt brings a request whose drafter proposes `length`, and the trials of the kind
-        of request, read or not, that has fewer."""
-        return _worth_of_reading(self.hazards[drafter], self._groups[drafter], length)
 
     def upper_paths(self) -> Floats:
         """(D, K): paths that are optimistic by one posterior standard deviation, offers included, for exploration."""
@@ -138,42 +128,22 @@ class Acceptance:
         """(D, K): how often a drafter that is asked for so many tokens has them."""
         return np.asarray((self._offered + HIT_TRIALS) / (self._asked + HIT_TRIALS))
 
-    def _of_requests(self, batch: Batch) -> tuple[int, Ints, Ints, Floats, Ints, Ints]:
-        """What a request's factors hang on: the classes there are, its slot, its class, and its caches."""
-        whole, read = np.ascontiguousarray(batch.whole), np.ascontiguousarray(batch.read)
-        return self._classes, batch.slot, batch.slo_class, read, whole, batch.context
-
-
-@compiled
-def _worth_of_reading(hazards: Floats, groups: Floats, length: int) -> tuple[float, float]:
-    pool, gain = pool_tried(groups), 0.0
-    for coverage in range(2):
-        group = groups[coverage]
-        factor = ratio(group, weight_of(pool, group, COVERAGE_TRIALS), EXPECTED_ANY)
-        path = 1.0
-        for k in range(length):
-            path *= with_factor(hazards[k, ANY], factor)
-            gain += path if coverage == 0 else -path
-    return gain, min(groups[0, EVERY], groups[1, EVERY])
-
 
 @compiled
 def _paths(
-    hazards: Floats, groups: Floats, classes: int, slot: Ints, slo_class: Ints, read: Floats, whole: Ints,
-    context: Ints, left: Ints, rows: Ints, usable: Bools, limit: int, asked: Floats, offered: Floats,
-    slot_hits: Floats, has_passes: Bools,
+    hazards: Floats, groups: Floats, classes: int, slot: Ints, slo_class: Ints, left: Ints, rows: Ints, usable: Bools,
+    limit: int, asked: Floats, offered: Floats, slot_hits: Floats, has_passes: Bools,
 ) -> tuple[Floats, Floats]:  # fmt: skip
     drafters, depths = hazards.shape[:2]
     paths = np.zeros((drafters, len(rows), depths))
     offers = np.ones((drafters, len(rows), depths))
     for d in np.flatnonzero(usable):
-        pool, of_drafter = pool_tried(groups[d]), groups[d]
-        shared = shared_factors(pool, of_drafter, classes, EXPECTED_ANY)
+        pool = pool_tried(groups[d], classes)
+        of_class = class_factors(pool, groups[d], classes, EXPECTED_ANY)
         hit_rates = (offered[d] + HIT_TRIALS) / (asked[d] + HIT_TRIALS)
         for n in range(len(rows)):
             i = rows[n]
-            coverage = coverage_of(read[d, i], whole[d, i], context[i])
-            factor = factor_of(shared, pool, of_drafter, coverage, slo_class[i], slot[i], EXPECTED_ANY)
+            factor = factor_of(of_class, pool, groups[d], slo_class[i], slot[i], EXPECTED_ANY)
             path = 1.0
             for k in range(min(limit, left[i] - OF_THIS_STEP)):
                 path *= with_factor(hazards[d, k, ANY], factor)
@@ -188,25 +158,22 @@ def _paths(
 
 @compiled
 def _node_paths(
-    hazards: Floats, groups: Floats, classes: int, slot: Ints, slo_class: Ints, read: Floats, whole: Ints,
-    context: Ints, left: Ints, request: Ints, parent: Ints, drafter: Ints, depth: Ints, confidence: Floats,
-    edges: Floats,
+    hazards: Floats, groups: Floats, classes: int, slot: Ints, slo_class: Ints, left: Ints, request: Ints,
+    parent: Ints, drafter: Ints, depth: Ints, confidence: Floats, edges: Floats,
 ) -> Floats:  # fmt: skip
     drafters, depths = hazards.shape[:2]
-    pools, shared = np.empty(drafters), np.empty((drafters, 2, COVERAGES, 1 + classes))
+    pools, of_class = np.empty(drafters), np.empty((drafters, 2, 1 + classes))
     for d in range(drafters):
-        pools[d] = pool_tried(groups[d])
+        pools[d] = pool_tried(groups[d], classes)
         for column in (EXPECTED, EXPECTED_ANY):
-            shared[d, column - EXPECTED] = shared_factors(pools[d], groups[d], classes, column)
+            of_class[d, column - EXPECTED] = class_factors(pools[d], groups[d], classes, column)
     paths, factors = np.empty(len(request)), np.zeros((drafters, len(slot), 2))
     for m in range(len(request)):
         d, i, column = drafter[m], request[m], EXPECTED_ANY if np.isnan(confidence[m]) else EXPECTED
         known = factors[d, i]
         if known[column - EXPECTED] == 0.0:
-            coverage = coverage_of(read[d, i], whole[d, i], context[i])
-            known[column - EXPECTED] = factor_of(
-                shared[d, column - EXPECTED], pools[d], groups[d], coverage, slo_class[i], slot[i], column
-            )
+            of_classes = of_class[d, column - EXPECTED]
+            known[column - EXPECTED] = factor_of(of_classes, pools[d], groups[d], slo_class[i], slot[i], column)
         hazard = hazards[d, min(depth[m], depths) - 1, bin_of(confidence[m], edges[d])]
         before = 1.0 if parent[m] == ROOT else paths[parent[m]]
         paths[m] = before * with_factor(hazard, known[column - EXPECTED]) if depth[m] < left[i] else 0.0

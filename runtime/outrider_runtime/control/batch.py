@@ -55,11 +55,6 @@ class Batch:
     """(D, N): tokens, those of this step included, that are not in the drafter's cache and that it can still be fed.
     A draft model can be fed all of them, a head those of this step. 0 for a drafter without a cache. plan_verify
     does not look at it."""
-    read: Floats
-    """(D, N): share of the prompt that the drafter has read; 1 for a drafter without a cache."""
-    whole: Ints
-    """(D, N): committed tokens since the last hole in the drafter's cache that cannot be closed; `context` where there
-    is none."""
     now: float
     """Monotonic seconds."""
     token_budget: int

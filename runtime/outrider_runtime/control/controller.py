@@ -52,7 +52,7 @@ class Controller:
         self._force = in_force(settings, self._suspended, None)
         self._under_way = UnderWay(np.zeros(settings.slots))
         self._verify = Verify(self._evidence, self._force, self._under_way)
-        self._propose = Propose(settings, self._evidence, self._force, self._under_way, rng)
+        self._propose = Propose(settings, self._evidence, self._force, self._under_way)
         self._decision_s = 0.0
 
     # -- what an engine calls at every step ---------------------------------------------------------------------
@@ -147,8 +147,7 @@ class Controller:
 
     def _settle(self) -> None:
         force = in_force(self.settings, self._suspended, self._pinned)
-        self._verify.force = self._force = force
-        self._propose.settle(force)
+        self._verify.force = self._propose.force = self._force = force
 
     def _number(self, drafter: str | None) -> int:
         names = [one.name for one in self.settings.drafters]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from outrider_runtime.control.batch import Floats
@@ -83,8 +81,8 @@ class Deviations:
 
     def __init__(self) -> None:
         self._keep = 0.5 ** (1 / self.HALF_LIFE_STEPS)
-        self.sums = np.zeros((3, SIZES, 3))
-        """[kind, size, (weight, deviation, squared surprise)]"""
+        self.sums = np.zeros((3, SIZES, 2))
+        """[kind, size, (weight, deviation)]"""
 
     def observe(self, kind: int, requests: float, seconds: float, predicted_s: float) -> None:
         """A decoding step's time without its drafts, and what the model says of it."""
@@ -130,21 +128,8 @@ def deviations(sums: Floats, requests: float) -> tuple[float, float, float]:
 
 
 @compiled
-def error_s(sums: Floats, requests: float) -> float:
-    """Standard error of a step that verifies against a plain one; infinite where one of them was never seen."""
-    size = _size(requests)
-    verifies = sums[EVEN, size, 0] + sums[UNEVEN, size, 0]
-    if sums[PLAIN, size, 0] < 2.0 or verifies < 2.0:
-        return math.inf
-    squares = sums[EVEN, size, 2] + sums[UNEVEN, size, 2]
-    return math.sqrt(sums[PLAIN, size, 2] / sums[PLAIN, size, 0] ** 2 + squares / verifies**2)
-
-
-@compiled
 def _add_deviation(sums: Floats, keep: float, kind: int, requests: float, deviation: float) -> None:
     size = _size(requests)
-    surprise = deviation - _deviation(sums, kind, size)
     sums *= keep
     sums[kind, size, 0] += 1.0
     sums[kind, size, 1] += deviation
-    sums[kind, size, 2] += surprise * surprise

@@ -2,7 +2,7 @@
 
 For each set of drafters that may run and each number of passes: what each request gains with the drafter that suits it
 best, less the fixed costs once. A lookup is one call however long, and a request that it finds nothing for is served by
-a model that runs anyway: two entries in one ranking. k = 0 is always a candidate, and wins within the model's error.
+a model that runs anyway: two entries in one ranking. k = 0 is always a candidate, and wins a tie.
 
 Shapes: D drafters, N decoding requests, K positions.
 """
@@ -97,8 +97,8 @@ def nobody(drafters: int, requests: int, plain_value: float, *, for_slo: bool = 
     return Choice(np.zeros(drafters, np.int64), asked, plain_value, plain_value, for_slo)
 
 
-def choose(pool: Pool, *, margin: float = 0.0) -> Choice:
-    """The best set of drafters, passes and requests; k = 0 unless something is worth more than that by `margin` tokens.
+def choose(pool: Pool) -> Choice:
+    """The best set of drafters, passes and requests; k = 0 unless something is worth more than that.
 
     Exact where a verified token costs the same however many there are, for one or two drafters with passes. More are
     given the same passes first, and then each its own, one after the other.
@@ -115,7 +115,7 @@ def choose(pool: Pool, *, margin: float = 0.0) -> Choice:
         price.uniform_s, price.token_s, price.rate, min(pool.budget, len(price.ragged_s) - 1),
         behind, needed, per_s, rows, evens, pool.longest, pool.asking_s,
     )  # fmt: skip
-    if not runs or (need is None and value - plain <= margin):
+    if not runs or (need is None and value <= plain):
         return nobody(drafters, requests, plain, for_slo=need is not None)
     return Choice(lengths, asked, value, plain, need is not None, runs)
 

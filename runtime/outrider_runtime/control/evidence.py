@@ -84,11 +84,8 @@ class Evidence:
         query = base.n_context_query + verified * base.n_context / max(1.0, base.n_requests) / 1000
         shape = Shape(base.n_context, base.n_batched + verified, base.n_requests, query, base.n_prompt)
         plausible = self.latency.observe_target(shape, outcome.mode, target_s)
-        alone = without_prompts(base)
         if plausible and measured and not base.n_prompt:
             self.latency.observe_decoding(shape, outcome.mode, outside_s, verified)
-        elif plausible and measured and alone.n_requests:
-            self.latency.observe_prompts(alone, verified, base.n_prompt, outside_s)
         for drafter, seconds in enumerate(drafts_s):
             if seconds > 0:
                 first, passes = self._draft_shape(outcome, drafter)

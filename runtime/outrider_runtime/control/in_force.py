@@ -28,8 +28,6 @@ class InForce:
     """None: choose."""
     usable: Bools
     """(D,): drafters that may run."""
-    reads: tuple[bool, ...]
-    """Of these, those that must be fed."""
     most_tokens: int
     silent: bool
     """Nobody proposes."""
@@ -48,7 +46,6 @@ def in_force(settings: Settings, suspended: Container[int], pinned: Pin | None) 
         hot=hot,
         pinned=pinned,
         usable=np.array(usable, dtype=bool),
-        reads=tuple(may and one.reads for may, one in zip(usable, settings.drafters, strict=True)),
         most_tokens=most,
         silent=(hot.mode is Mode.OFF or most == 0) if pinned is None else pinned.draft_tokens == 0,
         has_classes=bool(hot.slo_classes) and pinned is None,  # a pin measures the engine as it is

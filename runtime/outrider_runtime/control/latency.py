@@ -21,7 +21,6 @@ from outrider_runtime.control.corrections import (
     Deviations,
     Multipliers,
     deviations,
-    error_s,
     rescale,
 )
 from outrider_runtime.control.cost import (
@@ -52,11 +51,6 @@ WINSOR_FACTOR = 2.5
 """One slow step counts as at most so many times its prediction."""
 MODEL_SHARE, LOOKUP_S = 0.15, 2e-4
 """Before its first measurement: a model's pass as a share of the target's, and a lookup's call."""
-MOST_ERROR = 0.02
-"""Of a plain step: what an argmax may lose to a model that was never checked."""
-PROMPT_FACTORS = (0.5, 3.0)
-"""Of what the model says, that prompts may lengthen a step by."""
-PROMPT_HALF_LIFE, PROMPT_PRIOR = 300.0, 8.0
 UNIFORM, RAGGED, BEYOND = range(3)
 MODES = (ExecutionMode.UNIFORM, ExecutionMode.RAGGED, ExecutionMode.BEYOND_GRAPH)
 ROWS = {mode: row for row, mode in enumerate(MODES)}
@@ -90,7 +84,7 @@ def _plain_rate(costs: Floats, graph: float, sums: Floats, shape: Shape) -> floa
 
 @compiled
 def _longer_s(
-    costs: Floats, graph: float, sums: Floats, factor: float, shape: Shape, proposals: float, tokens: Floats
+    costs: Floats, graph: float, sums: Floats, shape: Shape, proposals: float, tokens: Floats
 ) -> Floats:  # fmt: skip
     """See `Latency.prompts_s`."""
     longer_s = np.empty(len(tokens))
@@ -100,7 +94,7 @@ def _longer_s(
             shape.n_context, shape.n_batched + more, shape.n_requests, shape.n_context_query, shape.n_prompt + more
         )
         seconds = _decode_s(costs, graph, sums, longer, proposals) - _decode_s(costs, graph, sums, shape, proposals)
-        longer_s[n] = factor * max(seconds, costs[RAGGED, BATCHED] * more)
+        longer_s[n] = max(seconds, costs[RAGGED, BATCHED] * more)
     return longer_s
 
 
@@ -116,7 +110,7 @@ def _fill(seconds: Floats, cost: Floats, shape: Shape, first: int, more_s: float
 @compiled
 def _price(
     costs: Floats, graph: float, sums: Floats, shape: Shape, context: Ints, read_s: float, goodput: float, most: int
-) -> tuple[Floats, Floats, Floats, float, float, float]:  # fmt: skip
+) -> tuple[Floats, Floats, Floats, float, float]:  # fmt: skip
     """The fields of `Price`. context: (N,)"""
     more_s = deviations(sums, shape.n_requests)
     uneven, even = np.empty(most + 1), np.full(most + 1, np.inf)
@@ -132,7 +126,7 @@ def _price(
         node_s[i] = costs[RAGGED, QUERY] * context[i] / 1000 + read_s
     rate = _plain_rate(costs, graph, sums, shape) * goodput
     first_s = token_s(costs[BEYOND if shape.n_batched > graph else RAGGED], shape.n_batched)
-    return uneven, even, node_s, rate, first_s, min(MOST_ERROR * uneven[0], error_s(sums, shape.n_requests))
+    return uneven, even, node_s, rate, first_s
 
 
 @compiled
@@ -212,7 +206,6 @@ class Latency:
         self._target_scale = _target_multipliers()
         self._draft_scales = [Multipliers(half_life=12, strength=0.3, likeness=1.0) for _ in settings.drafters]
         self._deviations = Deviations()
-        self._prompt = (0.0, 0.0, 0.0)  # weight, seconds, predicted seconds
         self._absurd_run = 0
         self._take(_rows(model.target))
 
@@ -251,7 +244,7 @@ class Latency:
     def prompts_s(self, shape: Shape, proposals: float, tokens: Floats) -> Floats:
         """(C,): by how much so many `tokens` (C,) of prompts lengthen a step of `shape` that verifies `proposals`."""
         costs, sums = self._costs, self._deviations.sums
-        return _longer_s(costs, self._graph, sums, self.prompt_factor, shape, float(proposals), tokens)
+        return _longer_s(costs, self._graph, sums, shape, float(proposals), tokens)
 
     def plain_rate(self, shape: Shape) -> float:
         """Tokens a second of requests that decode by themselves, nothing proposed; 0 while no cost is known."""
@@ -298,17 +291,6 @@ class Latency:
         predicted = self._target_scale(*_parts_s(self._base, ROWS[mode], shape))
         self._deviations.observe(kind, shape.n_requests, seconds, predicted)
 
-    def observe_prompts(self, decoding: Shape, proposals: int, tokens: float, seconds: float) -> None:
-        """A step of `seconds` without its drafts that read `tokens` of prompts; decoding: the rest of it, without its
-        proposals."""
-        expected_s = float(self.prompts_s(decoding, proposals, np.array([tokens]))[0]) / self.prompt_factor
-        longer_s = seconds - self.decode_s(decoding, proposals)
-        least, most = (factor * expected_s for factor in PROMPT_FACTORS)
-        keep = 0.5 ** (1 / PROMPT_HALF_LIFE)
-        weight, took_s, predicted_s = self._prompt
-        longer_s = min(max(longer_s, least), most)
-        self._prompt = (keep * weight + 1.0, keep * took_s + longer_s, keep * predicted_s + expected_s)
-
     def observe_draft(self, drafter: int, first: Shape, passes: int, seconds: float) -> bool:
         """False when the time is absurd and was dropped."""
         scale, base = self._draft_scales[drafter], self._draft_base[drafter]
@@ -320,15 +302,6 @@ class Latency:
             seconds = min(seconds, WINSOR_FACTOR * predicted)
             scale.observe(calls, tokens, seconds, base, self._draft_costs[drafter])
         return True
-
-    @property
-    def prompt_factor(self) -> float:
-        """How much longer prompts make a step than the model says: a ratio of means, shrunk to 1."""
-        weight, took_s, predicted_s = self._prompt
-        if predicted_s <= 0:
-            return 1.0
-        prior_s = PROMPT_PRIOR * predicted_s / weight
-        return (took_s + prior_s) / (predicted_s + prior_s)
 
     def _plausible(self, seconds: float, predicted: float) -> bool:
         if not _is_time(seconds):

@@ -2,46 +2,40 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from outrider_runtime.control.acceptance import OF_THIS_STEP
 from outrider_runtime.control.batch import NOBODY, Batch, Floats, Ints
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.cost import Shape, next_step, this_step, without_prompts
-from outrider_runtime.control.draft_kv import SHORT_TOKENS, DraftKV, Room
+from outrider_runtime.control.cost import next_step, this_step, without_prompts
+from outrider_runtime.control.draft_kv import SHORT_TOKENS, DraftKV
 from outrider_runtime.control.drafters import Choice, Need, Pool, choose, drafts_s, nobody
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.explore import Block, upper_bounds
 from outrider_runtime.control.in_force import InForce, UnderWay
 from outrider_runtime.control.plans import DraftPlan, Purpose
 from outrider_runtime.control.settings import DraftPrefill, Mode, Settings
-from outrider_runtime.control.slo import MOST_LOSS, anyone_late, clocks, is_crowd
+from outrider_runtime.control.slo import anyone_late, clocks
 from outrider_runtime.control.state import Weighed
 from outrider_runtime.control.value import Price
 
 LOOK_EVERY_STEPS = 8
 """Steps between two looks at what draft models would bring to requests whose caches have holes."""
-MARGIN_ERRORS = 1.0
-"""Standard errors of the model by which a choice must beat k = 0."""
 
 
 class Propose:
-    def __init__(
-        self, settings: Settings, evidence: Evidence, force: InForce, under_way: UnderWay, rng: np.random.Generator
-    ) -> None:  # fmt: skip
+    def __init__(self, settings: Settings, evidence: Evidence, force: InForce, under_way: UnderWay) -> None:
         self._drafters = settings.drafters
         self._passes = np.array([drafter.passes for drafter in settings.drafters], dtype=bool)
         self._evidence, self.force, self._under_way = evidence, force, under_way
-        self._kv = DraftKV(settings.drafters, rng)
+        self._kv = DraftKV(settings.drafters)
         self._since_look = 0
-        self.gated = False
-        """The last batch was too large for some drafter that reads."""
 
-    def settle(self, force: InForce) -> None:
-        """Other settings, suspensions or pins are in force."""
-        self.force, self.gated = force, False  # until a choice is made again
+    @property
+    def gated(self) -> bool:
+        """Some drafter that could be fed is not, as it has not been chosen for a while."""
+        chooses = self.force.pinned is None and self.force.hot.mode is Mode.CLOSED_LOOP and not self.force.silent
+        return chooses and bool((self._kv.gated & self.force.usable).any())
 
     def plan(self, batch: Batch) -> DraftPlan:
         self._evidence.acceptance.age(batch.now)
@@ -79,7 +73,7 @@ class Propose:
         rows = _can_ask(batch.prompt_left, batch.left)
         prompts = this_step(batch).n_prompt
         pool, paths = self._pool(batch, rows, prompts)
-        choice = self._best(pool)
+        choice = choose(pool)
         choice, pool, closing = self._close_holes(batch, rows, pool, paths, choice)
         speculating = choice.runs and not evidence.probes.off
         block = evidence.explorer.step() or self._new_block(batch, rows, pool, choice)
@@ -98,15 +92,6 @@ class Propose:
         if self.force.has_classes:
             self._under_way.drafts_s = drafts_s(pool, choice)
         return plan
-
-    def _best(self, pool: Pool) -> Choice:
-        """The best choice; where most of the batch is behind, only if that does not cost too much of its goodput."""
-        margin = MARGIN_ERRORS * pool.price.rate * pool.price.error_s
-        choice = choose(pool, margin=margin)
-        if not choice.for_slo or pool.need is None or not is_crowd(pool.need.behind):
-            return choice
-        free = choose(pool._replace(need=None), margin=margin)
-        return choice if free.value - choice.value <= -MOST_LOSS * choice.plain_value else free
 
     def _pool(self, batch: Batch, rows: Ints, prompts: float) -> tuple[Pool, Floats]:
         """What the drafters offer for the next step, and its paths as if no cache had a hole."""
@@ -142,37 +127,22 @@ class Propose:
         would be chosen if no cache had a hole."""
         self._since_look += 1
         if not self._kv.any_kv or self._evidence.probes.off or not self._kv.holes(batch, rows).any():
-            self._look_at_gates(batch, choice)
+            self._look_at_gates(rows, choice)
             return choice, pool, None
         if self._since_look < LOOK_EVERY_STEPS and not choice.runs:
             return choice, pool, None
         self._since_look = 0
-        whole = self._best(pool._replace(paths=paths))
-        self._look_at_gates(batch, whole)
-        room = Room(batch.token_budget, self._spare_s(batch, rows, pool.price))
-        closing = self._kv.closing(batch, rows, whole, choice, pool.token_s, pool.price.rate, room)
+        whole = choose(pool._replace(paths=paths))
+        self._look_at_gates(rows, whole)
+        closing = self._kv.closing(batch, rows, whole, choice, pool.token_s, pool.price.rate)
         fed = closing >= batch.missing[:, rows]
         served = (pool.paths > 0) | ((closing > 0) & fed)[:, :, None]
         pool = pool._replace(paths=np.where(served, paths, 0.0))
-        return (self._best(pool) if closing.any() else choice), pool, closing
+        return (choose(pool) if closing.any() else choice), pool, closing
 
-    def _spare_s(self, batch: Batch, rows: Ints, price: Price) -> float:
-        """Seconds by which the step may be lengthened so that no TPOT is lost that can still be kept."""
-        if not self.force.has_classes:
-            return math.inf
-        state = clocks(batch, rows, self.force.tpots_s)
-        gained = 1.0 + self._under_way.expected[batch.slot[rows]]
-        slack_s = state.slack_s((price.plain_s + self._under_way.drafts_s) / gained)
-        return float(slack_s[slack_s >= 0].min(initial=math.inf))
-
-    def _look_at_gates(self, batch: Batch, choice: Choice) -> None:
-        if choice.for_slo or self._evidence.probes.off:
-            return
-        self.gated = False
-        for gate, passes, reads in zip(self._kv.gates, choice.passes.tolist(), self.force.reads, strict=True):
-            if reads:
-                gate.look(len(batch), wanted=passes > 0)
-                self.gated |= gate.closed(len(batch))
+    def _look_at_gates(self, rows: Ints, choice: Choice) -> None:
+        if len(rows) and not choice.for_slo and not self._evidence.probes.off:
+            self._kv.look(choice.passes)
 
     def _new_block(self, batch: Batch, rows: Ints, pool: Pool, choice: Choice) -> Block | None:
         """Start to explore: a drafter that is hardly known at once; else, every so often, the one with the highest
@@ -252,14 +222,8 @@ class Propose:
         return DraftPlan(passes, widths, asked, feed, purpose)
 
     def _feed(self, batch: Batch, passes: Ints, closing: Ints) -> Ints:
-        reads = np.zeros(len(passes), dtype=bool)
-        if any(self.force.reads) and not self.force.silent and this_step(batch).n_prompt > 0:
-            evidence, alone = self._evidence, Shape(0.0, float(len(batch)), float(len(batch)))
-            token_s = self._evidence.latency.draft_columns(alone.n_context, alone.n_requests)[2]
-            rate = evidence.goodput.ratio * evidence.latency.plain_rate(alone)
-            reads = self._kv.reads(batch, evidence.acceptance, self.force.usable, token_s, rate, self.force.most_tokens)
         always = self.force.hot.draft_prefill is DraftPrefill.ALWAYS
-        return self._kv.feed(batch, passes, closing, reads, self.force.usable, always=always)
+        return self._kv.feed(batch, passes, closing, self.force.usable, always=always)
 
     @property
     def _limit(self) -> int:

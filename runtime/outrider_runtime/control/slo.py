@@ -18,9 +18,6 @@ from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.drafters import MOST_FORCED
 from outrider_runtime.control.value import Price
 
-MOST_BEHIND, MOST_LOSS = 0.5, 0.05
-"""Where those behind are more of the batch than this, serving them first may cost that share of a step's goodput: for
-everybody at once it would make all of them later still."""
 MARGIN = 0.95
 """A step is planned to end this share of a TPOT in time: steps vary, and so does what is accepted."""
 HORIZON_TOKENS = 64
@@ -102,11 +99,6 @@ def anyone_late(batch_class: Ints, elapsed_s: Floats, emitted: Ints, tpots_s: Fl
         if emitted[i] > 0 and elapsed_s[i] + seconds > MARGIN * tpots_s[batch_class[i]] * emitted[i]:
             return True
     return False
-
-
-def is_crowd(who: Bools) -> bool:
-    """Whether those behind, `who` (N,), are so many that serving them first must not cost more than MOST_LOSS."""
-    return bool(who.mean() > MOST_BEHIND)
 
 
 def forced_nodes(

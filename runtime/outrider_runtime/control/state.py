@@ -126,7 +126,7 @@ class State:
     learning: bool
     """True while target coefficients are learned because no profile is loaded."""
     gated: bool
-    """The last batch was too large for some drafter that reads: its cache is not fed."""
+    """Some drafter that reads has not been chosen for a while: its cache is not fed."""
     probes: ProbeCounts
     tally: Tally
     decision_s: float

@@ -1,7 +1,7 @@
 """What trials teach: discounted counts by depth and bin, and for the groups that a request is of.
 
 A group's factor multiplies odds, so nothing passes 1, and is shrunk to 1. All that is counted is kept in place.
-Shapes: D drafters, K depths, B bins, G groups: coverages, no class, classes, slots; N requests, M nodes.
+Shapes: D drafters, K depths, B bins, G groups: no class, classes, slots; N requests, M nodes.
 """
 
 from __future__ import annotations
@@ -18,27 +18,17 @@ PRIOR, PRIOR_TRIALS = 0.6, 4.0
 DEPTH_TRIALS = 12.0
 """What the depth before it counts for in a depth's estimate: few requests reach deep positions, the easy ones first."""
 BIN_TRIALS = 6.0
-COVERAGE_TRIALS, CLASS_TRIALS, SLOT_TRIALS = 20.0, 30.0, 6.0
+CLASS_TRIALS, SLOT_TRIALS = 30.0, 6.0
 MOST_TRIALS, MOST_SLOT_TRIALS = 150.0, 60.0
 """Most trials an estimate rests on, so that it follows the traffic."""
 RECENT_TRIALS, ALARM_SIGMAS = 24.0, 3.5
 MET_TRIALS, MET_ASKED = 12.0, 24.0
 """Tried, or asked, so often, a drafter is no stranger."""
 HIT_TRIALS, SLOT_HIT_TRIALS, MOST_SLOT_HITS = 2.0, 3.0, 20.0
-COVERAGES = 4
-READ_SHARE, WHOLE_TOKENS = 0.5, 32
-"""Share of the prompt, and tokens since the last hole, from which a head's cache counts as read and as whole."""
 LEAST, MOST = 0.01, 0.99
 TRIED, ACCEPTED, EXPECTED, EXPECTED_ANY, EVERY = range(5)
 """Of a group: trials, acceptances, and the acceptances that the pool's estimate expects, with and without regard to
 confidence, all four of the last trials only; and all trials."""
-
-
-@compiled
-def coverage_of(read: float, whole: int, context: int) -> int:
-    """0 for a cache that has all, else what it lacks."""
-    lacks_prompt, has_hole = read < READ_SHARE, whole < min(WHOLE_TOKENS, context)
-    return int(lacks_prompt) + 2 * int(has_hole)
 
 
 @compiled
@@ -55,11 +45,11 @@ def with_factor(chance: float, factor: float) -> float:
 
 
 @compiled
-def pool_tried(groups: Floats) -> float:
-    """Trials of all coverages: each trial has one. groups: (G, 5) of a drafter"""
+def pool_tried(groups: Floats, classes: int) -> float:
+    """All trials: each is of a class, or of none. groups: (G, 5) of a drafter"""
     total = 0.0
-    for coverage in range(COVERAGES):
-        total += groups[coverage, EVERY]
+    for row in range(1 + classes):
+        total += groups[row, EVERY]
     return total
 
 
@@ -84,34 +74,28 @@ def ratio(group: Floats, weight: float, column: int) -> float:
 
 
 @compiled
-def shared_factors(pool: float, groups: Floats, classes: int, column: int) -> Floats:
-    """(coverages, 1 + classes): the factors that requests of a coverage and a class have in common, the first class
-    being none. groups: (G, 5) of a drafter."""
-    factors = np.empty((COVERAGES, 1 + classes))
-    for coverage in range(COVERAGES):
-        of_coverage = ratio(groups[coverage], weight_of(pool, groups[coverage], COVERAGE_TRIALS), column)
-        for row in range(1 + classes):
-            group = groups[COVERAGES + row]
-            factors[coverage, row] = of_coverage * ratio(group, weight_of(pool, group, CLASS_TRIALS), column)
+def class_factors(pool: float, groups: Floats, classes: int, column: int) -> Floats:
+    """(1 + classes,): the factors that requests of a class have in common, the first one those of none. groups: (G, 5)
+    of a drafter."""
+    factors = np.empty(1 + classes)
+    for row in range(1 + classes):
+        factors[row] = ratio(groups[row], weight_of(pool, groups[row], CLASS_TRIALS), column)
     return factors
 
 
 @compiled
-def factor_of(
-    shared: Floats, pool: float, groups: Floats, coverage: int, slo_class: int, slot: int, column: int
-) -> float:  # fmt: skip
-    """The product of all three factors on a request's odds. shared: as `shared_factors` has them."""
-    own = groups[COVERAGES + shared.shape[1] + slot]
-    in_common = shared[coverage, min(slo_class, shared.shape[1] - 2) + 1]
+def factor_of(of_class: Floats, pool: float, groups: Floats, slo_class: int, slot: int, column: int) -> float:
+    """The product of both factors on a request's odds. of_class: as `class_factors` has them."""
+    own = groups[len(of_class) + slot]
+    in_common = of_class[min(slo_class, len(of_class) - 2) + 1]
     return float(in_common * ratio(own, weight_of(pool, own, SLOT_TRIALS), column))
 
 
 @compiled
 def observe(
-    asked_of: Ints, lengths: Ints, request: Ints, drafter: Ints, depth: Ints, confidence: Floats,
-    trials: Bools, accepted: Bools, classes: int, slot: Ints, slo_class: Ints, read: Floats, whole: Ints,
-    context: Ints, edges: Floats, asked: Floats, offered: Floats, slot_hits: Floats, tried: Floats, successes: Floats,
-    hazards: Floats, groups: Floats, recent: Floats, met: Bools,
+    asked_of: Ints, lengths: Ints, request: Ints, drafter: Ints, depth: Ints, confidence: Floats, trials: Bools,
+    accepted: Bools, classes: int, slot: Ints, slo_class: Ints, edges: Floats, asked: Floats, offered: Floats,
+    slot_hits: Floats, tried: Floats, successes: Floats, hazards: Floats, groups: Floats, recent: Floats, met: Bools,
 ) -> int:  # fmt: skip
     """Returns how many drafters' last trials contradict their estimates."""
     _count_hits(asked_of, lengths, request, drafter, depth, slot, asked, offered, slot_hits)
@@ -121,9 +105,8 @@ def observe(
     alarms = _count_trials(trials, drafter, depth, bins, accepted, tried, successes, hazards, groups, recent)
     for m in np.flatnonzero(trials):
         d, i, chances = drafter[m], request[m], hazards[drafter[m], min(depth[m], hazards.shape[1]) - 1]
-        coverage = coverage_of(read[d, i], whole[d, i], context[i])
-        rows = (coverage, COVERAGES + min(slo_class[i], classes - 1) + 1, COVERAGES + classes + 1 + slot[i])
-        _count_for_groups(groups[d], pool_tried(groups[d]), rows, chances[bins[m]], chances[ANY], accepted[m])
+        rows = (min(slo_class[i], classes - 1) + 1, classes + 1 + slot[i])
+        _count_for_groups(groups[d], pool_tried(groups[d], classes), rows, chances[bins[m]], chances[ANY], accepted[m])
     for d in range(len(met)):
         met[d] |= tried[d, 0, ANY] >= MET_TRIALS or asked[d, 0] >= MET_ASKED
     return alarms
@@ -184,13 +167,13 @@ def _count_trials(
 
 @compiled
 def _count_for_groups(
-    groups: Floats, pool: float, rows: tuple[int, int, int], binned: float, blind: float, accepted: bool
+    groups: Floats, pool: float, rows: tuple[int, int], binned: float, blind: float, accepted: bool
 ) -> None:  # fmt: skip
-    """Of one trial; each factor explains what those before it leave. groups: (G, 5) of its drafter; rows: its coverage,
-    its class, its slot; binned, blind: what the pool expects with and without its confidence."""
-    for j in range(3):
-        group, strength = groups[rows[j]], (COVERAGE_TRIALS, CLASS_TRIALS, SLOT_TRIALS)[j]
-        group[:EVERY] *= min(1.0, (MOST_TRIALS if j < 2 else MOST_SLOT_TRIALS) / (group[TRIED] + 1.0))
+    """Of one trial; the slot's factor explains what the class's leaves. groups: (G, 5) of its drafter; rows: its class,
+    its slot; binned, blind: what the pool expects with and without its confidence."""
+    for j in range(2):
+        group, strength = groups[rows[j]], (CLASS_TRIALS, SLOT_TRIALS)[j]
+        group[:EVERY] *= min(1.0, (MOST_TRIALS, MOST_SLOT_TRIALS)[j] / (group[TRIED] + 1.0))
         weight = weight_of(pool, group, strength)
         by_bin, by_any = ratio(group, weight, EXPECTED), ratio(group, weight, EXPECTED_ANY)
         group[TRIED] += 1.0

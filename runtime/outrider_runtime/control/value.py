@@ -40,8 +40,6 @@ class Price(NamedTuple):
     """lambda, tokens per second."""
     token_s: float
     """What one proposal more costs the target at first."""
-    error_s: float
-    """Standard error of what the model says of a step that verifies against a plain one."""
 
     @property
     def plain_s(self) -> float:

@@ -15,7 +15,7 @@ from outrider_runtime.control.forest import Forest
 from outrider_runtime.control.in_force import InForce, UnderWay
 from outrider_runtime.control.plans import Purpose, VerifyPlan
 from outrider_runtime.control.select import everything, select
-from outrider_runtime.control.slo import MOST_LOSS, anyone_late, clocks, forced_nodes, is_crowd
+from outrider_runtime.control.slo import anyone_late, clocks, forced_nodes
 
 
 class Verify:
@@ -69,10 +69,6 @@ class Verify:
         gained = 1.0 + np.bincount(request, weights=paths * forced, minlength=len(batch))
         longest_s = state.longest_step_s(gained, price.step_s(int(forced.sum())) + drafts_s) - drafts_s
         paced = select(paths, request, depth, price, budget, forced=forced, longest_s=longest_s)
-        if is_crowd(who):
-            free = select(paths, request, depth, price, budget)
-            if free.value - paced.value > MOST_LOSS * price.rate * step_s:
-                return best.nodes, forest.purpose
         return paced.nodes, Purpose.SLO
 
     def _hold_back(self, plan: VerifyPlan, batch: Batch, base: Shape, gained: Floats) -> VerifyPlan:

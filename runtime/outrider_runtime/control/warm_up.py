@@ -42,7 +42,7 @@ def _step(loop: Controller, step: int) -> None:
     batch = Batch(
         rows, np.zeros(REQUESTS, np.int64), np.full(REQUESTS, 100), prompt, np.zeros(REQUESTS, np.int64),
         np.full(REQUESTS, 100), np.full(REQUESTS, EMITTED), np.full(REQUESTS, ELAPSED_S), np.ones(shape, np.int64),
-        np.ones(shape), np.full(shape, 100), float(step), 8192, 10**6, Waiting(0, 64, 100),
+        float(step), 8192, 10**6, Waiting(0, 64, 100),
     )  # fmt: skip
     draft = loop.plan_draft(batch)
     who = draft.asked[0] if draft.passes.any() or not drafters else np.zeros(REQUESTS, np.int64)

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.batch import Bools, Floats, Ints
+from outrider_runtime.control.batch import Bools, Ints
 from outrider_runtime.control.settings import Drafter
-from outrider_runtime.loop.coverage import BlockIds, DraftCoverage, HeadCoverage, ScheduledTokens
+from outrider_runtime.loop.coverage import BlockIds, DraftCoverage, ScheduledTokens
 
 LEAST_CATCH_UP_TOKENS = 2
 """A shorter hole is closed with the token before it: a pass over a single one would be a decoding step's."""
@@ -41,22 +41,15 @@ class Step(NamedTuple):
 
 
 class Caches:
-    def __init__(self, drafters: Sequence[Drafter], slots: int, block_size: int, block_ids: BlockIds) -> None:
+    def __init__(self, drafters: Sequence[Drafter], block_size: int, block_ids: BlockIds) -> None:
         self._count = len(drafters)
         self._drafts = {n: DraftCoverage(block_size, block_ids) for n, one in enumerate(drafters) if one.needs_kv}
-        self._heads = {
-            n: HeadCoverage(slots, block_size, block_ids) for n, one in enumerate(drafters) if one.needs_hidden
-        }
+        self._heads = [n for n, one in enumerate(drafters) if one.needs_hidden]
 
     @property
     def in_blocks(self) -> bool:
         """Some drafter keeps something in the engine's blocks."""
-        return bool(self._drafts or self._heads)
-
-    def meet(self, step: Step) -> None:
-        """Before anything is asked about a step's requests."""
-        for head in self._heads.values():
-            head.meet(step.names, step.slots, step.context)
+        return bool(self._drafts)
 
     def missing(self, step: Step) -> Ints:
         """(D, N) as `Batch.missing`."""
@@ -67,20 +60,6 @@ class Caches:
         for number in self._heads:
             missing[number] = step.tokens
         return missing
-
-    def read(self, slots: Ints, context: Ints, prompt: Ints) -> Floats:
-        """(D, N) as `Batch.read`. prompt: (N,), all of each prompt's tokens."""
-        read = np.ones((self._count, len(slots)))
-        for number, head in self._heads.items():
-            read[number] = head.read(slots, context, prompt)
-        return read
-
-    def whole(self, slots: Ints, context: Ints) -> Ints:
-        """(D, N) as `Batch.whole`."""
-        whole = np.tile(context, (self._count, 1))
-        for number, head in self._heads.items():
-            whole[number] = head.whole(slots, context)
-        return whole
 
     def close(self, number: int, step: Step, wanted: Ints, order: Ints, most: int) -> list[Hole]:
         """Holes of draft model `number` that are closed at the end of the step; they count as closed from here on.
@@ -112,16 +91,12 @@ class Caches:
         """The step was scheduled. runs: (D,), the drafters that go with it."""
         for number, draft in self._drafts.items():
             draft.ran(_scheduled(step), neural=bool(runs[number]))
-        for number, head in self._heads.items():
-            head.ran(step.names, step.slots, step.certain, step.prompt, runs=bool(runs[number]))
 
     def missed(self, number: int, step: Step) -> None:
         """Drafter `number` was to run in the step, and did not."""
         if number in self._drafts:
             for tokens in _scheduled(step):
                 self._drafts[number].missed(tokens.request_id, tokens.certain)
-        if number in self._heads:
-            self._heads[number].missed(step.names, step.slots, step.certain, step.prompt)
 
     def left_open(self, holes: Iterable[Hole], names: Sequence[str]) -> None:
         """These were to be closed, and were not."""
@@ -137,15 +112,11 @@ class Caches:
         """These blocks are new: what they held is gone."""
         for draft in self._drafts.values():
             draft.allocated(blocks)
-        for head in self._heads.values():
-            head.allocated(blocks)
 
-    def forget(self, name: str, slot: int) -> None:
+    def forget(self, name: str) -> None:
         """The request has ended or was preempted; its blocks may live on in the prefix cache."""
         for draft in self._drafts.values():
             draft.forget(name)
-        for head in self._heads.values():
-            head.forget(slot)
 
 
 def _scheduled(step: Step) -> list[ScheduledTokens]:

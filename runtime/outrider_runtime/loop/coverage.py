@@ -10,10 +10,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from outrider_runtime.control.batch import Floats, Ints
-
 BlockIds = Callable[[str, int, int], Sequence[int]]
 """`(request, first, last)`: physical blocks first..last of a request, in order of its tokens."""
 
@@ -110,62 +106,3 @@ class DraftCoverage:
         begun = first if tokens.start % self._block_size == 0 else first + 1
         if begun <= last:
             self._valid.update(self._block_ids(tokens.request_id, begun, last))
-
-
-class HeadCoverage:
-    """A head's. It proposes over holes, and never closes one: what it has read of the prompt and how long the last hole
-    is ago are all that matters. Columns by slot; N requests of a step."""
-
-    def __init__(self, slots: int, block_size: int, block_ids: BlockIds) -> None:
-        self._block_size = block_size
-        self._block_ids = block_ids
-        self._valid: set[int] = set()  # blocks of prompts that the head ran over
-        self._met = np.zeros(slots, bool)
-        self._read = np.zeros(slots, np.int64)  # tokens of the prompt
-        self._hole_end = np.full(slots, -1, np.int64)  # -1: there is no hole
-
-    def meet(self, names: Sequence[str], slots: Ints, context: Ints) -> None:
-        """Of requests that are new and begin with cached tokens: what of these the head has read."""
-        for row in np.flatnonzero(~self._met[slots] & (context > 0)).tolist():
-            blocks = self._block_ids(names[row], 0, (int(context[row]) - 1) // self._block_size)
-            self._read[slots[row]] = self._block_size * sum(block in self._valid for block in blocks)
-        self._met[slots] = True
-
-    def read(self, slots: Ints, context: Ints, prompt: Ints) -> Floats:
-        """(N,): share of the prompt's tokens in `context`. prompt: (N,), all of its tokens."""
-        seen = np.minimum(context, prompt)
-        return np.where(seen > 0, np.minimum(1.0, self._read[slots] / np.maximum(seen, 1)), 1.0)
-
-    def whole(self, slots: Ints, context: Ints) -> Ints:
-        """(N,): committed tokens since the last hole; `context` where there is none."""
-        end = self._hole_end[slots]
-        return np.where(end < 0, context, np.maximum(0, context - end))
-
-    def ran(self, names: Sequence[str], slots: Ints, context: Ints, prompt: Ints, *, runs: bool) -> None:
-        """A step was scheduled. prompt: (N,), its prompt tokens; runs: the head goes with it."""
-        reads = prompt > 0
-        for row in np.flatnonzero(reads).tolist():
-            self._mark(names[row], int(context[row]), int(prompt[row]), whole=runs)
-        if runs:
-            self._read[slots] += prompt
-        else:
-            self._hole_end[slots[~reads]] = context[~reads] + 1
-
-    def missed(self, names: Sequence[str], slots: Ints, context: Ints, prompt: Ints) -> None:
-        """It was to run in a step, and did not."""
-        self._read[slots] = np.maximum(0, self._read[slots] - prompt)
-        self.ran(names, slots, context, prompt, runs=False)
-
-    def allocated(self, blocks: Iterable[int]) -> None:
-        """These blocks are new: what they held is gone."""
-        self._valid.difference_update(blocks)
-
-    def forget(self, slot: int) -> None:
-        self._met[slot], self._read[slot], self._hole_end[slot] = False, 0, -1
-
-    def _mark(self, name: str, start: int, tokens: int, *, whole: bool) -> None:
-        """Whole blocks only: in the last one an answer goes on."""
-        first, end = -(-start // self._block_size), (start + tokens) // self._block_size
-        if first < end:
-            change = self._valid.update if whole else self._valid.difference_update
-            change(self._block_ids(name, first, end - 1))

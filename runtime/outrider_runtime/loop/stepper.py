@@ -64,7 +64,7 @@ class Stepper:
         of them the requests' clocks and the steps' numbers go on."""
         slots = loop.settings.slots
         self.requests: Requests = Requests(loop.slo, slots, after.requests if after else None)
-        self.caches = Caches(loop.settings.drafters, slots, block_size, block_ids)
+        self.caches = Caches(loop.settings.drafters, block_size, block_ids)
         self._loop = loop
         self._is_told = drafting_is_told
         self._block_size = block_size
@@ -115,7 +115,6 @@ class Stepper:
             decodes = (known == 1) & (left == 0) & (view.context + view.todo > self.requests.prompt[slots])
             prompt = np.where(decodes, 0, known)
             step = Step(view.names, slots, view.context, np.minimum(view.context, view.known), prompt, tokens)
-            self.caches.meet(step)
             batch = self._batch(view, slots, prompt, left, self.caches.missing(step), room)
             plan = self._loop.plan_draft(batch)
             order = carry_out(plan, batch, step, self._loop.settings.drafters, self.caches)
@@ -161,8 +160,7 @@ class Stepper:
             slot=slots, slo_class=requests.classes(slots), context=view.context, prompt=prompt,
             prompt_left=prompt_left, left=requests.left(slots, view.known), emitted=view.emitted,
             elapsed_s=requests.elapsed_s(slots, room.now), missing=missing,
-            read=self.caches.read(slots, view.context, requests.prompt[slots]),
-            whole=self.caches.whole(slots, view.context), now=room.now, token_budget=room.token_budget,
+            now=room.now, token_budget=room.token_budget,
             free_kv_tokens=room.free_kv_tokens + self._room_in_blocks(view.context), next=room.next,
             waiting=room.waiting, patience_used=room.patience_used,
         )  # fmt: skip
@@ -243,7 +241,7 @@ class Stepper:
         if slot is None:
             return
         self._proposals.clear(np.array([slot]))
-        self.caches.forget(name, slot)
+        self.caches.forget(name)
         self.requests.slots.leave(name, self._number)
         self._free_slots()
 

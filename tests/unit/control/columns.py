@@ -16,8 +16,8 @@ def batch(requests: int, drafters: int = 1, **columns: Any) -> Batch:
     values: dict[str, Any] = ints | {
         "slot": np.arange(requests), "slo_class": np.full(requests, NOBODY), "context": np.full(requests, 100),
         "left": np.full(requests, 100), "emitted": np.full(requests, 10), "elapsed_s": np.full(requests, 0.1),
-        "missing": np.ones((drafters, requests), np.int64), "read": np.ones((drafters, requests)),
-        "whole": np.full((drafters, requests), 100), "now": 0.0, "token_budget": 8192, "free_kv_tokens": 10**6,
+        "missing": np.ones((drafters, requests), np.int64),
+        "now": 0.0, "token_budget": 8192, "free_kv_tokens": 10**6,
     }  # fmt: skip
     given = {
         name: np.asarray(value) if isinstance(value, list | np.ndarray) else value for name, value in columns.items()

@@ -88,7 +88,7 @@ class Engine:
         self._drafters = controller.settings.drafters
         self._books = Columns()
         shape = (len(self._drafters), SLOTS)
-        self._missing, self._read, self._whole = np.zeros(shape, np.int64), np.ones(shape), np.zeros(shape, np.int64)
+        self._missing = np.zeros(shape, np.int64)
         self._proposed: tuple[np.ndarray, np.ndarray, DraftPlan, np.ndarray] | None = None
         self._numbers = 0
         self._next_at = self.now
@@ -119,7 +119,7 @@ class Engine:
             books.unread[slot] = max(1, round(self.prompt * self._rng.uniform(0.5, 1.5)))
             books.left[slot] = max(2, round(self.output * self._rng.uniform(0.5, 1.5)))
             books.started_at[slot] = self.now
-            self._missing[:, slot], self._read[:, slot], self._whole[:, slot] = 0, 1.0, 0
+            self._missing[:, slot] = 0
             self._numbers += 1
 
     def _batch(self, rows: np.ndarray, prompt: np.ndarray) -> Batch:
@@ -127,7 +127,7 @@ class Engine:
         elapsed = np.where(books.emitted[rows] > 0, self.now - books.first_at[rows], 0.0)
         return Batch(
             rows, books.slo_class[rows], books.context[rows], prompt, books.unread[rows] - prompt, books.left[rows],
-            books.emitted[rows], elapsed, self._missing[:, rows], self._read[:, rows], self._whole[:, rows],
+            books.emitted[rows], elapsed, self._missing[:, rows],
             self.now, 8192, 10**6,
         )  # fmt: skip
 
@@ -260,10 +260,6 @@ class Engine:
             if drafter.needs_kv:
                 whole = fed == self._missing[d, rows]
                 self._missing[d, rows] = np.where(whole, 0, self._missing[d, rows] - fed - rejected)
-            elif drafter.needs_hidden:
-                kept = np.where(prompt > 0, prompt, 1 + lengths)
-                self._whole[d, rows] = np.where(fed > 0, self._whole[d, rows] + kept, 0)
-                self._read[d, rows[(prompt > 0) & (fed == 0)]] = 0.0
 
     def _end(self, rows: np.ndarray) -> None:
         books = self._books

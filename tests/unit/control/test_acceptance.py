@@ -133,14 +133,3 @@ def test_a_lookup_that_finds_nothing_is_known_by_how_often():
     offers = paths(known, batch(8))[1][0, :, 0]
     assert offers[0] > 0.7
     assert offers[1:].max() < 0.1
-
-
-def test_a_head_that_has_not_read_the_prompt_is_known_apart():
-    """Coverage is a factor: requests whose prompt was skipped accept less, and that is not held against the others."""
-    known = acceptance()
-    read = np.array([[1.0] * 4 + [0.0] * 4])
-    for generation in range(12):
-        serve(known, 8, by_request(lambda i: 0.9 if i < 4 else 0.3), seed=generation, read=read)
-        known.release(np.arange(8))
-    first = paths(known, batch(8, read=read))[0][0, :, 0]
-    assert first[0] > first[7] + 0.25

@@ -22,7 +22,7 @@ def pool(paths, passes, *, offers=None, token=0.1, knee=None, rate=1.0, first=0.
     count = np.arange(requests * depths + 1)
     seconds = 1.0 + token * count + (0.0 if knee is None else 3 * token * np.maximum(0, count - knee))
     even = np.where(count > 0, math.inf, seconds)
-    price = Price(seconds, even, np.zeros(requests), rate, token, 0.0)
+    price = Price(seconds, even, np.zeros(requests), rate, token)
     made = {
         "paths": paths, "offers": np.ones(paths.shape) if offers is None else offers, "passes": np.array(passes),
         "first_s": np.full(drafters, first), "pass_s": np.where(passes, more, 0.0),
@@ -112,13 +112,12 @@ def test_a_knee_in_reach_costs_less_than_a_token(one):
     assert best - 0.7 < found.value <= best + 1e-9
 
 
-@given(pools(models=1, lookups=1), st.integers(0, 6))
+@given(pools(models=1, lookups=1))
 @settings(max_examples=25, deadline=None)
-def test_k_0_is_always_there_and_wins_within_the_margin(one, margin):
-    """The model errs: a gain below its error is no reason to speculate."""
-    choice = choose(one, margin=margin / 2)
+def test_k_0_is_always_there_and_wins_a_tie(one):
+    """Where nothing is gained nobody is asked."""
+    choice = choose(one)
     assert choice.value >= choice.plain_value
-    assert choice.gain == 0.0 or choice.gain > margin / 2
     if choice.gain == 0.0:
         assert not choice.passes.any()
         assert (choice.asked == NOBODY).all()

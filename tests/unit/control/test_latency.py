@@ -75,18 +75,6 @@ def test_time_outside_the_device_counts_for_the_kind_of_step_that_has_it():
     assert found.plain_s == pytest.approx(TARGET.seconds(decoding(8)), rel=0.02)
 
 
-def test_the_margin_follows_the_models_error():
-    """Unknown: 2% of a step. Once steps of both kinds are predicted well: next to nothing."""
-    one = latency()
-    before = price(one, 8)
-    assert before.error_s == pytest.approx(0.02 * before.plain_s)
-    shape = Shape(8000.0, 24.0, 8.0, 8.0)
-    for _ in range(200):
-        one.observe_decoding(shape, ExecutionMode.RAGGED, TARGET.seconds(shape), 16)
-        one.observe_decoding(decoding(8), ExecutionMode.UNIFORM, TARGET.seconds(decoding(8)), 0)
-    assert price(one, 8).error_s < 0.1 * before.error_s
-
-
 @pytest.mark.parametrize("seconds", [math.nan, -1.0, 0.0, 3600.0, math.inf])
 def test_absurd_times_are_dropped(seconds):
     one = latency()

@@ -20,7 +20,7 @@ def price(seconds, rate=1.0, node_s=None, uniform=None) -> Price:
     even = np.full(len(ragged), math.inf) if uniform is None else np.array(uniform, dtype=float)
     even[0] = ragged[0]
     node_s = np.zeros(REQUESTS) if node_s is None else np.array(node_s, dtype=float)
-    return Price(ragged, even, node_s, rate, 0.0, 0.0)
+    return Price(ragged, even, node_s, rate, 0.0)
 
 
 @st.composite

@@ -24,7 +24,7 @@ def carried_out(
     unsure: tuple[int, ...] = (0, 0),
 ) -> tuple[Order, Batch]:  # fmt: skip
     """Two requests of 100 tokens that decode; the draft model has not seen the last `holes` of them."""
-    caches = Caches(POOL, 8, 16, lambda _name, first, last: list(range(first, last + 1)))
+    caches = Caches(POOL, 16, lambda _name, first, last: list(range(first, last + 1)))
     names, slots, one = ["a", "b"], np.arange(2), np.ones(2, np.int64)
     context, hole = np.full(2, 100), np.array(holes)
     seen = context - hole
@@ -43,7 +43,7 @@ def test_a_head_may_run_without_proposing_and_a_lookup_never_does() -> None:
     """Its first pass keeps its cache whole."""
     feed = np.array([[0, 0], [1, 1], [0, 0]])
     plan = DraftPlan(np.zeros(3, np.int64), CHAINS, np.full((1, 2), NOBODY), feed, Purpose.CHOICE)
-    caches, one = Caches(POOL, 8, 16, lambda *_: []), np.ones(2, np.int64)
+    caches, one = Caches(POOL, 16, lambda *_: []), np.ones(2, np.int64)
     step = Step(["a", "b"], np.arange(2), 0 * one, 0 * one, one, one)
     order = carry_out(plan, columns.batch(2, 3), step, POOL, caches)
     assert order.runs.tolist() == [False, True, False]

@@ -32,7 +32,8 @@ class Caches:
         self._holed = np.zeros(shape, bool)
 
     def columns(self, books: Books, tokens: Ints) -> tuple[Ints, Floats, Ints]:
-        """Three (D, N), as `Batch` has them: missing, read, whole. tokens (N,): of the step."""
+        """Three (D, N): tokens that are missing, as `Batch` has them; the share of the prompt that was read; committed
+        tokens since the last hole. tokens (N,): of the step."""
         return _columns(
             self._needs, self._has, self._whole, self._holed, books.rows, books.context, books.prompt, tokens
         )

@@ -124,7 +124,7 @@ class Engine:
         limits, scheduler = self.setting.limits, self._scheduler
         computed = np.minimum(books.todo, limits.token_budget) if tokens is None else tokens
         chunk = np.where(books.decodes, 0, computed)
-        missing, read, whole = self._device.caches.columns(books, np.zeros_like(chunk) if tokens is None else tokens)
+        missing, _, _ = self._device.caches.columns(books, np.zeros_like(chunk) if tokens is None else tokens)
         return Batch(
             slot=books.slot,
             slo_class=books.slo_class,
@@ -135,8 +135,6 @@ class Engine:
             emitted=books.produced,
             elapsed_s=np.where(books.produced > 0, self.now - books.first_s, 0.0),
             missing=missing,
-            read=read,
-            whole=whole,
             now=self.now,
             token_budget=limits.token_budget,
             free_kv_tokens=scheduler.free_tokens(),
