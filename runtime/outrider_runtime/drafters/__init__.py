@@ -17,10 +17,11 @@ METHODS: dict[DraftMethod, Method] = {
 }
 
 
-def traits(drafter: Drafter, page_tokens: int = 1) -> settings.Drafter:
-    """A drafter of the API's pool as the controller knows it. page_tokens: of the engine's KV cache."""
+def traits(drafter: Drafter, page_tokens: int = 1, widest: int = 1) -> settings.Drafter:
+    """A drafter of the API's pool as the controller knows it. page_tokens: of the engine's KV cache. widest: nodes at a
+    depth of the trees that the engine verifies."""
     method = METHODS[drafter.method]
     return settings.Drafter(
         drafter.name, method.passes, method.needs_kv, method.needs_hidden, method.kv_budget(drafter, page_tokens),
-        method.confidence_edges,
+        method.confidence_edges, widest if method.beams else 1,
     )  # fmt: skip

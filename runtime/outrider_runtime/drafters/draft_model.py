@@ -29,4 +29,4 @@ def _too_few_positions(models: Models) -> str:
     )
 
 
-METHOD = Method(passes=True, needs_kv=True, obstacle=obstacle)
+METHOD = Method(passes=True, needs_kv=True, beams=True, obstacle=obstacle)

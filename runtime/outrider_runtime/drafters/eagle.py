@@ -45,4 +45,4 @@ def _layers_beyond(models: Models) -> str:
     return f"the EAGLE-3 head reads layer {beyond[0]} ({LAYER_IDS}), the target has {layers} layers" if beyond else ""
 
 
-METHOD = Method(passes=True, needs_hidden=True, obstacle=obstacle)
+METHOD = Method(passes=True, needs_hidden=True, beams=True, obstacle=obstacle)

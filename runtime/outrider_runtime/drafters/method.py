@@ -29,6 +29,8 @@ class Method:
     kv_budget: Callable[[Drafter, int], int | None] = unbounded
     """Of a drafter, in an engine whose pages hold so many tokens."""
     confidence_edges: tuple[float, ...] = PROBABILITY_EDGES
+    beams: bool = False
+    """It can propose several tokens for a place, where the engine verifies trees."""
     unsupported: str = ""
     """Why no engine hosts it, in a sentence; empty for a method that is served."""
     obstacle: Callable[[Models], str] = nothing_known

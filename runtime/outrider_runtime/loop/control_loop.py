@@ -40,11 +40,11 @@ class ControlLoop:
     def __init__(
         self, boot: BootConfig, hot: HotConfig, hosted: Sequence[Drafter], *, max_requests: int,
         left_out: Mapping[str, str] | None = None, largest_graph_tokens: int | None = None,
-        page_tokens: int = 1, clock: Callable[[], float] = time.monotonic, seed: int = 0,
+        page_tokens: int = 1, widest: int = 1, clock: Callable[[], float] = time.monotonic, seed: int = 0,
     ) -> None:  # fmt: skip
         """hosted: drafters of the pool that the engine was started with; their places are their numbers. left_out:
         drafter -> why it is not hosted, or was not loaded. max_requests: that run at once. page_tokens: in a page of
-        the engine's KV cache."""
+        the engine's KV cache. widest: nodes at a depth of the trees that the engine verifies; 1: chains."""
         self.boot = boot
         self.hosted = tuple(hosted)
         self.numbers = {drafter.name: number for number, drafter in enumerate(self.hosted)}
@@ -69,7 +69,7 @@ class ControlLoop:
         self._patience_s: dict[str, float] = {}
         self._tpot_s: dict[str, float] = {}
         self.settings = Settings(
-            drafters=tuple(traits(one, page_tokens) for one in hosted),
+            drafters=tuple(traits(one, page_tokens, widest) for one in hosted),
             max_draft_tokens=boot.max_draft_tokens,
             slots=SLOTS_PER_REQUEST * max_requests,
             largest_graph_tokens=largest_graph_tokens,

@@ -25,6 +25,7 @@ from outrider_runtime.memory_limit import GIB, cpu_cache_gib, memory_limit_bytes
 from outrider_runtime.paths import Paths
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
 from outrider_runtime.torch_engine.drafting import Drafter
+from outrider_runtime.torch_engine.drafts.beam import WIDEST
 from outrider_runtime.torch_engine.drafts.draft_model import DraftModel
 from outrider_runtime.torch_engine.drafts.eagle import Eagle
 from outrider_runtime.torch_engine.drafts.prompt_lookup import PromptLookup
@@ -63,7 +64,9 @@ def load(boot: BootConfig, hot: HotConfig, paths: Paths) -> Loaded:
     hosted, drafters, left_out = _drafters(boot, paths, target, pool)
     write_drafter_memory(paths.run_dir, _memory(hosted, drafters, target))
     write_verification(paths.run_dir, Verification.VARLEN)
-    loop = ControlLoop(boot, hot, hosted, max_requests=options.max_num_seqs, left_out=left_out)
+    loop = ControlLoop(
+        boot, hot, hosted, max_requests=options.max_num_seqs, left_out=left_out, widest=WIDEST
+    )  # fmt: skip
     compile_all(loop.settings)
     limits = Limits(options.max_num_seqs, options.max_num_batched_tokens)
     models = Models(target, drafters, _layers_read(drafters))

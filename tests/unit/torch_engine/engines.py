@@ -14,6 +14,7 @@ from outrider_crds.spec import Drafter as Spec
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.torch_engine.commit import Finish
 from outrider_runtime.torch_engine.drafting import Drafter
+from outrider_runtime.torch_engine.drafts.beam import WIDEST
 from outrider_runtime.torch_engine.engine import Engine, Models, Output
 from outrider_runtime.torch_engine.kv_pool import KVPool
 from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
@@ -90,5 +91,6 @@ def bench(
     pool = KVPool(kv_tokens * model.cache.bytes_per_token, [model.cache.bytes_per_token, *draft_bytes], LONGEST + 8)
     drafters: Sequence[Drafter] = make(model, pool) if make else ()
     layers = tuple(sorted({layer for one in drafters for layer in getattr(getattr(one, "head", None), "layers", ())}))
-    loop = ControlLoop(boot_config(specs, max_draft_tokens=4), hot_config(max_draft_tokens=4), specs, max_requests=4)
+    boot, hot = boot_config(specs, max_draft_tokens=4), hot_config(max_draft_tokens=4)
+    loop = ControlLoop(boot, hot, specs, max_requests=4, widest=WIDEST)
     return Bench(Engine(Models(model, drafters, layers), pool, loop, limits, LONGEST), loop)
