@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
 from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
 from outrider_runtime.torch_engine.scheduler import TARGET, Limits, Scheduler
-from outrider_runtime.torch_engine.tree import Tree, chain
+from outrider_runtime.torch_engine.tree import Tree, chain, merged
 
 LONGEST = 300
 BYTES = (10, 4, 0, 1)
@@ -165,6 +165,23 @@ def test_who_bears_slow_tokens_makes_room_first() -> None:
     assert gone == [Holder(3, tight.name), Holder(1, loose.name), newer.name]
     assert newer.computed == 0
     assert scheduler.waiting[0] is newer
+
+
+def test_proposals_are_given_up_before_anybody_is_preempted() -> None:
+    """Bug: where a tree beside its request's last tokens found no room, the request itself was preempted for it, again
+    and again."""
+    pool = KVPool(LONGEST * BYTES[TARGET], BYTES, LONGEST)
+    scheduler = Scheduler(pool, Limits(4, 500))
+    one = request(0, LONGEST - 5, 5)
+    scheduler.add(one)
+    scheduler.schedule()
+    one.computed = len(one.tokens)
+    one.tokens.append(1)
+    one.proposals = merged([chain([token], 1, 0.0) for token in range(20)])
+    one.chosen = range(20)
+    assert pool.grow(Holder(1, one.name), 1) is False
+    assert [(made.tokens, made.proposals) for made in scheduler.schedule()] == [(1, 0)]
+    assert not one.was_preempted
 
 
 def test_it_knows_no_torch() -> None:
