@@ -88,7 +88,7 @@ def measure(target: Path, head: Path, work: Work) -> list[float]:
 
 def run_alone(work: Work) -> list[float]:
     """Acceptance per position in an engine of this process, started from the plan that `measure` prepared."""
-    from outrider_runtime.profiler.host import start_engine
+    from outrider_runtime.profiler.engines.vllm_engine import start_engine
     from vllm import SamplingParams
 
     engine = start_engine(launch.load_plan())

@@ -17,7 +17,7 @@ from outrider_crds.base import Model, digest
 from outrider_crds.contract import Contract
 from outrider_crds.names import Product
 from outrider_crds.pod_template import Resources
-from outrider_crds.spec import MOST_DRAFTERS, Drafter, SpeculativeServiceSpec
+from outrider_crds.spec import MOST_DRAFTERS, Backend, Drafter, SpeculativeServiceSpec
 
 PROFILE_SCHEMA = 1
 TARGET_FILE = "target.json"
@@ -91,9 +91,12 @@ class DrafterProfile(Contract):
     name: str
     """Name of the drafter when it was measured, for people; the key identifies it."""
     cost: StepCost
-    """One draft forward pass: `T_d(N_context, N_batched)`; for prompt lookup constant and per-request terms."""
+    """One draft forward pass: `T_d(N_context, N_batched)`; for prompt lookup constant and per-request terms. A beam's
+    later passes are passes over `n_requests * width` tokens."""
     autoregressive: bool
     """True: `K` passes a step (the first over the target's tokens); False: one proposal call."""
+    widest: Annotated[int, Field(ge=1)] = 1
+    """Nodes at a depth of the widest trees that were measured; absent in profiles of releases that measured chains."""
     first_pass: StepCost = StepCost()
     """What the first pass costs beyond that; absent in profiles of releases that did not measure it."""
     error_percent: Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -140,7 +143,8 @@ def profile_keys(spec: SpeculativeServiceSpec, product: str, image: str) -> Prof
 
 
 def target_key(spec: SpeculativeServiceSpec, product: str, image: str) -> str:
-    """Hash of everything that moves the target's step time on `product`."""
+    """Hash of everything that moves the target's step time on `product`. Where the engine is vLLM it is not named, as in
+    the keys of releases that had no other."""
     on_cpu = spec.accelerator.on_cpu
     return digest(
         {
@@ -153,6 +157,7 @@ def target_key(spec: SpeculativeServiceSpec, product: str, image: str) -> str:
             "maxModelLen": spec.engine.max_model_len,
             "extraArgs": normalised_arguments(spec.engine.extra_args),
             "image": image,
+            **({} if spec.engine.backend is Backend.VLLM else {"backend": spec.engine.backend}),
             "limits": _limits(spec.pod_template.resources) if on_cpu else None,
         }
     )

@@ -20,7 +20,6 @@ from outrider_crds.service import SpeculativeService
 from outrider_crds.spec import (
     CPU_PRODUCT,
     Accelerator,
-    Backend,
     Drafter,
     DraftMethod,
     HostPathSource,
@@ -28,7 +27,6 @@ from outrider_crds.spec import (
     ModelRef,
     ModelSource,
     Profiling,
-    ProfilingMode,
     PromptLookup,
     PvcSource,
     Rollout,
@@ -174,13 +172,6 @@ _POOL_RULES = (
         ),
         holds=_windows_fit,
         message="sparseSelf.windowTokens must not exceed engine.maxModelLen: lower it, or raise maxModelLen",
-    ),
-    Rule(
-        on=SpeculativeServiceSpec,
-        field=".profiling.mode",
-        cel=f"self.engine.backend != '{Backend.TORCH}' || self.profiling.mode != '{ProfilingMode.REQUIRED}'",
-        holds=lambda s: s.engine.backend is not Backend.TORCH or s.profiling.mode is not ProfilingMode.REQUIRED,
-        message="profiling.mode Required never ends with engine.backend Torch, which is not measured ahead: use Skip",
     ),
     Rule(
         on=SpeculativeServiceSpec,

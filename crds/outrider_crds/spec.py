@@ -311,8 +311,3 @@ class SpeculativeServiceSpec(Model):
     """Where the status figures come from."""
     pod_template: PodTemplate = PodTemplate()
     """Fields of the serving pods that a user may set."""
-
-    @property
-    def is_profiled(self) -> bool:
-        """Whether step times are measured ahead: of the Torch backend they are learned while it serves."""
-        return self.profiling.mode is not ProfilingMode.SKIP and self.engine.backend is not Backend.TORCH

@@ -8,14 +8,11 @@ from collections.abc import Iterable, Mapping
 
 from outrider_crds import profile as api
 from outrider_crds.profile import DrafterProfile, ProfileKeys, ProfilingResult, TargetProfile
-from outrider_crds.spec import Drafter
 
 from outrider_runtime.control import settings
 from outrider_runtime.control.cost import Shape, StepCost
 from outrider_runtime.control.fit import Form
 from outrider_runtime.control.plans import ExecutionMode
-from outrider_runtime.drafters import traits
-from outrider_runtime.identity import engine_version
 from outrider_runtime.profiler import failures
 from outrider_runtime.profiler.failures import ProfilingError
 from outrider_runtime.profiler.fitting import FittedCost, fit_cost, fit_modes
@@ -62,6 +59,7 @@ def target_profile(
     keys: ProfileKeys,
     model: str,
     device: str,
+    engine_version: str,
     commit: str,
     now: str,
 ) -> TargetProfile:
@@ -70,7 +68,7 @@ def target_profile(
         model=model,
         product=keys.product,
         device=device,
-        engine_version=engine_version(),
+        engine_version=engine_version,
         commit=commit,
         costs={api.ExecutionMode(mode.value): step_cost(one.cost) for mode, one in fitted.items()},
         error_percent=held_out_percent(fitted.values()),
@@ -79,13 +77,16 @@ def target_profile(
     )
 
 
-def drafter_profile(fitted: FittedCost, drafter: Drafter, *, key: str, commit: str, now: str) -> DrafterProfile:
+def drafter_profile(
+    fitted: FittedCost, drafter: settings.Drafter, *, key: str, commit: str, now: str
+) -> DrafterProfile:  # fmt: skip
     return DrafterProfile(
         key=key,
         name=drafter.name,
         cost=step_cost(fitted.cost),
         first_pass=step_cost(fitted.first_pass),
-        autoregressive=traits(drafter).passes,
+        autoregressive=drafter.passes,
+        widest=max(judged.measurement.draft_width for judged in fitted.judged),
         error_percent=held_out_percent([fitted]),
         commit=commit,
         measured_at=now,

@@ -1,18 +1,17 @@
-"""Drives vLLM's engine from shape to shape: fills the batch, writes the proposals, collects the outcomes."""
+"""Drives an engine from shape to shape: fills the batch, writes the proposals, collects the outcomes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.steps import Told
 from outrider_runtime.profiler.core_speed import CoreSpeed
+from outrider_runtime.profiler.engines.engine import Engine
 from outrider_runtime.profiler.grid import HEADROOM_TOKENS, GridPoint, Limits, Pace, prefills
-from outrider_runtime.profiler.protocol import Ask
+from outrider_runtime.profiler.protocol import Ask, Ready
 from outrider_runtime.profiler.samples import Sample, Visit
 
 SEED = 7
@@ -26,39 +25,27 @@ _PACE_CONTEXT = 64
 class Driver:
     """One engine, in this process, synchronous."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._core = engine.engine_core.engine_core
-        self._scheduler = self._core.scheduler
-        self._loop: ControlLoop = self._scheduler.outrider
+        self._loop = engine.loop
         self._steps: list[Told] = []
         self._loop.listeners.append(self._steps.append)
         self._loop.takes_every_place = True
-        on_cpu = self._core.vllm_config.device_config.device_type == "cpu"
-        self._speed = CoreSpeed() if on_cpu else None
+        self._speed = CoreSpeed() if engine.on_cpu else None
         self._rng = np.random.default_rng(SEED)
-        self._vocabulary = int(self._core.vllm_config.model_config.get_vocab_size())
         self._batch: list[str] = []
         self._group = 0, 0
         """Context of the batch, and which neural draft saw its prompts (see `_seen_by`)."""
         self._serial = 0
 
-    def limits(self) -> Limits:
-        config = self._core.vllm_config
-        speculative = config.speculative_config
-        return Limits(
-            max_requests=self._scheduler.max_num_running_reqs,
-            max_model_len=config.model_config.max_model_len,
-            max_draft_tokens=speculative.num_speculative_tokens if speculative else 0,
-            step_tokens=self._scheduler.max_num_scheduled_tokens,
-            kv_tokens=config.cache_config.num_gpu_blocks * config.cache_config.block_size,
-            page_tokens=self._scheduler.block_size,
-        )
+    def ready(self) -> Ready:
+        """What is known of the engine; the first steps also warm it up."""
+        drafters = {one.name: one for one in self._loop.settings.drafters}
+        return Ready(self._engine.limits, self.pace(), self._engine.device, self._engine.version, drafters)
 
     def pace(self) -> Pace:
-        """Rough step times, from the smallest batch, a larger one and a prompt; the first steps also warm the engine
-        up."""
-        limits = self.limits()
+        """Rough step times, from the smallest batch, a larger one and a prompt."""
+        limits = self._engine.limits
         batch = min(_PACE_BATCH, limits.max_requests)
         one = self._shortest(GridPoint(_PACE_CONTEXT, 1))
         many = self._shortest(GridPoint(_PACE_CONTEXT, batch, limits.max_draft_tokens))
@@ -76,7 +63,7 @@ class Driver:
 
     def visit(self, ask: Ask) -> Visit:
         """Measure one shape. The batch stays, for the next shape to grow from."""
-        self._loop.pin(ask.point.verify if ask.drafter else 0, ask.drafter)
+        self._loop.pin(ask.point.verify if ask.drafter else 0, ask.drafter, ask.point.width)
         self._arrange(ask.point, ask.drafter)
         self._engine.step()  # the worker has proposed as many tokens as the next one verifies
         for _ in range(ask.settle):
@@ -105,7 +92,7 @@ class Driver:
             self._clear()
         self._group = group
         while len(self._batch) < point.batch:
-            self._batch.append(self._add(_prompt(self._vocabulary, group, len(self._batch))))
+            self._batch.append(self._add(_prompt(self._engine.vocabulary, group, len(self._batch))))
         for _ in range(LONGEST_SET_UP):
             if self._all_decode(point.batch):
                 return
@@ -118,14 +105,14 @@ class Driver:
         return neural.index(drafter) + 1 if drafter in neural else 0
 
     def _all_decode(self, batch: int) -> bool:
-        running = self._scheduler.running
-        return len(running) == batch and all(_decodes(request) for request in running)
+        running = self._engine.running
+        return len(running) == batch and all(one.decodes for one in running)
 
     def _grown_long(self) -> bool:
         """Requests gain a token a step: before they reach the model's length limit, start from their prompts again."""
         context, _ = self._group
-        room = min(HEADROOM_TOKENS, self._core.vllm_config.model_config.max_model_len - context)
-        return any(request.num_tokens > context + room // 2 for request in self._scheduler.running)
+        room = min(HEADROOM_TOKENS, self._engine.limits.max_model_len - context)
+        return any(one.tokens > context + room // 2 for one in self._engine.running)
 
     def _measured_step(self, point: GridPoint) -> list[Sample]:
         """One step of `point`; empty where the plugin reported none."""
@@ -136,7 +123,7 @@ class Driver:
         self._engine.step()
         speed = (before + self._speed_now()) / 2
         if added is not None:
-            self._engine.abort_request([added])
+            self._engine.drop([added])
         return [self._sample(step).at(speed) for step in self._steps]
 
     def _sample(self, step: Told) -> Sample:
@@ -148,45 +135,42 @@ class Driver:
         }
         measured = not math.isnan(outcome.target_s)
         target_s = outcome.target_s if measured else outcome.step_s - sum(drafts_s.values())
-        return Sample(step.shape, outcome.mode, target_s, outcome.draft_plan.draft_tokens, drafts_s)
+        plan = outcome.draft_plan
+        return Sample(step.shape, outcome.mode, target_s, plan.draft_tokens, int(plan.widths.max(initial=1)), drafts_s)
 
     def _speed_now(self) -> float:
         return self._speed.now() if self._speed is not None else 1.0
 
     def _propose(self, point: GridPoint) -> None:
-        """Verify so many places, whatever the drafter found: the worker fills up what it did not."""
-        for index, request in enumerate(self._scheduler.running):
-            length = 0 if point.uneven and index % 2 else point.verify
-            request.spec_token_ids = [-1] * length if _decodes(request) else []
+        """Verify so many places, whatever the drafter found."""
+        self._engine.hold(
+            [
+                (0 if point.uneven and index % 2 else point.verify) if one.decodes else 0
+                for index, one in enumerate(self._engine.running)
+            ]
+        )
 
     def _add(self, tokens: Sequence[int]) -> str:
-        from vllm import SamplingParams
-
         self._serial += 1
         name = f"profile-{self._serial}"
-        endless = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=1 << 20, detokenize=False)
-        self._engine.add_request(name, {"prompt_token_ids": list(tokens)}, endless)
+        self._engine.add(name, tokens)
         return name
 
     def _clear(self) -> None:
-        """Drop every request. One more step makes the worker forget them."""
-        self._engine.abort_request(self._batch)
+        """Drop every request. One more step where the engine needs it to forget them."""
+        self._engine.drop(self._batch)
         self._batch = []
-        if self._scheduler.has_requests():
+        if self._engine.has_requests:
             self._engine.step()
 
     def _random_tokens(self, count: int) -> list[int]:
-        return [int(token) for token in self._rng.integers(0, self._vocabulary, size=count)]
+        return [int(token) for token in self._rng.integers(0, self._engine.vocabulary, size=count)]
 
 
 def _agree(samples: Sequence[Sample]) -> bool:
     """The two fastest steps took about the same: neither of them was disturbed."""
     fastest = sorted(sample.target_s + sum(sample.draft_s.values()) for sample in samples)[:2]
     return len(fastest) == 2 and fastest[1] <= (1 + AGREEMENT) * fastest[0]
-
-
-def _decodes(request: Any) -> bool:
-    return bool(request.num_computed_tokens >= request.num_prompt_tokens and request.num_output_tokens > 0)
 
 
 def _prompt(vocabulary: int, group: tuple[int, int], index: int) -> list[int]:

@@ -165,5 +165,6 @@ def _sample(measurement: Measurement, passes: bool = False) -> Sample:
     shape = shape._replace(n_prompt=0.0)  # it samples once a request, whatever it reads
     if measurement.draft_tokens <= 1:
         return Sample(shape, measurement.seconds)
-    later = Shape(shape.n_context, shape.n_requests, shape.n_requests, shape.n_context / 1000)
+    width = measurement.draft_width
+    later = Shape(shape.n_context, width * shape.n_requests, shape.n_requests, width * shape.n_context / 1000)
     return Sample(shape, measurement.seconds, later=later, later_passes=measurement.draft_tokens - 1)

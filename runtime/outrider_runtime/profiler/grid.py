@@ -38,6 +38,8 @@ class GridPoint:
     """Only every other request verifies them: the ragged execution mode without a prefill."""
     prefill: int = 0
     """Prompt tokens that one more request computes in the same step."""
+    width: int = 1
+    """Nodes at each depth of the trees that the drafter proposes at the step's end; 1: chains."""
 
     @property
     def ragged(self) -> bool:
@@ -51,6 +53,7 @@ class GridPoint:
     def __str__(self) -> str:
         text = f"batch {self.batch:>3}  context {self.context:>5}  verify {self.verify}"
         text += " (every other)" if self.uneven else ""
+        text += f"  width {self.width}" if self.width > 1 else ""
         return text + (f"  prefill {self.prefill}" if self.prefill else "")
 
 
@@ -65,8 +68,6 @@ class Limits:
     """Batched tokens of one step at most."""
     kv_tokens: int
     """Tokens that fit into the KV cache."""
-    page_tokens: int = 16
-    """Tokens of one of its pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +100,18 @@ def target_grid(limits: Limits) -> list[GridPoint]:
     return [p for p in points if p.batched <= limits.step_tokens]
 
 
-def drafter_grid(limits: Limits, *, reads: bool) -> list[GridPoint]:
+def drafter_grid(limits: Limits, *, reads: bool, widest: int = 1) -> list[GridPoint]:
     """Shapes for one drafter's own cost: it has no verification lengths to explore, only passes and their sizes.
 
-    reads: its first pass runs over the tokens of the target's step, prompts among them.
+    reads: its first pass runs over the tokens of the target's step, prompts among them. widest: nodes at a depth of its
+    trees at most, so that its later passes run over width times as many tokens as there are requests.
     """
     ends = {1, max(1, limits.max_draft_tokens)}
     points: list[GridPoint] = []
     for context in contexts(limits):
         for batch in batches(limits, context):
             points += [GridPoint(context, batch, verify) for verify in sorted(ends)]
+            points += [GridPoint(context, batch, max(ends), width=width) for width in widths(widest)]
             if reads:
                 points += [GridPoint(context, batch, 1, prefill=tokens) for tokens in prefills(limits, batch)[:2]]
     return [p for p in points if p.batched <= limits.step_tokens]
@@ -129,6 +132,11 @@ def lengths(limits: Limits) -> list[int]:
     """0, 1, about half, and the most: a straight line needs no more, and a bend shows in the batch sizes."""
     most = limits.max_draft_tokens
     return sorted({0, min(1, most), (most + 1) // 2, most})
+
+
+def widths(widest: int) -> list[int]:
+    """Of beams, a chain aside: the widest, and one between: a straight line needs no more."""
+    return sorted({round(widest**0.5), widest} - {0, 1})
 
 
 def prefills(limits: Limits, batch: int) -> list[int]:
@@ -210,4 +218,5 @@ def _pass_features(point: GridPoint) -> NDArray[np.float64]:
     """Terms of a drafter's cost at `point`: of its first pass, and of all the others together."""
     later = max(0, point.verify - 1)
     context = point.batch * point.context
-    return np.array([1.0, point.batched, point.batch, later, later * point.batch, context, later * context])
+    nodes = later * point.batch * point.width
+    return np.array([1.0, point.batched, point.batch, later, nodes, context, later * context])

@@ -14,7 +14,6 @@ from types import FrameType
 from outrider_crds.base import seconds
 from outrider_crds.profile import ProfileKeys, ProfilingResult
 from outrider_crds.runtime_config import BootConfig
-from outrider_crds.spec import Backend
 from pydantic import ValidationError
 
 from outrider_runtime.local_manifest import DEFAULT_MODEL_ROOT, LocalManifestError, load_local_service
@@ -26,10 +25,6 @@ from outrider_runtime.profiler.run import Profile, Profiler, Say, Wanted
 from outrider_runtime.vllm_plugin.versions import UntestedEngineError
 
 TERMINATED = 143  # 128 + SIGTERM, as a shell reports it
-NOT_MEASURED = (
-    "the profiler measures vLLM alone, and engine.backend is Torch, which learns what its steps cost while it serves; "
-    "set spec.profiling.mode to Skip"
-)
 
 
 class UsageError(Exception):
@@ -63,8 +58,6 @@ def failed(reason: str, message: str) -> ProfilingResult:
 
 
 def _profile(wanted: Wanted, paths: Paths, budget_s: float) -> Profile:
-    if wanted.boot.engine.backend is Backend.TORCH:
-        return Profile(failures=[failures.failure(failures.ENGINE_FAILED, NOT_MEASURED)])
     try:
         return Profiler(wanted, paths, budget_s, _say()).run()
     except UntestedEngineError as error:

@@ -7,8 +7,10 @@ parent: (hangs up)          host: (exits)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from outrider_runtime.control.settings import Drafter
 from outrider_runtime.profiler.grid import GridPoint, Limits, Pace
 
 
@@ -18,6 +20,9 @@ class Ready:
     pace: Pace
     device: str
     """As the engine names it."""
+    engine_version: str
+    drafters: Mapping[str, Drafter]
+    """By name: those that it hosts, as the controller knows them in this engine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The engine process as the profiler sees it: start, measure, close; every way it can die becomes a sentence.
 
-The engine has a process of its own because vLLM may abort it (native crash, out-of-memory kill), and a failing
+The engine has a process of its own because it may be aborted (native crash, out-of-memory kill), and a failing
 drafter must not take along what was measured before.
 """
 
@@ -18,11 +18,14 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import IO
 
+from outrider_crds.spec import Backend
+
+from outrider_runtime.paths import RUN_DIR_VARIABLE
 from outrider_runtime.profiler import failures
+from outrider_runtime.profiler.engines.engine import Launch
 from outrider_runtime.profiler.failures import ProfilingError
 from outrider_runtime.profiler.protocol import Ask, Failed, Ready
 from outrider_runtime.profiler.samples import Visit
-from outrider_runtime.vllm_plugin.launch import LaunchPlan, prepare
 
 HOST_MODULE = "outrider_runtime.profiler.host"
 SILENCE_LIMIT_S = 180.0
@@ -101,15 +104,14 @@ class Engine:
 
 
 @contextmanager
-def engine(plan: LaunchPlan, environ: Mapping[str, str] = os.environ) -> Iterator[Engine]:
-    """An engine process of `plan`, gone at the end whatever happens."""
+def engine(backend: Backend, launch: Launch, environ: Mapping[str, str] = os.environ) -> Iterator[Engine]:
+    """An engine process, gone at the end whatever happens."""
     environment = dict(environ)
-    prepare(plan, environment)  # writes the plan's file; LD_PRELOAD and the like act because the process is new
-    environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler's outcomes are read in the same process
+    launch.prepare(environment)
     ours, theirs = Pipe()
-    with tempfile.TemporaryFile(dir=plan.paths.run_dir) as log:
+    with tempfile.TemporaryFile(dir=environment[RUN_DIR_VARIABLE]) as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", HOST_MODULE, str(theirs.fileno())],
+            [sys.executable, "-m", HOST_MODULE, backend.value, str(theirs.fileno())],
             env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True, cwd=Path.cwd(),
         )  # fmt: skip

@@ -111,6 +111,7 @@ def _row(judged: Judged) -> dict[str, Any]:
         "uneven": measurement.point.uneven,
         "prefill": measurement.point.prefill,
         "draftTokens": measurement.draft_tokens,
+        "draftWidth": measurement.draft_width,
         "contextTokens": shape.n_context,
         "batchedTokens": shape.n_batched,
         "measuredMs": round(measurement.seconds * 1e3, 4),

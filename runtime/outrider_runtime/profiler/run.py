@@ -12,7 +12,7 @@ from functools import partial
 from outrider_crds.long_contexts import SelfDraft, self_draft
 from outrider_crds.profile import DrafterProfile, ProfileKeys, ProfilingFailure, ProfilingResult, TargetProfile
 from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, HotConfig, draft_mount
-from outrider_crds.spec import Drafter, DraftMethod, DraftPrefill, PromptLookup, SpeculationMode
+from outrider_crds.spec import Backend, Drafter, DraftMethod, DraftPrefill, PromptLookup, SpeculationMode
 
 from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.drafters import traits
@@ -21,18 +21,19 @@ from outrider_runtime.identity import weights_commit
 from outrider_runtime.paths import Paths
 from outrider_runtime.profiler import failures, session
 from outrider_runtime.profiler.documents import check_quiet, drafter_profile, fit_drafter, fit_target, target_profile
+from outrider_runtime.profiler.engines import ENGINES
+from outrider_runtime.profiler.engines.engine import Launch
 from outrider_runtime.profiler.failures import ProfilingError, failure
 from outrider_runtime.profiler.fitting import FittedCost
 from outrider_runtime.profiler.protocol import Ask, Ready
 from outrider_runtime.profiler.remote import Engine, engine
 from outrider_runtime.profiler.samples import Visit
-from outrider_runtime.vllm_plugin.launch import LaunchPlan, after_failure, noted_failures, plan_launch
 
 VERIFIES = Drafter(name="outrider", method=DraftMethod.PROMPT_LOOKUP, prompt_lookup=PromptLookup())
 """What a target without a pool is measured with: a drafter may be added later, and what it costs to verify is the
 target's."""
 
-StartEngine = Callable[[LaunchPlan], AbstractContextManager[Engine]]
+StartEngine = Callable[[Backend, Launch], AbstractContextManager[Engine]]
 Say = Callable[[str], None]
 
 
@@ -112,6 +113,7 @@ class Profiler:
     ) -> None:
         self._wanted = wanted
         self._paths = paths
+        self._backend = wanted.boot.engine.backend
         self._budget_left_s = budget_s
         self._say = say
         self._start = start
@@ -137,24 +139,24 @@ class Profiler:
             self._measure_part(part)
 
     def _measure_part(self, part: Part) -> None:
-        plan = self._plan(part)
-        self._name_failures(part, plan.pool.dropped)
-        part = part.of({"", *(drafter.name for drafter in plan.pool.hosted)})
+        launch = self._plan(part)
+        self._name_failures(part, launch.pool.dropped)
+        part = part.of({"", *(drafter.name for drafter in launch.pool.hosted)})
         if part.names:
-            self._run_engine(part, plan)
+            self._run_engine(part, launch)
 
     def _name_failures(self, part: Part, reasons: Mapping[str, str]) -> None:
         for name, sentence in reasons.items():
             if name in part.names:
                 self._fail(failures.of_obstacle(sentence), sentence, name)
 
-    def _run_engine(self, part: Part, plan: LaunchPlan) -> None:
+    def _run_engine(self, part: Part, launch: Launch) -> None:
         """Measure `part`; where a drafter brings the engine down, measure the rest without it."""
         try:
             self._asked = ""
-            self._measure(part, plan)
+            self._measure(part, launch)
         except ProfilingError as error:
-            self._go_on(self._missing(part), self._guilty(part, plan, error), error)
+            self._go_on(self._missing(part), self._guilty(part, launch, error), error)
 
     def _go_on(self, rest: Part, guilty: tuple[str, str] | None, error: ProfilingError) -> None:
         neural = [drafter for drafter in rest.drafters if drafter.neural is not None]
@@ -171,10 +173,9 @@ class Profiler:
             if rest.names:
                 self._measure_part(rest)
 
-    def _guilty(self, part: Part, plan: LaunchPlan, error: ProfilingError) -> tuple[str, str] | None:
-        """Drafter and sentence: the one that vLLM's config refuses, the one that ran, or the only one with a model."""
-        smaller = after_failure(plan, error)
-        named = {**(smaller.pool.dropped if smaller is not None else {}), **noted_failures(plan)}
+    def _guilty(self, part: Part, launch: Launch, error: ProfilingError) -> tuple[str, str] | None:
+        """Drafter and sentence: the one that the engine blames, the one that ran, or the only one with a model."""
+        named = launch.blamed(error)
         neural = [drafter.name for drafter in part.drafters if drafter.neural is not None]
         known = [name for name in neural if name in named or name == self._asked]
         suspects = known or neural
@@ -186,7 +187,7 @@ class Profiler:
         measured |= {""} if self._profile.target is not None else set()
         return part.of({*part.names} - measured)
 
-    def _plan(self, part: Part) -> LaunchPlan:
+    def _plan(self, part: Part) -> Launch:
         """Beside what is measured the engine hosts the service's drafters without a model, as when it serves."""
         measured = {drafter.name for drafter in part.drafters}
         lookups = [one for one in self._wanted.boot.draft_pool if one.neural is None and one.name not in measured]
@@ -195,23 +196,23 @@ class Profiler:
         hot = HotConfig(
             mode=SpeculationMode.CLOSED_LOOP, draft_prefill=DraftPrefill.AUTO, max_draft_tokens=boot.max_draft_tokens
         )
-        return plan_launch(boot, hot, self._paths)
+        return ENGINES[self._backend].plan(boot, hot, self._paths)
 
-    def _measure(self, part: Part, plan: LaunchPlan) -> None:
+    def _measure(self, part: Part, launch: Launch) -> None:
         """Start the engine, measure, and keep what came of it, also when the engine fails on the way."""
         if self._budget_left_s <= 0:
             text = f"the time budget was spent before {_named(part)} had a turn; raise profiling.timeBudget"
             raise ProfilingError(failures.TIME_BUDGET_TOO_SMALL, text)
         self._say(f"starting the engine for {_named(part)} (this does not count towards the time budget)")
         began = self._clock()
-        with self._start(plan) as running:
+        with self._start(self._backend, launch) as running:
             ready = running.wait_ready(lambda waited_s: self._say(f"the engine is starting, {waited_s:.0f} s so far"))
             self._say(f"the engine is up after {self._clock() - began:.0f} s on {ready.device}")
-            left_out = noted_failures(plan)
+            left_out = launch.left_out()
             self._name_failures(part, left_out)
             part = part.of({*part.names} - left_out.keys())
             budget = session.Budget(self._budget_left_s / self._turns_left, self._clock(), self._clock)
-            series = self._series(part, plan, ready, budget.total_s)
+            series = self._series(part, launch, ready, budget.total_s)
             try:
                 session.run(list(series.values()), partial(self._visit, running), budget, self._say)
             except ProfilingError:
@@ -226,15 +227,15 @@ class Profiler:
         self._asked = ask.drafter or ""
         return running.visit(ask)
 
-    def _series(self, part: Part, plan: LaunchPlan, ready: Ready, budget_s: float) -> dict[str, session.Series]:
+    def _series(self, part: Part, launch: Launch, ready: Ready, budget_s: float) -> dict[str, session.Series]:
         """By drafter name, the target's under the empty name. One lookup is measured along with the target."""
         series: dict[str, session.Series] = {}
-        along = next((one for one in plan.pool.hosted if not traits(one).passes), plan.pool.primary)
+        along = next((one for one in launch.pool.hosted if not traits(one).passes), launch.pool.primary)
         if part.target:
             name = along.name if along is not None else None
             series[""] = session.target_series(ready.limits, ready.pace, name, budget_s)
         for drafter in part.drafters:
-            known = traits(drafter)
+            known = ready.drafters[drafter.name]
             if known.passes or drafter != along or not part.target:
                 series[drafter.name] = session.drafter_series(ready.limits, ready.pace, known, budget_s)
         return series
@@ -270,6 +271,7 @@ class Profiler:
             keys=self._wanted.keys,
             model=boot.target.name,
             device=ready.device,
+            engine_version=ready.engine_version,
             commit=commit,
             now=_now(),
         )
@@ -279,15 +281,15 @@ class Profiler:
         if drafter.neural is not None:
             model = drafter.neural.model
             commit = weights_commit(self._paths.models.location(model, draft_mount(drafter.name)), model.revision)
-        fitted = fit_drafter(series, traits(drafter, ready.limits.page_tokens))
+        known = ready.drafters[drafter.name]
+        fitted = fit_drafter(series, known)
         self._profile.fitted_drafters[drafter.name] = fitted
         check_quiet([fitted])
-        budget = traits(drafter, ready.limits.page_tokens).kv_budget
-        if budget is not None:
+        if known.kv_budget is not None:
             most = self._wanted.boot.max_draft_tokens
-            self._profile.self_drafting = {**self._profile.self_drafting, drafter.name: (budget, most)}
+            self._profile.self_drafting = {**self._profile.self_drafting, drafter.name: (known.kv_budget, most)}
         key = self._wanted.keys.drafters[drafter.name]
-        self._profile.drafters.append(drafter_profile(fitted, drafter, key=key, commit=commit, now=_now()))
+        self._profile.drafters.append(drafter_profile(fitted, known, key=key, commit=commit, now=_now()))
 
     def _fail(self, reason: str, message: str, drafter: str = "") -> None:
         if any(known.drafter == drafter for known in self._profile.failures):

@@ -23,6 +23,8 @@ class Sample:
     target_s: float
     draft_tokens: int = 0
     """K that was proposed at its end."""
+    draft_width: int = 1
+    """Nodes at each depth of what was."""
     draft_s: dict[str, float] = field(default_factory=dict)
     """Seconds by drafter."""
 
@@ -54,6 +56,7 @@ class Measurement:
     spread: float
     """How much slower the fastest step of the second best visit was, as a share; NaN with one visit."""
     draft_tokens: int = 0
+    draft_width: int = 1
 
 
 def target_measurements(visits: Iterable[Visit]) -> list[Measurement]:
@@ -84,4 +87,6 @@ def _measure(visits: Iterable[Visit], seconds: Callable[[Sample], float]) -> lis
 def _measurement(point: GridPoint, ranked: Sequence[Sample], seconds: Callable[[Sample], float]) -> Measurement:
     middle = ranked[(len(ranked) - 1) // 2]
     spread = seconds(ranked[1]) / seconds(ranked[0]) - 1.0 if len(ranked) > 1 else math.nan
-    return Measurement(point, middle.shape, middle.mode, seconds(middle), spread, middle.draft_tokens)
+    return Measurement(
+        point, middle.shape, middle.mode, seconds(middle), spread, middle.draft_tokens, middle.draft_width
+    )

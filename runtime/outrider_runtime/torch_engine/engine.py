@@ -101,6 +101,11 @@ class Engine:
     def free_kv_bytes(self) -> int:
         return self._pool.free_bytes
 
+    @property
+    def free_kv_tokens(self) -> int:
+        """Tokens that target and drafters could all cache."""
+        return self._pool.free_tokens_of_all
+
     def add(self, request: Request, arrived_at: float, slo_class: str | None = None) -> None:
         """arrived_at: Unix seconds. slo_class: that the request names."""
         limit = min(request.prompt + request.stops.max_tokens, self.longest)

@@ -47,6 +47,11 @@ class KVPool:
     def free_tokens(self, model: int) -> int:
         return self.free_bytes // self._bytes_per_token[model]
 
+    @property
+    def free_tokens_of_all(self) -> int:
+        """Tokens that every model could have KV of."""
+        return self.free_bytes // sum(self._bytes_per_token)
+
     def grow(self, holder: Holder, tokens: int) -> bool:
         """Room for `tokens` in all; False, and nothing changes, where there is no memory for them."""
         has = self.tokens(holder)

@@ -47,6 +47,8 @@ class Loaded:
     engine: Engine
     text: Text
     vocabulary: int
+    loop: ControlLoop
+    identity: Identity
     reporter: Reporter
     """Not started yet."""
 
@@ -73,7 +75,8 @@ def load(boot: BootConfig, hot: HotConfig, paths: Paths) -> Loaded:
     device_name = cpu_name() if device.type == "cpu" else torch.cuda.get_device_name(device)
     identity = Identity(device_name, f"torch-{torch.__version__}", weights_commit(str(folder), boot.target.revision))
     reporter = Reporter(loop, paths, hot, identity, started_at=time.time())
-    return Loaded(Engine(models, pool, loop, limits, longest), text, target.shape.vocabulary, reporter)
+    engine = Engine(models, pool, loop, limits, longest)
+    return Loaded(engine, text, target.shape.vocabulary, loop, identity, reporter)
 
 
 def _options(boot: BootConfig) -> argparse.Namespace:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from outrider_runtime.control.cost import DrafterCost, Shape, StepCost
 from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.control.settings import Drafter
 from outrider_runtime.profiler.failures import ProfilingError
 from outrider_runtime.profiler.grid import GridPoint, Limits, Pace
 from outrider_runtime.profiler.protocol import Ask, Ready
@@ -44,6 +45,8 @@ class Machine:
     """The engine dies as soon as this drafter is asked to propose."""
     now: float = 0.0
     asked: list[Ask] = field(default_factory=list)
+    kv_budgets: dict[str, int] = field(default_factory=dict)
+    """Tokens that a pass reads at most, of drafters that are the target over a part of its context."""
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(3)
@@ -60,17 +63,26 @@ class Machine:
         return Visit(ask.point, tuple(steps[ask.settle :]), self.suspended.get(ask.drafter or "", ""))
 
     def wait_ready(self, _on_wait: Callable[[float], None]) -> Ready:
-        return Ready(LIMITS, PACE, "Synthetic 9000")
+        hosted = {
+            name: Drafter(name, passes=cost.autoregressive, kv_budget=self.kv_budgets.get(name))
+            for name, cost in self.drafters.items()
+        }
+        return Ready(LIMITS, PACE, "Synthetic 9000", "1.0", hosted)
 
     def _step(self, ask: Ask) -> Sample:
         shape = shape_of(ask.point)
         target_s = self.target(shape) * self._noise()
         draft_s = {}
         if ask.drafter in self.drafters and ask.drafter not in self.suspended:
-            draft_s[ask.drafter] = self.drafters[ask.drafter].seconds(shape, ask.point.verify) * self._noise()
+            draft_s[ask.drafter] = self._drafting_s(self.drafters[ask.drafter], shape, ask.point) * self._noise()
         self.now += target_s + sum(draft_s.values())
         mode = ExecutionMode.RAGGED if ask.point.ragged else ExecutionMode.UNIFORM
-        return Sample(shape, mode, target_s, ask.point.verify if ask.drafter else 0, draft_s)
+        return Sample(shape, mode, target_s, ask.point.verify if ask.drafter else 0, ask.point.width, draft_s)
+
+    def _drafting_s(self, cost: DrafterCost, shape: Shape, point: GridPoint) -> float:
+        """Of a beam: each later pass runs over a node of every request and place of the beam."""
+        later = Shape(shape.n_context, point.width * point.batch, point.batch, point.width * shape.n_context / 1000)
+        return cost.seconds(shape, 1) + (point.verify - 1) * cost.autoregressive * cost.cost.seconds(later)
 
     def _noise(self) -> float:
         spike = 3.0 if self.rng.random() < self.spikes else 1.0
@@ -84,10 +96,10 @@ def shape_of(point: GridPoint) -> Shape:
 
 
 def starter(machine: Machine):
-    """Stands in for `remote.engine`: every plan gets this machine."""
+    """Stands in for `remote.engine`: whatever is started is this machine."""
 
     @contextmanager
-    def start(_plan):
+    def start(_backend, _launch):
         yield machine
 
     return start

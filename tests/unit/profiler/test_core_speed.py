@@ -39,7 +39,7 @@ def test_every_core_is_read_and_the_thread_may_run_on_all_of_them_again(monkeypa
 
 
 def test_a_step_on_a_slow_core_counts_as_what_it_would_have_taken():
-    sample = Sample(Shape(0, 4, 4), ExecutionMode.UNIFORM, 0.05, 1, {"eagle": 0.01})
+    sample = Sample(Shape(0, 4, 4), ExecutionMode.UNIFORM, 0.05, 1, draft_s={"eagle": 0.01})
     usual = sample.at(0.6)
     assert usual.target_s == pytest.approx(0.03)
     assert usual.draft_s["eagle"] == pytest.approx(0.006)

@@ -71,8 +71,8 @@ def test_everything_that_was_asked_for_is_measured_in_one_engine_start(tmp_path)
     machine = Machine(noise=0.02)
 
     @contextmanager
-    def start(plan):
-        plans.append(plan)
+    def start(_backend, launch):
+        plans.append(launch)
         yield machine
 
     found = profile(tmp_path, service(tmp_path), start)
@@ -115,7 +115,7 @@ def test_a_draft_of_another_vocabulary_is_named_and_the_rest_is_measured(tmp_pat
 def test_a_target_that_is_not_there_is_said_before_any_engine_starts(tmp_path):
     """A wrong path in the manifest: the sentence names the folder."""
 
-    def start(_plan):
+    def start(_backend, _launch):
         raise AssertionError("no engine is needed to see that a folder is missing")
 
     found = profile(tmp_path, service(tmp_path, target=str(tmp_path / "nowhere")), start)
@@ -135,8 +135,8 @@ def test_a_head_that_brings_the_engine_down_at_its_start_is_left_out(tmp_path):
     """The engine is started again without it; target and prompt lookup are measured."""
 
     @contextmanager
-    def start(plan):
-        if plan.pool.neural:
+    def start(_backend, launch):
+        if launch.pool.neural:
             raise ProfilingError("EngineFailed", "the engine process ended with code 1; its last lines: size mismatch")
         yield Machine()
 
@@ -159,7 +159,7 @@ def test_a_head_that_crashes_the_engine_while_it_is_measured_loses_nothing_else(
 
 def test_an_engine_that_never_starts_fails_target_and_drafters_with_its_own_words(tmp_path):
     @contextmanager
-    def start(_plan):
+    def start(_backend, _launch):
         raise ProfilingError("OutOfMemory", "no available memory for the cache blocks")
         yield
 
@@ -179,8 +179,8 @@ def pool_of(hosted: list[list[str]], *, dies_on: str = "", fails: str = ""):
     """Engines that host any pool; what each hosts is noted. fails: none starts with this drafter."""
 
     @contextmanager
-    def start(plan):
-        hosted.append([one.name for one in plan.pool.neural])
+    def start(_backend, launch):
+        hosted.append([one.name for one in launch.pool.neural])
         if fails in hosted[-1]:
             raise ProfilingError("OutOfMemory", "no available memory for the cache blocks")
         machine = Machine(dies_on=dies_on)

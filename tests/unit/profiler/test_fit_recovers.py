@@ -11,7 +11,7 @@ from outrider_runtime.control.cost import DrafterCost, Shape, StepCost
 from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.profiler import session
-from outrider_runtime.profiler.documents import check_quiet, fit_drafter, fit_target, held_out_percent
+from outrider_runtime.profiler.documents import check_quiet, drafter_profile, fit_drafter, fit_target, held_out_percent
 from outrider_runtime.profiler.failures import ProfilingError
 from outrider_runtime.profiler.fitting import fit_modes
 from outrider_runtime.profiler.grid import GridPoint
@@ -100,6 +100,19 @@ def test_an_autoregressive_drafter_is_priced_by_the_pass():
     assert fitted.cost.constant_s == pytest.approx(EAGLE.cost.constant_s, rel=0.1)
     assert fitted.cost.per_batched_token_s == pytest.approx(EAGLE.cost.per_batched_token_s, rel=0.25)
     assert held_out_percent([fitted]) < 10
+
+
+def test_a_beam_is_priced_by_its_width():
+    """Its later passes run over width times as many tokens: one coefficient set predicts widths that were not measured,
+    and the profile says how wide it measured."""
+    wide = dataclasses.replace(HEAD, widest=8)
+    series = measured_drafter(Machine(noise=0.05), wide)
+    assert {visit.point.width for visit in series.visits} >= {1, 8}
+    fitted = fit_drafter(series, wide)
+    for width in (2, 5):
+        later = Shape(16 * 64, 16 * width, 16, 16 * width * 64 / 1000)
+        assert fitted.cost.seconds(later) == pytest.approx(EAGLE.cost.seconds(later), rel=0.05)
+    assert drafter_profile(fitted, wide, key="k", commit="", now="2026-11-24T12:00:00Z").widest == 8
 
 
 def test_a_first_pass_with_a_cost_of_its_own_is_told_from_the_others():

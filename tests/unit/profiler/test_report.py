@@ -56,7 +56,7 @@ def test_where_a_self_drafting_target_pays_stands_in_the_report(tmp_path):
     spec = service(tmp_path)
     pool = [{"name": "self", "method": "SparseSelf", "sparseSelf": {"sinkTokens": 16, "windowTokens": 240}}]
     spec = type(spec).model_validate({**spec.wire(), "draftPool": pool})
-    machine = Machine(drafters={"self": OverAWindow(STRAIGHT)}, target=STRAIGHT.seconds)
+    machine = Machine(drafters={"self": OverAWindow(STRAIGHT)}, target=STRAIGHT.seconds, kv_budgets={"self": 264})
     found = profile(tmp_path, spec, starter(machine), names=("self",))
     out = io.StringIO()
     print_report(found, out)

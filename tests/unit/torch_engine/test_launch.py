@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from outrider_crds.runtime_config import BootConfig
 from outrider_crds.spec import Accelerator, Backend, Drafter, Dtype, Engine
 from outrider_runtime.paths import Paths
-from outrider_runtime.profiler import main as profiler
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
 from outrider_runtime.torch_engine.launch import Loaded, load
 
@@ -76,21 +74,11 @@ def test_a_drafter_that_cannot_load_is_left_out_with_its_reason(folder: Path, tm
     assert memory["eagle"].concurrency_percent == 75.0
 
 
-def test_the_profiler_says_that_it_does_not_measure_this_engine(folder: Path, tmp_path: Path) -> None:
-    document = boot(folder).model_copy(update={"profile_keys": []}).wire()
-    keys = {"product": "cpu", "target": "0123456789", "drafters": {}}
-    result = tmp_path / "result.json"
-    config = json.dumps({**document, "profileKeys": [keys]})
-    with pytest.raises(SystemExit) as ended:
-        profiler.main(["--config-json", config, "--result", str(result)])
-    assert ended.value.code == 1
-    assert "spec.profiling.mode to Skip" in result.read_text()
-
-
 def test_nothing_that_serves_needs_vllm() -> None:
     """A laptop has `outrider[torch]` alone."""
     code = (
         "import sys; sys.modules['vllm'] = None\n"
-        "import outrider_runtime.server.main, outrider_runtime.torch_engine.app, outrider_runtime.torch_engine.launch"
+        "import outrider_runtime.server.main, outrider_runtime.torch_engine.app, outrider_runtime.torch_engine.launch\n"
+        "import outrider_runtime.profiler.main, outrider_runtime.profiler.host"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -89,10 +89,8 @@ def _waiting(seen: Seen, each: ProductProfile) -> Verdict:
     learning = "pods learn their step times online meanwhile"
     if each.job_is_active:
         return false(Reason.PROFILING if _moves(seen, each) else Reason.LEARNING, _job_sentence(seen, each))
-    if not seen.asked.spec.is_profiled:
-        skipped = seen.asked.spec.profiling.mode is ProfilingMode.SKIP
-        why = "profiling.mode is Skip" if skipped else "engine.backend Torch is not measured ahead"
-        return false(Reason.LEARNING, f"{product}: {why}; pods learn their step times online.")
+    if seen.asked.spec.profiling.mode is ProfilingMode.SKIP:
+        return false(Reason.LEARNING, f"{product}: profiling.mode is Skip; pods learn their step times online.")
     if seen.asked.spec.paused:
         return false(Reason.LEARNING, f"{product}: spec.paused stops profiling; {learning}.")
     rejection = next((r for r in seen.rejections if r.name == profile_name(each.keys.target)), None)

@@ -87,7 +87,7 @@ def _end(view: ProfilingView, each: ProductProfile, job: Object) -> JobPlan:
 
 
 def _is_off(intent: Intent) -> bool:
-    return intent.spec.paused or not intent.spec.is_profiled
+    return intent.spec.paused or intent.spec.profiling.mode is ProfilingMode.SKIP
 
 
 def _must_stop(owner: Identity, intent: Intent, each: ProductProfile, job: Object) -> bool:

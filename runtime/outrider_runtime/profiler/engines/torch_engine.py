@@ -1,0 +1,122 @@
+"""The bundled torch engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outrider_crds.base import Model
+from outrider_crds.runtime_config import BootConfig, HotConfig
+
+from outrider_runtime.drafters.pool import Pool, choose_pool
+from outrider_runtime.paths import RUN_DIR_VARIABLE, Paths
+from outrider_runtime.profiler.engines.engine import Measurable, Running
+from outrider_runtime.profiler.grid import Limits
+
+if TYPE_CHECKING:
+    from outrider_runtime.torch_engine.launch import Loaded
+
+LAUNCH_FILE, LEFT_OUT_FILE = "torch-launch.json", "left-out.json"
+PLACE_HOLDER = 0
+"""Any token that the target's vocabulary has: what verifying it costs does not hang on which."""
+
+
+class TorchLaunch(Model):
+    boot: BootConfig
+    hot: HotConfig
+    paths: Paths
+    pool: Pool
+
+    def prepare(self, environ: MutableMapping[str, str]) -> None:
+        folder = Path(self.paths.run_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / LEFT_OUT_FILE).unlink(missing_ok=True)
+        (folder / LAUNCH_FILE).write_text(self.model_dump_json(by_alias=True), encoding="utf-8")
+        environ.update({variable.name: variable.value for variable in self.boot.engine.env})
+        environ[RUN_DIR_VARIABLE] = self.paths.run_dir
+
+    def left_out(self) -> Mapping[str, str]:
+        try:
+            found: dict[str, str] = json.loads(Path(self.paths.run_dir, LEFT_OUT_FILE).read_bytes())
+        except FileNotFoundError:  # it has not started
+            return {}
+        return found
+
+    def blamed(self, _error: Exception) -> Mapping[str, str]:
+        """A drafter that cannot load is left out; none keeps the engine from starting."""
+        return self.left_out()
+
+
+class TorchEngine:
+    def __init__(self, loaded: Loaded) -> None:
+        self._engine = loaded.engine
+        self.loop = loaded.loop
+        self.vocabulary = loaded.vocabulary
+        self.device, self.version = loaded.identity.device, loaded.identity.engine_version
+        self.on_cpu = self.loop.boot.accelerator.on_cpu
+        scheduler = self._engine.scheduler
+        self.limits = Limits(
+            max_requests=scheduler.limits.requests,
+            max_model_len=self._engine.longest,
+            max_draft_tokens=self.loop.settings.max_draft_tokens if self.loop.hosted else 0,
+            step_tokens=scheduler.limits.tokens,
+            kv_tokens=self._engine.free_kv_tokens // 2,  # a buffer may be twice as long as what is in it
+        )
+
+    @property
+    def has_requests(self) -> bool:
+        return self._engine.has_work
+
+    @property
+    def running(self) -> Sequence[Running]:
+        return [Running(len(request.tokens), request.decodes) for request in self._engine.scheduler.running]
+
+    def add(self, name: str, tokens: Sequence[int]) -> None:
+        from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
+
+        endless = Stops(max_tokens=1 << 20)
+        request = Request(name, list(tokens), len(tokens), endless, Sampling(temperature=0.0), _Unread())
+        self._engine.add(request, time.time())
+
+    def drop(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._engine.abort(name)
+
+    def hold(self, lengths: Sequence[int]) -> None:
+        for request, length in zip(self._engine.scheduler.running, lengths, strict=True):
+            request.proposals = [PLACE_HOLDER] * length
+
+    def step(self) -> None:
+        self._engine.step()
+
+
+class _Unread:
+    """Nobody reads the answers."""
+
+    def step(self, _token: int) -> str:
+        return ""
+
+
+def _start() -> TorchEngine:
+    from outrider_runtime.torch_engine.launch import load
+
+    folder = Path(os.environ[RUN_DIR_VARIABLE])
+    plan = TorchLaunch.model_validate_json((folder / LAUNCH_FILE).read_bytes())
+    loaded = load(plan.boot, plan.hot, plan.paths)
+    left_out = {name: why for name, why in loaded.loop.left_out.items() if name not in plan.pool.dropped}
+    (folder / LEFT_OUT_FILE).write_text(json.dumps(left_out), encoding="utf-8")
+    return TorchEngine(loaded)
+
+
+def _plan(boot: BootConfig, hot: HotConfig, paths: Paths) -> TorchLaunch:
+    run_dir = paths.run_dir or tempfile.mkdtemp(prefix="outrider-")
+    places = paths.model_copy(update={"run_dir": run_dir})
+    return TorchLaunch(boot=boot, hot=hot, paths=places, pool=choose_pool(boot, places.models))
+
+
+MEASURABLE = Measurable(plan=_plan, start=_start)

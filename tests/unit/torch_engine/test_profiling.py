@@ -1,0 +1,100 @@
+"""The profiler on the bundled engine: its shapes are what was asked for, and a profile comes of them, without vLLM."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from outrider_crds.profile import ProfilingResult
+from outrider_crds.spec import Accelerator, Backend, Engine, Profiling, ProfilingMode, SpeculativeServiceSpec
+from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.paths import Paths
+from outrider_runtime.profiler.driver import Driver
+from outrider_runtime.profiler.engines.torch_engine import TorchEngine
+from outrider_runtime.profiler.grid import GridPoint
+from outrider_runtime.profiler.protocol import Ask
+from outrider_runtime.torch_engine.launch import load
+
+from tests.engine import engines
+from tests.unit.torch_engine.models import write_head, write_model
+from tests.unit.torch_engine.test_launch import boot
+
+SMALL = ["--max-num-seqs=4", "--max-num-batched-tokens=128", "--kv-cache-memory-bytes=2000000"]
+
+
+@pytest.fixture(scope="module")
+def driver(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    tmp_path = tmp_path_factory.mktemp("driver")
+    write_head(tmp_path / "head")
+    write_model(tmp_path / "draft", seed=3, model_type="llama")
+    pool = [engines.lookup(), engines.eagle(tmp_path / "head"), engines.draft_model(tmp_path / "draft")]
+    paths = Paths(mounted=False, run_dir=str(tmp_path))
+    loaded = load(boot(folder, pool, extra_args=SMALL), engines.hot_config(), paths)
+    return Driver(TorchEngine(loaded))
+
+
+def test_the_engine_says_what_it_can_run(driver: Driver) -> None:
+    ready = driver.ready()
+    assert (ready.limits.max_requests, ready.limits.step_tokens, ready.limits.max_model_len) == (4, 128, 256)
+    assert ready.limits.max_draft_tokens == 3
+    a_token = 2 * 3 * 2 * 6 * 4  # target and draft model: keys and values, layers, heads, numbers, bytes
+    assert ready.limits.kv_tokens == 2_000_000 // (2 * a_token + a_token // 3) // 2
+    assert ready.engine_version == f"torch-{torch.__version__}"
+    assert {name: one.passes for name, one in ready.drafters.items()} == {"pld": False, "eagle": True, "draft": True}
+    assert ready.pace.step_s > 0
+
+
+@pytest.mark.parametrize(
+    ("point", "drafter", "batched", "mode"),
+    [
+        (GridPoint(64, 1), None, 1, ExecutionMode.UNIFORM),
+        (GridPoint(64, 4, 3), "eagle", 16, ExecutionMode.UNIFORM),
+        (GridPoint(64, 4, 3, uneven=True), "draft", 10, ExecutionMode.RAGGED),
+        (GridPoint(64, 3, 1, prefill=64), "pld", 70, ExecutionMode.RAGGED),
+    ],
+)
+def test_a_step_has_the_shape_that_was_asked_for(
+    driver: Driver, point: GridPoint, drafter: str | None, batched: int, mode: ExecutionMode
+) -> None:
+    """Whatever the drafter finds, so many places are verified."""
+    visit = driver.visit(Ask(point, drafter, steps=2, most_steps=2))
+    assert visit.suspended == ""
+    assert len(visit.samples) == 2
+    for sample in visit.samples:
+        assert sample.shape.n_batched == batched
+        assert sample.shape.n_context >= point.batch * point.context
+        assert sample.mode is mode
+        assert sample.target_s > 0
+        assert drafter is None or sample.draft_s[drafter] > 0  # heads may read the prompt beside it
+        assert sample.draft_tokens == (point.verify if drafter else 0)
+
+
+def test_a_job_measures_target_and_drafters_without_vllm(folder: Path, tmp_path: Path) -> None:
+    """As the Job runs it: one engine process, and a profile of target and drafters."""
+    write_head(tmp_path / "head")
+    spec = SpeculativeServiceSpec(
+        target=engines.model(folder), draft_pool=[engines.lookup(), engines.eagle(tmp_path / "head")],
+        accelerator=Accelerator(products=["cpu"]), engine=Engine(backend=Backend.TORCH, extra_args=SMALL),
+        profiling=Profiling(mode=ProfilingMode.REQUIRED),
+    )  # fmt: skip
+    head = {"apiVersion": "outrider.dev/v1alpha1", "kind": "SpeculativeService", "metadata": {"name": "chat"}}
+    (tmp_path / "service.yaml").write_text(yaml.safe_dump({**head, "spec": spec.wire()}))
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['vllm'] = None\n")
+    ended = subprocess.run(
+        [
+            sys.executable, "-m", "outrider_runtime.profiler.main", "-f", str(tmp_path / "service.yaml"),
+            "--time-budget", "6s", "--result", str(tmp_path / "result"),
+        ],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    result = ProfilingResult.model_validate_json((tmp_path / "result").read_bytes())
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert result.failures == [], ended.stdout
+    assert result.target is not None
+    assert result.target.engine_version == f"torch-{torch.__version__}"
+    assert {one.name: one.autoregressive for one in result.drafters} == {"pld": False, "eagle": True}
