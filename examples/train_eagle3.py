@@ -22,16 +22,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
-from eagle3.checkpoint import WEIGHTS, load, save
+from eagle3 import checkpoint
 from eagle3.head import Head
 from eagle3.learning import acceptance, collate, learn, new_head
 from eagle3.target import Answer, CannotTrainError, Target
+from torch import nn
 from transformers.utils.logging import disable_progress_bar
 
 DEMO_PROMPTS = Path(__file__).parents[1] / "demo" / "prompts.txt"
-PASSES = 4  # how often an answer is trained on
 SORTED = 8  # batches of prompts that are drawn to take one of: prompts of like length need little padding
 WARM_UP_STEPS, PEAK_RATE = 30, 0.6  # the peak learning rate is PEAK_RATE / hidden size
 WINDOW_BYTES = 2 << 30  # of hidden states kept; the oldest answers leave first
@@ -58,7 +59,7 @@ class Budget:
 
 @dataclass
 class Progress:
-    """What is done, and a line about it every ten seconds. An answer that was written is used up over PASSES."""
+    """What is done, and a line about it every ten seconds. An answer that was written is used up over its passes."""
 
     budget: Budget
     clock: Callable[[], float] = time.monotonic
@@ -103,10 +104,31 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
+Draft = TypeVar("Draft", bound=nn.Module)
+
+
 @dataclass(frozen=True)
-class Work:
+class Kind(Generic[Draft]):
+    """What is trained."""
+
+    name: str
+    new: Callable[[Target, Sequence[Answer], int], Draft]
+    """From answers and a size of the draft vocabulary."""
+    learn: Callable[[Target, Draft, torch.optim.Optimizer, Sequence[Answer], float], float]
+    """One step at a learning rate; the loss before it."""
+    figure: Callable[[Draft, Target, Sequence[Answer]], str]
+    """What drafts of this kind are compared by."""
+    save: Callable[[Draft, Target, Path], None]
+    load: Callable[[Path, Target], Draft]
+    passes: int
+    """How often an answer is trained on."""
+
+
+@dataclass(frozen=True)
+class Work(Generic[Draft]):
     """What training reads: token prompts to answer, answers to validate on, sizes, and where the head goes."""
 
+    kind: Kind[Draft]
     prompts: Sequence[list[int]]
     invents: bool
     held_out: Sequence[Answer]
@@ -116,7 +138,7 @@ class Work:
     vocabulary: int
 
 
-def train(target: Target, work: Work, progress: Progress, head: Head | None = None) -> Head | None:
+def train(target: Target, work: Work[Draft], progress: Progress, head: Draft | None = None) -> Draft | None:
     """Rounds until the budget is spent; Ctrl-C and SIGTERM end it early. The head is written along the way."""
     window: deque[Answer] = deque()
     optimizer, chooser, validated = None, random.Random(torch.initial_seed()), 0.0
@@ -127,22 +149,22 @@ def train(target: Target, work: Work, progress: Progress, head: Head | None = No
             if head is None:
                 if not progress.knows_vocabulary():
                     continue
-                head = new_head(target, window, work.vocabulary)
+                head = work.kind.new(target, window, work.vocabulary)
             optimizer = optimizer or torch.optim.AdamW(head.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
             learn_round(target, work, progress, head, optimizer, window, chooser)
             if progress.spent() - validated >= VALIDATE_EVERY:
                 validated = progress.spent()
-                say(f"{validated:4.0%}  held out: {figure(acceptance(head, target, work.held_out))}")
-                save(head, target, work.output)
+                say(f"{validated:4.0%}  held out: {work.kind.figure(head, target, work.held_out)}")
+                work.kind.save(head, target, work.output)
     except KeyboardInterrupt:
         say("interrupted: writing what there is" if head else "interrupted before there was a head: nothing is written")
     if head:
-        save(head, target, work.output)
+        work.kind.save(head, target, work.output)
     return head
 
 
 def write_round(
-    target: Target, work: Work, progress: Progress, window: deque[Answer], chooser: random.Random, count: int
+    target: Target, work: Work[Draft], progress: Progress, window: deque[Answer], chooser: random.Random, count: int
 ) -> None:
     """One batch of sampled answers into the window; half of the prompts are the target's own where it invents them."""
     invented = [target.encode(text) for text in target.invent(count // 2 if work.invents else 0)]
@@ -165,7 +187,7 @@ def alike(prompts: Sequence[list[int]], count: int, chooser: random.Random) -> l
 
 
 def learn_round(
-    target: Target, work: Work, progress: Progress, head: Head, optimizer: torch.optim.Optimizer,
+    target: Target, work: Work[Draft], progress: Progress, head: Draft, optimizer: torch.optim.Optimizer,
     window: Sequence[Answer], chooser: random.Random,
 ) -> None:  # fmt: skip
     """Small batches drawn from the window, until the answers written are used up, or as many as a round writes."""
@@ -173,9 +195,9 @@ def learn_round(
     end = max(progress.answers, progress.used + work.batch)
     while progress.used < end and (share := progress.spent()) < 1:
         rate = PEAK_RATE / target.config.hidden_size * min(1, (progress.steps + 1) / WARM_UP_STEPS) * (1 - share)
-        loss = learn(target, head, optimizer, collate(chooser.sample(list(window), min(size, len(window)))), rate)
+        loss = work.kind.learn(target, head, optimizer, chooser.sample(list(window), min(size, len(window))), rate)
         progress.steps += 1
-        progress.used += size / PASSES
+        progress.used += size / work.kind.passes
         progress.loss = loss if math.isnan(progress.loss) else 0.9 * progress.loss + 0.1 * loss
         progress.tick()
 
@@ -222,8 +244,15 @@ def split(prompts: Sequence[str]) -> tuple[list[str], list[str]]:
     return [prompt for prompt in prompts if prompt not in set(held_out)], held_out
 
 
-def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="train_eagle3.py", description=(__doc__ or "").partition("\n")[0])
+EAGLE3 = Kind(
+    "EAGLE-3 head", new_head,
+    lambda target, head, optimizer, answers, rate: learn(target, head, optimizer, collate(answers), rate),
+    lambda head, target, answers: figure(acceptance(head, target, answers)), checkpoint.save, checkpoint.load, passes=4,
+)  # fmt: skip
+
+
+def arguments(kind: Kind[Draft]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=f"Train a draft for a Llama target on the target's own answers: {kind.name}.")
     parser.add_argument("--target", type=Path, required=True, help="folder of the model to draft for")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--output", type=Path, help="folder for the head; one that holds a head is trained further")
@@ -274,7 +303,7 @@ def prepare(folder: Path) -> None:
         raise CannotTrainError(f"--output {folder} cannot be written: {error.strerror}") from None
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace, kind: Kind[Draft]) -> None:
     """Train or evaluate, as asked."""
     prompts, held_out = split(read_prompts(options.prompts or DEMO_PROMPTS))
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -282,27 +311,27 @@ def run(options: argparse.Namespace) -> None:
     if options.output:
         prepare(options.output)
     target = Target(options.target, options.device)
-    head = earlier_head(options, target)
+    head = earlier_head(options, target, kind)
     answers = validation(target, held_out, options)
     if not options.evaluate:
         minutes = options.minutes or (None if options.answers or options.steps else 60.0)
         work = Work(
-            [target.encode(prompt) for prompt in prompts], options.prompts is None, answers, options.output,
+            kind, [target.encode(prompt) for prompt in prompts], options.prompts is None, answers, options.output,
             options.batch, options.length, options.draft_vocabulary,
         )  # fmt: skip
         head = train(target, work, Progress(Budget(minutes, options.answers, options.steps)), head)
     if head:
-        say(f"{options.evaluate or options.output}: {figure(acceptance(head, target, answers))}")
+        say(f"{options.evaluate or options.output}: {kind.figure(head, target, answers)}")
 
 
-def earlier_head(options: argparse.Namespace, target: Target) -> Head | None:
+def earlier_head(options: argparse.Namespace, target: Target, kind: Kind[Draft]) -> Draft | None:
     """The head to evaluate, or the one that the output already holds."""
     if options.evaluate:
-        return load(options.evaluate, target)
-    if not (options.output / WEIGHTS).exists():
+        return kind.load(options.evaluate, target)
+    if not (options.output / checkpoint.WEIGHTS).exists():
         return None
     say(f"{options.output} holds a head: training goes on from it")
-    return load(options.output, target)
+    return kind.load(options.output, target)
 
 
 def validation(target: Target, prompts: Sequence[str], options: argparse.Namespace) -> list[Answer]:
@@ -332,10 +361,15 @@ def out_of_memory(error: Exception) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = arguments().parse_args(argv)
+    return run_main(EAGLE3, argv)
+
+
+def run_main(kind: Kind[Draft], argv: Sequence[str] | None) -> int:
+    """The exit status of a training script for drafts of this kind."""
+    options = arguments(kind).parse_args(argv)
     disable_progress_bar()
     try:
-        run(options)
+        run(options, kind)
     except CannotTrainError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -143,8 +143,8 @@ def profile_keys(spec: SpeculativeServiceSpec, product: str, image: str) -> Prof
 
 
 def target_key(spec: SpeculativeServiceSpec, product: str, image: str) -> str:
-    """Hash of everything that moves the target's step time on `product`. Where the engine is vLLM it is not named, as in
-    the keys of releases that had no other."""
+    """Hash of everything that moves the target's step time on `product`. vLLM is not named in it: the keys of releases
+    that had no other engine hold."""
     on_cpu = spec.accelerator.on_cpu
     return digest(
         {

@@ -1,0 +1,40 @@
+"""Medusa heads that share the target's output layer (Cai et al. 2024, section 3.1, with W2 = output layer x one matrix)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Head(nn.Module):
+    """One depth: what the target would read at its output so many tokens later."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.block = nn.Linear(width, width)
+        self.project = nn.Linear(width, width, bias=False)
+        with torch.no_grad():  # it begins as the target's own answer
+            self.block.weight.zero_()
+            self.block.bias.zero_()
+            self.project.weight.copy_(torch.eye(width))
+
+    def forward(self, state: Tensor) -> Tensor:
+        """(..., H) to (..., H)."""
+        out: Tensor = self.project(state + functional.silu(self.block(state)))
+        return out
+
+
+class Heads(nn.Module):
+    """Head k (from 0) reads the state that the next token was drawn from, and proposes the token k + 1 behind that."""
+
+    def __init__(self, width: int, depth: int, vocabulary: Tensor) -> None:
+        """vocabulary (V',): the tokens that they may propose."""
+        super().__init__()
+        self.heads = nn.ModuleList(Head(width) for _ in range(depth))
+        self.vocabulary: Tensor
+        self.register_buffer("vocabulary", vocabulary)
+
+    def forward(self, state: Tensor) -> list[Tensor]:
+        """(..., H) to depth times (..., H), which rows of the output layer multiply."""
+        return [head(state) for head in self.heads]

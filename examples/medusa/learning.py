@@ -1,0 +1,103 @@
+"""How Medusa heads start, learn and are judged."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import torch
+from eagle3.learning import draft_vocabulary, halves_pay
+from eagle3.target import Answer, Target
+from torch import Tensor, nn
+
+from medusa.heads import Heads
+
+DEPTH = 4
+DEPTH_WEIGHT = 0.8
+"""Of each depth's loss against the one before: a later token counts only if those before it did."""
+RANKS = 16
+"""Of each head, those that a tree may hold."""
+CLIP_NORM = 0.5
+
+
+def new_heads(target: Target, answers: Sequence[Answer], size: int) -> Heads:
+    return Heads(target.config.hidden_size, DEPTH, draft_vocabulary(target, answers, size)).to(target.device)
+
+
+def loss_of(heads: Heads, target: Target, answers: Sequence[Answer]) -> Tensor:
+    """Cross-entropy against the target's own distribution over the draft vocabulary, each depth's in its weight."""
+    rows, total = target.output[heads.vocabulary].float(), torch.zeros((), device=target.device)
+    states = [answer.final[answer.prompt - 1 :].float() for answer in answers]  # from the first drawn token's on
+    with torch.no_grad():
+        wanted = [(state @ rows.T).float().softmax(-1) for state in states]
+    for depth, head in enumerate(heads.heads, 1):
+        before = torch.cat([state[:-depth] for state in states])  # (M, H)
+        after = torch.cat([own[depth:] for own in wanted])  # (M, V')
+        if len(before):
+            proposed = (head(before) @ rows.T).float().log_softmax(-1)
+            total = total - DEPTH_WEIGHT ** (depth - 1) * (after * proposed).sum() / len(before)
+    return total / sum(DEPTH_WEIGHT**depth for depth in range(DEPTH))
+
+
+def learn(
+    target: Target, heads: Heads, optimizer: torch.optim.Optimizer, answers: Sequence[Answer], rate: float
+) -> float:
+    """One step; the loss before it."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    with torch.autocast(target.device, torch.bfloat16, enabled=halves_pay(target.device)):
+        loss = loss_of(heads, target, answers)
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(heads.parameters(), CLIP_NORM)
+    optimizer.step()
+    return float(loss.detach())
+
+
+@torch.no_grad()
+def ranked(heads: Heads, target: Target, answers: Sequence[Answer]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Of each answer: proposals (M, depth, RANKS), the most probable first, their probabilities, and what the target
+    said there (M, depth). M: places with so many tokens behind them."""
+    rows, depth = target.output[heads.vocabulary].float(), len(heads.heads)
+    for answer in answers:
+        states = answer.final[answer.prompt - 1 : len(answer.tokens) - 1 - depth].float()
+        if not len(states):
+            continue
+        probabilities = torch.stack([(state @ rows.T).softmax(-1) for state in heads(states)], 1)
+        best = probabilities.topk(min(RANKS, len(heads.vocabulary)), -1)
+        said = answer.tokens[answer.prompt + 1 :].unfold(0, depth, 1)[: len(states)]
+        yield heads.vocabulary[best.indices], best.values, said
+
+
+def figures(heads: Heads, target: Target, answers: Sequence[Answer], nodes: int = 16) -> tuple[list[list[float]], float]:
+    """On the target's greedy answers: for each depth the share of its tokens at rank 1, and among the first four; and the
+    tokens that a step gains with trees of so many nodes, the target's own included."""
+    hits, gained, places = torch.zeros(len(heads.heads), 2), 0, 0
+    for proposed, probabilities, said in ranked(heads, target, answers):
+        right = proposed == said[..., None]  # (M, depth, RANKS)
+        hits += torch.stack([right[..., :1].any(-1).sum(0), right[..., :4].any(-1).sum(0)], -1).cpu()
+        for own, at in zip(right.tolist(), probabilities.tolist(), strict=True):
+            gained += 1 + accepted(own, tree(at, nodes))
+        places += len(said)
+    return (hits / max(1, places)).tolist(), gained / max(1, places)
+
+
+def tree(probabilities: Sequence[Sequence[float]], nodes: int) -> set[tuple[int, ...]]:
+    """Paths of ranks, the most probable `nodes` by the product of their heads' probabilities. A parent is never less
+    probable than its child, and wins ties by being shorter."""
+    paths, level = list[tuple[float, tuple[int, ...]]](), [(1.0, ())]
+    for ranks in probabilities:
+        wider = [(p * q, (*path, rank)) for (p, path), (rank, q) in itertools.product(level, enumerate(ranks))]
+        level = sorted(wider, key=lambda one: -one[0])[:nodes]
+        paths += level
+    return {path for _, path in sorted(paths, key=lambda one: (-one[0], len(one[1])))[:nodes]}
+
+
+def accepted(right: Sequence[Sequence[bool]], chosen: set[tuple[int, ...]]) -> int:
+    """Tokens of the tree on the way that the target takes. right: depth x ranks."""
+    path: tuple[int, ...] = ()
+    for ranks in right:
+        if not any(ranks) or (*path, ranks.index(True)) not in chosen:
+            break
+        path = (*path, ranks.index(True))
+    return len(path)
