@@ -26,7 +26,6 @@ from typing import Generic, TypeVar
 
 import torch
 from eagle3 import checkpoint
-from eagle3.head import Head
 from eagle3.learning import acceptance, collate, learn, new_head
 from eagle3.target import Answer, CannotTrainError, Target
 from torch import nn
@@ -252,7 +251,9 @@ EAGLE3 = Kind(
 
 
 def arguments(kind: Kind[Draft]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=f"Train a draft for a Llama target on the target's own answers: {kind.name}.")
+    parser = argparse.ArgumentParser(
+        description=f"Train a draft for a Llama target on the target's own answers: {kind.name}."
+    )
     parser.add_argument("--target", type=Path, required=True, help="folder of the model to draft for")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--output", type=Path, help="folder for the head; one that holds a head is trained further")

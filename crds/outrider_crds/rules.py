@@ -20,6 +20,7 @@ from outrider_crds.service import SpeculativeService
 from outrider_crds.spec import (
     CPU_PRODUCT,
     Accelerator,
+    Backend,
     Drafter,
     DraftMethod,
     HostPathSource,
@@ -42,6 +43,7 @@ _BLOCKS = {
     DraftMethod.DRAFT_MODEL: ("draftModel", "draft_model"),
     DraftMethod.EAGLE: ("eagle", "eagle"),
     DraftMethod.SPARSE_SELF: ("sparseSelf", "sparse_self"),
+    DraftMethod.MEDUSA: ("medusa", "medusa"),
 }
 
 
@@ -73,6 +75,20 @@ def _one_in_pool(method: DraftMethod) -> Rule:
         cel=f"!has(self.draftPool) || self.draftPool.filter(d, d.method == '{method}').size() <= 1",
         holds=lambda s: sum(d.method == method for d in s.draft_pool) <= 1,
         message=f"draftPool may hold one {method} drafter in this release: remove the others",
+    )
+
+
+def _served_by(method: DraftMethod, backend: Backend, why: str) -> Rule:
+    """A method that one engine alone has."""
+    return Rule(
+        on=SpeculativeServiceSpec,
+        field=".draftPool",
+        cel=(
+            f"self.engine.backend == '{backend}' || !has(self.draftPool) "
+            f"|| !self.draftPool.exists(d, d.method == '{method}')"
+        ),
+        holds=lambda s: s.engine.backend is backend or all(d.method is not method for d in s.draft_pool),
+        message=f"method {method} needs engine.backend {backend} ({why}): set it, or remove the drafter",
     )
 
 
@@ -173,6 +189,7 @@ _POOL_RULES = (
         holds=_windows_fit,
         message="sparseSelf.windowTokens must not exceed engine.maxModelLen: lower it, or raise maxModelLen",
     ),
+    _served_by(DraftMethod.MEDUSA, Backend.TORCH, "vLLM's model runner has no Medusa heads"),
     Rule(
         on=SpeculativeServiceSpec,
         field=".speculation.mode",

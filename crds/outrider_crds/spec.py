@@ -79,6 +79,7 @@ class DraftMethod(StrEnum):
     DRAFT_MODEL = "DraftModel"
     EAGLE = "Eagle"
     SPARSE_SELF = "SparseSelf"
+    MEDUSA = "Medusa"
 
 
 class PromptLookup(Model):
@@ -117,7 +118,7 @@ class Drafter(Model):
     name: Name
     """Name of this drafter, unique in the pool; status and metrics use it."""
     method: DraftMethod
-    """PromptLookup, Suffix, DraftModel, Eagle or SparseSelf; the block of the same name holds its settings."""
+    """PromptLookup, Suffix, DraftModel, Eagle, SparseSelf or Medusa; the block of the same name holds its settings."""
     prompt_lookup: PromptLookup | None = None
     """Proposes the tokens that followed the same n-gram earlier in the request (no model)."""
     suffix: Suffix | None = None
@@ -130,13 +131,15 @@ class Drafter(Model):
     sparse_self: SparseSelf | None = None
     """The target itself proposes tokens, reading only the beginning and the end of the request (no model; for long
     contexts)."""
+    medusa: NeuralDraft | None = None
+    """Medusa heads on the target's last hidden state propose a token each, all at once (engine.backend Torch only)."""
     paused: bool = False
     """It stays loaded and is not asked. Changing it restarts nothing."""
 
     @property
     def neural(self) -> NeuralDraft | None:
         """The draft's weights, or None for a drafter that has none."""
-        return self.draft_model or self.eagle
+        return self.draft_model or self.eagle or self.medusa
 
 
 class Accelerator(Model):

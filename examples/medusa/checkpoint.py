@@ -21,9 +21,13 @@ def save(heads: Heads, target: Target, folder: Path) -> None:
     tensors["vocabulary"] = heads.vocabulary.to(torch.int32).cpu()
     save_file(tensors, folder / f"{WEIGHTS}.partial", metadata={"format": "pt"})
     config = {
-        "architectures": ["MedusaHeads"], "medusa_num_heads": len(heads.heads), "hidden_size": target.config.hidden_size,
-        "vocab_size": target.config.vocab_size, "draft_vocab_size": len(heads.vocabulary), "dtype": "float16",
-    }  # fmt: skip
+        "architectures": ["MedusaHeads"],
+        "medusa_num_heads": len(heads.heads),
+        "hidden_size": target.config.hidden_size,
+        "vocab_size": target.config.vocab_size,
+        "draft_vocab_size": len(heads.vocabulary),
+        "dtype": "float16",
+    }
     (folder / f"{CONFIG}.partial").write_text(json.dumps(config, indent=1) + "\n")
     for name in (CONFIG, WEIGHTS):
         partial = folder / f"{name}.partial"
@@ -40,7 +44,9 @@ def load(folder: Path, target: Target) -> Heads:
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CannotTrainError(f"{folder} holds no Medusa heads: {error}") from None
     try:
-        heads.load_state_dict({name: tensor.float() for name, tensor in tensors.items()} | {"vocabulary": heads.vocabulary})
+        heads.load_state_dict(
+            {name: tensor.float() for name, tensor in tensors.items()} | {"vocabulary": heads.vocabulary}
+        )
     except RuntimeError as error:
         raise CannotTrainError(f"The heads in {folder} are for another target: {error}") from None
     return heads.to(target.device)

@@ -1,4 +1,5 @@
-"""Medusa heads that share the target's output layer (Cai et al. 2024, section 3.1, with W2 = output layer x one matrix)."""
+"""Medusa heads that share the target's output layer
+(Cai et al. 2024, section 3.1; W2 is the output layer times a matrix)."""
 
 from __future__ import annotations
 

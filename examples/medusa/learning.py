@@ -69,9 +69,11 @@ def ranked(heads: Heads, target: Target, answers: Sequence[Answer]) -> Iterator[
         yield heads.vocabulary[best.indices], best.values, said
 
 
-def figures(heads: Heads, target: Target, answers: Sequence[Answer], nodes: int = 16) -> tuple[list[list[float]], float]:
-    """On the target's greedy answers: for each depth the share of its tokens at rank 1, and among the first four; and the
-    tokens that a step gains with trees of so many nodes, the target's own included."""
+def figures(
+    heads: Heads, target: Target, answers: Sequence[Answer], nodes: int = 16
+) -> tuple[list[list[float]], float]:
+    """On the target's greedy answers: for each depth the share of its tokens at rank 1, and among the first four; and
+    the tokens that a step gains with trees of so many nodes, the target's own included."""
     hits, gained, places = torch.zeros(len(heads.heads), 2), 0, 0
     for proposed, probabilities, said in ranked(heads, target, answers):
         right = proposed == said[..., None]  # (M, depth, RANKS)
@@ -85,7 +87,8 @@ def figures(heads: Heads, target: Target, answers: Sequence[Answer], nodes: int 
 def tree(probabilities: Sequence[Sequence[float]], nodes: int) -> set[tuple[int, ...]]:
     """Paths of ranks, the most probable `nodes` by the product of their heads' probabilities. A parent is never less
     probable than its child, and wins ties by being shorter."""
-    paths, level = list[tuple[float, tuple[int, ...]]](), [(1.0, ())]
+    paths: list[tuple[float, tuple[int, ...]]] = []
+    level: list[tuple[float, tuple[int, ...]]] = [(1.0, ())]
     for ranks in probabilities:
         wider = [(p * q, (*path, rank)) for (p, path), (rank, q) in itertools.product(level, enumerate(ranks))]
         level = sorted(wider, key=lambda one: -one[0])[:nodes]

@@ -56,7 +56,7 @@ def _localised_drafter(drafter: Drafter, roots: Sequence[Path]) -> Drafter:
     if drafter.neural is None:
         return drafter
     model = _localised(drafter.neural.model, f"drafter {drafter.name!r}", roots)
-    block = "draft_model" if drafter.draft_model is not None else "eagle"
+    block = next(name for name, value in drafter if value is drafter.neural)
     return drafter.model_copy(update={block: drafter.neural.model_copy(update={"model": model})})
 
 

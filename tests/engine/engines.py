@@ -61,6 +61,10 @@ def eagle(path: Path = EAGLE_HEAD, name: str = "eagle") -> Drafter:
     return Drafter(name=name, method=DraftMethod.EAGLE, eagle=NeuralDraft(model=model(path)))
 
 
+def medusa(path: Path, name: str = "medusa") -> Drafter:
+    return Drafter(name=name, method=DraftMethod.MEDUSA, medusa=NeuralDraft(model=model(path)))
+
+
 def draft_model(path: Path, name: str = "draft") -> Drafter:
     return Drafter(name=name, method=DraftMethod.DRAFT_MODEL, draft_model=NeuralDraft(model=model(path)))
 

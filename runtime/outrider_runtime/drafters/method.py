@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-from outrider_crds.spec import Drafter
+from outrider_crds.spec import Backend, Drafter
 
 from outrider_runtime.control.settings import PROBABILITY_EDGES
 from outrider_runtime.drafters.models import Models
@@ -31,8 +31,8 @@ class Method:
     confidence_edges: tuple[float, ...] = PROBABILITY_EDGES
     beams: bool = False
     """It can propose several tokens for a place, where the engine verifies trees."""
-    unsupported: str = ""
-    """Why no engine hosts it, in a sentence; empty for a method that is served."""
+    unsupported: Mapping[Backend, str] = field(default_factory=dict)
+    """Engine -> why it does not host the method, in a sentence; empty where every engine does."""
     obstacle: Callable[[Models], str] = nothing_known
     """Why a drafter with a model cannot propose for its target, in a sentence; empty when nothing is known against
     it."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from outrider_runtime.model_config import Config
 
 TOKENIZER_FILE = "tokenizer.json"
-Config = dict[str, Any]
-"""A model's config.json."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,7 @@ What cannot be hosted is named with its reason in the pod's state, and the pod s
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from outrider_crds.base import Model
 from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, draft_mount, model_location
@@ -15,8 +13,7 @@ from outrider_crds.spec import Drafter, DraftMethod, ModelRef
 
 from outrider_runtime.drafters import METHODS
 from outrider_runtime.drafters.models import Models, config_of_layers, positions
-
-CONFIG_FILE = "config.json"
+from outrider_runtime.model_config import CONFIG_FILE, Config, read_config
 
 
 class ModelPlaces(Model):
@@ -67,15 +64,15 @@ def choose_pool(boot: BootConfig, places: ModelPlaces) -> Pool:
 
 def _obstacle(boot: BootConfig, drafter: Drafter, places: ModelPlaces) -> str:
     """Why `drafter` cannot propose for the target, in a sentence; empty when nothing is known against it."""
-    unsupported = METHODS[drafter.method].unsupported
+    unsupported = METHODS[drafter.method].unsupported.get(boot.engine.backend, "")
     if unsupported or drafter.neural is None:
         return unsupported
     draft = drafter.neural.model
     draft_location = places.location(draft, draft_mount(drafter.name))
     target_location = places.location(boot.target, TARGET_MOUNT)
     try:
-        draft_config = config_of_layers(read_config(draft, draft_location))
-        target_config = read_config(boot.target, target_location)
+        draft_config = config_of_layers(model_config(draft, draft_location))
+        target_config = model_config(boot.target, target_location)
     except (OSError, ValueError) as error:
         return str(error)
     longest = boot.engine.max_model_len or positions(target_config)
@@ -84,27 +81,14 @@ def _obstacle(boot: BootConfig, drafter: Drafter, places: ModelPlaces) -> str:
     )  # fmt: skip
 
 
-def read_config(model: ModelRef, location: str) -> dict[str, Any]:
-    """The model's config.json, from its folder or from the hub. Raises OSError or ValueError with a sentence."""
-    path = _file(location, model.revision, CONFIG_FILE)
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{CONFIG_FILE} of model {model.name!r} ({location}) cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{CONFIG_FILE} of model {model.name!r} ({location}) is not a JSON object")
-    return config
-
-
-def _file(location: str, revision: str | None, name: str) -> Path:
+def model_config(model: ModelRef, location: str) -> Config:
+    """From the model's folder or from the hub. Raises OSError or ValueError with a sentence."""
     if location.startswith("/") or Path(location).is_dir():
-        path = Path(location, name)
-        if not path.is_file():
-            raise FileNotFoundError(f"model folder {location} has no {name}; check the path in the manifest")
-        return path
+        return read_config(Path(location))
     from huggingface_hub import hf_hub_download  # part of the engine's own installation
 
     try:
-        return Path(hf_hub_download(location, name, revision=revision))
+        file = Path(hf_hub_download(location, CONFIG_FILE, revision=model.revision))
     except Exception as error:  # the hub's errors share no base class; any of them means "not there"
         raise OSError(f"model {location!r} cannot be had from the hub: {error}") from error
+    return read_config(file.parent)

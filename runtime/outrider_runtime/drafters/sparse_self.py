@@ -7,7 +7,7 @@ of the target over a bounded context: it pays where contexts are long, and KV is
 
 from __future__ import annotations
 
-from outrider_crds.spec import Drafter, SparseSelf
+from outrider_crds.spec import Backend, Drafter, SparseSelf
 
 from outrider_runtime.drafters.method import Method
 
@@ -28,4 +28,8 @@ def kv_budget(drafter: Drafter, page_tokens: int) -> int:
     return pages * page_tokens - page_tokens // 2
 
 
-METHOD = Method(passes=True, kv_budget=kv_budget)
+METHOD = Method(
+    passes=True,
+    kv_budget=kv_budget,
+    unsupported={Backend.TORCH: "Unsupported: the Torch backend has no SparseSelf; use engine.backend vLLM"},
+)

@@ -16,7 +16,7 @@ from outrider_crds.spec import Backend, Drafter, DraftMethod, DraftPrefill, Prom
 
 from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.drafters import traits
-from outrider_runtime.drafters.pool import read_config
+from outrider_runtime.drafters.pool import model_config
 from outrider_runtime.identity import weights_commit
 from outrider_runtime.paths import Paths
 from outrider_runtime.profiler import failures, session
@@ -126,7 +126,7 @@ class Profiler:
     def run(self) -> Profile:
         try:
             target = self._wanted.boot.target
-            read_config(target, self._paths.models.location(target, TARGET_MOUNT))
+            model_config(target, self._paths.models.location(target, TARGET_MOUNT))
         except (OSError, ValueError) as error:
             self._fail(failures.MODEL_NOT_FOUND, f"the target cannot be read: {error}")
             return self._profile

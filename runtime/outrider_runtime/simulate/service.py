@@ -90,6 +90,8 @@ def read(manifest: Path) -> Service:
 
 
 def _member(entry: PoolEntry) -> Member:
+    if entry.method not in RECORDED_AS:
+        raise SimulationError(f"spec.draftPool: drafter {entry.name!r}: {entry.method} is not recorded; remove it")
     kind = RECORDED_AS[entry.method]
     model = entry.neural.model.name if kind == DRAFT and entry.neural is not None else ""
     return Member(replace(TRAITS[kind], name=entry.name, kv_budget=traits(entry).kv_budget), kind, model)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-CONFIG_FILE = "config.json"
+from outrider_runtime.model_config import Config, UnreadableConfigError, config_file, read_config
+
 FAMILIES = {"llama": "Llama, SmolLM2", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 """`model_type` -> the models that have it."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -38,39 +37,20 @@ class Architecture:
         return 2 * self.layers * self.kv_heads * self.head_width * bytes_per_number
 
 
-def gguf_file(folder: Path) -> dict[str, str]:
-    """What transformers must be told to read a folder that holds one GGUF file and no config.json; else nothing."""
-    found = list(folder.glob("*.gguf"))
-    return {"gguf_file": found[0].name} if len(found) == 1 and not (folder / CONFIG_FILE).exists() else {}
-
-
 def read_architecture(folder: Path) -> Architecture:
     """Raises UnsupportedModelError."""
-    gguf = gguf_file(folder)
-    if gguf:
-        file = folder / gguf["gguf_file"]
-        return architecture_of(_config_in_gguf(file), file)
-    file = folder / CONFIG_FILE
+    return architecture_of(config_of(folder), config_file(folder))
+
+
+def config_of(folder: Path) -> Config:
+    """Raises UnsupportedModelError."""
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UnsupportedModelError(f"{file} cannot be read: {error}") from None
-    if not isinstance(config, dict):
-        raise UnsupportedModelError(f"{file} is not a JSON object")
-    return architecture_of(config, file)
+        return read_config(folder)
+    except UnreadableConfigError as error:
+        raise UnsupportedModelError(str(error)) from None
 
 
-def _config_in_gguf(file: Path) -> dict[str, Any]:
-    from transformers import AutoConfig
-
-    try:
-        config: dict[str, Any] = AutoConfig.from_pretrained(file.parent, gguf_file=file.name).to_dict()
-    except Exception as error:  # the reader raises whatever a broken file makes it stumble over
-        raise UnsupportedModelError(f"{file} cannot be read: {error}") from None
-    return {"dtype": "float32", **{name: value for name, value in config.items() if value is not None}}
-
-
-def architecture_of(config: dict[str, Any], file: Path) -> Architecture:
+def architecture_of(config: Config, file: Path) -> Architecture:
     """file: where `config` comes from, for the message. Raises UnsupportedModelError."""
     reason = _obstacle(config)
     if reason:
@@ -81,7 +61,7 @@ def architecture_of(config: dict[str, Any], file: Path) -> Architecture:
         raise UnsupportedModelError(f"{file}: the field {error.args[0]} is missing") from None
 
 
-def _architecture(config: dict[str, Any]) -> Architecture:
+def _architecture(config: Config) -> Architecture:
     heads = config["num_attention_heads"]
     return Architecture(
         vocabulary=config["vocab_size"],
@@ -98,7 +78,7 @@ def _architecture(config: dict[str, Any]) -> Architecture:
     )
 
 
-def _obstacle(config: dict[str, Any]) -> str:
+def _obstacle(config: Config) -> str:
     """Why the model cannot be served, in a sentence that begins with the field; empty when nothing is known."""
     for field in EXPERTS:
         if config.get(field):
@@ -113,7 +93,7 @@ def _obstacle(config: dict[str, Any]) -> str:
     return _sliding(config)
 
 
-def _sliding(config: dict[str, Any]) -> str:
+def _sliding(config: Config) -> str:
     if config.get("sliding_window") and config.get("use_sliding_window", config["model_type"] == "llama"):
         return f"sliding_window is {config['sliding_window']}: the Torch backend attends to all tokens, use vLLM"
     other = sorted({*(config.get("layer_types") or [])} - {"full_attention"})

@@ -173,7 +173,11 @@ class Decoder:
             x = layer(x, rotary, spans, number)
         if len(self.layers) in between:
             kept[len(self.layers)] = x
-        return Hidden(functional.rms_norm(x, self.norm.shape, self.norm, self.shape.norm_epsilon), kept)
+        return Hidden(self.normed(x), kept)
+
+    def normed(self, x: Tensor) -> Tensor:
+        """(T, H) behind the last layer to what the output layer reads."""
+        return functional.rms_norm(x, self.norm.shape, self.norm, self.shape.norm_epsilon)
 
     def logits(self, last: Tensor) -> Tensor:
         """(rows, H) to (rows, vocabulary), float32."""

@@ -28,6 +28,7 @@ from outrider_runtime.torch_engine.drafting import Drafter
 from outrider_runtime.torch_engine.drafts.beam import WIDEST
 from outrider_runtime.torch_engine.drafts.draft_model import DraftModel
 from outrider_runtime.torch_engine.drafts.eagle import Eagle
+from outrider_runtime.torch_engine.drafts.medusa import Medusa
 from outrider_runtime.torch_engine.drafts.prompt_lookup import PromptLookup
 from outrider_runtime.torch_engine.engine import Engine, Models
 from outrider_runtime.torch_engine.kv_pool import KVPool
@@ -167,6 +168,9 @@ def _drafter(spec: Spec, paths: Paths, target: Model, pool: KVPool, number: int)
         head = Eagle(folder, number, target, pool)
         pool.add_model(head.cache.bytes_per_token)
         return head
+    if spec.method is DraftMethod.MEDUSA:
+        pool.add_model(0)
+        return Medusa(folder, target)
     model = Model(folder, number, dtype=target.dtype, device=target.device)
     pool.add_model(model.cache.bytes_per_token)
     return DraftModel(model, pool)
@@ -180,6 +184,8 @@ def _memory(hosted: list[Spec], drafters: list[Drafter], target: Model) -> dict[
             sizes[spec.name] = one.model.weight_bytes, one.model.cache.bytes_per_token
         elif isinstance(one, Eagle):
             sizes[spec.name] = one.head.weight_bytes, one.cache.bytes_per_token
+        elif isinstance(one, Medusa):
+            sizes[spec.name] = one.head.weight_bytes, 0
     a_token = target.cache.bytes_per_token + sum(kv for _, kv in sizes.values())
     return {
         name: DrafterMemory(
@@ -191,4 +197,4 @@ def _memory(hosted: list[Spec], drafters: list[Drafter], target: Model) -> dict[
 
 def _layers_read(drafters: list[Drafter]) -> tuple[int, ...]:
     """Of the target, by heads."""
-    return tuple(sorted({layer for one in drafters if isinstance(one, Eagle) for layer in one.head.layers}))
+    return tuple(sorted({layer for one in drafters if isinstance(one, Eagle | Medusa) for layer in one.head.layers}))

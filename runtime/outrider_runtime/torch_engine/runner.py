@@ -12,7 +12,8 @@ from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from outrider_runtime.control.batch import Bools
-from outrider_runtime.torch_engine.architecture import Architecture, gguf_file, read_architecture
+from outrider_runtime.model_config import gguf_file
+from outrider_runtime.torch_engine.architecture import Architecture, read_architecture
 from outrider_runtime.torch_engine.decoder import Decoder, Hidden, Rotary, Span
 from outrider_runtime.torch_engine.kv import Cache
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool

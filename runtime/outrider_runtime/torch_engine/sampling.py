@@ -61,6 +61,16 @@ def likeliest(logits: Tensor, rows: Sequence[Row], width: int) -> Likeliest:
     return Likeliest(best.values - scores.logsumexp(-1, keepdim=True), best.indices)
 
 
+def likeliest_among(logits: Tensor, tokens: Tensor, size: int, rows: Sequence[Row], width: int) -> Likeliest:
+    """The same of a drafter that knows some tokens alone. logits (R, V'), tokens (V',): of the target's `size`."""
+    if all(row.sampling.temperature == 0 and row.sampling.is_plain for row in rows):
+        own = likeliest(logits, rows, width)
+        return Likeliest(own.logprobs, tokens[own.tokens])
+    everything = logits.new_full((len(rows), size), -torch.inf)
+    everything[:, tokens] = logits
+    return likeliest(everything, rows, width)
+
+
 def _scores(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """(R, V): the token of the highest score is drawn."""
     logits = _adjusted(logits, rows)

@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer
 
-from outrider_runtime.torch_engine.architecture import CONFIG_FILE, UnsupportedModelError, gguf_file
+from outrider_runtime.model_config import CONFIG_FILE, gguf_file
+from outrider_runtime.torch_engine.architecture import UnsupportedModelError
 
 GENERATION_FILE = "generation_config.json"
 CONTEXT_TOKENS = 6

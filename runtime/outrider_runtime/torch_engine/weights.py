@@ -11,7 +11,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from outrider_runtime.torch_engine.architecture import UnsupportedModelError, gguf_file
+from outrider_runtime.model_config import gguf_file
+from outrider_runtime.torch_engine.architecture import UnsupportedModelError
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 RECOMPUTED = "rotary_emb.inv_freq"

@@ -15,7 +15,7 @@ from eagle3.learning import UNROLL, acceptance, collate, loss_of, new_head
 from eagle3.target import Answer, Target, fused_layers
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
-from train_eagle3 import DEMO_PROMPTS, PASSES, Budget, Progress, Work, alike, main, split, train
+from train_eagle3 import DEMO_PROMPTS, EAGLE3, Budget, Progress, Work, alike, main, split, train
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 SHIPPED = Path(__file__).parents[3] / "examples/models/smollm2-135m-eagle3"
@@ -65,8 +65,8 @@ def trained(target: Target, held_out: list[Answer], tmp_path_factory: pytest.Tem
     return folder
 
 
-def work(held_out: list[Answer], folder: Path) -> Work:
-    return Work(prompts(90, 64), False, held_out, folder, batch=32, length=24, vocabulary=DRAFTED)
+def work(held_out: list[Answer], folder: Path) -> Work[Head]:
+    return Work(EAGLE3, prompts(90, 64), False, held_out, folder, batch=32, length=24, vocabulary=DRAFTED)
 
 
 def untrained(target: Target, answers: list[Answer]) -> Head:
@@ -223,7 +223,7 @@ def test_the_few_answers_that_were_asked_for_are_learned_from(target, held_out, 
     progress = Progress(Budget(answers=40))
     train(target, work(held_out, tmp_path), progress)
     assert progress.answers == 40
-    assert progress.steps == 40 * PASSES / 8, "eight answers a step"
+    assert progress.steps == 40 * EAGLE3.passes / 8, "eight answers a step"
 
 
 def test_a_head_is_evaluated_on_the_answers_it_was_validated_on(target, tmp_path, capsys):

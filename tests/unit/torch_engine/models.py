@@ -79,3 +79,20 @@ def write_head(folder: Path, seed: int = 5) -> None:
         "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(document))
+
+
+def write_medusa(folder: Path, seed: int = 7, heads: int = 3) -> None:
+    """Random Medusa heads for a model of SIZES, which propose every other token."""
+    width, draws = SIZES["hidden_size"], torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {"vocabulary": torch.arange(0, VOCABULARY, 2, dtype=torch.int32)}
+    for depth in range(heads):
+        tensors[f"heads.{depth}.block.weight"] = torch.randn(width, width, generator=draws) * 0.3
+        tensors[f"heads.{depth}.block.bias"] = torch.randn(width, generator=draws) * 0.3
+        tensors[f"heads.{depth}.project.weight"] = torch.eye(width) + torch.randn(width, width, generator=draws) * 0.1
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    document = {
+        "architectures": ["MedusaHeads"], "medusa_num_heads": heads, "hidden_size": width, "vocab_size": VOCABULARY,
+        "draft_vocab_size": VOCABULARY // 2,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(document))

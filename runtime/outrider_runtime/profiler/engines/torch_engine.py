@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 import time
@@ -88,8 +89,10 @@ class TorchEngine:
             self._engine.abort(name)
 
     def hold(self, lengths: Sequence[int]) -> None:
+        from outrider_runtime.torch_engine.tree import chain
+
         for request, length in zip(self._engine.scheduler.running, lengths, strict=True):
-            request.proposals = [PLACE_HOLDER] * length
+            request.proposals = chain([PLACE_HOLDER] * length, 0, math.nan)
 
     def step(self) -> None:
         self._engine.step()

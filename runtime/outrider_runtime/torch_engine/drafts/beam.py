@@ -49,6 +49,11 @@ class Beam:
     def names(self) -> list[str]:
         return [one.name for one in self._requests]
 
+    @property
+    def owners(self) -> list[int]:
+        """(R,): of each node of the last depth, its request's place."""
+        return [number for number, nodes in enumerate(self._last) for _ in nodes]
+
     def rows(self) -> list[Row]:
         """(R,): what comes behind each node of the last depth."""
         return [

@@ -6,7 +6,6 @@ others. An entry knows its place in the text by its rotation, so entries need no
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from torch.nn import functional
 
 from outrider_runtime.drafters.eagle import LAYER_IDS
 from outrider_runtime.loop.caches import Hole
-from outrider_runtime.torch_engine.architecture import Architecture, read_architecture
+from outrider_runtime.torch_engine.architecture import Architecture, config_of, read_architecture
 from outrider_runtime.torch_engine.decoder import Layer, Rotary, Span, read_layer
 from outrider_runtime.torch_engine.drafting import Ask, Finished, Ran
 from outrider_runtime.torch_engine.drafts.beam import Beam
@@ -25,7 +24,7 @@ from outrider_runtime.torch_engine.kv import Cache
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
 from outrider_runtime.torch_engine.requests import Request
 from outrider_runtime.torch_engine.runner import Model, Places, Segment
-from outrider_runtime.torch_engine.sampling import Likeliest, Row, likeliest
+from outrider_runtime.torch_engine.sampling import Likeliest, Row, likeliest_among
 from outrider_runtime.torch_engine.tree import Tree
 from outrider_runtime.torch_engine.weights import Weights, read_weights
 
@@ -37,7 +36,7 @@ class Head:
     """The weights. Shapes: T tokens of a pass, H width, V' tokens that it may propose."""
 
     def __init__(self, folder: Path, target: Model) -> None:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = config_of(folder)
         self.shape: Architecture = read_architecture(folder)
         weights = read_weights(folder, target.dtype, target.device)
         width = self.shape.width
@@ -68,12 +67,7 @@ class Head:
     def likeliest(self, state: Tensor, rows: Sequence[Row], width: int) -> Likeliest:
         """(rows, H) to the target's tokens that the head proposes for each."""
         logits = functional.linear(self._layer.normed(state, self._norm), self._output).float()
-        if all(row.sampling.temperature == 0 and row.sampling.is_plain for row in rows):
-            own = likeliest(logits, rows, width)
-            return Likeliest(own.logprobs, self._to_target[own.tokens])
-        everything = logits.new_full((len(rows), len(self._embedding)), -torch.inf)
-        everything[:, self._to_target] = logits
-        return likeliest(everything, rows, width)
+        return likeliest_among(logits, self._to_target, len(self._embedding), rows, width)
 
 
 def fused_layers(config: dict[str, Any], layers: int) -> tuple[int, ...]:

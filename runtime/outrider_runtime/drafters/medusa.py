@@ -1,0 +1,37 @@
+"""Medusa heads (Cai et al. 2024): each reads the target's last hidden state, and proposes a token of its own depth.
+
+All of them are one call, so a longer proposal costs next to nothing more. They read only the state that the step has
+just computed: they have no cache, and a step without them leaves no hole.
+"""
+
+from __future__ import annotations
+
+from outrider_crds.spec import Backend
+
+from outrider_runtime.drafters.method import Method
+from outrider_runtime.drafters.models import Models, architectures, other_vocabulary
+
+HEADS = "medusa_num_heads"
+
+
+def obstacle(models: Models) -> str:
+    if HEADS not in models.draft:
+        return (
+            f"{models.draft_location}/config.json has no {HEADS}: it is of {architectures(models.draft)}; method "
+            "Medusa needs heads as examples/train_medusa.py writes them"
+        )
+    return other_vocabulary(models) or _other_width(models)
+
+
+def _other_width(models: Models) -> str:
+    wanted, has = models.draft.get("hidden_size"), models.target.get("hidden_size")
+    if wanted == has:
+        return ""
+    return f"{models.draft_location}/config.json: hidden_size is {wanted}, the target's hidden states are {has} wide"
+
+
+METHOD = Method(
+    beams=True,
+    obstacle=obstacle,
+    unsupported={Backend.VLLM: "Unsupported: vLLM's model runner has no Medusa heads; use engine.backend Torch"},
+)

@@ -1,0 +1,90 @@
+"""examples/train_medusa.py on a tiny random target: it learns, and the Torch backend proposes what it trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from eagle3.target import Answer, Target
+from medusa.checkpoint import load
+from medusa.learning import DEPTH, accepted, figures, loss_of, new_heads, ranked, tree
+from outrider_runtime.torch_engine.drafts import medusa
+from outrider_runtime.torch_engine.runner import Model
+from outrider_runtime.torch_engine.sampling import Row
+from safetensors.torch import load_file
+from train_eagle3 import Budget, Progress, Work, train
+from train_medusa import MEDUSA, figure
+
+from tests.unit.examples.test_training_a_head import DRAFTED, prompts, tiny_target
+from tests.unit.torch_engine.engines import CPU, GREEDY
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return Target(tiny_target(tmp_path_factory.mktemp("target")), "cpu")
+
+
+@pytest.fixture(scope="module")
+def held_out(target: Target) -> list[Answer]:
+    return target.write(prompts(5, 16), 24, 0.0)
+
+
+@pytest.fixture(scope="module")
+def trained(target: Target, held_out: list[Answer], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("heads")
+    work = Work(MEDUSA, prompts(90, 64), False, held_out, folder, batch=32, length=24, vocabulary=DRAFTED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("train_eagle3.VOCABULARY_TOKENS", 1000)
+        train(target, work, Progress(Budget(steps=60)))
+    return folder
+
+
+def test_training_lowers_the_loss_and_finds_tokens_of_answers_it_never_saw(target, held_out, trained):
+    before, after = new_heads(target, held_out, DRAFTED), load(trained, target)
+    with torch.no_grad():
+        assert loss_of(after, target, held_out) < loss_of(before, target, held_out)
+    depths, gained = figures(after, target, held_out)
+    assert depths[0][0] > 1.2 * figures(before, target, held_out)[0][0][0]
+    assert len(depths) == DEPTH
+    assert all(first <= among for first, among in depths)
+    assert gained > figures(before, target, held_out)[1]
+    assert "at rank 1" in figure(after, target, held_out)
+
+
+def test_the_backend_proposes_what_was_trained(target, held_out, trained):
+    """Ranks and probabilities of every depth, from the folder that training wrote."""
+    model = Model(Path(target.model.config._name_or_path), 0, dtype=torch.float32, device=CPU)
+    heads, answer = medusa.Heads(trained, model), held_out[0]
+    proposed, _, _ = next(ranked(load(trained, target), target, [answer]))
+    before_the_norm: list[torch.Tensor] = []
+    hook = target.model.model.norm.register_forward_pre_hook(lambda _module, given: before_the_norm.append(given[0][0]))
+    with torch.inference_mode():
+        target.model(answer.tokens[None, :-1])
+        hook.remove()
+        states = heads.states(before_the_norm[0])
+    rows = [Row(GREEDY, 0)] * len(proposed)
+    for depth, state in enumerate(states):
+        found = heads.likeliest(state[answer.prompt - 1 :][: len(proposed)], rows, 4)
+        assert torch.equal(found.tokens, proposed[:, depth, :4])
+
+
+def test_the_weights_are_a_file_that_any_user_may_read(trained):
+    """float16, without the output layer, which is the target's."""
+    tensors = load_file(trained / "model.safetensors")
+    assert {name for name in tensors if name.startswith("heads.0.")} == {
+        "heads.0.block.weight", "heads.0.block.bias", "heads.0.project.weight",
+    }  # fmt: skip
+    assert {tensor.dtype for name, tensor in tensors.items() if name != "vocabulary"} == {torch.float16}
+    assert tensors["vocabulary"].shape == (DRAFTED,)
+    assert (trained / "model.safetensors").stat().st_mode & 0o044 == 0o044
+
+
+def test_a_tree_holds_the_most_probable_paths_and_their_parents():
+    """By the product of the heads' probabilities; what the target says is followed as far as the tree goes."""
+    chosen = tree([[0.5, 0.3, 0.1], [0.6, 0.2, 0.1]], 4)
+    assert chosen == {(0,), (1,), (0, 0), (1, 0)}
+    assert accepted([[False, True, False], [True, False, False]], chosen) == 2
+    assert accepted([[False, False, True], [True, False, False]], chosen) == 0
+    assert accepted([[True, False, False], [False, True, False]], chosen) == 1

@@ -1,0 +1,126 @@
+"""Medusa heads in the bundled engine: lossless whatever they propose, and refused by file and field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from outrider_crds.runtime_config import BootConfig
+from outrider_crds.spec import Backend
+from outrider_runtime.drafters.pool import ModelPlaces, choose_pool
+from outrider_runtime.torch_engine.architecture import UnsupportedModelError
+from outrider_runtime.torch_engine.drafting import Ask, Drafter, Finished, Ran
+from outrider_runtime.torch_engine.drafts.medusa import Heads, Medusa
+from outrider_runtime.torch_engine.kv_pool import KVPool
+from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
+from outrider_runtime.torch_engine.runner import Model
+from safetensors.torch import load_file, save_file
+
+from tests.engine import engines
+from tests.unit.torch_engine.engines import CPU, GREEDY, Letters, bench
+from tests.unit.torch_engine.models import SIZES, VOCABULARY, write_medusa
+from tests.unit.torch_engine.test_drafters import answers
+from tests.unit.torch_engine.test_launch import boot, started
+
+DRAWN = Sampling(seed=11, temperature=0.8, top_p=0.95, presence_penalty=0.3)
+
+
+@pytest.fixture
+def heads(tmp_path: Path) -> Path:
+    write_medusa(tmp_path / "heads")
+    return tmp_path / "heads"
+
+
+def make(heads: Path) -> Any:
+    def drafters(target: Model, _pool: KVPool) -> list[Drafter]:
+        return [Medusa(heads, target)]
+
+    return drafters
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn with a seed"])
+def test_an_answer_is_that_of_plain_decoding(folder: Path, heads: Path, sampling: Sampling) -> None:
+    plain = answers(bench(folder), sampling)
+    here = bench(folder, [engines.medusa(heads)], make(heads), draft_bytes=[0])
+    here.loop.pin(3, "medusa")
+    assert answers(here, sampling) == plain
+    assert here.loop.state().drafters["medusa"].tried > 0
+
+
+def test_a_tree_is_the_most_probable_part_of_the_cartesian_product(folder: Path, heads: Path) -> None:
+    """By brute force: the greatest products, of all paths over what the depth before kept."""
+    target = Model(folder, 0, dtype=torch.float32, device=CPU)
+    drafter = Medusa(heads, target)
+    state = torch.randn(1, SIZES["hidden_size"], generator=torch.Generator().manual_seed(3))
+    request = Request("r", [1, 2, 3], 3, Stops(10), GREEDY, Letters())
+    step = Finished([Ran(request, 0, 0, [0, 1])], {target.shape.layers: torch.cat([torch.zeros_like(state), state])})
+    (tree,) = drafter.propose(step, Ask(0, [True], 2, 3))
+    output = target.decoder.output[drafter.head._vocabulary]
+    first, second = ((own @ output.T).softmax(-1)[0] for own in drafter.head.states(state)[:2])
+    best = first.topk(3)
+    pairs = {(a, b): float(best.values[a] * second[b]) for a in range(3) for b in range(len(second))}
+    wanted = sorted(pairs, key=lambda pair: -pairs[pair])[:3]
+    tokens = drafter.head._vocabulary
+    assert [tree.path(node) for node in range(3)] == [[int(tokens[place])] for place in best.indices]
+    assert [tree.path(node) for node in range(3, 6)] == [
+        [int(tokens[best.indices[a]]), int(tokens[b])] for a, b in wanted
+    ]
+
+
+def test_nobody_proposes_deeper_than_there_are_heads(folder: Path, heads: Path) -> None:
+    target = Model(folder, 0, dtype=torch.float32, device=CPU)
+    request = Request("r", [1, 2], 2, Stops(10), GREEDY, Letters())
+    step = Finished([Ran(request, 0, 0, [0])], {target.shape.layers: torch.ones(1, SIZES["hidden_size"])})
+    (tree,) = Medusa(heads, target).propose(step, Ask(0, [True], 9, 1))
+    assert len(tree) == 3
+
+
+def changed(folder: Path, **fields: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+def test_heads_with_a_tensor_missing_are_refused_by_its_name(folder: Path, heads: Path) -> None:
+    tensors = load_file(heads / "model.safetensors")
+    del tensors["heads.1.block.bias"]
+    save_file(tensors, heads / "model.safetensors")
+    with pytest.raises(UnsupportedModelError, match=r"heads has no tensor heads\.1\.block\.bias"):
+        Heads(heads, Model(folder, 0, dtype=torch.float32, device=CPU))
+
+
+def test_heads_of_another_width_are_refused_by_file_and_field(folder: Path, heads: Path, tmp_path: Path) -> None:
+    """Before they are loaded, from their configuration; the pod serves without them."""
+    changed(heads, hidden_size=99)
+    loaded = started(boot(folder, [engines.medusa(heads)]), tmp_path)
+    (told,) = loaded.reporter.state().drafters
+    assert not told.loaded
+    assert f"{heads}/config.json: hidden_size is 99, the target's hidden states are 24 wide" in told.reason
+
+
+def test_another_model_is_no_medusa_heads(folder: Path) -> None:
+    pool = choose_pool(boot(folder, [engines.medusa(folder)]), ModelPlaces(mounted=False))
+    assert "has no medusa_num_heads" in pool.dropped["medusa"]
+
+
+def test_vllm_hosts_no_medusa_heads_and_says_why(folder: Path, heads: Path) -> None:
+    config: BootConfig = boot(folder, [engines.medusa(heads), engines.sparse_self(32)], backend=Backend.VLLM)
+    pool = choose_pool(config, ModelPlaces(mounted=False))
+    assert "vLLM's model runner has no Medusa heads" in pool.dropped["medusa"]
+    assert [one.name for one in pool.hosted] == ["self"]
+    here = choose_pool(boot(folder, config.draft_pool), ModelPlaces(mounted=False))
+    assert [one.name for one in here.hosted] == ["medusa"]
+    assert "SparseSelf" in here.dropped["self"]
+
+
+def test_what_they_take_is_told(folder: Path, heads: Path, tmp_path: Path) -> None:
+    """Weights of their own and their part of the output layer; no KV."""
+    loaded = started(boot(folder, [engines.medusa(heads)]), tmp_path)
+    (told,) = loaded.reporter.state().drafters
+    assert told.loaded
+    assert told.memory is not None
+    width, own = SIZES["hidden_size"], VOCABULARY // 2
+    assert told.memory.weight_bytes == 4 * (3 * (2 * width * width + width) + own * width + own)
+    assert told.memory.kv_bytes_per_token == 0
