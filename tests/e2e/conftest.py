@@ -1,4 +1,4 @@
-"""One service from chart to answers: real operator in the cluster, real vLLM, real model; shared by every test here."""
+"""From chart to answers: a cluster with the real operator, and services of the real runtime with a real model on it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from tests.cluster.spec import ClusterSpec
 
 EXAMPLE = REPOSITORY / "examples" / "smollm2-cpu.yaml"
 NAME = "smollm2"
+TORCH_NAME = "smollm2-torch"
 MODEL = "smollm2-135m-instruct"
 PATIENCE_S = 900.0  # a busy machine is slow, not wrong
 
@@ -35,12 +37,16 @@ def _hurried(manifest: Path) -> JsonObject:
     return document
 
 
-@dataclass(frozen=True)
+@dataclass
 class Service:
-    """The example's service on its own cluster."""
+    """A service on the cluster of these tests."""
 
     cluster: Cluster
-    follower: Follower
+    name: str
+
+    @cached_property
+    def follower(self) -> Follower:
+        return Follower(self.cluster.kubectl, Console(), self.name)
 
     def until_updated(self) -> JsonObject:
         """The service once ready pods run its newest generation and its profiles are measured."""
@@ -50,17 +56,17 @@ class Service:
         )  # fmt: skip
 
     def patch(self, patch: str) -> None:
-        self.cluster.kubectl("patch", "specsvc", NAME, "--type=merge", "-p", patch)
+        self.cluster.kubectl("patch", "specsvc", self.name, "--type=merge", "-p", patch)
 
     def pods(self) -> list[JsonObject]:
         found: list[JsonObject] = self.cluster.get(
-            "pods", selector=f"outrider.dev/service={NAME},outrider.dev/component=serving"
+            "pods", selector=f"outrider.dev/service={self.name},outrider.dev/component=serving"
         )
         return found
 
     @property
     def url(self) -> str:
-        return f"http://{self.cluster.get('service', NAME)['spec']['clusterIP']}"
+        return f"http://{self.cluster.get('service', self.name)['spec']['clusterIP']}"
 
     @contextmanager
     def load(self, concurrency: int, thinking_s: float = 0.0) -> Generator[Load, None, None]:
@@ -76,13 +82,37 @@ class Service:
             thread.join()
 
 
-@pytest.fixture(scope="module")
-def service(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Generator[Service, None, None]:
-    """Installed with helm and applied with kubectl, as a user would; Ready, Updated and profiled."""
+@pytest.fixture(scope="package")
+def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster, None, None]:
+    """A cluster on which helm has installed the operator, as a user would."""
     del cluster  # it says, by its skip, where there can be none; this operator needs one of its own
     with Cluster(ClusterSpec(nodes=1), Path(tmp_path_factory.mktemp("e2e"))) as own:
         install_outrider(own)
-        own.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(_hurried(EXAMPLE)))
-        started = Service(own, Follower(own.kubectl, Console(), NAME))
-        started.until_updated()
-        yield started
+        yield own
+
+
+@pytest.fixture(scope="module")
+def service(installed: Cluster) -> Service:
+    """The example's, on vLLM: Ready, Updated and profiled."""
+    return _applied(installed, _hurried(EXAMPLE))
+
+
+@pytest.fixture(scope="module")
+def torch_service(installed: Cluster) -> Service:
+    """The same on the bundled engine, which rolls out only once it is profiled."""
+    document = _hurried(EXAMPLE)
+    document["metadata"]["name"] = TORCH_NAME
+    spec = document["spec"]
+    spec["draftPool"] = spec["draftPool"][:1]
+    spec["profiling"] = {"mode": "Required", "timeBudget": "20s"}
+    spec["engine"] = {
+        "backend": "Torch", "maxModelLen": 1024, "extraArgs": ["--max-num-seqs=8", "--max-num-batched-tokens=512"]
+    }  # fmt: skip
+    return _applied(installed, document)
+
+
+def _applied(cluster: Cluster, document: JsonObject) -> Service:
+    cluster.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(document))
+    started = Service(cluster, document["metadata"]["name"])
+    started.until_updated()
+    return started
