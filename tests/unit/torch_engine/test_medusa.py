@@ -41,11 +41,12 @@ def make(heads: Path) -> Any:
     return drafters
 
 
+@pytest.mark.parametrize("width", [1, 3], ids=["chains", "trees"])
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn with a seed"])
-def test_an_answer_is_that_of_plain_decoding(folder: Path, heads: Path, sampling: Sampling) -> None:
+def test_an_answer_is_that_of_plain_decoding(folder: Path, heads: Path, sampling: Sampling, width: int) -> None:
     plain = answers(bench(folder), sampling)
     here = bench(folder, [engines.medusa(heads)], make(heads), draft_bytes=[0])
-    here.loop.pin(3, "medusa")
+    here.loop.pin(3, "medusa", width)
     assert answers(here, sampling) == plain
     assert here.loop.state().drafters["medusa"].tried > 0
 

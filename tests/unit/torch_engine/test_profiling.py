@@ -54,6 +54,8 @@ def test_the_engine_says_what_it_can_run(driver: Driver) -> None:
     [
         (GridPoint(64, 1), None, 1, ExecutionMode.UNIFORM),
         (GridPoint(64, 4, 3), "eagle", 16, ExecutionMode.UNIFORM),
+        (GridPoint(64, 2, 3, width=3), "eagle", 8, ExecutionMode.UNIFORM),
+        (GridPoint(64, 2, 3, width=4), "draft", 8, ExecutionMode.UNIFORM),
         (GridPoint(64, 4, 3, uneven=True), "draft", 10, ExecutionMode.RAGGED),
         (GridPoint(64, 3, 1, prefill=64), "pld", 70, ExecutionMode.RAGGED),
     ],
@@ -72,6 +74,7 @@ def test_a_step_has_the_shape_that_was_asked_for(
         assert sample.target_s > 0
         assert drafter is None or sample.draft_s[drafter] > 0  # heads may read the prompt beside it
         assert sample.draft_tokens == (point.verify if drafter else 0)
+        assert sample.draft_width == point.width
 
 
 def test_a_job_measures_target_and_drafters_without_vllm(folder: Path, tmp_path: Path) -> None:
