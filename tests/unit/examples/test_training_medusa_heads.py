@@ -8,6 +8,7 @@ import pytest
 import torch
 from eagle3.target import Answer, Target
 from medusa.checkpoint import load
+from medusa.heads import Heads
 from medusa.learning import DEPTH, accepted, figures, loss_of, new_heads, ranked, tree
 from outrider_runtime.torch_engine.drafts import medusa
 from outrider_runtime.torch_engine.runner import Model
@@ -30,6 +31,17 @@ def held_out(target: Target) -> list[Answer]:
     return target.write(prompts(5, 16), 24, 0.0)
 
 
+def at_random(target: Target, answers: list[Answer]) -> Heads:
+    """New heads say the token again that the target says next, which is often right of a random target."""
+    torch.manual_seed(0)
+    heads = new_heads(target, answers, DRAFTED)
+    with torch.no_grad():
+        for name, weight in heads.named_parameters():
+            if "project" in name:
+                weight.normal_(std=weight.shape[0] ** -0.5)
+    return heads
+
+
 @pytest.fixture(scope="module")
 def trained(target: Target, held_out: list[Answer], tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
@@ -37,16 +49,16 @@ def trained(target: Target, held_out: list[Answer], tmp_path_factory: pytest.Tem
     work = Work(MEDUSA, prompts(90, 64), False, held_out, folder, batch=32, length=24, vocabulary=DRAFTED)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("train_eagle3.VOCABULARY_TOKENS", 1000)
-        train(target, work, Progress(Budget(steps=60)))
+        train(target, work, Progress(Budget(steps=60)), at_random(target, held_out))
     return folder
 
 
 def test_training_lowers_the_loss_and_finds_tokens_of_answers_it_never_saw(target, held_out, trained):
-    before, after = new_heads(target, held_out, DRAFTED), load(trained, target)
+    before, after = at_random(target, held_out), load(trained, target)
     with torch.no_grad():
-        assert loss_of(after, target, held_out) < loss_of(before, target, held_out)
+        assert loss_of(after, target, held_out) < 0.9 * loss_of(before, target, held_out)
     depths, gained = figures(after, target, held_out)
-    assert depths[0][0] > 1.2 * figures(before, target, held_out)[0][0][0]
+    assert depths[0][0] > 1.5 * figures(before, target, held_out)[0][0][0]
     assert len(depths) == DEPTH
     assert all(first <= among for first, among in depths)
     assert gained > figures(before, target, held_out)[1]
