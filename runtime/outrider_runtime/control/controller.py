@@ -11,10 +11,10 @@ from outrider_runtime.control.batch import NOBODY, Batch, Ints
 from outrider_runtime.control.cost import LatencyModel
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.forest import Forest
-from outrider_runtime.control.in_force import Pin, UnderWay, in_force
 from outrider_runtime.control.plans import DraftPlan, Outcome, VerifyPlan
 from outrider_runtime.control.propose import Propose
-from outrider_runtime.control.settings import HotSettings, Mode, Settings
+from outrider_runtime.control.settings import HotSettings, Mode, Pin, Settings, in_force
+from outrider_runtime.control.slo import UnderWay
 from outrider_runtime.control.state import (
     ACCEPTED,
     IDLE_S,

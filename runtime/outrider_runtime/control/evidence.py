@@ -8,7 +8,6 @@ import numpy as np
 
 from outrider_runtime.control.acceptance import Acceptance
 from outrider_runtime.control.batch import Ints
-from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.cost import LatencyModel, Shape, this_step, without_prompts
 from outrider_runtime.control.explore import Explorer
 from outrider_runtime.control.latency import Latency
@@ -86,11 +85,7 @@ class Evidence:
         plausible = self.latency.observe_target(shape, outcome.mode, target_s)
         if plausible and measured and not base.n_prompt:
             self.latency.observe_decoding(shape, outcome.mode, outside_s, verified)
-        for drafter, seconds in enumerate(drafts_s):
-            if seconds > 0:
-                first, passes = self._draft_shape(outcome, drafter)
-                plausible &= self.latency.observe_draft(drafter, first, passes, seconds)
-        return plausible
+        return self.latency.observe_drafts(outcome.draft_plan, outcome.batch.context, outcome.draft_s) and plausible
 
     def _observe_worth(
         self, outcome: Outcome, base: Shape, alone: Shape, plain_s: float, verified: int, drafts_s: float
@@ -111,13 +106,6 @@ class Evidence:
         if outcome.verify_purpose is Purpose.EXPLORE or outcome.draft_plan.purpose is Purpose.EXPLORE:
             self.explorer.pay(outcome.step_s, outcome.tokens / (plain_rate * max(1.0, self.goodput.ratio)))
 
-    def _draft_shape(self, outcome: Outcome, drafter: int) -> tuple[Shape, int]:
-        """What the first pass of a drafter ran over, and how many passes there were."""
-        plan = outcome.draft_plan
-        budget, context = self._settings.drafters[drafter].kv_budget, outcome.batch.context
-        read = context if budget is None else np.minimum(context, budget)
-        return _first_pass(plan.feed, plan.asked, read, drafter), max(1, int(plan.passes[drafter]))
-
     def _observe_truth(self, outcome: Outcome, work_s: float, verified: int, drafts_s: float) -> None:
         """work_s: what the model says plain decoding takes for what the step gave."""
         verify, draft = outcome.verify_purpose, outcome.draft_plan.purpose
@@ -127,16 +115,3 @@ class Evidence:
             return
         speculates = verify is draft is Purpose.CHOICE and verified > 0 and any(outcome.draft_plan.passes.tolist())
         self.probes.observe(work_s, outcome.step_s, speculates=speculates)
-
-
-@compiled
-def _first_pass(feed: Ints, asked: Ints, context: Ints, drafter: int) -> Shape:
-    """Of a drafter, over those that it is fed of; of a lookup, over those that ask it. feed: (D, N)"""
-    fed, requests, cached = feed[drafter].sum(), 0, 0.0
-    for i in range(len(context)):
-        takes_part = feed[drafter, i] > 0
-        for rank in range(asked.shape[0] if fed == 0 else 0):
-            takes_part |= asked[rank, i] == drafter
-        requests += takes_part
-        cached += context[i] if takes_part else 0
-    return Shape(cached, float(max(1, requests, fed)), float(max(1, requests)), cached / 1000, 0.0)

@@ -14,15 +14,6 @@ import numpy as np
 
 from outrider_runtime.control.batch import Bools, Floats, Ints
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.corrections import (
-    EVEN,
-    PLAIN,
-    UNEVEN,
-    Deviations,
-    Multipliers,
-    deviations,
-    rescale,
-)
 from outrider_runtime.control.cost import (
     ABOVE,
     BATCHED,
@@ -39,7 +30,7 @@ from outrider_runtime.control.cost import (
     without_prompts,
 )
 from outrider_runtime.control.fit import LearnedCost
-from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.control.plans import DraftPlan, ExecutionMode
 from outrider_runtime.control.settings import Drafter, Settings
 from outrider_runtime.control.value import WHOLE_BATCH, Price
 
@@ -51,10 +42,126 @@ WINSOR_FACTOR = 2.5
 """One slow step counts as at most so many times its prediction."""
 MODEL_SHARE, LOOKUP_S = 0.15, 2e-4
 """Before its first measurement: a model's pass as a share of the target's, and a lookup's call."""
+TARGET_MEMORY = (0.5 ** (1 / 50), 0.3, 8.0)
+"""See `_correct`. Noise comes in spells of many steps, so a window of 70 holds only a few spells: unlikeness needs good
+reasons."""
+DRAFT_MEMORY = (0.5 ** (1 / 12), 0.3, 1.0)
+PLAIN, EVEN, UNEVEN = range(3)
+"""Kinds of step: nothing is verified, equally many for every request, or not."""
+SIZES = 14
+"""Powers of two of the batch size that are told apart."""
+PRIOR_STEPS = 8.0
+"""What the mean of other steps counts for."""
 UNIFORM, RAGGED, BEYOND = range(3)
 MODES = (ExecutionMode.UNIFORM, ExecutionMode.RAGGED, ExecutionMode.BEYOND_GRAPH)
 ROWS = {mode: row for row, mode in enumerate(MODES)}
 """Of the target's coefficients."""
+
+
+class Deviations:
+    """What the model gets wrong about steps of a kind at a size of batch: a mean that is shrunk to the kind's at other
+    sizes, that to the mean of all kinds, and that to none. So what all kinds share does not count for those alone that
+    were seen, or the others would look cheap."""
+
+    HALF_LIFE_STEPS = 300.0
+    MOST_SHARE = 0.5
+    """Of the predicted time, that one step may deviate by: the rest is an accident."""
+
+    def __init__(self) -> None:
+        self._keep = 0.5 ** (1 / self.HALF_LIFE_STEPS)
+        self.sums = np.zeros((3, SIZES, 2))
+        """[kind, size, (weight, deviation)]"""
+
+    def observe(self, kind: int, requests: float, seconds: float, predicted_s: float) -> None:
+        """A decoding step's time without its drafts, and what the model says of it."""
+        most = self.MOST_SHARE * predicted_s
+        deviation = min(max(seconds - predicted_s, -most), most)
+        _add_deviation(self.sums, self._keep, kind, requests, deviation)
+
+
+@compiled
+def _size(requests: float) -> int:
+    """Number of a batch size among SIZES."""
+    size, rest = 0, int(requests)
+    while rest:
+        rest >>= 1
+        size += 1
+    return min(size, SIZES - 1)
+
+
+@compiled
+def _deviation(sums: Floats, kind: int, size: int) -> float:
+    """To be added to the model's prediction of a kind of step."""
+    weight = total = kind_weight = kind_total = 0.0
+    for k in range(sums.shape[0]):
+        for s in range(sums.shape[1]):
+            weight += sums[k, s, 0]
+            total += sums[k, s, 1]
+            if k == kind:
+                kind_weight += sums[k, s, 0]
+                kind_total += sums[k, s, 1]
+    own_weight, own = sums[kind, size, 0], sums[kind, size, 1]
+    mean = (total - kind_total) / (weight - kind_weight + PRIOR_STEPS)
+    mean = (kind_total - own + PRIOR_STEPS * mean) / (kind_weight - own_weight + PRIOR_STEPS)
+    return float((own + PRIOR_STEPS * mean) / (own_weight + PRIOR_STEPS))
+
+
+@compiled
+def _deviations(sums: Floats, requests: float) -> tuple[float, float, float]:
+    """Of each kind of step at a batch size. One that verifies does all that a plain one does: where it seems to take
+    less, the plain ones came in a slow spell of the machine."""
+    size = _size(requests)
+    plain = _deviation(sums, PLAIN, size)
+    return plain, max(plain, _deviation(sums, EVEN, size)), max(plain, _deviation(sums, UNEVEN, size))
+
+
+@compiled
+def _add_deviation(sums: Floats, keep: float, kind: int, requests: float, deviation: float) -> None:
+    size = _size(requests)
+    sums *= keep
+    sums[kind, size, 0] += 1.0
+    sums[kind, size, 1] += deviation
+
+
+@compiled
+def _rescale(base: Floats, values: Floats, costs: Floats) -> None:
+    """costs: (R, 8), set to `base` (R, 8) with its constants times values[0] and all other terms times values[1]."""
+    for row in range(base.shape[0]):
+        for term in range(base.shape[1]):
+            costs[row, term] = base[row, term] * (1.0 if term == KNEE else values[0] if term == CONSTANT else values[1])
+
+
+@compiled
+def _correct(
+    sums: Floats, memory: tuple[float, float, float], first: float, second: float, seconds: float, base: Floats,
+    values: Floats, costs: Floats,
+) -> None:  # fmt: skip
+    """Recursive least squares with forgetting on a cost of two parts: `y ~ m_1 * part_1 + m_2 * part_2`.
+
+    Parts are seconds as a model predicts them, their sum positive, so both multipliers are 1 where the model is right.
+    Errors are relative to the prediction. The prior is `strength * ((m_1 + m_2) / 2 - 1)^2 + likeness * (m_1 - m_2)^2`:
+    a machine that slows down slows both parts, and only data that tell them apart part them. Directions that the last
+    data do not show return there instead of drifting.
+
+    sums: (5,), of the normal equations. memory: (share kept at an observation, strength, likeness). values: (2,), set
+    to the non-negative solution; costs: (R, 8), to `base` (R, 8) corrected.
+    """
+    keep, strength, likeness = memory
+    total = first + second
+    x, y, target = first / total, second / total, seconds / total
+    sums *= keep
+    sums += np.array([x * x, x * y, y * y, x * target, y * target])
+    mean = strength / 4
+    a11, a12, a22 = sums[0] + mean + likeness, sums[1] + mean - likeness, sums[2] + mean + likeness
+    b1, b2 = sums[3] + 2 * mean, sums[4] + 2 * mean
+    determinant = a11 * a22 - a12 * a12  # positive: the prior makes it so
+    m1, m2 = (a22 * b1 - a12 * b2) / determinant, (a11 * b2 - a12 * b1) / determinant
+    if m1 < 0.0:
+        m1, m2 = 0.0, max(0.0, b2 / a22)
+    elif m2 < 0.0:
+        m1, m2 = max(0.0, b1 / a11), 0.0
+    values[0], values[1] = m1, m2
+    _rescale(base, values, costs)
 
 
 @compiled
@@ -72,7 +179,7 @@ def _step_s(
 
 @compiled
 def _decode_s(costs: Floats, graph: float, sums: Floats, shape: Shape, proposals: float) -> float:
-    return _step_s(costs, graph, deviations(sums, shape.n_requests), shape, proposals)
+    return _step_s(costs, graph, _deviations(sums, shape.n_requests), shape, proposals)
 
 
 @compiled
@@ -112,7 +219,7 @@ def _price(
     costs: Floats, graph: float, sums: Floats, shape: Shape, context: Ints, read_s: float, goodput: float, most: int
 ) -> tuple[Floats, Floats, Floats, float, float]:  # fmt: skip
     """The fields of `Price`. context: (N,)"""
-    more_s = deviations(sums, shape.n_requests)
+    more_s = _deviations(sums, shape.n_requests)
     uneven, even = np.empty(most + 1), np.full(most + 1, np.inf)
     in_graph = int(max(0.0, min(most + 1.0, graph - shape.n_batched + 1.0)))
     _fill(uneven[1:in_graph], costs[RAGGED], shape, 1, more_s[UNEVEN])
@@ -190,6 +297,42 @@ def _draft_parts_s(costs: Floats, first: Shape, further: int) -> tuple[float, fl
     return calls, total - calls
 
 
+@compiled
+def _first_pass(feed: Ints, asked: Ints, context: Ints, budget: float, drafter: int) -> Shape:
+    """Of a drafter, over those that it is fed of; of a lookup, over those that ask it. feed: (D, N). budget: tokens of
+    each that it reads at most; 0: all."""
+    fed, requests, cached = feed[drafter].sum(), 0, 0.0
+    for i in range(len(context)):
+        takes_part = feed[drafter, i] > 0
+        for rank in range(asked.shape[0] if fed == 0 else 0):
+            takes_part |= asked[rank, i] == drafter
+        requests += takes_part
+        read = min(float(context[i]), budget) if budget > 0.0 else float(context[i])
+        cached += read if takes_part else 0.0
+    return Shape(cached, float(max(1, requests, fed)), float(max(1, requests)), cached / 1000, 0.0)
+
+
+@compiled
+def _observe_drafts(
+    base: Floats, costs: Floats, sums: Floats, values: Floats, has_passes: Bools, budgets: Floats, feed: Ints,
+    asked: Ints, passes: Ints, context: Ints, seconds: Floats,
+) -> bool:  # fmt: skip
+    """See `Latency.observe_drafts`. base, costs: (D, 2, 8); sums: (D, 5); values: (D, 2)."""
+    plausible = True
+    for d in range(len(seconds)):
+        if not seconds[d] > 0.0:
+            continue
+        further = max(1, passes[d]) - 1 if has_passes[d] else 0
+        calls, tokens = _draft_parts_s(base[d], _first_pass(feed, asked, context, budgets[d], d), further)
+        predicted = values[d, 0] * calls + values[d, 1] * tokens
+        if seconds[d] > max(ABSURD_S, ABSURD_FACTOR * predicted):
+            plausible = False
+        elif calls + tokens > 0.0:
+            took_s = min(seconds[d], WINSOR_FACTOR * predicted)
+            _correct(sums[d], DRAFT_MEMORY, calls, tokens, took_s, base[d], values[d], costs[d])
+    return plausible
+
+
 class Latency:
     """Predicts target and draft times, and learns from each step. D drafters."""
 
@@ -203,8 +346,8 @@ class Latency:
         self._reads = np.array([one.reads for one in settings.drafters], dtype=bool)
         self._budgets = np.array([float(one.kv_budget or 0) for one in settings.drafters])
         self._learned = LearnedCost()
-        self._target_scale = _target_multipliers()
-        self._draft_scales = [Multipliers(half_life=12, strength=0.3, likeness=1.0) for _ in settings.drafters]
+        self._target_sums, self._target_values = np.zeros(5), np.ones(2)
+        self._draft_sums, self._draft_values = np.zeros((len(self._passes), 5)), np.ones((len(self._passes), 2))
         self._deviations = Deviations()
         self._absurd_run = 0
         self._take(_rows(model.target))
@@ -212,17 +355,17 @@ class Latency:
     def _take(self, target: Floats) -> None:
         """target: (3, 8), uncorrected. What is not known of a drafter follows from it."""
         self._base, self._costs = target, np.empty_like(target)
-        rescale(target, *self._target_scale.values, self._costs)
+        _rescale(target, self._target_values, self._costs)
         model = np.empty((1, target.shape[1]))
-        rescale(target[RAGGED : RAGGED + 1], MODEL_SHARE, MODEL_SHARE, model)
+        _rescale(target[RAGGED : RAGGED + 1], np.full(2, MODEL_SHARE), model)
         rows = [
             _draft_rows(one, self._profiled, model[0] if one.kv_budget is None else target[RAGGED])
             for one in self._drafters
         ]
         self._draft_base = np.array(rows).reshape(-1, 2, target.shape[1])
         self._draft_costs = np.empty_like(self._draft_base)
-        for base, scale, costs in zip(self._draft_base, self._draft_scales, self._draft_costs, strict=True):
-            rescale(base, *scale.values, costs)
+        for base, values, costs in zip(self._draft_base, self._draft_values, self._draft_costs, strict=True):
+            _rescale(base, values, costs)
 
     # -- what is predicted --------------------------------------------------------------------------------------
 
@@ -271,16 +414,17 @@ class Latency:
         """The device's own time of a target pass. False when it is absurd and was dropped."""
         row = ROWS[mode]
         constant, rest = _parts_s(self._base, row, shape)
-        predicted = self._target_scale(constant, rest)
+        predicted = self._corrected(constant, rest)
         if not self._plausible(seconds, predicted):
             return False
         if self.learning and self._learned.observe(shape, seconds):
-            self._target_scale = _target_multipliers()
+            self._target_sums[:], self._target_values[:] = 0.0, 1.0
             self._take(_rows({ExecutionMode.RAGGED: self._learned.cost}))
             constant, rest = _parts_s(self._base, row, shape)
         if constant + rest > 0:
             seconds = min(seconds, max(WINSOR_FACTOR * predicted, constant + rest))
-            self._target_scale.observe(constant, rest, seconds, self._base, self._costs)
+            sums, values = self._target_sums, self._target_values
+            _correct(sums, TARGET_MEMORY, constant, rest, seconds, self._base, values, self._costs)
         return True
 
     def observe_decoding(self, shape: Shape, mode: ExecutionMode, seconds: float, proposals: int) -> None:
@@ -288,20 +432,22 @@ class Latency:
         if mode is ExecutionMode.BEYOND_GRAPH:
             return
         kind = PLAIN if not proposals else EVEN if mode is ExecutionMode.UNIFORM else UNEVEN
-        predicted = self._target_scale(*_parts_s(self._base, ROWS[mode], shape))
+        predicted = self._corrected(*_parts_s(self._base, ROWS[mode], shape))
         self._deviations.observe(kind, shape.n_requests, seconds, predicted)
 
-    def observe_draft(self, drafter: int, first: Shape, passes: int, seconds: float) -> bool:
-        """False when the time is absurd and was dropped."""
-        scale, base = self._draft_scales[drafter], self._draft_base[drafter]
-        calls, tokens = _draft_parts_s(base, first, max(0, passes - 1) if self._passes[drafter] else 0)
-        predicted = scale(calls, tokens)
-        if not _is_time(seconds) or seconds > max(ABSURD_S, ABSURD_FACTOR * predicted):
-            return False
-        if calls + tokens > 0:
-            seconds = min(seconds, WINSOR_FACTOR * predicted)
-            scale.observe(calls, tokens, seconds, base, self._draft_costs[drafter])
-        return True
+    def observe_drafts(self, plan: DraftPlan, context: Ints, seconds: Floats) -> bool:
+        """What drafters took at the end of a step. False when one of the times is absurd and was dropped.
+
+        context: (N,), of the step. seconds: (D,); NaN: it did not run.
+        """
+        return _observe_drafts(
+            self._draft_base, self._draft_costs, self._draft_sums, self._draft_values, self._passes, self._budgets,
+            plan.feed, plan.asked, plan.passes, context, seconds,
+        )  # fmt: skip
+
+    def _corrected(self, constant: float, rest: float) -> float:
+        """Seconds of a target's pass whose parts the model says."""
+        return float(self._target_values[0] * constant + self._target_values[1] * rest)
 
     def _plausible(self, seconds: float, predicted: float) -> bool:
         if not _is_time(seconds):
@@ -332,11 +478,6 @@ def _draft_rows(drafter: Drafter, profiled: Mapping[str, DrafterCost], model: Fl
 def _passes(drafter: Drafter, profiled: Mapping[str, DrafterCost]) -> bool:
     found = profiled.get(drafter.name)
     return drafter.passes if found is None else found.autoregressive
-
-
-def _target_multipliers() -> Multipliers:
-    """Noise comes in spells of many steps, so a window of 70 holds only a few spells: unlikeness needs good reasons."""
-    return Multipliers(half_life=50, strength=0.3, likeness=8.0)
 
 
 def _is_time(seconds: float) -> bool:

@@ -12,10 +12,9 @@ from outrider_runtime.control.draft_kv import SHORT_TOKENS, DraftKV
 from outrider_runtime.control.drafters import Choice, Need, Pool, choose, drafts_s, nobody
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.explore import Block, upper_bounds
-from outrider_runtime.control.in_force import InForce, UnderWay
 from outrider_runtime.control.plans import DraftPlan, Purpose
-from outrider_runtime.control.settings import DraftPrefill, Mode, Settings
-from outrider_runtime.control.slo import anyone_late, clocks
+from outrider_runtime.control.settings import DraftPrefill, InForce, Mode, Settings
+from outrider_runtime.control.slo import UnderWay, anyone_late, clocks
 from outrider_runtime.control.state import Weighed
 from outrider_runtime.control.value import Price
 

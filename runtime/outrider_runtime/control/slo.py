@@ -9,6 +9,7 @@ scored before goodput is asked. N requests, M nodes.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -73,6 +74,16 @@ class Clocks(NamedTuple):
 def _slack_s(tpot_s: Floats, elapsed_s: Floats, tokens: Floats, left: Floats, token_s: Floats) -> Floats:
     rest = expected_rest(left, tokens)
     return tpot_s * (tokens + rest) - elapsed_s - token_s * rest
+
+
+@dataclass(slots=True, eq=False)
+class UnderWay:
+    """What the step under way is expected to give and to take; only where classes ask."""
+
+    expected: Floats
+    """(S,): tokens beyond the bonus token, by slot."""
+    drafts_s: float = 0.0
+    """Seconds of the drafts at the end of a step, if they go on as they did."""
 
 
 def clocks(batch: Batch, rows: Ints, tpots_s: Floats) -> Clocks:

@@ -12,10 +12,10 @@ from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.cost import Shape, this_step, without_prompts
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.forest import Forest
-from outrider_runtime.control.in_force import InForce, UnderWay
 from outrider_runtime.control.plans import Purpose, VerifyPlan
 from outrider_runtime.control.select import everything, select
-from outrider_runtime.control.slo import anyone_late, clocks, forced_nodes
+from outrider_runtime.control.settings import InForce
+from outrider_runtime.control.slo import UnderWay, anyone_late, clocks, forced_nodes
 
 
 class Verify:
