@@ -7,6 +7,7 @@ import importlib.util
 
 import numpy as np
 import pytest
+import yaml
 from outrider_runtime.control.settings import SLOClass
 from outrider_runtime.simulate import comparison, deployment, load, service
 from outrider_runtime.simulate.comparison import Figures
@@ -95,6 +96,15 @@ def test_a_pool_that_the_times_know_nothing_of_is_refused(asked):
     world = deployment.as_profiled("smollm2-135m-cpu")
     with pytest.raises(SimulationError, match="step times for lookup, eagle only, none of the pool's"):
         deployment.deployed(with_pool(asked, head="eagle"), world, {})
+
+
+def test_a_method_that_nobody_recorded_is_refused_by_its_drafter(manifest):
+    document = yaml.safe_load(manifest.read_text())
+    document["spec"]["draftPool"] = [{"name": "heads", "method": "Medusa", "medusa": {"model": {"name": "org/heads"}}}]
+    document["spec"]["engine"] = {"backend": "Torch"}
+    manifest.write_text(yaml.safe_dump(document))
+    with pytest.raises(SimulationError, match="drafter 'heads': Medusa is not recorded"):
+        service.read(manifest)
 
 
 def test_what_the_figures_do_not_cover_is_said(asked):
