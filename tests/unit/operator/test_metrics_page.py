@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 
 import aiohttp
 from outrider_operator.metrics_page import MetricsPage, serving
+
+from tests.ports import free_port
 
 
 async def test_many_who_ask_at_once_cost_one_page() -> None:
@@ -25,8 +26,7 @@ async def test_many_who_ask_at_once_cost_one_page() -> None:
 
 
 async def test_idle_connections_hold_no_thread_and_keep_nobody_out() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     async with serving(port):
         before = threading.active_count()
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]

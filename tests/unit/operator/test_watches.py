@@ -123,7 +123,7 @@ async def test_a_namespace_that_is_gone_stops_no_other(status: int) -> None:
         api = KubernetesApi(Configuration(host=str(server.make_url("")).rstrip("/")))
         watches = Watches(api, Cache(), ("a", "gone"), watch_nodes=False)
         loops = [asyncio.ensure_future(run()) for run in watches.tasks().values()]
-        await asyncio.wait_for(watches.listed(), 20)
+        await asyncio.wait_for(watches.listed(), 50)
         assert watches.knows("a")
         assert not watches.knows("gone")
         assert {name.partition(" in ")[2] for name in watches.unlisted()} == {"gone"}
@@ -203,7 +203,7 @@ async def _run(server: ApiServer, cache: Cache | None = None, kind: Kind = DEPLO
     async with _serving(server) as api:
         watch = Watch(api, cache or Cache(), kind, None, CHILD_SELECTOR, backoff)
         running = asyncio.create_task(watch.run())
-        await asyncio.wait_for(server.done.wait(), 10)
+        await asyncio.wait_for(server.done.wait(), 60)
         running.cancel()
         await asyncio.wait([running])
         server.over.set()

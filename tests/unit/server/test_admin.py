@@ -46,7 +46,7 @@ class Pod:
         )
 
     def get(self, path: str) -> tuple[int, str, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request("GET", path)
         answer = connection.getresponse()
         text = answer.read().decode()

@@ -173,9 +173,9 @@ def test_both_ports_listen_on_every_address_in_a_pod() -> None:
     """Clusters are IPv4, IPv6 or both."""
     with listen("", 0, "--port") as listener:
         port = listener.getsockname()[1]
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        socket.create_connection(("127.0.0.1", port), timeout=60).close()
         if listener.family == socket.AF_INET6:
-            socket.create_connection(("::1", port), timeout=1).close()
+            socket.create_connection(("::1", port), timeout=60).close()
 
 
 def test_an_untested_engine_is_refused(
