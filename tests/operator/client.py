@@ -12,6 +12,8 @@ from kubernetes import config
 from outrider_operator.kinds import DEPLOYMENT, POD, SERVICE, Kind
 
 T = TypeVar("T")
+PATIENCE_S = 300.0
+"""For all that is waited for: a busy machine is slow, not wrong."""
 _MERGE = "application/merge-patch+json"
 _APPLY = "application/apply-patch+yaml"
 
@@ -79,7 +81,7 @@ def _typed(kind: Kind, document: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": kind.api_version, "kind": kind.kind, **document}
 
 
-def wait_for(what: str, look: Callable[[], T | None], timeout_s: float = 60.0, every_s: float = 0.1) -> T:
+def wait_for(what: str, look: Callable[[], T | None], timeout_s: float = PATIENCE_S, every_s: float = 0.1) -> T:
     """The first truthy answer of `look`; AssertionError with the last one when none comes in time."""
     deadline = time.monotonic() + timeout_s
     while not (found := look()):
@@ -123,23 +125,23 @@ class Service:
             kind, self.namespace, ",".join(filter(None, [f"outrider.dev/service={self.name}", selector]))
         )
 
-    def wait(self, kind: str, status: str, reason: str | None = None, timeout_s: float = 180.0) -> dict[str, Any]:
+    def wait(self, kind: str, status: str, reason: str | None = None) -> dict[str, Any]:
         """Until the condition has the status (and reason); returns it."""
 
         def look() -> dict[str, Any] | None:
             found = self.condition(kind)
             return found if found.get("status") == status and reason in (None, found["reason"]) else None
 
-        return self._wait_for(f"{self.name}: {kind}={status}/{reason}", look, timeout_s)
+        return self._wait_for(f"{self.name}: {kind}={status}/{reason}", look)
 
-    def wait_updated(self, timeout_s: float = 180.0) -> dict[str, Any]:
+    def wait_updated(self) -> dict[str, Any]:
         """Until what CI waits for: the current generation runs everywhere."""
-        return self._wait_for(f"{self.name} to be up to date", self.updated, timeout_s)
+        return self._wait_for(f"{self.name} to be up to date", self.updated)
 
-    def _wait_for(self, what: str, look: Callable[[], T | None], timeout_s: float) -> T:
+    def _wait_for(self, what: str, look: Callable[[], T | None]) -> T:
         """As wait_for; a failure shows the status and the pods."""
         try:
-            return wait_for(what, look, timeout_s)
+            return wait_for(what, look)
         except AssertionError as error:
             told = [
                 json.dumps(self.read().get("status"), indent=1),

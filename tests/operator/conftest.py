@@ -38,7 +38,7 @@ def client(cluster: Cluster) -> Client:
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD_FILE))
     wait = ("wait", "--for=condition=Established", f"crd/{CRD_NAME}", "--timeout=30s")
     # It fails, instead of waiting, where the CRD has no conditions at all yet.
-    wait_for("the CRD", lambda: cluster.try_kubectl(*wait).returncode == 0, 60)
+    wait_for("the CRD", lambda: cluster.try_kubectl(*wait).returncode == 0)
     cluster.kubectl("create", "namespace", NAMESPACE)
     # As the chart makes it.
     cluster.kubectl("create", "priorityclass", PRIORITY_CLASS, "--value=-5", "--preemption-policy=Never")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -15,6 +14,7 @@ from typing import Any
 
 from tests.operator.client import wait_for
 from tests.operator.manifests import IMAGE
+from tests.ports import free_port
 
 NAMESPACE = "outrider-system"
 
@@ -24,7 +24,7 @@ class OperatorProcess:
 
     def __init__(self, kubeconfig: Path, log: Path, **variables: str) -> None:
         self._log = log
-        self.health_port, self.metrics_port = _free_port(), _free_port()
+        self.health_port, self.metrics_port = free_port(), free_port()
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("OUTRIDER_")},
             "KUBECONFIG": str(kubeconfig),
@@ -46,7 +46,7 @@ class OperatorProcess:
         command = command or [str(Path(sys.prefix) / "bin" / "outrider-operator")]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
-        wait_for(f"the operator to be alive; see {self._log}", self._alive, 30)
+        wait_for(f"the operator to be alive; see {self._log}", self._alive)
 
     def stop(self) -> int:
         """SIGTERM, as the kubelet sends it; returns the exit status."""
@@ -104,10 +104,3 @@ class OperatorProcess:
         with urllib.request.urlopen(url, timeout=5) as answer:
             body: bytes = answer.read()
         return body.decode()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

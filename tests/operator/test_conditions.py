@@ -269,7 +269,7 @@ def services(make: Make, policy: None) -> dict[str, Service]:
 def test_condition_says_what_is_the_case(services: dict[str, Service], name: str, expected: Expected) -> None:
     """A row of the table: status, reason, and a sentence that says what to do."""
     kind, status, reason, words = expected
-    found = services[name].wait(kind, status, reason or None, timeout_s=240)
+    found = services[name].wait(kind, status, reason or None)
     assert words in found["message"]
 
 
@@ -316,7 +316,7 @@ def test_what_went_wrong_is_an_event_on_the_service(services: dict[str, Service]
             e for e in events if e["involvedObject"]["name"] == "no-image" and e["reason"] == "ReadyImagePullFailed"
         ]
 
-    found = wait_for("the event", told, 20)
+    found = wait_for("the event", told)
     assert {event["source"]["component"] for event in found} == {"outrider"}
     assert len({event["message"] for event in found}) == len(found)
 

@@ -38,7 +38,7 @@ UNFIT = "outrider_operator_unfit_total"
 def victim(make: Make) -> Service:
     """A service of another tenant; the other tests' pods are no business of it."""
     service = make("victim", replicas=1, profiling={"mode": "Skip"})
-    service.wait_updated(240)
+    service.wait_updated()
     return service
 
 
@@ -52,11 +52,11 @@ def test_a_pod_without_its_service_label_ends_nothing(
         POD, victim.namespace, pod["metadata"]["name"], {"metadata": {"labels": {"outrider.dev/service": None}}}
     )
     client.create(POD, _pod("stray", victim.namespace, SERVING))
-    wait_for("the operator to see it", lambda: operator_process.metric(UNFIT) > before, 60)
-    make("newcomer", replicas=0, profiling={"mode": "Skip"}).wait("SpecValid", "True", timeout_s=60)
+    wait_for("the operator to see it", lambda: operator_process.metric(UNFIT) > before)
+    make("newcomer", replicas=0, profiling={"mode": "Skip"}).wait("SpecValid", "True")
     assert operator_process.running()
     assert "KeyError" not in operator_process.log_text()
-    victim.wait_updated(240)
+    victim.wait_updated()
 
 
 def test_a_foreign_pod_with_a_services_labels_is_not_its_pod(make: Make, client: Client) -> None:
@@ -65,7 +65,7 @@ def test_a_foreign_pod_with_a_services_labels_is_not_its_pod(make: Make, client:
     service.wait("SpecValid", "True")
     labels = {**SERVING, "app.kubernetes.io/name": "outrider", "outrider.dev/service": "lent"}
     client.create(POD, _pod("borrower", service.namespace, labels))
-    wait_for("the pod to run", lambda: _is_running(client, service.namespace, "borrower"), 120)
+    wait_for("the pod to run", lambda: _is_running(client, service.namespace, "borrower"))
     service.patch({"paused": True})
     service.wait("Progressing", "False", "Paused")
     assert service.read()["status"].get("readyReplicas", 0) == 0
@@ -76,15 +76,15 @@ def test_a_foreign_pod_with_a_services_labels_is_not_its_pod(make: Make, client:
 def test_a_state_that_is_none_is_no_answer_and_no_more(make: Make, victim: Service, answer: str) -> None:
     """A counter of 400 digits ended the polls of everybody; 10^30 tokens had the status refused for ever."""
     service = make(f"says-{answer}", standin={"answer": answer}, replicas=1, profiling={"mode": "Skip"})
-    found = service.wait("Updated", "False", "ConfigPending", timeout_s=240)
+    found = service.wait("Updated", "False", "ConfigPending")
     assert "no answer on its state endpoint" in found["message"]
     service.wait("Ready", "True")
-    victim.wait_updated(60)
+    victim.wait_updated()
 
 
 def test_a_state_that_comes_in_two_parts_is_heard(make: Make) -> None:
     """What a slow network does to every state: Updated stayed False for ever."""
-    make("halves", standin={"answer": "halves"}, replicas=1, profiling={"mode": "Skip"}).wait_updated(240)
+    make("halves", standin={"answer": "halves"}, replicas=1, profiling={"mode": "Skip"}).wait_updated()
 
 
 def test_a_service_that_is_too_large_is_told_so(make: Make, victim: Service) -> None:
@@ -93,7 +93,7 @@ def test_a_service_that_is_too_large_is_told_so(make: Make, victim: Service) -> 
     found = make("ballast", podTemplate={"env": env}).wait("SpecValid", "False")
     assert found["reason"] == "InvalidSpec"
     assert "64 KiB" in found["message"]
-    victim.wait_updated(60)
+    victim.wait_updated()
 
 
 def test_who_writes_config_maps_makes_no_pods_of_their_own_design(victim: Service, client: Client) -> None:
@@ -116,7 +116,7 @@ def test_who_writes_config_maps_makes_no_pods_of_their_own_design(victim: Servic
     wait_for("the forged ConfigMap", forge)
     before = uids(victim.ready_pods())
     victim.patch({"replicas": 2})
-    wait_for("the genuine ConfigMap", lambda: _data(client, namespace, name) == genuine["data"], 60)
+    wait_for("the genuine ConfigMap", lambda: _data(client, namespace, name) == genuine["data"])
     victim.wait_updated()
     pod = victim.child(DEPLOYMENT)["spec"]["template"]["spec"]
     assert "host" not in [volume["name"] for volume in pod["volumes"]]
@@ -127,10 +127,10 @@ def test_who_writes_config_maps_makes_no_pods_of_their_own_design(victim: Servic
 def test_a_flood_of_the_admin_port_leaves_the_pod_ready(make: Make, cluster: Cluster) -> None:
     """Any pod of the cluster can connect to it: the real kubelet's probes are answered meanwhile."""
     service = make("flooded", standin={"answer": "real"}, replicas=1, profiling={"mode": "Skip"})
-    service.wait_updated(240)
+    service.wait_updated()
     (pod,) = service.ready_pods()
     with _flood(pod["status"]["podIP"]) as opened:
-        wait_for("many connections", lambda: len(opened) > 2000, 60)
+        wait_for("many connections", lambda: len(opened) > 2000)
         deadline = time.monotonic() + PROBES_FAIL_S
         while time.monotonic() < deadline:
             time.sleep(1)
@@ -151,7 +151,7 @@ def test_foreign_objects_with_the_operators_label_take_no_memory(
         metadata: dict[str, Any] = {"name": f"ballast-{number}", "namespace": victim.namespace, "labels": SERVING}
         metadata |= {"ownerReferences": owners} if number % 2 else {}
         client.create(CONFIG_MAP, {"metadata": metadata, "data": {"blob": "x" * 900_000}})
-    wait_for("the operator to see them", lambda: operator_process.metric(UNFIT) >= unfit + BALLAST // 2, 60)
+    wait_for("the operator to see them", lambda: operator_process.metric(UNFIT) >= unfit + BALLAST // 2)
     victim.patch({"replicas": 2})
     victim.wait_updated()
     assert operator_process.memory_mb() < before + MOST_GROWTH_MB

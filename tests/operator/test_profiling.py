@@ -71,9 +71,9 @@ def crowded(services: dict[str, Service]) -> tuple[Service, set[str]]:
 
     Begun early, since the verdict takes a minute, but after the Jobs on that product, which would have no room.
     """
-    services["three"].wait("ProfilesReady", "True", timeout_s=240)
+    services["three"].wait("ProfilesReady", "True")
     service = services["full"]
-    service.wait_updated(240)
+    service.wait_updated()
     before = uids(service.ready_pods())
     service.patch({"engine": {"maxModelLen": 512}})
     return service, before
@@ -82,7 +82,7 @@ def crowded(services: dict[str, Service]) -> tuple[Service, set[str]]:
 def test_three_products_get_three_jobs(services: dict[str, Service], jobs: Jobs, client: Client) -> None:
     """One latency profile for each product that the service names, measured on a node of that product."""
     service = services["three"]
-    service.wait("ProfilesReady", "True", "Profiled", timeout_s=240)
+    service.wait("ProfilesReady", "True", "Profiled")
     profiles = {p["product"]: p["configMap"] for p in service.read()["status"]["profiles"]}
     assert set(profiles) == {H200, A100, L4}
     assert len(set(profiles.values())) == 3
@@ -97,7 +97,7 @@ def test_three_products_get_three_jobs(services: dict[str, Service], jobs: Jobs,
 def test_a_pod_learns_which_product_it_runs_on(services: dict[str, Service], cluster: Cluster) -> None:
     """The operator annotates it once it is scheduled; the downward API tells the runtime."""
     service = services["three"]
-    service.wait_updated(240)
+    service.wait_updated()
     pod = service.ready_pods()[0]
     node = cluster.get("node", pod["spec"]["nodeName"])
     product = node["metadata"]["labels"]["nvidia.com/gpu.product"]
@@ -107,10 +107,10 @@ def test_a_pod_learns_which_product_it_runs_on(services: dict[str, Service], clu
 def test_a_patched_in_draft_is_all_that_is_measured(services: dict[str, Service], jobs: Jobs) -> None:
     """A new drafter costs one drafter's measurement: the target's coefficients stay as they were."""
     service = services["pool"]
-    service.wait("ProfilesReady", "True", timeout_s=240)
+    service.wait("ProfilesReady", "True")
     before = _profile(service)
     service.patch({"draftPool": [LOOKUP, EAGLE]})
-    wait_for("the second measurement", lambda: len(_profile(service)) == len(before) + 1, 90)
+    wait_for("the second measurement", lambda: len(_profile(service)) == len(before) + 1)
     service.wait("ProfilesReady", "True")
     assert all(_profile(service)[key] == value for key, value in before.items())
     assert jobs.created().count(service.read()["status"]["profiles"][0]["configMap"]) == 2
@@ -119,7 +119,7 @@ def test_a_patched_in_draft_is_all_that_is_measured(services: dict[str, Service]
 def test_the_annotation_measures_again(services: dict[str, Service], client: Client, jobs: Jobs) -> None:
     """outrider.dev/reprofile with a new value: every part is measured anew, once."""
     service = services["pool"]
-    service.wait("ProfilesReady", "True", timeout_s=240)
+    service.wait("ProfilesReady", "True")
     name = service.read()["status"]["profiles"][0]["configMap"]
     count = jobs.created().count(name)
     annotations = {"metadata": {"annotations": {REPROFILE_ANNOTATION: "once"}}}
@@ -132,12 +132,12 @@ def test_the_annotation_measures_again(services: dict[str, Service], client: Cli
 def test_a_profile_that_somebody_broke_is_measured_again(services: dict[str, Service], client: Client) -> None:
     """A date of 300 characters, and no JSON at all: no exception, and the service has its profile again."""
     service = services["pool"]
-    service.wait("ProfilesReady", "True", timeout_s=240)
+    service.wait("ProfilesReady", "True")
     name = service.read()["status"]["profiles"][0]["configMap"]
     whole = service.child(CONFIG_MAP, name)["data"][TARGET_FILE]
     for broken in (re.sub('"measuredAt": *"[^"]*"', f'"measuredAt": "{"9" * 300}"', whole), "{"):
         client.patch(CONFIG_MAP, service.namespace, name, {"data": {TARGET_FILE: broken}})
-        wait_for("a new measurement", lambda: _is_profile(service.child(CONFIG_MAP, name)), 120)
+        wait_for("a new measurement", lambda: _is_profile(service.child(CONFIG_MAP, name)))
         service.wait("ProfilesReady", "True")
 
 
@@ -145,23 +145,23 @@ def test_two_services_share_a_profile(services: dict[str, Service], jobs: Jobs, 
     """One Job for both; the profile outlives the first of them and goes with the last."""
     first, second = services["first"], services["second"]
     for service in (first, second):
-        service.wait("ProfilesReady", "True", timeout_s=240)
+        service.wait("ProfilesReady", "True")
     names = {service.read()["status"]["profiles"][0]["configMap"] for service in (first, second)}
     assert len(names) == 1
     (name,) = names
     assert jobs.created().count(name) == 1
     wait_for("two owners", lambda: _owners(client, first.namespace, name) == uids([first.read(), second.read()]))
     client.delete(SERVICE, first.namespace, first.name)
-    wait_for("one owner", lambda: _owners(client, first.namespace, name) == uids([second.read()]), 60)
+    wait_for("one owner", lambda: _owners(client, first.namespace, name) == uids([second.read()]))
     second.wait("ProfilesReady", "True")
     client.delete(SERVICE, second.namespace, second.name)
-    wait_for("the profile to go", lambda: client.get(CONFIG_MAP, first.namespace, name) is None, 60)
+    wait_for("the profile to go", lambda: client.get(CONFIG_MAP, first.namespace, name) is None)
 
 
 def test_required_waits_for_its_profile(services: dict[str, Service]) -> None:
     """profiling.mode: Required: the first pod is made after the profile."""
     service = services["careful"]
-    service.wait_updated(240)
+    service.wait_updated()
     assert service.condition("ProfilesReady")["status"] == "True"
     profile = service.child(CONFIG_MAP, service.read()["status"]["profiles"][0]["configMap"])
     pod = service.ready_pods()[0]
@@ -170,14 +170,14 @@ def test_required_waits_for_its_profile(services: dict[str, Service]) -> None:
 
 def test_a_job_gives_way_to_a_serving_pod(services: dict[str, Service], make: Make, client: Client) -> None:
     """A serving pod that needs the Job's GPUs gets them; the Job waits, and says for what."""
-    services["three"].wait("ProfilesReady", "True", timeout_s=240)
+    services["three"].wait("ProfilesReady", "True")
     three = {"engine": {"tensorParallelSize": 3}, **on_gpu([L4], count=3)}  # two of them fit beside a pod of one GPU
     small = make("small", standin={"profile": "hang"}, **three)
-    small.wait_updated(240)
-    wait_for("the Job to take its GPUs", lambda: _running_jobs(client, small), 120)
+    small.wait_updated()
+    wait_for("the Job to take its GPUs", lambda: _running_jobs(client, small))
     serving = uids(small.ready_pods())
     needs = make("needs", profiling={"mode": "Skip"}, **three)
-    needs.wait_updated(240)
+    needs.wait_updated()
     assert not _running_jobs(client, small)
     assert uids(small.ready_pods()) == serving
     assert "Insufficient nvidia.com/gpu" in small.wait("ProfilesReady", "False", "Learning")["message"]
@@ -190,9 +190,9 @@ def test_a_pod_that_cannot_run_anyway_keeps_nobody_from_being_measured(hopeless:
     if hopeless == "claim":
         lost = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "mispelled"}}]}
     waits = make(f"lost-{hopeless}", profiling={"mode": "Skip"}, podTemplate=lost)
-    wait_for("a pod without a node", lambda: _unschedulable(waits), 120)
+    wait_for("a pod without a node", lambda: _unschedulable(waits))
     measured = make(f"beside-{hopeless}", profiling={"mode": "Required"})
-    measured.wait_updated(240)
+    measured.wait_updated()
     assert _unschedulable(waits)
 
 
@@ -201,22 +201,22 @@ def test_a_service_that_leaves_a_measurement_does_not_stop_it(make: Make, client
     target = {"name": "tests/left", "source": {"hostPath": {"path": "/srv"}}}
     stays, leaves = (make(name, target=target, standin={"profile": "hang"}) for name in ("stays", "leaves"))
     both = uids([stays.read(), leaves.read()])
-    job = wait_for("a Job of both", lambda: _job_of(client, stays.namespace, both), 120)
+    job = wait_for("a Job of both", lambda: _job_of(client, stays.namespace, both))
     leaves.patch({"target": {"name": "tests/another"}})
-    wait_for("a Job of one", lambda: _job_of(client, stays.namespace, uids([stays.read()])) == job, 60)
+    wait_for("a Job of one", lambda: _job_of(client, stays.namespace, uids([stays.read()])) == job)
     stays.patch({"target": {"name": "tests/yet-another"}})
-    wait_for("the Job to go", lambda: client.get(JOB, stays.namespace, job) is None, 60)
+    wait_for("the Job to go", lambda: client.get(JOB, stays.namespace, job) is None)
 
 
 def test_no_room_for_the_surge_pod(crowded: tuple[Service, set[str]]) -> None:
     """All GPUs are taken: NoCapacity after a minute, naming the remedy; the old pod serves on, and the remedy works."""
     service, before = crowded
-    found = service.wait("Progressing", "False", "NoCapacity", timeout_s=240)
+    found = service.wait("Progressing", "False", "NoCapacity")
     assert "maxUnavailable: 1" in found["message"]
     assert uids(service.ready_pods()) == before
     assert service.condition("Ready")["status"] == "True"
     service.patch({"rollout": {"maxUnavailable": 1, "maxSurge": 0}})
-    service.wait_updated(240)
+    service.wait_updated()
     assert uids(service.ready_pods()).isdisjoint(before)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import json
 import re
-import socket
 import subprocess
 import threading
 import time
@@ -24,6 +23,7 @@ from tests.operator.chart.release import rendered
 from tests.operator.client import Service, wait_for
 from tests.operator.conftest import Make
 from tests.operator.process import OperatorProcess
+from tests.ports import free_port
 
 pytestmark = pytest.mark.cluster
 
@@ -34,9 +34,7 @@ class Prometheus:
     """The server, scraping the pods that it is told of in the way of the chart's PodMonitor."""
 
     def __init__(self, folder: Path, pod_monitor: dict[str, Any]) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._targets = folder / "targets.json"
         self._targets.write_text("[]")
@@ -79,7 +77,7 @@ def prometheus(
     chart = rendered(cluster, folder, {"podMonitor": {"enabled": True}})
     (monitor,) = (each for each in chart if each["metadata"]["name"].endswith("-serving"))
     server = Prometheus(folder, monitor)
-    wait_for("Prometheus", server.ready, 60)
+    wait_for("Prometheus", server.ready)
     operator_process.stop()
     operator_process.start(OUTRIDER_PROMETHEUS_URL=server.url)
     yield server
@@ -97,7 +95,7 @@ def services(make: Make, prometheus: Prometheus) -> Generator[dict[str, Service]
         for source in ("Prometheus", "Pods")
     }
     for service in services.values():
-        service.wait_updated(240)
+        service.wait_updated()
     victim = services["Prometheus"]
     with _impostor(victim) as address:
         mallory = _target(address, "mallory", victim.name)
@@ -116,9 +114,9 @@ def test_the_figures_are_those_of_the_pods(services: dict[str, Service]) -> None
     A pod of another namespace that exports the service's labels adds nothing.
     """
     for service in services.values():
-        service.wait("GoodputHealthy", "True", "AsPredicted", timeout_s=240)
-        service.wait("SLOAttained", "True", "Attained", timeout_s=60)
-    wait_for("full windows of both", lambda: all(350 < _goodput(each) < 450 for each in services.values()), 60)
+        service.wait("GoodputHealthy", "True", "AsPredicted")
+        service.wait("SLOAttained", "True", "Attained")
+    wait_for("full windows of both", lambda: all(350 < _goodput(each) < 450 for each in services.values()))
     figures = services["Prometheus"].read()["status"]
     assert float(figures["goodput"]["speedup"]) == pytest.approx(1.25, rel=0.03)
     assert figures["goodput"]["pods"] == "2/2"
@@ -130,7 +128,7 @@ def test_the_figures_are_those_of_the_pods(services: dict[str, Service]) -> None
 def test_a_prometheus_that_is_away_is_said(services: dict[str, Service], prometheus: Prometheus) -> None:
     """Missing data is never a failure: Unknown/MetricsUnavailable, and the service stays Ready."""
     prometheus.stop()
-    found = services["Prometheus"].wait("GoodputHealthy", "Unknown", "MetricsUnavailable", timeout_s=240)
+    found = services["Prometheus"].wait("GoodputHealthy", "Unknown", "MetricsUnavailable")
     assert prometheus.url in found["message"]
     assert services["Prometheus"].condition("Ready")["status"] == "True"
     assert services["Pods"].condition("GoodputHealthy")["status"] == "True"

@@ -20,6 +20,7 @@ from prometheus_api_client import PrometheusConnect
 
 from setup import system
 from tests.operator.client import wait_for
+from tests.ports import free_port
 
 pytestmark = pytest.mark.cluster  # its binary comes with the cluster's
 
@@ -38,11 +39,11 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, No
     create = f"{tools}/promtool tsdb create-blocks-from openmetrics {folder}/scrapes.txt {folder}/data"
     subprocess.run(create.split(), check=True, capture_output=True)
     (folder / "prometheus.yml").write_text("{}")
-    port = _free_port()
+    port = free_port()
     command = [f"{tools}/prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
                f"--web.listen-address=127.0.0.1:{port}"]  # fmt: skip
     with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        wait_for("Prometheus", lambda: _is_ready(f"http://127.0.0.1:{port}"), 60)
+        wait_for("Prometheus", lambda: _is_ready(f"http://127.0.0.1:{port}"))
         yield f"http://127.0.0.1:{port}"
         process.terminate()
 
@@ -151,12 +152,6 @@ def _is_ready(address: str) -> bool:
             return bool(answer.status == 200)
     except OSError:
         return False
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def _certificate(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from functools import partial
@@ -33,7 +34,8 @@ from tests.operator.process import NAMESPACE, OperatorProcess
 pytestmark = pytest.mark.cluster
 
 RECONCILES = "outrider_operator_reconciles_total"
-LOOKS = 5
+LOOKS = 18
+"""At one a second: more than lie between two writes of figures."""
 CHILDREN = (SERVICE_ACCOUNT, CONFIG_MAP, KUBERNETES_SERVICE, DISRUPTION_BUDGET, DEPLOYMENT, REPLICA_SET, POD, JOB)
 
 
@@ -41,7 +43,7 @@ CHILDREN = (SERVICE_ACCOUNT, CONFIG_MAP, KUBERNETES_SERVICE, DISRUPTION_BUDGET, 
 def steady(make: Make) -> Service:
     """The API server writes its request in another way: 100m."""
     service = make("steady", replicas=2, podTemplate={"resources": {"requests": {"cpu": "0.1"}}})
-    service.wait_updated(240)
+    service.wait_updated()
     service.wait("ProfilesReady", "True")
     return service
 
@@ -67,16 +69,15 @@ def test_the_health_names_each_background_task(steady: Service, operator_process
 def test_an_idle_operator_does_not_write(steady: Service, operator_process: OperatorProcess, cluster: Cluster) -> None:
     """A settled service costs no API write, Lease renewals aside, resyncs included."""
 
-    def written_in_some_looks() -> list[str]:
-        before = len(_writes(cluster, steady.namespace))
+    def is_quiet() -> bool:
+        before = _writes(cluster, steady.namespace)
         enough = operator_process.metric(RECONCILES) + LOOKS
-        wait_for("some looks", lambda: operator_process.metric(RECONCILES) >= enough, 60)
-        return _writes(cluster, steady.namespace)[before:]
+        wait_for("some looks", lambda: operator_process.metric(RECONCILES) >= enough)
+        return _writes(cluster, steady.namespace) == before
 
     operator_process.stop()
     operator_process.start(OUTRIDER_RESYNC_INTERVAL="1s")
-    wait_for("what came of the pause to be written", lambda: not written_in_some_looks(), 60)
-    assert written_in_some_looks() == []
+    wait_for("looks without a write: a pod that answers late on a busy machine is news", is_quiet)
     operator_process.stop()
     operator_process.start(OUTRIDER_RESYNC_INTERVAL=RESYNC)
 
@@ -88,7 +89,7 @@ def test_a_deleted_child_comes_back(steady: Service, client: Client, kind: Kind)
     """Deleted by hand: made anew at once. (The Deployment's pods are kept, as with --cascade=orphan.)"""
     before = steady.child(kind)["metadata"]["uid"]
     client.delete(kind, steady.namespace, steady.name, policy="Orphan")
-    wait_for(f"the {kind.kind}", lambda: _other(client.get(kind, steady.namespace, steady.name), before), 30)
+    wait_for(f"the {kind.kind}", lambda: _other(client.get(kind, steady.namespace, steady.name), before))
 
 
 @pytest.mark.parametrize("suffix", ["hot", "revision"])
@@ -97,7 +98,7 @@ def test_a_deleted_config_comes_back(steady: Service, client: Client, suffix: st
     name = f"steady-{steady.revision if suffix == 'revision' else suffix}"
     before, pods = steady.child(CONFIG_MAP, name), uids(steady.pods())
     client.delete(CONFIG_MAP, steady.namespace, name)
-    made = wait_for(name, lambda: _other(client.get(CONFIG_MAP, steady.namespace, name), before["metadata"]["uid"]), 30)
+    made = wait_for(name, lambda: _other(client.get(CONFIG_MAP, steady.namespace, name), before["metadata"]["uid"]))
     assert made["data"]["config.json"] == before["data"]["config.json"]
     assert uids(steady.pods()) == pods
 
@@ -123,8 +124,8 @@ def test_changes_by_hand_are_taken_back(steady: Service, client: Client) -> None
             and labels["team"] == "search"
         )
 
-    wait_for("what Outrider sets", restored, 30)
-    wait_for("two pods", lambda: len(steady.ready_pods()) == len(steady.pods()) == 2, 60)
+    wait_for("what Outrider sets", restored)
+    wait_for("two pods", lambda: len(steady.ready_pods()) == len(steady.pods()) == 2)
     assert uids(steady.pods()) & before
 
 
@@ -147,8 +148,8 @@ def test_an_object_of_another_controller_is_left_alone(make: Make, client: Clien
     assert kept["metadata"]["resourceVersion"] == theirs["metadata"]["resourceVersion"]
     assert client.get(DEPLOYMENT, namespace, "taken") is None
     client.delete(KUBERNETES_SERVICE, namespace, "taken")
-    service.wait("SpecValid", "True", timeout_s=240)
-    service.wait_updated(240)
+    service.wait("SpecValid", "True")
+    service.wait_updated()
 
 
 def test_killed_in_the_middle_of_everything(make: Make, operator_process: OperatorProcess, cluster: Cluster) -> None:
@@ -158,8 +159,8 @@ def test_killed_in_the_middle_of_everything(make: Make, operator_process: Operat
         time.sleep(pause)
         operator_process.kill()
         operator_process.start()
-    service.wait_updated(240)
-    service.wait("ProfilesReady", "True", timeout_s=240)
+    service.wait_updated()
+    service.wait("ProfilesReady", "True")
     name = service.read()["status"]["profiles"][0]["configMap"]
     assert _created(cluster, "jobs", service.namespace).count(name) == 1
     service.patch({"engine": {"maxModelLen": 512}})
@@ -167,7 +168,7 @@ def test_killed_in_the_middle_of_everything(make: Make, operator_process: Operat
         time.sleep(pause)
         operator_process.kill()
         operator_process.start()
-    service.wait_updated(240)
+    service.wait_updated()
     assert len(_created(cluster, "replicasets", service.namespace, "shaken-")) == 2
 
 
@@ -176,21 +177,21 @@ def test_an_upgrade_restarts_no_serving_pod_until_it_is_asked_to(
 ) -> None:
     """A new release's default image is for new services, and for those that are annotated to move."""
     mover = make("mover", profiling={"mode": "Skip"})
-    mover.wait_updated(240)
-    steady.wait_updated(240)
+    mover.wait_updated()
+    steady.wait_updated()
     before, image = uids(steady.pods()), steady.read()["status"]["runtimeImage"]
     operator_process.stop()
     new = "outrider.local/runtime-cpu:dev"
     operator_process.start(OUTRIDER_RUNTIME_CPU_IMAGE=new, OUTRIDER_RUNTIME_IMAGE=new)
     newer = make("newer", profiling={"mode": "Skip"})
-    newer.wait_updated(240)
+    newer.wait_updated()
     assert newer.ready_pods()[0]["spec"]["containers"][0]["image"] == new
     assert uids(steady.pods()) == before
     assert steady.read()["status"]["runtimeImage"] == image
-    assert mover.read()["status"]["newerRuntimeImage"] == new
+    wait_for("the mover to be behind", lambda: _is_behind(mover, new))
     client.patch(SERVICE, mover.namespace, mover.name, {"metadata": {"annotations": {UPGRADE_ANNOTATION: "true"}}})
-    wait_for("the status at the new image", lambda: mover.read()["status"]["runtimeImage"] == new, 60)
-    mover.wait_updated(240)
+    wait_for("the status at the new image", lambda: mover.read()["status"]["runtimeImage"] == new)
+    mover.wait_updated()
     assert [pod["spec"]["containers"][0]["image"] for pod in mover.ready_pods()] == [new]
     assert not mover.read()["status"].get("newerRuntimeImage")
     client.delete(SERVICE, mover.namespace, mover.name)
@@ -200,12 +201,12 @@ def test_an_upgrade_restarts_no_serving_pod_until_it_is_asked_to(
 
 def test_a_share_of_the_fleet_moves_to_a_new_release(make: Make, operator_process: OperatorProcess) -> None:
     """The chart's share, raised step by step; a service that says no stays, and the status says who is behind."""
-    fleet = [make(f"ship-{number}", profiling={"mode": "Skip"}, replicas=0) for number in range(3)]
+    fleet = _fleet(make, 3)
     for ship in fleet:
         ship.wait_updated()
     old = fleet[0].read()["status"]["runtimeImage"]
     new = "outrider.local/runtime-cpu:dev"
-    first, second, last = sorted(fleet, key=_place_of)
+    first, second, last = fleet
     last.client.patch(SERVICE, last.namespace, last.name, {"metadata": {"annotations": {UPGRADE_ANNOTATION: "false"}}})
     for share, moved in ((_place_of(first) + 1, [first]), (100, [first, second])):
         operator_process.stop()
@@ -213,9 +214,9 @@ def test_a_share_of_the_fleet_moves_to_a_new_release(make: Make, operator_proces
             OUTRIDER_RUNTIME_CPU_IMAGE=new, OUTRIDER_RUNTIME_IMAGE=new, OUTRIDER_RUNTIME_UPGRADE_PERCENT=str(share)
         )
         for ship in moved:
-            wait_for(f"{ship.name} at the new image", partial(_runs, ship, new), 60)
+            wait_for(f"{ship.name} at the new image", partial(_runs, ship, new))
         for ship in set(fleet) - set(moved):
-            wait_for(f"{ship.name} to be behind", partial(_is_behind, ship, new), 60)
+            wait_for(f"{ship.name} to be behind", partial(_is_behind, ship, new))
             assert _runs(ship, old)
     operator_process.stop()
     operator_process.start(
@@ -233,28 +234,39 @@ def test_only_one_operator_is_active(
         assert operator_process.metric("outrider_operator_leading") == 1
         assert second.metric("outrider_operator_leading") == 0
         assert operator_process.stop() == 0
-        wait_for("the second to lead", lambda: second.metric("outrider_operator_leading") == 1, 10)
+        assert _holder(client) != "operator", "given back, not run out"
+        wait_for("the second to lead", lambda: second.metric("outrider_operator_leading") == 1)
         assert _holder(client) == "second"
     finally:
         second.stop()
         operator_process.start()
-    wait_for("the first to lead again", lambda: _holder(client) == "operator", 20)
+    wait_for("the first to lead again", lambda: _holder(client) == "operator")
 
 
 def test_deleting_a_service_removes_everything(make: Make, client: Client, operator_process: OperatorProcess) -> None:
     """By garbage collection alone, so also while the operator is down."""
     up, down = make("goes-up"), make("goes-down")
     for service in (up, down):
-        service.wait_updated(240)
-        service.wait("ProfilesReady", "True", timeout_s=240)
+        service.wait_updated()
+        service.wait("ProfilesReady", "True")
     client.delete(SERVICE, up.namespace, up.name)
-    wait_for("nothing to be left of it", lambda: _left(up) == [], 60)
+    wait_for("nothing to be left of it", lambda: _left(up) == [])
     operator_process.stop()
     client.delete(SERVICE, down.namespace, down.name)
     try:
-        wait_for("nothing to be left of it", lambda: _left(down) == [], 60)
+        wait_for("nothing to be left of it", lambda: _left(down) == [])
     finally:
         operator_process.start()
+
+
+def _fleet(make: Make, size: int) -> list[Service]:
+    """Services of different places, in their order. The API server draws uids, and two of one place move together."""
+    fleet: dict[int, Service] = {}
+    numbers = itertools.count()
+    while len(fleet) < size:
+        ship = make(f"ship-{next(numbers)}", profiling={"mode": "Skip"}, replicas=0)
+        fleet.setdefault(_place_of(ship), ship)
+    return [ship for _, ship in sorted(fleet.items())]
 
 
 def _place_of(service: Service) -> int:

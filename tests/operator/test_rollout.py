@@ -73,7 +73,7 @@ def services(make: Make) -> dict[str, Service]:
 @pytest.fixture(scope="module")
 def hot(services: dict[str, Service]) -> Service:
     service = services["hot"]
-    service.wait_updated(240)
+    service.wait_updated()
     service.wait("ProfilesReady", "True")
     return service
 
@@ -116,7 +116,7 @@ def test_rollout_keeps_enough_pods_ready(services: dict[str, Service], name: str
     """Sampled every 200 ms, never fewer ready pods of all revisions than replicas - maxUnavailable; a running
     request of a replaced pod is answered to its end."""
     service = services[name]
-    service.wait_updated(240)
+    service.wait_updated()
     request = Request(service.ready_pods()[0]["status"]["podIP"], tokens=60)
     service.patch({"engine": {"maxModelLen": 2048}})
     samples = []
@@ -132,10 +132,10 @@ def test_rollout_keeps_enough_pods_ready(services: dict[str, Service], name: str
 def test_five_quick_patches_end_at_the_last(services: dict[str, Service]) -> None:
     """Coalesced: the last one runs, and ConfigMaps of revisions that nobody needs are gone."""
     service = services["hasty"]
-    service.wait_updated(240)
+    service.wait_updated()
     for length in (101, 102, 103, 104, 105):
         service.patch({"engine": {"maxModelLen": length}})
-    service.wait_updated(240)
+    service.wait_updated()
     boot = json.loads(service.child(CONFIG_MAP, f"hasty-{service.revision}")["data"][CONFIG_KEY])
     assert boot["engine"]["maxModelLen"] == 105
     assert {pod["metadata"]["labels"]["outrider.dev/revision"] for pod in service.ready_pods()} == {service.revision}
@@ -144,14 +144,14 @@ def test_five_quick_patches_end_at_the_last(services: dict[str, Service]) -> Non
 def test_a_revert_in_mid_rollout_keeps_the_old_pods(services: dict[str, Service]) -> None:
     """A revision that never gets ready is taken back: the old pods served all along."""
     service = services["hasty"]
-    service.wait_updated(240)
+    service.wait_updated()
     before, revision = uids(service.ready_pods()), service.revision
     good = service.read()["spec"]["engine"]
     service.patch({"engine": {"env": environment(start_s=-1)}})
     wait_for("a pod of the bad revision", lambda: uids(service.pods()) > before)
     assert service.condition("Ready")["status"] == "True"
     service.patch({"engine": good})
-    service.wait_updated(240)
+    service.wait_updated()
     assert uids(service.ready_pods()) == before
     assert service.revision == revision
 
@@ -159,10 +159,10 @@ def test_a_revert_in_mid_rollout_keeps_the_old_pods(services: dict[str, Service]
 def test_a_revert_to_pods_that_crash_is_not_complete(services: dict[str, Service]) -> None:
     """Their ReplicaSet is retained, and the Deployment's controller calls it available: the pods' own word counts."""
     service = services["broken"]
-    service.wait("Progressing", "False", "Stalled", timeout_s=240)
+    service.wait("Progressing", "False", "Stalled")
     crashing, revision = service.read()["spec"]["engine"], service.revision
     service.patch({"engine": {"env": environment()}})
-    service.wait_updated(240)
+    service.wait_updated()
     service.patch({"engine": crashing})
     wait_for("the Deployment to return", lambda: service.revision == revision)
     wait_for("a pod that crashes", lambda: _crashes(service))
@@ -174,11 +174,11 @@ def test_a_revert_to_pods_that_crash_is_not_complete(services: dict[str, Service
 def test_scale_during_a_rollout(services: dict[str, Service], cluster: Cluster) -> None:
     """`kubectl scale` (as an autoscaler would) and a rollout at once: both arrive."""
     service = services["hasty"]
-    service.wait_updated(240)
+    service.wait_updated()
     service.patch({"engine": {"maxModelLen": 333}})
     cluster.kubectl("scale", "specsvc/hasty", "--replicas=3", "-n", service.namespace)
-    service.wait_updated(240)
-    wait_for("three pods", lambda: len(service.ready_pods()) == 3, 60)
+    service.wait_updated()
+    wait_for("three pods", lambda: len(service.ready_pods()) == 3)
     document = service.read()
     assert document["status"]["replicas"] == document["spec"]["replicas"] == 3
     assert service.child(DEPLOYMENT)["spec"]["replicas"] == 3

@@ -22,7 +22,7 @@ AWAY_S = 60.0
 def test_the_operator_goes_on_once_it_is_back(make: Make, operator_process: OperatorProcess, cluster: Cluster) -> None:
     """The same process: no restart, no deleted pod; a change is carried out, and a new service gets its children."""
     serving = make("serving", replicas=2)
-    serving.wait_updated(240)
+    serving.wait_updated()
     serving.wait("ProfilesReady", "True")
     before = uids(serving.pods())
     cluster.kill_apiserver()
@@ -32,7 +32,7 @@ def test_the_operator_goes_on_once_it_is_back(make: Make, operator_process: Oper
     assert uids(serving.pods()) == before
     later = make("later", profiling={"mode": "Skip"})
     serving.patch({"speculation": {"mode": "Off"}})
-    wait_for("the new service's Deployment", lambda: later.client.get(DEPLOYMENT, later.namespace, "later"), 60)
-    wait_for("the change", lambda: '"Off"' in serving.child(CONFIG_MAP, "serving-hot")["data"][CONFIG_KEY], 60)
+    wait_for("the new service's Deployment", lambda: later.client.get(DEPLOYMENT, later.namespace, "later"))
+    wait_for("the change", lambda: '"Off"' in serving.child(CONFIG_MAP, "serving-hot")["data"][CONFIG_KEY])
     assert operator_process.running()
     assert uids(serving.pods()) == before

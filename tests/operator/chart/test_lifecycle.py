@@ -24,7 +24,7 @@ from tests.operator.chart.release import (
     values,
     write_values,
 )
-from tests.operator.client import Client, Service, wait_for
+from tests.operator.client import PATIENCE_S, Client, Service, wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -50,7 +50,7 @@ def previous(bare: Cluster, client: Client, tmp_path_factory: pytest.TempPathFac
     install(bare, "install", chart, file)
     client.create(SERVICE, manifests.service("chat", TEAM))
     service = Service(client, TEAM, "chat")
-    wait_for("the service to be Ready", lambda: service.condition("Ready").get("status") == "True", 60)
+    wait_for("the service to be Ready", lambda: service.condition("Ready").get("status") == "True")
     return service
 
 
@@ -61,13 +61,13 @@ def upgraded(bare: Cluster, previous: Service, tmp_path_factory: pytest.TempPath
     folder = tmp_path_factory.mktemp("present")
     install(bare, "upgrade", CHART, write_values(folder, values()))
     newest = _operator_pod(previous.client)
-    wait_for("the new operator to take the Lease", lambda: _holder(previous.client) == newest, 60)
+    wait_for("the new operator to take the Lease", lambda: _holder(previous.client) == newest)
     return before
 
 
 def test_the_previous_release_serves(previous: Service) -> None:
     """The operator works under its own service account: children, profile, annotation, status, and events."""
-    wait_for("the profile", lambda: previous.condition("ProfilesReady").get("status") == "True", 60)
+    wait_for("the profile", lambda: previous.condition("ProfilesReady").get("status") == "True")
     assert previous.read()["status"]["runtimeImage"] == PREVIOUS_RUNTIME
 
 
@@ -78,7 +78,6 @@ def test_an_upgrade_restarts_no_serving_pod(upgraded: dict[str, Any], previous: 
     wait_for(
         "the new operator to bring the new config to the pod",
         lambda: _is_true(previous.condition("Updated"), generation),
-        60,
     )
     pod = _serving_pod(previous)
     assert pod["metadata"]["uid"] == upgraded["metadata"]["uid"]
@@ -155,7 +154,7 @@ def test_users_get_their_rights_from_the_clusters_own_roles(
         done = bare.try_kubectl("auth", "can-i", f"--as={role}-user", "-n", TEAM, *question.split())
         return done.stdout.strip() == answer
 
-    bare.wait_until(f"{role} can {question}: {answer}", answered, 20)
+    bare.wait_until(f"{role} can {question}: {answer}", answered, PATIENCE_S)
 
 
 def test_an_uninstall_leaves_the_service_and_its_pods(
@@ -185,8 +184,8 @@ def test_roles_alone_are_enough(bare: Cluster, upgraded: dict[str, Any], previou
     client.create(SERVICE, manifests.service("second", TEAM))
     client.create(SERVICE, manifests.service("foreign", "team-b"))
     second = Service(client, TEAM, "second")
-    wait_for("the service in the watched namespace", lambda: second.condition("Ready").get("status") == "True", 90)
-    wait_for("its profile", lambda: second.condition("ProfilesReady").get("status") == "True", 60)
+    wait_for("the service in the watched namespace", lambda: second.condition("Ready").get("status") == "True")
+    wait_for("its profile", lambda: second.condition("ProfilesReady").get("status") == "True")
     assert "status" not in Service(client, "team-b", "foreign").read()
     assert _serving_pod(previous)["metadata"]["uid"] == upgraded["metadata"]["uid"]
     assert bare.try_kubectl("auth", "can-i", f"--as={ACCOUNT}", "list", "nodes").stdout.strip() == "no"

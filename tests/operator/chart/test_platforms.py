@@ -122,9 +122,9 @@ def test_prometheus_sees_the_conditions_of_a_releases_own_services(bare: Cluster
     client.create(SERVICE, manifests.service("brief", openshift.name, target=HUB, replicas=0))
     brief = Service(client, openshift.name, "brief")
     brief.wait("Ready", "False", "ScaledToZero")
-    wait_for("its series", lambda: ("brief", "Ready", "False", "ScaledToZero") in _series(bare, openshift), 30)
+    wait_for("its series", lambda: ("brief", "Ready", "False", "ScaledToZero") in _series(bare, openshift))
     client.delete(SERVICE, openshift.name, "brief")
-    wait_for("its series to go", lambda: {name for name, *_ in _series(bare, openshift)} == {"chat"}, 30)
+    wait_for("its series to go", lambda: {name for name, *_ in _series(bare, openshift)} == {"chat"})
 
 
 def test_two_releases_of_one_name_stand_side_by_side(bare: Cluster, restricted: Team, openshift: Team) -> None:

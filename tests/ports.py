@@ -1,0 +1,25 @@
+"""Ports for processes that tests start."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import socket
+
+_PORTS = range(20_000, 30_000)
+"""Below those that the kernel gives to outgoing connections and Kubernetes to NodePorts: a port that is free now is
+still free when the process binds it, a second time too."""
+_places = itertools.count(random.randrange(len(_PORTS)))
+
+
+def free_port() -> int:
+    """Another one at each call; processes that ask at the same time begin in different places."""
+    while True:
+        port = _PORTS[next(_places) % len(_PORTS)]
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+        return port
