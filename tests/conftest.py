@@ -1,6 +1,7 @@
 """Fixtures that several test folders share, which tests run beside each other, and how hypothesis and OpenMP run."""
 
 import os
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
@@ -8,6 +9,12 @@ from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 pytest_plugins = ["tests.cluster.fixtures"]
+
+LONGEST_FIRST = (
+    "cluster", "test_speculation_is_lossless.py", "test_profiler.py", "test_a_bug_in_the_books.py",
+    "test_several_neural_drafters.py", "torch_engine", "control",
+)  # fmt: skip
+"""Folders and files; the tests of the operator share the cluster's process."""
 
 # No test is timed: on a busy machine any example may take long.
 settings.register_profile("outrider", deadline=None)
@@ -23,17 +30,30 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The end-to-end tests come last: by then nothing runs beside them."""
-    items.sort(key=lambda item: "e2e" in item.path.parts)
+    """The longest come first, so that no process is left alone with one; the end-to-end tests last: by then little
+    runs beside them."""
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    parts = item.path.parts
+    turns = (place for place, part in enumerate(LONGEST_FIRST) if part in parts)
+    return len(LONGEST_FIRST) + 1 if "e2e" in parts else next(turns, len(LONGEST_FIRST))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    return TwoProcesses(config, log)
+    return Beside(config, log)
 
 
-class TwoProcesses(LoadScopeScheduling):  # type: ignore[misc]  # xdist says nothing of its types
-    """`make test`: one process holds the clusters, which mostly wait, the other the engines, which compute."""
+class Beside(LoadScopeScheduling):  # type: ignore[misc]  # xdist says nothing of its types
+    """What one process runs in one go: the cluster's tests, which mostly wait; those of the engines that a file starts,
+    which compute; a folder of unit tests. A process that is idle takes the next."""
 
     def _split_scope(self, nodeid: str) -> str:
-        folder = nodeid.split("/")[1]
-        return "clusters" if folder in ("cluster", "operator", "e2e") else folder
+        file = PurePosixPath(nodeid.split("::")[0])
+        _, folder, *_ = file.parts
+        if folder in ("cluster", "operator", "e2e"):
+            return "the session's cluster"
+        if file.match("engine/test_server_*"):
+            return "the session's server"
+        return str(file if folder == "engine" else file.parent)
