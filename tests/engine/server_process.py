@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,10 @@ import httpx
 from outrider_crds.state import RuntimeState
 from outrider_runtime.snapshot import WRITE_EVERY_S
 
-START_S = 600.0
+from tests.ports import free_port
+
+PATIENCE_S = 600.0
+"""For all that is waited for: a busy machine is slow, not wrong."""
 MODEL_ROOT = Path("~/.cache/outrider/models").expanduser()
 TARGET = MODEL_ROOT / "smollm2-135m-instruct"
 REPETITIVE = "Repeat exactly: one two three four five one two three four five one two three four five"
@@ -32,7 +34,7 @@ class Server:
     def __init__(self, log: Path, model: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
         self.log = log
         self.model = model
-        self.port, self.admin_port = _free_port(), _free_port()
+        self.port, self.admin_port = free_port(), free_port()
         command = [sys.executable, "-m", "outrider_runtime.server.main", "serve", *arguments]
         ports = ["--port", str(self.port), "--admin-port", str(self.admin_port), "--host", "127.0.0.1"]
         with log.open("w") as output:
@@ -43,10 +45,10 @@ class Server:
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,
             )
-        self.api = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
-        self.admin = httpx.Client(base_url=f"http://127.0.0.1:{self.admin_port}", timeout=10)
+        self.api = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=PATIENCE_S)
+        self.admin = httpx.Client(base_url=f"http://127.0.0.1:{self.admin_port}", timeout=PATIENCE_S)
 
-    def wait_until(self, what: str, holds: Callable[[], bool], timeout_s: float = START_S) -> None:
+    def wait_until(self, what: str, holds: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
         """Fails with the end of the log when it does not come true, or the process ends first."""
         deadline = time.monotonic() + timeout_s
         while not holds():
@@ -78,7 +80,7 @@ class Server:
 
     def settled_state(self) -> RuntimeState:
         """The state once no request runs and the engine core has written what it counted."""
-        self.wait_until("an idle engine", lambda: self.metric("vllm:num_requests_running") == 0, 30)
+        self.wait_until("an idle engine", lambda: self.metric("vllm:num_requests_running") == 0)
         time.sleep(2 * WRITE_EVERY_S)
         return self.state()
 
@@ -133,9 +135,3 @@ def write_json(file: Path, document: object) -> Path:
     part.write_text(json.dumps(document))
     part.replace(file)
     return file
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port

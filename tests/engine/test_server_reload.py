@@ -21,7 +21,7 @@ def test_speculation_is_switched_off_and_on_without_a_restart(laptop: Laptop) ->
     server = laptop.server
     before = server.state()
     laptop.edit(mode="Off")
-    server.wait_until("the new config", lambda: server.state().config_hash != before.config_hash, 30)
+    server.wait_until("the new config", lambda: server.state().config_hash != before.config_hash)
     settled = server.state().speculative_steps
     _answer(server)
     off = server.state()
@@ -29,9 +29,9 @@ def test_speculation_is_switched_off_and_on_without_a_restart(laptop: Laptop) ->
     assert off.choice.reason == "Off"
     assert off.started_at == before.started_at
     laptop.edit(mode="ClosedLoop")
-    server.wait_until("the old config", lambda: server.state().config_hash == before.config_hash, 30)
+    server.wait_until("the old config", lambda: server.state().config_hash == before.config_hash)
     _answer(server)
-    server.wait_until("speculation", lambda: server.state().speculative_steps > off.speculative_steps, 30)
+    server.wait_until("speculation", lambda: server.state().speculative_steps > off.speculative_steps)
 
 
 def test_a_new_slo_class_is_known_at_once(laptop: Laptop) -> None:
@@ -45,9 +45,9 @@ def test_a_new_slo_class_is_known_at_once(laptop: Laptop) -> None:
     document["spec"]["sloClasses"].append({"name": "overnight", "tpot": "10s"})
     laptop.manifest.write_text(yaml.safe_dump(document))
     served = {"X-SLO-Class": "overnight"}
-    server.wait_until("the class", lambda: server.chat(headers=served, max_tokens=1).status_code == 200, 30)
+    server.wait_until("the class", lambda: server.chat(headers=served, max_tokens=1).status_code == 200)
     laptop.manifest.write_text(original)
-    server.wait_until("its end", lambda: server.chat(headers=served, max_tokens=1).status_code == 400, 30)
+    server.wait_until("its end", lambda: server.chat(headers=served, max_tokens=1).status_code == 400)
 
 
 def test_a_corrupt_latency_profile_is_reported_and_harmless(laptop: Laptop) -> None:
@@ -56,13 +56,13 @@ def test_a_corrupt_latency_profile_is_reported_and_harmless(laptop: Laptop) -> N
     folder = laptop.profiles / "cpu"
     folder.mkdir()
     (folder / "target.json").write_text('{"schemaVersion": 1, "key": ')
-    server.wait_until("the report", lambda: bool(server.state().profile.load_error), 30)
+    server.wait_until("the report", lambda: bool(server.state().profile.load_error))
     assert "target.json" in server.state().profile.load_error
     assert server.metric("outrider_profile_load_error") == 1
     _answer(server)
     assert server.is_ready()
     (folder / "target.json").unlink()
-    server.wait_until("the all-clear", lambda: not server.state().profile.load_error, 30)
+    server.wait_until("the all-clear", lambda: not server.state().profile.load_error)
 
 
 def test_a_scrape_says_what_the_state_says(laptop: Laptop) -> None:
@@ -83,7 +83,7 @@ def test_the_last_decisions_are_told_with_what_they_weighed(laptop: Laptop) -> N
     """They cross from the engine's process to the server's as the state does."""
     server = laptop.server
     _answer(server)
-    server.wait_until("a decision", lambda: "1 requests: k = " in server.admin.get("/outrider/why").text, 30)
+    server.wait_until("a decision", lambda: "1 requests: k = " in server.admin.get("/outrider/why").text)
     assert "a verified token costs" in server.admin.get("/outrider/why").text
 
 

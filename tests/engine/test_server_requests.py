@@ -26,7 +26,7 @@ def test_a_chat_request_is_answered_with_the_plugin_active(laptop: Laptop) -> No
     answer = server.chat(REPETITIVE, max_tokens=48, temperature=0)
     assert answer.status_code == 200
     tokens = answer.json()["usage"]["completion_tokens"]
-    server.wait_until("the state", lambda: server.state().output_tokens >= before.output_tokens + tokens, 30)
+    server.wait_until("the state", lambda: server.state().output_tokens >= before.output_tokens + tokens)
     state = server.state()
     assert state.ready
     assert state.plugin_active
@@ -48,7 +48,7 @@ def test_no_proposal_counts_as_a_token_of_the_answer(laptop: Laptop) -> None:
     lines = server.post("/v1/completions", json.dumps(streamed).encode()).text.splitlines()
     last = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")][-1]
     assert last["usage"]["completion_tokens"] == 60
-    server.wait_until("the state", lambda: server.state().output_tokens >= before.output_tokens + 120, 30)
+    server.wait_until("the state", lambda: server.state().output_tokens >= before.output_tokens + 120)
     assert server.state().proposed_tokens > before.proposed_tokens
 
 
@@ -93,7 +93,7 @@ def test_a_request_counts_for_its_slo_class(
     before = finished(server.settled_state())
     assert server.chat(headers=headers, **fields).status_code == 200
     expected = {name: count + (name == counted) for name, count in before.items()}
-    server.wait_until("the count", lambda: finished(server.state()) != before, 30)
+    server.wait_until("the count", lambda: finished(server.state()) != before)
     assert finished(server.state()) == expected
     assert server.metric("outrider_slo_class_finished_total", slo_class=counted) == expected[counted]
 
@@ -216,8 +216,8 @@ def test_a_client_that_hangs_up_frees_the_engine(laptop: Laptop) -> None:
     with server.api.stream("POST", "/v1/completions", json=body) as answer:
         lines = answer.iter_lines()  # kept: an iterator that is dropped hangs up
         next(lines)
-        server.wait_until("the gauge", lambda: _running(server) == 1, 10)  # vLLM sets it after the step
-    server.wait_until("the abort", lambda: _running(server) == 0, 30)
+        server.wait_until("the gauge", lambda: _running(server) == 1)  # vLLM sets it after the step
+    server.wait_until("the abort", lambda: _running(server) == 0)
 
 
 def _running(server: Server) -> float:

@@ -12,10 +12,12 @@ import psutil
 import pytest
 
 from tests.engine.conftest import Laptop
-from tests.engine.server_process import TARGET, Server, boot_document, write_json
+from tests.engine.server_process import PATIENCE_S, TARGET, Server, boot_document, write_json
 
 pytestmark = pytest.mark.model
 
+GRACE = "8s"
+"""In which a busy machine answers one more request."""
 HOT = {
     "schemaVersion": 1,
     "mode": "ClosedLoop",
@@ -34,7 +36,7 @@ def bare_pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     boot = write_json(folder / "boot.json", boot_document(extra_arguments=stock))
     hot = write_json(folder / "hot.json", HOT)
     arguments = ("--config", str(boot), "--hot-config", str(hot), "--profiles", str(folder), "--podinfo", str(folder))
-    server = Server(folder / "server.log", str(TARGET), *arguments, "--drain-grace", "3s")
+    server = Server(folder / "server.log", str(TARGET), *arguments, "--drain-grace", GRACE)
     try:
         server.wait_until("the API", server.is_listening)
         yield server
@@ -60,20 +62,20 @@ def test_a_signal_lets_running_requests_finish(bare_pod: Server) -> None:
     """Graceful termination: unready first, new requests still served for a while, running ones to their end, exit 0."""
     body = {"model": bare_pod.model, "prompt": "Once", "max_tokens": 150, "ignore_eos": True}
     finished: list[httpx.Response] = []
-    with httpx.Client(base_url=str(bare_pod.api.base_url), timeout=300) as other:
+    with httpx.Client(base_url=str(bare_pod.api.base_url), timeout=PATIENCE_S) as other:
         request = threading.Thread(target=lambda: finished.append(other.post("/v1/completions", json=body)))
         request.start()
-        bare_pod.wait_until("the request", lambda: bare_pod.metric("vllm:num_requests_running") == 1, 30)
+        bare_pod.wait_until("the request", lambda: bare_pod.metric("vllm:num_requests_running") == 1)
         bare_pod.process.send_signal(signal.SIGTERM)
-        bare_pod.wait_until("the drain", lambda: "draining" in bare_pod.admin.get("/readyz").text, 2.5)
+        bare_pod.wait_until("the drain", lambda: "draining" in bare_pod.admin.get("/readyz").text)
         assert bare_pod.probe("/livez") == 200
         late = bare_pod.chat()
         assert late.status_code == 200
         assert late.headers["connection"] == "close"
-        request.join(300)
+        request.join(PATIENCE_S)
     assert finished[0].status_code == 200
     assert finished[0].json()["usage"]["completion_tokens"] == 150
-    assert bare_pod.process.wait(60) == 0
+    assert bare_pod.process.wait(PATIENCE_S) == 0
     assert "draining: " in bare_pod.log.read_text(errors="replace")
 
 
@@ -84,8 +86,8 @@ def test_a_server_whose_engine_dies_ends_with_a_sentence(laptop: Laptop) -> None
     engine = next(child for child in family if "EngineCore" in " ".join(child.cmdline()))
     assert list(laptop.run_volume.iterdir())
     os.kill(engine.pid, signal.SIGKILL)
-    assert server.process.wait(60) == 1
+    assert server.process.wait(PATIENCE_S) == 1
     assert "outrider-runtime: the engine has died" in server.last_lines(15)
     assert not list(laptop.run_volume.iterdir())
-    psutil.wait_procs(family, timeout=30)
+    psutil.wait_procs(family, timeout=PATIENCE_S)
     assert not [child for child in family if child.is_running()]

@@ -14,7 +14,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.engine.server_process import EXAMPLE, REPETITIVE, TARGET, Server
+from tests.engine.server_process import EXAMPLE, PATIENCE_S, REPETITIVE, TARGET, Server
 from tests.engine.test_server_requests import BAD, MODEL
 
 pytestmark = pytest.mark.model
@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def completion(server: Server, prompt: str, **fields: Any) -> dict[str, Any]:
     body = {"model": MODEL, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, **fields}
-    answer = server.api.post("/v1/completions", json=body, timeout=300)
+    answer = server.api.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
     document: dict[str, Any] = answer.json()
     return document
@@ -60,7 +60,7 @@ def test_greedy_answers_are_those_of_transformers_while_the_pool_drafts(server: 
         made = model.generate(ids, max_new_tokens=TOKENS, do_sample=False, eos_token_id=None)
         wanted = tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
         assert completion(server, prompt)["choices"][0]["text"] == wanted
-    server.wait_until("the state", lambda: server.state().output_tokens >= TOKENS * len(PROMPTS), 30)
+    server.wait_until("the state", lambda: server.state().output_tokens >= TOKENS * len(PROMPTS))
     state = server.state()
     assert state.plugin_active
     assert state.speculative_steps > 0
@@ -94,14 +94,14 @@ def test_a_request_counts_for_its_slo_class(server: Server) -> None:
     before = finished()
     assert server.chat(headers={"X-SLO-Class": "batch"}).status_code == 200
     assert server.chat(headers={"X-SLO-Class": "gold"}).status_code == 400
-    server.wait_until("the count", lambda: finished() != before, 30)
+    server.wait_until("the count", lambda: finished() != before)
     assert finished() == {**before, "batch": before["batch"] + 1}
 
 
 def test_running_requests_finish_before_the_server_ends(server: Server) -> None:
     """The last test of this server."""
     body = {"model": MODEL, "prompt": "Once", "max_tokens": 60, "ignore_eos": True, "stream": True}
-    with server.api.stream("POST", "/v1/completions", json=body, timeout=300) as answer:
+    with server.api.stream("POST", "/v1/completions", json=body) as answer:
         lines = answer.iter_lines()
         first = json.loads(next(line for line in lines if line).removeprefix("data: "))
         assert first["choices"][0]["text"]
@@ -109,7 +109,7 @@ def test_running_requests_finish_before_the_server_ends(server: Server) -> None:
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
     assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
-    assert server.process.wait(60) == 0
+    assert server.process.wait(PATIENCE_S) == 0
 
 
 def test_what_cannot_be_served_ends_the_start_with_a_sentence(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_what_cannot_be_served_ends_the_start_with_a_sentence(tmp_path: Path) ->
     (tmp_path / "service.yaml").write_text(yaml.safe_dump(document))
     server = Server(tmp_path / "log", "mixture", "-f", str(tmp_path / "service.yaml"))
     try:
-        assert server.process.wait(120) == 1
+        assert server.process.wait(PATIENCE_S) == 1
         assert f"outrider-runtime: {config}: num_local_experts is 8" in server.last_lines(1)
     finally:
         server.stop()
