@@ -67,7 +67,7 @@ class Node:
 
     def join(self, processes: Processes) -> None:
         """Import the images and start its kubelet."""
-        processes.wait_until(f"{self.spec.name}'s containerd", self._containerd_answers, timeout_s=30)
+        processes.wait_until(f"{self.spec.name}'s containerd", self._containerd_answers, timeout_s=120)
         self.ctr("images", "import", str(_PAUSE_IMAGE))
         self.ctr("images", "import", str(CHECKOUT_IMAGE))
         config = self._volatile / "kubelet.json"

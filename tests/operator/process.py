@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.operator.client import wait_for
+from tests.operator.client import PATIENCE_S, wait_for
 from tests.operator.manifests import IMAGE
 from tests.ports import free_port
 
@@ -88,7 +88,7 @@ class OperatorProcess:
         if self._process is None:
             return 0
         self._process.send_signal(number)
-        status = self._process.wait(timeout=30)
+        status = self._process.wait(timeout=PATIENCE_S)
         self._process = None
         return status
 
@@ -101,6 +101,6 @@ class OperatorProcess:
             return False
 
     def _fetch(self, url: str) -> str:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
             body: bytes = answer.read()
         return body.decode()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 import urllib.request
 from typing import Any
 
@@ -13,7 +12,7 @@ from outrider_crds.runtime_config import ADMIN_PORT, CONFIG_KEY, SERVING_PORT, S
 from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, POD
 
 from tests.cluster.cluster import Cluster
-from tests.operator.client import Service, uids, wait_for
+from tests.operator.client import PATIENCE_S, Service, uids, wait_for
 from tests.operator.conftest import Make
 from tests.operator.manifests import CLASSES, EAGLE, LOOKUP, environment
 
@@ -119,11 +118,13 @@ def test_rollout_keeps_enough_pods_ready(services: dict[str, Service], name: str
     service.wait_updated()
     request = Request(service.ready_pods()[0]["status"]["podIP"], tokens=60)
     service.patch({"engine": {"maxModelLen": 2048}})
-    samples = []
-    while not service.updated():
+    samples: list[int] = []
+
+    def is_over() -> bool:
         samples.append(len(service.ready_pods()))
-        time.sleep(0.2)
-        assert len(samples) < 600, "the rollout does not end"
+        return service.updated() is not None
+
+    wait_for("the end of the rollout", is_over, every_s=0.2)
     assert min(samples) >= least
     assert request.answer().endswith("data: [DONE]\n\n")
     assert {pod["metadata"]["labels"]["outrider.dev/revision"] for pod in service.pods()} == {service.revision}
@@ -193,13 +194,13 @@ class Request:
     def __init__(self, address: str, tokens: int) -> None:
         body = json.dumps({"model": "any", "stream": True, "max_tokens": tokens}).encode()
         url = f"http://{address}:{SERVING_PORT}/v1/chat/completions"
-        self._response = urllib.request.urlopen(url, data=body, timeout=60)
+        self._response = urllib.request.urlopen(url, data=body, timeout=PATIENCE_S)
         self._text = b""
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def answer(self) -> str:
-        self._thread.join(60)
+        self._thread.join(PATIENCE_S)
         return self._text.decode()
 
     def _read(self) -> None:
@@ -214,7 +215,7 @@ def _crashes(service: Service) -> bool:
 
 def _reported(pod: dict[str, Any]) -> dict[str, Any]:
     url = f"http://{pod['status']['podIP']}:{ADMIN_PORT}{STATE_PATH}"
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
         state: dict[str, Any] = json.load(answer)
     return state
 
