@@ -158,7 +158,7 @@ def test_a_stopped_job_writes_nothing_and_leaves_no_engine_behind(tmp_path):
 
 def _has_ended(process: psutil.Process) -> bool:
     """Also when nobody has asked for its status yet: it is nobody's child any more."""
-    psutil.wait_procs([process], timeout=PATIENCE_S)
+    psutil.wait_procs([process], timeout=60)
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
