@@ -1,12 +1,13 @@
 """Sparse self-speculation on real cores: what a token costs over contexts of 1,000 to 7,500 tokens, with and without.
 
-    python -m tests.benchmarks.long_contexts [--rounds N] [--tokens N]
+    python -m tests.benchmarks.long_contexts [--lengths K ...] [--rounds N] [--tokens N] [--minutes M]
 
 writes results/long_contexts.json, and results/long_contexts.png where matplotlib is installed. One engine (vLLM with
 the loop, SmolLM2, float32, one thread) runs all: plain decoding, fixed draft lengths with a window of 512 tokens, and
 the closed loop, at each context and batch; then windows of 64 to 1,024 tokens at one of them. They take turns, so that
-a noisy machine is noisy for all. CPU time is raw, one value a round; ratios are taken within a round. The texts are the
-topics of Python's own help.
+a noisy machine is noisy for all. The engine's clocks count the process's CPU time, so that other processes lengthen no
+step. CPU time is raw, one value a round; ratios are taken within a round. The texts are the topics of Python's own
+help.
 
 What is predicted: a speed-up from step times that were fitted to all other cells (what a step costs is the profile's
 form), and from the tokens a step that were measured. So an error is the latency model's.
@@ -21,10 +22,13 @@ import platform
 import pydoc_data.topics
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -42,7 +46,7 @@ LEAST_CELLS = 4
 OWN_TOKENS = 200
 """Of each prompt, that no other one ends with."""
 PLAIN, LOOP = "plain", "closed loop"
-ROUNDS, TOKENS, WARM_UP_TOKENS = 2, 24, 3
+ROUNDS, TOKENS, WARM_UP_TOKENS = 2, 10, 2
 
 
 @dataclass(frozen=True)
@@ -135,9 +139,9 @@ class LongContexts:
         return name
 
 
-def cells() -> Iterator[list[Seen]]:
+def cells(lengths: Sequence[int]) -> Iterator[list[Seen]]:
     """Those that take turns."""
-    arms = [Arm(PLAIN), *(Arm(f"k = {k}", k) for k in LENGTHS), Arm(LOOP, None)]
+    arms = [Arm(PLAIN), *(Arm(f"k = {k}", k) for k in lengths), Arm(LOOP, None)]
     context, batch, length = SWEEP
     windows = [Arm(PLAIN), *(Arm(f"window {window}", length, window) for window in WINDOWS)]
     every = [(tokens, requests, arms) for tokens in CONTEXTS for requests in BATCHES]
@@ -145,22 +149,26 @@ def cells() -> Iterator[list[Seen]]:
         yield [Seen(tokens, requests, arm.name, arm.window, arm.draft_tokens) for arm in here]
 
 
-def measure(rounds: int, tokens: int) -> None:
+def measure(lengths: Sequence[int], rounds: int, tokens: int, minutes: float) -> None:
+    """Ends with the cell that is under way when the minutes are over."""
     from tests.engine import engines
 
     os.environ.update(
-        OMP_NUM_THREADS="1", VLLM_CPU_KVCACHE_SPACE="5", VLLM_CPU_OMP_THREADS_BIND="nobind",
+        OMP_NUM_THREADS="1", VLLM_CPU_KVCACHE_SPACE="2", VLLM_CPU_OMP_THREADS_BIND="nobind",
     )  # fmt: skip
     extra = ["--max-model-len=8192", f"--block-size={PAGE}", "--max-num-batched-tokens=2048", "--max-num-seqs=8"]
     pool = [engines.sparse_self(window, f"w{window}") for window in WINDOWS]
     hot = engines.hot_config(max_draft_tokens=max(LENGTHS)).model_copy(update={"slo_classes": []})
-    made, done = list(cells()), list[list[Seen]]()
-    with engines.bench(pool, hot=hot, extra=extra) as bench:
+    ends = time.monotonic() + 60 * minutes
+    made, done = list(cells(lengths)), list[list[Seen]]()
+    with engines.bench(pool, hot=hot, extra=extra) as bench, cpu_time(bench):
         for window in WINDOWS:
             if window != WINDOW:
                 bench.loop._controller.suspend(f"w{window}", "the loop chooses among k alone")
         long = LongContexts(bench)
         for cell in made:
+            if time.monotonic() > ends:
+                break
             for number in range(rounds + 1):
                 for seen in cell:
                     usable = f"w{seen.window}"
@@ -171,6 +179,21 @@ def measure(rounds: int, tokens: int) -> None:
             print(line(cell), flush=True)
             done.append(cell)
             keep(document(done))
+
+
+@contextmanager
+def cpu_time(bench: Any) -> Iterator[None]:
+    """Scheduler and worker measure steps by it."""
+    from outrider_runtime.step_clock import HostClock
+
+    class CPUTime(HostClock):
+        def mark(self) -> float:
+            return time.process_time()
+
+    bench.runner._clock = CPUTime()
+    clock = SimpleNamespace(monotonic=time.process_time, time=time.time)
+    with mock.patch("outrider_runtime.vllm_plugin.scheduler.time", clock):
+        yield
 
 
 def line(cell: Sequence[Seen]) -> str:
@@ -269,6 +292,7 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     for batch in BATCHES:
         for arm, style in ((f"k = {LENGTHS[1]}", "-"), (LOOP, "--")):
             here = [row for row in rows if row["batch"] == batch and row["arm"] == arm]
+            here.sort(key=lambda row: int(row["context"]))
             left.plot(
                 [row["context"] for row in here], [row["speedup"] for row in here], style, marker="o",
                 label=f"{batch} requests, {arm}",
@@ -292,10 +316,12 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, choices=LENGTHS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of a request in a round")
+    parser.add_argument("--minutes", type=float, default=120.0)
     options = parser.parse_args()
-    measure(options.rounds, options.tokens)
+    measure(options.lengths, options.rounds, options.tokens, options.minutes)
 
 
 def keep(found: dict[str, Any]) -> None:

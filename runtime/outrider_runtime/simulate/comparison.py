@@ -15,7 +15,7 @@ from outrider_runtime.loop.waiting import patience_s
 from outrider_runtime.simulate.deployment import Deployment
 from outrider_runtime.simulate.replay.engine import Engine, Policy, Setting
 from outrider_runtime.simulate.replay.policies import Fixed
-from outrider_runtime.simulate.replay.profile import fitted
+from outrider_runtime.simulate.replay.profile import LONGEST_REQUEST, fitted
 from outrider_runtime.simulate.replay.workload import Workload
 
 OURS, PLAIN = "outrider", "plain"
@@ -66,7 +66,8 @@ def _static(deployment: Deployment, drafter: int, k: int) -> Callable[[], Policy
 def _ours(deployment: Deployment, seed: int) -> Callable[[], Policy]:
     """As a pod builds it: with a noisy profile of this hardware, or with none where the manifest skips it."""
     hot, world = deployment.service.hot, deployment.world
-    noisy = None if deployment.service.learns else fitted(world, deployment.drafters, np.random.default_rng([seed, 0]))
+    longest, rng = deployment.service.longest_request or LONGEST_REQUEST, np.random.default_rng([seed, 0])
+    noisy = None if deployment.service.learns else fitted(world, deployment.drafters, rng, longest)
     settings = Settings(
         deployment.drafters, hot.max_draft_tokens, deployment.limits.max_requests,
         largest_graph_tokens=world.graph_tokens, hot=hot,

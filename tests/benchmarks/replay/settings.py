@@ -17,7 +17,7 @@ from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.recording import Recording
 from outrider_runtime.simulate.replay.engine import Policy, Setting
 from outrider_runtime.simulate.replay.policies import Adaptive, ByBatchSize, Fixed, cost_tables, tuned_table
-from outrider_runtime.simulate.replay.profile import fitted
+from outrider_runtime.simulate.replay.profile import LONGEST_REQUEST, fitted
 from outrider_runtime.simulate.replay.scheduling import Limits
 from outrider_runtime.simulate.worlds import world as worlds
 
@@ -87,8 +87,8 @@ def pool(case: Case) -> tuple[Drafter, ...]:
 
 
 @cache
-def profile(name: str, drafters: tuple[Drafter, ...], seed: int) -> LatencyModel:
-    return fitted(world(name), drafters, np.random.default_rng([seed, 7]))
+def profile(name: str, drafters: tuple[Drafter, ...], seed: int, longest: int = LONGEST_REQUEST) -> LatencyModel:
+    return fitted(world(name), drafters, np.random.default_rng([seed, 7]), longest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider_runtime.control.batch import NOBODY
 from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.cost import Shape
+from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.control.settings import MATCH_EDGES, Drafter, Settings
 from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.replay.engine import Engine, Policy, Setting
@@ -20,6 +22,7 @@ from outrider_runtime.simulate.replay.proposals import mean_hazards
 from outrider_runtime.simulate.replay.scheduling import Limits
 from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed, open_load, poisson, with_classes
 from outrider_runtime.simulate.worlds import world as worlds
+from outrider_runtime.simulate.worlds.world import Pass
 
 EAGLE = Drafter("eagle", passes=True, needs_hidden=True)
 LOOKUP = Drafter("lookup", confidence_edges=MATCH_EDGES)
@@ -198,3 +201,15 @@ def test_where_memory_is_full_ours_speculates_in_the_rest_of_the_blocks_that_req
     )
     log = ran(loop, load, one).log
     assert sum(log.verified) > 1.5 * sum(log.requests)
+
+
+def test_the_profile_is_measured_as_far_as_requests_go():
+    """As outrider-profile does, which goes by maxModelLen. Bug: steps over 8,000 tokens were taken to be a fifth
+    shorter than they are."""
+    world, shape = worlds.load("llama-3.1-8b-8xa100-long"), Shape(64 * 8000.0, 64, 64, 64 * 8.0)
+    seconds = world.target_s(Pass(64, 64, 8000, 64))
+    costs = [
+        fitted(world, (), np.random.default_rng(0), longest).target[ExecutionMode.UNIFORM] for longest in (4096, 32_768)
+    ]
+    assert costs[0].seconds(shape) < 0.85 * seconds
+    assert costs[1].seconds(shape) == pytest.approx(seconds, rel=0.05)

@@ -15,21 +15,30 @@ from outrider_runtime.simulate.worlds.world import Pass, World
 NOISE = 0.02
 """Of the log of a sampled time."""
 REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128)
-CONTEXTS = (256, 1024, 4096)
+CONTEXTS = (256, 1024, 4096, 16384, 32768)
+LONGEST_REQUEST = 4096
+"""Tokens of a request, where nothing is said."""
 QUERIES = (1, 2, 4, 6)
 CHUNKS = (128, 256, 512, 1024, 2048)
 DRAFT_PASSES = (1, 3)
 
 
-def fitted(world: World, drafters: Sequence[Drafter], rng: np.random.Generator) -> LatencyModel:
-    """As outrider-profile would measure the world: steps that decode and verify, steps with a prompt, each drafter."""
+def fitted(
+    world: World, drafters: Sequence[Drafter], rng: np.random.Generator, longest: int = LONGEST_REQUEST
+) -> LatencyModel:  # fmt: skip
+    """As outrider-profile would measure the world: steps that decode and verify, steps with a prompt, each drafter.
+
+    longest: tokens of a request; contexts beyond it are not measured.
+    """
     noise = _Noise(rng)
-    decode = [noise(sample) for sample in _decode_samples(world)]
+    contexts = [context for context in CONTEXTS if context <= longest] or [max(1, longest // 2)]
+    decode = [noise(sample) for sample in _decode_samples(world, contexts)]
     prompts = [noise(sample) for sample in _prompt_samples(world)]
     target = {ExecutionMode.UNIFORM: fit(decode).cost, ExecutionMode.RAGGED: fit([*decode, *prompts]).cost}
     if world.graph_tokens is not None:
         target[ExecutionMode.BEYOND_GRAPH] = target[ExecutionMode.RAGGED]
-    return LatencyModel(target, {drafter.name: _drafter(world, drafter, noise) for drafter in drafters})
+    shorter = contexts[:-1] or contexts  # a drafter gets fewer of the shapes
+    return LatencyModel(target, {drafter.name: _drafter(world, drafter, noise, shorter) for drafter in drafters})
 
 
 class _Noise:
@@ -45,9 +54,9 @@ def _fits(world: World, requests: int, context: int) -> bool:
     return requests * context <= world.kv_tokens
 
 
-def _decode_samples(world: World) -> Iterator[Sample]:
+def _decode_samples(world: World, contexts: Sequence[int]) -> Iterator[Sample]:
     for requests in REQUESTS:
-        for context in CONTEXTS:
+        for context in contexts:
             for query in QUERIES:
                 tokens = requests * query
                 small = world.graph_tokens is None or tokens <= world.graph_tokens
@@ -66,18 +75,18 @@ def _prompt_samples(world: World) -> Iterator[Sample]:
             yield Sample(shape, world.target_s(one))
 
 
-def _drafter(world: World, drafter: Drafter, noise: _Noise) -> DrafterCost:
+def _drafter(world: World, drafter: Drafter, noise: _Noise, contexts: Sequence[int]) -> DrafterCost:
     samples = []
     for requests in REQUESTS:
-        for context in CONTEXTS[:2]:
+        for context in contexts:
+            read = context if drafter.kv_budget is None else min(context, drafter.kv_budget)
             for passes in DRAFT_PASSES if drafter.passes else (1,):
-                read = context if drafter.kv_budget is None else min(context, drafter.kv_budget)
                 later = _shape(requests, read, requests) if passes > 1 else None
-                seconds = world.draft_s(drafter.name, Pass(requests, requests, context, requests), passes)
+                seconds = world.draft_s(drafter.name, Pass(requests, requests, read, requests), passes)
                 samples.append(
                     noise(Sample(_shape(requests, read, requests), seconds, later=later, later_passes=passes - 1))
                 )
-            samples += [noise(one) for one in _longer_first_passes(world, drafter, requests, context)]
+            samples += [noise(one) for one in _longer_first_passes(world, drafter, requests, read)]
     found = fit(samples, forms=(Form.BASE,), first_pass=drafter.passes)
     return DrafterCost(found.cost, drafter.passes, found.first_pass)
 

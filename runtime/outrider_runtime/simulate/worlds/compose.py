@@ -48,6 +48,7 @@ GRAPH_TOKENS = 512
 """vLLM's largest captured graph."""
 DRAFT_LAUNCH = {"launchMs": 0.08, "samplingMs": [0.02, 3e-4]}
 LOOKUP = {"kind": "lookup", "constantMs": 0.05, "perRequestMs": 0.004}
+SPARSE = {"kind": "sparse"}
 MEMORY_SHARE, OTHER_BYTES = 0.9, 4 << 30
 DERIVED = (
     "launchMs, samplingMs: not measured; 0.15 ms a step that one graph runs, 6 us a layer more where a prompt is in it "
@@ -57,6 +58,7 @@ DERIVED = (
     "An EAGLE-3 head: one layer of the target's width; the wider input counted as a second projection of queries and "
     "keys, the fusion of three states as three output projections in the first pass.",
     "The 1B draft: its heads of 64 taken as half as many of 128, which every system was measured with.",
+    "Sparse self-speculation: a pass is a step of the target over the window, run by a graph.",
     "Prompt lookup: 0.05 ms and 4 us a request.",
     "kvTokens: 0.9 of the memory, less weights and 4 GiB a GPU.",
 )
@@ -177,7 +179,7 @@ def compose(recipe: Recipe) -> dict[str, Any]:
             "samplingMs": [0.02, 3e-4],
             "furtherQuery": FURTHER_QUERY,
         },
-        "drafters": {"eagle": _head(recipe), **_drafts(recipe), "lookup": LOOKUP},
+        "drafters": {"eagle": _head(recipe), **_drafts(recipe), "sparse": SPARSE, "lookup": LOOKUP},
     }
 
 

@@ -22,7 +22,7 @@ class Kind(StrEnum):
     MODEL = "model"
     """A language model with a cache of its own; a pass for each token."""
     SPARSE = "sparse"
-    """The target itself over part of its own cache; a pass for each token."""
+    """The target itself over part of its own cache; a pass for each token, of the context that it reads."""
     LOOKUP = "lookup"
     """One call on the CPU, however long the proposal."""
 
@@ -105,12 +105,8 @@ class Passes:
     forward: Forward
     fusion: Curve | None = None
     """Of a head: what its first pass costs beyond a pass."""
-    window: int | None = None
-    """Of a sparse drafter: the most context that a pass attends to."""
 
     def ms(self, first: Pass, passes: int) -> float:
-        if self.window is not None:
-            first = Pass(first.requests, first.requests, min(first.context, self.window), first.requests)
         once = self.forward.ms(first, padded(first)) + (self.fusion(first.tokens) if self.fusion else 0.0)
         later = first.of_one_token()
         return once + max(0, passes - 1) * self.forward.ms(later, padded(later))
@@ -213,6 +209,6 @@ def _drafter(part: Mapping[str, Any], target: Forward) -> DrafterTimes:
     if kind is Kind.LOOKUP:
         return Lookup(part["constantMs"], part["perRequestMs"])
     if kind is Kind.SPARSE:
-        return Passes(target, window=part["window"])
+        return Passes(target)
     fusion = part.get("fusion")
     return Passes(_forward(part), curve(**fusion) if fusion else None)
