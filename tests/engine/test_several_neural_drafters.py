@@ -17,6 +17,7 @@ import pytest
 from outrider_crds.spec import Drafter
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.vllm_plugin.messages import IDLE, NOBODY, DraftOrder
+from safetensors.torch import load_file, save_file
 
 from tests.engine.engines import EAGLE_HEAD, OUTPUT_TOKENS, POOR_DRAFT, draft_model, eagle, lookup
 from tests.engine.ordered import Giver, OrderedBench, ordered
@@ -231,18 +232,25 @@ def test_what_each_member_takes_is_measured(engine: OrderedBench) -> None:
     assert draft.weight_bytes > 100e6
 
 
-def test_a_head_that_cannot_load_leaves_the_others(other_layers: Path, tmp_path: Path) -> None:
-    """Bug: the target handed out what the broken head reads, as vLLM's config names that one."""
-    broken = tmp_path / "broken"
+def test_heads_that_cannot_load_leave_the_others(other_layers: Path, tmp_path: Path) -> None:
+    """Bugs: the target handed out what the broken head reads, as vLLM's config names that one; a head whose checkpoint
+    lacks a weight proposed with what lay in memory."""
+    broken, lacking = tmp_path / "broken", tmp_path / "lacking"
     shutil.copytree(other_layers, broken)
     (broken / "model.safetensors").write_bytes(b"no weights")
-    with ordered([eagle(broken, "broken"), eagle(), draft_model(POOR_DRAFT)]) as engine:
+    shutil.copytree(EAGLE_HEAD, lacking)
+    weights = load_file(lacking / "model.safetensors")
+    del weights["midlayer.self_attn.k_proj.weight"]
+    save_file(weights, lacking / "model.safetensors")
+    heads = [eagle(broken, "broken"), eagle(), draft_model(POOR_DRAFT), eagle(lacking, "lacking")]
+    with ordered(heads) as engine:
+        assert set(engine.failures) == {"broken", "lacking"}
         assert "cannot be started" in engine.failures["broken"]
-        assert set(engine.failures) == {"broken"}
+        assert "lacks weights of model.layers.0.self_attn.qkv_proj.weight" in engine.failures["lacking"]
         reference = engine.run(PROMPTS, nobody)
 
         def good(step: int, requests: list[str], order: DraftOrder) -> DraftOrder:
-            order.passes[1:] = MOST
+            order.passes[1:3] = MOST
             order.chosen[:] = [1 + (step + place) % 2 for place in range(len(requests))]
             return order._replace(draft_tokens=MOST)
 

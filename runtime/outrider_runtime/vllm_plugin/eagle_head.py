@@ -11,6 +11,7 @@ from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 
 from outrider_runtime.vllm_plugin.graphs import offer_whole_graphs
 from outrider_runtime.vllm_plugin.layer_names import named
+from outrider_runtime.vllm_plugin.whole_weights import whole_weights
 
 
 class EagleHead(EagleSpeculator):  # type: ignore[misc]  # vLLM is untyped here
@@ -21,7 +22,7 @@ class EagleHead(EagleSpeculator):  # type: ignore[misc]  # vLLM is untyped here
         self._places: list[int] | None = None
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
-        with named(utils, self._prefix):
+        with named(utils, self._prefix), whole_weights():
             return super().load_draft_model(target_model, target_attn_layer_names)
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
