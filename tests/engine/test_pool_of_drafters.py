@@ -28,10 +28,12 @@ NAMES = ["a", "b", "c", "d"]
 class Member:
     """Proposes `token`, `token + 1`, ... for every request; `found` as a lookup tells it."""
 
-    def __init__(self, token: int, found: list[int] | None = None) -> None:
+    def __init__(self, token: int, found: list[int] | None = None, matched: list[int] | None = None) -> None:
         self.token, self.asked = token, list[int]()
         if found is not None:
             self.found = torch.tensor(found)
+        if matched is not None:
+            self.matched = torch.tensor(matched)
 
     def propose(self, batch: Any, *_: Any, num_speculative_tokens: int = MOST, **__: Any) -> Any:
         self.asked.append(num_speculative_tokens)
@@ -110,10 +112,11 @@ def test_a_member_that_is_not_asked_does_not_run() -> None:
 
 
 def test_the_second_choice_fills_in_where_the_first_finds_nothing() -> None:
-    lookup, head = Member(10, found=[0, 2, 0, 1]), Member(20)
+    lookup, head = Member(10, found=[0, 2, 0, 1], matched=[0, 4, 0, 3]), Member(20)
     step, rows = drafted([lookup, head], order([3, 1], [0, 0, 0, NOBODY], second=[1, 1, NOBODY, NOBODY]))
     assert step.report().proposer.tolist() == [1, 0, NOBODY, NOBODY]
     assert step.report().proposed.tolist() == [1, 2, 0, 0]
+    assert step.report().matched.tolist() == [0, 4, 0, 0], "of the lookup's own proposals"
     assert rows == [[20, FILLER, FILLER], [10, 11, FILLER], [FILLER] * 3, [FILLER] * 3]
 
 

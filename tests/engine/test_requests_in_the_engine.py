@@ -141,6 +141,8 @@ def test_acceptance_is_counted_of_real_proposals_only(engine: Bench) -> None:
     outcomes = engine.outcomes
     assert any(one.proposed < one.asked for one in outcomes), "prompt lookup does not always find something"
     assert all(one.accepted <= one.verified <= one.proposed <= max(one.asked, one.proposed) for one in outcomes)
+    lengths = {int(one) for step in engine.steps for one in step.outcome.forest.confidence}
+    assert 4 in lengths <= {2, 3, 4}, "of the matches, which are what the lookup says of its confidence"
     assert sum(step.outcome.tokens for step in engine.steps) == 2 * OUTPUT_TOKENS
 
 

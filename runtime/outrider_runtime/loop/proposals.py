@@ -40,6 +40,8 @@ class Proposals:
     """(N,): whose they are; of whoever is asked first until the engine tells."""
     length: Ints
     """(N,): as many as were asked for until the engine tells."""
+    matched: Floats
+    """(N,): tokens of the match that a lookup's proposals follow; NaN for others', and until the engine tells."""
     plan: DraftPlan | None = None
     """The last one that they come from."""
     nodes: Nodes | None = None
@@ -48,13 +50,15 @@ class Proposals:
     def of(self, slots: Ints) -> Proposals:
         """A copy of those in `slots` (N,), from the proposals of all slots."""
         return Proposals(
-            slots, self.step[slots], self.asked[:, slots], self.drafter[slots], self.length[slots], self.plan
-        )
+            slots, self.step[slots], self.asked[:, slots], self.drafter[slots], self.length[slots],
+            self.matched[slots], self.plan,
+        )  # fmt: skip
 
     def clear(self, slots: Ints) -> None:
         """Nothing is proposed for the requests in `slots` any more. Of the proposals of all slots."""
         self.asked[:, slots] = self.drafter[slots] = self.step[slots] = NOBODY
         self.length[slots] = 0
+        self.matched[slots] = np.nan
 
     def ask(self, slots: Ints, plan: DraftPlan, step: int) -> None:
         """`plan` is carried out at the end of `step`. Of the proposals of all slots; the plan's columns are theirs."""
@@ -65,11 +69,12 @@ class Proposals:
         self.step[slots] = step
         self.asked[:, slots] = asked
         self.drafter[slots] = first
+        self.matched[slots] = np.nan
         self.length[slots] = np.where(first == NOBODY, 0, plan.passes[first] if len(plan.passes) else 0)
 
-    def came_back(self, step: int, slots: Ints, lengths: Ints, drafters: Ints) -> None:
+    def came_back(self, step: int, slots: Ints, lengths: Ints, drafters: Ints, matched: Ints | None = None) -> None:
         """What was really proposed at the end of `step` for the requests in `slots` (N',), and by whom; NOBODY: nobody
-        found anything."""
+        found anything. matched: (N',), tokens of the match that it follows; 0: it follows none."""
         told = np.full(int(max(self.slot.max(initial=0), slots.max(initial=0))) + 1, -1, np.int64)
         told[slots] = np.arange(len(slots))
         row = told[self.slot]
@@ -77,6 +82,8 @@ class Proposals:
         row = row[here]
         self.length[here] = lengths[row]
         self.drafter[here] = np.where(drafters[row] == NOBODY, self.drafter[here], drafters[row])
+        if matched is not None:
+            self.matched[here] = np.where(matched[row] > 0, matched[row], np.nan)
 
     def cut(self, slots: Ints, lengths: Ints) -> None:
         """No more than `lengths` (N,) are left of those in `slots`: a grammar ruled some out. Of all slots."""
@@ -89,10 +96,12 @@ class Proposals:
         if self.nodes is not None:
             return Forest(*self.nodes, self.asked, self.plan.passes, self.plan.purpose)
         lengths = np.where(self.drafter == NOBODY, 0, self.length)
-        return chains(lengths, self.drafter, self.plan, self.asked)
+        return chains(lengths, self.drafter, self.plan, self.asked, np.repeat(self.matched, lengths))
 
 
 def no_proposals(slots: int) -> Proposals:
     """The proposals of all slots when nobody was asked yet."""
-    nobody = np.full((RANKS, slots), NOBODY, np.int64)
-    return Proposals(np.arange(slots), np.zeros(slots, np.int64), nobody, nobody[0].copy(), np.zeros(slots, np.int64))
+    nobody, nothing = np.full((RANKS, slots), NOBODY, np.int64), np.zeros(slots, np.int64)
+    return Proposals(
+        np.arange(slots), nothing.copy(), nobody, nobody[0].copy(), nothing, matched=np.full(slots, np.nan)
+    )  # fmt: skip

@@ -214,9 +214,10 @@ class Stepper:
         if not record.plan.draft_tokens or report.proposed is None or report.proposer is None:
             return
         lengths, drafters = report.proposed.astype(np.int64), report.proposer.astype(np.int64)
+        matched = None if report.matched is None else report.matched.astype(np.int64)
         later = [one.waited for one in self._records.values() if one.number > record.number]
         for proposals in (self._proposals, *later):
-            proposals.came_back(record.number, record.step.slots, lengths, drafters)
+            proposals.came_back(record.number, record.step.slots, lengths, drafters, matched)
 
     def _note_misses(self, record: Record, report: Drafted) -> None:
         """Drafters were to run, and did not."""

@@ -37,6 +37,10 @@ class Drafted(Protocol):
     def proposer(self) -> NDArray[np.int8] | None:
         """(N,): whose they are; NOBODY where there are none."""
 
+    @property
+    def matched(self) -> NDArray[np.int8] | None:
+        """(N,): tokens of the match that a lookup's proposals follow, 0 for others'; None where nobody tells."""
+
 
 class Verdicts(NamedTuple):
     """What became of a step's nodes; (M,) each, as `Outcome` has them."""

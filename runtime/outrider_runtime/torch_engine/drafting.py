@@ -86,6 +86,7 @@ class Report:
     proposer: None = None
     catch_up_s: dict[int, float] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
+    matched: NDArray[np.int8] | None = None
 
 
 def draft(

@@ -34,7 +34,7 @@ class DraftingStep:
         self._spans: dict[int, tuple[Any, Any]] = {}
         self._catch_ups: dict[int, tuple[Any, Any]] = {}
         self._failures: dict[int, str] = {}
-        self._made: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._made: torch.Tensor | None = None
         self._end: Any = None
 
     def begin(self, batch: Sequence[str]) -> None:
@@ -77,10 +77,11 @@ class DraftingStep:
             return None, None
         return made, (began, self._clock.mark())
 
-    def end(self, lengths: torch.Tensor | None = None, proposers: torch.Tensor | None = None) -> None:
-        """(requests,) each, in the batch's order, on the device: real proposals of each request, and whose."""
-        if lengths is not None and proposers is not None:
-            self._made = (self._clock.to_host(lengths), self._clock.to_host(proposers))
+    def end(self, made: torch.Tensor | None = None) -> None:
+        """made: (3, requests) int8 in the batch's order, on the device: how many real proposals each request has, whose
+        they are, and the length of the match that they follow."""
+        if made is not None:
+            self._made = self._clock.to_host(made)
         self._end = self._clock.mark()
 
     def wait(self) -> None:
@@ -101,12 +102,13 @@ class DraftingStep:
         seconds = np.full(len(self.order.passes), np.nan)
         for drafter, span in self._spans.items():
             seconds[drafter] = self._clock.seconds(*span)
-        proposed = np.zeros(len(self._places), dtype=np.int8)
-        proposer = np.full(len(self._places), NOBODY, dtype=np.int8)
+        told = np.zeros((3, len(self._places)), dtype=np.int8)
+        told[1] = NOBODY
         if self._made is not None:
-            proposed[self._rows], proposer[self._rows] = (one.numpy() for one in self._made)
+            told[:, self._rows] = self._made.numpy()
+        proposed, proposer, matched = told
         caught_up_s = {drafter: self._clock.seconds(*span) for drafter, span in self._catch_ups.items()}
-        return DraftReport(self.order.step, seconds, proposed, proposer, caught_up_s, self._failures)
+        return DraftReport(self.order.step, seconds, proposed, proposer, caught_up_s, self._failures, matched)
 
 
 def sentence(error: Exception) -> str:

@@ -77,6 +77,8 @@ class DraftReport:
     """Drafter -> what closing its holes of the order took, which `seconds` does not hold; absent: none are closed."""
     failures: dict[int, str] = field(default_factory=dict)
     """Drafter -> why it failed, in a sentence; its proposals of this step were dropped."""
+    matched: Numbers | None = None
+    """(requests,): tokens of the match that a lookup's proposals follow; 0 for every other drafter's."""
 
 
 @dataclass(slots=True)

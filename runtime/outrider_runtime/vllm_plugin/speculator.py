@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from outrider_crds.state import DrafterMemory
@@ -28,6 +28,17 @@ from outrider_runtime.vllm_plugin.sparse_self import SparseSelf
 logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
 
 FILLER = 0
+
+
+class Proposed(NamedTuple):
+    """By one member."""
+
+    tokens: torch.Tensor
+    """(requests, passes)"""
+    counts: torch.Tensor
+    """(requests,): how many of a row are some."""
+    matched: torch.Tensor | None
+    """(requests,): tokens of the match that they follow; None: it looks nothing up."""
 
 
 class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is untyped here
@@ -219,15 +230,13 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
         step.begin(input_batch.req_ids)
         found = self._run(step, input_batch, ask)
         if step.order.draft_tokens:
-            step.end(*self._assembled(tokens.fill_(FILLER), found, step))
+            step.end(self._assembled(tokens.fill_(FILLER), found, step))
         else:
             step.end()
         return tokens
 
-    def _run(
-        self, step: DraftingStep, input_batch: Any, ask: Callable[..., torch.Tensor]
-    ) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-        """Member -> its proposals (requests, passes), and how many of each row are some (requests,)."""
+    def _run(self, step: DraftingStep, input_batch: Any, ask: Callable[..., torch.Tensor]) -> dict[int, Proposed]:
+        """By member."""
         found, moved = {}, False
         for number, member in self._members.items():
             holes, passes = step.holes(number), int(step.order.passes[number])
@@ -237,11 +246,11 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
                 continue
             if moved and isinstance(member, EagleHead):
                 self._put_slots_back(input_batch)
-            rows = {"rows": step.asks(number)} if isinstance(member, SparseSelf) else {}
-            made = step.run(number, partial(ask, member, num_speculative_tokens=passes, **rows))
+            of_rows = {"rows": step.asks(number)} if isinstance(member, SparseSelf) else {}
+            made = step.run(number, partial(ask, member, num_speculative_tokens=passes, **of_rows))
             moved = moved or isinstance(member, DraftModelSpeculator)
             if made is not None and passes:
-                found[number] = self._real(made[:, :passes], getattr(member, "found", None))
+                found[number] = self._real(made[:, :passes], member)
         return found
 
     def _put_slots_back(self, input_batch: Any) -> None:
@@ -252,31 +261,33 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
             num_tokens_padded=input_batch.num_tokens_after_padding,
         )  # fmt: skip
 
-    def _real(self, proposals: torch.Tensor, found: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def _real(self, tokens: torch.Tensor, member: Any) -> Proposed:
         """A row ends before its first value that is no token of the target's."""
-        are_tokens = (proposals >= 0) & (proposals < self.vocab_size)
-        lengths = are_tokens.to(torch.int8).cumprod(dim=1).sum(dim=1, dtype=torch.int8)
+        are_tokens = (tokens >= 0) & (tokens < self.vocab_size)
+        counts = are_tokens.to(torch.int8).cumprod(dim=1).sum(dim=1, dtype=torch.int8)
+        found = getattr(member, "found", None)
         if found is not None:
-            lengths = torch.minimum(lengths, found[: lengths.shape[0]].to(torch.int8))
-        return proposals, lengths
+            counts = torch.minimum(counts, found[: counts.shape[0]].to(torch.int8))
+        return Proposed(tokens, counts, getattr(member, "matched", None))
 
-    def _assembled(
-        self, tokens: torch.Tensor, found: Mapping[int, tuple[torch.Tensor, torch.Tensor]], step: DraftingStep
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Fills `tokens`; (requests,) each: how many of a row are proposals, and whose they are."""
-        lengths = torch.zeros(tokens.shape[0], dtype=torch.int8, device=self.device)
-        proposers = torch.full_like(lengths, NOBODY)
+    def _assembled(self, tokens: torch.Tensor, found: Mapping[int, Proposed], step: DraftingStep) -> torch.Tensor:
+        """Fills `tokens`. What `DraftingStep.end` takes of them."""
+        made = torch.zeros(3, tokens.shape[0], dtype=torch.int8, device=self.device)
+        lengths, proposers, matched = made
+        proposers.fill_(NOBODY)
         for wanted in (step.chosen, step.second):
             wanted_there = self._to_device(wanted)
             for number in (one for one in found if (wanted == one).any()):
-                proposals, counts = found[number]
+                proposals, counts, lookup = found[number]
                 here = (wanted_there == number) & (counts > 0) & (lengths == 0)
                 width = proposals.shape[1]
                 real = here[:, None] & (torch.arange(width, device=self.device) < counts[:, None])
                 tokens[:, :width] = torch.where(real, proposals, tokens[:, :width])
-                lengths = torch.where(here, counts, lengths)
+                lengths.copy_(torch.where(here, counts, lengths))
                 proposers.masked_fill_(here, number)
-        return lengths, proposers
+                if lookup is not None:
+                    matched.copy_(torch.where(here, lookup.to(torch.int8), matched))
+        return made
 
     def _to_device(self, values: Numbers) -> torch.Tensor:
         there = torch.from_numpy(values)

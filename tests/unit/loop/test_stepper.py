@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_runtime.control.batch import NOBODY
+from outrider_runtime.control.batch import NOBODY, Batch
+from outrider_runtime.control.forest import Forest
+from outrider_runtime.control.plans import VerifyPlan
 from outrider_runtime.loop.requests import Delivery, End
 from outrider_runtime.loop.stepper import Room, Stepper, View
 from outrider_runtime.loop.steps import Counts, Told
-from outrider_runtime.vllm_plugin.messages import DraftReport, draft_order
+from outrider_runtime.vllm_plugin.messages import DraftReport, draft_order, numbers
 
 from tests.engine.engines import TARGET, draft_model, eagle, lookup
 from tests.unit.loop.pods import control_loop, stepper
@@ -281,3 +283,25 @@ def test_a_pod_whose_worker_tells_nothing_learns_from_its_steps_and_waits_for_no
     steps, _, seen, _ = failed_last_step(told=False)
     assert len(seen) == 1
     assert not steps._untold
+
+
+def test_the_length_of_a_lookups_match_is_its_confidence_when_the_host_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where scheduling is synchronous: the worker's report comes before the next decision."""
+    loop = control_loop((lookup(), eagle()), max_requests=3)
+    loop.pin(2, "pld")
+    steps, one = stepper(loop), np.ones(3, np.int64)
+    view = View(["a", "b", "c"], 4 * one, 5 * one, one, one)
+    for name in view.names:
+        steps.requests.arrived(name, 0.0, None, prompt=4, limit=40)
+    number, _ = steps.draft(view, one, 0 * one, Room(1.0, 64, 64), steps.nothing_to_verify(3))
+    steps.news([DraftReport(number, np.zeros(2), numbers([2, 1, 1]), numbers([0, 0, 1]), matched=numbers([4, 2, 0]))])
+    seen: list[Forest] = []
+    decide = loop.plan_verify
+
+    def noted(batch: Batch, forest: Forest) -> VerifyPlan:
+        seen.append(forest)
+        return decide(batch, forest)
+
+    monkeypatch.setattr(loop, "plan_verify", noted)
+    steps.verify(view, np.array([2, 1, 1]), Room(1.1, 64, 64))
+    assert seen[0].confidence.tolist() == pytest.approx([4, 4, 2, math.nan], nan_ok=True)

@@ -101,8 +101,11 @@ def test_what_came_back_counts_for_the_step_that_asked() -> None:
     waits.ask(np.array([1]), plan([0, 1], [1]), 2)
     waits.clear(np.array([2]))
     for one in (waits, taken):
-        one.came_back(1, slots, np.array([1, 2, 3]), np.array([1, 1, NOBODY]))
+        one.came_back(1, slots, np.array([1, 2, 3]), np.array([1, 1, NOBODY]), np.array([0, 4, 0]))
     assert waits.length.tolist() == [1, 1, 0, 0]
     assert waits.drafter.tolist() == [1, 1, NOBODY, NOBODY]
     assert taken.length.tolist() == [1, 2, 3]
     assert taken.forest(2).drafter.tolist() == [1, 1, 1, 1, 1, 1]
+    sure = taken.forest(2).confidence.tolist()
+    assert sure == pytest.approx([math.nan, 4, 4, math.nan, math.nan, math.nan], nan_ok=True), "of each node"
+    assert np.isnan(waits.forest(2).confidence).all(), "of a later plan nothing is known yet"
