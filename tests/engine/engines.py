@@ -175,6 +175,10 @@ def stop(llm: Any) -> None:
     cleanup_dist_env_and_memory()
 
 
+Asked = tuple[str, dict[str, Any]]
+"""A prompt, and what it says of sampling."""
+
+
 class Verified(NamedTuple):
     """What came of one request's proposals in a step."""
 
@@ -229,29 +233,36 @@ class Bench:
         """Tokens of each prompt; `arrive_every` steps between arrivals, so that the batch changes all the time."""
         return self.run([(prompt, sampling) for prompt in prompts], arrive_every=arrive_every)
 
-    def run(
+    def run(self, requests: Sequence[Asked], **how: Any) -> list[list[int]]:
+        """Tokens per request; none of one that was aborted before it had any. how: as `outputs` takes it."""
+        return [[] if one is None else list(one.outputs[0].token_ids) for one in self.outputs(requests, **how)]
+
+    def outputs(
         self,
-        requests: Sequence[tuple[str, dict[str, Any]]],
+        requests: Sequence[Asked],
         *,
         arrive_every: int = 0,
         before_step: Callable[[int], None] = lambda _step: None,
         abort_at: Mapping[int, str] | None = None,
-    ) -> list[list[int]]:
-        """Tokens per request; requests are called "0", "1", ... for `abort_at` (step -> request)."""
-        engine, tokens = self.llm.llm_engine, {str(index): list[int]() for index in range(len(requests))}
+        adapters: Mapping[int, Any] | None = None,
+    ) -> list[Any]:
+        """vLLM's last output of each request; requests are called "0", "1", ... for `abort_at` (step -> request).
+        adapters: place of a request -> its LoRARequest."""
+        engine, last = self.llm.llm_engine, dict.fromkeys(map(str, range(len(requests))))
         waiting = list(enumerate(requests))
         step = 0
         while waiting or engine.has_unfinished_requests():
             while waiting and step >= waiting[0][0] * arrive_every:
                 index, (prompt, sampling) = waiting.pop(0)
-                engine.add_request(str(index), prompt, _sampling(sampling))
+                adapter = (adapters or {}).get(index)
+                engine.add_request(str(index), prompt, _sampling(sampling), lora_request=adapter)
             if abort_at and step in abort_at:
                 engine.abort_request([abort_at[step]])
             before_step(step)
             for output in engine.step():
-                tokens[output.request_id] = list(output.outputs[0].token_ids)
+                last[output.request_id] = output
             step += 1
-        return list(tokens.values())
+        return list(last.values())
 
     @property
     def outcomes(self) -> list[Verified]:

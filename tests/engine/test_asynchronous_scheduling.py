@@ -55,7 +55,7 @@ def test_a_length_that_changes_at_every_step_loses_nothing_and_nobody(
         tokens = engine.run(
             [(prompt, {}) for prompt in PROMPTS],
             arrive_every=2,
-            before_step=lambda _step, name=drafter, cycle=lengths: engine.loop.pin(next(cycle), name),  # type: ignore[misc]
+            before_step=lambda _step, name=drafter, cycle=lengths: engine.loop.pin(next(cycle), name),
         )
         assert tokens == reference, drafter
         assert engine.verified(drafter) > 0

@@ -84,7 +84,7 @@ def test_the_length_changes_at_every_step(engine: Bench, reference: list[list[in
         tokens = engine.run(
             [(prompt, {}) for prompt in PROMPTS],
             arrive_every=2,
-            before_step=lambda _step, name=drafter, cycle=lengths: engine.loop.pin(next(cycle), name),  # type: ignore[misc]
+            before_step=lambda _step, name=drafter, cycle=lengths: engine.loop.pin(next(cycle), name),
         )
         assert tokens == reference, drafter
 
@@ -111,7 +111,7 @@ def test_a_hole_in_the_drafts_cache_breaks_nothing(engine: Bench, reference: lis
         tokens = engine.run(
             [(prompt, {}) for prompt in PROMPTS],
             arrive_every=4,
-            before_step=lambda step, d=drafter: engine.loop.pin(0 if step < 10 else 3, d),  # type: ignore[misc]
+            before_step=lambda step, d=drafter: engine.loop.pin(0 if step < 10 else 3, d),
         )
         assert tokens == reference
         asked = {one.id.split("-")[0] for one in engine.outcomes if one.drafter == drafter}

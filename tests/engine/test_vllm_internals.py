@@ -21,8 +21,10 @@ OVERRIDDEN = {
     ),
     "runner.PoolRunner": (
         f"{GPU}.model_runner.GPUModelRunner",
-        "load_model initialize_kv_cache execute_model prepare_inputs _set_active_loras sample sample_tokens "
-        "take_draft_token_ids",
+        "load_model initialize_kv_cache execute_model sample sample_tokens take_draft_token_ids",
+    ),
+    "adapters.RunnerWithAdapters": (
+        f"{GPU}.model_runner.GPUModelRunner", "load_model prepare_inputs _set_active_loras"
     ),
     "runner.CPUPoolRunner": ("vllm.v1.worker.cpu.model_runner.CPUModelRunner", ""),
     "runner.ReportedOutput": ("vllm.v1.outputs.AsyncModelRunnerOutput", "get_output"),
@@ -68,9 +70,24 @@ CALLED = {
     f"{GPU}.block_table.BlockTables.compute_slot_mappings": (
         "self idx_mapping query_start_loc positions num_tokens_padded out"
     ),
+    f"{GPU}.sample.prompt_logprob.PromptLogprobsWorker.compute_prompt_logprobs": (
+        "self logits_fn hidden_states input_batch all_token_ids num_computed_tokens prompt_lens"
+    ),
+    f"{GPU}.sample.prompt_logprob.PromptLogprobsWorker.compute_prompt_token_id_logprobs": (
+        "self logits_fn hidden_states input_batch prompt_lens"
+    ),
+    "vllm.lora.ops.torch_ops.lora_ops.bgmv_shrink": ("inputs lora_b_weights output_tensor lora_indices_tensor scaling"),
+    "vllm.lora.ops.torch_ops.lora_ops.bgmv_expand": (
+        "inputs lora_b_weights output_tensor lora_indices_tensor add_inputs"
+    ),
+    "vllm.lora.ops.torch_ops.lora_ops.bgmv_expand_slice": (
+        "inputs lora_b_weights output_tensor lora_indices_tensor slice_offset slice_size add_inputs"
+    ),
     f"{GPU}.attn_utils.init_attn_backend": "kv_cache_config vllm_config device active_layer_names draft_layer_names",
     f"{GPU}.attn_utils.build_slot_mappings_by_layer": "slot_mappings kv_cache_config",
     f"{GPU}.spec_decode.eagle.utils.get_model": "vllm_config model_config prefix load_config",
+    "vllm.model_executor.model_loader.base_loader.initialize_model": ("vllm_config prefix model_class model_config"),
+    "vllm.model_executor.model_loader.base_loader.process_weights_after_loading": "model model_config target_device",
     f"{GPU}.spec_decode.standalone_ar.speculator.get_model": "vllm_config model_config prefix load_config",
     f"{GPU}.spec_decode.eagle.eagle3_utils.get_eagle3_aux_layers_from_config": "spec_config",
     "vllm.model_executor.models.interfaces.SupportsEagle3.set_aux_hidden_state_layers": "self layers",
@@ -103,7 +120,8 @@ ATTRIBUTES = {
     ),
     "vllm.v1.outputs.ModelRunnerOutput": "req_id_to_index sampled_token_ids",
     f"{GPU}.model_runner.GPUModelRunner": (
-        "model speculator req_states draft_tokens_handler cudagraph_manager use_aux_hidden_state_outputs"
+        "model speculator req_states draft_tokens_handler cudagraph_manager use_aux_hidden_state_outputs lora_config "
+        "prompt_logprobs_worker"
     ),
     f"{GPU}.states.RequestState": "req_id_to_index draft_tokens all_token_ids total_len",
     f"{GPU}.input_batch.InputBatch": (

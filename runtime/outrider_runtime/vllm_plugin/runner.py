@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from outrider_crds.spec import Drafter, DraftMethod
 from outrider_crds.state import DrafterMemory
@@ -21,9 +20,9 @@ from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, ModelRunnerOutput
 from vllm.v1.worker.cpu.model_runner import CPUModelRunner
 from vllm.v1.worker.gpu import model_runner
-from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from outrider_runtime.step_clock import step_clock
+from outrider_runtime.vllm_plugin.adapters import Rows, RunnerWithAdapters
 from outrider_runtime.vllm_plugin.agreement import Agreement, among
 from outrider_runtime.vllm_plugin.arguments import member_config
 from outrider_runtime.vllm_plugin.draft_model import DraftModel
@@ -40,7 +39,7 @@ from outrider_runtime.vllm_plugin.verification import verification
 from outrider_runtime.worker_notes import write_drafter_memory, write_verification
 
 
-class PoolRunner(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
+class PoolRunner(RunnerWithAdapters):
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         self._plan = load_plan()
         self._clock = step_clock(device)
@@ -49,9 +48,7 @@ class PoolRunner(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
         """The executor reads one rank's output and drops the others'."""
         self._drafting: deque[DraftingStep] = deque()
         """Steps that nothing was reported of yet."""
-        self._verified: Any = None
-        """Proposals of each request in the batch under way; None without any."""
-        with _speculator_made_by(partial(pool_speculator, self._plan, self._agree)):
+        with _speculator_made_by(partial(pool_speculator, self._plan, self._agree, self.adapt)):
             super().__init__(vllm_config, device)
         self._asynchronous = bool(vllm_config.scheduler_config.async_scheduling)
 
@@ -92,18 +89,6 @@ class PoolRunner(GPUModelRunner):  # type: ignore[misc]  # vLLM is untyped here
             self.speculator.step = self._step
         self._began = self._clock.mark()
         return super().execute_model(scheduler_output, *args, **kwargs)
-
-    def prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
-        batch = super().prepare_inputs(*args, **kwargs)
-        self._verified = batch.num_draft_tokens_per_req
-        return batch
-
-    def _set_active_loras(self, of_requests: tuple[int, ...], *args: Any, **kwargs: Any) -> None:
-        """vLLM names the adapter of each request once; one that verifies has a row of logits for each proposal, too."""
-        verified, self._verified = self._verified, None
-        if verified is not None:
-            of_requests = tuple(np.repeat(of_requests, verified + 1).tolist())
-        super()._set_active_loras(of_requests, *args, **kwargs)
 
     def sample(self, *args: Any, **kwargs: Any) -> Any:
         sampled = super().sample(*args, **kwargs)
@@ -165,8 +150,11 @@ def _speculator_made_by(make: Callable[..., PoolSpeculator]) -> Iterator[None]:
 
 
 def pool_speculator(
-    plan: LaunchPlan, agree: Agreement, vllm_config: Any, device: torch.device, req_states: Any
-) -> PoolSpeculator:
+    plan: LaunchPlan, agree: Agreement, adapt: Callable[[Rows], None], vllm_config: Any, device: torch.device,
+    req_states: Any,
+) -> PoolSpeculator:  # fmt: skip
+    """adapt: see `SparseSelf`."""
+
     def make(number: int, drafter: Drafter) -> Any:
         """Built from the engine's config with a speculative config of its own."""
         config = copy.copy(vllm_config)
@@ -183,7 +171,7 @@ def pool_speculator(
         if drafter.method is DraftMethod.DRAFT_MODEL:
             return DraftModel(config, device, req_states, prefix)
         if drafter.sparse_self is not None:
-            return SparseSelf(config, device, drafter.sparse_self)
+            return SparseSelf(config, device, drafter.sparse_self, adapt)
         return PromptLookup(config, device, req_states)
 
     def left_out(name: str, error: Exception) -> None:

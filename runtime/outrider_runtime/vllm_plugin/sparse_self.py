@@ -8,10 +8,10 @@ verifies there, and nobody reads the rest before it is written again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from outrider_crds.spec import SparseSelf as Settings
 from vllm.config import get_layers_from_vllm_config
@@ -21,6 +21,7 @@ from vllm.v1.worker.gpu.attn_utils import build_attn_metadata, build_slot_mappin
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 
 from outrider_runtime.drafters.sparse_self import sink_pages, window_pages
+from outrider_runtime.vllm_plugin.adapters import Rows
 
 NOT_A_TOKEN = -1
 
@@ -28,9 +29,13 @@ NOT_A_TOKEN = -1
 class SparseSelf(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyped here
     num_extra_query_per_req = 0
 
-    def __init__(self, vllm_config: Any, device: torch.device, settings: Settings) -> None:
+    def __init__(
+        self, vllm_config: Any, device: torch.device, settings: Settings, adapt: Callable[[Rows], None]
+    ) -> None:  # fmt: skip
+        """adapt: has the target's passes over one token of each of these requests use their LoRA adapters."""
         super().__init__(vllm_config, device)
         self._settings = settings
+        self._adapt = adapt
         self._most_tokens: int = vllm_config.speculative_config.num_speculative_tokens
         self._starts_cpu = torch.arange(self.max_num_reqs + 1, dtype=torch.int32)
 
@@ -74,7 +79,7 @@ class SparseSelf(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyp
     def propose(
         self, input_batch: Any, _attn_metadata: Any, _slot_mappings: Any, _last_hidden_states: Any,
         _aux_hidden_states: Any, _num_sampled: Any, num_rejected: torch.Tensor, last_sampled: torch.Tensor,
-        *_arguments: Any, rows: npt.NDArray[np.int64] | None = None, num_speculative_tokens: int | None = None,
+        *_arguments: Any, rows: Rows | None = None, num_speculative_tokens: int | None = None,
         dummy_run: bool = False, **_keywords: Any,
     ) -> torch.Tensor:  # fmt: skip
         """(requests, passes); a row of `NOT_A_TOKEN` for each that is not among `rows` of the batch. None: all are."""
@@ -83,6 +88,7 @@ class SparseSelf(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyp
         rows = np.arange(input_batch.num_reqs) if rows is None else rows
         if dummy_run or not len(rows):
             return made
+        self._adapt(rows)
         there = self._to_device(rows)
         slots = input_batch.idx_mapping[there]
         # (rows,): position of the last sampled token
@@ -123,7 +129,7 @@ class SparseSelf(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyp
         table = self._table_of_requests[slots].gather(1, columns)
         return table, (lengths - skipped * self._page).to(torch.int32)
 
-    def _to_device(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+    def _to_device(self, rows: Rows) -> torch.Tensor:
         there = torch.from_numpy(rows)
         return there if self.device.type == "cpu" else there.pin_memory().to(self.device, non_blocking=True)
 

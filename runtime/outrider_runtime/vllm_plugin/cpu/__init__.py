@@ -19,9 +19,10 @@ from outrider_runtime.vllm_plugin.cpu.warm_up import compile_stand_ins
 def install() -> None:
     """Make the second runner work on this process's CPU; harmless when done twice."""
     interpret_kernels()
-    from outrider_runtime.vllm_plugin.cpu.replaced import put_in_place  # imports vLLM's modules
+    from outrider_runtime.vllm_plugin.cpu import adapters, replaced  # import vLLM's modules
 
-    put_in_place()
+    replaced.put_in_place()
+    adapters.put_in_place()
 
 
 __all__ = ["ENVIRONMENT", "allow_second_runner", "compile_stand_ins", "install"]
