@@ -42,6 +42,12 @@ def test_every_field_is_described(part: str) -> None:
     assert silent == []
 
 
+def test_every_method_is_named_where_kubectl_explains_the_methods() -> None:
+    """`kubectl explain` shows four values of an enum: the others stand in its description only."""
+    method = _schema()["properties"]["spec"]["properties"]["draftPool"]["items"]["properties"]["method"]
+    assert [name for name in method["enum"] if name not in method["description"]] == []
+
+
 def test_every_rule_is_in_the_file() -> None:
     """A rule of the table that the API server never sees would hold for `serve -f` only."""
     found = {r["rule"] for _, node in _nodes(_schema(), "") for r in node.get("x-kubernetes-validations", [])}
