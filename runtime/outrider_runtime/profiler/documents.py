@@ -17,11 +17,8 @@ from outrider_runtime.profiler import failures
 from outrider_runtime.profiler.failures import ProfilingError
 from outrider_runtime.profiler.fitting import FittedCost, fit_cost, fit_modes
 from outrider_runtime.profiler.samples import Measurement, drafter_measurements, median_spread, target_measurements
-from outrider_runtime.profiler.session import Series
+from outrider_runtime.profiler.session import NOISY_SPREAD, Series
 
-NOISY_SPREAD = 1.0
-"""Above this run-to-run spread the coefficients would say more about the neighbours than about the model. Below it the
-profile is given with its spread, and the operator decides what to call noisy."""
 CLOCK_S = 5e-4
 DIGITS = 4
 

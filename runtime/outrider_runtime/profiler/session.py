@@ -38,6 +38,12 @@ GOOD_SPREAD = 0.05
 """Below this run-to-run spread further rounds would only repeat what is known."""
 FAIR_SPREAD = 0.1
 """Enough after the usual rounds; a noisier machine is measured on until the budget is spent."""
+NOISY_SPREAD = 1.0
+"""Above this run-to-run spread the coefficients would say more about the neighbours than about the model. Below it the
+profile is given with its spread, and the operator decides what to call noisy."""
+OVERTIME = 3.0
+"""Budgets that measuring may take where one does not make a profile: on a busy machine a late one is better than none,
+without which a service may wait for ever."""
 TARGET_SHAPES = (20, 12)
 """At most: uniform, ragged."""
 DRAFTER_SHAPES = (12, 8)
@@ -65,6 +71,10 @@ class Budget:
     def left_s(self) -> float:
         return self.total_s - self.elapsed_s
 
+    def is_spent_on(self, series: Series) -> bool:
+        """One that makes no profile yet may take longer."""
+        return self.elapsed_s >= self.total_s * (1.0 if series.makes_a_profile else OVERTIME)
+
 
 @dataclass(slots=True)
 class Series:
@@ -91,6 +101,14 @@ class Series:
     def repeated(self) -> bool:
         """Some shape was visited twice, so that the run-to-run spread is known."""
         return len(self.visits) > len({visit.point for visit in self.visits})
+
+    @property
+    def makes_a_profile(self) -> bool:
+        return self.enough and self.repeated and self.spread <= NOISY_SPREAD
+
+    @property
+    def spread(self) -> float:
+        return median_spread(target_measurements(self.visits))
 
     def asked(self, point: GridPoint) -> str | None:
         """Who proposes at `point`."""
@@ -127,7 +145,8 @@ def drafter_series(limits: Limits, pace: Pace, drafter: Drafter, budget_s: float
 
 
 def run(series: Sequence[Series], measure: Measure, budget: Budget, progress: Progress) -> None:
-    """Visit every shape of all series in turn, again and again until they repeat well or the budget is spent.
+    """Visit every shape of all series in turn, again and again until they repeat well or the budget is spent; longer
+    where it did not make a profile.
 
     Rounds fight noise: a shape's visits lie far apart in time. Raises ProfilingError when the engine fails; what
     was measured before stays in the series.
@@ -138,7 +157,9 @@ def run(series: Sequence[Series], measure: Measure, budget: Budget, progress: Pr
     for number in count(2):
         for one in series:
             visit.all(one, one.order, number)
-        if budget.left_s <= 0 or _spread(series) <= (GOOD_SPREAD if number < USUAL_ROUNDS else FAIR_SPREAD):
+        worst = max((one.spread for one in series), default=0.0)
+        is_spent = all(budget.is_spent_on(one) for one in series)
+        if is_spent or worst <= (GOOD_SPREAD if number < USUAL_ROUNDS else FAIR_SPREAD):
             return
 
 
@@ -152,7 +173,7 @@ class _Visitor:
         """Visit `points` in an order that spares prefills, until the budget is spent; `before` were in this round."""
         most = STEPS if number == 1 else MOST_STEPS  # first of all, something of every shape
         for index, point in enumerate(interleaved(points), start=before + 1):
-            if self.budget.left_s <= 0:
+            if self.budget.is_spent_on(series):
                 return
             series.visits.append(self.measure(Ask(point, series.asked(point), STEPS, most)))
             self.progress(
@@ -172,11 +193,6 @@ def _first_round(series: Sequence[Series], visit: _Visitor) -> None:
                 visit.all(one, one.order[start : start + LEAST_SHAPES], 1, before=start)
     for one in series:
         one.keep_visited()
-
-
-def _spread(series: Sequence[Series]) -> float:
-    """Of the series that repeats worst."""
-    return max((median_spread(target_measurements(one.visits)) for one in series), default=0.0)
 
 
 def _add_crossover(series: Sequence[Series]) -> None:

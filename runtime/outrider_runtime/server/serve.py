@@ -29,6 +29,7 @@ from outrider_runtime.server.torch_backend import started_torch_engine
 from outrider_runtime.server.vllm_backend import parse_arguments, started_vllm
 from outrider_runtime.server.watch import EngineWatch
 from outrider_runtime.snapshot import blank_state, read_decisions, read_snapshot
+from outrider_runtime.torch_engine.environment import engine_environment
 from outrider_runtime.vllm_plugin.arguments import server_arguments
 from outrider_runtime.vllm_plugin.launch import (
     LaunchPlan,
@@ -95,7 +96,7 @@ def _check_target(name: str, location: Path) -> None:
 
 
 def _serve_torch(serving: Serving, watch: EngineWatch, listener: socket.socket, drain: Drain) -> None:
-    os.environ.update({variable.name: variable.value for variable in serving.boot.engine.env})
+    os.environ.update(engine_environment(serving.boot, os.environ))
     os.environ.update(server_environment(os.environ, Path(serving.paths.run_dir)))
     server = _server(serving.boot.target.name, watch, listener, drain)
     asyncio.run(server.serve(started_torch_engine(serving), listener))

@@ -8,7 +8,7 @@
     engine                            a step: plan_verify -> schedule -> run -> plan_draft -> propose -> observe
     thread                            the one thread that owns all of this
     text, protocol, answers, app      tokens and text; what a request may ask; the OpenAI API
-    launch                            from a service's configuration to an engine that runs
+    environment, launch               from a service's configuration to an engine that runs
 
 The loop, its decisions, the state and the metrics are those of every engine. Prompts share no cached prefix.
 """

@@ -143,9 +143,25 @@ def test_whatever_the_engine_there_is_a_grid_it_can_run(limits, pace, budget_s):
 
 def test_a_target_that_was_measured_once_only_is_no_profile():
     """Without a repeat nobody can say how noisy the machine was; a spread of 0% would be a claim."""
-    slow = Machine(target=lambda shape: 10 * TARGET.seconds(shape))
-    _, series = spent(slow, 6.5)
+    _, series = spent(Machine(target=lambda shape: 10 * TARGET.seconds(shape)), 2.2)
     assert series.enough
     with pytest.raises(ProfilingError, match="measured twice") as caught:
         fit_target(series)
     assert caught.value.reason == "TimeBudgetTooSmall"
+
+
+def test_a_machine_too_busy_for_the_budget_gets_more_time():
+    """Bug: with `profiling.mode: Required` a profile that was refused for its budget left the service down for ever."""
+    took, series = spent(Machine(target=lambda shape: 10 * TARGET.seconds(shape)), 4.0)
+    assert took > 4.0
+    assert fit_target(series)
+    assert len(series.visits) == series.needed + 1, "no more than a profile needs"
+
+
+def test_a_noisy_machine_is_measured_on_until_it_repeats():
+    """Its neighbours may leave: a spread over 100% would be refused, and nobody would measure again."""
+    machine = Machine()
+    machine.target = lambda shape: TARGET.seconds(shape) * (3.0 ** (len(machine.asked) % 4) if machine.now < 10 else 1)
+    took, series = spent(machine, 8.0)
+    assert 8.0 < took < 3 * 8.0 + 2.0
+    assert series.makes_a_profile

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from outrider_crds.pod_template import EnvVar
 from outrider_crds.runtime_config import BootConfig
 from outrider_crds.spec import Accelerator, Backend, Drafter, Dtype, Engine
 from outrider_runtime.paths import Paths
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
+from outrider_runtime.torch_engine.environment import engine_environment
 from outrider_runtime.torch_engine.launch import Loaded, load
 
 from tests.engine import engines
@@ -72,6 +74,14 @@ def test_a_drafter_that_cannot_load_is_left_out_with_its_reason(folder: Path, tm
     assert set(memory) == {"eagle"}
     assert memory["eagle"].kv_bytes_per_token == 96  # one layer of the target's three
     assert memory["eagle"].concurrency_percent == 75.0
+
+
+def test_threads_sleep_while_they_wait_for_each_other(folder: Path) -> None:
+    """Bug: beside others on the same cores they spun, a step took ten times as long, and a service's profile failed."""
+    user_s = [EnvVar(name="OMP_WAIT_POLICY", value="ACTIVE"), EnvVar(name="LEVEL", value="1")]
+    assert engine_environment(boot(folder), {}) == {"OMP_WAIT_POLICY": "PASSIVE"}
+    assert engine_environment(boot(folder), {"OMP_WAIT_POLICY": "ACTIVE"}) == {}
+    assert engine_environment(boot(folder, env=user_s), {}) == {"OMP_WAIT_POLICY": "ACTIVE", "LEVEL": "1"}
 
 
 def test_nothing_that_serves_needs_vllm() -> None:

@@ -18,6 +18,7 @@ from outrider_runtime.drafters.pool import Pool, choose_pool
 from outrider_runtime.paths import RUN_DIR_VARIABLE, Paths
 from outrider_runtime.profiler.engines.engine import Measurable, Running
 from outrider_runtime.profiler.grid import Limits
+from outrider_runtime.torch_engine.environment import engine_environment
 
 if TYPE_CHECKING:
     from outrider_runtime.torch_engine.launch import Loaded
@@ -38,7 +39,7 @@ class TorchLaunch(Model):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / LEFT_OUT_FILE).unlink(missing_ok=True)
         (folder / LAUNCH_FILE).write_text(self.model_dump_json(by_alias=True), encoding="utf-8")
-        environ.update({variable.name: variable.value for variable in self.boot.engine.env})
+        environ.update(engine_environment(self.boot, environ))
         environ[RUN_DIR_VARIABLE] = self.paths.run_dir
 
     def left_out(self) -> Mapping[str, str]:
