@@ -15,6 +15,7 @@ from outrider_runtime.control.batch import Batch, Bools, Floats, Ints
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.forest import ROOT, Forest
 from outrider_runtime.control.settings import Settings
+from outrider_runtime.control.siblings import Siblings
 from outrider_runtime.control.trials import (
     ANY,
     BINS,
@@ -61,6 +62,9 @@ class Acceptance:
         self.set_classes(len(settings.hot.slo_classes))
         self.met = np.zeros(drafters, dtype=bool)
         """(D,): drafters that were tried often enough once to be no strangers."""
+        widest = max((drafter.widest for drafter in settings.drafters), default=1)
+        self.siblings = Siblings(drafters, depths, widest) if widest > 1 else None
+        """None where nobody can propose trees."""
         self.alarms = 0
         """How often the last trials contradicted the estimate: the traffic has changed."""
         self._aged_at: float | None = None
@@ -84,6 +88,8 @@ class Acceptance:
         for counts in (self._tried, self._accepted, self._asked, self._offered, self._slot_hits, self._recent):
             counts *= keep
         self._groups *= keep
+        if self.siblings is not None:
+            self.siblings.age(keep)
         refresh(self._tried, self._accepted, self.hazards)
 
     def release(self, slots: Ints) -> None:
@@ -92,7 +98,9 @@ class Acceptance:
         self._slot_hits[slots] = 0.0
 
     def observe(self, batch: Batch, forest: Forest, tried: Bools, accepted: Bools) -> None:
-        """Count a step's trials. tried, accepted: (M,), as `Outcome` has them."""
+        """Count a step's trials. tried, accepted: (M,), as `Outcome` has them. A later child is no trial of a chain."""
+        if self.siblings is not None:
+            tried = tried & (forest.rank == 0)
         asked = np.ascontiguousarray(forest.asked)
         self.alarms += observe(
             asked, forest.lengths, forest.request, forest.drafter, forest.depth, forest.confidence, tried, accepted,
@@ -112,10 +120,11 @@ class Acceptance:
     def node_paths(self, batch: Batch, forest: Forest) -> Floats:
         """(M,): the probability that the target accepts each node and all that it hangs on; 0 for one that the request
         has no token left for."""
-        return _node_paths(
+        paths = _node_paths(
             self.hazards, self._groups, self._classes, batch.slot, batch.slo_class, batch.left,
             forest.request, forest.parent, forest.drafter, forest.depth, forest.confidence, self._edges,
         )  # fmt: skip
+        return paths if self.siblings is None else self.siblings.paths(forest, paths, len(batch))
 
     def upper_paths(self) -> Floats:
         """(D, K): paths that are optimistic by one posterior standard deviation, offers included, for exploration."""

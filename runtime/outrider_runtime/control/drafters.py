@@ -227,10 +227,10 @@ def _best(
             _share_lookups(columns, t.offers, t.passes, passes, who, share)
         tokens, none, nodes_s = _proposals(share, t.node_s, next_s)
         if tokens <= t.most:
-            target_s = t.uniform_s[int(tokens)] if evens[c] else _expected_s(t.ragged_s, tokens, none)
+            target_s = t.uniform_s[int(tokens)] if evens[c] else expected_s(t.ragged_s, tokens, none)
             step_s = drafts_s + _asking_seconds(passes, who, t.asking_s) + target_s
             values[c] = worth(share[0].sum(), step_s + nodes_s, t.rate)
-            short[c] = _short(share[0], t.behind, t.need, t.need_per_s, step_s) if late else 0.0
+            short[c] = shortfall(share[0], t.behind, t.need, t.need_per_s, step_s) if late else 0.0
     values[short > short.min() + EQUAL_SHORTFALL * t.behind.sum()] = -np.inf
     best = values.argmax()  # the first of equal ones
     return _Best(rows[best], values[best], evens[best])
@@ -349,7 +349,7 @@ def _proposals(share: Floats, node_s: Floats, next_s: float) -> tuple[float, flo
 
 
 @compiled
-def _short(gains: Floats, behind: Bools, need: Floats, need_per_s: Floats, step_s: float) -> float:
+def shortfall(gains: Floats, behind: Bools, need: Floats, need_per_s: Floats, step_s: float) -> float:
     """Tokens that those behind lack after a step that gives `gains`. All (N,)."""
     short = 0.0
     for i in range(len(gains)):
@@ -359,7 +359,7 @@ def _short(gains: Floats, behind: Bools, need: Floats, need_per_s: Floats, step_
 
 
 @compiled
-def _expected_s(seconds: Floats, tokens: float, none: float) -> float:
+def expected_s(seconds: Floats, tokens: float, none: float) -> float:
     """Of a step that is plain with probability `none` and holds `tokens` on average."""
     if none >= 1.0 or tokens <= 0.0:
         return float(seconds[0])

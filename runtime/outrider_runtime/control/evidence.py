@@ -66,6 +66,8 @@ class Evidence:
         if any(outcome.forest.lengths.tolist()):
             alarms = self.acceptance.alarms
             self.acceptance.observe(outcome.batch, outcome.forest, outcome.tried, outcome.accepted)
+            if self.acceptance.siblings is not None:
+                self.acceptance.siblings.observe(outcome.forest, outcome.verified, outcome.accepted, len(outcome.batch))
             if self.acceptance.alarms > alarms:
                 self.probes.lift()
         return verified

@@ -289,9 +289,25 @@ def _parts_s(costs: Floats, row: int, shape: Shape) -> tuple[float, float]:
 
 
 @compiled
-def _draft_parts_s(costs: Floats, first: Shape, further: int) -> tuple[float, float]:
+def _later(context: float, requests: float, width: float) -> Shape:
+    """A draft's later pass over `width` nodes of each request."""
+    return Shape(context, width * requests, requests, width * context / 1000, 0.0)
+
+
+@compiled
+def _wide_pass_s(costs: Floats, passes: Bools, widest: int, context: float, decoding: float) -> Floats:
+    """See `Latency.wide_pass_s`. costs: (D, 2, 8)."""
+    seconds = np.zeros((len(costs), widest))
+    for d in range(len(costs)):
+        for w in range(widest if passes[d] else 0):
+            seconds[d, w] = pass_s(costs[d, 0], _later(context, decoding, w + 1.0), 0.0)
+    return seconds
+
+
+@compiled
+def _draft_parts_s(costs: Floats, first: Shape, further: int, width: int) -> tuple[float, float]:
     """Seconds of a drafter's calls and of its tokens: a `first` pass and so many further ones. costs: (2, 8)"""
-    later = Shape(first.n_context, first.n_requests, first.n_requests, first.n_context / 1000, 0.0)
+    later = _later(first.n_context, first.n_requests, float(width))
     calls = (1 + further) * costs[0, CONSTANT] + costs[1, CONSTANT]
     total = pass_s(costs[0], first, 0.0) + pass_s(costs[1], first, 0.0) + further * pass_s(costs[0], later, 0.0)
     return calls, total - calls
@@ -315,7 +331,7 @@ def _first_pass(feed: Ints, asked: Ints, context: Ints, budget: float, drafter: 
 @compiled
 def _observe_drafts(
     base: Floats, costs: Floats, sums: Floats, values: Floats, has_passes: Bools, budgets: Floats, feed: Ints,
-    asked: Ints, passes: Ints, context: Ints, seconds: Floats,
+    asked: Ints, passes: Ints, widths: Ints, context: Ints, seconds: Floats,
 ) -> bool:  # fmt: skip
     """See `Latency.observe_drafts`. base, costs: (D, 2, 8); sums: (D, 5); values: (D, 2)."""
     plausible = True
@@ -323,7 +339,8 @@ def _observe_drafts(
         if not seconds[d] > 0.0:
             continue
         further = max(1, passes[d]) - 1 if has_passes[d] else 0
-        calls, tokens = _draft_parts_s(base[d], _first_pass(feed, asked, context, budgets[d], d), further)
+        first = _first_pass(feed, asked, context, budgets[d], d)
+        calls, tokens = _draft_parts_s(base[d], first, further, widths[d])
         predicted = values[d, 0] * calls + values[d, 1] * tokens
         if seconds[d] > max(ABSURD_S, ABSURD_FACTOR * predicted):
             plausible = False
@@ -399,6 +416,10 @@ class Latency:
         budgets = self._budgets
         return _draft_columns(self._draft_costs, self._passes, self._reads, budgets, context, decoding, prompts)
 
+    def wide_pass_s(self, context: float, decoding: float, widest: int) -> Floats:
+        """(D, W): seconds of each pass after the first, by the width of the trees, 1..W; 0 of one without passes."""
+        return _wide_pass_s(self._draft_costs, self._passes, widest, context, decoding)
+
     def asking_s(self, context: Ints) -> Floats:
         """(D, N): seconds by which a request of so many cached tokens (N,) lengthens each pass that it asks for; 0 of
         drafters that run over the whole batch anyway. (0, 0) where all do."""
@@ -442,7 +463,7 @@ class Latency:
         """
         return _observe_drafts(
             self._draft_base, self._draft_costs, self._draft_sums, self._draft_values, self._passes, self._budgets,
-            plan.feed, plan.asked, plan.passes, context, seconds,
+            plan.feed, plan.asked, plan.passes, plan.widths, context, seconds,
         )  # fmt: skip
 
     def _corrected(self, constant: float, rest: float) -> float:

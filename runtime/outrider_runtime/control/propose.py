@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from outrider_runtime.control import trees
 from outrider_runtime.control.acceptance import OF_THIS_STEP
 from outrider_runtime.control.batch import NOBODY, Batch, Floats, Ints
 from outrider_runtime.control.compiled import compiled
@@ -16,6 +17,7 @@ from outrider_runtime.control.plans import DraftPlan, Purpose
 from outrider_runtime.control.settings import DraftPrefill, InForce, Mode, Settings
 from outrider_runtime.control.slo import UnderWay, anyone_late, clocks
 from outrider_runtime.control.state import Weighed
+from outrider_runtime.control.trials import ANY
 from outrider_runtime.control.value import Price
 
 LOOK_EVERY_STEPS = 8
@@ -27,6 +29,8 @@ class Propose:
         self._drafters = settings.drafters
         self._passes = np.array([drafter.passes for drafter in settings.drafters], dtype=bool)
         self._evidence, self.force, self._under_way = evidence, force, under_way
+        self._widest = np.array([drafter.widest for drafter in settings.drafters], np.int64)
+        self._beams = bool((self._widest > 1).any())
         self._kv = DraftKV(settings.drafters)
         self._since_look = 0
 
@@ -74,6 +78,9 @@ class Propose:
         pool, paths = self._pool(batch, rows, prompts)
         choice = choose(pool)
         choice, pool, closing = self._close_holes(batch, rows, pool, paths, choice)
+        widths = np.ones_like(choice.passes)
+        if self._beams:
+            choice, pool, widths = trees.chosen(choice, pool, self._offered_beams(batch))
         speculating = choice.runs and not evidence.probes.off
         block = evidence.explorer.step() or self._new_block(batch, rows, pool, choice)
         probes = evidence.probes.next_is_probe(len(batch), speculating=speculating and not choice.for_slo)
@@ -87,7 +94,7 @@ class Propose:
         if not speculating:
             choice = self._nothing(len(rows))  # holes are closed all the same, step by step where they are long
         purpose = Purpose.SLO if choice.for_slo else Purpose.CHOICE
-        plan = self._plan(batch, rows, choice, purpose, closing)
+        plan = self._plan(batch, rows, choice, purpose, closing, widths)
         if self.force.has_classes:
             self._under_way.drafts_s = drafts_s(pool, choice)
         return plan
@@ -116,8 +123,18 @@ class Propose:
         if not anyone_late(batch.slo_class, batch.elapsed_s, batch.emitted, self.force.tpots_s, 2 * step_s):
             return None
         state = clocks(batch, rows, self.force.tpots_s).later(step_s, 1.0 + self._under_way.expected[batch.slot[rows]])
-        behind = state.behind(step_s, 1.0 + paths.sum(axis=2).max(axis=0))
+        most = trees.most_gained(paths, self._offered_beams(batch)) if self._beams else paths.sum(axis=2).max(axis=0)
+        behind = state.behind(step_s, 1.0 + most)
         return Need(behind, state.needed(0.0) - 1.0, 1.0 / state.tpot_s) if behind.any() else None
+
+    def _offered_beams(self, batch: Batch) -> trees.Beams:
+        acceptance, alone = self._evidence.acceptance, without_prompts(next_step(batch))
+        assert acceptance.siblings is not None
+        hazards = np.ascontiguousarray(acceptance.hazards[:, :, ANY])
+        places = np.array([acceptance.siblings.places(d, one) for d, one in enumerate(hazards)])
+        widest = int(self._widest.max())
+        pass_s = self._evidence.latency.wide_pass_s(alone.n_context, alone.n_requests, widest)
+        return trees.Beams(places, hazards, pass_s, self._widest)
 
     def _close_holes(
         self, batch: Batch, rows: Ints, pool: Pool, paths: Floats, choice: Choice
@@ -184,15 +201,16 @@ class Propose:
         return np.where(small[:, :, None] & (pool.paths == 0.0), 1e-9, pool.paths)
 
     def _plan(
-        self, batch: Batch, rows: Ints, choice: Choice, purpose: Purpose, closing: Ints | None = None
+        self, batch: Batch, rows: Ints, choice: Choice, purpose: Purpose, closing: Ints | None = None,
+        widths: Ints | None = None,
     ) -> DraftPlan:  # fmt: skip
+        """widths: (D,); None: chains."""
         closes = np.zeros(batch.missing.shape, np.int64)
         if closing is not None:
             closes[:, rows] = closing
         asked = _spread(choice.asked, rows, len(batch))
-        return DraftPlan(
-            choice.passes, np.ones_like(choice.passes), asked, self._feed(batch, choice.passes, closes), purpose
-        )
+        widths = np.ones_like(choice.passes) if widths is None else widths
+        return DraftPlan(choice.passes, widths, asked, self._feed(batch, choice.passes, closes), purpose)
 
     def _nobody_runs(self, batch: Batch) -> DraftPlan:
         """Whatever `draftPrefill` says: who is switched off must not be run."""

@@ -121,7 +121,7 @@ def forced_nodes(
     slow the step by more than it brings the request itself. The slowest is served first where the budget does not hold
     all. who, needed: (N,).
     """
-    order = np.lexsort((np.arange(len(paths)), -paths, -needed[request]))
+    order = np.lexsort((np.arange(len(paths)), -paths, request, -needed[request]))
     return _force(order, paths, request, who, needed, step_s, price.token_s, budget)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +13,29 @@ from outrider_runtime.simulate.data import FOLDER
 
 DEPTH = 8
 """Longest proposal that was recorded."""
+WIDTH = 4
+"""Nodes of a recorded beam at each depth."""
+OFF_PATH = -1
 LOG_ODDS = 12.0
 """Confidences are log-odds within plus and minus this, in 8 bits."""
 
 
 def quantised(log_odds: NDArray[np.floating]) -> NDArray[np.int8]:
     return np.asarray(np.clip(np.rint(log_odds * (127 / LOG_ODDS)), -127, 127), np.int8)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trees:
+    """A drafter's beam at every position: P positions, DEPTH depths, at each the WIDTH nodes of the likeliest paths,
+    likeliest first."""
+
+    parent: NDArray[np.int8]
+    """(P, DEPTH, WIDTH): the place of each node's parent at the depth before; 0 for the first depth."""
+    confidence: NDArray[np.int8]
+    """(P, DEPTH, WIDTH): log-odds of the node given its parent (`quantised`)."""
+    on_path: NDArray[np.int8]
+    """(P, DEPTH): the place of the node that the target takes, where it took one at every depth before; else
+    OFF_PATH."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +60,8 @@ class Recording:
     confidence: NDArray[np.int8]
     """(drafters, positions, DEPTH) what the drafter says of itself: a model's log-odds (`quantised`), a lookup's length
     of match."""
+    trees: Mapping[str, Trees] = field(default_factory=dict)
+    """By drafter, of those that beams were recorded of."""
 
     @property
     def answers(self) -> int:
@@ -50,9 +69,12 @@ class Recording:
 
     def save(self, path: Path) -> None:
         arrays = {name: getattr(self, name) for name in _ARRAYS}
+        for name, trees in self.trees.items():
+            arrays |= {f"{name}:{part}": getattr(trees, part) for part in _TREE_ARRAYS}
         np.savez_compressed(path, drafters=np.array(self.drafters), groups=np.array(self.groups), **arrays)
 
 
+_TREE_ARRAYS = ("parent", "confidence", "on_path")
 _ARRAYS = ("group", "temperature", "prompt_tokens", "start", "depth", "proposed", "confidence")
 
 
@@ -68,7 +90,9 @@ def load(path: Path) -> Recording:
         if missing:
             raise ValueError(f"{path} is no recording: it lacks {', '.join(sorted(missing))}")
         drafters, groups = (tuple(map(str, file[name])) for name in ("drafters", "groups"))
-        return Recording(drafters, groups, *(file[name] for name in _ARRAYS))
+        beams = [name for name in drafters if f"{name}:parent" in file.files]
+        trees = {name: Trees(*(file[f"{name}:{part}"] for part in _TREE_ARRAYS)) for name in beams}
+        return Recording(drafters, groups, *(file[name] for name in _ARRAYS), trees)
 
 
 def for_pool(

@@ -24,15 +24,15 @@ import torch
 from eagle3 import checkpoint
 from eagle3.head import Head
 from eagle3.target import Answer, Target
-from outrider_runtime.simulate.recording import DEPTH, Recording, load, quantised
+from outrider_runtime.simulate.recording import DEPTH, OFF_PATH, WIDTH, Recording, Trees, load, quantised
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from vllm.v1.spec_decode.ngram_proposer import _find_longest_matched_ngram_and_propose_tokens as lookup
 
 from setup.drafts import EAGLE, FIRST_LAYERS
 from setup.model import FOLDER
-from tests.benchmarks.record import chains
-from tests.benchmarks.record.parts import Part, joined, parts
+from tests.benchmarks.record import beams, chains
+from tests.benchmarks.record.parts import Part, joined, parts, trees_joined
 from tests.benchmarks.record.prompts import GROUPS, by_group
 
 HOLE = 32
@@ -97,7 +97,10 @@ def _write(part: Part, models: Models, length: int, folder: Path) -> None:
     prompts = [models.target.encode(text) for text in part.prompts]
     answers = models.target.write(prompts, length + DEPTH + 1, part.temperature)
     long = [answer for answer in answers if len(answer.tokens) - answer.prompt > 2 * DEPTH]
-    rows = [Row(part.group, part.temperature, answer.prompt, _proposals(models, answer)) for answer in long]
+    rows = [
+        Row(part.group, part.temperature, answer.prompt, _proposals(models, answer), _trees(models, answer))
+        for answer in long
+    ]
     partial = part.file(folder).with_suffix(".partial.npz")
     _recording(rows, [part.group]).save(partial)
     partial.rename(part.file(folder))
@@ -109,6 +112,8 @@ class Row(NamedTuple):
     temperature: float
     prompt: int
     proposals: Mapping[str, Proposals]
+    trees: Trees
+    """Of the head."""
 
 
 def _proposals(models: Models, answer: Answer) -> dict[str, Proposals]:
@@ -134,6 +139,29 @@ def _proposals(models: Models, answer: Answer) -> dict[str, Proposals]:
         visible = chains.sinks_and_window(sinks, window)
         found[name] = _judged(chains.of_model(models.target.model, text, answer.prompt, count, DEPTH, visible), truth)
     return found
+
+
+def _trees(models: Models, answer: Answer) -> Trees:
+    """The head's beam at the positions of `_proposals`."""
+    tokens, first, last = answer.tokens, answer.prompt - 1, len(answer.tokens) - DEPTH - 1
+    count = last - answer.prompt
+    truth = tokens[answer.prompt + 1 :].unfold(0, DEPTH, 1)[:count]  # (M, K)
+    made = beams.of_head(
+        models.head, models.target.embed, tokens, answer.fused, first, count, DEPTH, WIDTH, chains.everything
+    )
+    odds = made.logprob - torch.log1p(-made.logprob.exp().clamp(max=1 - 1e-6))
+    parent = made.parent.numpy().astype(np.int8)
+    return Trees(parent, quantised(odds.numpy()), _on_path(parent, (made.tokens == truth[..., None]).numpy()))
+
+
+def _on_path(parent: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """(M, K), as `Trees.on_path`. right (M, K, w): the node's token is the target's own so far behind."""
+    place, paths = np.zeros(len(right), np.int8), np.full(right.shape[:2], OFF_PATH, np.int8)
+    for depth in range(right.shape[1]):
+        holds = right[:, depth] & (parent[:, depth] == place[:, None])
+        place = np.where(holds.any(1), holds.argmax(1), OFF_PATH).astype(np.int8)
+        paths[:, depth] = place
+    return paths
 
 
 def _judged(made: chains.Chains, truth: Tensor) -> Proposals:
@@ -179,6 +207,7 @@ def _recording(rows: Sequence[Row], groups: Sequence[str]) -> Recording:
         depth=column("depth").astype(np.int8),
         proposed=column("proposed").astype(np.int8),
         confidence=column("confidence").astype(np.int8),
+        trees={"eagle": trees_joined([row.trees for row in rows])},
     )
 
 

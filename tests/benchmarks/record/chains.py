@@ -99,7 +99,7 @@ def of_head(
     n, chain = state.shape[1], list[tuple[Tensor, Tensor]]()
     keys, places = torch.arange(n), torch.arange(first, first + count)
     seen = visible(keys[:, None], keys[None])
-    state = _layer(head, embed(tokens[None, 1 : n + 1]).to(dtype), state, keys, seen, chain)[:, places]
+    state = attending_layer(head, embed(tokens[None, 1 : n + 1]).to(dtype), state, keys, seen, chain)[:, places]
     chain = [chain[0]]
     proposed, confidence = [], []
     for step in range(length):
@@ -108,11 +108,11 @@ def of_head(
         proposed.append(token)
         confidence.append(sure)
         if step + 1 < length:
-            state = _layer(head, embed(token[None]).to(dtype), state, places + 1 + step, seen[places], chain)
+            state = attending_layer(head, embed(token[None]).to(dtype), state, places + 1 + step, seen[places], chain)
     return Chains(torch.stack(proposed, 1), torch.stack(confidence, 1))
 
 
-def _layer(
+def attending_layer(
     head: Head, token: Tensor, state: Tensor, places: Tensor, seen: Tensor, chain: list[tuple[Tensor, Tensor]]
 ) -> Tensor:
     """The head's one layer. token, state (1, M, H); seen (M, N): the text's keys; chain: the text's, then its own."""

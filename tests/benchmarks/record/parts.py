@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from outrider_runtime.simulate.recording import Recording
+from outrider_runtime.simulate.recording import Recording, Trees
 
 SAMPLED = 0.7
 ONE_IN = 3
@@ -55,4 +55,10 @@ def joined(recordings: Sequence[Recording], groups: tuple[str, ...]) -> Recordin
         depth=np.concatenate([one.depth for one in recordings], axis=1),
         proposed=np.concatenate([one.proposed for one in recordings], axis=1),
         confidence=np.concatenate([one.confidence for one in recordings], axis=1),
+        trees={name: trees_joined([one.trees[name] for one in recordings]) for name in recordings[0].trees},
     )
+
+
+def trees_joined(trees: Sequence[Trees]) -> Trees:
+    parts = ("parent", "confidence", "on_path")
+    return Trees(*(np.concatenate([getattr(one, part) for one in trees]) for part in parts))

@@ -8,8 +8,10 @@ import math
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from outrider_runtime.control.drafters import MOST_FORCED
 from outrider_runtime.control.forest import ROOT
 from outrider_runtime.control.select import select
+from outrider_runtime.control.slo import forced_nodes
 from outrider_runtime.control.value import Price
 
 REQUESTS, NODES = 3, 10
@@ -87,6 +89,37 @@ def test_what_an_slo_forces_is_scored_and_the_rest_is_the_best_beside_it(forest,
     assert found.nodes[forced].all()
     best = max(worth_of(p, paths, request, cost) for p in plans(request, parent) if p[forced].all())
     assert math.isclose(found.value, best, abs_tol=1e-9)
+
+
+def lexicographic(nodes, paths, request, needed, order, cost):
+    """What each request gets of what it needs, in their order, and then what all is worth."""
+    got = []
+    for i in order:
+        best = np.sort(paths[nodes & (request == i)])[::-1][:MOST_FORCED]
+        got.append(round(min(1.0 + float(best.sum()), float(needed[i])), 9))
+    return (*got, round(worth_of(nodes, paths, request, cost), 9))
+
+
+@given(
+    forests(), seconds(), st.lists(st.sampled_from([0.5, 1.2, 1.6, 2.3, 3.4]), min_size=REQUESTS, max_size=REQUESTS),
+    st.lists(st.booleans(), min_size=REQUESTS, max_size=REQUESTS), st.integers(0, NODES),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_slo_first_is_the_best_of_all_plans_request_by_request_and_then_for_goodput(
+    forest, ragged, needs, late, budget
+):
+    """AdaServe's two selections against every set of connected subtrees: the slowest savable request first gets as much
+    of what it needs as n_max nodes give, then the next one, and what is left goes where it is worth most."""
+    paths, request, depth, parent = forest
+    who, needed, cost = np.array(late), np.array(needs), price(ragged)
+    order = sorted(np.flatnonzero(who), key=lambda i: (-needed[i], i))
+    forced = forced_nodes(paths, request, who, needed, 1.0, cost, budget)
+    found = select(paths, request, depth, cost, budget, forced=forced)
+    within = [plan for plan in plans(request, parent) if plan.sum() <= budget]
+    keys = [lexicographic(plan, paths, request, needed, order, cost) for plan in within]
+    assert found.nodes.sum() <= budget
+    assert all(parent[m] == ROOT or found.nodes[parent[m]] for m in np.flatnonzero(found.nodes))
+    np.testing.assert_allclose(lexicographic(found.nodes, paths, request, needed, order, cost), max(keys), atol=2e-9)
 
 
 @given(forests(), seconds(), st.sampled_from([1.2, 1.6, 2.5]))

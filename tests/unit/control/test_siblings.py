@@ -1,0 +1,224 @@
+"""Trees: what is known of a node's later children, and how deep and wide trees are proposed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outrider_runtime.control import trees
+from outrider_runtime.control.acceptance import Acceptance
+from outrider_runtime.control.batch import NOBODY
+from outrider_runtime.control.drafters import Pool, choose
+from outrider_runtime.control.forest import ROOT, Forest, trials
+from outrider_runtime.control.plans import Purpose
+from outrider_runtime.control.settings import Drafter, Settings
+from outrider_runtime.control.value import Price
+
+from tests.unit.control.columns import batch
+
+DEPTH, WIDTH = 3, 4
+BEAM = Drafter("eagle", passes=True, needs_hidden=True, widest=WIDTH)
+
+
+def acceptance(slots: int = 8) -> Acceptance:
+    return Acceptance(Settings((BEAM,), DEPTH, slots))
+
+
+def forest(request: Any, parent: Any, confidence: Any, requests: int) -> Forest:
+    """Depths and ranks follow from the parents."""
+    depth, rank, seen = [], [], dict[tuple[int, int], int]()
+    for node, above in enumerate(parent):
+        depth.append(1 if above == ROOT else depth[above] + 1)
+        key = (request[node], above)
+        rank.append(seen.get(key, 0))
+        seen[key] = rank[-1] + 1
+    ints = (np.array(column, np.int64) for column in (request, parent, np.zeros(len(parent)), depth, rank))
+    asked = np.zeros((1, requests), np.int64)
+    return Forest(*ints, np.array(confidence, float), asked, np.array([DEPTH]), Purpose.CHOICE)
+
+
+@st.composite
+def grown(draw: Any) -> Forest:
+    """Up to three requests' trees, siblings in any order of confidence."""
+    count = draw(st.integers(1, 12))
+    request: list[int] = []
+    parent: list[int] = []
+    depth: list[int] = []
+    for node in range(count):
+        above = draw(st.integers(ROOT, node - 1).filter(lambda at: at == ROOT or depth[at] < DEPTH))
+        parent.append(above)
+        depth.append(1 if above == ROOT else depth[above] + 1)
+        request.append(draw(st.integers(0, 2)) if above == ROOT else request[above])
+    odds = draw(st.lists(st.floats(-9, 9), min_size=count, max_size=count))
+    return forest(request, parent, odds, 3)
+
+
+@given(grown(), st.integers(0, 2**32 - 1), st.integers(0, 40))
+@settings(max_examples=150, deadline=None)
+def test_siblings_sum_to_at_most_their_parent_and_no_child_is_likelier_than_it(made, seed, steps):
+    """Whatever was seen before: parents win ties, so that any prefix of a ranking is a set of trees."""
+    known, rng, running = acceptance(), np.random.default_rng(seed), batch(3)
+    for _ in range(steps):
+        accepted = np.zeros(len(made), bool)
+        for node, above in enumerate(made.parent):
+            free = not accepted[(made.parent == above) & (made.request == made.request[node])].any()
+            accepted[node] = free and (above == ROOT or accepted[above]) and rng.random() < 0.4
+        everything = np.ones(len(made), bool)
+        known.observe(running, made, trials(made, everything, accepted), accepted)
+        assert known.siblings is not None
+        known.siblings.observe(made, everything, accepted, 3)
+    paths = known.node_paths(running, made)
+    for node, up in enumerate(made.parent):
+        whole = 1.0 if up == ROOT else paths[up]
+        assert 0.0 <= paths[node] <= whole
+        same = (made.parent == up) & (made.request == made.request[node])
+        assert paths[same].sum() <= whole + 1e-12
+
+
+def serve(known: Acceptance, steps: int, seed: int, *, first: float = 0.5, later: float = 0.6):
+    """Beams of 4 children of each request's root, and 2 of its first child. The drafter says too little of its first
+    one and too much of the others. Returns (rank, said, path, taken) of each node at the root."""
+    rng, told, running = np.random.default_rng(seed), [], batch(4)
+    request = np.repeat(np.arange(4), 6)
+    parent = np.concatenate([[ROOT] * 4 + [6 * i, 6 * i] for i in range(4)])
+    for step in range(steps):
+        shares = rng.dirichlet([4, 2, 1, 0.5, 0.5], 4)
+        shares[:, :4] = -np.sort(-shares[:, :4], axis=1)
+        truth = np.concatenate(
+            [np.array([[first]]).repeat(4, 0), shares[:, 1:4] / (1 - shares[:, :1]) * 0.5 * later], 1
+        )
+        said = np.concatenate([shares[:, :4], np.array([[0.6, 0.2]]).repeat(4, 0)], axis=1)
+        drawn = (rng.random((4, 1)) > truth.cumsum(1)).sum(1)  # 4: none of them
+        accepted = np.zeros((4, 6), bool)
+        accepted[np.arange(4)[drawn < 4], drawn[drawn < 4]] = True
+        below = rng.random(4)  # 0.2 / (1 - 0.6) is said of the second one, given that the first one is wrong
+        accepted[:, 4] = accepted[:, 0] & (below < first)
+        accepted[:, 5] = accepted[:, 0] & ~accepted[:, 4] & (below < first + (1 - first) * 0.5 * later)
+        made = forest(request, parent, np.log(said / (1 - said)).ravel(), 4)
+        everything = np.ones(len(made), bool)
+        paths = known.node_paths(running, made).reshape(4, 6)
+        told += [
+            (rank, said[i, rank], paths[i, rank], accepted[i, rank], truth[i, rank])
+            for i in range(4) for rank in range(4)
+        ]  # fmt: skip
+        known.age(0.02 * step)
+        known.observe(running, made, trials(made, everything, accepted.ravel()), accepted.ravel())
+        assert known.siblings is not None
+        known.siblings.observe(made, everything, accepted.ravel(), 4)
+    return np.array(told)
+
+
+def test_every_rank_is_calibrated_and_tells_more_than_its_rate():
+    """Edge probabilities: calibration error at most 0.05 per rank, log loss below that of each rank's own rate."""
+    told = serve(acceptance(), 1500, 0)[4 * 4 * 300 :]
+    for rank in range(WIDTH):
+        _, _, path, taken, _ = told[told[:, 0] == rank].T
+        assert abs(path.mean() - taken.mean()) <= 0.05
+        if rank:
+            rate = taken.mean()
+            own = -(taken * np.log(np.maximum(path, 1e-6)) + (1 - taken) * np.log1p(-path)).mean()
+            blind = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
+            assert own < blind, rank
+
+
+def test_a_node_whose_parent_was_accepted_counts_though_it_was_not_scored():
+    """The target's token behind an accepted parent is known: a later child that was left out has been on trial."""
+    known = acceptance()
+    assert known.siblings is not None
+    made, scored = forest([0, 0], [ROOT, ROOT], [0.0, -1.0], 1), np.array([True, False])
+    before = known.node_paths(batch(1), made)[1]
+    for _ in range(30):
+        known.siblings.observe(made, scored, np.array([False, True]), 1)
+    assert known.node_paths(batch(1), made)[1] > 1.2 * before
+
+
+def offered(requests: int, chain: float, later: float, pass_s: float = 2e-4, most: int = 400):
+    """A pool of one drafter whose chains are accepted with `chain` at each depth, and its beams."""
+    paths = np.full((1, requests, DEPTH), chain).cumprod(axis=2)
+    ragged = 1e-2 + 1e-5 * np.arange(most + 1)
+    price = Price(ragged, np.full(most + 1, np.inf), np.zeros(requests), requests / 1e-2, 1e-5)
+    price.uniform_s[0] = ragged[0]
+    pool = Pool(
+        paths, np.ones_like(paths), np.array([True]), np.array([3e-4]), np.array([pass_s]), np.zeros(1), price, DEPTH,
+        most,
+    )  # fmt: skip
+    place = [chain]
+    for _ in range(WIDTH - 1):
+        place.append(later * (1 - sum(place)))
+    places = np.array(place)[None, None].repeat(DEPTH, 1)
+    wide = pass_s * (1 + 0.02 * np.arange(WIDTH))[None]
+    return pool, trees.Beams(places, np.full((1, DEPTH), chain), wide, np.array([WIDTH]))
+
+
+def priced(pool: Pool, token_s: float) -> Pool:
+    """The same where a verified token costs so much."""
+    seconds = pool.price.ragged_s[0] + token_s * np.arange(len(pool.price.ragged_s))
+    return pool._replace(price=pool.price._replace(ragged_s=seconds, token_s=token_s))
+
+
+@pytest.mark.parametrize("later", [0.0, 0.3, 0.6])
+@pytest.mark.parametrize("token_s", [1e-6, 1e-4, 5e-4, 4e-3])
+@pytest.mark.parametrize("chain", [0.2, 0.5, 0.85])
+def test_depth_and_width_are_the_argmax_of_all_of_them(chain, token_s, later):
+    """By hand, each depth and width: places that pay for their token, and the passes; chains and k = 0 among them."""
+    requests = 4
+    pool, beams = offered(requests, chain, later)
+    pool = priced(pool, token_s)
+    rate, best = pool.price.rate, -pool.price.rate * pool.price.ragged_s[0]
+    for width, depth in itertools.product(range(1, WIDTH + 1), range(1, DEPTH + 1)):
+        gain, nodes, reach = 0.0, 0, 1.0
+        for _ in range(depth):
+            paths = [path for path in reach * beams.places[0, 0, :width] if path > rate * token_s]
+            gain, nodes, reach = gain + sum(paths), nodes + len(paths), sum(paths)
+        seconds = 3e-4 + (depth - 1) * beams.pass_s[0, width - 1] + pool.price.ragged_s[requests * nodes]
+        best = max(best, requests * gain - rate * seconds)
+    found = trees.chosen(choose(pool), pool, beams)
+    assert found.choice.value == pytest.approx(best, abs=1e-9)
+    if found.choice.runs:
+        assert found.pool.pass_s[0] == beams.pass_s[0, found.widths[0] - 1]
+
+
+def test_trees_where_tokens_are_cheap_chains_where_they_are_dear_and_nothing_where_nothing_pays():
+    pool, beams = offered(4, 0.5, 0.5)
+    widths = {}
+    for token_s in (1e-6, 7e-4, 2e-2):
+        here = priced(pool, token_s)
+        found = trees.chosen(choose(here), here, beams)
+        widths[token_s] = int(found.widths[0]) if found.choice.runs else 0
+    assert widths[1e-6] > 1
+    assert widths[7e-4] == 1
+    assert widths[2e-2] == 0
+
+
+def test_a_lookup_that_is_asked_first_stays_first_where_the_model_behind_it_proposes_trees():
+    """Two in one pool: the model's trees serve those for whom the lookup finds nothing."""
+    pool, beams = offered(4, 0.5, 0.5)
+    both = pool._replace(
+        paths=np.concatenate([np.full((1, 4, DEPTH), 0.9).cumprod(axis=2), pool.paths]),
+        offers=np.concatenate([np.full((1, 4, DEPTH), 0.4), pool.offers]),
+        passes=np.array([False, True]), first_s=np.array([1e-5, 3e-4]), pass_s=np.array([0.0, 2e-4]),
+        token_s=np.zeros(2),
+    )  # fmt: skip
+    both_beams = trees.Beams(
+        np.concatenate([np.zeros_like(beams.places), beams.places]), np.full((2, DEPTH), 0.5),
+        np.concatenate([np.zeros_like(beams.pass_s), beams.pass_s]), np.array([1, WIDTH]),
+    )  # fmt: skip
+    both = priced(both, 1e-6)
+    found = trees.chosen(choose(both), both, both_beams)
+    assert (found.choice.asked[0] == 0).all()
+    assert (found.choice.asked[1] == 1).all()
+    assert found.widths.tolist() == [1, WIDTH]
+
+
+def test_requests_without_room_get_no_tree():
+    pool, beams = offered(4, 0.5, 0.5)
+    paths = pool.paths.copy()
+    paths[:, 1:] = 0.0
+    here = priced(pool._replace(paths=paths), 1e-6)
+    found = trees.chosen(choose(here), here, beams)
+    assert (found.choice.asked[0] == [0, NOBODY, NOBODY, NOBODY]).all()
