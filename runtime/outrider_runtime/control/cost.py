@@ -95,12 +95,12 @@ class DrafterCost:
     first_pass: StepCost = FREE
     """What the first pass costs beyond a pass: an EAGLE head reads the target's hidden states there."""
 
-    def seconds(self, first: Shape, draft_tokens: int) -> float:
-        """T_first + T_d(N_context, N_batched) + (K-1) * T_d(N_context, n); K = 0 is the first pass alone."""
+    def seconds(self, first: Shape, draft_tokens: int, width: int = 1) -> float:
+        """T_first + T_d(N_context, N_batched) + (K-1) * T_d(N_context, width * n); K = 0 is the first pass alone."""
         once = self.cost.seconds(first) + self.first_pass.seconds(first)
         if not self.autoregressive or draft_tokens <= 1:
             return once
-        later = Shape(first.n_context, first.n_requests, first.n_requests, first.n_context / 1000)
+        later = Shape(first.n_context, width * first.n_requests, first.n_requests, width * first.n_context / 1000)
         return once + (draft_tokens - 1) * self.cost.seconds(later)
 
 

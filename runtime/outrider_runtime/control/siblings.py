@@ -81,7 +81,7 @@ def _later_chances(request: Ints, parent: Ints, drafter: Ints, confidence: Float
 
 @compiled
 def _factor(rank: Floats) -> float:
-    return min((rank[TAKEN] + FACTOR_PRIOR) / (rank[EXPECTED] + FACTOR_PRIOR), MOST_FACTOR)
+    return float(min((rank[TAKEN] + FACTOR_PRIOR) / (rank[EXPECTED] + FACTOR_PRIOR), MOST_FACTOR))
 
 
 @compiled

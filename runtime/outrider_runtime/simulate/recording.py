@@ -92,7 +92,7 @@ def load(path: Path) -> Recording:
         drafters, groups = (tuple(map(str, file[name])) for name in ("drafters", "groups"))
         beams = [name for name in drafters if f"{name}:parent" in file.files]
         trees = {name: Trees(*(file[f"{name}:{part}"] for part in _TREE_ARRAYS)) for name in beams}
-        return Recording(drafters, groups, *(file[name] for name in _ARRAYS), trees)
+        return Recording(drafters, groups, **{name: file[name] for name in _ARRAYS}, trees=trees)
 
 
 def for_pool(

@@ -109,7 +109,8 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         order = attached_order(output)
         plan, fed = self._plan(output, books, tokens) if order is None else self._ordered(order, books, tokens)
         verified = np.minimum(places, self.device.proposals.length[books.rows])
-        ran = self.device.run(books, tokens, places, plan, fed)
+        accepted = self.device.proposals.accepted(books.rows, places)
+        ran = self.device.run(books, tokens, places, accepted, plan, fed)
         began_s = max(self.clock.now, self._free_at)
         self._free_at = began_s + ran.seconds
         self._note(ran, len(names), int(verified.sum()))

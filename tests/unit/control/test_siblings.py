@@ -31,15 +31,16 @@ def acceptance(slots: int = 8) -> Acceptance:
 
 def forest(request: Any, parent: Any, confidence: Any, requests: int) -> Forest:
     """Depths and ranks follow from the parents."""
-    depth, rank, seen = [], [], dict[tuple[int, int], int]()
+    depth, rank, seen = list[int](), list[int](), dict[tuple[int, int], int]()
     for node, above in enumerate(parent):
         depth.append(1 if above == ROOT else depth[above] + 1)
         key = (request[node], above)
         rank.append(seen.get(key, 0))
         seen[key] = rank[-1] + 1
-    ints = (np.array(column, np.int64) for column in (request, parent, np.zeros(len(parent)), depth, rank))
-    asked = np.zeros((1, requests), np.int64)
-    return Forest(*ints, np.array(confidence, float), asked, np.array([DEPTH]), Purpose.CHOICE)
+    return Forest(
+        np.array(request), np.array(parent), np.zeros(len(parent), np.int64), np.array(depth), np.array(rank),
+        np.array(confidence, float), np.zeros((1, requests), np.int64), np.array([DEPTH]), Purpose.CHOICE,
+    )  # fmt: skip
 
 
 @st.composite

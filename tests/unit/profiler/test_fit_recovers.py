@@ -202,7 +202,7 @@ STRAIGHT = dataclasses.replace(TARGET, per_batched_token_above_knee_s=0.0)
 class OverAWindow(DrafterCost):
     """Reads so much of each request, and nothing of the target's step."""
 
-    def seconds(self, first: Shape, draft_tokens: int) -> float:
+    def seconds(self, first: Shape, draft_tokens: int, width: int = 1) -> float:  # noqa: ARG002
         requests = first.n_requests
         read = requests * min(first.n_context / requests, float(SELF.kv_budget or 0))
         return max(1, draft_tokens) * STRAIGHT.seconds(Shape(read, requests, requests))

@@ -55,11 +55,14 @@ class Device:
         self.caches.forget(preempted)
         self.proposals.clear(preempted)
 
-    def run(self, books: Books, tokens: Ints, verified: Ints, plan: DraftPlan, fed: Ints) -> Ran:
-        """tokens (N,): of the step, verified (N,) of them proposals; fed (D, N): tokens that each drafter runs over.
-        At the end the plan's drafters propose. The books of the requests go on, but for the time."""
+    def run(
+        self, books: Books, tokens: Ints, verified: Ints, accepted: Ints, plan: DraftPlan, fed: Ints
+    ) -> Ran:  # fmt: skip
+        """tokens (N,): of the step, verified (N,) of them proposals, accepted (N,) of those; fed (D, N): tokens that
+        each drafter runs over. At the end the plan's drafters propose. The books of the requests go on, but for the
+        time."""
         one, draft_s = _target_pass(books, tokens), self._draft_s(plan, books, fed)
-        accepted = np.where(books.decodes, self.proposals.accepted(books.rows, verified), 0)
+        accepted = np.where(books.decodes, accepted, 0)
         committed = tokens - verified + accepted
         self.caches.feed(books, fed, np.where(books.decodes, 0, tokens), committed)
         made = self._advance(books, tokens, committed, accepted)
@@ -77,7 +80,7 @@ class Device:
                 one = _draft_pass(books, fed[number], requests)
                 if drafter.kv_budget is not None:
                     one = Pass(asked, asked, float(np.minimum(books.context[asks], drafter.kv_budget).mean()), asked)
-                seconds[number] = self.world.draft_s(drafter.name, one, passes)
+                seconds[number] = self.world.draft_s(drafter.name, one, passes, int(plan.widths[number]))
         return seconds
 
     def _advance(self, books: Books, tokens: Ints, committed: Ints, accepted: Ints) -> Ints:

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from outrider_runtime.control.batch import Batch, Bools, Waiting
-from outrider_runtime.control.forest import Forest, trials
+from outrider_runtime.control.forest import ROOT, Forest, trials
 from outrider_runtime.control.plans import DraftPlan, Outcome, Purpose, VerifyPlan
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.recording import Recording
@@ -46,6 +46,9 @@ class Setting:
     Empty: first come, first served."""
     confidences: bool = True
     """How sure the drafters are of their proposals reaches the policy. It does not reach the loop in vLLM."""
+    bundled: bool = False
+    """The bundled engine: it knows its proposals, so what the target draws behind an accepted node tells of those, too,
+    that it did not score."""
 
 
 @dataclass(slots=True)
@@ -110,11 +113,12 @@ class Engine:
         step = self._scheduler.schedule(running, verify.lengths, verify.token_budget, verify.admit)
         if len(step.preempted):
             self._forget(step.preempted)
-        verified = np.zeros(len(self.requests.load), np.int64)
-        verified[running.rows] = verify.lengths
-        again = self._forest(step.rows) if step.paused else forest
-        forest = self._device.proposals.with_newcomers(again, step.rows)
-        self._run(step, forest, verified[step.rows], verify.purpose)
+        nodes = verify.nodes
+        if step.paused:
+            nodes = nodes[np.isin(running.rows, step.rows)[forest.request]]
+            forest = self._forest(step.rows)
+        forest = self._device.proposals.with_newcomers(forest, step.rows)
+        self._run(step, forest, nodes, verify.purpose)
 
     def _forest(self, rows: Rows) -> Forest:
         return self._device.proposals.forest(rows, confidences=self.setting.confidences)
@@ -163,25 +167,37 @@ class Engine:
         self._device.forget(preempted)
         self.policy.release(self.requests.slot[preempted])
 
-    def _run(self, step: Scheduled, forest: Forest, verified: Ints, purpose: Purpose) -> None:
-        """verified (N,): proposals that the target scores."""
+    def _run(self, step: Scheduled, forest: Forest, nodes: Bools, purpose: Purpose) -> None:
+        """nodes (M,): proposals that the target scores."""
         books = self.requests.of(step.rows)
         batch = self._batch(books, step.tokens)
         plan = self.policy.plan_draft(batch)
-        ran = self._device.run(books, step.tokens, verified, plan, _fed(plan, batch, self.setting.drafters))
+        right = self._device.proposals.right(forest, step.rows)
+        verified = np.bincount(forest.request[nodes], minlength=len(step.rows))
+        accepted = np.bincount(forest.request[nodes & right], minlength=len(step.rows))
+        fed = _fed(plan, batch, self.setting.drafters)
+        ran = self._device.run(books, step.tokens, verified, accepted, plan, fed)
         step_s = self._step_s(ran.seconds, len(books.rows))
         self.now += step_s
         self.requests.first_s[books.rows[(ran.tokens > 0) & (books.produced == 0)]] = self.now
-        tokens, depth = int(ran.tokens.sum()), forest.depth
-        scored, kept = depth <= verified[forest.request], depth <= ran.accepted[forest.request]
+        tokens = int(ran.tokens.sum())
         self._note(step_s, tokens, len(books.rows), int(verified.sum()), int(ran.accepted.sum()))
+        kept, tried = self._verdicts(forest, nodes, right)
         outcome = Outcome(
             now=self.now, step_s=step_s, target_s=ran.target_s, draft_s=ran.each_draft_s(len(self.setting.drafters)),
             mode=ran.mode, tokens=tokens, batch=batch, draft_plan=plan, verify_purpose=purpose, forest=forest,
-            verified=scored, accepted=kept, tried=trials(forest, scored, kept),
+            verified=nodes, accepted=kept, tried=tried,
         )  # fmt: skip
         self.policy.observe(outcome)
         self._retire(books.rows[books.left <= ran.tokens])
+
+    def _verdicts(self, forest: Forest, nodes: Bools, right: Bools) -> tuple[Bools, Bools]:
+        """(M,) nodes that were accepted, and that were tried, as `Outcome` has them."""
+        held = nodes & right
+        if not self.setting.bundled:
+            return held, trials(forest, nodes, held)
+        tried = (forest.parent == ROOT) | held[forest.parent]
+        return right & tried, tried
 
     def _step_s(self, device_s: float, requests: int) -> float:
         at, us = self._decision

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.control.batch import NOBODY, Floats
+from outrider_runtime.control.batch import NOBODY, Bools, Floats
 from outrider_runtime.control.forest import Forest, chains, nothing_proposed
 from outrider_runtime.control.plans import DraftPlan
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.recording import DEPTH, LOG_ODDS, Recording
+from outrider_runtime.simulate.replay.beams import Beams, Table
 from outrider_runtime.simulate.replay.requests import Books, Requests, Rows
 from outrider_runtime.simulate.replay.workload import Ints
 
@@ -40,12 +41,21 @@ class Proposals:
         self._depths, self._proposed = recording.depth.ravel(), recording.proposed.ravel()
         self._sure = recording.confidence.reshape(-1, DEPTH)
         self._columns = [_coverages(recording, drafter.name) for drafter in drafters]
+        self._beams = {
+            number: Beams(recording.trees[drafter.name])
+            for number, drafter in enumerate(drafters)
+            if drafter.name in recording.trees
+        }
         count = len(requests.load)
         start = recording.start[requests.load.answer].astype(np.int64)
         self._start, self._length = start, recording.start[requests.load.answer + 1] - start
         self.drafter: Ints = np.full(count, NOBODY, np.int64)
         self.length: Ints = np.zeros(count, np.int64)
         self._depth: Ints = np.zeros(count, np.int64)
+        self._width: Ints = np.ones(count, np.int64)
+        """Of the trees; 1: a chain."""
+        self._place: Ints = np.zeros(count, np.int64)
+        """In the recording."""
         self._confidence = np.zeros((count, DEPTH), np.float32)
         self._asked: Ints = np.full((1, count), NOBODY, np.int64)
         self._plan: DraftPlan | None = None
@@ -55,7 +65,12 @@ class Proposals:
         lengths, plan = self.length[rows], self._plan
         if plan is None:
             return nothing_proposed(len(rows), len(self._drafters))
-        asked, there = self._asked[:, rows], np.arange(DEPTH) < lengths[:, None]
+        asked = self._asked[:, rows]
+        if self._has_trees(rows):
+            request, parent, depth, rank, certain = self._table(rows).nodes
+            drafter = self.drafter[rows][request]
+            return Forest(request, parent, drafter, depth, rank, certain, asked, plan.passes, plan.purpose)
+        there = np.arange(DEPTH) < lengths[:, None]
         sure = self._confidence[rows][there].astype(np.float64) if confidences else None
         return chains(lengths, self.drafter[rows], plan, asked, sure)
 
@@ -63,13 +78,37 @@ class Proposals:
         """`rows` are the forest's requests, and after them others, of which nothing was proposed."""
         return forest if forest.asked.shape[1] == len(rows) else replace(forest, asked=self._asked[:, rows])
 
+    def _has_trees(self, rows: Rows) -> bool:
+        return bool((self._width[rows] > 1).any())
+
+    def _table(self, rows: Rows) -> Table:
+        """Of a step with trees, all by one drafter; chains where its cache has a hole: no others were recorded."""
+        number, width = int(self.drafter[rows].max()), int(self._width[rows].max())
+        lengths = self.length[rows]
+        table = self._beams[number].table(self._place[rows], lengths, width)
+        chains_ = self._width[rows] == 1
+        depth = np.arange(DEPTH)
+        table.there[chains_] = False
+        table.there[chains_, :, 0] = depth < lengths[chains_, None]
+        table.parent[chains_] = 0
+        table.confidence[chains_, :, 0] = self._confidence[rows][chains_]
+        table.right[chains_, :, 0] = depth < self._depth[rows][chains_, None]
+        return table
+
+    def right(self, forest: Forest, rows: Rows) -> Bools:
+        """(M,) nodes on the way that the target takes. forest: of `rows`."""
+        if self._has_trees(rows):
+            table = self._table(rows)
+            return np.asarray(table.right[table.there])
+        return np.asarray(forest.depth <= self._depth[rows[forest.request]])
+
     def accepted(self, rows: Rows, verified: Ints) -> Ints:
-        """(N,) those that the target agrees with. verified (N,): proposals that it scores, or places for them: one that
-        holds none is not accepted."""
+        """(N,) those of chains that the target agrees with. verified (N,): proposals that it scores, or places for
+        them: one that holds none is not accepted."""
         return np.asarray(np.minimum(np.minimum(self._depth[rows], self.length[rows]), verified))
 
     def clear(self, rows: Rows) -> None:
-        self.length[rows] = 0
+        self.length[rows], self._width[rows] = 0, 1
         self.drafter[rows] = NOBODY
         for asked in self._asked:
             asked[rows] = NOBODY
@@ -92,7 +131,19 @@ class Proposals:
                 if len(asks):
                     state = (missing[number, asks], read[number, asks], whole[number, asks])
                     found = self._by(number, books, asks, int(plan.passes[number]), state)
+                    if plan.widths[number] > 1:
+                        self._widen(number, books, asks, int(plan.widths[number]), state)
                     open_[asks[found]] = False
+
+    def _widen(
+        self, number: int, books: Books, asks: Ints, width: int, state: tuple[Ints, Floats, Ints]
+    ) -> None:  # fmt: skip
+        """Trees in place of its chains, where its cache has all."""
+        missing, read, whole = state
+        complete = (missing <= 0) if self._drafters[number].needs_kv else np.ones(len(asks), bool)
+        if self._drafters[number].needs_hidden:
+            complete &= (read >= READ_ENOUGH) & ((whole >= CLOSED) | (whole >= books.context[asks]))
+        self._width[books.rows[asks[complete]]] = width
 
     def _by(
         self, number: int, books: Books, asks: Ints, length: int, state: tuple[Ints, Floats, Ints]
@@ -106,6 +157,7 @@ class Proposals:
             column = np.where(whole < CLOSED, columns.after_hole, columns.full)
             column[whole >= books.context[asks]] = columns.full
             column[read < READ_ENOUGH] = columns.no_prompt
+        self._place[rows] = place
         at = column * self._positions + place
         depth, found, sure = self._depths.take(at), self._proposed.take(at), self._sure[at].astype(np.float32)
         self._depth[rows] = np.where(missing > 0, 0, depth) if drafter.needs_kv else depth

@@ -34,8 +34,8 @@ class Target:
 class Drafter:
     cost: DrafterCost
 
-    def ms(self, first: Pass, passes: int) -> float:
-        return 1e3 * self.cost.seconds(_shape(first), passes)
+    def ms(self, first: Pass, passes: int, width: int = 1) -> float:
+        return 1e3 * self.cost.seconds(_shape(first), passes, width)
 
 
 def target(part: Mapping[str, Any], graph_tokens: int | None) -> Target:

@@ -50,9 +50,10 @@ class Pass:
         prompts = sum(chunk for chunk, _ in self.prompts)
         return (self.tokens - prompts) / self.requests if self.requests else 1.0
 
-    def of_one_token(self) -> Pass:
-        """A draft's later pass: a token for each request that decodes."""
-        return Pass(self.requests, self.requests, self.context, self.requests)
+    def later(self, width: int) -> Pass:
+        """A draft's later pass: `width` nodes of each request that decodes."""
+        tokens = width * self.requests
+        return Pass(tokens, self.requests, self.context, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +96,21 @@ class TargetTimes(Protocol):
 
 
 class DrafterTimes(Protocol):
-    def ms(self, first: Pass, passes: int) -> float: ...
+    def ms(self, first: Pass, passes: int, width: int = 1) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Passes:
-    """A drafter whose every token is a pass: the first over what it is fed, the others over a token a request."""
+    """A drafter whose every depth is a pass: the first over what it is fed, the others over a depth of each request's
+    tree."""
 
     forward: Forward
     fusion: Curve | None = None
     """Of a head: what its first pass costs beyond a pass."""
 
-    def ms(self, first: Pass, passes: int) -> float:
+    def ms(self, first: Pass, passes: int, width: int = 1) -> float:
         once = self.forward.ms(first, padded(first)) + (self.fusion(first.tokens) if self.fusion else 0.0)
-        later = first.of_one_token()
+        later = first.later(width)
         return once + max(0, passes - 1) * self.forward.ms(later, padded(later))
 
 
@@ -117,7 +119,7 @@ class Lookup:
     constant_ms: float
     request_ms: float
 
-    def ms(self, first: Pass, passes: int) -> float:  # noqa: ARG002
+    def ms(self, first: Pass, passes: int, width: int = 1) -> float:  # noqa: ARG002
         return self.constant_ms + self.request_ms * first.requests
 
 
@@ -144,9 +146,9 @@ class World:
         """Seconds of the target's pass, sampling included."""
         return self.target.ms(one, self._tokens(one)) / 1e3
 
-    def draft_s(self, drafter: str, first: Pass, passes: int) -> float:
-        """Seconds of a drafter that is fed `first` and proposes `passes` tokens; 0: its first pass alone."""
-        return self.drafters[drafter].ms(first, passes) / 1e3
+    def draft_s(self, drafter: str, first: Pass, passes: int, width: int = 1) -> float:
+        """Seconds of a drafter that is fed `first` and proposes trees of `passes` depths; 0: its first pass alone."""
+        return self.drafters[drafter].ms(first, passes, width) / 1e3
 
     def _tokens(self, one: Pass) -> int:
         fits = self.graph_tokens is not None and one.tokens <= self.graph_tokens

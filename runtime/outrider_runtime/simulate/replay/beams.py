@@ -1,0 +1,74 @@
+"""A recorded beam as narrower and shallower ones. Shapes: N requests, K depths, W places at a depth, M nodes."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_runtime.control.batch import Bools, Floats, Ints
+from outrider_runtime.control.forest import ROOT
+from outrider_runtime.simulate.recording import LOG_ODDS, Trees
+
+
+class Table(NamedTuple):
+    """Proposals of N requests by depth and place; all (N, K, W)."""
+
+    there: Bools
+    parent: Ints
+    """The place at the depth before; 0 for the first depth."""
+    confidence: Floats
+    right: Bools
+    """On the way that the target takes."""
+
+    @property
+    def nodes(self) -> tuple[Ints, Ints, Ints, Ints, Floats]:
+        """Request, parent, depth, rank and confidence of each node, (M,) each, as `Forest` has them."""
+        request, depth, place = np.nonzero(self.there)
+        number = np.full(self.there.shape, ROOT)
+        number[self.there] = np.arange(len(request))
+        above = np.where(depth > 0, number[request, depth - 1, self.parent[request, depth, place]], ROOT)
+        return request, above, depth + 1, ranks(request, above), self.confidence[self.there]
+
+
+def ranks(request: Ints, parent: Ints) -> Ints:
+    """(M,): how many children of its parent stand before each node."""
+    key = request * (len(parent) + 1) + parent + 1
+    order = np.argsort(key, kind="stable")
+    of_key = key[order]
+    first = np.concatenate(([True], of_key[1:] != of_key[:-1]))[: len(key)]
+    begins = np.maximum.accumulate(np.where(first, np.arange(len(key)), 0))
+    found = np.empty(len(key), np.int64)
+    found[order] = np.arange(len(key)) - begins
+    return found
+
+
+class Beams:
+    """Of one drafter. P positions of the recording."""
+
+    def __init__(self, trees: Trees) -> None:
+        self._trees = trees
+        self.widest = trees.parent.shape[2]
+
+    @cached_property
+    def kept(self) -> NDArray[np.bool_]:
+        """(W+1, P, K, W): the nodes of a beam of each width: at each depth the likeliest of those recorded whose
+        parents are in it. Where the wide beam spent its places on others, a narrow one is recorded thinner than it
+        would have been."""
+        parent = self._trees.parent.astype(np.int64)
+        found = np.zeros((self.widest + 1, *parent.shape), bool)
+        for width in range(1, self.widest + 1):
+            found[width, :, 0, :width] = True
+            for depth in range(1, parent.shape[1]):
+                hangs = np.take_along_axis(found[width, :, depth - 1], parent[:, depth], 1)
+                found[width, :, depth] = hangs & (hangs.cumsum(1) <= width)
+        return found
+
+    def table(self, at: Ints, lengths: Ints, width: int) -> Table:
+        """At N positions `at`, cut to `lengths` (N,)."""
+        trees, depths = self._trees, self._trees.parent.shape[1]
+        there = self.kept[width, at] & (np.arange(depths) < lengths[:, None])[:, :, None]
+        right = trees.on_path[at][:, :, None] == np.arange(self.widest)
+        return Table(there, trees.parent[at].astype(np.int64), trees.confidence[at] * (LOG_ODDS / 127), right)
