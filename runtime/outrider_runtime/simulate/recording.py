@@ -127,15 +127,93 @@ def lifted(recording: Recording, acceptance: float, seed: int) -> Recording:
     nodes `acceptance`. Lookups stay as they are.
     """
     rng = np.random.default_rng([seed, round(acceptance * 1000)])
-    depth = recording.depth.copy()
+    depth, trees = recording.depth.copy(), dict(recording.trees)
     for number, name in enumerate(recording.drafters):
         if name == "lookup":
             continue
         share = next((share for ending, share in LESS_COVERED.items() if name.endswith(ending)), 1.0)
         odds = recording.confidence[number].astype(np.float64) * (LOG_ODDS / 127 * STEEPNESS)  # (positions, DEPTH)
-        chance = _sigmoid(odds + _offset(odds[:, 0], acceptance * share))
-        depth[number] = (rng.random(odds.shape) < chance).cumprod(1).sum(1)
-    return replace(recording, depth=depth)
+        offset = _offset(odds[:, 0], acceptance * share)
+        hits = rng.random(odds.shape) < _sigmoid(odds + offset)
+        depth[number] = hits.cumprod(1).sum(1)
+        if name in trees:
+            draws = np.random.default_rng([seed, number, round(acceptance * 1000)])
+            trees[name] = _lifted_trees(trees[name], hits, offset, draws)
+    return replace(recording, depth=depth, trees=trees)
+
+
+def _lifted_trees(trees: Trees, hits: NDArray[np.bool_], offset: float, rng: np.random.Generator) -> Trees:
+    """Only the true token moves, to rank 1: there as the chain's `hits` (P, DEPTH) say, and beside the chain as likely.
+    Where it does not, it is what was recorded; what was not recorded is drawn as often as it was where it was."""
+    shares = later_shares(trees)
+    odds = trees.confidence.astype(np.float64) * (LOG_ODDS / 127)
+    on_path = np.full_like(trees.on_path, OFF_PATH)
+    place = np.zeros(len(on_path), np.int64)
+    chain, recorded, alive = (np.ones(len(on_path), bool) for _ in range(3))
+    rows = np.arange(len(on_path))
+    for depth in range(on_path.shape[1]):
+        children = _children(trees, depth, place)
+        first, any_child = children.argmax(1), children.any(1)
+        sure = _sigmoid(STEEPNESS * odds[rows, depth, first] + offset)
+        hit = np.where(chain, hits[:, depth], rng.random(len(rows)) < sure) & any_child
+        was = trees.on_path[:, depth].astype(np.int64)
+        drawn = _drawn_later(children, odds[:, depth], shares, rng)
+        later = np.where(recorded & (was != first), was, drawn)
+        place = np.where(hit, first, later)
+        alive &= any_child & (place != OFF_PATH)
+        place = np.where(alive, place, 0)
+        on_path[:, depth] = np.where(alive, place, OFF_PATH)
+        chain &= hit
+        recorded &= was == place
+    return Trees(trees.parent, trees.confidence, on_path)
+
+
+def _children(trees: Trees, depth: int, place: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """(P, WIDTH): nodes of a depth whose parent is at `place` (P,) of the depth before."""
+    if depth == 0:
+        return np.ones(trees.parent.shape[::2], bool)
+    return np.asarray(trees.parent[:, depth] == place[:, None])
+
+
+def _conditional(children: NDArray[np.bool_], odds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(P, WIDTH): what the drafter says of each child but the first one, given that that is wrong; 0 for others."""
+    said, first = _sigmoid(odds), children.argmax(1)
+    doubt = np.maximum(1 - said[np.arange(len(said)), first], 1e-4)
+    found = np.where(children, said / doubt[:, None], 0.0)
+    found[np.arange(len(said)), first] = 0.0
+    return found
+
+
+def _rank(children: NDArray[np.bool_]) -> NDArray[np.int64]:
+    return np.asarray(children.cumsum(1) - 1)
+
+
+def later_shares(trees: Trees) -> NDArray[np.float64]:
+    """(WIDTH,): by rank among siblings, how often the target took a later child, by what its drafter said, where the
+    first one was wrong."""
+    odds = trees.confidence.astype(np.float64) * (LOG_ODDS / 127)
+    said, took = np.full(trees.parent.shape[2], 1e-9), np.zeros(trees.parent.shape[2])
+    place, alive = np.zeros(len(odds), np.int64), np.ones(len(odds), bool)
+    for depth in range(odds.shape[1]):
+        children, was = _children(trees, depth, place), trees.on_path[:, depth].astype(np.int64)
+        trial = alive & children.any(1) & (was != children.argmax(1))
+        chance, rank = _conditional(children, odds[:, depth]), _rank(children)
+        for number in range(1, len(said)):
+            of_rank = children & (rank == number) & trial[:, None]
+            said[number] += chance[of_rank].sum()
+            took[number] += (of_rank & (np.arange(len(said)) == was[:, None])).sum()
+        alive &= was != OFF_PATH
+        place = np.where(alive, was, 0)
+    return np.asarray(took / said)
+
+
+def _drawn_later(
+    children: NDArray[np.bool_], odds: NDArray[np.float64], shares: NDArray[np.float64], rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """(P,): a later child, or OFF_PATH."""
+    chances = _conditional(children, odds) * np.where(children, shares[np.maximum(_rank(children), 0)], 0.0)
+    above = rng.random(len(chances))[:, None] < chances.cumsum(1)
+    return np.where(above.any(1), above.argmax(1), OFF_PATH)
 
 
 def _offset(odds: NDArray[np.float64], mean: float) -> float:
