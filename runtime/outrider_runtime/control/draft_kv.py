@@ -27,6 +27,8 @@ SHORT_TOKENS = 256
 """Of holes that may be closed to find out what that buys."""
 LEAST_CHUNK_TOKENS = 32
 """A part of a hole that is shorter would mostly pay for the call, and the hole grows at every step."""
+STEP_TOKENS = 2.0
+"""That a request is taken to be given in a step that speculates."""
 HOLD_LOOKS = 8
 """Looks in a row at which nobody asks a drafter before it is gated."""
 
@@ -36,14 +38,14 @@ class DraftKV:
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._idle = np.zeros(len(drafters), np.int64)
-        self._kv = np.array([drafter.needs_kv for drafter in drafters], dtype=bool)
+        self.models = np.array([drafter.needs_kv for drafter in drafters], dtype=bool)
         self._hidden = np.array([drafter.needs_hidden for drafter in drafters], dtype=bool)
-        self.any_kv = bool(self._kv.any())
+        self.any_kv = bool(self.models.any())
 
     @property
     def gated(self) -> Bools:
         """(D,): the drafters that read and are not fed."""
-        return np.asarray((self._kv | self._hidden) & (self._idle >= HOLD_LOOKS))
+        return np.asarray((self.models | self._hidden) & (self._idle >= HOLD_LOOKS))
 
     def look(self, passes: Ints) -> None:
         """One decision by goodput. passes: (D,), as they would be chosen if no cache had a hole."""
@@ -51,22 +53,26 @@ class DraftKV:
 
     def holes(self, batch: Batch, rows: Ints, most: int = HOLE_TOKENS) -> Bools:
         """(D, N): more is missing than `most` tokens, and the drafter proposes junk over it."""
-        return np.asarray((batch.missing[:, rows] > most) & self._kv[:, None])
+        return np.asarray((batch.missing[:, rows] > most) & self.models[:, None])
 
-    def closing(self, batch: Batch, rows: Ints, whole: Choice, now: Choice, token_s: Floats, rate: float) -> Ints:
+    def closing(self, batch: Batch, rows: Ints, whole: Choice, now: Choice, without: Choice, costs: Floats) -> Ints:
         """(D, N): tokens, from the first missing one on, that draft models run over at the end of this step so that
         they can serve who has a hole. What the step's budget of tokens does not hold is left for later ones.
 
-        whole: the choice if nobody's cache had a hole; now: as things are. token_s: (D,), of a token in a first pass.
+        whole: the choice if nobody's cache had a hole; now: as things are; without: if no draft model were there.
+        costs: (D, N), tokens that feeding a drafter with all that it misses of a request is worth.
+
+        A newcomer must be worth it beside those that are served, and those that are served on average: or else each
+        of them would be fed for passes that run anyway, and all together would not pay for the passes.
         """
-        feed = np.zeros((len(token_s), len(rows)), np.int64)
-        wanted = self.holes(batch, rows) & ((whole.asked[:, None] == np.arange(len(token_s))[:, None]).any(axis=0))
+        feed = np.zeros(costs.shape, np.int64)
+        asks = (whole.asked[:, None] == np.arange(len(costs))[:, None]).any(axis=0) & self.models[:, None]  # (D, N)
+        wanted = asks & self.holes(batch, rows)
         if not wanted.any():
             return feed
-        gain = (whole.value - now.value) / wanted.sum()  # tokens a step, for each of the newcomers
-        steps = expected_rest(batch.left[rows].astype(float), batch.emitted[rows].astype(float)) / 2
-        costs = rate * token_s[:, None] * batch.missing[:, rows]
-        pays = wanted & (gain * steps > costs)
+        beside, on_average = whole.value - now.value, whole.value - without.value
+        gain = min(beside / wanted.sum(), on_average / asks.sum())  # tokens a step, for each of the newcomers
+        pays = wanted & (gain * _steps_left(batch, rows) > costs)
         room = batch.token_budget
         for drafter, row in sorted(np.argwhere(pays).tolist(), key=lambda one: float(costs[one[0], one[1]])):
             missing = int(batch.missing[drafter, rows[row]])
@@ -76,11 +82,21 @@ class DraftKV:
                 room -= chunk
         return feed
 
+    def pays(self, batch: Batch, rows: Ints, closing: Ints, costs: Floats, gain: float) -> bool:
+        """Whether `closing`, all of it, brings more than it costs: `gain` tokens a step for those that are fed."""
+        fed = closing > 0
+        return bool(gain * _steps_left(batch, rows)[fed.any(axis=0)].mean() > costs[fed].sum())
+
     def feed(self, batch: Batch, passes: Ints, closing: Ints, usable: Bools, *, always: bool) -> Ints:
         """(D, N): all that drafters run over. passes: (D,), who proposes; closing: (D, N), who has a hole closed, or a
         part of one; usable: (D,). always: whoever can be fed, is."""
         missing, reads = np.ascontiguousarray(batch.missing), self._hidden & (self._idle < HOLD_LOOKS)
-        return _feed(missing, batch.prompt, passes, closing, reads, self._kv, self._hidden, usable, always)
+        return _feed(missing, batch.prompt, passes, closing, reads, self.models, self._hidden, usable, always)
+
+
+def _steps_left(batch: Batch, rows: Ints) -> Floats:
+    """(N,): steps that answers are taken to go on for."""
+    return expected_rest(batch.left[rows].astype(float), batch.emitted[rows].astype(float)) / STEP_TOKENS
 
 
 @compiled
@@ -93,7 +109,7 @@ def _feed(
         feed[d] = closing[d]
         for i in range(missing.shape[1]):
             if prompt[i] > 0:
-                now = reads[d] or passes[d] > 0
+                now = reads[d] or (hidden[d] and passes[d] > 0)
             else:
                 now = passes[d] > 0 and (hidden[d] or missing[d, i] <= HOLE_TOKENS)
             if (kv[d] or hidden[d]) and (now or always):

@@ -238,7 +238,8 @@ def _price(
 
 @compiled
 def _draft_columns(
-    costs: Floats, passes: Bools, reads: Bools, budgets: Floats, context: float, decoding: float, prompts: float
+    costs: Floats, passes: Bools, reads: Bools, hidden: Bools, budgets: Floats, context: float, decoding: float,
+    prompts: float,
 ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
     """See `Latency.draft_columns`. costs: (D, 2, 8)."""
     drafters = len(costs)
@@ -248,9 +249,30 @@ def _draft_columns(
         shape = nobody if budgets[d] > 0.0 else whole
         once = pass_s(costs[d, 0], shape, 0.0)
         each_s[d] = (token_s(costs[d, 0], decoding) + token_s(costs[d, 1], decoding)) * reads[d]
-        first_s[d] = once + pass_s(costs[d, 1], shape, 0.0) + each_s[d] * prompts
+        first_s[d] = once + pass_s(costs[d, 1], shape, 0.0) + _fed_s(costs[d], decoding, prompts * hidden[d])
         more_s[d] = once * passes[d]
     return first_s, more_s, each_s
+
+
+@compiled
+def _fed_s(costs: Floats, decoding: float, tokens: float) -> float:
+    """Seconds by which a first pass over `decoding` tokens grows with so many more: mostly above the knee, which a
+    token alone is not. costs: (2, 8) of a drafter."""
+    seconds = 0.0
+    for cost in costs:
+        bent = max(0.0, decoding + tokens - cost[KNEE]) - max(0.0, decoding - cost[KNEE])
+        seconds += cost[BATCHED] * tokens + cost[ABOVE] * bent
+    return seconds
+
+
+@compiled
+def _feeding_s(costs: Floats, reads: Bools, decoding: float, missing: Ints) -> Floats:
+    """See `Latency.feeding_s`. costs: (D, 2, 8)."""
+    seconds = np.zeros(missing.shape)
+    for d in np.flatnonzero(reads):
+        for i in range(missing.shape[1]):
+            seconds[d, i] = _fed_s(costs[d], decoding, float(missing[d, i]))
+    return seconds
 
 
 @compiled
@@ -361,6 +383,7 @@ class Latency:
         self._graph = math.inf if settings.largest_graph_tokens is None else float(settings.largest_graph_tokens)
         self._passes = np.array([_passes(one, model.drafters) for one in settings.drafters], dtype=bool)
         self._reads = np.array([one.reads for one in settings.drafters], dtype=bool)
+        self._hidden = np.array([one.needs_hidden for one in settings.drafters], dtype=bool)
         self._budgets = np.array([float(one.kv_budget or 0) for one in settings.drafters])
         self._learned = LearnedCost()
         self._target_sums, self._target_values = np.zeros(5), np.ones(2)
@@ -414,7 +437,14 @@ class Latency:
         """Three (D,) of seconds: the first pass over a token a request, or a call, and over `prompts` tokens; each pass
         more; a token in a first pass, of those that read. Of one with a budget, what a pass takes without requests."""
         budgets = self._budgets
-        return _draft_columns(self._draft_costs, self._passes, self._reads, budgets, context, decoding, prompts)
+        return _draft_columns(
+            self._draft_costs, self._passes, self._reads, self._hidden, budgets, context, decoding, prompts
+        )
+
+    def feeding_s(self, missing: Ints, decoding: float) -> Floats:
+        """(D, N): seconds by which a first pass over `decoding` tokens grows with all that is `missing` (D, N) of one
+        request; 0 of drafters that read nothing."""
+        return _feeding_s(self._draft_costs, self._reads, decoding, missing)
 
     def wide_pass_s(self, context: float, decoding: float, widest: int) -> Floats:
         """(D, W): seconds of each pass after the first, by the width of the trees, 1..W; 0 of one without passes."""

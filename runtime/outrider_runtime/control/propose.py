@@ -6,7 +6,7 @@ import numpy as np
 
 from outrider_runtime.control import trees
 from outrider_runtime.control.acceptance import OF_THIS_STEP
-from outrider_runtime.control.batch import NOBODY, Batch, Floats, Ints
+from outrider_runtime.control.batch import NOBODY, Batch, Bools, Floats, Ints
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.cost import next_step, this_step, without_prompts
 from outrider_runtime.control.draft_kv import SHORT_TOKENS, DraftKV
@@ -145,16 +145,20 @@ class Propose:
         if not self._kv.any_kv or self._evidence.probes.off or not self._kv.holes(batch, rows).any():
             self._look_at_gates(rows, choice)
             return choice, pool, None
-        if self._since_look < LOOK_EVERY_STEPS and not choice.runs:
+        if self._since_look < LOOK_EVERY_STEPS and not choice.passes[self._kv.models].any():
             return choice, pool, None
         self._since_look = 0
         whole = choose(pool._replace(paths=paths))
         self._look_at_gates(rows, whole)
-        closing = self._kv.closing(batch, rows, whole, choice, pool.token_s, pool.price.rate)
-        fed = closing >= batch.missing[:, rows]
-        served = (pool.paths > 0) | ((closing > 0) & fed)[:, :, None]
-        pool = pool._replace(paths=np.where(served, paths, 0.0))
-        return (choose(pool) if closing.any() else choice), pool, closing
+        without = choose(pool._replace(paths=np.where(self._kv.models[:, None, None], 0.0, paths)))
+        costs = pool.price.rate * self._evidence.latency.feeding_s(batch.missing[:, rows], float(len(rows)))
+        closing = self._kv.closing(batch, rows, whole, choice, without, costs)
+        after = choose(_served(pool, paths, closing > 0)) if closing.any() else choice
+        if not closing.any() or not self._kv.pays(batch, rows, closing, costs, after.value - choice.value):
+            return choice, pool, None
+        at_once = (closing > 0) & (closing >= batch.missing[:, rows])
+        pool = _served(pool, paths, at_once)
+        return (after if at_once.sum() == np.count_nonzero(closing) else choose(pool)), pool, closing
 
     def _look_at_gates(self, rows: Ints, choice: Choice) -> None:
         if len(rows) and not choice.for_slo and not self._evidence.probes.off:
@@ -251,6 +255,11 @@ class Propose:
 
     def _nothing(self, requests: int) -> Choice:
         return nobody(len(self._drafters), requests, 0.0)
+
+
+def _served(pool: Pool, paths: Floats, more: Bools) -> Pool:
+    """The pool with `more` (D, N) requests that its drafters can serve; paths: as if no cache had a hole."""
+    return pool._replace(paths=np.where((pool.paths > 0) | more[:, :, None], paths, 0.0))
 
 
 @compiled

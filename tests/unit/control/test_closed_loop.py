@@ -230,6 +230,26 @@ def test_a_draft_model_comes_back_when_the_lookup_that_did_better_finds_nothing(
     assert np.mean([record.passes[0] for record in running.run(50)]) >= 2
 
 
+def test_a_draft_model_is_fed_for_passes_that_pay_for_it_with_the_others():
+    """Beside a lookup that serves half of the requests it brings about as much as reading their prompts costs: it is
+    not kept fed by passes that run anyway, nor by calls after which nobody asks it."""
+    bent = DrafterCost(
+        StepCost(per_batched_token_s=2e-6, per_batched_token_above_knee_s=2e-5, knee_tokens=64, constant_s=2.6e-3)
+    )
+    one = world(
+        lambda drafter, _number, _depth: np.where(drafter == 1, 0.9, 0.7),
+        pass_s={0: linear(2.6e-3, 2e-6, knee=64, above=2e-5), 1: linear(1e-4, 0.0)},
+        hit=lambda drafter, number: np.where(drafter == 1, number % 2, 1.0),
+    )
+    pool, known = (DRAFT, LOOKUP), model(names=("draft",), passes=bent)
+    running = Engine(one, controller(pool, known), load=24, prompt=300, output=96)
+    records = running.run(600)[200:]
+    wasted = [record for record in records if record.fed and not record.passes[0]]
+    assert sum(record.seconds for record in wasted) < 0.02 * sum(record.seconds for record in records)
+    lookup = Engine(one, controller((LOOKUP,), known), load=24, prompt=300, output=96)
+    assert goodput(records) > 0.97 * goodput(lookup.run(600)[200:])
+
+
 def test_a_head_reads_the_first_prompts():
     """What it brings is not known yet, and a prompt cannot be read later."""
     running = Engine(world(0.9), controller((EAGLE,), model()), load=4, prompt=400)

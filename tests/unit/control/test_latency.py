@@ -45,6 +45,21 @@ def observe_draft(one: Latency, seconds: float) -> bool:
     return one.observe_drafts(plan, np.full(8, 1000), np.array([seconds]))
 
 
+def test_what_a_draft_is_fed_of_a_prompt_costs_what_tokens_beyond_its_knee_cost():
+    """A token alone is below the knee, a prompt is not."""
+    passes = DrafterCost(
+        StepCost(per_batched_token_s=2e-6, per_batched_token_above_knee_s=8e-6, knee_tokens=64, constant_s=1e-3)
+    )
+    draft = Drafter("draft", passes=True, needs_kv=True)
+    one = Latency(LatencyModel(dict.fromkeys(ExecutionMode, TARGET), {"draft": passes}), Settings((draft,), 5, 16))
+    fed_s = one.feeding_s(np.array([[0, 20, 300]]), 40.0)[0]
+    expected = [
+        passes.seconds(Shape(0, 40 + tokens, 40, 0), 1) - passes.seconds(Shape(0, 40, 40, 0), 1)
+        for tokens in (0, 20, 300)
+    ]
+    assert fed_s == pytest.approx(expected)
+
+
 def test_a_step_costs_what_the_profile_says_across_the_knee():
     """a*N_context + g1*N_batched + g2*max(0, N_batched - knee) + d, for every number of proposals."""
     found = price(latency(), 32).ragged_s
