@@ -67,12 +67,7 @@ class Applier:
         if live is None or uid_of(live) != uid_of(document):
             raise ObserveAgain(f"{kind.kind} {namespace}/{name} is another one by now")
         claimed = await self._claim(kind, live)
-        try:
-            applied = await self._api.apply(_following(document, live, claimed))
-        except ApiError as error:
-            if error.conflict and "resourceVersion" in document["metadata"]:
-                raise ObserveAgain(error.message) from None
-            raise
+        applied = await self._api.apply(_following(document, live, claimed))
         logger.info("Applied %s %s/%s", kind.kind, namespace, name)
         self._remember(kind, applied)
 
@@ -142,6 +137,8 @@ async def _answer(write: Write, kind: str, name: str, action: Coroutine[None, No
     except ApiError as error:
         if error.busy:
             raise
+        if error.conflict:  # with a writer of the object, or of the quota that counts it
+            raise ObserveAgain(error.message) from None
         logger.warning("%s %s was refused: %s", kind, name, error)
         return Rejection(kind, name, component_of(write), error.message or str(error), fingerprint(write))
     return None

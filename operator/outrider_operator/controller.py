@@ -31,8 +31,10 @@ from outrider_operator.work_queue import CHILD_CHANGE_S, OWN_CHANGE_S, SHARED_CH
 
 logger = logging.getLogger(__name__)
 
-WORKERS = 16
+WORKERS = 48
 """A reconcile waits for the API server most of its time: with few, a burst of services waits one after the other."""
+MOST_OF_A_NAMESPACE = 16
+"""At work at once."""
 
 
 class Controller:
@@ -43,7 +45,7 @@ class Controller:
     ) -> None:
         self._configuration = configuration
         self._api = api
-        self._queue = WorkQueue()
+        self._queue = WorkQueue(MOST_OF_A_NAMESPACE)
         self._cache = Cache()
         telemetry.SERVICES.set_function(partial(self._cache.count, kinds.SERVICE))
         self._supervisor = Supervisor()

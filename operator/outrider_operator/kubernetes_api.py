@@ -33,6 +33,8 @@ MOST_EVENT = 4 * 1024 * 1024
 """Bytes in an event of a watch. An object may take more: JSON spells a `<` in six."""
 WATCH_TIMEOUT_S = 240
 _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30)
+# The server gives up after a minute, whatever its webhooks take: it answers then, and names the one that was slow.
+_WRITE_TIMEOUT = aiohttp.ClientTimeout(total=65, sock_connect=10)
 # The server sends a bookmark about every minute: a stream that is silent for much longer is dead.
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=WATCH_TIMEOUT_S + 30, sock_read=150)
 APPLY_PATCH = "application/apply-patch+yaml; charset=utf-8"
@@ -41,6 +43,8 @@ STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _JSON = "application/json"
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_DENIED = "admission webhook"
+"""How the message of a denial begins. The webhook may choose any status for it: one of a busy server, or a 404."""
 _STRICT = ("fieldValidation", "Strict")
 _SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -243,7 +247,7 @@ class KubernetesApi:
 
     async def _write(self, verb: str, document: Object, method: str, path: str, body: Any, **options: Any) -> Object:
         telemetry.WRITES.labels(verb=verb, kind=document["kind"]).inc()
-        return await self._request(method, path, body=body, **options)
+        return await self._request(method, path, body=body, timeout=_WRITE_TIMEOUT, **options)
 
     async def _request(self, method: str, path: str, **options: Any) -> Object:
         response = await self._send(method, path, **options)
@@ -306,6 +310,9 @@ def _error(status: int, body: str) -> ApiError:
     """The API server answers with a `Status` document; a proxy in front of it may answer with anything."""
     try:
         document = json.loads(body)
-        return ApiError(status, str(document.get("reason", "")), str(document.get("message", "")))
+        reason, message = str(document.get("reason", "")), str(document.get("message", ""))
     except (ValueError, AttributeError):
         return ApiError(status, "", body[:200])
+    if message.startswith(_DENIED):
+        return ApiError(403, "Forbidden", message)
+    return ApiError(status, reason, message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from outrider_operator import telemetry
@@ -45,11 +46,17 @@ class WorkQueue:
     """Keys that wait for a reconcile, those first whose patience ends first.
 
     A key that is added while it is being worked on runs once more afterwards: the worker may have read the
-    state before that change.
+    state before that change. Of one namespace no more than `most_at_once` are worked on: where each write takes long (a
+    webhook of that namespace that does not answer), the others' turn comes all the same.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_at_once: int) -> None:
+        self._most_at_once = most_at_once
         self._heap: list[_Wait] = []
+        self._parked: defaultdict[str, list[_Wait]] = defaultdict(list)
+        """Heaps of those whose turn came while their namespace had enough at work."""
+        self._at_work: Counter[str] = Counter()
+        """By namespace."""
         self._waits: dict[Key, _Wait] = {}
         """The one that counts for each key; others in the heap were overtaken."""
         self._running: dict[Key, float] = {}
@@ -88,6 +95,7 @@ class WorkQueue:
             self._added.clear()
             await self._added.wait()
         self._running[waits.key] = waits.patience_s
+        self._at_work[waits.key.namespace] += 1
         telemetry.QUEUE_LENGTH.set(len(self._waits))
         telemetry.WAIT_SECONDS.observe(asyncio.get_running_loop().time() - waits.added)
         return waits.key
@@ -102,7 +110,7 @@ class WorkQueue:
         As patiently as before: who waited for this look still does.
         """
         delay_s = self._backoffs.setdefault(key, Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)).next_s()
-        patience_s = self._running.get(key, SHARED_CHANGE_S)
+        patience_s = self._running[key]
         self._release(key)
         self.add_after(key, delay_s, patience_s)
         return delay_s
@@ -112,18 +120,38 @@ class WorkQueue:
         self.add(key, patience_s)
 
     def _release(self, key: Key) -> None:
-        self._running.pop(key, None)
+        del self._running[key]
+        self._at_work[key.namespace] -= 1
         if key in self._waits:
             self._put(key)
+        self._unpark(key.namespace)
 
     def _put(self, key: Key) -> None:
         heapq.heappush(self._heap, self._waits[key])
         telemetry.QUEUE_LENGTH.set(len(self._waits))
         self._added.set()
 
+    def _unpark(self, namespace: str) -> None:
+        """The next of those that waited for one of their namespace to be done."""
+        parked = self._parked[namespace]
+        while parked:
+            waits = heapq.heappop(parked)
+            if self._counts(waits):
+                self._put(waits.key)
+                break
+        if not parked:
+            del self._parked[namespace]
+
     def _pop(self) -> _Wait | None:
         while self._heap:
             waits = heapq.heappop(self._heap)
-            if self._waits.get(waits.key) is waits:
+            if not self._counts(waits):
+                continue
+            if self._at_work[waits.key.namespace] < self._most_at_once:
                 return self._waits.pop(waits.key)
+            heapq.heappush(self._parked[waits.key.namespace], waits)
         return None
+
+    def _counts(self, waits: _Wait) -> bool:
+        """False of one that was overtaken by another of its key."""
+        return self._waits.get(waits.key) is waits

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
+import uuid
 from collections.abc import Callable, Generator
+from functools import partial
+from pathlib import Path
 
 import pytest
+from outrider_operator.controller import MOST_OF_A_NAMESPACE
 from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, KUBERNETES_SERVICE, SERVICE
 
 from tests.cluster.cluster import Cluster
+from tests.operator import manifests, webhook
 from tests.operator.client import Client, RefusedError, Service, uids, wait_for
 from tests.operator.conftest import Make
 from tests.operator.manifests import environment
 
 pytestmark = pytest.mark.cluster
 
-BROKEN_WEBHOOK = "tests-broken.outrider.dev"
+BROKEN_WEBHOOK = "tests-broken"
 
 
 Refuse = Callable[[str, str, str], None]
 """refuse(group, resource, expression): HTTP 500 for the objects that the CEL expression is true of."""
+
+
+Slow = tuple[str, webhook.HoldingWebhook]
+"""A namespace and its webhook."""
 
 
 @pytest.fixture
@@ -26,24 +36,31 @@ def refuse(cluster: Cluster, namespace: str) -> Generator[Refuse, None, None]:
     """A webhook that nobody answers, for objects of the module's namespace."""
 
     def add(group: str, resource: str, expression: str) -> None:
-        operations = ["CREATE", "UPDATE"]
-        rule = {"apiGroups": [group], "apiVersions": ["v1"], "operations": operations, "resources": [resource]}
-        webhook = {
-            "name": BROKEN_WEBHOOK,
-            "rules": [rule],
-            "matchConditions": [{"name": "marked", "expression": expression}],
-            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
-            "clientConfig": {"url": "https://127.0.0.1:9/"},
-            "failurePolicy": "Fail",
-            "sideEffects": "None",
-            "admissionReviewVersions": ["v1"],
-            "timeoutSeconds": 1,
-        }
-        kind = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration"}
-        cluster.apply({**kind, "metadata": {"name": BROKEN_WEBHOOK}, "webhooks": [webhook]})
+        conditions = [{"name": "marked", "expression": expression}]
+        nobody = {"url": "https://127.0.0.1:9/"}
+        webhook.configure(
+            cluster, BROKEN_WEBHOOK, namespace, nobody, group=group, resource=resource, matchConditions=conditions,
+            timeoutSeconds=1,
+        )  # fmt: skip
 
     yield add
-    cluster.kubectl("delete", "validatingwebhookconfiguration", BROKEN_WEBHOOK, "--ignore-not-found")
+    cluster.kubectl("delete", webhook.KIND, BROKEN_WEBHOOK, "--ignore-not-found")
+
+
+@pytest.fixture
+def slow(cluster: Cluster, tmp_path: Path) -> Generator[Slow, None, None]:
+    """A namespace in which nothing of Outrider's is written before its webhook is released."""
+    name = f"slow-{uuid.uuid4().hex[:4]}"
+    ours = "'app.kubernetes.io/managed-by' in object.metadata.?labels.orValue({})"
+    with webhook.HoldingWebhook(cluster.machine_address, tmp_path) as holding:
+        conditions = [{"name": "ours", "expression": ours}]
+        webhook.configure(
+            cluster, name, name, holding.client, group="", resource="*", matchConditions=conditions, timeoutSeconds=30
+        )
+        cluster.kubectl("create", "namespace", name)
+        yield name, holding
+    cluster.kubectl("delete", webhook.KIND, name)
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
 
 
 def test_a_revision_map_that_a_quota_refuses_is_not_rolled_out(make: Make, cluster: Cluster, namespace: str) -> None:
@@ -73,7 +90,7 @@ def test_a_service_that_another_made_is_not_taken_over(
     assert BROKEN_WEBHOOK in ours.wait("SpecValid", "False", "ChildRejected")["message"]
     theirs = {"metadata": {"name": "taken", "namespace": namespace}, "spec": {"ports": [{"port": 1234}]}}
     made = client.create(KUBERNETES_SERVICE, theirs)
-    cluster.kubectl("delete", "validatingwebhookconfiguration", BROKEN_WEBHOOK)
+    cluster.kubectl("delete", webhook.KIND, BROKEN_WEBHOOK)
     ours.wait("SpecValid", "False", "NameConflict")
     client.delete(SERVICE, namespace, "taken")
     wait_for("the Deployment to go", lambda: client.get(DEPLOYMENT, namespace, "taken") is None)
@@ -97,6 +114,29 @@ def test_a_template_that_the_api_server_fails_on_keeps_nothing_else_away(make: M
     service.patch({"engine": {"env": environment()}})
     service.wait_updated()
     assert service.condition("SpecValid")["status"] == "True"
+
+
+def test_a_webhook_that_takes_its_time_holds_up_its_own_namespace_only(slow: Slow, make: Make, client: Client) -> None:
+    """Services whose writes hang had every worker of the operator, and a neighbour got no status. The denial that comes
+    at last is told, though it has the status of a busy server."""
+    namespace, holding = slow
+    names = [f"s-{number}" for number in range(MOST_OF_A_NAMESPACE + 4)]
+    for name in names:
+        client.create(SERVICE, manifests.service(name, namespace, replicas=0, profiling={"mode": "Skip"}))
+    wait_for("calls that hang", lambda: holding.waiting >= MOST_OF_A_NAMESPACE)
+    numbers = itertools.count()
+
+    def waits_for_nobody() -> bool:
+        """On a busy machine a call may be given up meanwhile: then another neighbour is looked at."""
+        before = holding.given_up
+        neighbour = make(f"neighbour-{next(numbers)}", replicas=0, profiling={"mode": "Skip"})
+        wait_for("its conditions", lambda: neighbour.read().get("status"))
+        return before == holding.given_up
+
+    wait_for("a neighbour that waits for nobody", waits_for_nobody)
+    holding.release()
+    for name in names:
+        wait_for("the denial", partial(_says, Service(client, namespace, name), "SpecValid", "the policy says no"))
 
 
 def test_a_quota_on_pods_is_named_where_it_keeps_profiling_away(make: Make, cluster: Cluster, namespace: str) -> None:
@@ -135,6 +175,10 @@ def test_an_apply_touches_no_object_but_the_one_that_was_seen(
         client.apply(CONFIG_MAP, {"metadata": metadata, "data": {"config.json": "{}"}})
     assert refused.value.status in (409, 422)
     assert client.get(CONFIG_MAP, namespace, name) == before
+
+
+def _says(service: Service, kind: str, words: str) -> bool:
+    return words in service.condition(kind).get("message", "")
 
 
 def _operations(service: Service) -> set[str]:

@@ -6,7 +6,7 @@ import copy
 from typing import cast
 
 import pytest
-from outrider_operator.apply import Applier
+from outrider_operator.apply import Applier, ObserveAgain
 from outrider_operator.cache import Cache
 from outrider_operator.decide.ownership import labels, owner_reference
 from outrider_operator.decide.profiling.sharing import deletion
@@ -99,6 +99,13 @@ WRITES = [
 @pytest.mark.parametrize(("write", "component"), WRITES)
 def test_a_write_says_what_it_is_for(write: Write, component: str) -> None:
     assert component_of(write) == component
+
+
+async def test_a_conflict_is_no_refusal() -> None:
+    """In a namespace with a quota the API server answers so where two creates met in the quota's count."""
+    api = Api(None, ApiError(409, "Conflict", "Operation cannot be fulfilled on resourcequotas"))
+    with pytest.raises(ObserveAgain):
+        await Applier(cast(KubernetesApi, api), Cache()).carry_out(Plan(create=(made("Job", PROFILING),)), "ns")
 
 
 @pytest.mark.parametrize("status", [429, 503])

@@ -18,7 +18,7 @@ A, B = Key("ns", "a"), Key("ns", "b")
 
 async def test_many_wake_ups_are_one_reconcile() -> None:
     """Coalesced: a storm of events costs one look."""
-    queue = WorkQueue()
+    queue = WorkQueue(most_at_once=2)
     for _ in range(100):
         queue.add(A)
     assert await queue.get() == A
@@ -27,7 +27,7 @@ async def test_many_wake_ups_are_one_reconcile() -> None:
 
 async def test_a_change_while_at_work_is_looked_at_afterwards() -> None:
     """The worker may have read the state before the change; and no second worker takes the key meanwhile."""
-    queue = WorkQueue()
+    queue = WorkQueue(most_at_once=2)
     queue.add(A)
     assert await queue.get() == A
     queue.add(A)
@@ -37,7 +37,7 @@ async def test_a_change_while_at_work_is_looked_at_afterwards() -> None:
 
 
 async def test_one_key_does_not_hold_up_another() -> None:
-    queue = WorkQueue()
+    queue = WorkQueue(most_at_once=2)
     queue.add(A)
     queue.add(B)
     assert [await queue.get(), await queue.get()] == [A, B]
@@ -45,18 +45,19 @@ async def test_one_key_does_not_hold_up_another() -> None:
 
 async def test_pauses_grow_up_to_a_limit_and_end_with_success() -> None:
     """A failing service neither spins nor is given up, and has pauses of its own."""
-    queue = WorkQueue()
-    pauses_s = [queue.retry(A) for _ in range(12)]
+    queue = WorkQueue(most_at_once=2)
+    pauses_s = [await _retried(queue, A) for _ in range(12)]
     assert pauses_s[0] <= FIRST_RETRY_S <= pauses_s[2]
     assert LONGEST_RETRY_S / 2 <= pauses_s[-1] <= LONGEST_RETRY_S
-    assert queue.retry(B) <= FIRST_RETRY_S
-    queue.done(A)
-    assert queue.retry(A) <= FIRST_RETRY_S
+    assert await _retried(queue, B) <= FIRST_RETRY_S
+    queue.add(A)
+    queue.done(await queue.get())
+    assert await _retried(queue, A) <= FIRST_RETRY_S
 
 
 async def test_who_is_tried_again_comes_before_those_who_can_wait() -> None:
     """A change whose object had moved on was put behind a thousand regular looks: p99 8 s."""
-    queue = WorkQueue()
+    queue = WorkQueue(most_at_once=2)
     queue.add(A, OWN_CHANGE_S)
     assert await queue.get() == A
     queue.add(B, SHARED_CHANGE_S)
@@ -67,7 +68,7 @@ async def test_who_is_tried_again_comes_before_those_who_can_wait() -> None:
 
 async def test_the_earlier_of_two_later_looks_counts() -> None:
     """Requeue-after never postpones a look that was due sooner."""
-    queue = WorkQueue()
+    queue = WorkQueue(most_at_once=2)
     queue.add_after(A, 0.02)
     queue.add_after(A, 60.0)
     queue.add_after(B, 60.0)
@@ -78,7 +79,7 @@ async def test_the_earlier_of_two_later_looks_counts() -> None:
 
 async def test_what_a_user_waits_for_goes_first() -> None:
     """A change of one service does not stand behind the regular look at a thousand others."""
-    queue = WorkQueue()
+    queue = WorkQueue(most_at_once=2)
     queue.add(A, SHARED_CHANGE_S)
     queue.add(B, OWN_CHANGE_S)
     assert [await queue.get(), await queue.get()] == [B, A]
@@ -86,7 +87,7 @@ async def test_what_a_user_waits_for_goes_first() -> None:
 
 async def test_a_key_that_waits_already_can_get_urgent() -> None:
     """And runs once all the same."""
-    queue = WorkQueue()
+    queue = WorkQueue(most_at_once=2)
     queue.add(A, SHARED_CHANGE_S)
     queue.add(B, SHARED_CHANGE_S)
     queue.add(B, OWN_CHANGE_S)
@@ -94,6 +95,48 @@ async def test_a_key_that_waits_already_can_get_urgent() -> None:
     queue.done(A)
     queue.done(B)
     assert not await _has_next(queue)
+
+
+async def test_a_namespace_whose_writes_take_long_holds_up_no_other() -> None:
+    """Twenty services behind a webhook that did not answer had every worker, and a neighbour waited for a minute."""
+    queue = WorkQueue(most_at_once=2)
+    slow = [Key("slow", str(number)) for number in range(5)]
+    for key in slow:
+        queue.add(key, OWN_CHANGE_S)
+    queue.add(A, SHARED_CHANGE_S)
+    assert [await queue.get() for _ in range(3)] == [*slow[:2], A]
+    queue.add(slow[4], OWN_CHANGE_S)
+    assert not await _has_next(queue)
+    queue.done(slow[0])
+    assert await queue.get() == slow[2]
+    assert not await _has_next(queue)
+    queue.retry(slow[1])
+    queue.done(slow[2])
+    assert [await queue.get(), await queue.get()] == slow[3:]
+
+
+async def test_a_key_that_gets_urgent_while_its_namespace_is_at_work_runs_once() -> None:
+    """The wait that it overtook stands in nobody's way."""
+    queue = WorkQueue(most_at_once=1)
+    busy, first, second = (Key("slow", name) for name in ("busy", "first", "second"))
+    queue.add(busy, OWN_CHANGE_S)
+    queue.add(first, SHARED_CHANGE_S)
+    queue.add(second, SHARED_CHANGE_S)
+    assert await queue.get() == busy
+    assert not await _has_next(queue)
+    queue.add(second, OWN_CHANGE_S)
+    for expected in (second, first):
+        queue.done(busy)
+        busy = await queue.get()
+        assert busy == expected
+    queue.done(busy)
+    assert not await _has_next(queue)
+
+
+async def _retried(queue: WorkQueue, key: Key) -> float:
+    queue.add(key)
+    assert await queue.get() == key
+    return queue.retry(key)
 
 
 async def _has_next(queue: WorkQueue) -> bool:
