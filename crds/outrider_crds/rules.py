@@ -116,8 +116,14 @@ def _inside(on: type[Model], what: str) -> Rule:
 
 def _windows_fit(spec: SpeculativeServiceSpec) -> bool:
     longest = spec.engine.max_model_len
-    windows = [drafter.sparse_self.window_tokens for drafter in spec.draft_pool if drafter.sparse_self is not None]
+    blocks = [block for drafter in spec.draft_pool for block in (drafter.sparse_self, drafter.draft_model)]
+    windows = [block.window_tokens or 0 for block in blocks if block is not None]
     return longest is None or max(windows, default=0) <= longest
+
+
+def _windows_served(spec: SpeculativeServiceSpec) -> bool:
+    models = [drafter.draft_model for drafter in spec.draft_pool if drafter.draft_model is not None]
+    return spec.engine.backend is Backend.VLLM or all(model.window_tokens is None for model in models)
 
 
 def _gpu_limits(spec: SpeculativeServiceSpec) -> bool:
@@ -184,10 +190,22 @@ _POOL_RULES = (
         field=".draftPool",
         cel=(
             "!has(self.draftPool) || !has(self.engine.maxModelLen) || self.draftPool.all(d, "
-            "!has(d.sparseSelf) || d.sparseSelf.windowTokens <= self.engine.maxModelLen)"
+            "(!has(d.sparseSelf) || d.sparseSelf.windowTokens <= self.engine.maxModelLen) && "
+            "(!has(d.draftModel) || !has(d.draftModel.windowTokens) || "
+            "d.draftModel.windowTokens <= self.engine.maxModelLen))"
         ),
         holds=_windows_fit,
-        message="sparseSelf.windowTokens must not exceed engine.maxModelLen: lower it, or raise maxModelLen",
+        message="windowTokens of a drafter must not exceed engine.maxModelLen: lower it, or raise maxModelLen",
+    ),
+    Rule(
+        on=SpeculativeServiceSpec,
+        field=".draftPool",
+        cel=(
+            f"self.engine.backend == '{Backend.VLLM}' || !has(self.draftPool) || "
+            "self.draftPool.all(d, !has(d.draftModel) || !has(d.draftModel.windowTokens))"
+        ),
+        holds=_windows_served,
+        message="draftModel.windowTokens needs engine.backend vLLM: set it, or remove windowTokens",
     ),
     _served_by(DraftMethod.MEDUSA, Backend.TORCH, "vLLM's model runner has no Medusa heads"),
     Rule(

@@ -29,6 +29,9 @@ MOST_DRAFTERS = 8
 MOST_PRODUCTS = 8
 MOST_SLO_CLASSES = 8
 MOST_DRAFT_TOKENS = 16
+SINK_TOKENS = 16
+"""At the beginning of a request, that a drafter with a window reads unless it is told otherwise."""
+MOST_WINDOW_TOKENS = 1_000_000
 
 
 class SecretKeyRef(Model):
@@ -106,10 +109,16 @@ class NeuralDraft(Model):
     """The draft's weights. They must share the target's vocabulary."""
 
 
+class DraftModel(NeuralDraft):
+    window_tokens: Annotated[int, Field(ge=1, le=MOST_WINDOW_TOKENS)] | None = None
+    """Tokens at the end of the request that every pass of the draft reads, and its first 16, both rounded up to whole
+    pages of the KV cache; all of the request when absent. For long contexts (engine.backend vLLM only)."""
+
+
 class SparseSelf(Model):
-    sink_tokens: Annotated[int, Field(ge=0, le=1024)] = 16
+    sink_tokens: Annotated[int, Field(ge=0, le=1024)] = SINK_TOKENS
     """Tokens at the beginning of the request that every draft pass reads, rounded up to whole pages of the KV cache."""
-    window_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 512
+    window_tokens: Annotated[int, Field(ge=1, le=MOST_WINDOW_TOKENS)] = 512
     """Tokens at its end that every draft pass reads, rounded up to whole pages. More are accepted more often, and cost
     more to read."""
 
@@ -124,7 +133,7 @@ class Drafter(Model):
     suffix: Suffix | None = None
     """Proposes what most often followed the last tokens, in the request and in earlier answers of the pod (no model;
     suffix decoding)."""
-    draft_model: NeuralDraft | None = None
+    draft_model: DraftModel | None = None
     """A small model of the same vocabulary proposes tokens one by one."""
     eagle: NeuralDraft | None = None
     """An EAGLE-3 head on the target's hidden states proposes tokens."""

@@ -28,7 +28,7 @@ from outrider_runtime.simulate.replay.engine import Engine, Policy, Setting
 from outrider_runtime.simulate.replay.policies import Fixed
 from outrider_runtime.simulate.replay.scheduling import Limits
 from outrider_runtime.simulate.replay.workload import Workload, answers_of
-from outrider_runtime.simulate.worlds.magicdec import DRAFT_PASSES, Row, rows
+from outrider_runtime.simulate.worlds.magicdec import DRAFTED, Row, rows
 
 from tests.benchmarks.replay import settings
 
@@ -114,7 +114,7 @@ def policy(part: Part, name: str, seed: int) -> Policy:
         graph = settings.world(part.world).graph_tokens
         of_loop = Settings(POOL, settings.LONGEST, settings.SLOTS, largest_graph_tokens=graph, hot=hot)
         return Controller(of_loop, latency, clock=time.perf_counter, rng=np.random.default_rng([seed, 2]))
-    return Fixed(POOL) if name == PLAIN else Fixed(POOL, 0, DRAFT_PASSES)
+    return Fixed(POOL) if name == PLAIN else Fixed(POOL, 0, DRAFTED)
 
 
 def compared(part: Part, context: int, requests: int) -> dict[str, Any]:

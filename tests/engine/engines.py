@@ -17,6 +17,7 @@ from outrider_crds.spec import (
     Accelerator,
     Drafter,
     DraftMethod,
+    DraftModel,
     DraftPrefill,
     Dtype,
     Engine,
@@ -65,8 +66,9 @@ def medusa(path: Path, name: str = "medusa") -> Drafter:
     return Drafter(name=name, method=DraftMethod.MEDUSA, medusa=NeuralDraft(model=model(path)))
 
 
-def draft_model(path: Path, name: str = "draft") -> Drafter:
-    return Drafter(name=name, method=DraftMethod.DRAFT_MODEL, draft_model=NeuralDraft(model=model(path)))
+def draft_model(path: Path, name: str = "draft", window_tokens: int | None = None) -> Drafter:
+    block = DraftModel(model=model(path), window_tokens=window_tokens)
+    return Drafter(name=name, method=DraftMethod.DRAFT_MODEL, draft_model=block)
 
 
 def sparse_self(window_tokens: int, name: str = "self", sink_tokens: int = 16) -> Drafter:

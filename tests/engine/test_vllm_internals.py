@@ -34,7 +34,8 @@ OVERRIDDEN = {
         "prepare_watermarking propose",
     ),
     "draft_model.DraftModel": (
-        f"{GPU}.spec_decode.standalone_ar.speculator.StandaloneARSpeculator", "load_draft_model propose"
+        f"{GPU}.spec_decode.standalone_ar.speculator.StandaloneARSpeculator",
+        "load_draft_model load_model set_attn _build_attn_metadata propose",
     ),
     "sparse_self.SparseSelf": (
         f"{GPU}.spec_decode.standalone_ar.speculator.StandaloneARSpeculator", "load_model set_attn propose"

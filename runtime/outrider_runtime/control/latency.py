@@ -238,15 +238,16 @@ def _price(
 
 @compiled
 def _draft_columns(
-    costs: Floats, passes: Bools, reads: Bools, hidden: Bools, budgets: Floats, context: float, decoding: float,
-    prompts: float,
+    costs: Floats, passes: Bools, reads: Bools, hidden: Bools, budgets: Floats, context: Ints, prompts: float
 ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
     """See `Latency.draft_columns`. costs: (D, 2, 8)."""
-    drafters = len(costs)
+    drafters, decoding = len(costs), float(len(context))
     first_s, more_s, each_s = np.zeros(drafters), np.zeros(drafters), np.zeros(drafters)
-    whole, nobody = Shape(context, decoding, decoding, context / 1000, 0.0), Shape(0.0, 0.0, 0.0, 0.0, 0.0)
     for d in range(drafters):
-        shape = nobody if budgets[d] > 0.0 else whole
+        read = _read(context, budgets[d])
+        shape = Shape(read, decoding, decoding, read / 1000, 0.0)
+        if budgets[d] > 0.0 and not reads[d]:  # its requests have a price each
+            shape = Shape(0.0, 0.0, 0.0, 0.0, 0.0)
         once = pass_s(costs[d, 0], shape, 0.0)
         each_s[d] = (token_s(costs[d, 0], decoding) + token_s(costs[d, 1], decoding)) * reads[d]
         first_s[d] = once + pass_s(costs[d, 1], shape, 0.0) + _fed_s(costs[d], decoding, prompts * hidden[d])
@@ -276,17 +277,26 @@ def _feeding_s(costs: Floats, reads: Bools, decoding: float, missing: Ints) -> F
 
 
 @compiled
+def _read(context: Ints, budget: float) -> float:
+    """Cached tokens that a pass over requests of so many (N,) reads. budget: of each at most; 0: all."""
+    read = 0.0
+    for i in range(len(context)):
+        read += min(float(context[i]), budget) if budget > 0.0 else float(context[i])
+    return read
+
+
+@compiled
 def _above_s(cost: Floats, requests: int) -> float:
     """A request's part of what tokens above the knee cost, where all ask: who asks is not known yet. cost: (8,)"""
     return float(cost[ABOVE] * max(0.0, requests - cost[KNEE]) / max(1, requests))
 
 
 @compiled
-def _asking_s(costs: Floats, budgets: Floats, context: Ints) -> Floats:
+def _asking_s(costs: Floats, reads: Bools, budgets: Floats, context: Ints) -> Floats:
     """See `Latency.asking_s`."""
     seconds = np.zeros((len(costs), len(context)))
     for d in range(len(costs)):
-        for i in range(len(context) if budgets[d] > 0.0 else 0):
+        for i in range(len(context) if budgets[d] > 0.0 and not reads[d] else 0):
             read = min(float(context[i]), budgets[d])
             alone = pass_s(costs[d, 0], Shape(read, 1.0, 1.0, read / 1000, 0.0), 0.0)
             seconds[d, i] = alone - costs[d, 0, CONSTANT] + _above_s(costs[d, 0], len(context))
@@ -399,8 +409,7 @@ class Latency:
         model = np.empty((1, target.shape[1]))
         _rescale(target[RAGGED : RAGGED + 1], np.full(2, MODEL_SHARE), model)
         rows = [
-            _draft_rows(one, self._profiled, model[0] if one.kv_budget is None else target[RAGGED])
-            for one in self._drafters
+            _draft_rows(one, self._profiled, target[RAGGED] if one.is_target else model[0]) for one in self._drafters
         ]
         self._draft_base = np.array(rows).reshape(-1, 2, target.shape[1])
         self._draft_costs = np.empty_like(self._draft_base)
@@ -433,12 +442,13 @@ class Latency:
         """Tokens a second of requests that decode by themselves, nothing proposed; 0 while no cost is known."""
         return _plain_rate(self._costs, self._graph, self._deviations.sums, shape)
 
-    def draft_columns(self, context: float, decoding: float, prompts: float = 0.0) -> tuple[Floats, Floats, Floats]:
+    def draft_columns(self, context: Ints, prompts: float = 0.0) -> tuple[Floats, Floats, Floats]:
         """Three (D,) of seconds: the first pass over a token a request, or a call, and over `prompts` tokens; each pass
-        more; a token in a first pass, of those that read. Of one with a budget, what a pass takes without requests."""
-        budgets = self._budgets
+        more; a token in a first pass, of those that read. Of the target itself, what a pass takes without requests.
+
+        context: (N,), cached tokens of the requests that decode."""
         return _draft_columns(
-            self._draft_costs, self._passes, self._reads, self._hidden, budgets, context, decoding, prompts
+            self._draft_costs, self._passes, self._reads, self._hidden, self._budgets, context, prompts
         )
 
     def feeding_s(self, missing: Ints, decoding: float) -> Floats:
@@ -453,7 +463,9 @@ class Latency:
     def asking_s(self, context: Ints) -> Floats:
         """(D, N): seconds by which a request of so many cached tokens (N,) lengthens each pass that it asks for; 0 of
         drafters that run over the whole batch anyway. (0, 0) where all do."""
-        return _asking_s(self._draft_costs, self._budgets, context) if self._budgets.any() else WHOLE_BATCH
+        if not self._budgets[~self._reads].any():
+            return WHOLE_BATCH
+        return _asking_s(self._draft_costs, self._reads, self._budgets, context)
 
     def read_s(self, lengths: Ints, decoding: float) -> float:
         """What a verified token costs in the next first passes of those drafters that propose, `lengths` (D,)."""

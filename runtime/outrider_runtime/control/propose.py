@@ -8,7 +8,7 @@ from outrider_runtime.control import trees
 from outrider_runtime.control.acceptance import OF_THIS_STEP
 from outrider_runtime.control.batch import NOBODY, Batch, Bools, Floats, Ints
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.cost import next_step, this_step, without_prompts
+from outrider_runtime.control.cost import next_step, this_step
 from outrider_runtime.control.draft_kv import SHORT_TOKENS, DraftKV
 from outrider_runtime.control.drafters import Choice, Need, Pool, choose, drafts_s, nobody
 from outrider_runtime.control.evidence import Evidence
@@ -53,8 +53,7 @@ class Propose:
         paths, offers = self._evidence.acceptance.paths(batch, rows, self.force.usable, max(1, self._limit))
         price = self._evidence.price(base, batch.context[rows], 0.0, 1)
         brings = (paths * offers)[:, :, 0].mean(axis=1)
-        alone = without_prompts(base)
-        draft_s = self._evidence.latency.draft_columns(alone.n_context, alone.n_requests)[0]
+        draft_s = self._evidence.latency.draft_columns(batch.context[rows])[0]
         asking_s = self._evidence.latency.asking_s(batch.context[rows])
         draft_s = draft_s + asking_s.sum(axis=1) if asking_s.size else draft_s
         return Weighed(price.token_s, price.rate, tuple(brings.tolist()), tuple(draft_s.tolist()))
@@ -105,8 +104,7 @@ class Propose:
         paths, offers = self._evidence.acceptance.paths(batch, rows, self.force.usable, limit)
         budget = min(batch.token_budget - len(rows), batch.free_kv_tokens - 2 * round(base.n_batched))
         price = self._evidence.price(base, batch.context[rows], 0.0, min(budget, len(rows) * limit))
-        alone = without_prompts(base)
-        seconds = self._evidence.latency.draft_columns(alone.n_context, alone.n_requests, prompts)
+        seconds = self._evidence.latency.draft_columns(batch.context[rows], prompts)
         pool = Pool(
             paths, offers, self._passes, *seconds, price, limit,
             max(0, budget), self._need(batch, rows, paths, price) if self.force.has_classes else None,

@@ -48,8 +48,7 @@ class Drafter:
     needs_hidden: bool = False
     """It reads the target's hidden states: a step without it leaves a hole that cannot be closed (an EAGLE head)."""
     kv_budget: int | None = None
-    """Tokens of a request that a pass reads at most, of a drafter that is the target itself over a part of its context:
-    each pass is one of the target's, over those requests alone that ask. None for every other drafter."""
+    """Tokens of a request that a pass reads at most; None: all of them."""
     confidence_edges: tuple[float, ...] = PROBABILITY_EDGES
     """Seven rising values of its confidence, between which acceptance is counted apart."""
     widest: int = 1
@@ -59,6 +58,12 @@ class Drafter:
     def reads(self) -> bool:
         """It must be fed committed tokens."""
         return self.needs_kv or self.needs_hidden
+
+    @property
+    def is_target(self) -> bool:
+        """It is the target itself over a part of its context: each pass is one of the target's, over those requests
+        alone that ask."""
+        return self.kv_budget is not None and not self.reads
 
 
 @dataclass(frozen=True, slots=True)

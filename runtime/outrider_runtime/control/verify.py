@@ -78,7 +78,7 @@ class Verify:
         pace = Pace(state, alone, int(plan.lengths.sum()), 1.0 + gained[rows], self._under_way.drafts_s)
         latency, reads_s = self._evidence.latency, 0.0
         if pace.drafts_s:
-            reads_s = float(latency.draft_columns(alone.n_context, alone.n_requests)[2].sum())
+            reads_s = float(latency.draft_columns(batch.context[rows])[2].sum())
         return dataclasses.replace(
             plan, token_budget=token_budget(batch, pace, latency, reads_s),
             admit=admissions(batch, pace, latency, self.force.tpots_s),

@@ -7,6 +7,7 @@ from outrider_crds.spec import Drafter, DraftMethod
 from outrider_runtime.control import settings
 from outrider_runtime.drafters import draft_model, eagle, medusa, prompt_lookup, sparse_self, suffix
 from outrider_runtime.drafters.method import Method
+from outrider_runtime.drafters.window import window_of
 
 METHODS: dict[DraftMethod, Method] = {
     DraftMethod.PROMPT_LOOKUP: prompt_lookup.METHOD,
@@ -21,8 +22,9 @@ METHODS: dict[DraftMethod, Method] = {
 def traits(drafter: Drafter, page_tokens: int = 1, widest: int = 1) -> settings.Drafter:
     """A drafter of the API's pool as the controller knows it. page_tokens: of the engine's KV cache. widest: nodes at a
     depth of the trees that the engine verifies."""
-    method = METHODS[drafter.method]
+    method, window = METHODS[drafter.method], window_of(drafter)
     return settings.Drafter(
-        drafter.name, method.passes, method.needs_kv, method.needs_hidden, method.kv_budget(drafter, page_tokens),
-        method.confidence_edges, widest if method.beams else 1,
+        drafter.name, method.passes, method.needs_kv, method.needs_hidden,
+        None if window is None else window.budget(page_tokens), method.confidence_edges,
+        widest if method.beams else 1,
     )  # fmt: skip

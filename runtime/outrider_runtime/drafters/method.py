@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from outrider_crds.spec import Backend, Drafter
+from outrider_crds.spec import Backend
 
 from outrider_runtime.control.settings import PROBABILITY_EDGES
 from outrider_runtime.drafters.models import Models
@@ -15,10 +15,6 @@ def nothing_known(_models: Models) -> str:
     return ""
 
 
-def unbounded(_drafter: Drafter, _page_tokens: int) -> int | None:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Method:
     """The fields up to `confidence_edges` are those of `control.settings.Drafter`."""
@@ -26,8 +22,6 @@ class Method:
     passes: bool = False
     needs_kv: bool = False
     needs_hidden: bool = False
-    kv_budget: Callable[[Drafter, int], int | None] = unbounded
-    """Of a drafter, in an engine whose pages hold so many tokens."""
     confidence_edges: tuple[float, ...] = PROBABILITY_EDGES
     beams: bool = False
     """It can propose several tokens for a place, where the engine verifies trees."""

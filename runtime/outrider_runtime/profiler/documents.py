@@ -43,7 +43,7 @@ def fit_drafter(series: Series, drafter: settings.Drafter) -> FittedCost:
     if not measurements:
         raise ProfilingError(failures.DRAFTER_FAILED, "it did not run in any of the measured steps")
     if drafter.kv_budget is not None:
-        measurements = [_of_passes(m, drafter.kv_budget) for m in measurements]
+        measurements = [_over_a_window(m, drafter) for m in measurements]
     if drafter.passes:
         return fit_cost(measurements, series.held_out, passes=True)
     return fit_cost([_lookup(m) for m in measurements], series.held_out, form=Form.PER_REQUEST)
@@ -124,12 +124,14 @@ def _lookup(measurement: Measurement) -> Measurement:
     return dataclasses.replace(measurement, shape=Shape(shape.n_context, 0.0, shape.n_requests))
 
 
-def _of_passes(measurement: Measurement, budget: int) -> Measurement:
-    """What each pass held of a drafter that reads so much of each request and nothing of the target's step."""
-    requests = measurement.shape.n_requests
-    read = min(measurement.shape.n_context / requests, float(budget))
-    shape = Shape(requests * read, requests, requests, requests * read / 1000)
-    return dataclasses.replace(measurement, shape=shape)
+def _over_a_window(measurement: Measurement, drafter: settings.Drafter) -> Measurement:
+    """What each pass held of a drafter that reads so much of each request; of the target itself nothing but a token a
+    request, of a model its step's tokens, too."""
+    assert drafter.kv_budget is not None
+    shape, requests = measurement.shape, measurement.shape.n_requests
+    read = min(shape.n_context / requests, float(drafter.kv_budget))
+    tokens = requests if drafter.is_target else shape.n_batched
+    return dataclasses.replace(measurement, shape=Shape(requests * read, tokens, requests, tokens * read / 1000))
 
 
 def check_quiet(fitted: Iterable[FittedCost]) -> None:

@@ -285,7 +285,7 @@ class Profiler:
         fitted = fit_drafter(series, known)
         self._profile.fitted_drafters[drafter.name] = fitted
         check_quiet([fitted])
-        if known.kv_budget is not None:
+        if known.kv_budget is not None and known.is_target:
             most = self._wanted.boot.max_draft_tokens
             self._profile.self_drafting = {**self._profile.self_drafting, drafter.name: (known.kv_budget, most)}
         key = self._wanted.keys.drafters[drafter.name]

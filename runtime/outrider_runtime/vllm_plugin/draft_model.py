@@ -1,5 +1,5 @@
-"""A draft model as a member of the pool: vLLM's speculator, which proposes as many tokens as are asked for, and can run
-over tokens that it has missed."""
+"""A draft model as a member of the pool: vLLM's speculator, which proposes as many tokens as are asked for, can run
+over tokens that it has missed, and can read a bounded context."""
 
 from __future__ import annotations
 
@@ -9,27 +9,67 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm.config import get_layers_from_vllm_config
 from vllm.config.compilation import CUDAGraphMode
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.spec_decode.standalone_ar import speculator
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 
+from outrider_runtime.drafters.window import Window
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.vllm_plugin.layer_names import named
+from outrider_runtime.vllm_plugin.short_tables import ShortTables, check_plain
 
 
 class DraftModel(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyped here
-    def __init__(self, vllm_config: Any, device: torch.device, req_states: Any, prefix: str | None) -> None:
-        """prefix: see `named`."""
+    def __init__(
+        self, vllm_config: Any, device: torch.device, req_states: Any, prefix: str | None, window: Window | None = None
+    ) -> None:  # fmt: skip
+        """prefix: see `named`. window: what each pass reads of a request; None: all of it."""
         super().__init__(_with_room_for_its_own_tokens(vllm_config), device)
         self._req_states = req_states
         self._prefix = prefix
+        self._window = window
+        self._short: ShortTables | None = None
         self._most_tokens: int = vllm_config.speculative_config.num_speculative_tokens
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
         with named(speculator, self._prefix):
             return super().load_draft_model(target_model, target_attn_layer_names)
+
+    def load_model(self, target_model: Any) -> None:
+        """Raises ValueError for a draft whose attention cannot be bounded, where it is to be."""
+        super().load_model(target_model)
+        if self._window is not None:
+            layers = get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase, self.draft_attn_layer_names)
+            specs = [layer.get_kv_cache_spec(self.vllm_config) for layer in layers.values()]
+            check_plain(specs, "the draft's", "remove windowTokens")
+
+    def set_attn(self, *given: Any) -> None:
+        super().set_attn(*given)
+        if self._window is not None:
+            self._short = ShortTables(self._window, self)
+
+    def _build_attn_metadata(
+        self, num_reqs: int, batch_desc: BatchExecutionDescriptor, query_start_loc_np: np.ndarray[Any, Any],
+        seq_lens_cpu_upper_bound: torch.Tensor, step: int, *, slot_mappings: torch.Tensor | None = None,
+        **more: Any,
+    ) -> Any:  # fmt: skip
+        """Of every pass: the first one, those after it, and those over holes."""
+        if self._short is None:
+            return super()._build_attn_metadata(
+                num_reqs, batch_desc, query_start_loc_np, seq_lens_cpu_upper_bound, step,
+                slot_mappings=slot_mappings, **more,
+            )  # fmt: skip
+        count, buffers = int(query_start_loc_np[num_reqs]), self.input_buffers
+        mappings = self.block_tables.slot_mappings[:, :count] if slot_mappings is None else slot_mappings
+        return self._short.metadata(
+            self.block_tables.input_block_tables[self._short.group][:num_reqs], buffers.seq_lens[:num_reqs],
+            buffers.query_start_loc[: num_reqs + 1], torch.from_numpy(query_start_loc_np[: num_reqs + 1]).int(),
+            seq_lens_cpu_upper_bound[:num_reqs] + step, mappings, buffers.positions[:count],
+        )  # fmt: skip
 
     def propose(self, *arguments: Any, num_speculative_tokens: int | None = None, **keywords: Any) -> torch.Tensor:
         """vLLM's own ignores the number and always proposes the most. 0: the first pass, which writes KV."""

@@ -21,6 +21,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, ModelRunnerOu
 from vllm.v1.worker.cpu.model_runner import CPUModelRunner
 from vllm.v1.worker.gpu import model_runner
 
+from outrider_runtime.drafters.window import window_of
 from outrider_runtime.step_clock import step_clock
 from outrider_runtime.vllm_plugin.adapters import Rows, RunnerWithAdapters
 from outrider_runtime.vllm_plugin.agreement import Agreement, among
@@ -168,10 +169,11 @@ def pool_speculator(
         prefix = f"drafter_{number}" if same else None
         if drafter.method is DraftMethod.EAGLE:
             return EagleHead(config, device, prefix)
+        window = window_of(drafter)
         if drafter.method is DraftMethod.DRAFT_MODEL:
-            return DraftModel(config, device, req_states, prefix)
-        if drafter.sparse_self is not None:
-            return SparseSelf(config, device, drafter.sparse_self, adapt)
+            return DraftModel(config, device, req_states, prefix, window)
+        if window is not None:
+            return SparseSelf(config, device, window, adapt)
         return PromptLookup(config, device, req_states)
 
     def left_out(name: str, error: Exception) -> None:

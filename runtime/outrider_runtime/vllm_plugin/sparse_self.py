@@ -1,9 +1,8 @@
 """Sparse self-speculation as a member of the pool: the target runs over the first pages of a request and the last ones.
 
-A shorter block table over the target's own KV is all it takes. Positions stay those of the request, as cached keys
-carry theirs. A pass writes the KV of its token where the target will write it: into slots behind the last computed
-token, which the scheduler reserves and which no other request shares. The target's next step overwrites what it
-verifies there, and nobody reads the rest before it is written again.
+A shorter block table over the target's own KV is all it takes. A pass writes the KV of its token where the target will
+write it: into slots behind the last computed token, which the scheduler reserves and which no other request shares. The
+target's next step overwrites what it verifies there, and nobody reads the rest before it is written again.
 """
 
 from __future__ import annotations
@@ -13,15 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from outrider_crds.spec import SparseSelf as Settings
 from vllm.config import get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-from vllm.v1.kv_cache_interface import FullAttentionSpec
-from vllm.v1.worker.gpu.attn_utils import build_attn_metadata, build_slot_mappings_by_layer, init_attn_backend
+from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer, init_attn_backend
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 
-from outrider_runtime.drafters.sparse_self import sink_pages, window_pages
+from outrider_runtime.drafters.window import Window
 from outrider_runtime.vllm_plugin.adapters import Rows
+from outrider_runtime.vllm_plugin.short_tables import ShortTables, check_plain
 
 NOT_A_TOKEN = -1
 
@@ -30,11 +28,11 @@ class SparseSelf(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyp
     num_extra_query_per_req = 0
 
     def __init__(
-        self, vllm_config: Any, device: torch.device, settings: Settings, adapt: Callable[[Rows], None]
+        self, vllm_config: Any, device: torch.device, window: Window, adapt: Callable[[Rows], None]
     ) -> None:  # fmt: skip
         """adapt: has the target's passes over one token of each of these requests use their LoRA adapters."""
         super().__init__(vllm_config, device)
-        self._settings = settings
+        self._window = window
         self._adapt = adapt
         self._most_tokens: int = vllm_config.speculative_config.num_speculative_tokens
         self._starts_cpu = torch.arange(self.max_num_reqs + 1, dtype=torch.int32)
@@ -48,7 +46,8 @@ class SparseSelf(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyp
         modules = {*target_model.modules()}
         layers = get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase)
         self._layers = {name: layer for name, layer in layers.items() if layer in modules}
-        _check_plain([layer.get_kv_cache_spec(self.vllm_config) for layer in self._layers.values()])
+        specs = [layer.get_kv_cache_spec(self.vllm_config) for layer in self._layers.values()]
+        check_plain(specs, "the target's", "SparseSelf cannot shorten it; remove it")
         if self.vllm_config.model_config.uses_mrope:
             raise ValueError("the target's positions have several dimensions (M-RoPE), SparseSelf knows one: remove it")
 
@@ -59,19 +58,8 @@ class SparseSelf(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyp
         self.attn_groups, _, _ = init_attn_backend(
             kv_cache_config, self.vllm_config, self.device, active_layer_names={*self._layers}
         )
-        self._group = next(number for number, groups in enumerate(self.attn_groups) if groups)
-        page, widest = block_tables.block_sizes[self._group], self._table_of_requests.shape[1]
-        self._page = page
-        self._sinks = min(sink_pages(self._settings, page), widest - 1)
-        pages = min(self._sinks + window_pages(self._settings, page), widest)
-        self._columns = torch.arange(pages, device=self.device)
+        self._short = ShortTables(self._window, self)
         self._slots = torch.empty_like(block_tables.slot_mappings[:, : self.max_num_reqs])
-
-    @property
-    def _table_of_requests(self) -> torch.Tensor:
-        """(most requests, most pages) int32, by the engine's number of a request."""
-        table: torch.Tensor = self.block_tables.block_tables[self._group].gpu
-        return table
 
     # -- one step -----------------------------------------------------------------------------------------------
 
@@ -105,39 +93,23 @@ class SparseSelf(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyp
         self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, most_seen: torch.Tensor
     ) -> torch.Tensor:  # fmt: skip
         """One pass. All (rows,): what the target says follows each token, as far as it sees. most_seen: on the host."""
-        count = len(slots)
-        table, seen = self._shortened(slots, positions + 1)
+        count, short = len(slots), self._short
         starts = self.arange_gpu[: count + 1]
         mapping = self.block_tables.compute_slot_mappings(slots, starts, positions, count, out=self._slots)
-        longest = min(self.max_model_len, len(self._columns) * self._page)
-        metadata = build_attn_metadata(
-            attn_groups=self.attn_groups, num_reqs=count, num_tokens=count, query_start_loc_gpu=starts,
-            query_start_loc_cpu=self._starts_cpu[: count + 1], max_query_len=1, seq_lens=seen, max_seq_len=longest,
-            block_tables=[table] * len(self.attn_groups), slot_mappings=mapping, kv_cache_config=self.kv_cache_config,
-            seq_lens_cpu_upper_bound=most_seen.clamp(max=longest), positions=positions,
-            is_prefilling=self.draft_is_prefilling[:count],
-        )  # fmt: skip
+        metadata = short.metadata(
+            short.of_requests[slots],
+            positions + 1,
+            starts,
+            self._starts_cpu[: count + 1],
+            most_seen,
+            mapping,
+            positions,
+        )
         by_layer = build_slot_mappings_by_layer(mapping, self.kv_cache_config)
         hidden_states = self._run_model(tokens.to(torch.int32), positions, metadata, by_layer, None)
         best: torch.Tensor = self.model.compute_logits(hidden_states).argmax(dim=-1)
         return best
 
-    def _shortened(self, slots: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(rows, pages) and (rows,): pages that are read, and tokens in them, of requests of so many tokens."""
-        skipped = (-(-lengths // self._page) - len(self._columns)).clamp(min=0)  # pages between sinks and window
-        columns = self._columns + skipped[:, None] * (self._columns >= self._sinks)
-        table = self._table_of_requests[slots].gather(1, columns)
-        return table, (lengths - skipped * self._page).to(torch.int32)
-
     def _to_device(self, rows: Rows) -> torch.Tensor:
         there = torch.from_numpy(rows)
         return there if self.device.type == "cpu" else there.pin_memory().to(self.device, non_blocking=True)
-
-
-def _check_plain(specs: list[Any]) -> None:
-    """Every layer must read every token of a request from pages of its own."""
-    for spec in specs:
-        windowed = getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
-        if type(spec) is not FullAttentionSpec or windowed:
-            kind = f"{type(spec).__name__} with a window" if windowed else type(spec).__name__
-            raise ValueError(f"the target's attention is not plain ({kind}): SparseSelf cannot shorten it; remove it")

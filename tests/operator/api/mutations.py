@@ -36,6 +36,8 @@ _VALUES: dict[str, list[Any]] = {
     "annotations": [{"outrider.dev/reprofile": "now"}, {"app.kubernetes.io/version": "1"}],
     "minTokens": [1, 5, 6, 0], "maxTokens": [1, 3, 16], "maxTreeDepth": [1, 2, 256, 257],
     "sparseSelf": [{}, None, {"windowTokens": 0}, {"windowTokens": 512}], "maxModelLen": [16, 511, 512, None],
+    "draftModel": [{"model": {"name": "a"}}, {"model": {"name": "a"}, "windowTokens": 512}, {"windowTokens": 1}, None],
+    "backend": ["vLLM", "Torch"], "windowTokens": [0, 1, 512, 10**6, 10**6 + 1, None],
     "limits": [{"nvidia.com/gpu": 1}, {"memory": "1Gi"}, {"cpu": 1.5}, {"cpu": True}],
     "objectivePercent": [0, 1, 100, 101], "replicas": [0, 1001, 2.0, 2.5],
 }  # fmt: skip

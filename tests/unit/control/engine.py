@@ -208,9 +208,9 @@ class Engine:
             if not passes and not fed:
                 continue
             requests, read = decoding, cached
-            if drafter.kv_budget is not None:
+            if drafter.is_target:
                 asks = (draft.asked == d).any(axis=0)
-                requests, read = int(asks.sum()), float(np.minimum(batch.context, drafter.kv_budget)[asks].sum())
+                requests, read = int(asks.sum()), float(np.minimum(batch.context, drafter.kv_budget or 0)[asks].sum())
             drafts_s[d] = self.world.pass_s[d](max(fed, requests), read)
             if drafter.passes and passes > 1:
                 drafts_s[d] += (passes - 1) * self.world.pass_s[d](requests, read)

@@ -34,7 +34,7 @@ def price(one: Latency, requests: int, most: int = 100):
 
 
 def draft_s(one: Latency, requests: int, passes: int) -> float:
-    first_s, pass_s, _ = one.draft_columns(requests * 1000.0, float(requests))
+    first_s, pass_s, _ = one.draft_columns(np.full(requests, 1000))
     return float(first_s[0] + (passes - 1) * pass_s[0])
 
 
@@ -134,6 +134,20 @@ def test_passes_of_those_who_ask_cost_what_a_step_of_them_costs():
     )
     for requests in (4, 64):
         context = np.full(requests, 8000)
-        each_s = one.asking_s(context)[0].sum() + one.draft_columns(0.0, float(requests))[1][0]
+        each_s = one.asking_s(context)[0].sum() + one.draft_columns(context)[1][0]
         shape = Shape(512.0 * requests, requests, requests, 0.512 * requests)
         assert each_s == pytest.approx(TARGET.seconds(shape), rel=0.02)
+
+
+def test_a_draft_model_over_a_window_costs_what_its_window_holds():
+    """Bug: it is fed like any draft model, and was priced as the target itself, by requests that ask."""
+    draft = StepCost(per_context_token_s=1e-6, per_batched_token_s=1e-5, constant_s=1e-3)
+    known = LatencyModel(dict.fromkeys(ExecutionMode, TARGET), {"small": DrafterCost(draft, True)})
+    small = Drafter("small", passes=True, needs_kv=True, kv_budget=512)
+    one = Latency(known, Settings((small,), 4, 128))
+    context = np.array([100, 400, 8000, 32_000])
+    assert not one.asking_s(context).size
+    first_s, pass_s, token_s = one.draft_columns(context)
+    assert pass_s[0] == pytest.approx(1e-3 + 4e-5 + 1e-6 * (100 + 400 + 512 + 512))
+    assert first_s[0] == pytest.approx(pass_s[0])
+    assert token_s[0] == pytest.approx(1e-5)

@@ -77,9 +77,12 @@ class Device:
             asked, drafter = int(np.count_nonzero(asks)), self.drafters[number]
             if asked or fed[number].any():
                 requests = int(np.count_nonzero(books.decodes)) if drafter.passes else asked
-                one = _draft_pass(books, fed[number], requests)
-                if drafter.kv_budget is not None:
-                    one = Pass(asked, asked, float(np.minimum(books.context[asks], drafter.kv_budget).mean()), asked)
+                if drafter.is_target:
+                    context = books.context[asks]
+                    read, whole = _read(context, drafter.kv_budget), _read(context, None)
+                    one = Pass(asked, asked, read, asked, whole_context=whole)
+                else:
+                    one = _draft_pass(books, fed[number], requests, drafter.kv_budget)
                 seconds[number] = self.world.draft_s(drafter.name, one, passes, int(plan.widths[number]))
         return seconds
 
@@ -105,12 +108,21 @@ def _target_pass(books: Books, tokens: Ints) -> Pass:
     return Pass(int(tokens.sum()), requests, context, logits, chunks, even)
 
 
-def _draft_pass(books: Books, fed: Ints, asked: int) -> Pass:
+def _draft_pass(books: Books, fed: Ints, asked: int, budget: int | None) -> Pass:
     """The first pass: over `fed` (N,); attention as to a prompt where that is more than a step's tokens."""
     long = ((fed > 0) & (~books.decodes | (fed > CATCH_UP_TOKENS))).nonzero()[0]
     prefix = np.maximum(0, books.context[long] - fed[long])
-    chunks = list(zip(fed[long].tolist(), prefix.tolist(), strict=True))
-    return Pass(max(int(fed.sum()), asked), asked, _decoding(books)[1], max(asked, 1), chunks)
+    chunks = list(zip(fed[long].tolist(), _bounded(prefix, budget).tolist(), strict=True))
+    return Pass(max(int(fed.sum()), asked), asked, _read(books.context[books.decodes], budget), max(asked, 1), chunks)
+
+
+def _bounded(context: Ints, budget: int | None) -> Ints:
+    return context if budget is None else np.minimum(context, budget)
+
+
+def _read(context: Ints, budget: int | None) -> float:
+    """Cached tokens of a request that a pass reads, on average."""
+    return float(_bounded(context, budget).mean()) if len(context) else 0.0
 
 
 def _decoding(books: Books) -> tuple[int, float]:

@@ -82,7 +82,8 @@ def _drafter(world: World, drafter: Drafter, noise: _Noise, contexts: Sequence[i
             read = context if drafter.kv_budget is None else min(context, drafter.kv_budget)
             for passes in DRAFT_PASSES if drafter.passes else (1,):
                 later = _shape(requests, read, requests) if passes > 1 else None
-                seconds = world.draft_s(drafter.name, Pass(requests, requests, read, requests), passes)
+                once = Pass(requests, requests, read, requests, whole_context=context)
+                seconds = world.draft_s(drafter.name, once, passes)
                 samples.append(
                     noise(Sample(_shape(requests, read, requests), seconds, later=later, later_passes=passes - 1))
                 )

@@ -2,16 +2,15 @@
 
     python -m outrider_runtime.simulate.worlds.magicdec FOLDER     both worlds, anew
 
-The paper gives a whole step of one token and one of three. Their difference is what tokens cost; the rest of the step
-of one token counts as attention, by requests and context. Between 1 and 32 requests there are no rows.
+The paper gives a whole step of one token, one of three, and two passes of the draft, all by requests and context; so
+has the world them. Between 1 and 32 requests there are no rows.
 """
 
 from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +18,10 @@ import numpy as np
 
 from outrider_runtime.simulate.data import data_text
 from outrider_runtime.simulate.worlds.compose import LOOKUP, write
-from outrider_runtime.simulate.worlds.tables import Curve, ModelTables, curve, surface
+from outrider_runtime.simulate.worlds.tables import ModelTables, curve, surface
 
-VERIFIED = 3
-"""Tokens of a request in a step that verifies, throughout Table 1."""
-DRAFT_PASSES = 2
+DRAFTED = 2
+"""Tokens of a request, by as many passes, throughout Table 1."""
 DRAFTERS = {"self": "sparse", "tinyllama-1.1b": "draft"}
 GPUS, BUDGET_TOKENS = 8, 512
 A100_BYTES, KV_BYTES = 80 << 30, {"llama-2-7b": 524288, "llama-3.1-8b": 131072}
@@ -33,10 +31,10 @@ CHUNKS = (1, 8192)
 NOTHING = curve((1,), (0,))
 DERIVED = (
     "Steps of 1 to 31 requests: there are no rows; those of 32.",
-    "What a token costs: the difference of the rows with 3 and with 1, averaged over contexts.",
+    "What a verified token costs: half the difference of a row's steps of 3 and of 1 tokens, at its context.",
+    "Contexts between a batch's rows: straight lines; beyond them: the last row's, and a step's time goes on rising.",
     "Prompts: half of the GPUs' peak throughput.",
     "Prompt lookup: 0.05 ms and 4 us a request.",
-    "Contexts without a row at a batch: read along the nearest contexts that have one.",
     "kvTokens: 0.9 of the memory, less weights.",
 )
 
@@ -64,27 +62,31 @@ def rows(target: str) -> list[Row]:
 
 
 def tables(found: Sequence[Row]) -> ModelTables:
-    tokens = _token_curve(found)
-    batches = sorted({row.requests for row in found})
-    contexts = sorted({row.context for row in found})
-    attention = [[_decode_ms(found, batch, context) - tokens(batch) for context in contexts] for batch in batches]
-    prompt_ms = [[2 * PARAMETERS * chunk / (PREFILL_TFLOPS * 1e12) * 1e3] for chunk in CHUNKS]
-    return ModelTables(tokens, NOTHING, surface(batches, contexts, attention), surface(CHUNKS, (0,), prompt_ms))
-
-
-def _token_curve(found: Sequence[Row]) -> Curve:
-    """Rising from nothing at the smallest batch: each batch says what 2 more tokens a request cost."""
-    batches = sorted({row.requests for row in found})
-    slopes = [
-        float(np.mean([row.verify_ms - row.decode_ms for row in found if row.requests == batch]))
-        / ((VERIFIED - 1) * batch)
+    """No part by tokens alone: what a verified token costs, the rows say by requests and context."""
+    batches, contexts = _places(found)
+    attention = [[_decode_ms(found, batch, context) for context in contexts] for batch in batches]
+    further = [
+        [
+            _between(found, batch, context, lambda row: row.verify_ms - row.decode_ms) / (DRAFTED * batch)
+            for context in contexts
+        ]
         for batch in batches
     ]
-    at = [batches[0], *(VERIFIED * batch for batch in batches)]
-    ms = [0.0]
-    for (left, right), slope in zip(pairwise(at), slopes, strict=True):
-        ms.append(ms[-1] + slope * (right - left))
-    return curve(at, ms)
+    prompt_ms = [[2 * PARAMETERS * chunk / (PREFILL_TFLOPS * 1e12) * 1e3] for chunk in CHUNKS]
+    return ModelTables(
+        NOTHING, NOTHING, surface(batches, contexts, attention), surface(CHUNKS, (0,), prompt_ms),
+        surface(batches, contexts, further),
+    )  # fmt: skip
+
+
+def _places(found: Sequence[Row]) -> tuple[list[int], list[int]]:
+    return sorted({row.requests for row in found}), sorted({row.context for row in found})
+
+
+def _between(found: Sequence[Row], batch: int, context: int, of: Callable[[Row], float]) -> float:
+    """A value of the rows of a batch at a context: between its rows, and of the nearest one beyond them."""
+    known = sorted((float(row.context), of(row)) for row in found if row.requests == batch)
+    return float(np.interp(context, [at for at, _ in known], [value for _, value in known]))
 
 
 def _decode_ms(found: Sequence[Row], batch: int, context: int) -> float:
@@ -96,21 +98,26 @@ def _decode_ms(found: Sequence[Row], batch: int, context: int) -> float:
 
 
 def _draft_tables(found: Sequence[Row], draft: str) -> ModelTables:
-    """One pass, by requests: its context is the same few tokens whatever the request's."""
-    batches = sorted({row.requests for row in found if row.draft == draft})
+    """One pass, by requests and their whole context. It reads as much at each, and yet took the longer, the longer."""
+    of_draft = [row for row in found if row.draft == draft]
+    batches, contexts = _places(of_draft)
     ms = [
-        float(np.mean([row.draft_ms for row in found if (row.draft, row.requests) == (draft, batch)])) / DRAFT_PASSES
+        [_between(of_draft, batch, context, lambda row: row.draft_ms) / DRAFTED for context in contexts]
         for batch in batches
     ]
-    flat = surface((1,), (1,), ((0,),))
-    return ModelTables(curve(batches, ms), NOTHING, flat, flat)
+    return ModelTables(NOTHING, NOTHING, surface(batches, contexts, ms), surface((1,), (1,), ((0,),)))
 
 
 def document(name: str, target: str, model: str) -> dict[str, Any]:
     found = rows(target)
     no_launch = {"launchMs": 0.0, "samplingMs": [0.0, 0.0]}
     drafts = {
-        DRAFTERS[draft]: {"kind": "model", **_draft_tables(found, draft).document(), **no_launch}
+        DRAFTERS[draft]: {
+            "kind": "model",
+            "byWholeContext": True,
+            **_draft_tables(found, draft).document(),
+            **no_launch,
+        }
         for draft in dict.fromkeys(row.draft for row in found)
     }
     return {

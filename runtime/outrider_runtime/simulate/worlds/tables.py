@@ -69,21 +69,28 @@ class ModelTables:
     """By requests that decode and their mean context."""
     prefill_attention: Surface
     """By a prompt's chunk and the tokens before it."""
+    further_token: Surface | None = None
+    """What one more token of a request costs, by requests and their mean context; None: what `tokens` says."""
 
     def document(self) -> dict[str, Any]:
         """As a world's file has it."""
+        further = self.further_token
         return {
             "tokens": curve_document(self.tokens),
             "logits": curve_document(self.logits),
             "decodeAttention": _surface_document(self.decode_attention),
             "prefillAttention": _surface_document(self.prefill_attention),
+            **({} if further is None else {"furtherToken": _surface_document(further)}),
         }
 
 
 def from_document(document: Mapping[str, Any]) -> ModelTables:
     """Raises KeyError for a part that is not there, ValueError for one whose points are out of order."""
     decode, prefill = (document[name] for name in ("decodeAttention", "prefillAttention"))
-    return ModelTables(curve(**document["tokens"]), curve(**document["logits"]), surface(**decode), surface(**prefill))
+    further = surface(**document["furtherToken"]) if "furtherToken" in document else None
+    return ModelTables(
+        curve(**document["tokens"]), curve(**document["logits"]), surface(**decode), surface(**prefill), further
+    )
 
 
 def curve_document(one: Curve) -> dict[str, list[float]]:

@@ -43,6 +43,8 @@ class Pass:
     """Chunk, and the tokens before it, of each prompt in the pass."""
     even: bool = True
     """Every request that decodes has as many tokens."""
+    whole_context: float | None = None
+    """Of a pass over a window: cached tokens of those requests, read or not, on average. None: all are read."""
 
     @property
     def queries(self) -> float:
@@ -53,7 +55,7 @@ class Pass:
     def later(self, width: int) -> Pass:
         """A draft's later pass: `width` nodes of each request that decodes."""
         tokens = width * self.requests
-        return Pass(tokens, self.requests, self.context, tokens)
+        return Pass(tokens, self.requests, self.context, tokens, whole_context=self.whole_context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +81,21 @@ class Forward:
     launch: Launch
     further_query: float = 0.0
     """Attention of one more token of a request, as a share of its first one's: keys are read once."""
+    by_whole_context: bool = False
+    """Its times are by `Pass.whole_context`."""
 
     def ms(self, one: Pass, tokens: int) -> float:
         """`tokens`: with the padding of a graph."""
         tables = self.tables
         attention = sum(tables.prefill_attention(chunk, prefix) for chunk, prefix in one.prompts)
         if one.requests:
+            context = one.context
+            if self.by_whole_context and one.whole_context is not None:
+                context = one.whole_context
             further = 1 + self.further_query * (one.queries - 1)
-            attention += further * tables.decode_attention(one.requests, one.context)
+            attention += further * tables.decode_attention(one.requests, context)
+            if tables.further_token is not None:
+                attention += (one.queries - 1) * one.requests * tables.further_token(one.requests, context)
         logits = tables.logits(one.logits) if one.logits else 0.0
         return tables.tokens(tokens) + logits + attention + self.launch.ms(one)
 
@@ -203,7 +212,9 @@ def parsed(document: Mapping[str, Any]) -> World:
 def _forward(part: Mapping[str, Any]) -> Forward:
     sampling, each = part["samplingMs"]
     launch = Launch(part["launchMs"], part.get("promptLaunchMs", 0.0), sampling, each)
-    return Forward(from_document(part), launch, part.get("furtherQuery", 0.0))
+    return Forward(
+        from_document(part), launch, part.get("furtherQuery", 0.0), by_whole_context=part.get("byWholeContext", False)
+    )
 
 
 def _drafter(part: Mapping[str, Any], target: Forward) -> DrafterTimes:

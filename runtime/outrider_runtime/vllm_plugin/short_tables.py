@@ -1,0 +1,81 @@
+"""Passes over a bounded context: the first pages of each request and its last ones, through a shorter block table.
+
+Positions stay those of the request, as cached keys carry theirs. What a pass writes goes where it would go without a
+window; only what it reads is less.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
+
+from outrider_runtime.drafters.window import Window
+
+
+class ShortTables:
+    def __init__(self, window: Window, member: Any) -> None:
+        """member: a speculator of vLLM's whose attention is set. Raises ValueError where its layers' tables cannot be
+        shortened together."""
+        groups = [number for number, groups in enumerate(member.attn_groups) if groups]
+        if len(groups) != 1 or member.dcp_size > 1:
+            raise ValueError("its layers' KV is not kept together, so that windowTokens cannot shorten it: remove it")
+        self._member, self.group = member, groups[0]
+        self._page: int = member.block_tables.block_sizes[self.group]
+        self._widest: int = self.of_requests.shape[1]
+        self._sinks = min(window.sink_pages(self._page), self._widest - 1)
+        self._pages = min(self._sinks + window.window_pages(self._page), self._widest)
+        self._columns = torch.arange(self._widest, device=member.device)
+
+    @property
+    def of_requests(self) -> torch.Tensor:
+        """(most requests, most pages) int32, by the engine's number of a request."""
+        table: torch.Tensor = self._member.block_tables.block_tables[self.group].gpu
+        return table
+
+    def metadata(
+        self, table: torch.Tensor, lengths: torch.Tensor, starts: torch.Tensor, starts_cpu: torch.Tensor,
+        most_seen: torch.Tensor, slot_mappings: torch.Tensor, positions: torch.Tensor,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Of one pass, by layer. A request's first token sees its window; the others see what that one sees, and each
+        other.
+
+        table: (rows, pages), whole. lengths: (rows,), tokens of each request with those of the pass. starts,
+        starts_cpu: (rows + 1,) int32, of each request's tokens in the pass. most_seen: (rows,) on the host, at least
+        `lengths`. slot_mappings, positions: as vLLM has them.
+        """
+        member, rows = self._member, len(lengths)
+        most = int((starts_cpu[1:] - starts_cpu[:-1]).max())
+        short, seen = self._shortened(table, lengths, starts[1 : rows + 1] - starts[:rows], most)
+        longest = min(member.max_model_len, short.shape[1] * self._page)
+        made: dict[str, Any] = build_attn_metadata(
+            attn_groups=member.attn_groups, num_reqs=rows, num_tokens=int(starts_cpu[-1]),
+            query_start_loc_gpu=starts, query_start_loc_cpu=starts_cpu, max_query_len=most, seq_lens=seen,
+            max_seq_len=longest, block_tables=[short] * len(member.attn_groups), slot_mappings=slot_mappings,
+            kv_cache_config=member.kv_cache_config, seq_lens_cpu_upper_bound=most_seen.clamp(max=longest),
+            positions=positions, is_prefilling=member.draft_is_prefilling[:rows],
+        )  # fmt: skip
+        return made
+
+    def _shortened(
+        self, table: torch.Tensor, lengths: torch.Tensor, tokens: torch.Tensor, most: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """(rows, pages) and (rows,): pages that are read, and tokens in them. tokens: (rows,), of the pass, `most` at
+        most."""
+        first = lengths - tokens + 1
+        skipped = (-(-first // self._page) - self._pages).clamp(min=0)  # pages between sinks and window
+        columns = self._columns[: min(self._pages - (1 - most) // self._page, self._widest)]
+        columns = columns + skipped[:, None] * (columns >= self._sinks)
+        short = table.gather(1, columns.clamp(max=self._widest - 1))
+        return short, (lengths - skipped * self._page).to(torch.int32)
+
+
+def check_plain(specs: list[Any], whose: str, remedy: str) -> None:
+    """Raises ValueError unless every layer reads every token of a request from pages of its own."""
+    for spec in specs:
+        windowed = getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
+        if type(spec) is not FullAttentionSpec or windowed:
+            kind = f"{type(spec).__name__} with a window" if windowed else type(spec).__name__
+            raise ValueError(f"{whose} attention is not plain ({kind}): {remedy}")

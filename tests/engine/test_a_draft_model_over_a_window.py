@@ -1,0 +1,163 @@
+"""A draft model that reads the first and the last pages of a request alone: answers stay those of plain decoding, and
+what it reads is bounded, prompts and holes included.
+
+Real vLLM; SmolLM2 drafts for itself as if it were another model, in pages of 32 tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from outrider_runtime.loop.caches import Hole
+from outrider_runtime.vllm_plugin.messages import DraftOrder
+
+from tests.engine.engines import POOR_DRAFT, TARGET, bench, draft_model, sparse_self
+from tests.engine.ordered import OrderedBench, ordered
+from tests.engine.test_several_neural_drafters import MOST, by_turns, everybody, nobody
+from tests.engine.test_sparse_self import ALL, CHAPTERS, LONGEST, PAGE, accepted, only
+from tests.engine.test_speculation_is_lossless import STORY
+
+pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
+NARROW, WHOLE, SELF = range(3)
+POOL = (
+    draft_model(TARGET, "narrow", window_tokens=64),
+    draft_model(TARGET, "whole", window_tokens=LONGEST),
+    sparse_self(64),
+)
+BUDGET = (1 + 3) * PAGE
+"""Of `narrow`: a page of sinks, and 64 tokens lie in at most three."""
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[OrderedBench]:
+    with ordered(POOL, extra=[f"--block-size={PAGE}"]) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def reference(engine: OrderedBench) -> list[list[int]]:
+    return engine.run(ALL, nobody)
+
+
+def test_answers_are_those_of_plain_decoding(engine: OrderedBench, reference: list[list[int]]) -> None:
+    """Alone and by turns, beside the target's own window, while requests of 5 and of 800 tokens come and go."""
+    for give in (only(NARROW), only(WHOLE), everybody(), by_turns):
+        assert engine.run(ALL, give, arrive_every=2) == reference
+        assert all(not report.failures for _, report in engine.told)
+        assert sum(engine.proposed(member) for member in range(len(POOL))) > 0
+
+
+def test_a_window_as_long_as_the_context_is_always_right(engine: OrderedBench, reference: list[list[int]]) -> None:
+    """Bug: a page or a position that is off by one still gives the right answers, and poor proposals."""
+    assert engine.run(ALL, only(WHOLE), arrive_every=2) == reference
+    right, tried = accepted(engine, WHOLE, reference)
+    assert right == tried > 0
+
+
+def test_a_window_is_right_about_what_it_sees(engine: OrderedBench, reference: list[list[int]]) -> None:
+    """The keys and values that it reads were made over a window, too, and still serve."""
+    rates = []
+    for member in (NARROW, WHOLE):
+        assert engine.run(ALL, only(member)) == reference
+        right, tried = accepted(engine, member, reference)
+        rates.append(right / tried)
+    assert 0.3 < rates[0] < rates[1] == 1.0
+
+
+def test_no_pass_reads_more_than_the_window_and_its_own_tokens(
+    engine: OrderedBench, reference: list[list[int]]
+) -> None:  # fmt: skip
+    """Promise: a pass costs what min(context, budget) tokens cost, in steps that read a prompt, too."""
+    seen = list[tuple[int, int]]()
+    member = engine.member(NARROW)
+    made = member._build_attn_metadata
+
+    def noted(*arguments: Any, **keywords: Any) -> Any:
+        metadata = made(*arguments, **keywords)
+        one = next(iter(metadata.values()))
+        tokens = one.query_start_loc[1:] - one.query_start_loc[:-1]
+        seen.extend(zip(one.seq_lens.tolist(), tokens.tolist(), strict=True))
+        return metadata
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(member, "_build_attn_metadata", noted)
+        assert engine.run(ALL, only(NARROW)) == reference
+    assert max(read - tokens for read, tokens in seen) <= BUDGET
+    assert max(tokens for _, tokens in seen) > BUDGET, "a prompt was read in one piece"
+    assert min(tokens for _, tokens in seen) == 1
+
+
+def test_answers_end_where_the_models_length_ends(engine: OrderedBench) -> None:
+    prompts = [CHAPTERS + STORY[:500], CHAPTERS + STORY[:400]]
+    plain = engine.run(prompts, nobody, max_tokens=LONGEST)
+    assert all(len(tokens) + count == LONGEST for tokens, count in zip(plain, engine.prompt_tokens, strict=True))
+    for member in (NARROW, WHOLE):
+        assert engine.run(prompts, only(member), max_tokens=LONGEST) == plain
+
+
+def test_it_catches_up_over_a_hole(engine: OrderedBench, reference: list[list[int]]) -> None:
+    """A prompt that it did not read is read later, chunk after chunk; then it is right about everything."""
+    chunk, last = 96, len(ALL) - 1
+    engine.run([ALL[last]], nobody)
+    prompt = engine.prompt_tokens[0]
+    caught, ready = [0], [0]
+
+    def late(_step: int, requests: list[str], order: DraftOrder) -> DraftOrder:
+        request = engine.scheduler.requests[requests[0]]
+        known = request.num_computed_tokens
+        if request.num_output_tokens < 2:
+            return order
+        if caught[0] < known:
+            end = min(known, caught[0] + chunk)
+            order = order._replace(holes=(Hole(WHOLE, 0, caught[0], end),))
+            caught[0] = end
+            ready[0] = request.num_output_tokens
+            if end < known:
+                return order
+        return only(WHOLE)(0, requests, order)
+
+    assert engine.run([ALL[last]], late) == [reference[last]]
+    assert caught[0] > prompt
+    right = [
+        tokens == reference[last][known - prompt :][: len(tokens)]
+        for (who, _, known), tokens in engine.scheduler.proposals.items()
+        if who == WHOLE
+    ]
+    assert ready[0] < len(reference[last]) - MOST
+    assert right
+    assert all(right)
+
+
+def test_the_loop_serves_with_it_however_it_chooses() -> None:
+    """The closed loop, with a poor draft and a tight window, beside requests that the cache must give up for others."""
+    pool = [draft_model(POOR_DRAFT, window_tokens=32)]
+    with bench(pool, extra=[f"--block-size={PAGE}", "--num-gpu-blocks-override=24"]) as served:
+        served.loop.pin(0)
+        plain = served.generate(ALL[:-2], arrive_every=2)
+        served.loop.pin(3, "draft")
+        assert served.generate(ALL[:-2], arrive_every=2) == plain
+        assert served.verified("draft") > 0
+        served.loop.pin(None)
+        assert served.generate(ALL[:-2], arrive_every=2) == plain
+
+
+def test_a_table_is_shortened_page_by_page() -> None:
+    """Sinks and last pages of each request, and what its own tokens need beyond them."""
+    from types import SimpleNamespace
+
+    from outrider_runtime.drafters.window import Window
+    from outrider_runtime.vllm_plugin.short_tables import ShortTables
+
+    whole = torch.arange(40, dtype=torch.int32).reshape(2, 20)
+    tables = SimpleNamespace(block_sizes=[4], block_tables=[SimpleNamespace(gpu=whole)])
+    member = SimpleNamespace(attn_groups=[["layers"]], dcp_size=1, block_tables=tables, device=torch.device("cpu"))
+    short = ShortTables(Window(sink_tokens=4, window_tokens=5), member)  # one page, and five tokens lie in two
+    lengths, tokens = torch.tensor([42, 9]), torch.tensor([6, 1])
+    table, seen = short._shortened(whole, lengths, tokens, 6)
+    # The first of six tokens is the 37th: its window begins on page 8 of 0, 1, ..
+    assert table[0].tolist() == [0, 8, 9, 10, 11]
+    assert seen.tolist() == [42 - 7 * 4, 9]
+    assert table[1, :3].tolist() == [20, 21, 22]
