@@ -1,6 +1,6 @@
 """Sparse self-speculation on real cores: what a token costs over contexts of 1,000 to 7,500 tokens, with and without.
 
-    python -m tests.benchmarks.long_contexts [--lengths K ...] [--rounds N] [--tokens N] [--minutes M]
+    python -m tests.benchmarks.long_contexts [--lengths K ...] [--rounds N] [--tokens N] [--minutes M] [--resume]
 
 writes results/long_contexts.json, and results/long_contexts.png where matplotlib is installed. One engine (vLLM with
 the loop, SmolLM2, float32, one thread) runs all: plain decoding, fixed draft lengths with a window of 512 tokens, and
@@ -9,8 +9,9 @@ a noisy machine is noisy for all. The engine's clocks count the process's CPU ti
 step. CPU time is raw, one value a round; ratios are taken within a round. The texts are the topics of Python's own
 help.
 
-What is predicted: a speed-up from step times that were fitted to all other cells (what a step costs is the profile's
-form), and from the tokens a step that were measured. So an error is the latency model's.
+Before the cells the profiler measures that engine, as it does for a service, but in CPU time, and over the benchmark's
+own documents, which the prefix cache holds. The loop decides by this profile. What is predicted: a speed-up by the
+profile and by the tokens a step that were measured. So an error is the latency model's.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import os
 import platform
 import pydoc_data.topics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -40,13 +41,13 @@ WINDOW = 512
 LENGTHS = (1, 2, 3)
 SWEEP = (4000, 4, 2)
 """Context, batch and draft length of the window sweep."""
-PAGE = 32
-LEAST_CELLS = 4
-"""Of which a step's cost can be fitted to the others."""
+DRAFTER = f"w{WINDOW}"
+PAGE, LONGEST = 32, 8192
 OWN_TOKENS = 200
 """Of each prompt, that no other one ends with."""
 PLAIN, LOOP = "plain", "closed loop"
-ROUNDS, TOKENS, WARM_UP_TOKENS = 2, 10, 2
+ROUNDS, TOKENS, WARM_UP_TOKENS = 3, 8, 2
+PROFILE_MINUTES = 5.0
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,24 @@ class LongContexts:
     def __init__(self, bench: Any) -> None:
         self._bench, self._loop = bench, bench.loop
         text = "\n".join(pydoc_data.topics.topics.values())
-        self._text: list[int] = bench.llm.get_tokenizer().encode(text)[: 2 * max(CONTEXTS) + 40 * OWN_TOKENS]
+        self._text: list[int] = bench.llm.get_tokenizer().encode(text)[: 2 * LONGEST + 40 * OWN_TOKENS]
         self._serial = 0
 
     def prompt(self, context: int, number: int) -> list[int]:
         """Two documents, and the end of each prompt from a place of its own."""
-        start = (number % 2) * max(CONTEXTS)
-        own = 2 * max(CONTEXTS) + number * OWN_TOKENS
-        return [*self._text[start : start + context - OWN_TOKENS], *self._text[own : own + OWN_TOKENS]]
+        start, own, length = (number % 2) * LONGEST, 2 * LONGEST + number * OWN_TOKENS, min(OWN_TOKENS, context // 2)
+        return [*self._text[start : start + context - length], *self._text[own : own + length]]
+
+    def read_documents(self) -> None:
+        """Into the prefix cache."""
+        self._loop.pin(0)
+        names = [self._add(self.prompt(LONGEST - OWN_TOKENS, number)) for number in range(2)]
+        running = self._bench.scheduler.running
+        while len(running) < 2 or any(not one.num_output_tokens for one in running):
+            self._bench.llm.llm_engine.step()
+            running = self._bench.scheduler.running
+        self._bench.llm.llm_engine.abort_request(names)
+        self._bench.llm.llm_engine.step()
 
     def run(self, seen: Seen, tokens: int) -> None:
         """So many tokens a request, after two steps in which all decode."""
@@ -149,36 +160,93 @@ def cells(lengths: Sequence[int]) -> Iterator[list[Seen]]:
         yield [Seen(tokens, requests, arm.name, arm.window, arm.draft_tokens) for arm in here]
 
 
-def measure(lengths: Sequence[int], rounds: int, tokens: int, minutes: float) -> None:
-    """Ends with the cell that is under way when the minutes are over."""
+def measure(options: argparse.Namespace, before: dict[str, Any]) -> None:
+    """Ends with the cell that is under way when the minutes are over. before: what an earlier run left."""
     from tests.engine import engines
 
     os.environ.update(
         OMP_NUM_THREADS="1", VLLM_CPU_KVCACHE_SPACE="2", VLLM_CPU_OMP_THREADS_BIND="nobind",
     )  # fmt: skip
-    extra = ["--max-model-len=8192", f"--block-size={PAGE}", "--max-num-batched-tokens=2048", "--max-num-seqs=8"]
+    extra = [f"--max-model-len={LONGEST}", f"--block-size={PAGE}", "--max-num-batched-tokens=2048", "--max-num-seqs=8"]
     pool = [engines.sparse_self(window, f"w{window}") for window in WINDOWS]
     hot = engines.hot_config(max_draft_tokens=max(LENGTHS)).model_copy(update={"slo_classes": []})
-    ends = time.monotonic() + 60 * minutes
-    made, done = list(cells(lengths)), list[list[Seen]]()
+    ends = time.monotonic() + 60 * options.minutes
     with engines.bench(pool, hot=hot, extra=extra) as bench, cpu_time(bench):
         for window in WINDOWS:
             if window != WINDOW:
                 bench.loop._controller.suspend(f"w{window}", "the loop chooses among k alone")
         long = LongContexts(bench)
-        for cell in made:
+        profile = before.get("profile") or profiled(long, 60 * options.profile_minutes)
+        done = [cell_of(rows) for rows in before.get("cells", [])]
+        bench.loop.replace_latency(latency_model(profile))
+        for cell in cells(options.lengths):
             if time.monotonic() > ends:
                 break
-            for number in range(rounds + 1):
-                for seen in cell:
-                    usable = f"w{seen.window}"
-                    bench.loop._controller.resume(usable)
-                    long.run(seen if number else Seen(**asdict(seen)), tokens if number else WARM_UP_TOKENS)
-                    if seen.window != WINDOW:
-                        bench.loop._controller.suspend(usable, "the loop chooses among k alone")
-            print(line(cell), flush=True)
-            done.append(cell)
-            keep(document(done))
+            if place(cell) not in map(place, done):
+                run_cell(bench, long, cell, options.rounds, options.tokens)
+                print(line(cell), flush=True)
+                done.append(cell)
+                keep(document(done, profile))
+
+
+def place(cell: Sequence[Seen]) -> tuple[int, int, str]:
+    return cell[0].context, cell[0].batch, cell[-1].arm
+
+
+def run_cell(bench: Any, long: LongContexts, cell: Sequence[Seen], rounds: int, tokens: int) -> None:
+    for number in range(rounds + 1):
+        for seen in cell:
+            usable = f"w{seen.window}"
+            bench.loop._controller.resume(usable)
+            long.run(seen if number else Seen(**asdict(seen)), tokens if number else WARM_UP_TOKENS)
+            if seen.window != WINDOW:
+                bench.loop._controller.suspend(usable, "the loop chooses among k alone")
+
+
+# -- the profile ----------------------------------------------------------------------------------------------------
+
+
+def profiled(long: LongContexts, budget_s: float) -> dict[str, Any]:
+    """Costs of the target's steps and of the drafter's passes, as the profiler finds them. Reading prompts costs no
+    budget: the prefix cache has them."""
+    from outrider_runtime.profiler import driver, session
+    from outrider_runtime.profiler.documents import fit_drafter, fit_target
+    from outrider_runtime.profiler.engines.vllm_engine import VLLMEngine
+
+    bench, listeners = long._bench, list(long._loop.listeners)
+    long.read_documents()
+    with mock.patch.object(driver, "_prompt", lambda _vocabulary, group, index: long.prompt(group[0] + 1, index)):
+        driving = driver.Driver(VLLMEngine(bench.llm.llm_engine))
+        ready = driving.ready()
+        pace = replace(ready.pace, prompt_token_s=0.0)
+        target = session.target_series(ready.limits, pace, DRAFTER, budget_s)
+        drafter = session.drafter_series(ready.limits, pace, ready.drafters[DRAFTER], budget_s)
+        budget = session.Budget(budget_s, time.process_time(), time.process_time)
+        session.run([target, drafter], driving.visit, budget, lambda _line: None)
+        driving._clear()
+    long._loop.listeners[:], long._loop.takes_every_place = listeners, False
+    fitted = fit_target(target)
+    passes = fit_drafter(drafter, ready.drafters[DRAFTER])
+    return {
+        "target": {mode.value: asdict(one.cost) for mode, one in fitted.items()}, "draft": asdict(passes.cost),
+        "firstPass": asdict(passes.first_pass), "shapes": len(target.order) + len(drafter.order),
+        "heldOutErrorPercent": [_percent(error for one in fitted.values() for error in one.errors),
+                                _percent(passes.errors)],
+    }  # fmt: skip
+
+
+def _percent(errors: Iterable[float]) -> float:
+    return round(100 * median(errors), 1)
+
+
+def latency_model(profile: dict[str, Any]) -> Any:
+    from outrider_runtime.control.cost import DrafterCost, LatencyModel, StepCost
+    from outrider_runtime.control.plans import ExecutionMode
+
+    draft = DrafterCost(StepCost(**profile["draft"]), True, StepCost(**profile["firstPass"]))
+    return LatencyModel(
+        {ExecutionMode(mode): StepCost(**one) for mode, one in profile["target"].items()}, {DRAFTER: draft}
+    )
 
 
 @contextmanager
@@ -202,54 +270,43 @@ def line(cell: Sequence[Seen]) -> str:
 
 
 def speedup(one: Seen, plain: Seen) -> float:
-    return median(two / mine for mine, two in zip(one.cpu_ms, plain.cpu_ms, strict=True))
+    return median(ratios(one, plain))
+
+
+def ratios(one: Seen, plain: Seen) -> list[float]:
+    """One a round."""
+    return [two / mine for mine, two in zip(one.cpu_ms, plain.cpu_ms, strict=True)]
 
 
 # -- what the latency model says ------------------------------------------------------------------------------------
 
 
-def predictions(made: Sequence[Sequence[Seen]]) -> list[dict[str, Any]]:
-    """Of each fixed length in each cell: measured and predicted speed-up, the cell itself left out of the fit."""
-    found = []
-    made = [cell for cell in made if any(one.draft_tokens is None for one in cell)]  # not the window sweep
-    for cell in made if len(made) >= LEAST_CELLS else ():
-        others = [one for other in made if other is not cell for one in other if one.draft_tokens is not None]
-        target, drafts = _fitted(others)
-        plain = cell[0]
-        for one in cell:
-            if one.draft_tokens:
-                step_ms = target(one.context, one.batch, one.draft_tokens) + one.draft_tokens * drafts(one)
-                predicted = median(one.tokens_per_step) * target(one.context, one.batch, 0) / step_ms
-                found.append(
-                    {"context": one.context, "batch": one.batch, "draftTokens": one.draft_tokens,
-                     "measured": round(speedup(one, plain), 3), "predicted": round(predicted, 3)}
-                )  # fmt: skip
+def predictions(made: Sequence[Sequence[Seen]], profile: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of each fixed length in each cell: measured and predicted speed-up."""
+    model, found = latency_model(profile), []
+    even = next(iter(model.target.values()))
+    draft = model.drafters[DRAFTER]
+    for cell in made:
+        for one in cell if cell[-1].arm == LOOP else ():
+            drafted = one.draft_tokens
+            if not drafted:
+                continue
+            plain_s, step_s = (even.seconds(_shape(one.context, one.batch, k)) for k in (0, drafted))
+            once = _shape(_read(one), one.batch, 0)
+            step_s += drafted * draft.cost.seconds(once) + draft.first_pass.seconds(once)
+            found.append(
+                {"context": one.context, "batch": one.batch, "draftTokens": drafted,
+                 "measured": round(speedup(one, cell[0]), 3),
+                 "predicted": round(median(one.tokens_per_step) * plain_s / step_s, 3)}
+            )  # fmt: skip
     return found
 
 
-def _fitted(seen: Sequence[Seen]) -> tuple[Any, Any]:
-    """Milliseconds of a target's step by context, batch and verified tokens of a request; of a draft pass."""
-    from outrider_runtime.control.fit import Sample, fit
+def _shape(context: float, batch: int, verified: int) -> Any:
+    from outrider_runtime.control.cost import Shape
 
-    def shape(context: float, batch: int, verified: int) -> Any:
-        from outrider_runtime.control.cost import Shape
-
-        tokens = batch * (1 + verified)
-        return Shape(context * batch, float(tokens), float(batch), context * tokens / 1000)
-
-    target = fit([Sample(shape(one.context, one.batch, one.draft_tokens or 0), median(one.target_ms)) for one in seen])
-    drafted = [one for one in seen if one.draft_tokens]
-    passes = fit(
-        [
-            Sample(shape(_read(one), one.batch, 0), median(one.draft_ms) / one.draft_tokens)
-            for one in drafted
-            if one.draft_tokens
-        ]
-    )
-    return (
-        lambda context, batch, verified: target.cost.seconds(shape(context, batch, verified)),
-        lambda one: passes.cost.seconds(shape(_read(one), one.batch, 0)),
-    )
+    tokens = batch * (1 + verified)
+    return Shape(context * batch, float(tokens), float(batch), context * tokens / 1000)
 
 
 def _read(one: Seen) -> float:
@@ -260,24 +317,27 @@ def _read(one: Seen) -> float:
     return float(min(one.context, traits(sparse_self(one.window), PAGE).kv_budget or 0))
 
 
-def document(made: Sequence[Sequence[Seen]]) -> dict[str, Any]:
-    rows = []
-    for cell in made:
-        for one in cell:
-            rows.append(
-                {**asdict(one), "target_ms": round(median(one.target_ms), 3),
-                 "draft_ms": round(median(one.draft_ms), 3),
-                 "speedup": round(speedup(one, cell[0]), 3)}
-            )  # fmt: skip
-    predicted = predictions(made)
+def document(made: Sequence[Sequence[Seen]], profile: dict[str, Any]) -> dict[str, Any]:
+    predicted = predictions(made, profile)
     errors = [abs(one["predicted"] / one["measured"] - 1) for one in predicted]
     clear = [one for one in predicted if abs(one["measured"] - 1) > 0.05]
     return {
         "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg(),
-        "medianErrorPercent": round(100 * median(errors), 1) if errors else None,
+        "profile": profile, "medianErrorPercent": _percent(errors) if errors else None,
         "rightSideOfOne": [sum((one["measured"] > 1) == (one["predicted"] > 1) for one in clear), len(clear)],
-        "predicted": predicted, "cells": rows,
+        "predicted": predicted, "cells": [[row(one, cell[0]) for one in cell] for cell in made],
     }  # fmt: skip
+
+
+def row(one: Seen, plain: Seen) -> dict[str, Any]:
+    return {
+        **asdict(one), "target_ms": [round(median(one.target_ms), 3)], "draft_ms": [round(median(one.draft_ms), 3)],
+        "speedup": round(speedup(one, plain), 3), "speedups": [round(ratio, 3) for ratio in ratios(one, plain)],
+    }  # fmt: skip
+
+
+def cell_of(rows: Sequence[dict[str, Any]]) -> list[Seen]:
+    return [Seen(**{name: row[name] for name in Seen.__dataclass_fields__}) for row in rows]
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -293,9 +353,9 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
         for arm, style in ((f"k = {LENGTHS[1]}", "-"), (LOOP, "--")):
             here = [row for row in rows if row["batch"] == batch and row["arm"] == arm]
             here.sort(key=lambda row: int(row["context"]))
-            left.plot(
-                [row["context"] for row in here], [row["speedup"] for row in here], style, marker="o",
-                label=f"{batch} requests, {arm}",
+            left.errorbar(
+                [row["context"] for row in here], [row["speedup"] for row in here], _spread(here), linestyle=style,
+                marker="o", capsize=3, label=f"{batch} requests, {arm}",
             )  # fmt: skip
     left.axhline(1.0, color="grey", linewidth=0.8)
     left.set(title=f"window {WINDOW}", xlabel="context (tokens)", ylabel="speed-up, CPU seconds a token")
@@ -303,7 +363,7 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     sweep = [row for row in rows if row["arm"].startswith("window")]
     rates = [row["accepted"][0] / max(1, row["tried"][0]) for row in sweep]
     windows = [row["window"] for row in sweep]
-    right.plot(windows, [row["speedup"] for row in sweep], marker="o", label="speed-up")
+    right.errorbar(windows, [row["speedup"] for row in sweep], _spread(sweep), marker="o", capsize=3, label="speed-up")
     right.plot(windows, rates, marker="s", label="first proposals accepted")
     context, batch, length = SWEEP
     right.set(title=f"{batch} requests of {context} tokens, k = {length}", xlabel="window (tokens)", xscale="log")
@@ -314,20 +374,30 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     pyplot.close(figure)
 
 
+def _spread(rows: Sequence[dict[str, Any]]) -> list[list[float]]:
+    """(2, rows): from the lowest round to the median, and from there to the highest."""
+    return [
+        [row["speedup"] - min(row["speedups"]) for row in rows],
+        [max(row["speedups"]) - row["speedup"] for row in rows],
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, choices=LENGTHS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of a request in a round")
     parser.add_argument("--minutes", type=float, default=120.0)
+    parser.add_argument("--profile-minutes", type=float, default=PROFILE_MINUTES, help="of CPU time")
+    parser.add_argument("--resume", action="store_true", help="keep the profile and the cells that are there")
     options = parser.parse_args()
-    measure(options.lengths, options.rounds, options.tokens, options.minutes)
+    measure(options, json.loads(RESULTS.read_text()) if options.resume else {})
 
 
 def keep(found: dict[str, Any]) -> None:
     """After each cell: a run that is ended early leaves what it has."""
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-    plot(found["cells"], RESULTS.with_suffix(".png"))
+    plot([row for cell in found["cells"] for row in cell], RESULTS.with_suffix(".png"))
     right, clear = found["rightSideOfOne"]
     print(
         f"predicted against measured: median error {found['medianErrorPercent']}%, {right} of {clear} on the right side"

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 CONTEXTS = (64, 512, 2048, 8192, 32768)
+FAR = 2
+"""Times the longest of these, from which on the longest request is measured, too."""
 PREFILLS = (64, 256, 1024)
 HEADROOM_TOKENS = 160
 """Tokens that a request may grow by while its shapes are measured."""
@@ -118,8 +120,12 @@ def drafter_grid(limits: Limits, *, reads: bool, widest: int = 1) -> list[GridPo
 
 
 def contexts(limits: Limits) -> list[int]:
+    """The longest is what a request may take, where the others end far below: reading its KV is then what a step takes,
+    and no line from short contexts says how long."""
     longest = limits.max_model_len - HEADROOM_TOKENS
     fitting = [context for context in CONTEXTS if context <= longest]
+    if fitting and longest >= FAR * fitting[-1]:
+        fitting.append(longest)
     return fitting or [max(1, limits.max_model_len // 2)]
 
 

@@ -92,6 +92,16 @@ def test_a_step_with_a_prompt_is_priced_as_prompts_are():
     assert pace.times(2).seconds(GridPoint(64, 1)) == 2.5
 
 
+def test_contexts_as_long_as_requests_may_get_are_measured_where_memory_holds_them():
+    """Bug: the longest measured context was a fourth of what requests may take, and what lies beyond was a guess."""
+    limits = Limits(max_requests=64, max_model_len=102_400, max_draft_tokens=4, step_tokens=8192, kv_tokens=500_000)
+    longest = max(p.context for p in target_grid(limits))
+    assert 100_000 < longest < 102_400
+    assert {p.batch for p in target_grid(limits) if p.context == longest} == {1, 2, 4}
+    assert longest in {p.context for p in most_informative(target_grid(limits), PACE)[:20]}
+    assert max(p.context for p in target_grid(replace(limits, max_model_len=40_000))) == 32_768
+
+
 def test_no_shape_leaves_the_engines_limits():
     """A shape that cannot be scheduled would hang the profile."""
     tight = Limits(max_requests=4, max_model_len=300, max_draft_tokens=3, step_tokens=40, kv_tokens=2000)

@@ -38,6 +38,7 @@ def measured_drafter(machine: Machine, drafter: Drafter) -> session.Series:
 LOOKUP_DRAFTER = Drafter("lookup")
 HEAD = Drafter("eagle", passes=True, needs_hidden=True)
 SELF = Drafter("self", passes=True, kv_budget=256)
+SMALL = Drafter("small", passes=True, needs_kv=True, kv_budget=256)
 
 
 def test_a_quiet_machine_is_predicted_within_a_percent_everywhere():
@@ -215,4 +216,22 @@ def test_a_drafter_over_a_window_is_priced_by_what_it_reads():
     for read, requests in ((64, 4), (256, 4), (256, 16)):
         shape = Shape(read * requests, requests, requests, read * requests / 1000)
         assert fitted.cost.seconds(shape) == pytest.approx(STRAIGHT.seconds(shape), rel=0.03)
+    assert held_out_percent([fitted]) < 2
+
+
+class Bounded(StepCost):
+    """Reads no more than 256 tokens of each request."""
+
+    def seconds(self, shape: Shape) -> float:
+        cost, read = StepCost(self.per_context_token_s, self.per_batched_token_s, constant_s=self.constant_s), 256.0
+        return cost.seconds(shape._replace(n_context=min(float(shape.n_context), read * shape.n_requests)))
+
+
+def test_a_draft_model_over_a_window_is_priced_by_what_it_reads_and_by_its_steps_tokens():
+    """Unlike the target itself, its first pass runs over the target's step."""
+    cost = Bounded(2e-6, 5e-5, constant_s=0.002)
+    fitted = fit_drafter(measured_drafter(Machine(drafters={"small": DrafterCost(cost)}), SMALL), SMALL)
+    for read, requests, tokens in ((64, 4, 4), (256, 4, 20), (256, 16, 16)):
+        shape = Shape(read * requests, tokens, requests, read * tokens / 1000)
+        assert fitted.cost.seconds(shape) == pytest.approx(cost.seconds(shape), rel=0.03)
     assert held_out_percent([fitted]) < 2
