@@ -8,7 +8,7 @@ from outrider_runtime.control import trees
 from outrider_runtime.control.acceptance import OF_THIS_STEP
 from outrider_runtime.control.batch import NOBODY, Batch, Bools, Floats, Ints
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.cost import next_step, this_step
+from outrider_runtime.control.cost import next_step, this_step, without_prompts
 from outrider_runtime.control.draft_kv import SHORT_TOKENS, DraftKV
 from outrider_runtime.control.drafters import Choice, Need, Pool, choose, drafts_s, nobody
 from outrider_runtime.control.evidence import Evidence
