@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from outrider_crds.state import DrafterState
+from outrider_runtime.paths import RUN_DIR_VARIABLE, Paths
 from outrider_runtime.vllm_plugin import launch
 
 from tests.engine import engines
@@ -57,6 +60,39 @@ def test_a_head_for_a_target_that_hands_out_no_hidden_states_is_left_out(without
         engine.loop.pin(3, "pld")
         assert engine.generate(PROMPTS) == plain
         assert engine.verified("pld") > 0
+
+
+def test_a_pod_whose_memory_ends_with_its_graphs_starts_again_without_the_dearest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Bug: it ended there at every start."""
+    from outrider_runtime.vllm_plugin import cpu
+
+    cpu.install()
+    from outrider_runtime.vllm_plugin.memory import Takes
+    from outrider_runtime.vllm_plugin.runner import CPUPoolRunner
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    def end(*_: object, **__: object) -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    plan = launch.plan_launch(
+        boot_config([draft_model(POOR_DRAFT), lookup()]),
+        engines.hot_config(),
+        Paths(run_dir=str(tmp_path), mounted=False),
+    )
+    monkeypatch.setenv(RUN_DIR_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(GPUModelRunner, "capture_model", end)
+    runner = object.__new__(CPUPoolRunner)
+    takes = {"draft": Takes(9 << 20, 0)}
+    runner.speculator = SimpleNamespace(takes=lambda _specs: takes)
+    monkeypatch.setattr(CPUPoolRunner, "get_kv_cache_spec", lambda _: {})
+    with pytest.raises(torch.OutOfMemoryError) as ended:
+        runner.capture_model()
+    smaller = launch.after_failure(plan, ended.value)
+    assert smaller is not None
+    assert [one.name for one in smaller.pool.hosted] == ["pld"]
+    assert "9 MiB" in smaller.pool.dropped["draft"]
 
 
 @pytest.mark.parametrize("when", ["set_attn", "init_cudagraph_manager", "propose"])

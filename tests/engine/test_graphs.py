@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -10,12 +12,36 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from outrider_runtime.drafters.pool import Pool
+from outrider_runtime.local_manifest import load_local_service
+from outrider_runtime.paths import Paths
+from outrider_runtime.vllm_plugin import arguments
 from outrider_runtime.vllm_plugin.graphs import LARGEST_TOKENS, graph_sizes, offer_whole_graphs
+from outrider_runtime.vllm_plugin.launch import LaunchPlan
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
-REQUESTS, DRAFTED = 128, 5  # of examples/llama-h200.yaml
+EXAMPLE = Path(__file__).parents[2] / "examples/llama-h200.yaml"
+REQUESTS, DRAFTED = 128, 5  # as the example has them
 STOCK_SIZES = [1, 2, 4, *range(8, 256, 8), *range(256, LARGEST_TOKENS + 1, 16)]
-"""What vLLM 0.32 chooses by itself for that service."""
+"""What vLLM 0.32 chooses by itself for that service, without those that it adds for speculation."""
+MODES = [False, True]
+NAMED = ["uniform", "varlen"]
+
+
+def given_to_vllm() -> tuple[list[int], list[list[int]]]:
+    """Sizes and lengths, as the engine's arguments for the example name them."""
+    service = load_local_service(EXAMPLE)
+    pool = Pool(hosted=tuple(service.boot.draft_pool))
+    plan = LaunchPlan(
+        boot=service.boot, hot=service.hot, paths=Paths(run_dir="/run"), pool=pool, engine_version="0.32.0"
+    )
+    made = arguments.engine_arguments(plan)
+    assert f"--max-num-seqs={REQUESTS}" in made
+    after = made[made.index("--cudagraph-capture-sizes") + 1 :]
+    sizes = [int(one) for one in after[: next(place for place, one in enumerate(after) if one.startswith("--"))]]
+    speculative = json.loads(next(one for one in made if one.startswith("--speculative-config")).partition("=")[2])
+    assert speculative["num_speculative_tokens"] == DRAFTED
+    return sizes, speculative["num_speculative_tokens_per_batch_size"]
 
 
 def every_length(most: int) -> list[list[int]]:
@@ -48,12 +74,13 @@ def captured(sizes: list[int], drafted: int, requests: int, table: list[list[int
     }
     mode, query = CUDAGraphMode[shape.get("mode", "FULL_AND_PIECEWISE")], shape.get("query", drafted + 1)
     with mock.patch.multiple(cudagraph_utils, **known):
-        return cudagraph_utils.CudaGraphManager(config, torch.device("cpu"), mode, query)
+        kind, varlen = shape.get("kind", cudagraph_utils.CudaGraphManager), shape.get("varlen", False)
+        return kind(config, torch.device("cpu"), mode, query, varlen_decode=varlen)
 
 
-def captures(sizes: list[int], table: list[list[int]] | None) -> int:
+def captures(sizes: list[int], table: list[list[int]] | None, *, varlen: bool = False) -> int:
     """Graphs of the target, of a head's first pass, and of its others: one for each number of them."""
-    target = captured(sizes, DRAFTED, REQUESTS, table)
+    target = captured(sizes, DRAFTED, REQUESTS, table, varlen=varlen)
     others = captured(sizes, DRAFTED, REQUESTS, table, mode="FULL_DECODE_ONLY", query=1)
     passes = 1 if table is None else DRAFTED - 1
     return 2 * _number(target) + passes * _number(others)
@@ -63,9 +90,14 @@ def _number(manager: Any) -> int:
     return sum(len(graphs) for graphs in manager._capture_descs.values())
 
 
-def test_a_pod_captures_at_most_half_as_many_graphs_again_as_stock_vllm() -> None:
+@pytest.mark.parametrize("varlen", MODES, ids=NAMED)
+def test_a_pod_captures_at_most_half_as_many_graphs_again_as_stock_vllm(varlen: bool) -> None:
     """Bug: every length at every size of a fine grid took minutes of a pod's start and gigabytes of its memory."""
-    assert captures(graph_sizes(DRAFTED, REQUESTS), every_length(DRAFTED)) <= 1.5 * captures(STOCK_SIZES, None)
+    assert captures(*given_to_vllm(), varlen=varlen) <= 1.5 * captures(STOCK_SIZES, None)
+
+
+def test_every_length_that_may_be_chosen_is_named_to_vllm() -> None:
+    assert given_to_vllm() == (graph_sizes(DRAFTED, REQUESTS), every_length(DRAFTED))
 
 
 @settings(max_examples=25)
@@ -95,13 +127,113 @@ def test_equal_lengths_run_in_a_whole_graph_and_others_in_pieces() -> None:
     """What the state calls Uniform, and what the two prices of a step are for."""
     from outrider_runtime.vllm_plugin.verification import verification
 
-    manager = captured(graph_sizes(DRAFTED, REQUESTS), DRAFTED, REQUESTS, every_length(DRAFTED))
+    sizes, table = given_to_vllm()
+    manager = captured(sizes, DRAFTED, REQUESTS, table)
     offer_whole_graphs(manager)
     assert verification(manager) == "Uniform"
     for length in range(1, DRAFTED + 2):
         batches = range(1, min(REQUESTS, LARGEST_TOKENS // length) + 1)
         assert {decoding(manager, [length] * batch) for batch in batches} == {"FULL"}
     assert decoding(manager, [3, 1, 6]) == "PIECEWISE"
+
+
+lengths_of_requests = st.lists(st.integers(1, DRAFTED + 1), min_size=1, max_size=REQUESTS)
+
+
+@settings(max_examples=200)
+@given(lengths_of_requests)
+def test_where_the_attention_allows_it_every_mix_of_lengths_runs_in_a_whole_graph(lengths: list[int]) -> None:
+    """Bug: on GPUs the price of a length of one's own for each request was a step in pieces (FlashAttention 3 and
+    Triton replay graphs of any lengths). The padding is bounded."""
+    from outrider_runtime.vllm_plugin.verification import verification
+
+    sizes, table = given_to_vllm()
+    manager = captured(sizes, DRAFTED, REQUESTS, table, varlen=True)
+    offer_whole_graphs(manager)
+    assert verification(manager) == "Varlen"
+    if sum(lengths) <= LARGEST_TOKENS:
+        assert decoding(manager, lengths) == "FULL"
+        graph = manager.dispatch(len(lengths), sum(lengths), None, 0, max_query_len=max(lengths))
+        assert graph.max_query_len == DRAFTED + 1
+        assert graph.num_tokens <= sum(lengths) * 4 / 3 + 4
+    assert manager.dispatch(len(lengths), sum(lengths), None, 0).cg_mode.name != "FULL", "with a prompt in the step"
+
+
+@pytest.mark.parametrize("varlen", MODES, ids=NAMED)
+@settings(max_examples=200)
+@given(lengths=lengths_of_requests, reads_a_prompt=st.booleans())
+def test_a_heads_first_pass_runs_in_the_graph_of_the_targets_batch(
+    varlen: bool, lengths: list[int], reads_a_prompt: bool
+) -> None:
+    """It reads the metadata that the target's attention prepared, and some kernels lay that out by the graph's number
+    of requests."""
+    target, head = both_managers(varlen)
+    longest = None if reads_a_prompt else max(lengths)
+    same = lengths[0] if len(set(lengths)) == 1 and not reads_a_prompt else None
+    of_target = target.dispatch(len(lengths), sum(lengths), same, 0, max_query_len=longest)
+    head.longest = longest
+    of_head = head.dispatch(len(lengths), of_target.num_tokens, same, num_active_loras=0, max_query_len=None)
+    assert of_head.cg_mode == of_target.cg_mode
+    if of_target.cg_mode.name == "FULL":
+        assert of_head == of_target
+
+
+def both_managers(varlen: bool) -> tuple[Any, Any]:
+    sizes, table = given_to_vllm()
+    target = captured(sizes, DRAFTED, REQUESTS, table, varlen=varlen)
+    from outrider_runtime.vllm_plugin.eagle_head import FirstPassGraphs
+
+    head = captured(sizes, DRAFTED, REQUESTS, table, varlen=varlen, kind=FirstPassGraphs)
+    for manager in (target, head):
+        offer_whole_graphs(manager)
+        manager._graphs_captured = True
+    return target, head
+
+
+def attention(support: str, longest: int | None = None) -> Any:
+    """A group of layers whose backend's graphs replay as much."""
+    from vllm.v1.attention.backend import AttentionCGSupport
+
+    builder = SimpleNamespace(
+        get_cudagraph_support=lambda *_: AttentionCGSupport[support],
+        get_varlen_cudagraph_max_query_len=lambda *_: longest,
+    )
+    return SimpleNamespace(
+        get_metadata_builder=lambda _: builder, kv_cache_spec=None, backend=int, layer_names=["a layer"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("groups", "beyond", "fits"),
+    [
+        ([("ALWAYS",)], "ALWAYS", True),
+        ([("ALWAYS",), ("UNIFORM_BATCH", DRAFTED + 1)], "ALWAYS", True),
+        ([("ALWAYS",), ("UNIFORM_BATCH", DRAFTED)], "ALWAYS", False),
+        ([("ALWAYS",), ("UNIFORM_BATCH", None)], "ALWAYS", False),
+        ([("NEVER",)], "ALWAYS", False),
+        ([("ALWAYS",)], "UNIFORM_BATCH", False),
+    ],
+)
+def test_the_mode_is_what_the_attention_can_replay(groups: list[Any], beyond: str, fits: bool) -> None:
+    """FlashAttention 3 and Triton always can, FlashAttention 2 cannot; vLLM's own backends say so."""
+    from outrider_runtime.vllm_plugin import cpu
+
+    cpu.install()
+    from outrider_runtime.vllm_plugin.runner import PoolRunner
+    from vllm.v1.attention.backend import AttentionCGSupport
+    from vllm.v1.worker.gpu import cudagraph_utils
+
+    graphs_of: Any = PoolRunner._graphs
+    runner = SimpleNamespace(
+        attn_groups=[[attention(*one) for one in groups]], vllm_config=None, decode_query_len=DRAFTED + 1,
+        model_state=SimpleNamespace(get_additional_cg_support=lambda: (AttentionCGSupport[beyond], "another")),
+        speculator=SimpleNamespace(any_length_fits=None),
+    )  # fmt: skip
+    with mock.patch.object(cudagraph_utils, "ModelCudaGraphManager", lambda *_, **given: given):
+        assert graphs_of(runner, varlen_decode=False) == {"varlen_decode": fits}
+        assert runner.speculator.any_length_fits is fits
+        plain = SimpleNamespace(speculator=None)
+        assert graphs_of(plain, varlen_decode=False) == {"varlen_decode": False}, "as vLLM has it"
 
 
 @pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL"])

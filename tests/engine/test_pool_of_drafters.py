@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.step_clock import HostClock
+from outrider_runtime.vllm_plugin.agreement import Agreement, alone
 from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
 from outrider_runtime.vllm_plugin.messages import IDLE, NOBODY, DraftOrder, numbers
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -60,7 +61,7 @@ class DeviceBehind(HostClock):
         self.reached = self.ticks
 
 
-def pool(*makers: Callable[[], Any], told: Callable[[str, Exception], None] = print) -> Any:
+def pool(*makers: Callable[[], Any], told: Callable[[str, Exception], None] = print, agree: Agreement = alone) -> Any:
     """told: of each member that cannot be made."""
     from outrider_runtime.vllm_plugin import cpu_worker  # binds vLLM's kernels before the next line binds others
     from outrider_runtime.vllm_plugin.speculator import PoolSpeculator
@@ -74,7 +75,7 @@ def pool(*makers: Callable[[], Any], told: Callable[[str, Exception], None] = pr
         compilation_config=SimpleNamespace(static_forward_context={}),
     )
     named = [(f"member {number}", make) for number, make in enumerate(makers)]
-    return PoolSpeculator(named, config, torch.device("cpu"), told)
+    return PoolSpeculator(named, config, torch.device("cpu"), told, agree)
 
 
 def order(passes: list[int], chosen: list[int], second: list[int] | None = None, **fields: Any) -> DraftOrder:

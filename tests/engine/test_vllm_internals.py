@@ -21,7 +21,8 @@ OVERRIDDEN = {
     ),
     "runner.PoolRunner": (
         f"{GPU}.model_runner.GPUModelRunner",
-        "load_model initialize_kv_cache execute_model sample sample_tokens take_draft_token_ids",
+        "load_model initialize_kv_cache capture_model prepare_inputs execute_model sample sample_tokens "
+        "take_draft_token_ids",
     ),
     "adapters.RunnerWithAdapters": (
         f"{GPU}.model_runner.GPUModelRunner", "load_model prepare_inputs _set_active_loras"
@@ -41,7 +42,10 @@ OVERRIDDEN = {
         f"{GPU}.spec_decode.standalone_ar.speculator.StandaloneARSpeculator", "load_model set_attn propose"
     ),
     "eagle_head.EagleHead": (
-        f"{GPU}.spec_decode.eagle.speculator.EagleSpeculator", "load_draft_model init_cudagraph_manager"
+        f"{GPU}.spec_decode.eagle.speculator.EagleSpeculator", "load_draft_model init_cudagraph_manager propose"
+    ),
+    "eagle_head.FirstPassGraphs": (
+        f"{GPU}.spec_decode.target_dependent_ar.cudagraph_utils.SpeculatorCudaGraphManager", "dispatch"
     ),
     "prompt_lookup.PromptLookup": (f"{GPU}.spec_decode.ngram.speculator.NgramGPUSpeculator", "propose"),
     "cpu_worker.OutriderCPUWorker": (
@@ -84,6 +88,20 @@ CALLED = {
     "vllm.lora.ops.torch_ops.lora_ops.bgmv_expand_slice": (
         "inputs lora_b_weights output_tensor lora_indices_tensor slice_offset slice_size add_inputs"
     ),
+    f"{GPU}.cudagraph_utils.ModelCudaGraphManager": (
+        "vllm_config device cudagraph_mode decode_query_len lora_capture_cases varlen_decode ubatch_runner"
+    ),
+    f"{GPU}.spec_decode.target_dependent_ar.cudagraph_utils.SpeculatorCudaGraphManager": (
+        "vllm_config device cudagraph_mode decode_query_len lora_capture_cases varlen_decode ubatch_runner"
+    ),
+    f"{GPU}.cudagraph_utils.CudaGraphManager.dispatch": (
+        "self num_reqs num_tokens uniform_token_count num_active_loras max_query_len num_ubatches"
+    ),
+    f"{GPU}.attn_utils.get_varlen_cudagraph_unsupported_backend": (
+        "attn_groups vllm_config max_query_len checked_layer_names"
+    ),
+    f"{GPU}.model_states.interface.ModelState.get_additional_cg_support": "self",
+    "vllm.utils.torch_utils.async_tensor_h2d": "data device dtype out",
     f"{GPU}.attn_utils.init_attn_backend": "kv_cache_config vllm_config device active_layer_names draft_layer_names",
     f"{GPU}.attn_utils.build_slot_mappings_by_layer": "slot_mappings kv_cache_config",
     f"{GPU}.spec_decode.eagle.utils.get_model": "vllm_config model_config prefix load_config",
@@ -122,16 +140,15 @@ ATTRIBUTES = {
     "vllm.v1.outputs.ModelRunnerOutput": "req_id_to_index sampled_token_ids",
     f"{GPU}.model_runner.GPUModelRunner": (
         "model speculator req_states draft_tokens_handler cudagraph_manager use_aux_hidden_state_outputs lora_config "
-        "prompt_logprobs_worker"
+        "prompt_logprobs_worker attn_groups decode_query_len model_state"
     ),
     f"{GPU}.states.RequestState": "req_id_to_index draft_tokens all_token_ids total_len",
     f"{GPU}.input_batch.InputBatch": (
         "req_ids num_reqs idx_mapping idx_mapping_np query_start_loc positions num_tokens_after_padding "
-        "num_draft_tokens_per_req "
-        "num_reqs_after_padding"
+        "num_draft_tokens_per_req num_reqs_after_padding num_scheduled_tokens has_prefill max_query_len"
     ),
     f"{GPU}.cudagraph_utils.CudaGraphManager": "cudagraph_mode varlen_decode _capture_descs _candidates",
-    f"{GPU}.cudagraph_utils.BatchExecutionDescriptor": "num_tokens num_active_loras uniform_token_count",
+    f"{GPU}.cudagraph_utils.BatchExecutionDescriptor": "num_tokens num_active_loras uniform_token_count max_query_len",
     f"{GPU}.spec_decode.utils.DraftTokensHandler": "req_ids",
     f"{GPU}.spec_decode.speculator.DraftModelSpeculator": (
         "vllm_config device model input_buffers block_tables kv_cache_config attn_groups draft_attn_layer_names "

@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum, auto
 
 import torch
 from torch import distributed
 
-Agreement = Callable[[bool], bool]
-"""Whether something failed on this rank -> whether it did on any. Every rank asks at the same places."""
+
+class Failed(Enum):
+    NOWHERE = auto()
+    SOMEWHERE = auto()
+    EVERYWHERE = auto()
 
 
-def alone(failed: bool) -> bool:
+class RanksDisagreeError(RuntimeError):
+    """A drafter has failed on some ranks in the midst of its passes. The others wait there for these ranks' part of a
+    sum, and would get that of the target's next step: the engine ends, at once and on all ranks."""
+
+    def __init__(self, drafter: str, failure: str) -> None:
+        where = f"on this rank alone ({failure})" if failure else "on another rank alone"
+        super().__init__(f"drafter {drafter} failed {where}, so the ranks are out of step; the engine starts again")
+
+
+Agreement = Callable[[bool], Failed]
+"""Whether something failed on this rank -> where it did. Every rank asks at the same places."""
+
+
+def alone(failed: bool) -> Failed:
     """One rank has nobody to agree with."""
-    return failed
+    return Failed.EVERYWHERE if failed else Failed.NOWHERE
 
 
 def among(group: distributed.ProcessGroup) -> Agreement:
     """Through the ranks' group on the CPU, so that nobody waits for a device: some ten microseconds on one machine."""
-    if distributed.get_world_size(group) == 1:
+    ranks = distributed.get_world_size(group)
+    if ranks == 1:
         return alone
 
-    def failed_anywhere(failed: bool) -> bool:
+    def where(failed: bool) -> Failed:
         failures = torch.tensor([int(failed)], dtype=torch.int32)
-        distributed.all_reduce(failures, op=distributed.ReduceOp.MAX, group=group)
-        return bool(failures.item())
+        distributed.all_reduce(failures, op=distributed.ReduceOp.SUM, group=group)
+        count = int(failures.item())
+        return Failed.NOWHERE if count == 0 else Failed.EVERYWHERE if count == ranks else Failed.SOMEWHERE
 
-    return failed_anywhere
+    return where

@@ -12,6 +12,7 @@ import torch
 from vllm.config import get_layers_from_vllm_config
 from vllm.config.compilation import CUDAGraphMode
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.spec_decode.standalone_ar import speculator
@@ -123,8 +124,8 @@ class DraftModel(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyp
         self._run_model(tokens, positions, metadata, by_layer, None)
 
     def _there(self, values: np.ndarray[Any, Any]) -> torch.Tensor:
-        here = torch.from_numpy(values)
-        return here if self.device.type == "cpu" else here.pin_memory().to(self.device, non_blocking=True)
+        there: torch.Tensor = async_tensor_h2d(values, device=self.device)
+        return there
 
 
 def _with_room_for_its_own_tokens(vllm_config: Any) -> Any:

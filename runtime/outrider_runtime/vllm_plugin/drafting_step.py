@@ -14,7 +14,7 @@ import torch
 
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.step_clock import StepClock
-from outrider_runtime.vllm_plugin.agreement import Agreement, alone
+from outrider_runtime.vllm_plugin.agreement import Agreement, Failed, RanksDisagreeError, alone
 from outrider_runtime.vllm_plugin.messages import NOBODY, DraftOrder, DraftReport
 
 T = TypeVar("T")
@@ -52,14 +52,14 @@ class DraftingStep:
         return [hole._replace(request=self._rows.index(hole.request)) for hole in self.order.holes_of(drafter)]
 
     def run(self, drafter: int, propose: Callable[[], T]) -> T | None:
-        """Time a member; None when it raised, here or on another rank."""
+        """Time a member; None when it raised. Raises RanksDisagreeError when it did so on some ranks only."""
         made, span = self._guarded(drafter, propose)
         if span is not None:
             self._spans[drafter] = span
         return made
 
     def catch_up(self, drafter: int, close_holes: Callable[[], object]) -> bool:
-        """Time the pass that closes holes; False when it raised, here or on another rank."""
+        """Time the pass that closes holes; False when it raised. Raises as `run` does."""
         _, span = self._guarded(drafter, close_holes)
         if span is not None:
             self._catch_ups[drafter] = span
@@ -72,8 +72,11 @@ class DraftingStep:
             made = work()
         except Exception as error:
             failure = sentence(error)
-        if self._agree(bool(failure)):
-            self._failures[drafter] = failure or "it failed on another rank"
+        where = self._agree(bool(failure))
+        if where is Failed.SOMEWHERE:
+            raise RanksDisagreeError(f"number {drafter} of the pool", failure)
+        if where is Failed.EVERYWHERE:
+            self._failures[drafter] = failure
             return None, None
         return made, (began, self._clock.mark())
 

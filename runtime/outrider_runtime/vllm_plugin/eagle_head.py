@@ -8,16 +8,30 @@ import torch
 from vllm.v1.worker.gpu.spec_decode.eagle import utils
 from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
+from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import SpeculatorCudaGraphManager
 
 from outrider_runtime.vllm_plugin.graphs import offer_whole_graphs
 from outrider_runtime.vllm_plugin.layer_names import named
 from outrider_runtime.vllm_plugin.whole_weights import whole_weights
 
 
+class FirstPassGraphs(SpeculatorCudaGraphManager):  # type: ignore[misc]  # vLLM is untyped here
+    """Of the first pass, which runs over the target's batch and reads its attention's metadata: the graph must be that
+    of the target, and vLLM does not say how long requests are here."""
+
+    longest: int | None = None
+    """Tokens of the longest request of the batch; None while one reads its prompt."""
+
+    def dispatch(self, *args: Any, **kwargs: Any) -> Any:
+        return super().dispatch(*args, **{**kwargs, "max_query_len": self.longest})
+
+
 class EagleHead(EagleSpeculator):  # type: ignore[misc]  # vLLM is untyped here
     def __init__(self, vllm_config: Any, device: torch.device, prefix: str | None) -> None:
         """prefix: see `named`."""
         super().__init__(vllm_config, device)
+        self.any_length_fits = False
+        """Whether whole graphs of the target take requests of different lengths."""
         self._prefix = prefix
         self._places: list[int] | None = None
 
@@ -27,7 +41,18 @@ class EagleHead(EagleSpeculator):  # type: ignore[misc]  # vLLM is untyped here
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         super().init_cudagraph_manager(cudagraph_mode)
+        self.prefill_cudagraph_manager = FirstPassGraphs(
+            self.vllm_config, self.device, cudagraph_mode, self.num_speculative_steps + 1,
+            varlen_decode=self.any_length_fits,
+        )  # fmt: skip
         offer_whole_graphs(self.prefill_cudagraph_manager)
+
+    def propose(self, input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self.prefill_cudagraph_manager is not None:  # not yet there when vLLM measures memory
+            longest = None if input_batch.has_prefill else int(input_batch.num_scheduled_tokens.max())
+            self.prefill_cudagraph_manager.longest = longest
+        made: torch.Tensor = super().propose(input_batch, *args, **kwargs)
+        return made
 
     def layers(self, target_model: Any) -> set[int]:
         """Of the target, after which it reads the hidden states."""

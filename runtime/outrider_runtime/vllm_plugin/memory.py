@@ -97,5 +97,17 @@ def does_not_fit(takes: Mapping[str, Takes], free: int, needed: int, longest: in
     )
 
 
+def dearest(takes: Mapping[str, Takes]) -> str | None:
+    """The drafter whose weights take most; None where none has any of its own."""
+    return max(takes, key=lambda name: takes[name].weight_bytes, default=None)
+
+
+def no_room_for_graphs(name: str, takes: Takes) -> str:
+    return (
+        f"memory ended while the target's graphs were captured; {name} takes {_mib(takes.weight_bytes)} of weights. "
+        "Lower --gpu-memory-utilization in engine.extraArgs, or take a smaller draft"
+    )
+
+
 def _mib(count: int) -> str:
     return f"{count / (1 << 20):.0f} MiB"

@@ -19,7 +19,7 @@ from vllm.v1.core.kv_cache_utils import check_enough_kv_cache_memory
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, ModelRunnerOutput
 from vllm.v1.worker.cpu.model_runner import CPUModelRunner
-from vllm.v1.worker.gpu import model_runner
+from vllm.v1.worker.gpu import cudagraph_utils, model_runner
 
 from outrider_runtime.drafters.window import window_of
 from outrider_runtime.step_clock import step_clock
@@ -31,12 +31,12 @@ from outrider_runtime.vllm_plugin.drafting_step import DraftingStep, sentence
 from outrider_runtime.vllm_plugin.eagle_head import EagleHead
 from outrider_runtime.vllm_plugin.graphs import offer_whole_graphs
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, note_failure
-from outrider_runtime.vllm_plugin.memory import does_not_fit, left_out_to_fit
+from outrider_runtime.vllm_plugin.memory import dearest, does_not_fit, left_out_to_fit, no_room_for_graphs
 from outrider_runtime.vllm_plugin.messages import StepReport, attach, attached_order
 from outrider_runtime.vllm_plugin.prompt_lookup import PromptLookup
 from outrider_runtime.vllm_plugin.sparse_self import SparseSelf
 from outrider_runtime.vllm_plugin.speculator import PoolSpeculator
-from outrider_runtime.vllm_plugin.verification import verification
+from outrider_runtime.vllm_plugin.verification import any_length_fits, verification
 from outrider_runtime.worker_notes import write_drafter_memory, write_verification
 
 
@@ -77,10 +77,38 @@ class PoolRunner(RunnerWithAdapters):
                 note_failure(name, reason)
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
-        super().initialize_kv_cache(*args, **kwargs)
+        with mock.patch.object(model_runner, "ModelCudaGraphManager", self._graphs):
+            super().initialize_kv_cache(*args, **kwargs)
         offer_whole_graphs(self.cudagraph_manager)
         if self._reports:
             write_verification(self._plan.paths.run_dir, verification(self.cudagraph_manager))
+
+    def capture_model(self, *args: Any, **kwargs: Any) -> Any:
+        """Where memory ends while the target's graphs are captured, vLLM does: it is started again without the drafter
+        that is noted here. A drafter's own graphs are its own affair, see `PoolSpeculator.capture`."""
+        try:
+            return super().capture_model(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            takes = {} if self.speculator is None else self.speculator.takes(self.get_kv_cache_spec())
+            name = dearest(takes)
+            if name is not None:
+                note_failure(name, no_room_for_graphs(name, takes[name]))
+            raise
+
+    def _graphs(self, *args: Any, **kwargs: Any) -> Any:
+        """The target's, and word to the heads, which run over its batch."""
+        if self.speculator is not None:
+            kwargs["varlen_decode"] = self.speculator.any_length_fits = any_length_fits(self)
+        return cudagraph_utils.ModelCudaGraphManager(*args, **kwargs)
+
+    def prepare_inputs(
+        self, scheduler_output: SchedulerOutput, batch_state: Any, graph: Any, *args: Any, **kwargs: Any
+    ) -> Any:  # fmt: skip
+        """Attention is prepared for the longest request that the graph was captured for, not the batch's own: some
+        kernels lay their work out otherwise where each request has one token."""
+        batch = super().prepare_inputs(scheduler_output, batch_state, graph, *args, **kwargs)
+        batch.max_query_len = graph.max_query_len
+        return batch
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         order = attached_order(scheduler_output)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from vllm.config import get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer, init_attn_backend
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 
@@ -77,7 +78,7 @@ class SparseSelf(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyp
         if dummy_run or not len(rows):
             return made
         self._adapt(rows)
-        there = self._to_device(rows)
+        there = async_tensor_h2d(rows, device=self.device)
         slots = input_batch.idx_mapping[there]
         # (rows,): position of the last sampled token
         first = (input_batch.seq_lens[there] - num_rejected[there]).to(torch.int64)
@@ -109,7 +110,3 @@ class SparseSelf(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyp
         hidden_states = self._run_model(tokens.to(torch.int32), positions, metadata, by_layer, None)
         best: torch.Tensor = self.model.compute_logits(hidden_states).argmax(dim=-1)
         return best
-
-    def _to_device(self, rows: Rows) -> torch.Tensor:
-        there = torch.from_numpy(rows)
-        return there if self.device.type == "cpu" else there.pin_memory().to(self.device, non_blocking=True)

@@ -1,9 +1,7 @@
 """The pool as one of vLLM's speculators (worker process): it owns several, runs those that the step's order names, and
 gives each request the proposals of the one that was chosen for it.
 
-Whatever a member does, requests go on: one that raises, or whose tokens are none, proposes nothing. A row that holds
-fewer tokens than were asked for is filled with a real one, as the target's embedding has no row for a padding value
-and places for it may be scheduled; how many of a row are proposals is told apart.
+Whatever a member does, requests go on: one that raises, or whose tokens are none, proposes nothing.
 """
 
 from __future__ import annotations
@@ -11,34 +9,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from outrider_crds.state import DrafterMemory
 from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
-from outrider_runtime.vllm_plugin.agreement import Agreement, alone
-from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
+from outrider_runtime.vllm_plugin.agreement import Agreement, Failed, RanksDisagreeError, alone
+from outrider_runtime.vllm_plugin.drafting_step import DraftingStep, sentence
 from outrider_runtime.vllm_plugin.eagle_head import EagleHead
 from outrider_runtime.vllm_plugin.memory import Takes, drafter_memory, kv_bytes_per_token, kv_tokens, weight_bytes
-from outrider_runtime.vllm_plugin.messages import IDLE, NOBODY, Numbers
+from outrider_runtime.vllm_plugin.messages import IDLE
+from outrider_runtime.vllm_plugin.proposed import Proposed, give_each_its_own, real
 from outrider_runtime.vllm_plugin.sparse_self import SparseSelf
 
 logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
-
-FILLER = 0
-
-
-class Proposed(NamedTuple):
-    """By one member."""
-
-    tokens: torch.Tensor
-    """(requests, passes)"""
-    counts: torch.Tensor
-    """(requests,): how many of a row are some."""
-    matched: torch.Tensor | None
-    """(requests,): tokens of the match that they follow; None: it looks nothing up."""
 
 
 class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is untyped here
@@ -61,6 +47,8 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
         self.draft_logits = None  # greedy proposals: sampling stays right, see docs
         self.supports_mm_inputs = False
         self.model = None
+        self.any_length_fits = False
+        """Whether whole graphs of the target take requests of different lengths."""
         self.step: DraftingStep | None = None
         """What the engine's present step orders; None in vLLM's dummy steps."""
         self._note_failure = note_failure
@@ -77,8 +65,10 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
 
     # -- built, loaded, given its memory ------------------------------------------------------------------------
 
-    def _keep_if_it(self, works: Callable[[], object], number: int) -> None:
-        """A member that fails before the engine serves is left out, with what it has put into the engine's books."""
+    def _keep_if_it(self, works: Callable[[], object], number: int, *, ranks_meet: bool = False) -> None:
+        """A member that fails before the engine serves is left out, with what it has put into the engine's books.
+        ranks_meet: in collectives, so that it must fail on all of them; else raises RanksDisagreeError, and the engine
+        is started again without it."""
         layers = self.vllm_config.compilation_config.static_forward_context
         before = set(layers)
         failure: Exception | None = None
@@ -86,21 +76,26 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
             works()
         except Exception as error:  # whatever a drafter does, the engine starts
             failure = error
-        if self._agree(failure is not None):
-            logger.error("outrider: drafter %r is left out", self._names[number], exc_info=failure)
-            if failure is not None:
-                self._note_failure(self._names[number], failure)
-            self._members.pop(number, None)
-            for name in set(layers) - before:
-                del layers[name]
+        where = self._agree(failure is not None)
+        if where is Failed.NOWHERE:
+            return
+        logger.error("outrider: drafter %r is left out", self._names[number], exc_info=failure)
+        if failure is not None:
+            self._note_failure(self._names[number], failure)
+        if ranks_meet and where is Failed.SOMEWHERE:
+            raise RanksDisagreeError(repr(self._names[number]), "" if failure is None else sentence(failure))
+        self._members.pop(number, None)
+        for name in set(layers) - before:
+            del layers[name]
 
     def _keep_those_that(
-        self, works: Callable[[Any], Callable[[], object]], members: Sequence[Any] | None = None
+        self, works: Callable[[Any], Callable[[], object]], members: Sequence[Any] | None = None, *,
+        ranks_meet: bool = False,
     ) -> None:  # fmt: skip
         """works: member -> what it must be able to do."""
         for number, member in list(self._members.items()):
             if members is None or member in members:
-                self._keep_if_it(works(member), number)
+                self._keep_if_it(works(member), number, ranks_meet=ranks_meet)
 
     def _make(self, number: int, make: Callable[[], Any]) -> None:
         self._members[number] = make()
@@ -195,10 +190,12 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
         return made
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        for head in self._heads.values():
+            head.any_length_fits = self.any_length_fits
         self._keep_those_that(lambda member: partial(member.init_cudagraph_manager, cudagraph_mode))
 
     def capture(self) -> None:
-        self._keep_those_that(lambda member: member.capture)
+        self._keep_those_that(lambda member: member.capture, ranks_meet=True)
 
     def observe_verification(self, *_arguments: Any) -> None:
         """The engine's core learns from what came of proposals, not the worker."""
@@ -225,12 +222,12 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
 
         step, tokens = self.step, self._tokens[: input_batch.num_reqs]
         if dummy_run or step is None:  # vLLM's own runs, which warm up and measure memory: everybody, all passes
-            self._keep_those_that(lambda member: partial(ask, member, dummy_run=dummy_run))
+            self._keep_those_that(lambda member: partial(ask, member, dummy_run=dummy_run), ranks_meet=True)
             return tokens
         step.begin(input_batch.req_ids)
         found = self._run(step, input_batch, ask)
         if step.order.draft_tokens:
-            step.end(self._assembled(tokens.fill_(FILLER), found, step))
+            step.end(give_each_its_own(tokens, found, step))
         else:
             step.end()
         return tokens
@@ -250,7 +247,7 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
             made = step.run(number, partial(ask, member, num_speculative_tokens=passes, **of_rows))
             moved = moved or isinstance(member, DraftModelSpeculator)
             if made is not None and passes:
-                found[number] = self._real(made[:, :passes], member)
+                found[number] = real(made[:, :passes], member, self.vocab_size)
         return found
 
     def _put_slots_back(self, input_batch: Any) -> None:
@@ -260,38 +257,6 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
             input_batch.idx_mapping, input_batch.query_start_loc, input_batch.positions,
             num_tokens_padded=input_batch.num_tokens_after_padding,
         )  # fmt: skip
-
-    def _real(self, tokens: torch.Tensor, member: Any) -> Proposed:
-        """A row ends before its first value that is no token of the target's."""
-        are_tokens = (tokens >= 0) & (tokens < self.vocab_size)
-        counts = are_tokens.to(torch.int8).cumprod(dim=1).sum(dim=1, dtype=torch.int8)
-        found = getattr(member, "found", None)
-        if found is not None:
-            counts = torch.minimum(counts, found[: counts.shape[0]].to(torch.int8))
-        return Proposed(tokens, counts, getattr(member, "matched", None))
-
-    def _assembled(self, tokens: torch.Tensor, found: Mapping[int, Proposed], step: DraftingStep) -> torch.Tensor:
-        """Fills `tokens`. What `DraftingStep.end` takes of them."""
-        made = torch.zeros(3, tokens.shape[0], dtype=torch.int8, device=self.device)
-        lengths, proposers, matched = made
-        proposers.fill_(NOBODY)
-        for wanted in (step.chosen, step.second):
-            wanted_there = self._to_device(wanted)
-            for number in (one for one in found if (wanted == one).any()):
-                proposals, counts, lookup = found[number]
-                here = (wanted_there == number) & (counts > 0) & (lengths == 0)
-                width = proposals.shape[1]
-                real = here[:, None] & (torch.arange(width, device=self.device) < counts[:, None])
-                tokens[:, :width] = torch.where(real, proposals, tokens[:, :width])
-                lengths.copy_(torch.where(here, counts, lengths))
-                proposers.masked_fill_(here, number)
-                if lookup is not None:
-                    matched.copy_(torch.where(here, lookup.to(torch.int8), matched))
-        return made
-
-    def _to_device(self, values: Numbers) -> torch.Tensor:
-        there = torch.from_numpy(values)
-        return there if self.device.type == "cpu" else there.pin_memory().to(self.device, non_blocking=True)
 
 
 def _hand_out(target_model: Any, layers: Callable[[Any], set[int]]) -> None:

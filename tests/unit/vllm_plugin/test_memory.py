@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from outrider_crds.state import DrafterMemory
 from outrider_runtime.vllm_plugin.memory import (
     Takes,
+    dearest,
     does_not_fit,
     drafter_memory,
     kv_bytes_per_token,
     kv_tokens,
     left_out_to_fit,
+    no_room_for_graphs,
     weight_bytes,
 )
 from outrider_runtime.worker_notes import read_drafter_memory, write_drafter_memory
@@ -95,6 +97,14 @@ def test_what_each_drafter_takes_is_named() -> None:
     said = does_not_fit({"head": Takes(80 << 20, 2 << 20)}, 100 << 20, 120 << 20, 8192)
     assert "100 MiB are left for KV, a request of 8192 tokens takes 120 MiB" in said
     assert "head takes 80 MiB of weights and 2 MiB" in said
+
+
+def test_without_whom_graphs_find_room_is_named_with_what_it_takes() -> None:
+    """Bug: memory that ended while graphs were captured ended the pod, again at every start."""
+    takes = {"head": Takes(800 << 20, 10), "draft": Takes(2000 << 20, 1)}
+    assert dearest(takes) == "draft"
+    assert dearest({}) is None
+    assert "draft takes 2000 MiB of weights" in no_room_for_graphs("draft", takes["draft"])
 
 
 @given(st.integers(0, 10**12), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**9), st.booleans())
