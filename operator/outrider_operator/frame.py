@@ -102,6 +102,9 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.networking.error_backoffs = _API_RETRY_PAUSES_S
     settings.watching.server_timeout = 300
     settings.watching.chunk_size = PAGE_SIZE  # a service may weigh 1.5 MB: all at once are the operator's memory
+    # Handlers of events need nothing that kopf keeps on objects, and anyone may write there what it cannot read.
+    settings.persistence.diffbase_storage = kopf.MultiDiffBaseStorage([])
+    settings.persistence.progress_storage = kopf.MultiProgressStorage([])
     # RBAC gives no verb on CRDs and namespaces; the start waits for the CRD itself.
     settings.scanning.disabled = True
 

@@ -15,18 +15,33 @@ from typing import Any
 from outrider_crds.spec import API_GROUP, KIND
 from pydantic_core import to_json
 
-from outrider_operator.inbound.reading import component, owners_of
+from outrider_operator.inbound.reading import component, label, name_of, owners_of
 from outrider_operator.inbound.unfit import Unfit
-from outrider_operator.kinds import CONFIG_MAP, JOB, NODE, POD, REPLICA_SET, SERVICE, Kind
-from outrider_operator.model import PROFILE, TOO_LARGE, Object
+from outrider_operator.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    JOB,
+    KUBERNETES_SERVICE,
+    NODE,
+    POD,
+    REPLICA_SET,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    Kind,
+)
+from outrider_operator.model import PROFILE, SERVICE_LABEL, TOO_LARGE, Object
 
 MOST_DATA = 256 * 1024
 """Bytes of memory that a ConfigMap's data takes. Outrider's own hold some KiB; a profile with every failure that is
 kept, 200 KiB."""
-MOST_OBJECT = 32 * 1024
-"""Bytes of JSON in an object, the contents of a ConfigMap aside. Outrider's own take some KiB."""
-MOST_VALUES = 2000
+MOST_OBJECT = 16 * 1024
+"""Bytes of JSON in an object, the contents of a ConfigMap aside. Outrider's own take some KiB; a profile with as many
+owners as it may have, 12."""
+MOST_VALUES = 500
 """Values in it: an empty one takes three bytes of JSON, and thirty times as much in memory."""
+LARGE = {DEPLOYMENT: 4, POD: 4}
+"""How many times as much of either these may have: a pod template, the statuses of many containers."""
 MOST_SPEC = 64 * 1024
 """Bytes of JSON in the spec of a service. The CRD bounds each list and text of it, not their sum."""
 MOST_ANNOTATIONS = 16 * 1024
@@ -41,6 +56,8 @@ _OWNERS: Mapping[Kind, tuple[tuple[str, str], ...]] = {
 _ADOPTED = frozenset({REPLICA_SET, JOB})
 """May be without any owner for a moment: a Deployment adopts ReplicaSets, a service takes or deletes left Jobs.
 So may a profile, which the next service that needs it takes."""
+_NAMED = frozenset({DEPLOYMENT, KUBERNETES_SERVICE, SERVICE_ACCOUNT, DISRUPTION_BUDGET})
+"""Kinds whose objects have their service's name: there are no more of them than services."""
 _ANNOTATIONS = f"{API_GROUP}/"
 _POD_SPEC = ("nodeName", "tolerations")
 _POD_STATUS = ("phase", "reason", "podIP", "conditions", "containerStatuses")
@@ -61,10 +78,12 @@ def admit(kind: Kind, document: Object) -> Object | Unfit:
         return trimmed(kind, document)
     if not _has_our_owner(kind, document):
         return Unfit(_SOURCE, "NoOwner", f"{_where(kind, document)} carries no owner of Outrider's")
+    if kind in _NAMED and name_of(document) != label(document, SERVICE_LABEL):
+        return Unfit(_SOURCE, "NoService", f"{_where(kind, document)} does not have its service's name")
     kept = trimmed(kind, document)
     weighed = {name: value for name, value in kept.items() if name != "data"}
-    size, values = len(to_json(weighed)), sum(1 for _ in _values(weighed))
-    if size > MOST_OBJECT or values > MOST_VALUES:
+    size, values, times = len(to_json(weighed)), sum(1 for _ in _values(weighed)), LARGE.get(kind, 1)
+    if size > times * MOST_OBJECT or values > times * MOST_VALUES:
         return Unfit(_SOURCE, "TooLarge", f"{_where(kind, document)}: {size} bytes, {values} values")
     return kept
 

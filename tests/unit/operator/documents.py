@@ -10,9 +10,9 @@ OWNER = {"apiVersion": "outrider.dev/v1alpha1", "kind": "SpeculativeService", "n
 
 
 def document(name: str, version: int, namespace: str = "ns", uid: str = "uid", **body: Any) -> dict[str, Any]:
-    """An object that belongs to service "chat"."""
+    """An object of a service of that name."""
     metadata = {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": str(version)}
-    return {"metadata": {**metadata, "labels": labels(), "ownerReferences": [OWNER]}, **body}
+    return {"metadata": {**metadata, "labels": labels(name), "ownerReferences": [OWNER]}, **body}
 
 
 def labels(service: str | None = "chat", component: str = SERVING) -> dict[str, str]:

@@ -94,14 +94,14 @@ def test_a_list_does_not_bring_back_what_went_meanwhile(cache: Cache) -> None:
 
 def test_a_services_objects_are_found_without_a_scan(cache: Cache) -> None:
     """By namespace and label; an object that changes its label is found under the new one only."""
-    cache.seen(DEPLOYMENT, document("chat", 1))
-    cache.seen(DEPLOYMENT, document("other", 1, namespace="elsewhere", uid="other"))
-    assert [each["metadata"]["name"] for each in cache.labelled(DEPLOYMENT, "ns", SERVICE_LABEL, "chat")] == ["chat"]
+    cache.seen(CONFIG_MAP, document("chat", 1))
+    cache.seen(CONFIG_MAP, document("other", 1, namespace="elsewhere", uid="other"))
+    assert [each["metadata"]["name"] for each in cache.labelled(CONFIG_MAP, "ns", SERVICE_LABEL, "chat")] == ["chat"]
     moved = document("chat", 2)
     moved["metadata"]["labels"] = labels("mail")
-    cache.seen(DEPLOYMENT, moved)
-    assert cache.labelled(DEPLOYMENT, "ns", SERVICE_LABEL, "chat") == ()
-    assert len(cache.labelled(DEPLOYMENT, "ns", SERVICE_LABEL, "mail")) == 1
+    cache.seen(CONFIG_MAP, moved)
+    assert cache.labelled(CONFIG_MAP, "ns", SERVICE_LABEL, "chat") == ()
+    assert len(cache.labelled(CONFIG_MAP, "ns", SERVICE_LABEL, "mail")) == 1
 
 
 def test_what_carries_no_owner_of_outriders_is_not_kept(cache: Cache, told: Told) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import kopf
+import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kopf._cogs.clients import auth, fetching
@@ -37,3 +38,13 @@ async def test_services_are_listed_page_by_page() -> None:
         assert [version async for _, version in pages] == ["1"]
         await vault.close()
     assert limits == [str(PAGE_SIZE)]
+
+
+def test_annotations_of_kopf_are_not_read() -> None:
+    """A user who writes one that is no JSON had each change of that service heard a minute late."""
+    settings = kopf.OperatorSettings()
+    body = kopf.Body({"metadata": {"annotations": {"kopf.zalando.org/last-handled-configuration": "{bad"}}})
+    with pytest.raises(ValueError, match="Expecting"):
+        settings.persistence.diffbase_storage.fetch(body=body)
+    frame.configure(settings)
+    assert settings.persistence.diffbase_storage.fetch(body=body) is None

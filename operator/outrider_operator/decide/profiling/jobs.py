@@ -13,7 +13,7 @@ from outrider_operator.decide.profiling.asked import asked_of, attempt_hash
 from outrider_operator.decide.profiling.job_manifest import job_manifest
 from outrider_operator.decide.profiling.job_outcome import is_finished, is_running
 from outrider_operator.decide.profiling.product_profiles import ProductProfile, ProfilingView, is_readable
-from outrider_operator.decide.profiling.sharing import deletion, leave
+from outrider_operator.decide.profiling.sharing import deletion, joins, leave
 from outrider_operator.inbound.reading import is_being_deleted, name_of, uid_of
 from outrider_operator.model import JOB, Identity, Object, Settings
 from outrider_operator.plan import Adoption, Delete
@@ -59,7 +59,7 @@ def _step(
         return _end(view, each, each.job)
     if _must_stop(view.owner, intent, each, each.job):
         return _deletion(deletion(JOB, each.job))
-    if view.owner.uid in owner_uids(each.job):
+    if not joins(each.job, view.owner):
         return JobPlan()
     owner = owner_reference(view.owner, controller=False)
     return JobPlan(adopt=(Adoption(JOB, name_of(each.job), uid_of(each.job), owner),))

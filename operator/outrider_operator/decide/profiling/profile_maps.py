@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from outrider_crds.profile import REPROFILE_ANNOTATION
 
 from outrider_operator.decide.intent import Intent
-from outrider_operator.decide.ownership import labels, owner_reference, owner_uids
+from outrider_operator.decide.ownership import labels, owner_reference
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.profile_store import store_data
 from outrider_operator.decide.profiling.product_profiles import ProductProfile, ProfilingView
-from outrider_operator.decide.profiling.sharing import leave
+from outrider_operator.decide.profiling.sharing import joins, leave
 from outrider_operator.inbound.reading import is_being_deleted, items, mapping, text
 from outrider_operator.model import CONFIG_MAP, PROFILE, SERVICE_LABEL, Identity, Object
 from outrider_operator.plan import Adoption, Delete
@@ -67,11 +67,11 @@ def _new(owner: Identity, intent: Intent, each: ProductProfile) -> Object:
 
 
 def _changed(view: ProfilingView, each: ProductProfile, present: Object) -> list[Object]:
-    """The ConfigMap with new contents or with this service as a further owner; [] when it has both."""
-    owned = view.owner.uid in owner_uids(present)
-    if owned and view.store(each.keys.target) == each.store:
+    """The ConfigMap with new contents or with this service as a further owner; [] when it needs neither."""
+    new = joins(present, view.owner)
+    if not new and view.store(each.keys.target) == each.store:
         return []
-    mine = [] if owned else [owner_reference(view.owner, controller=False)]
+    mine = [owner_reference(view.owner, controller=False)] if new else []
     owners = [*items(present, "metadata", "ownerReferences"), *mine]
     return [_applied(present, owners, store_data(each.store), " ".join(each.store.requests))]
 

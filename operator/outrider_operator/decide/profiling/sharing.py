@@ -10,6 +10,17 @@ from outrider_operator.model import PROFILING, Identity, Object
 from outrider_operator.plan import Adoption, Delete
 
 
+MOST_OWNERS = 64
+"""Of a shared object, which has room for so many. Further services use it all the same, and measure again once it went
+with the last of these."""
+
+
+def joins(document: Object, owner: Identity) -> bool:
+    """Is `owner` to add itself to the owners of `document`?"""
+    uids = owner_uids(document)
+    return owner.uid not in uids and len(uids) < MOST_OWNERS
+
+
 def leave(
     kind: str, documents: Iterable[Object], used: Container[str], owner: Identity
 ) -> tuple[tuple[Adoption, ...], tuple[Delete, ...]]:

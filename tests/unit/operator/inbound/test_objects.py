@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from outrider_operator.decide.ownership import owner_reference
+from outrider_operator.decide.profiling.sharing import MOST_OWNERS
 from outrider_operator.inbound.objects import (
+    LARGE,
     MOST_ANNOTATIONS,
     MOST_DATA,
     MOST_OBJECT,
@@ -15,8 +18,22 @@ from outrider_operator.inbound.objects import (
     left_out,
 )
 from outrider_operator.inbound.unfit import Unfit
-from outrider_operator.kinds import CHILDREN, CONFIG_MAP, DEPLOYMENT, JOB, NODE, POD, REPLICA_SET, SERVICE, Kind
-from outrider_operator.model import PROFILE, TOO_LARGE
+from outrider_operator.kinds import (
+    CHILDREN,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    JOB,
+    KUBERNETES_SERVICE,
+    NETWORK_POLICY,
+    NODE,
+    POD,
+    REPLICA_SET,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    Kind,
+)
+from outrider_operator.model import PROFILE, TOO_LARGE, Identity
 
 from tests.unit.operator.documents import document, labels, owned_by, pod, replica_set
 
@@ -83,12 +100,13 @@ def test_annotations_of_others_and_huge_ones_are_not_kept() -> None:
 def test_what_is_too_large_for_one_of_outriders_is_not_kept(kind: Kind, part: str) -> None:
     """The labels and an owner can be typed in by hand; nobody bounds their number, nor what a Service carries."""
     sent = replica_set() if kind == REPLICA_SET else pod("pod") if kind == POD else document("any", 1)
+    size = LARGE.get(kind, 1) * MOST_OBJECT
     if part == "spec":
-        sent["spec"] = {"nodeName": "x" * MOST_OBJECT, "ports": ["x" * MOST_OBJECT]}
+        sent["spec"] = {"nodeName": "x" * size, "ports": ["x" * size]}
     elif part == "labels":
-        sent["metadata"]["labels"] |= {f"x{number}": "y" * 63 for number in range(MOST_OBJECT // 63)}
+        sent["metadata"]["labels"] |= {f"x{number}": "y" * 63 for number in range(size // 63)}
     else:
-        sent["metadata"]["ownerReferences"] *= MOST_OBJECT // 50
+        sent["metadata"]["ownerReferences"] *= size // 50
     admitted = admit(kind, sent)
     assert isinstance(admitted, Unfit)
     assert admitted.reason == "TooLarge"
@@ -96,9 +114,29 @@ def test_what_is_too_large_for_one_of_outriders_is_not_kept(kind: Kind, part: st
 
 def test_many_empty_values_are_too_large() -> None:
     """In bytes of JSON they are next to nothing: 525 such objects filled the operator's memory."""
-    admitted = admit(DEPLOYMENT, document("any", 1, spec={"ingress": [{} for _ in range(MOST_VALUES)]}))
+    admitted = admit(NETWORK_POLICY, document("any", 1, spec={"ingress": [{} for _ in range(MOST_VALUES)]}))
     assert isinstance(admitted, Unfit)
     assert admitted.reason == "TooLarge"
+
+
+@pytest.mark.parametrize(
+    "kind", [DEPLOYMENT, DISRUPTION_BUDGET, KUBERNETES_SERVICE, SERVICE_ACCOUNT], ids=lambda k: k.kind
+)
+def test_of_what_has_its_services_name_there_is_no_more_than_one(kind: Kind) -> None:
+    """Who has one service could type its uid into the owner of any number of Deployments of 60 kB each."""
+    sent = document("chat-2", 1)
+    sent["metadata"]["labels"] = labels("chat")
+    assert isinstance(admit(kind, sent), Unfit)
+
+
+def test_a_profile_of_as_many_owners_as_it_may_have_is_kept() -> None:
+    """Each service adds itself; one that was too large would be measured by nobody, and stand in everyone's way."""
+    profile = document("outrider-profile-a", 1)
+    owners = [
+        owner_reference(Identity("x" * 40, "ns", f"{number:036}"), controller=False) for number in range(MOST_OWNERS)
+    ]
+    profile["metadata"] |= {"labels": labels(None, PROFILE), "ownerReferences": owners}
+    assert not isinstance(admit(CONFIG_MAP, profile), Unfit)
 
 
 def test_a_text_is_weighed_as_it_lies_in_memory() -> None:

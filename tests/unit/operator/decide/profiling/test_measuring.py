@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from outrider_crds.status import ConditionType as C
 from outrider_operator.decide import decide
+from outrider_operator.decide.ownership import owner_uids
 from outrider_operator.decide.profiling.asked import asked_of
+from outrider_operator.decide.profiling.sharing import MOST_OWNERS
 from outrider_operator.model import CONFIG_MAP, JOB
 
 from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest, result, rfc3339, started
@@ -189,6 +191,21 @@ def test_two_services_share_one_measurement_and_the_last_one_takes_it_along() ->
     world.patch("two", target={"name": "org/other"})
     leave(world, "two")
     assert not any(d is profile for d in world.objects.values())
+
+
+def test_a_profile_with_as_many_owners_as_it_may_have_is_used_all_the_same() -> None:
+    """From the 204th service on, a profile was too large for the operator, and nobody had one any more."""
+    world = World(manifest())
+    world.serve()
+    profile = next(d for (k, n), d in world.objects.items() if k == CONFIG_MAP and n.startswith("outrider-profile"))
+    others = [{"uid": f"other-{number}"} for number in range(MOST_OWNERS)]
+    profile["metadata"]["ownerReferences"] = others
+    world.settle()
+    assert profile["metadata"]["ownerReferences"] == others
+    assert world.reason(C.PROFILES_READY) == "True/Profiled"
+    profile["metadata"]["ownerReferences"] = others[1:]
+    world.settle()
+    assert "uid-chat" in owner_uids(profile)
 
 
 def test_two_services_that_leave_in_one_moment_take_their_profile_along() -> None:
