@@ -133,7 +133,12 @@ def _status(
     refused = refusal(each for each in observed.rejections if each.component == SERVING)
     of_profiling = tuple(each for each in observed.rejections if each.component != SERVING)
     rollout = Rollout(
-        asked, children.deployment, pods, refused, behaviour.standing_condition(ConditionType.PROGRESSING)
+        asked,
+        children.deployment,
+        pods,
+        refused,
+        behaviour.standing_condition(ConditionType.PROGRESSING),
+        children.leaving(_names(children, settings, asked)),
     )
     seen = Seen(asked, pods, states, observed.warnings, of_profiling)
     status = _counted(observed, children, pods).model_copy(

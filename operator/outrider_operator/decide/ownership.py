@@ -55,6 +55,10 @@ class Children:
         keys = [(kind, name) for kind, name in self.documents if kind == CONFIG_MAP]
         return [child for key in keys if (child := self.own(*key)) is not None]
 
+    def leaving(self, names: Iterable[tuple[str, str]]) -> list[Object]:
+        """The objects that stand where a child should, and go before it can be made."""
+        return [self.documents[key] for key in names if self.ownership(*key) is Ownership.LEAVING]
+
     def foreign(self, names: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         """(kind, name) of the objects that stand where a child should and belong to someone else."""
         return [key for key in names if self.ownership(*key) is Ownership.FOREIGN]

@@ -21,7 +21,7 @@ from outrider_operator.decide.profile_store import Failure
 from outrider_operator.decide.profiling.job_outcome import is_running
 from outrider_operator.decide.profiling.product_profiles import ProductProfile
 from outrider_operator.inbound.reading import annotation, cut, items, mapping, name_of, text
-from outrider_operator.model import Object, Rejection
+from outrider_operator.model import CONFIG_MAP, JOB, Object, Rejection
 
 NOISY_PERCENT = 25.0
 """Run-to-run spread, or held-out error, from which on a profile is no good base for decisions."""
@@ -71,8 +71,14 @@ def profile_statuses(seen: Seen, found: list[ProductProfile]) -> list[ProfileSta
 
 def _lacking(seen: Seen, each: ProductProfile) -> Verdict | None:
     """Why one product is not ready; None when it is."""
-    checks: tuple[Callable[[Seen, ProductProfile], Verdict | None], ...] = (_unmeasured, _stale, _noisy)
+    checks: tuple[Callable[[Seen, ProductProfile], Verdict | None], ...] = (_unstored, _unmeasured, _stale, _noisy)
     return next((verdict for check in checks if (verdict := check(seen, each)) is not None), None)
+
+
+def _unstored(seen: Seen, each: ProductProfile) -> Verdict | None:
+    """Pods mount what is stored: a measurement that the API server keeps out of its ConfigMap is none to them."""
+    refused = _refused(seen, each, CONFIG_MAP)
+    return false(Reason.CHILD_REJECTED, f"{each.keys.product}: {refused}; it is tried again.") if refused else None
 
 
 def _unmeasured(seen: Seen, each: ProductProfile) -> Verdict | None:
@@ -93,10 +99,8 @@ def _waiting(seen: Seen, each: ProductProfile) -> Verdict:
         return false(Reason.LEARNING, f"{product}: profiling.mode is Skip; pods learn their step times online.")
     if seen.asked.spec.paused:
         return false(Reason.LEARNING, f"{product}: spec.paused stops profiling; {learning}.")
-    rejection = next((r for r in seen.rejections if r.name == profile_name(each.keys.target)), None)
-    if rejection is not None:
-        said = f"the API server refuses {rejection.kind} {rejection.name}: {rejection.message.strip().rstrip('.')}"
-        return false(Reason.CHILD_REJECTED, f"{product}: {cut(said, 1000)}; it is tried again; {learning}.")
+    if refused := _refused(seen, each, JOB):
+        return false(Reason.CHILD_REJECTED, f"{product}: {refused}; it is tried again; {learning}.")
     if not each.node_fits:
         return false(Reason.NO_MATCHING_NODE, _no_node(seen.asked, product))
     if served_first:
@@ -105,6 +109,13 @@ def _waiting(seen: Seen, each: ProductProfile) -> Verdict:
             f"{product}: serving pod {served_first} starts on the same cores and goes first; {learning}.",
         )
     return false(Reason.LEARNING, f"{product}: not measured yet; {learning}.")
+
+
+def _refused(seen: Seen, each: ProductProfile, kind: str) -> str:
+    """What the API server has against the product's Job or profile; empty when nothing."""
+    refused = (r for r in seen.rejections if (r.kind, r.name) == (kind, profile_name(each.keys.target)))
+    said = (f"the API server refuses {r.kind} {r.name}: {r.message.strip().rstrip('.')}" for r in refused)
+    return cut(next(said, ""), 1000)
 
 
 def _stale(seen: Seen, each: ProductProfile) -> Verdict | None:

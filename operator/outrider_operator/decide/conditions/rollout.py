@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider_crds.state import RuntimeState
@@ -12,8 +12,10 @@ from outrider_operator.decide.conditions.verdict import Verdict, false, true
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.pods import Pods, revision_of, scheduler_says, unschedulable_since
 from outrider_operator.decide.revisions import Revision, revision_in
-from outrider_operator.inbound.reading import condition_of, cut, integer, name_of
+from outrider_operator.inbound.reading import condition_of, cut, dig, integer, name_of, text
 from outrider_operator.model import Object
+
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Rollout:
     """A sentence: what the API server has against a child; empty when nothing."""
     standing: Condition | None
     """Progressing as it stands."""
+    leaving: Sequence[Object] = ()
+    """What has to go before a child of its name can be made."""
 
 
 def progressing(rollout: Rollout, unschedulable_s: float) -> Verdict:
@@ -36,6 +40,8 @@ def progressing(rollout: Rollout, unschedulable_s: float) -> Verdict:
         return false(Reason.PAUSED, "spec.paused is true: the pods serve on as they are.")
     if rollout.refused and (revision is None or asked.held or not is_complete(rollout, revision)):
         return false(Reason.STALLED, f"{rollout.refused}{_old_pods_serve(pods, asked.wanted)}")
+    if rollout.leaving:
+        return true(Reason.ROLLING_OUT, _has_to_go(rollout.leaving[0]))
     if asked.held or revision is None:
         return false(Reason.WAITING_FOR_PROFILE, _waiting_for_profile(asked))
     if is_complete(rollout, revision):
@@ -59,6 +65,8 @@ def updated(rollout: Rollout, states: Mapping[str, RuntimeState], unheard: str) 
     asked, revision, pods = rollout.asked, rollout.asked.running, rollout.pods
     if rollout.refused:
         return false(Reason.CHILD_REJECTED, rollout.refused)
+    if rollout.leaving:
+        return false(Reason.ROLLING_OUT, _has_to_go(rollout.leaving[0]))
     if asked.held or revision is None:
         return false(Reason.WAITING_FOR_PROFILE, _waiting_for_profile(asked))
     if not is_complete(rollout, revision):
@@ -69,7 +77,7 @@ def updated(rollout: Rollout, states: Mapping[str, RuntimeState], unheard: str) 
         return false(Reason.ROLLING_OUT, f"No pod of revision {revision.name} is ready.")
     behind = _behind(rollout, revision, states)
     if behind:
-        named = f"Not yet reporting the current config: {', '.join(behind[:4])}."
+        named = f"Not yet reporting the current config: {', '.join(behind[:_MOST_NAMED])}."
         return false(Reason.CONFIG_PENDING, cut(f"{named} {unheard}".strip(), 2048))
     return true(Reason.UP_TO_DATE, f"Every ready pod runs revision {revision.name} with the current config.")
 
@@ -101,6 +109,13 @@ def next_capacity_check_s(pods: Pods, unschedulable_s: float, revision: str) -> 
     waits = [since for pod in pods.living if revision_of(pod) == revision and (since := unschedulable_since(pod))]
     left = [since + unschedulable_s - pods.now for since in waits]
     return min((seconds for seconds in left if seconds > 0), default=None)
+
+
+def _has_to_go(document: Object) -> str:
+    """Garbage collection takes it within moments, unless somebody's finalizer holds it."""
+    held = [str(each) for each in dig(document, "metadata", "finalizers") or ()]
+    by = f", which its finalizers ({', '.join(held[:_MOST_NAMED])}) hold up" if held else ""
+    return cut(f"{text(document, 'kind')} {name_of(document)} is being deleted{by}; it is made anew after that.", 2048)
 
 
 def _complete(revision: Revision) -> str:

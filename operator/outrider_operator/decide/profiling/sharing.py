@@ -9,7 +9,6 @@ from outrider_operator.inbound.reading import is_being_deleted, name_of, text, u
 from outrider_operator.model import PROFILING, Identity, Object
 from outrider_operator.plan import Adoption, Delete
 
-
 MOST_OWNERS = 64
 """Of a shared object, which has room for so many. Further services use it all the same, and measure again once it went
 with the last of these."""

@@ -117,6 +117,24 @@ def test_children_of_a_deleted_service_of_that_name_are_waited_for() -> None:
     assert world.deployment()["metadata"]["ownerReferences"][0]["uid"] == "another"
 
 
+@pytest.mark.parametrize("kind", ["Deployment", "Service"])
+def test_a_child_that_a_finalizer_holds_is_named(kind: str) -> None:
+    """It may stay for ever: nobody should have to guess why the service does not come up."""
+    world = World(manifest())
+    world.serve()
+    held = {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["example.com/stuck"]}
+    world.objects[kind, "chat"]["metadata"] |= held
+    world.settle()
+    assert world.reason(C.UPDATED) == "False/RollingOut"
+    for condition in (C.UPDATED, C.PROGRESSING):
+        assert f"{kind} chat is being deleted" in world.condition(condition).message
+        assert "example.com/stuck" in world.condition(condition).message
+    del world.objects[kind, "chat"]
+    world.settle()
+    assert (kind, "chat") in world.objects
+    assert "example.com/stuck" not in world.condition(C.UPDATED).message
+
+
 def test_orphaned_children_are_taken_back() -> None:
     """kubectl delete --cascade=orphan, then the manifest again: the pods live through it."""
     world = World(manifest())

@@ -125,6 +125,25 @@ def test_a_refused_job_is_told_where_profiles_are(service: dict[str, Any], reaso
         assert world.reason(C.UPDATED) == "True/UpToDate"
 
 
+def test_a_measurement_that_cannot_be_stored_is_no_profile() -> None:
+    """A quota, or an object of that name that somebody else made: pods mount nothing, and the status said Profiled."""
+    world = World(manifest())
+    world.settle()
+    world.roll_out()
+    world.report_states()
+    world.settle()
+    world.refuse(is_profile, 'configmaps "outrider-profile" already exists')
+    world.measure(world.jobs()[0])
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "False/ChildRejected"
+    assert "already exists" in world.condition(C.PROFILES_READY).message
+    assert world.jobs(), "what it measured would be lost"
+    world.accept()
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "True/Profiled"
+    assert world.jobs() == []
+
+
 def test_a_refusal_does_not_open_the_way_to_an_object_of_someone_else() -> None:
     """May it be applied, and is it refused: two questions. A Service that another made meanwhile is left alone."""
     world = World(manifest())
@@ -151,6 +170,10 @@ def test_a_revision_map_of_someone_else_is_not_mounted() -> None:
     world.settle()
     assert world.reason(C.SPEC_VALID) == "False/NameConflict"
     assert (DEPLOYMENT, "chat") not in world.objects
+
+
+def is_profile(document: Object) -> bool:
+    return str(document["metadata"]["name"]).startswith("outrider-profile") and document["kind"] == CONFIG_MAP
 
 
 def test_an_apply_names_the_very_object_that_was_seen() -> None:
