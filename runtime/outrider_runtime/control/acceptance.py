@@ -9,9 +9,11 @@ Shapes: D drafters, K depths, N requests, M nodes, B bins, G groups (see `trials
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from outrider_runtime.control.batch import Batch, Bools, Floats, Ints
+from outrider_runtime.control.batch import Batch, Bools, Columns, Floats, Ints
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.forest import ROOT, Forest
 from outrider_runtime.control.settings import Settings
@@ -37,9 +39,21 @@ from outrider_runtime.control.trials import (
 
 AGE_HALF_LIFE_S = 30.0
 """Evidence ages by time: by observation alone, k = 0 would keep its own verdict for ever."""
-LEAST_AGEING = 0.99
+AGE_EVERY_S = 0.435
+"""By one percent, as a rule."""
 OF_THIS_STEP = 2
 """Tokens that a request gets in any case before one of its proposals counts: this step's, and the bonus token."""
+
+
+class Known(NamedTuple):
+    """What compiled code reads of it to look ahead; see `Acceptance`."""
+
+    hazards: Floats
+    groups: Floats
+    asked: Floats
+    offered: Floats
+    slot_hits: Floats
+    passes: Bools
 
 
 class Acceptance:
@@ -81,9 +95,9 @@ class Acceptance:
         """Let evidence age, also where nothing is observed (k = 0)."""
         if self._aged_at is None:
             self._aged_at = now
-        keep = 0.5 ** (max(0.0, now - self._aged_at) / AGE_HALF_LIFE_S)
-        if keep > LEAST_AGEING:
+        if now - self._aged_at < AGE_EVERY_S:
             return
+        keep = 0.5 ** ((now - self._aged_at) / AGE_HALF_LIFE_S)
         self._aged_at = now
         for counts in (self._tried, self._accepted, self._asked, self._offered, self._slot_hits, self._recent):
             counts *= keep
@@ -108,14 +122,10 @@ class Acceptance:
             self._tried, self._accepted, self.hazards, self._groups, self._recent, self.met,
         )  # fmt: skip
 
-    def paths(self, batch: Batch, rows: Ints, usable: Bools, limit: int) -> tuple[Floats, Floats]:
-        """Two (D, N, K) for N `rows` of the batch: the probability that the target accepts a chain of 1..K, if it is
-        proposed, and that the drafter has a proposal of that depth. A path is 0 past `limit` positions, past what the
-        request can still use, and where the drafter is not `usable` (D,)."""
-        return _paths(
-            self.hazards, self._groups, self._classes, batch.slot, batch.slo_class, batch.left, rows, usable, limit,
-            self._asked, self._offered, self._slot_hits, self._passes,
-        )  # fmt: skip
+    @property
+    def columns(self) -> tuple[Floats, Floats, Floats, Floats, Floats, Bools]:
+        """As `Known`, as each call from Python takes it fastest."""
+        return self.hazards, self._groups, self._asked, self._offered, self._slot_hits, self._passes
 
     def node_paths(self, batch: Batch, forest: Forest) -> Floats:
         """(M,): the probability that the target accepts each node and all that it hangs on; 0 for one that the request
@@ -139,26 +149,28 @@ class Acceptance:
 
 
 @compiled
-def _paths(
-    hazards: Floats, groups: Floats, classes: int, slot: Ints, slo_class: Ints, left: Ints, rows: Ints, usable: Bools,
-    limit: int, asked: Floats, offered: Floats, slot_hits: Floats, has_passes: Bools,
-) -> tuple[Floats, Floats]:  # fmt: skip
-    drafters, depths = hazards.shape[:2]
+def chain_paths(known: Known, batch: Columns, rows: Ints, usable: Bools, limit: int) -> tuple[Floats, Floats]:
+    """Two (D, N, K) for N `rows` of the batch: the probability that the target accepts a chain of 1..K, if it is
+    proposed, and that the drafter has a proposal of that depth. A path is 0 past `limit` positions, past what the
+    request can still use, and where the drafter is not `usable` (D,)."""
+    drafters, depths = known.hazards.shape[:2]
+    classes = known.groups.shape[1] - 1 - known.slot_hits.shape[0]
     paths = np.zeros((drafters, len(rows), depths))
     offers = np.ones((drafters, len(rows), depths))
     for d in np.flatnonzero(usable):
-        pool = pool_tried(groups[d], classes)
-        of_class = class_factors(pool, groups[d], classes, EXPECTED_ANY)
-        hit_rates = (offered[d] + HIT_TRIALS) / (asked[d] + HIT_TRIALS)
+        groups = known.groups[d]
+        pool = pool_tried(groups, classes)
+        of_class = class_factors(pool, groups, classes, EXPECTED_ANY)
+        hit_rates = (known.offered[d] + HIT_TRIALS) / (known.asked[d] + HIT_TRIALS)
         for n in range(len(rows)):
             i = rows[n]
-            factor = factor_of(of_class, pool, groups[d], slo_class[i], slot[i], EXPECTED_ANY)
+            factor = factor_of(of_class, pool, groups, batch.slo_class[i], batch.slot[i], EXPECTED_ANY)
             path = 1.0
-            for k in range(min(limit, left[i] - OF_THIS_STEP)):
-                path *= with_factor(hazards[d, k, ANY], factor)
+            for k in range(min(limit, batch.left[i] - OF_THIS_STEP)):
+                path *= with_factor(known.hazards[d, k, ANY], factor)
                 paths[d, n, k] = path
-            if not has_passes[d]:
-                own = slot_hits[slot[i], d]
+            if not known.passes[d]:
+                own = known.slot_hits[batch.slot[i], d]
                 hits = (own[1] + SLOT_HIT_TRIALS * hit_rates[0]) / (own[0] + SLOT_HIT_TRIALS) / hit_rates[0]
                 for k in range(depths):
                     offers[d, n, k] = min(1.0, hits * hit_rates[k])

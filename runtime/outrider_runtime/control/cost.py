@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.batch import Batch, Floats, Ints
+from outrider_runtime.control.batch import Columns, Floats
 from outrider_runtime.control.compiled import compilable, compiled
 from outrider_runtime.control.plans import ExecutionMode
 
@@ -114,16 +114,6 @@ class LatencyModel:
     """By drafter name; one that is missing is learned."""
 
 
-def this_step(batch: Batch) -> Shape:
-    """What the target's pass of a batch processes without any proposal."""
-    return _this_step(batch.context, batch.prompt, batch.prompt_left)
-
-
-def next_step(batch: Batch) -> Shape:
-    """The same of the step after it: who still reads its prompt then, reads; who decodes has one token more."""
-    return _next_step(batch.context, batch.prompt, batch.prompt_left, batch.token_budget)
-
-
 @compilable
 def without_prompts(shape: Shape) -> Shape:
     """Its decoding requests alone, a token each. The context is taken to be theirs."""
@@ -134,7 +124,9 @@ def without_prompts(shape: Shape) -> Shape:
 
 
 @compiled
-def _this_step(context: Ints, prompt: Ints, prompt_left: Ints) -> Shape:
+def this_step(batch: Columns) -> Shape:
+    """What the target's pass of a batch processes without any proposal."""
+    context, prompt, prompt_left = batch.context, batch.prompt, batch.prompt_left
     requests, cached, tokens, prompts, query = 0.0, 0.0, 0.0, 0.0, 0.0
     for i in range(len(context)):
         if prompt[i] > 0 or prompt_left[i] == 0:
@@ -148,7 +140,10 @@ def _this_step(context: Ints, prompt: Ints, prompt_left: Ints) -> Shape:
 
 
 @compiled
-def _next_step(context: Ints, prompt: Ints, prompt_left: Ints, budget: int) -> Shape:
+def next_step(batch: Columns, budget: int) -> Shape:
+    """The same of the step after it, of so many tokens at most: who still reads its prompt then, reads; who decodes has
+    one token more."""
+    context, prompt, prompt_left = batch.context, batch.prompt, batch.prompt_left
     cached, tokens, prompts, query = 0.0, 0.0, 0.0, 0.0
     for i in range(len(context)):
         after = context[i] + max(1, prompt[i])

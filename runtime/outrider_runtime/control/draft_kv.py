@@ -49,7 +49,12 @@ class DraftKV:
 
     def look(self, passes: Ints) -> None:
         """One decision by goodput. passes: (D,), as they would be chosen if no cache had a hole."""
-        self._idle = np.where(passes > 0, 0, self._idle + 1)
+        _look(self._idle, passes)
+
+    @property
+    def columns(self) -> tuple[Ints, Bools, Bools]:
+        """As `feed` takes them."""
+        return self._idle, self.models, self._hidden
 
     def holes(self, batch: Batch, rows: Ints, most: int = HOLE_TOKENS) -> Bools:
         """(D, N): more is missing than `most` tokens, and the drafter proposes junk over it."""
@@ -87,12 +92,6 @@ class DraftKV:
         fed = closing > 0
         return bool(gain * _steps_left(batch, rows)[fed.any(axis=0)].mean() > costs[fed].sum())
 
-    def feed(self, batch: Batch, passes: Ints, closing: Ints, usable: Bools, *, always: bool) -> Ints:
-        """(D, N): all that drafters run over. passes: (D,), who proposes; closing: (D, N), who has a hole closed, or a
-        part of one; usable: (D,). always: whoever can be fed, is."""
-        missing, reads = np.ascontiguousarray(batch.missing), self._hidden & (self._idle < HOLD_LOOKS)
-        return _feed(missing, batch.prompt, passes, closing, reads, self.models, self._hidden, usable, always)
-
 
 def _steps_left(batch: Batch, rows: Ints) -> Floats:
     """(N,): steps that answers are taken to go on for."""
@@ -100,18 +99,32 @@ def _steps_left(batch: Batch, rows: Ints) -> Floats:
 
 
 @compiled
-def _feed(
-    missing: Ints, prompt: Ints, passes: Ints, closing: Ints, reads: Bools, kv: Bools, hidden: Bools, usable: Bools,
-    always: bool,
+def _look(idle: Ints, passes: Ints) -> None:
+    for d in range(len(idle)):
+        idle[d] = 0 if passes[d] > 0 else idle[d] + 1
+
+
+@compiled
+def served(missing: int, closed: int, needs_kv: bool) -> bool:
+    """A drafter that misses so many tokens of a request, of which it is fed `closed` before, can propose for it."""
+    return not needs_kv or missing <= HOLE_TOKENS or closed >= missing
+
+
+@compiled
+def feed(
+    missing: Ints, prompt: Ints, passes: Ints, closing: Ints, kv: tuple[Ints, Bools, Bools], usable: Bools, always: bool
 ) -> Ints:  # fmt: skip
-    feed = np.zeros(missing.shape, np.int64)
+    """(D, N): all that drafters run over. passes: (D,), who proposes; closing: (D, N), who has a hole closed, or a part
+    of one; kv: see `DraftKV.columns`; usable: (D,). always: whoever can be fed, is."""
+    fed, (idle, needs_kv, hidden) = np.zeros(missing.shape, np.int64), kv
     for d in np.flatnonzero(usable):
-        feed[d] = closing[d]
+        fed[d] = closing[d]
+        reads = hidden[d] and idle[d] < HOLD_LOOKS
         for i in range(missing.shape[1]):
             if prompt[i] > 0:
-                now = reads[d] or (hidden[d] and passes[d] > 0)
+                now = reads or (hidden[d] and passes[d] > 0)
             else:
                 now = passes[d] > 0 and (hidden[d] or missing[d, i] <= HOLE_TOKENS)
-            if (kv[d] or hidden[d]) and (now or always):
-                feed[d, i] = missing[d, i]
-    return feed
+            if (needs_kv[d] or hidden[d]) and (now or always):
+                fed[d, i] = missing[d, i]
+    return fed

@@ -38,10 +38,10 @@ class Need(NamedTuple):
     """And for each second of it."""
 
 
-@lru_cache(maxsize=512)
-def _nobody_behind(requests: int) -> Need:
+@compiled
+def nobody_behind(requests: int) -> Need:
     nothing = np.zeros(requests)
-    return Need(np.zeros(requests, dtype=bool), nothing, nothing)
+    return Need(np.zeros(requests, np.bool_), nothing, nothing)
 
 
 class Pool(NamedTuple):
@@ -65,7 +65,7 @@ class Pool(NamedTuple):
     """Draft length."""
     budget: int
     """Most proposals that the step may hold."""
-    need: Need | None = None
+    need: Need
     asking_s: Floats = WHOLE_BATCH
     """(D, N): seconds by which a request lengthens each pass that it asks for; (0, 0) where every drafter that runs
     runs over the whole batch."""
@@ -84,6 +84,10 @@ class Choice(NamedTuple):
     """Goodput alone might have chosen otherwise."""
     runs: bool = False
     """Somebody proposes."""
+    holes: bool = False
+    """Some draft model cannot be asked by some request, as its cache has a hole."""
+    drafts_s: float = 0.0
+    """Seconds of the drafts."""
 
     @property
     def gain(self) -> float:
@@ -91,10 +95,9 @@ class Choice(NamedTuple):
         return self.value - self.plain_value
 
 
-def nobody(drafters: int, requests: int, plain_value: float, *, for_slo: bool = False) -> Choice:
+def nobody(drafters: int, requests: int) -> Choice:
     """k = 0."""
-    asked = np.full((2, requests), NOBODY)
-    return Choice(np.zeros(drafters, np.int64), asked, plain_value, plain_value, for_slo)
+    return Choice(np.zeros(drafters, np.int64), np.full((2, requests), NOBODY), 0.0, 0.0)
 
 
 def choose(pool: Pool) -> Choice:
@@ -103,27 +106,33 @@ def choose(pool: Pool) -> Choice:
     Exact where a verified token costs the same however many there are, for one or two drafters with passes. More are
     given the same passes first, and then each its own, one after the other.
     """
-    drafters, requests, depths = pool.paths.shape
-    price, need = pool.price, pool.need
-    plain = -price.rate * price.plain_s
+    passes = np.zeros(len(pool.passes), np.int64)
+    asked = np.full((2, pool.paths.shape[1]), NOBODY)
+    found = best_choice(pool, candidates(pool.passes, pool.longest, pool.paths.shape[2]), passes, asked)
+    return Choice(passes, asked, *found)
+
+
+@compiled
+def best_choice(
+    pool: Pool, rows: tuple[Ints, Bools], passes: Ints, asked: Ints
+) -> tuple[float, float, bool, bool]:  # fmt: skip
+    """The other fields of `Choice`; `passes` and `asked`, zeros and NOBODY, are set to it. rows: see `candidates`."""
+    price, for_slo = pool.price, bool(pool.need.behind.any())
+    plain = float(-price.rate * price.ragged_s[0])
     if pool.paths.size == 0 or not pool.longest:
-        return nobody(drafters, requests, plain, for_slo=need is not None)
-    rows, evens = candidates(tuple(pool.passes.tolist()), pool.longest, depths)
-    behind, needed, per_s = need or _nobody_behind(requests)
-    value, lengths, asked, runs = _choose(
-        pool.paths, pool.offers, pool.passes, pool.first_s, pool.pass_s, pool.token_s, price.node_s, price.ragged_s,
-        price.uniform_s, price.token_s, price.rate, min(pool.budget, len(price.ragged_s) - 1),
-        behind, needed, per_s, rows, evens, pool.longest, pool.asking_s,
-    )  # fmt: skip
-    if not runs or (need is None and value <= plain):
-        return nobody(drafters, requests, plain, for_slo=need is not None)
-    return Choice(lengths, asked, value, plain, need is not None, runs)
+        return plain, plain, for_slo, False
+    value, lengths, who, runs = _choose(pool, rows[0], rows[1])
+    if not runs or (not for_slo and value <= plain):
+        return plain, plain, for_slo, False
+    passes[:], asked[:] = lengths, who
+    return value, plain, for_slo, True
 
 
-def drafts_s(pool: Pool, choice: Choice) -> float:
+@compiled
+def drafts_s(pool: Pool, passes: Ints, asked: Ints) -> float:
     """Seconds of the drafts that were chosen."""
-    seconds, _ = _draft_seconds(choice.passes, pool.first_s, pool.pass_s, pool.token_s)
-    return float(seconds + _asking_seconds(choice.passes, choice.asked, pool.asking_s))
+    seconds, _ = _draft_seconds(passes, pool.first_s, pool.pass_s, pool.token_s)
+    return seconds + _asking_seconds(passes, asked, pool.asking_s)
 
 
 class _Tables(NamedTuple):
@@ -159,10 +168,14 @@ class _Best(NamedTuple):
     even: bool
 
 
-@lru_cache(maxsize=64)
-def candidates(passes: tuple[bool, ...], longest: int, depths: int) -> tuple[Ints, Bools]:
+def candidates(passes: Bools, longest: int, depths: int) -> tuple[Ints, Bools]:
     """(C, D) and (C,): passes of each drafter, and whether all requests verify as many. The first is k = 0; then each
     set of drafters with each length, or each combination of them: a lookup is asked for all there is."""
+    return _candidates(tuple(passes.tolist()), longest, depths)
+
+
+@lru_cache(maxsize=64)
+def _candidates(passes: tuple[bool, ...], longest: int, depths: int) -> tuple[Ints, Bools]:
     choices = [range(longest + 1) if is_model else (0, depths) for is_model in passes]
     # One set after the other, the smallest first; of equal ones the fewest passes win.
     rows = sorted(itertools.product(*choices), key=lambda row: (np.count_nonzero(row), [k > 0 for k in row], sum(row)))
@@ -179,26 +192,25 @@ def _of_models(row: tuple[int, ...], passes: tuple[bool, ...]) -> list[int]:
 
 
 @compiled
-def _choose(
-    paths: Floats, offers: Floats, passes: Bools, first_s: Floats, pass_s: Floats, token_s: Floats, node_s: Floats,
-    ragged_s: Floats, uniform_s: Floats, target_token_s: float, rate: float, most: int, behind: Bools, need: Floats,
-    need_per_s: Floats, rows: Ints, evens: Bools, longest: int, asking_s: Floats,
-) -> tuple[float, Ints, Ints, bool]:  # fmt: skip
+def _choose(pool: Pool, rows: Ints, evens: Bools) -> tuple[float, Ints, Ints, bool]:
     """Worth of the best choice, (D,) the longest proposal that is asked of each drafter, (2, N) whom each request asks,
     and whether any does."""
+    price, need = pool.price, pool.need
+    paths, offers = _by_depth(pool.paths, pool.offers)
     t = _Tables(
-        *_by_depth(paths, offers), passes, first_s, pass_s, token_s, node_s, ragged_s, uniform_s, target_token_s, rate,
-        most, behind, need, need_per_s, asking_s,
+        paths, offers, pool.passes, pool.first_s, pool.pass_s, pool.token_s, price.node_s, price.ragged_s,
+        price.uniform_s, price.token_s, price.rate, min(pool.budget, len(price.ragged_s) - 1), need.behind,
+        need.tokens, need.per_s, pool.asking_s,
     )  # fmt: skip
-    drafters, requests, depths = paths.shape
+    drafters, requests, depths = pool.paths.shape
     columns, read_s = np.zeros((3, drafters, depths + 1, requests)), np.full(drafters, np.nan)
     who, share = np.empty((2, requests), np.int64), np.empty((4, requests))
     best = _best(t, columns, read_s, rows, evens, who, share)
-    for _ in range(REFINEMENTS if passes.sum() > EXACT_MODELS else 0):
-        beside = _beside(best.passes, passes, longest)
+    for _ in range(REFINEMENTS if pool.passes.sum() > EXACT_MODELS else 0):
+        beside = _beside(best.passes, pool.passes, pool.longest)
         best = _best(t, columns, read_s, beside, np.zeros(len(beside), np.bool_), who, share)
     _best(t, columns, read_s, best.passes.reshape(1, -1), np.full(1, best.even), who, share)
-    lengths = _longest(columns[2], passes, best.passes, who)
+    lengths = _longest(columns[2], pool.passes, best.passes, who)
     return best.value, lengths, who, lengths.max() > 0
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from outrider_runtime.control.acceptance import Acceptance
-from outrider_runtime.control.batch import Ints
+from outrider_runtime.control.batch import Columns
+from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.cost import LatencyModel, Shape, this_step, without_prompts
 from outrider_runtime.control.explore import Explorer
-from outrider_runtime.control.latency import Latency
+from outrider_runtime.control.latency import Costs, Latency, decode_s
 from outrider_runtime.control.plans import Outcome, Purpose
 from outrider_runtime.control.probes import Probes
 from outrider_runtime.control.settings import Settings
 from outrider_runtime.control.state import new_tally
-from outrider_runtime.control.value import Goodput, Price
+from outrider_runtime.control.value import Goodput
 
 LONGEST_STEP_S = 120.0
 LONGEST_OUTSIDE_S = 1.0
@@ -40,23 +42,23 @@ class Evidence:
         """A profile was loaded or changed; online corrections start anew. None: learn every cost."""
         self.latency = Latency(model, self._settings)
 
-    def price(self, shape: Shape, context: Ints, read_s: float, most: int) -> Price:
-        """See `Latency.price`; lambda is measured."""
-        return self.latency.price(shape, context, read_s, self.goodput.ratio, most)
-
     def observe(self, outcome: Outcome) -> None:
         """Learn from a finished step. Absurd times (NaN, negative, a suspended machine) are dropped and counted."""
-        base = this_step(outcome.batch)
         verified = self._observe_trials(outcome)
-        drafts_s = [seconds if seconds > 0 else 0.0 for seconds in outcome.draft_s.tolist()]  # NaN: did not run
+        base, begun = _ran(outcome.batch.columns)
+        drafts_s = sum(seconds for seconds in outcome.draft_s.tolist() if seconds > 0)  # NaN: did not run
         if not self._observe_times(outcome, base, verified, drafts_s):
             self.tally.dropped_steps += 1
             return
         self.explorer.earn()
-        alone = without_prompts(base)
-        plain_s = self.latency.decode_s(alone, 0) if alone.n_requests else 0.0
-        if plain_s > 0:
-            self._observe_worth(outcome, base, alone, plain_s, verified, sum(drafts_s))
+        plain_s, prompts_s = _plain_s(self.latency.columns, base)
+        if plain_s <= 0:
+            return
+        requests = base[1] - base[4]
+        if not base[4]:
+            self._observe_goodput(outcome, base[2] / plain_s)
+        work_s = (outcome.tokens - begun) / requests * plain_s + prompts_s  # a prompt brings one token itself
+        self._observe_truth(outcome, work_s, verified, drafts_s)
 
     def _observe_trials(self, outcome: Outcome) -> int:
         """Returns how many nodes were verified."""
@@ -72,35 +74,21 @@ class Evidence:
                 self.probes.lift()
         return verified
 
-    def _observe_times(self, outcome: Outcome, base: Shape, verified: int, drafts_s: list[float]) -> bool:
+    def _observe_times(self, outcome: Outcome, base: tuple[float, ...], verified: int, drafts_s: float) -> bool:
         """False when one of the step's times is absurd."""
-        step_s = outcome.step_s
-        outside_s = step_s - sum(drafts_s)
-        measured = not math.isnan(outcome.target_s)
-        target_s = outcome.target_s if measured else outside_s
+        step_s, target_s, outside_s = outcome.step_s, outcome.target_s, outcome.step_s - drafts_s
         if not math.isfinite(step_s) or not 0 < step_s < LONGEST_STEP_S:
             return False
-        if measured and outside_s - target_s > LONGEST_OUTSIDE_S:
+        if math.isnan(target_s):
+            target_s, outside_s = outside_s, math.nan
+        elif outside_s - target_s > LONGEST_OUTSIDE_S:
             return False
-        query = base.n_context_query + verified * base.n_context / max(1.0, base.n_requests) / 1000
-        shape = Shape(base.n_context, base.n_batched + verified, base.n_requests, query, base.n_prompt)
-        plausible = self.latency.observe_target(shape, outcome.mode, target_s)
-        if plausible and measured and not base.n_prompt:
-            self.latency.observe_decoding(shape, outcome.mode, outside_s, verified)
-        return self.latency.observe_drafts(outcome.draft_plan, outcome.batch.context, outcome.draft_s) and plausible
-
-    def _observe_worth(
-        self, outcome: Outcome, base: Shape, alone: Shape, plain_s: float, verified: int, drafts_s: float
-    ) -> None:
-        """plain_s: what plain decoding takes, as the model says, for the requests that decode, `alone`."""
-        begun, prompts_s = 0, 0.0
-        if base.n_prompt:
-            begun = int(((outcome.batch.prompt > 0) & (outcome.batch.prompt_left == 0)).sum())
-            prompts_s = self.latency.decode_s(base, 0) - plain_s
-        else:
-            self._observe_goodput(outcome, base.n_requests / plain_s)
-        work_s = (outcome.tokens - begun) / alone.n_requests * plain_s + prompts_s  # a prompt brings one token itself
-        self._observe_truth(outcome, work_s, verified, drafts_s)
+        context, batched, requests, query, prompts = base
+        query += verified * context / max(1.0, requests) / 1000
+        return self.latency.observe(
+            (context, batched + verified, requests, query, prompts), outcome.mode, target_s, outside_s, verified,
+            outcome.draft_plan, outcome.batch.context, outcome.draft_s,
+        )  # fmt: skip
 
     def _observe_goodput(self, outcome: Outcome, plain_rate: float) -> None:
         """A step without prompts; plain_rate: modelled tokens per second of plain decoding at its batch."""
@@ -117,3 +105,24 @@ class Evidence:
             return
         speculates = verify is draft is Purpose.CHOICE and verified > 0 and any(outcome.draft_plan.passes.tolist())
         self.probes.observe(work_s, outcome.step_s, speculates=speculates)
+
+
+@compiled
+def _ran(batch: tuple[Any, ...]) -> tuple[tuple[float, float, float, float, float], int]:
+    """The fields of the step's shape without proposals, and the requests whose prompts it finished."""
+    b, begun = Columns(*batch), 0
+    shape = this_step(b)
+    for i in range(len(b.slot)):
+        begun += b.prompt[i] > 0 and b.prompt_left[i] == 0
+    return (shape.n_context, shape.n_batched, shape.n_requests, shape.n_context_query, shape.n_prompt), begun
+
+
+@compiled
+def _plain_s(costs: tuple[Any, ...], base: tuple[float, float, float, float, float]) -> tuple[float, float]:
+    """What plain decoding takes, as the model says, for the requests that decode, and what the prompts add."""
+    known, shape = Costs(*costs), Shape(*base)
+    alone = without_prompts(shape)
+    if alone.n_requests == 0.0:
+        return 0.0, 0.0
+    plain_s = decode_s(known, alone, 0.0)
+    return plain_s, decode_s(known, shape, 0.0) - plain_s if shape.n_prompt > 0.0 else 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from outrider_runtime.control.cost import (
 from outrider_runtime.control.fit import LearnedCost
 from outrider_runtime.control.plans import DraftPlan, ExecutionMode
 from outrider_runtime.control.settings import Drafter, Settings
-from outrider_runtime.control.value import WHOLE_BATCH, Price
+from outrider_runtime.control.value import Price
 
 ABSURD_FACTOR, ABSURD_S = 8.0, 1.0
 """A step that took longer than both says that the machine slept, not what a step costs."""
@@ -58,25 +59,31 @@ ROWS = {mode: row for row, mode in enumerate(MODES)}
 """Of the target's coefficients."""
 
 
-class Deviations:
-    """What the model gets wrong about steps of a kind at a size of batch: a mean that is shrunk to the kind's at other
-    sizes, that to the mean of all kinds, and that to none. So what all kinds share does not count for those alone that
-    were seen, or the others would look cheap."""
+DEVIATION_KEEP = 0.5 ** (1 / 300)
+"""Of what was known of deviations, at each step."""
+MOST_DEVIATION = 0.5
+"""Of the predicted time, that one step may deviate by: the rest is an accident."""
 
-    HALF_LIFE_STEPS = 300.0
-    MOST_SHARE = 0.5
-    """Of the predicted time, that one step may deviate by: the rest is an accident."""
 
-    def __init__(self) -> None:
-        self._keep = 0.5 ** (1 / self.HALF_LIFE_STEPS)
-        self.sums = np.zeros((3, SIZES, 2))
-        """[kind, size, (weight, deviation)]"""
+class Costs(NamedTuple):
+    """Step times as compiled code predicts them. D drafters."""
 
-    def observe(self, kind: int, requests: float, seconds: float, predicted_s: float) -> None:
-        """A decoding step's time without its drafts, and what the model says of it."""
-        most = self.MOST_SHARE * predicted_s
-        deviation = min(max(seconds - predicted_s, -most), most)
-        _add_deviation(self.sums, self._keep, kind, requests, deviation)
+    target: Floats
+    """(3, 8): of each mode, corrected."""
+    graph: float
+    """Batched tokens of the largest graph."""
+    deviations: Floats
+    """[kind, size, (weight, deviation)]: what the model gets wrong about steps of a kind at a size of batch."""
+    drafts: Floats
+    """(D, 2, 8): of a pass, and of what the first one costs beyond it, corrected."""
+    passes: Bools
+    """(D,): every token is a pass."""
+    reads: Bools
+    """(D,): it must be fed committed tokens."""
+    hidden: Bools
+    """(D,): it reads the target's hidden states."""
+    budgets: Floats
+    """(D,): tokens of a request that a pass reads at most; 0: all."""
 
 
 @compiled
@@ -91,7 +98,9 @@ def _size(requests: float) -> int:
 
 @compiled
 def _deviation(sums: Floats, kind: int, size: int) -> float:
-    """To be added to the model's prediction of a kind of step."""
+    """To be added to the model's prediction of a kind of step: its mean, shrunk to the kind's at other sizes, that to
+    the mean of all kinds, and that to none. So what all kinds share does not count for those alone that were seen, or
+    the others would look cheap."""
     weight = total = kind_weight = kind_total = 0.0
     for k in range(sums.shape[0]):
         for s in range(sums.shape[1]):
@@ -116,11 +125,12 @@ def _deviations(sums: Floats, requests: float) -> tuple[float, float, float]:
 
 
 @compiled
-def _add_deviation(sums: Floats, keep: float, kind: int, requests: float, deviation: float) -> None:
-    size = _size(requests)
-    sums *= keep
+def _add_deviation(sums: Floats, kind: int, requests: float, seconds: float, predicted_s: float) -> None:
+    """A decoding step's time without its drafts, and what the model says of it."""
+    most, size = MOST_DEVIATION * predicted_s, _size(requests)
+    sums *= DEVIATION_KEEP
     sums[kind, size, 0] += 1.0
-    sums[kind, size, 1] += deviation
+    sums[kind, size, 1] += min(max(seconds - predicted_s, -most), most)
 
 
 @compiled
@@ -166,43 +176,39 @@ def _correct(
 
 @compiled
 def _step_s(
-    costs: Floats, graph: float, more_s: tuple[float, float, float], shape: Shape, proposals: float
+    costs: Costs, more_s: tuple[float, float, float], shape: Shape, proposals: float
 ) -> float:  # fmt: skip
     """Seconds of the target's pass of `shape` and its proposals, of unequal lengths. Past the largest graph other
     coefficients hold, and no deviation is known."""
-    if shape.n_batched + proposals > graph:
-        return pass_s(costs[BEYOND], shape, proposals)
+    if shape.n_batched + proposals > costs.graph:
+        return pass_s(costs.target[BEYOND], shape, proposals)
     plain = proposals == 0.0
     row = UNIFORM if plain and shape.n_prompt == 0.0 else RAGGED
-    return pass_s(costs[row], shape, proposals) + more_s[PLAIN if plain else UNEVEN]
+    return pass_s(costs.target[row], shape, proposals) + more_s[PLAIN if plain else UNEVEN]
 
 
 @compiled
-def _decode_s(costs: Floats, graph: float, sums: Floats, shape: Shape, proposals: float) -> float:
-    return _step_s(costs, graph, _deviations(sums, shape.n_requests), shape, proposals)
+def decode_s(costs: Costs, shape: Shape, proposals: float) -> float:
+    """Seconds of the target's pass of `shape` and so many proposals of unequal lengths."""
+    return _step_s(costs, _deviations(costs.deviations, shape.n_requests), shape, proposals)
 
 
 @compiled
-def _plain_rate(costs: Floats, graph: float, sums: Floats, shape: Shape) -> float:
+def plain_rate(costs: Costs, shape: Shape) -> float:
+    """Tokens a second of requests that decode by themselves, nothing proposed; 0 while no cost is known."""
     alone = without_prompts(shape)
-    seconds = _decode_s(costs, graph, sums, alone, 0.0)
+    seconds = decode_s(costs, alone, 0.0)
     return alone.n_requests / seconds if seconds > 0.0 else 0.0
 
 
 @compiled
-def _longer_s(
-    costs: Floats, graph: float, sums: Floats, shape: Shape, proposals: float, tokens: Floats
-) -> Floats:  # fmt: skip
-    """See `Latency.prompts_s`."""
-    longer_s = np.empty(len(tokens))
-    for n in range(len(tokens)):
-        more = tokens[n]
-        longer = Shape(
-            shape.n_context, shape.n_batched + more, shape.n_requests, shape.n_context_query, shape.n_prompt + more
-        )
-        seconds = _decode_s(costs, graph, sums, longer, proposals) - _decode_s(costs, graph, sums, shape, proposals)
-        longer_s[n] = max(seconds, costs[RAGGED, BATCHED] * more)
-    return longer_s
+def prompt_s(costs: Costs, shape: Shape, proposals: float, tokens: float) -> float:
+    """By how much so many `tokens` of prompts lengthen a step of `shape` that verifies `proposals`."""
+    longer = Shape(
+        shape.n_context, shape.n_batched + tokens, shape.n_requests, shape.n_context_query, shape.n_prompt + tokens
+    )
+    seconds = decode_s(costs, longer, proposals) - decode_s(costs, shape, proposals)
+    return float(max(seconds, costs.target[RAGGED, BATCHED] * tokens))
 
 
 @compiled
@@ -215,43 +221,48 @@ def _fill(seconds: Floats, cost: Floats, shape: Shape, first: int, more_s: float
 
 
 @compiled
-def _price(
-    costs: Floats, graph: float, sums: Floats, shape: Shape, context: Ints, read_s: float, goodput: float, most: int
-) -> tuple[Floats, Floats, Floats, float, float]:  # fmt: skip
-    """The fields of `Price`. context: (N,)"""
-    more_s = _deviations(sums, shape.n_requests)
+def price(costs: Costs, shape: Shape, context: Ints, read_s: float, goodput: float, most: int) -> Price:
+    """What a step takes around `shape`, which holds no proposals yet, with up to `most` of them. A step with prompts
+    has no uniform form.
+
+    context: (N,), cached tokens of each request. read_s: what a verified token costs in the drafters' next first
+    passes. goodput: measured, by the modelled one of plain decoding.
+    """
+    more_s, most = _deviations(costs.deviations, shape.n_requests), max(0, most)
     uneven, even = np.empty(most + 1), np.full(most + 1, np.inf)
-    in_graph = int(max(0.0, min(most + 1.0, graph - shape.n_batched + 1.0)))
-    _fill(uneven[1:in_graph], costs[RAGGED], shape, 1, more_s[UNEVEN])
-    _fill(uneven[in_graph:], costs[BEYOND], shape, in_graph, 0.0)
+    in_graph = int(max(0.0, min(most + 1.0, costs.graph - shape.n_batched + 1.0)))
+    _fill(uneven[1:in_graph], costs.target[RAGGED], shape, 1, more_s[UNEVEN])
+    _fill(uneven[in_graph:], costs.target[BEYOND], shape, in_graph, 0.0)
     if shape.n_prompt == 0.0:
-        _fill(even[1:in_graph], costs[UNIFORM], shape, 1, more_s[EVEN])
-        _fill(even[in_graph:], costs[BEYOND], shape, in_graph, 0.0)
-    even[0] = uneven[0] = _step_s(costs, graph, more_s, shape, 0.0)
+        _fill(even[1:in_graph], costs.target[UNIFORM], shape, 1, more_s[EVEN])
+        _fill(even[in_graph:], costs.target[BEYOND], shape, in_graph, 0.0)
+    even[0] = uneven[0] = _step_s(costs, more_s, shape, 0.0)
     node_s = np.empty(len(context))
     for i in range(len(context)):
-        node_s[i] = costs[RAGGED, QUERY] * context[i] / 1000 + read_s
-    rate = _plain_rate(costs, graph, sums, shape) * goodput
-    first_s = token_s(costs[BEYOND if shape.n_batched > graph else RAGGED], shape.n_batched)
-    return uneven, even, node_s, rate, first_s
+        node_s[i] = costs.target[RAGGED, QUERY] * context[i] / 1000 + read_s
+    rate = plain_rate(costs, shape) * goodput
+    first_s = token_s(costs.target[BEYOND if shape.n_batched > costs.graph else RAGGED], shape.n_batched)
+    return Price(uneven, even, node_s, rate, first_s)
 
 
 @compiled
-def _draft_columns(
-    costs: Floats, passes: Bools, reads: Bools, hidden: Bools, budgets: Floats, context: Ints, prompts: float
-) -> tuple[Floats, Floats, Floats]:  # fmt: skip
-    """See `Latency.draft_columns`. costs: (D, 2, 8)."""
-    drafters, decoding = len(costs), float(len(context))
+def draft_columns(costs: Costs, context: Ints, prompts: float) -> tuple[Floats, Floats, Floats]:
+    """Three (D,) of seconds: the first pass over a token a request, or a call, and over `prompts` tokens; each pass
+    more; a token in a first pass, of those that read. Of the target itself, what a pass takes without requests.
+
+    context: (N,), cached tokens of the requests that decode.
+    """
+    drafters, decoding = len(costs.drafts), float(len(context))
     first_s, more_s, each_s = np.zeros(drafters), np.zeros(drafters), np.zeros(drafters)
     for d in range(drafters):
-        read = _read(context, budgets[d])
+        cost, read = costs.drafts[d], _read(context, costs.budgets[d])
         shape = Shape(read, decoding, decoding, read / 1000, 0.0)
-        if budgets[d] > 0.0 and not reads[d]:  # its requests have a price each
+        if costs.budgets[d] > 0.0 and not costs.reads[d]:  # its requests have a price each
             shape = Shape(0.0, 0.0, 0.0, 0.0, 0.0)
-        once = pass_s(costs[d, 0], shape, 0.0)
-        each_s[d] = (token_s(costs[d, 0], decoding) + token_s(costs[d, 1], decoding)) * reads[d]
-        first_s[d] = once + pass_s(costs[d, 1], shape, 0.0) + _fed_s(costs[d], decoding, prompts * hidden[d])
-        more_s[d] = once * passes[d]
+        once = pass_s(cost[0], shape, 0.0)
+        each_s[d] = (token_s(cost[0], decoding) + token_s(cost[1], decoding)) * costs.reads[d]
+        first_s[d] = once + pass_s(cost[1], shape, 0.0) + _fed_s(cost, decoding, prompts * costs.hidden[d])
+        more_s[d] = once * costs.passes[d]
     return first_s, more_s, each_s
 
 
@@ -267,12 +278,13 @@ def _fed_s(costs: Floats, decoding: float, tokens: float) -> float:
 
 
 @compiled
-def _feeding_s(costs: Floats, reads: Bools, decoding: float, missing: Ints) -> Floats:
-    """See `Latency.feeding_s`. costs: (D, 2, 8)."""
+def feeding_s(costs: Costs, missing: Ints, decoding: float) -> Floats:
+    """(D, N): seconds by which a first pass over `decoding` tokens grows with all that is `missing` (D, N) of one
+    request; 0 of drafters that read nothing."""
     seconds = np.zeros(missing.shape)
-    for d in np.flatnonzero(reads):
+    for d in np.flatnonzero(costs.reads):
         for i in range(missing.shape[1]):
-            seconds[d, i] = _fed_s(costs[d], decoding, float(missing[d, i]))
+            seconds[d, i] = _fed_s(costs.drafts[d], decoding, float(missing[d, i]))
     return seconds
 
 
@@ -286,30 +298,51 @@ def _read(context: Ints, budget: float) -> float:
 
 
 @compiled
+def _later(context: float, requests: float, width: float) -> Shape:
+    """A draft's later pass over `width` nodes of each request."""
+    return Shape(context, width * requests, requests, width * context / 1000, 0.0)
+
+
+@compiled
+def wide_pass_s(costs: Costs, widest: int, context: float, decoding: float) -> Floats:
+    """(D, W): seconds of each pass after the first, by the width of the trees, 1..W; 0 of one without passes."""
+    seconds = np.zeros((len(costs.drafts), widest))
+    for d in range(len(costs.drafts)):
+        for w in range(widest if costs.passes[d] else 0):
+            seconds[d, w] = pass_s(costs.drafts[d, 0], _later(context, decoding, w + 1.0), 0.0)
+    return seconds
+
+
+@compiled
 def _above_s(cost: Floats, requests: int) -> float:
     """A request's part of what tokens above the knee cost, where all ask: who asks is not known yet. cost: (8,)"""
     return float(cost[ABOVE] * max(0.0, requests - cost[KNEE]) / max(1, requests))
 
 
 @compiled
-def _asking_s(costs: Floats, reads: Bools, budgets: Floats, context: Ints) -> Floats:
-    """See `Latency.asking_s`."""
-    seconds = np.zeros((len(costs), len(context)))
-    for d in range(len(costs)):
-        for i in range(len(context) if budgets[d] > 0.0 and not reads[d] else 0):
-            read = min(float(context[i]), budgets[d])
-            alone = pass_s(costs[d, 0], Shape(read, 1.0, 1.0, read / 1000, 0.0), 0.0)
-            seconds[d, i] = alone - costs[d, 0, CONSTANT] + _above_s(costs[d, 0], len(context))
+def asking_s(costs: Costs, context: Ints) -> Floats:
+    """(D, N): seconds by which a request of so many cached tokens (N,) lengthens each pass that it asks for; 0 of
+    drafters that run over the whole batch anyway. (0, 0) where all do."""
+    apart = (costs.budgets > 0.0) & ~costs.reads
+    if not apart.any():
+        return np.zeros((0, 0))
+    seconds = np.zeros((len(costs.drafts), len(context)))
+    for d in np.flatnonzero(apart):
+        cost = costs.drafts[d, 0]
+        for i in range(len(context)):
+            read = min(float(context[i]), costs.budgets[d])
+            alone = pass_s(cost, Shape(read, 1.0, 1.0, read / 1000, 0.0), 0.0)
+            seconds[d, i] = alone - cost[CONSTANT] + _above_s(cost, len(context))
     return seconds
 
 
 @compiled
-def _read_s(costs: Floats, reads: Bools, lengths: Ints, decoding: float) -> float:
-    """See `Latency.read_s`. costs: (D, 2, 8)."""
+def read_s(costs: Costs, lengths: Ints, decoding: float) -> float:
+    """What a verified token costs in the next first passes of those drafters that propose, `lengths` (D,)."""
     seconds = 0.0
-    for d in range(len(costs)):
-        if reads[d] and lengths[d] > 0:
-            seconds += token_s(costs[d, 0], decoding) + token_s(costs[d, 1], decoding)
+    for d in range(len(costs.drafts)):
+        if costs.reads[d] and lengths[d] > 0:
+            seconds += token_s(costs.drafts[d, 0], decoding) + token_s(costs.drafts[d, 1], decoding)
     return seconds
 
 
@@ -321,19 +354,35 @@ def _parts_s(costs: Floats, row: int, shape: Shape) -> tuple[float, float]:
 
 
 @compiled
-def _later(context: float, requests: float, width: float) -> Shape:
-    """A draft's later pass over `width` nodes of each request."""
-    return Shape(context, width * requests, requests, width * context / 1000, 0.0)
+def _predicted_s(base: Floats, values: Floats, row: int, shape: Shape) -> float:
+    """Seconds of a target's pass, corrected."""
+    constant, rest = _parts_s(base, row, shape)
+    return float(values[0] * constant + values[1] * rest)
 
 
 @compiled
-def _wide_pass_s(costs: Floats, passes: Bools, widest: int, context: float, decoding: float) -> Floats:
-    """See `Latency.wide_pass_s`. costs: (D, 2, 8)."""
-    seconds = np.zeros((len(costs), widest))
-    for d in range(len(costs)):
-        for w in range(widest if passes[d] else 0):
-            seconds[d, w] = pass_s(costs[d, 0], _later(context, decoding, w + 1.0), 0.0)
-    return seconds
+def _plausible(seconds: float, predicted_s: float, absurd: Ints) -> bool:
+    """absurd: (1,), absurd times in a row."""
+    if not np.isfinite(seconds) or seconds <= 0.0:
+        return False
+    if seconds <= max(ABSURD_S, ABSURD_FACTOR * predicted_s) or predicted_s <= 0.0:
+        absurd[0] = 0
+        return True
+    absurd[0] += 1
+    return bool(absurd[0] > ABSURD_RUN)
+
+
+@compiled
+def _observe_target(
+    base: Floats, sums: Floats, values: Floats, costs: Costs, row: int, shape: Shape, target_s: float, winsor_s: float
+) -> None:  # fmt: skip
+    """winsor_s: as which a longer time counts, if the profile says no longer one."""
+    constant, rest = _parts_s(base, row, shape)
+    if constant + rest > 0.0:
+        _correct(
+            sums, TARGET_MEMORY, constant, rest, min(target_s, max(winsor_s, constant + rest)), base, values,
+            costs.target,
+        )  # fmt: skip
 
 
 @compiled
@@ -362,28 +411,50 @@ def _first_pass(feed: Ints, asked: Ints, context: Ints, budget: float, drafter: 
 
 @compiled
 def _observe_drafts(
-    base: Floats, costs: Floats, sums: Floats, values: Floats, has_passes: Bools, budgets: Floats, feed: Ints,
-    asked: Ints, passes: Ints, widths: Ints, context: Ints, seconds: Floats,
+    base: Floats, sums: Floats, values: Floats, costs: Costs, feed: Ints, asked: Ints, passes: Ints, widths: Ints,
+    context: Ints, seconds: Floats,
 ) -> bool:  # fmt: skip
-    """See `Latency.observe_drafts`. base, costs: (D, 2, 8); sums: (D, 5); values: (D, 2)."""
+    """See `Latency.observe_drafts`. base: (D, 2, 8); sums: (D, 5); values: (D, 2)."""
     plausible = True
     for d in range(len(seconds)):
         if not seconds[d] > 0.0:
             continue
-        further = max(1, passes[d]) - 1 if has_passes[d] else 0
-        first = _first_pass(feed, asked, context, budgets[d], d)
+        further = max(1, passes[d]) - 1 if costs.passes[d] else 0
+        first = _first_pass(feed, asked, context, costs.budgets[d], d)
         calls, tokens = _draft_parts_s(base[d], first, further, widths[d])
         predicted = values[d, 0] * calls + values[d, 1] * tokens
         if seconds[d] > max(ABSURD_S, ABSURD_FACTOR * predicted):
             plausible = False
         elif calls + tokens > 0.0:
             took_s = min(seconds[d], WINSOR_FACTOR * predicted)
-            _correct(sums[d], DRAFT_MEMORY, calls, tokens, took_s, base[d], values[d], costs[d])
+            _correct(sums[d], DRAFT_MEMORY, calls, tokens, took_s, base[d], values[d], costs.drafts[d])
     return plausible
 
 
+@compiled
+def _observe(
+    costs: tuple[Any, ...], target: tuple[Any, ...], drafts: tuple[Any, ...], absurd: Ints, row: int,
+    fields: tuple[float, ...], seconds: tuple[float, float], verified: int, plan: tuple[Ints, ...],
+    draft_s: Floats,
+) -> bool:  # fmt: skip
+    """See `Latency.observe`. target, drafts: base, sums and values of the corrections."""
+    known, shape, (target_s, outside_s) = Costs(*costs), Shape(*fields), seconds
+    base, sums, values = target
+    predicted_s = _predicted_s(base, values, row, shape)
+    plausible = _plausible(target_s, predicted_s, absurd)
+    if plausible:
+        _observe_target(base, sums, values, known, row, shape, target_s, WINSOR_FACTOR * predicted_s)
+        if row != BEYOND and shape.n_prompt == 0.0 and not np.isnan(outside_s):
+            kind = PLAIN if not verified else EVEN if row == UNIFORM else UNEVEN
+            predicted_s = _predicted_s(base, values, row, shape)
+            _add_deviation(known.deviations, kind, shape.n_requests, outside_s, predicted_s)
+    feed, asked, passes, widths, context = plan
+    told = _observe_drafts(drafts[0], drafts[1], drafts[2], known, feed, asked, passes, widths, context, draft_s)
+    return plausible and told
+
+
 class Latency:
-    """Predicts target and draft times, and learns from each step. D drafters."""
+    """Learns from each step. D drafters."""
 
     def __init__(self, model: LatencyModel | None, settings: Settings) -> None:
         model = model or LatencyModel({})
@@ -391,135 +462,56 @@ class Latency:
         """No profile of the target is there."""
         self._drafters, self._profiled = settings.drafters, model.drafters
         self._graph = math.inf if settings.largest_graph_tokens is None else float(settings.largest_graph_tokens)
-        self._passes = np.array([_passes(one, model.drafters) for one in settings.drafters], dtype=bool)
-        self._reads = np.array([one.reads for one in settings.drafters], dtype=bool)
-        self._hidden = np.array([one.needs_hidden for one in settings.drafters], dtype=bool)
-        self._budgets = np.array([float(one.kv_budget or 0) for one in settings.drafters])
+        self._traits = (
+            np.array([_passes(one, model.drafters) for one in settings.drafters], dtype=bool),
+            np.array([one.reads for one in settings.drafters], dtype=bool),
+            np.array([one.needs_hidden for one in settings.drafters], dtype=bool),
+            np.array([float(one.kv_budget or 0) for one in settings.drafters]),
+        )
         self._learned = LearnedCost()
-        self._target_sums, self._target_values = np.zeros(5), np.ones(2)
-        self._draft_sums, self._draft_values = np.zeros((len(self._passes), 5)), np.ones((len(self._passes), 2))
-        self._deviations = Deviations()
-        self._absurd_run = 0
+        self._draft_memory = np.zeros((len(settings.drafters), 5)), np.ones((len(settings.drafters), 2))
+        self._deviations, self._absurd = np.zeros((3, SIZES, 2)), np.zeros(1, np.int64)
         self._take(_rows(model.target))
 
     def _take(self, target: Floats) -> None:
         """target: (3, 8), uncorrected. What is not known of a drafter follows from it."""
-        self._base, self._costs = target, np.empty_like(target)
-        _rescale(target, self._target_values, self._costs)
-        model = np.empty((1, target.shape[1]))
-        _rescale(target[RAGGED : RAGGED + 1], np.full(2, MODEL_SHARE), model)
-        rows = [
-            _draft_rows(one, self._profiled, target[RAGGED] if one.is_target else model[0]) for one in self._drafters
-        ]
-        self._draft_base = np.array(rows).reshape(-1, 2, target.shape[1])
-        self._draft_costs = np.empty_like(self._draft_base)
-        for base, values, costs in zip(self._draft_base, self._draft_values, self._draft_costs, strict=True):
+        model = MODEL_SHARE * target[RAGGED]
+        model[KNEE] = target[RAGGED, KNEE]
+        rows = [_draft_rows(one, self._profiled, target[RAGGED] if one.is_target else model) for one in self._drafters]
+        drafts = np.array(rows).reshape(-1, 2, target.shape[1])
+        self._of_drafts = (drafts, *self._draft_memory)
+        self._of_target = (target, np.zeros(5), np.ones(2))
+        corrected = np.empty_like(drafts)
+        for base, values, costs in zip(drafts, self._draft_memory[1], corrected, strict=True):
             _rescale(base, values, costs)
+        self.costs = Costs(target.copy(), self._graph, self._deviations, corrected, *self._traits)
+        """Of the moment; arrays that are kept in place."""
+        self.columns = tuple(self.costs)
+        """The same, as each call from Python takes it fastest."""
 
-    # -- what is predicted --------------------------------------------------------------------------------------
+    def observe(
+        self, shape: tuple[float, ...], mode: ExecutionMode, target_s: float, outside_s: float, verified: int,
+        plan: DraftPlan, context: Ints, draft_s: Floats,
+    ) -> bool:  # fmt: skip
+        """Learn from a finished step. False when one of its times is absurd and was dropped.
 
-    def price(self, shape: Shape, context: Ints, read_s: float, goodput: float, most: int) -> Price:
-        """What a step takes around `shape`, which holds no proposals yet, with up to `most` of them. A step with
-        prompts has no uniform form.
-
-        context: (N,), cached tokens of each request. read_s: what a verified token costs in the drafters' next first
-        passes. goodput: measured, by the modelled one of plain decoding.
+        shape: fields of the `Shape` that the target's pass had, proposals included, all floats. target_s: the device's
+        own time of it. outside_s: the wall's without the drafts; NaN where nobody measured the device. context: (N,),
+        of the step. draft_s: (D,), of the drafts at its end; NaN: it did not run.
         """
-        return Price(
-            *_price(self._costs, self._graph, self._deviations.sums, shape, context, read_s, goodput, max(0, most))
-        )
-
-    def decode_s(self, shape: Shape, proposals: float) -> float:
-        """Seconds of the target's pass of `shape` and so many proposals of unequal lengths."""
-        return _decode_s(self._costs, self._graph, self._deviations.sums, shape, float(proposals))
-
-    def prompts_s(self, shape: Shape, proposals: float, tokens: Floats) -> Floats:
-        """(C,): by how much so many `tokens` (C,) of prompts lengthen a step of `shape` that verifies `proposals`."""
-        costs, sums = self._costs, self._deviations.sums
-        return _longer_s(costs, self._graph, sums, shape, float(proposals), tokens)
-
-    def plain_rate(self, shape: Shape) -> float:
-        """Tokens a second of requests that decode by themselves, nothing proposed; 0 while no cost is known."""
-        return _plain_rate(self._costs, self._graph, self._deviations.sums, shape)
-
-    def draft_columns(self, context: Ints, prompts: float = 0.0) -> tuple[Floats, Floats, Floats]:
-        """Three (D,) of seconds: the first pass over a token a request, or a call, and over `prompts` tokens; each pass
-        more; a token in a first pass, of those that read. Of the target itself, what a pass takes without requests.
-
-        context: (N,), cached tokens of the requests that decode."""
-        return _draft_columns(
-            self._draft_costs, self._passes, self._reads, self._hidden, self._budgets, context, prompts
-        )
-
-    def feeding_s(self, missing: Ints, decoding: float) -> Floats:
-        """(D, N): seconds by which a first pass over `decoding` tokens grows with all that is `missing` (D, N) of one
-        request; 0 of drafters that read nothing."""
-        return _feeding_s(self._draft_costs, self._reads, decoding, missing)
-
-    def wide_pass_s(self, context: float, decoding: float, widest: int) -> Floats:
-        """(D, W): seconds of each pass after the first, by the width of the trees, 1..W; 0 of one without passes."""
-        return _wide_pass_s(self._draft_costs, self._passes, widest, context, decoding)
-
-    def asking_s(self, context: Ints) -> Floats:
-        """(D, N): seconds by which a request of so many cached tokens (N,) lengthens each pass that it asks for; 0 of
-        drafters that run over the whole batch anyway. (0, 0) where all do."""
-        if not self._budgets[~self._reads].any():
-            return WHOLE_BATCH
-        return _asking_s(self._draft_costs, self._reads, self._budgets, context)
-
-    def read_s(self, lengths: Ints, decoding: float) -> float:
-        """What a verified token costs in the next first passes of those drafters that propose, `lengths` (D,)."""
-        return _read_s(self._draft_costs, self._reads, lengths, decoding)
-
-    # -- what is learned ----------------------------------------------------------------------------------------
-
-    def observe_target(self, shape: Shape, mode: ExecutionMode, seconds: float) -> bool:
-        """The device's own time of a target pass. False when it is absurd and was dropped."""
         row = ROWS[mode]
-        constant, rest = _parts_s(self._base, row, shape)
-        predicted = self._corrected(constant, rest)
-        if not self._plausible(seconds, predicted):
-            return False
-        if self.learning and self._learned.observe(shape, seconds):
-            self._target_sums[:], self._target_values[:] = 0.0, 1.0
-            self._take(_rows({ExecutionMode.RAGGED: self._learned.cost}))
-            constant, rest = _parts_s(self._base, row, shape)
-        if constant + rest > 0:
-            seconds = min(seconds, max(WINSOR_FACTOR * predicted, constant + rest))
-            sums, values = self._target_sums, self._target_values
-            _correct(sums, TARGET_MEMORY, constant, rest, seconds, self._base, values, self._costs)
-        return True
-
-    def observe_decoding(self, shape: Shape, mode: ExecutionMode, seconds: float, proposals: int) -> None:
-        """A step without prompts, `seconds` of wall time without its drafts."""
-        if mode is ExecutionMode.BEYOND_GRAPH:
-            return
-        kind = PLAIN if not proposals else EVEN if mode is ExecutionMode.UNIFORM else UNEVEN
-        predicted = self._corrected(*_parts_s(self._base, ROWS[mode], shape))
-        self._deviations.observe(kind, shape.n_requests, seconds, predicted)
-
-    def observe_drafts(self, plan: DraftPlan, context: Ints, seconds: Floats) -> bool:
-        """What drafters took at the end of a step. False when one of the times is absurd and was dropped.
-
-        context: (N,), of the step. seconds: (D,); NaN: it did not run.
-        """
-        return _observe_drafts(
-            self._draft_base, self._draft_costs, self._draft_sums, self._draft_values, self._passes, self._budgets,
-            plan.feed, plan.asked, plan.passes, plan.widths, context, seconds,
+        if self.learning:
+            self._learn(Shape(*shape), row, target_s)
+        return _observe(
+            self.columns, self._of_target, self._of_drafts, self._absurd, row, shape, (target_s, outside_s), verified,
+            (plan.feed, plan.asked, plan.passes, plan.widths, context), draft_s,
         )  # fmt: skip
 
-    def _corrected(self, constant: float, rest: float) -> float:
-        """Seconds of a target's pass whose parts the model says."""
-        return float(self._target_values[0] * constant + self._target_values[1] * rest)
-
-    def _plausible(self, seconds: float, predicted: float) -> bool:
-        if not _is_time(seconds):
-            return False
-        if seconds <= max(ABSURD_S, ABSURD_FACTOR * predicted) or predicted <= 0:
-            self._absurd_run = 0
-            return True
-        self._absurd_run += 1
-        return self._absurd_run > ABSURD_RUN
+    def _learn(self, shape: Shape, row: int, target_s: float) -> None:
+        base, _, values = self._of_target
+        plausible = _plausible(target_s, _predicted_s(base, values, row, shape), self._absurd.copy())
+        if plausible and self._learned.observe(shape, target_s):
+            self._take(_rows({ExecutionMode.RAGGED: self._learned.cost}))
 
 
 def _rows(target: Mapping[ExecutionMode, StepCost]) -> Floats:
@@ -541,7 +533,3 @@ def _draft_rows(drafter: Drafter, profiled: Mapping[str, DrafterCost], model: Fl
 def _passes(drafter: Drafter, profiled: Mapping[str, DrafterCost]) -> bool:
     found = profiled.get(drafter.name)
     return drafter.passes if found is None else found.autoregressive
-
-
-def _is_time(seconds: float) -> bool:
-    return math.isfinite(seconds) and seconds > 0

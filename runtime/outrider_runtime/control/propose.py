@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from outrider_runtime.control import trees
-from outrider_runtime.control.acceptance import OF_THIS_STEP
-from outrider_runtime.control.batch import NOBODY, Batch, Bools, Floats, Ints
+from outrider_runtime.control import latency, trees
+from outrider_runtime.control.acceptance import OF_THIS_STEP, Known, chain_paths
+from outrider_runtime.control.batch import NOBODY, Batch, Bools, Columns, Floats, Ints
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.cost import next_step, this_step, without_prompts
-from outrider_runtime.control.draft_kv import SHORT_TOKENS, DraftKV
-from outrider_runtime.control.drafters import Choice, Need, Pool, choose, drafts_s, nobody
+from outrider_runtime.control.cost import next_step, without_prompts
+from outrider_runtime.control.draft_kv import SHORT_TOKENS, DraftKV, feed, served
+from outrider_runtime.control.drafters import (
+    Choice,
+    Need,
+    Pool,
+    best_choice,
+    candidates,
+    drafts_s,
+    nobody,
+    nobody_behind,
+)
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.explore import Block, upper_bounds
+from outrider_runtime.control.latency import Costs
 from outrider_runtime.control.plans import DraftPlan, Purpose
 from outrider_runtime.control.settings import DraftPrefill, InForce, Mode, Settings
-from outrider_runtime.control.slo import UnderWay, anyone_late, clocks
+from outrider_runtime.control.slo import UnderWay, anyone_late, behind, clocks, later, needed
 from outrider_runtime.control.state import Weighed
 from outrider_runtime.control.trials import ANY
 from outrider_runtime.control.value import Price
@@ -29,9 +41,13 @@ class Propose:
         self._drafters = settings.drafters
         self._passes = np.array([drafter.passes for drafter in settings.drafters], dtype=bool)
         self._evidence, self.force, self._under_way = evidence, force, under_way
+        self._kv = DraftKV(settings.drafters)
+        self._depths = max(1, settings.max_draft_tokens)
+        self._chains = np.ones(len(settings.drafters), np.int64)
         self._widest = np.array([drafter.widest for drafter in settings.drafters], np.int64)
         self._beams = bool((self._widest > 1).any())
-        self._kv = DraftKV(settings.drafters)
+        shape = (len(settings.drafters), self._depths)
+        self._no_beams = np.zeros((*shape, 1)), np.zeros(shape), np.zeros((len(settings.drafters), 1)), self._widest
         self._since_look = 0
 
     @property
@@ -46,17 +62,12 @@ class Propose:
 
     def weighed(self, batch: Batch) -> Weighed | None:
         """What decides about `batch`, as given to `plan_draft`; None where nobody can be drafted for."""
-        rows = _can_ask(batch.prompt_left, batch.left)
+        rows, pool = self._offered(batch, _nothing_fed(batch))
         if not len(rows):
             return None
-        base = next_step(batch)
-        paths, offers = self._evidence.acceptance.paths(batch, rows, self.force.usable, max(1, self._limit))
-        price = self._evidence.price(base, batch.context[rows], 0.0, 1)
-        brings = (paths * offers)[:, :, 0].mean(axis=1)
-        draft_s = self._evidence.latency.draft_columns(batch.context[rows])[0]
-        asking_s = self._evidence.latency.asking_s(batch.context[rows])
-        draft_s = draft_s + asking_s.sum(axis=1) if asking_s.size else draft_s
-        return Weighed(price.token_s, price.rate, tuple(brings.tolist()), tuple(draft_s.tolist()))
+        brings = (pool.paths * pool.offers)[:, :, 0].mean(axis=1) if pool.longest else np.zeros(len(pool.passes))
+        draft_s = pool.first_s + (pool.asking_s.sum(axis=1) if pool.asking_s.size else 0.0)
+        return Weighed(pool.price.token_s, pool.price.rate, tuple(brings.tolist()), tuple(draft_s.tolist()))
 
     def _fixed_plan(self, batch: Batch) -> DraftPlan | None:
         """The plan where nothing is to be chosen: nobody can be asked, a pin, or Static."""
@@ -72,104 +83,113 @@ class Propose:
 
     def _closed_loop_plan(self, batch: Batch) -> DraftPlan:
         evidence = self._evidence
-        rows = _can_ask(batch.prompt_left, batch.left)
-        prompts = this_step(batch).n_prompt
-        pool, paths = self._pool(batch, rows, prompts)
-        choice = choose(pool)
-        choice, pool, closing = self._close_holes(batch, rows, pool, paths, choice)
-        widths = np.ones_like(choice.passes)
+        choice, closing = self._close_holes(batch, self._weigh(batch, _nothing_fed(batch)))
+        widths = self._chains
         if self._beams:
-            choice, pool, widths = trees.chosen(choice, pool, self._offered_beams(batch))
+            choice, widths = self._with_trees(batch, choice, closing)
         speculating = choice.runs and not evidence.probes.off
-        block = evidence.explorer.step() or self._new_block(batch, rows, pool, choice)
+        block = evidence.explorer.step() or self._new_block(batch, choice)
         probes = evidence.probes.next_is_probe(len(batch), speculating=speculating and not choice.for_slo)
         if probes:
-            return self._plan(batch, rows, self._nothing(len(rows)), Purpose.PROBE)
+            return self._plan(batch, self._nothing(choice), Purpose.PROBE)
         block = block if block is not None and self.force.usable[block.drafter] else None
         if block is not None and speculating and not self._passes[block.drafter]:
-            return self._plan(batch, rows, self._asked_first(choice, block.drafter), Purpose.EXPLORE, closing)
+            return self._plan(batch, self._asked_first(choice, block.drafter), Purpose.EXPLORE, closing)
         if block is not None:
             return self._plan_for_one(batch, block.draft_tokens, block.drafter, Purpose.EXPLORE)
-        if not speculating:
-            choice = self._nothing(len(rows))  # holes are closed all the same, step by step where they are long
         purpose = Purpose.SLO if choice.for_slo else Purpose.CHOICE
-        plan = self._plan(batch, rows, choice, purpose, closing, widths)
-        if self.force.has_classes:
-            self._under_way.drafts_s = drafts_s(pool, choice)
-        return plan
+        if not speculating:
+            choice = self._nothing(choice)  # holes are closed all the same, step by step where they are long
+        self._under_way.drafts_s = choice.drafts_s
+        return self._plan(batch, choice, purpose, closing, widths)
 
-    def _pool(self, batch: Batch, rows: Ints, prompts: float) -> tuple[Pool, Floats]:
-        """What the drafters offer for the next step, and its paths as if no cache had a hole."""
-        limit, base = self._limit, next_step(batch)
-        paths, offers = self._evidence.acceptance.paths(batch, rows, self.force.usable, limit)
-        budget = min(batch.token_budget - len(rows), batch.free_kv_tokens - 2 * round(base.n_batched))
-        price = self._evidence.price(base, batch.context[rows], 0.0, min(budget, len(rows) * limit))
-        seconds = self._evidence.latency.draft_columns(batch.context[rows], prompts)
-        pool = Pool(
-            paths, offers, self._passes, *seconds, price, limit,
-            max(0, budget), self._need(batch, rows, paths, price) if self.force.has_classes else None,
-            self._evidence.latency.asking_s(batch.context[rows]),
-        )  # fmt: skip
-        if not self._kv.any_kv:
-            return pool, paths
-        holes = self._kv.holes(batch, rows)
-        return pool._replace(paths=np.where(holes[:, :, None], 0.0, paths)), paths
-
-    def _need(self, batch: Batch, rows: Ints, paths: Floats, price: Price) -> Need | None:
-        """Who will be behind when the next step begins; None for nobody."""
-        step_s = price.plain_s + self._under_way.drafts_s  # the step under way is taken to be like a plain one
-        if not anyone_late(batch.slo_class, batch.elapsed_s, batch.emitted, self.force.tpots_s, 2 * step_s):
-            return None
-        state = clocks(batch, rows, self.force.tpots_s).later(step_s, 1.0 + self._under_way.expected[batch.slot[rows]])
-        most = trees.most_gained(paths, self._offered_beams(batch)) if self._beams else paths.sum(axis=2).max(axis=0)
-        behind = state.behind(step_s, 1.0 + most)
-        return Need(behind, state.needed(0.0) - 1.0, 1.0 / state.tpot_s) if behind.any() else None
+    def _with_trees(self, batch: Batch, choice: Choice, closing: Ints) -> tuple[Choice, Ints]:
+        _, pool = self._offered(batch, np.where(closing >= batch.missing, closing, 0))
+        choice, pool, widths = trees.chosen(choice, pool, self._offered_beams(batch))
+        return choice._replace(drafts_s=drafts_s(pool, choice.passes, choice.asked)), widths
 
     def _offered_beams(self, batch: Batch) -> trees.Beams:
-        acceptance, alone = self._evidence.acceptance, without_prompts(next_step(batch))
-        assert acceptance.siblings is not None
-        hazards = np.ascontiguousarray(acceptance.hazards[:, :, ANY])
-        places = np.array([acceptance.siblings.places(d, one) for d, one in enumerate(hazards)])
-        widest = int(self._widest.max())
-        pass_s = self._evidence.latency.wide_pass_s(alone.n_context, alone.n_requests, widest)
+        """What beams offer; their places are (D, K, 1) where nobody can propose trees."""
+        siblings, costs = self._evidence.acceptance.siblings, self._evidence.latency.costs
+        hazards = np.ascontiguousarray(self._evidence.acceptance.hazards[:, :, ANY])
+        if siblings is None:
+            return trees.Beams(np.ones((*hazards.shape, 1)), hazards, np.zeros((len(hazards), 1)), self._widest)
+        alone = without_prompts(next_step(Columns(*batch.columns), batch.token_budget))
+        places = np.array([siblings.places(d, one) for d, one in enumerate(hazards)])
+        pass_s = latency.wide_pass_s(costs, int(self._widest.max()), alone.n_context, alone.n_requests)
         return trees.Beams(places, hazards, pass_s, self._widest)
 
-    def _close_holes(
-        self, batch: Batch, rows: Ints, pool: Pool, paths: Floats, choice: Choice
-    ) -> tuple[Choice, Pool, Ints | None]:
-        """The choice after those holes in draft models' caches are closed that it pays to close. Gates look at what
-        would be chosen if no cache had a hole."""
-        self._since_look += 1
-        if not self._kv.any_kv or self._evidence.probes.off or not self._kv.holes(batch, rows).any():
-            self._look_at_gates(rows, choice)
-            return choice, pool, None
-        if self._since_look < LOOK_EVERY_STEPS and not choice.passes[self._kv.models].any():
-            return choice, pool, None
-        self._since_look = 0
-        whole = choose(pool._replace(paths=paths))
-        self._look_at_gates(rows, whole)
-        without = choose(pool._replace(paths=np.where(self._kv.models[:, None, None], 0.0, paths)))
-        costs = pool.price.rate * self._evidence.latency.feeding_s(batch.missing[:, rows], float(len(rows)))
-        closing = self._kv.closing(batch, rows, whole, choice, without, costs)
-        after = choose(_served(pool, paths, closing > 0)) if closing.any() else choice
-        if not closing.any() or not self._kv.pays(batch, rows, closing, costs, after.value - choice.value):
-            return choice, pool, None
-        at_once = (closing > 0) & (closing >= batch.missing[:, rows])
-        pool = _served(pool, paths, at_once)
-        return (after if at_once.sum() == np.count_nonzero(closing) else choose(pool)), pool, closing
+    def _weigh(self, batch: Batch, closed: Ints, *, models: bool = True) -> Choice:
+        """The best choice. closed: (D, N), tokens of holes that draft models are fed first. models: they may run."""
+        longest = self._limit
+        known, rows = self._known(batch, closed, longest, models), candidates(self._passes, longest, self._depths)
+        return Choice(*_weigh(batch.columns, rows, *known))
 
-    def _look_at_gates(self, rows: Ints, choice: Choice) -> None:
-        if len(rows) and not choice.for_slo and not self._evidence.probes.off:
+    def _offered(self, batch: Batch, closed: Ints) -> tuple[Ints, Pool]:
+        """The rows that may ask, and what drafters offer them."""
+        known, costs, *rest = self._known(batch, closed, max(1, self._limit), models=True)
+        rows, pool = _offered(Columns(*batch.columns), Known(*known), Costs(*costs), *rest)
+        return rows, pool
+
+    def _known(self, batch: Batch, closed: Ints, longest: int, models: bool) -> tuple[Any, ...]:
+        """What compiled code looks at beside the batch."""
+        evidence, force, kv = self._evidence, self.force, self._kv.models
+        usable = force.usable if models else force.usable & ~kv
+        beams = tuple(self._offered_beams(batch)) if self._beams else self._no_beams
+        return (
+            evidence.acceptance.columns, evidence.latency.columns, (usable, kv, force.tpots_s),
+            closed, (longest, batch.token_budget, batch.free_kv_tokens),
+            (evidence.goodput.ratio, self._under_way.expected, self._under_way.drafts_s), beams,
+        )  # fmt: skip
+
+    def _close_holes(self, batch: Batch, choice: Choice) -> tuple[Choice, Ints]:
+        """The choice after those holes in draft models' caches are closed that it pays to close, and (D, N) what is fed
+        for that. Gates look at what would be chosen if no cache had a hole."""
+        nothing = _nothing_fed(batch)
+        self._since_look += 1
+        if not choice.holes or self._evidence.probes.off:
+            self._look_at_gates(choice)
+            return choice, nothing
+        if self._since_look < LOOK_EVERY_STEPS and not choice.passes[self._kv.models].any():
+            return choice, nothing
+        self._since_look = 0
+        closing = self._closing(batch, choice)
+        if not closing.any():
+            return choice, nothing
+        at_once = np.where(closing >= batch.missing, closing, 0)
+        return self._weigh(batch, at_once), closing
+
+    def _closing(self, batch: Batch, choice: Choice) -> Ints:
+        """(D, N): what draft models are fed of holes, where that pays."""
+        every, nothing = np.ascontiguousarray(batch.missing), _nothing_fed(batch)
+        whole = self._weigh(batch, every)
+        self._look_at_gates(whole)
+        without = self._weigh(batch, nothing, models=False)
+        rows, pool = self._offered(batch, nothing)
+        missing = np.ascontiguousarray(every[:, rows])
+        costs = pool.price.rate * latency.feeding_s(self._evidence.latency.costs, missing, float(len(rows)))
+        closing, closes = self._kv.closing(batch, rows, whole, choice, without, costs), nothing.copy()
+        closes[:, rows] = closing
+        after = self._weigh(batch, np.where(closes > 0, every, 0)) if closing.any() else choice
+        if not closing.any() or not self._kv.pays(batch, rows, closing, costs, after.value - choice.value):
+            return nothing
+        return closes
+
+    def _look_at_gates(self, choice: Choice) -> None:
+        if choice.asked.shape[1] and not choice.for_slo and not self._evidence.probes.off:
             self._kv.look(choice.passes)
 
-    def _new_block(self, batch: Batch, rows: Ints, pool: Pool, choice: Choice) -> Block | None:
+    def _new_block(self, batch: Batch, choice: Choice) -> Block | None:
         """Start to explore: a drafter that is hardly known at once; else, every so often, the one with the highest
         upper bound, where that beats the choice or nothing is chosen."""
         acceptance, explorer = self._evidence.acceptance, self._evidence.explorer
-        strangers = not all(acceptance.met.tolist()) and bool((self.force.usable & ~acceptance.met).any())
-        if not explorer.due(eager=strangers) or choice.for_slo or not len(rows):
+        if choice.for_slo or not choice.asked.shape[1] or not explorer.due(eager=True):
             return None
         unknown = self.force.usable & ~acceptance.met
+        strangers = bool(unknown.any())
+        if not explorer.due(eager=strangers):
+            return None
+        rows, pool = self._offered(batch, _nothing_fed(batch))
         pool = pool._replace(paths=self._explorable(batch, rows, pool))
         speculating = choice.runs and not self._evidence.probes.off
         # Where nothing is chosen, what was learned may be out of date: only costs say that there is nothing to find.
@@ -203,22 +223,21 @@ class Propose:
         return np.where(small[:, :, None] & (pool.paths == 0.0), 1e-9, pool.paths)
 
     def _plan(
-        self, batch: Batch, rows: Ints, choice: Choice, purpose: Purpose, closing: Ints | None = None,
-        widths: Ints | None = None,
+        self, batch: Batch, choice: Choice, purpose: Purpose, closing: Ints | None = None, widths: Ints | None = None
     ) -> DraftPlan:  # fmt: skip
-        """widths: (D,); None: chains."""
-        closes = np.zeros(batch.missing.shape, np.int64)
-        if closing is not None:
-            closes[:, rows] = closing
-        asked = _spread(choice.asked, rows, len(batch))
-        widths = np.ones_like(choice.passes) if widths is None else widths
-        return DraftPlan(choice.passes, widths, asked, self._feed(batch, choice.passes, closes), purpose)
+        """closing: (D, N), None: nothing. widths: (D,), None: chains."""
+        closing = _nothing_fed(batch) if closing is None else closing
+        widths = self._chains if widths is None else widths
+        asked, fed = _carried_out(
+            batch.columns, choice.passes, choice.asked, closing, self._kv.columns, self.force.usable, self._always
+        )
+        return DraftPlan(choice.passes, widths, asked, fed, purpose)
 
     def _nobody_runs(self, batch: Batch) -> DraftPlan:
         """Whatever `draftPrefill` says: who is switched off must not be run."""
         passes = np.zeros(len(self._drafters), np.int64)
         asked = np.full((1, len(batch)), NOBODY)
-        return DraftPlan(passes, np.ones_like(passes), asked, np.zeros_like(batch.missing), Purpose.FIXED)
+        return DraftPlan(passes, self._chains, asked, np.zeros_like(batch.missing), Purpose.FIXED)
 
     def _plan_for_one(
         self, batch: Batch, draft_tokens: int, drafter: int, purpose: Purpose, width: int = 1
@@ -235,14 +254,15 @@ class Propose:
         widths = np.ones_like(passes)
         widths[drafter] = width
         asked = np.where(served & (passes[drafter] > 0), drafter, NOBODY)[None]
-        feed = self._feed(batch, passes, closes)
+        missing = np.ascontiguousarray(batch.missing)
+        fed = feed(missing, batch.prompt, passes, closes, self._kv.columns, self.force.usable, self._always)
         if purpose is Purpose.FIXED:  # nobody weighs it, so a long prompt is read chunk by chunk
-            feed[drafter] = np.where(batch.prompt > 0, batch.missing[drafter], feed[drafter])
-        return DraftPlan(passes, widths, asked, feed, purpose)
+            fed[drafter] = np.where(batch.prompt > 0, missing[drafter], fed[drafter])
+        return DraftPlan(passes, widths, asked, fed, purpose)
 
-    def _feed(self, batch: Batch, passes: Ints, closing: Ints) -> Ints:
-        always = self.force.hot.draft_prefill is DraftPrefill.ALWAYS
-        return self._kv.feed(batch, passes, closing, self.force.usable, always=always)
+    @property
+    def _always(self) -> bool:
+        return self.force.hot.draft_prefill is DraftPrefill.ALWAYS
 
     @property
     def _limit(self) -> int:
@@ -251,13 +271,9 @@ class Propose:
         most = self.force.most_tokens
         return min(most, evidence.longest + 1) if evidence.latency.learning else most
 
-    def _nothing(self, requests: int) -> Choice:
-        return nobody(len(self._drafters), requests, 0.0)
-
-
-def _served(pool: Pool, paths: Floats, more: Bools) -> Pool:
-    """The pool with `more` (D, N) requests that its drafters can serve; paths: as if no cache had a hole."""
-    return pool._replace(paths=np.where((pool.paths > 0) | more[:, :, None], paths, 0.0))
+    def _nothing(self, choice: Choice) -> Choice:
+        """k = 0 for the same requests."""
+        return nobody(len(self._drafters), choice.asked.shape[1])
 
 
 @compiled
@@ -271,10 +287,79 @@ def _can_ask(prompt_left: Ints, left: Ints) -> Ints:
     return rows[:count]
 
 
+def _nothing_fed(batch: Batch) -> Ints:
+    return np.zeros(batch.missing.shape, np.int64)
+
+
 @compiled
-def _spread(asked: Ints, rows: Ints, requests: int) -> Ints:
-    """(2, N): `asked` (2, n) of `rows` (n,); all others ask nobody."""
-    every = np.full((2, requests), NOBODY)
+def _weigh(
+    batch: tuple[Any, ...], rows: tuple[Ints, Bools], known: tuple[Any, ...], costs: tuple[Any, ...],
+    force: tuple[Bools, Bools, Floats], closed: Ints, limits: tuple[int, int, int], pace: tuple[float, Floats, float],
+    beams: tuple[Floats, Floats, Floats, Ints],
+) -> tuple[Ints, Ints, float, float, bool, bool, bool, float]:  # fmt: skip
+    """The fields of `Choice`."""
+    who, pool = _offered(Columns(*batch), Known(*known), Costs(*costs), force, closed, limits, pace, beams)
+    passes, asked = np.zeros(len(pool.passes), np.int64), np.full((2, len(who)), NOBODY)
+    value, plain_value, for_slo, runs = best_choice(pool, rows, passes, asked)
+    holes = False
+    for d in range(len(passes)):
+        for i in who if force[1][d] else who[:0]:
+            holes |= not served(Columns(*batch).missing[d, i], 0, True)
+    return passes, asked, value, plain_value, for_slo, runs, holes, drafts_s(pool, passes, asked)
+
+
+@compiled
+def _offered(
+    batch: Columns, known: Known, costs: Costs, force: tuple[Bools, Bools, Floats], closed: Ints,
+    limits: tuple[int, int, int], pace: tuple[float, Floats, float], beams: tuple[Floats, Floats, Floats, Ints],
+) -> tuple[Ints, Pool]:  # fmt: skip
+    """Rows that may ask, and what the drafters offer them for the next step.
+
+    force: who is usable (D,), who needs a cache (D,), TPOTs by class. closed: (D, N), tokens of holes that draft models
+    are fed first. limits: longest proposal, token budget, free tokens of KV. pace: goodput's ratio to plain decoding,
+    tokens that requests are expected to get in the step under way (by slot), seconds of its drafts. beams: as `Beams`.
+    """
+    usable, needs_kv, tpots_s = force
+    rows, base = _can_ask(batch.prompt_left, batch.left), next_step(batch, limits[1])
+    paths, offers = chain_paths(known, batch, rows, usable, limits[0])
+    budget = min(limits[1] - len(rows), limits[2] - 2 * int(base.n_batched))
+    context = batch.context[rows]
+    price = latency.price(costs, base, context, 0.0, pace[0], min(budget, len(rows) * limits[0]))
+    first_s, pass_s, token_s = latency.draft_columns(costs, context, float(batch.prompt.sum()))
+    need = _need(batch, rows, paths, price, tpots_s, pace, beams)
+    for d in range(len(usable)):
+        for n in range(len(rows)):
+            if not served(batch.missing[d, rows[n]], closed[d, rows[n]], needs_kv[d]):
+                paths[d, n] = 0.0
+    asking_s = latency.asking_s(costs, context)
+    pool = Pool(paths, offers, known.passes, first_s, pass_s, token_s, price, limits[0], max(0, budget), need, asking_s)
+    return rows, pool
+
+
+@compiled
+def _need(
+    batch: Columns, rows: Ints, paths: Floats, price: Price, tpots_s: Floats, pace: tuple[float, Floats, float],
+    beams: tuple[Floats, Floats, Floats, Ints],
+) -> Need:  # fmt: skip
+    """Who will be behind when the next step begins. The step under way is taken to be like a plain one."""
+    _, expected, drafts_s = pace
+    step_s, requests = price.ragged_s[0] + drafts_s, len(rows)
+    if not anyone_late(batch, tpots_s, 2 * step_s):
+        return nobody_behind(requests)
+    most = 1.0 + trees.most_gained(paths, trees.Beams(*beams))
+    state = later(clocks(batch, rows, tpots_s), step_s, 1.0 + expected[batch.slot[rows]])
+    return Need(behind(state, step_s, most), needed(state, 0.0) - 1.0, 1.0 / state.tpot_s)
+
+
+@compiled
+def _carried_out(
+    batch: tuple[Any, ...], passes: Ints, asked: Ints, closing: Ints, kv: tuple[Ints, Bools, Bools], usable: Bools,
+    always: bool,
+) -> tuple[Ints, Ints]:  # fmt: skip
+    """Whom each request of the batch asks (2, N), and what drafters run over (D, N). asked: (2, n), of those that may
+    ask."""
+    b = Columns(*batch)
+    every, rows = np.full((2, len(b.slot)), NOBODY), _can_ask(b.prompt_left, b.left)
     for n in range(len(rows)):
         every[0, rows[n]], every[1, rows[n]] = asked[0, n], asked[1, n]
-    return every
+    return every, feed(b.missing, b.prompt, passes, closing, kv, usable, always)

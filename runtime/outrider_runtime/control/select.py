@@ -37,18 +37,15 @@ def select(
     budget. longest_s: what is added to them must not make the target's pass longer.
     """
     first = np.zeros(len(paths), dtype=bool) if forced is None else forced
-    return Selection(
-        *_select(
-            paths, request, depth, price.ragged_s, price.uniform_s, price.node_s, price.rate, budget, first, longest_s
-        )
-    )
+    return Selection(*best_nodes(paths, request, depth, price, budget, first, longest_s))
 
 
 @compiled
-def _select(
-    paths: Floats, request: Ints, depth: Ints, ragged_s: Floats, uniform_s: Floats, node_s: Floats, rate: float,
-    budget: int, forced: Bools, longest_s: float,
+def best_nodes(
+    paths: Floats, request: Ints, depth: Ints, price: Price, budget: int, forced: Bools, longest_s: float
 ) -> tuple[Bools, float]:  # fmt: skip
+    """See `select`."""
+    ragged_s, uniform_s, node_s, rate = price.ragged_s, price.uniform_s, price.node_s, price.rate
     scores = np.empty(len(paths))
     for m in range(len(paths)):
         scores[m] = paths[m] - rate * node_s[request[m]]

@@ -14,7 +14,7 @@ import numpy as np
 
 from outrider_runtime.control.batch import NOBODY, Bools, Floats, Ints
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.drafters import EQUAL_SHORTFALL, MOST_FORCED, Choice, Need, Pool, expected_s, shortfall
+from outrider_runtime.control.drafters import EQUAL_SHORTFALL, MOST_FORCED, Choice, Pool, expected_s, shortfall
 from outrider_runtime.control.value import worth
 
 LEAST_DOUBT = 1e-9
@@ -61,13 +61,17 @@ def chosen(choice: Choice, pool: Pool, beams: Beams) -> Trees:
     return best
 
 
+@compiled
 def most_gained(paths: Floats, beams: Beams) -> Floats:
     """(N,): the most tokens beyond the bonus token that any drafter is expected to bring. paths: (D, N, K)."""
-    gains = paths.sum(axis=2)
-    for drafter in np.flatnonzero(beams.widest > 1).tolist():
-        rates = _place_rates(paths[drafter], beams.places[drafter], beams.hazards[drafter])
-        gains[drafter] = np.maximum(gains[drafter], _most(rates, int(beams.widest[drafter])))
-    return np.asarray(gains.max(axis=0))
+    gains = np.zeros(paths.shape[1])
+    for d in range(len(paths)):
+        for i in range(len(gains)):
+            gains[i] = max(gains[i], paths[d, i].sum())
+        if beams.widest[d] > 1:
+            rates = _place_rates(paths[d], beams.places[d], beams.hazards[d])
+            gains = np.maximum(gains, _most(rates, beams.widest[d]))
+    return gains
 
 
 def _with_trees_of(drafter: int, so_far: Trees, pool: Pool, beams: Beams) -> Trees:
@@ -78,7 +82,7 @@ def _with_trees_of(drafter: int, so_far: Trees, pool: Pool, beams: Beams) -> Tre
     values += choice.value - values[own] if runs else 0.0
     here = _shortfall(choice, pool) if not runs else float(short[own])
     least = min(here, float(short[:, 1:].min()))
-    margin = EQUAL_SHORTFALL * (float(pool.need.behind.sum()) if pool.need is not None else 0.0)
+    margin = EQUAL_SHORTFALL * float(pool.need.behind.sum())
     values[short > least + margin] = -np.inf
     values[:, 0] = -np.inf  # chains are chosen already
     depth, place = np.unravel_index(int(values.argmax()), values.shape)
@@ -118,8 +122,6 @@ def _others_s(drafter: int, choice: Choice, pool: Pool) -> float:
 
 def _shortfall(choice: Choice, pool: Pool) -> float:
     """Tokens that those behind lack after a step with `choice`, in which the drafter that is weighed does not run."""
-    if pool.need is None:
-        return 0.0
     _, gain, _ = _others(NOBODY, choice.asked, choice.passes, pool.paths, pool.offers)
     return float(shortfall(gain, *pool.need, pool.price.plain_s))
 
@@ -127,15 +129,12 @@ def _shortfall(choice: Choice, pool: Pool) -> float:
 def _weighed(drafter: int, beside: _Beside, pool: Pool, beams: Beams, others_s: float) -> tuple[Floats, Floats]:
     """(K+1, W) twice: the worth of the drafter's trees of each depth and width, and how short they leave those behind.
     Of depth 0 nothing is said."""
-    price, need = pool.price, pool.need
-    requests = len(beside.share)
-    behind, tokens, per_s = need or Need(np.zeros(requests, bool), np.zeros(requests), np.zeros(requests))
-    chains = pool.paths[drafter]
+    price, chains = pool.price, pool.paths[drafter]
     return _weigh(
         chains, _place_rates(chains, beams.places[drafter], beams.hazards[drafter]), beside.share, beside.gain,
         beside.proposals, pool.first_s[drafter] + others_s, beams.pass_s[drafter], int(beams.widest[drafter]),
         pool.longest, pool.token_s[drafter], price.token_s, price.node_s, price.ragged_s, price.rate,
-        min(pool.budget, len(price.ragged_s) - 1), behind, tokens, per_s,
+        min(pool.budget, len(price.ragged_s) - 1), *pool.need,
     )  # fmt: skip
 
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
+from typing import Any
 
 import numpy as np
 
-from outrider_runtime.control.admission import Pace, admissions, token_budget
-from outrider_runtime.control.batch import Batch, Bools, Floats, Ints
+from outrider_runtime.control import latency
+from outrider_runtime.control.admission import ANY_NUMBER, Pace, Queue, admissions, token_budget
+from outrider_runtime.control.batch import NOBODY, Batch, Bools, Columns, Floats, Ints
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.cost import Shape, this_step, without_prompts
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.forest import Forest
+from outrider_runtime.control.latency import Costs
 from outrider_runtime.control.plans import Purpose, VerifyPlan
-from outrider_runtime.control.select import everything, select
+from outrider_runtime.control.select import best_nodes, everything
 from outrider_runtime.control.settings import InForce
-from outrider_runtime.control.slo import UnderWay, anyone_late, clocks, forced_nodes
+from outrider_runtime.control.slo import UnderWay, anyone_late, behind, clocks, forced_nodes, longest_step_s, needed
+
+NO_NODES: Bools = np.zeros(0, dtype=bool)
+NO_PATHS: Floats = np.zeros(0)
 
 
 class Verify:
@@ -23,73 +28,121 @@ class Verify:
         self._evidence, self.force, self._under_way = evidence, force, under_way
 
     def plan(self, batch: Batch, forest: Forest) -> VerifyPlan:
-        proposals = len(forest) > 0 and not self.force.silent
-        admits = self.force.has_classes and self.force.hot.admission
-        base = this_step(batch)
-        admits = admits and (batch.next is not None or base.n_prompt > 0)
-        if not proposals and not admits:
-            return VerifyPlan(np.zeros(len(forest), dtype=bool), np.zeros(len(batch), np.int64), forest.purpose)
-        decoding = round(base.n_batched - base.n_prompt)
-        budget = max(0, min(batch.token_budget - decoding, batch.free_kv_tokens - round(base.n_batched)))
-        nodes: Bools = np.zeros(len(forest), dtype=bool)
-        paths: Floats = np.zeros(len(forest))
-        purpose = forest.purpose
-        if proposals and purpose not in (Purpose.CHOICE, Purpose.SLO):
-            nodes = everything(forest, batch.left, budget)
-        elif proposals:
+        chosen, nodes, paths = forest.purpose in (Purpose.CHOICE, Purpose.SLO), NO_NODES, NO_PATHS
+        if not len(forest) or self.force.silent:
+            nodes, chosen = np.zeros(len(forest), dtype=bool), False
+        elif chosen:
             paths = self._evidence.acceptance.node_paths(batch, forest)
-            nodes, purpose = self._select(batch, forest, paths, base, budget)
-        lengths, gained = _of_requests(forest.request, nodes, paths, len(batch))
-        plan = VerifyPlan(nodes, lengths, purpose)
-        if not self.force.has_classes:
-            return plan
-        self._under_way.expected[batch.slot] = gained
-        return self._hold_back(plan, batch, base, gained) if admits else plan
+        else:
+            nodes = everything(forest, batch.left, self._room(batch))
+        if not chosen and not self.force.has_classes:
+            return VerifyPlan(nodes, _lengths(forest.request, nodes, len(batch)), forest.purpose)
+        return self._plan(batch, forest, nodes, paths)
 
-    def _select(
-        self, batch: Batch, forest: Forest, paths: Floats, base: Shape, budget: int
-    ) -> tuple[Bools, Purpose]:  # fmt: skip
-        alone, most = without_prompts(base), min(budget, len(forest))
-        reads_s = self._evidence.latency.read_s(forest.lengths, alone.n_requests)
-        price = self._evidence.price(base, batch.context, reads_s, most)
-        request, depth = forest.request, forest.depth
-        best = select(paths, request, depth, price, budget)
-        if not self.force.has_classes:
-            return best.nodes, forest.purpose
-        price = self._evidence.price(alone, batch.context, reads_s, most) if base.n_prompt else price
-        drafts_s = self._under_way.drafts_s
-        step_s = price.step_s(int(best.nodes.sum())) + drafts_s
-        if not anyone_late(batch.slo_class, batch.elapsed_s, batch.emitted, self.force.tpots_s, step_s):
-            return best.nodes, forest.purpose
-        state = clocks(batch, np.arange(len(batch)), self.force.tpots_s)
-        who = state.behind(step_s, 1.0 + np.bincount(request, weights=paths, minlength=len(batch)))
-        if not who.any():
-            return best.nodes, forest.purpose
-        forced = forced_nodes(paths, request, who, state.needed(step_s), step_s, price, budget)
-        gained = 1.0 + np.bincount(request, weights=paths * forced, minlength=len(batch))
-        longest_s = state.longest_step_s(gained, price.step_s(int(forced.sum())) + drafts_s) - drafts_s
-        paced = select(paths, request, depth, price, budget, forced=forced, longest_s=longest_s)
-        return paced.nodes, Purpose.SLO
-
-    def _hold_back(self, plan: VerifyPlan, batch: Batch, base: Shape, gained: Floats) -> VerifyPlan:
-        """The plan with as many prompts and new requests as the running classes bear."""
-        rows, alone = np.flatnonzero(batch.decodes), without_prompts(base)
-        state = clocks(batch, rows, self.force.tpots_s)
-        pace = Pace(state, alone, int(plan.lengths.sum()), 1.0 + gained[rows], self._under_way.drafts_s)
-        latency, reads_s = self._evidence.latency, 0.0
-        if pace.drafts_s:
-            reads_s = float(latency.draft_columns(batch.context[rows])[2].sum())
-        return dataclasses.replace(
-            plan, token_budget=token_budget(batch, pace, latency, reads_s),
-            admit=admissions(batch, pace, latency, self.force.tpots_s),
+    def _plan(self, batch: Batch, forest: Forest, nodes: Bools, paths: Floats) -> VerifyPlan:
+        """nodes: what is scored whatever it is worth; without any, what `paths` say."""
+        evidence, under_way = self._evidence, self._under_way
+        admits = self.force.has_classes and self.force.hot.admission
+        nodes, lengths, for_slo, budget, admit = _verify(
+            batch.columns, (forest.request, forest.depth, forest.lengths), nodes, paths, evidence.latency.columns,
+            (evidence.goodput.ratio, under_way.drafts_s), (batch.token_budget, batch.free_kv_tokens),
+            (self.force.tpots_s, under_way.expected), _queue(batch) if admits else NO_QUEUE,
         )  # fmt: skip
+        purpose = Purpose.SLO if for_slo else forest.purpose
+        return VerifyPlan(nodes, lengths, purpose, *(None if most == ANY_NUMBER else most for most in (budget, admit)))
+
+    def _room(self, batch: Batch) -> int:
+        return _room(this_step(Columns(*batch.columns)), batch.token_budget, batch.free_kv_tokens)
+
+
+NO_QUEUE = (False, False, NOBODY, 0, 0, False, 0.0)
+
+
+def _queue(batch: Batch) -> tuple[bool, bool, int, int, int, bool, float]:
+    """As `Queue`."""
+    following = batch.next
+    if following is None:
+        return (True, False, NOBODY, 0, 0, False, batch.patience_used)
+    return (
+        True, True, following.slo_class, following.prompt_tokens, following.left, following.overdue, batch.patience_used
+    )  # fmt: skip
 
 
 @compiled
-def _of_requests(request: Ints, nodes: Bools, paths: Floats, requests: int) -> tuple[Ints, Floats]:
-    """Two (N,): the nodes of each request that are scored, and the tokens that they are expected to give."""
-    lengths, gained = np.zeros(requests, np.int64), np.zeros(requests)
-    for m in np.flatnonzero(nodes):
-        lengths[request[m]] += 1
-        gained[request[m]] += paths[m]
-    return lengths, gained
+def _room(base: Shape, token_budget: int, free_kv_tokens: int) -> int:
+    """Most proposals that a step of `base` may hold."""
+    decoding = int(base.n_batched - base.n_prompt)
+    return max(0, min(token_budget - decoding, free_kv_tokens - int(base.n_batched)))
+
+
+@compiled
+def _lengths(request: Ints, nodes: Bools, requests: int) -> Ints:
+    """(N,): the nodes of each request that are scored."""
+    lengths = np.zeros(requests, np.int64)
+    for m in range(len(nodes)):
+        lengths[request[m]] += nodes[m]
+    return lengths
+
+
+@compiled
+def _gained(paths: Floats, request: Ints, nodes: Bools, requests: int) -> Floats:
+    """(N,): tokens that each request is expected to get beyond its bonus token."""
+    gained = np.zeros(requests)
+    for m in range(len(paths)):
+        gained[request[m]] += paths[m] if nodes[m] else 0.0
+    return gained
+
+
+@compiled
+def _verify(
+    batch: tuple[Any, ...], forest: tuple[Ints, Ints, Ints], nodes: Bools, paths: Floats, costs: tuple[Any, ...],
+    pace: tuple[float, float], limits: tuple[int, int], classes: tuple[Floats, Floats],
+    queue: tuple[bool, bool, int, int, int, bool, float],
+) -> tuple[Bools, Ints, bool, int, int]:  # fmt: skip
+    """The fields of `VerifyPlan`; whether goodput alone might have chosen otherwise in place of its purpose.
+
+    forest: request and depth of its nodes (M,), the tokens that drafters were asked for (D,). paths: (M,), or (0,)
+    where `nodes` are scored whatever they are worth. pace: goodput's ratio to plain decoding, seconds of the drafts at
+    the step's end. limits: token budget, free tokens of KV. classes: TPOTs, and (S,) what requests are expected to get,
+    which is set. queue: as `Queue`.
+    """
+    b, known, request = Columns(*batch), Costs(*costs), forest[0]
+    base, requests, for_slo, waits = this_step(b), len(b.slot), False, Queue(*queue)
+    if len(paths):
+        nodes, for_slo = _best(b, forest, paths, known, base, pace, _room(base, limits[0], limits[1]), classes[0])
+    scored, gained = _lengths(request, nodes, requests), _gained(paths, request, nodes, requests)
+    classes[1][b.slot] = gained
+    budget = admit = ANY_NUMBER
+    if waits.admits and (waits.someone or base.n_prompt > 0.0):
+        alone, rows = without_prompts(base), np.flatnonzero(b.prompt + b.prompt_left == 0)
+        read_s = latency.draft_columns(known, b.context[rows], 0.0)[2].sum() if pace[1] > 0.0 else 0.0
+        on = Pace(clocks(b, rows, classes[0]), alone, float(scored.sum()), 1.0 + gained[rows], pace[1], read_s)
+        budget = token_budget(limits[0], waits, on, known)
+        admit = admissions(b, waits, on, known, classes[0])
+    return nodes, scored, for_slo, budget, admit
+
+
+@compiled
+def _best(
+    batch: Columns, forest: tuple[Ints, Ints, Ints], paths: Floats, costs: Costs, base: Shape,
+    pace: tuple[float, float], budget: int, tpots_s: Floats,
+) -> tuple[Bools, bool]:  # fmt: skip
+    """What is scored, and whether for those behind their TPOT."""
+    (request, depth, asked), (goodput, drafts_s), requests = forest, pace, len(batch.slot)
+    alone, most, nothing = without_prompts(base), min(budget, len(paths)), np.zeros(len(paths), np.bool_)
+    read_s = latency.read_s(costs, asked, alone.n_requests)
+    price = latency.price(costs, base, batch.context, read_s, goodput, most)
+    nodes, _ = best_nodes(paths, request, depth, price, budget, nothing, np.inf)
+    if base.n_prompt > 0.0:
+        price = latency.price(costs, alone, batch.context, read_s, goodput, most)
+    step_s = price.ragged_s[min(nodes.sum(), most)] + drafts_s
+    if not anyone_late(batch, tpots_s, step_s):
+        return nodes, False
+    state = clocks(batch, np.arange(requests), tpots_s)
+    who = behind(state, step_s, 1.0 + _gained(paths, request, ~nothing, requests))
+    if not who.any():
+        return nodes, False
+    forced = forced_nodes(paths, request, who, needed(state, step_s), step_s, price, budget)
+    gained = 1.0 + _gained(paths, request, forced, requests)
+    longest_s = longest_step_s(state, gained, price.ragged_s[min(forced.sum(), most)] + drafts_s) - drafts_s
+    return best_nodes(paths, request, depth, price, budget, forced, longest_s)[0], True

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from outrider_runtime.control.acceptance import Acceptance
+from outrider_runtime.control.acceptance import Acceptance, Known, chain_paths
+from outrider_runtime.control.batch import Columns
 from outrider_runtime.control.forest import trials
 from outrider_runtime.control.settings import MATCH_EDGES, Drafter, HotSettings, Settings, SLOClass
 
@@ -48,7 +49,9 @@ def serve(known: Acceptance, steps: int, chance, *, requests: int = 8, length: i
 
 def paths(known: Acceptance, running):
     """(D, N, K), twice, of all requests and as deep as there are positions."""
-    return known.paths(running, np.arange(len(running)), np.ones(len(known.hazards), bool), known.hazards.shape[1])
+    everybody, usable = np.arange(len(running)), np.ones(len(known.hazards), bool)
+    columns = Known(*known.columns), Columns(*running.columns)
+    return chain_paths(*columns, everybody, usable, known.hazards.shape[1])
 
 
 def test_forecasts_are_calibrated_for_confident_and_for_doubtful_tokens():

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider_runtime.control.batch import NOBODY
-from outrider_runtime.control.drafters import Need, Pool, choose
+from outrider_runtime.control.drafters import Need, Pool, choose, nobody_behind
 from outrider_runtime.control.value import Price
 
 DEPTHS = 3
@@ -27,7 +27,7 @@ def pool(paths, passes, *, offers=None, token=0.1, knee=None, rate=1.0, first=0.
         "paths": paths, "offers": np.ones(paths.shape) if offers is None else offers, "passes": np.array(passes),
         "first_s": np.full(drafters, first), "pass_s": np.where(passes, more, 0.0),
         "token_s": np.where(passes, reads, 0.0), "price": price, "longest": depths,
-        "budget": requests * depths,
+        "budget": requests * depths, "need": nobody_behind(requests),
     }  # fmt: skip
     return Pool(**(made | changes))
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from outrider_runtime.control.cost import DrafterCost, LatencyModel, Shape, StepCost
 from outrider_runtime.control.fit import Form, Sample, fit
-from outrider_runtime.control.latency import Latency
+from outrider_runtime.control.latency import Latency, asking_s, draft_columns, feeding_s
+from outrider_runtime.control.latency import price as price_of
 from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Purpose
 from outrider_runtime.control.settings import Drafter, Settings
 
@@ -30,19 +31,22 @@ def decoding(requests: int, context: int = 1000) -> Shape:
 
 
 def price(one: Latency, requests: int, most: int = 100):
-    return one.price(decoding(requests), np.zeros(requests, np.int64), 0.0, 1.0, most)
+    return price_of(one.costs, decoding(requests), np.zeros(requests, np.int64), 0.0, 1.0, most)
 
 
 def draft_s(one: Latency, requests: int, passes: int) -> float:
-    first_s, pass_s, _ = one.draft_columns(np.full(requests, 1000))
+    first_s, pass_s, _ = draft_columns(one.costs, np.full(requests, 1000), 0.0)
     return float(first_s[0] + (passes - 1) * pass_s[0])
 
 
-def observe_draft(one: Latency, seconds: float) -> bool:
-    """Three passes for 8 requests of 1000 tokens; nothing ran where there is no time."""
+def observe(
+    one: Latency, shape: Shape, seconds: float, *, mode=ExecutionMode.UNIFORM, outside_s=math.nan, verified=0,
+    draft_s=math.nan,
+) -> bool:  # fmt: skip
+    """A step of 8 requests of 1000 tokens; a draft of three passes at its end, where it has a time."""
     fed, asked = np.ones((1, 8), np.int64), np.zeros((1, 8), np.int64)
     plan = DraftPlan(np.array([3]), np.ones(1, np.int64), asked, fed, Purpose.CHOICE)
-    return one.observe_drafts(plan, np.full(8, 1000), np.array([seconds]))
+    return one.observe(tuple(shape), mode, seconds, outside_s, verified, plan, np.full(8, 1000), np.array([draft_s]))
 
 
 def test_what_a_draft_is_fed_of_a_prompt_costs_what_tokens_beyond_its_knee_cost():
@@ -52,7 +56,7 @@ def test_what_a_draft_is_fed_of_a_prompt_costs_what_tokens_beyond_its_knee_cost(
     )
     draft = Drafter("draft", passes=True, needs_kv=True)
     one = Latency(LatencyModel(dict.fromkeys(ExecutionMode, TARGET), {"draft": passes}), Settings((draft,), 5, 16))
-    fed_s = one.feeding_s(np.array([[0, 20, 300]]), 40.0)[0]
+    fed_s = feeding_s(one.costs, np.array([[0, 20, 300]]), 40.0)[0]
     expected = [
         passes.seconds(Shape(0, 40 + tokens, 40, 0), 1) - passes.seconds(Shape(0, 40, 40, 0), 1)
         for tokens in (0, 20, 300)
@@ -77,11 +81,11 @@ def test_past_the_largest_graph_other_coefficients_hold():
 def test_a_device_that_is_slower_than_profiled_is_believed_target_and_draft_apart():
     one = latency()
     for _ in range(200):
-        one.observe_target(decoding(8), ExecutionMode.UNIFORM, 2 * TARGET.seconds(decoding(8)))
+        observe(one, decoding(8), 2 * TARGET.seconds(decoding(8)))
     assert price(one, 8).plain_s == pytest.approx(2 * TARGET.seconds(decoding(8)), rel=0.05)
     assert draft_s(one, 8, 3) == pytest.approx(PASS.seconds(decoding(8), 3))
     for _ in range(60):
-        observe_draft(one, 3 * PASS.seconds(decoding(8), 3))
+        observe(one, decoding(8), 2 * TARGET.seconds(decoding(8)), draft_s=3 * PASS.seconds(decoding(8), 3))
     assert draft_s(one, 8, 3) == pytest.approx(3 * PASS.seconds(decoding(8), 3), rel=0.05)
 
 
@@ -90,8 +94,9 @@ def test_time_outside_the_device_counts_for_the_kind_of_step_that_has_it():
     one = latency()
     shape = Shape(8000.0, 24.0, 8.0, 8.0)
     for _ in range(200):
-        one.observe_decoding(shape, ExecutionMode.RAGGED, TARGET.seconds(shape) + 1e-3, 16)
-        one.observe_decoding(decoding(8), ExecutionMode.UNIFORM, TARGET.seconds(decoding(8)), 0)
+        verifying_s, plain_s = TARGET.seconds(shape), TARGET.seconds(decoding(8))
+        observe(one, shape, verifying_s, mode=ExecutionMode.RAGGED, outside_s=verifying_s + 1e-3, verified=16)
+        observe(one, decoding(8), plain_s, outside_s=plain_s)
     found = price(one, 8)
     assert found.ragged_s[16] - TARGET.seconds(shape) == pytest.approx(1e-3, rel=0.1)
     assert found.plain_s == pytest.approx(TARGET.seconds(decoding(8)), rel=0.02)
@@ -100,8 +105,9 @@ def test_time_outside_the_device_counts_for_the_kind_of_step_that_has_it():
 @pytest.mark.parametrize("seconds", [math.nan, -1.0, 0.0, 3600.0, math.inf])
 def test_absurd_times_are_dropped(seconds):
     one = latency()
-    assert not one.observe_target(decoding(8), ExecutionMode.UNIFORM, seconds)
-    assert observe_draft(one, seconds) is not (seconds > 0)
+    plain_s = TARGET.seconds(decoding(8))
+    assert not observe(one, decoding(8), seconds)
+    assert observe(one, decoding(8), plain_s, draft_s=seconds) is not (seconds > 0)
     assert price(one, 8).plain_s == pytest.approx(TARGET.seconds(decoding(8)))
 
 
@@ -134,7 +140,7 @@ def test_passes_of_those_who_ask_cost_what_a_step_of_them_costs():
     )
     for requests in (4, 64):
         context = np.full(requests, 8000)
-        each_s = one.asking_s(context)[0].sum() + one.draft_columns(context)[1][0]
+        each_s = asking_s(one.costs, context)[0].sum() + draft_columns(one.costs, context, 0.0)[1][0]
         shape = Shape(512.0 * requests, requests, requests, 0.512 * requests)
         assert each_s == pytest.approx(TARGET.seconds(shape), rel=0.02)
 
@@ -146,8 +152,8 @@ def test_a_draft_model_over_a_window_costs_what_its_window_holds():
     small = Drafter("small", passes=True, needs_kv=True, kv_budget=512)
     one = Latency(known, Settings((small,), 4, 128))
     context = np.array([100, 400, 8000, 32_000])
-    assert not one.asking_s(context).size
-    first_s, pass_s, token_s = one.draft_columns(context)
+    assert not asking_s(one.costs, context).size
+    first_s, pass_s, token_s = draft_columns(one.costs, context, 0.0)
     assert pass_s[0] == pytest.approx(1e-3 + 4e-5 + 1e-6 * (100 + 400 + 512 + 512))
     assert first_s[0] == pytest.approx(pass_s[0])
     assert token_s[0] == pytest.approx(1e-5)

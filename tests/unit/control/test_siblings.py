@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from outrider_runtime.control import trees
 from outrider_runtime.control.acceptance import Acceptance
 from outrider_runtime.control.batch import NOBODY
-from outrider_runtime.control.drafters import Pool, choose
+from outrider_runtime.control.drafters import Pool, choose, nobody_behind
 from outrider_runtime.control.forest import ROOT, Forest, trials
 from outrider_runtime.control.plans import Purpose
 from outrider_runtime.control.settings import Drafter, Settings
@@ -146,7 +146,7 @@ def offered(requests: int, chain: float, later: float, pass_s: float = 2e-4, mos
     price.uniform_s[0] = ragged[0]
     pool = Pool(
         paths, np.ones_like(paths), np.array([True]), np.array([3e-4]), np.array([pass_s]), np.zeros(1), price, DEPTH,
-        most,
+        most, nobody_behind(requests),
     )  # fmt: skip
     place = [chain]
     for _ in range(WIDTH - 1):
