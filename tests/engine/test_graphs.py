@@ -81,6 +81,8 @@ def captured(sizes: list[int], drafted: int, requests: int, table: list[list[int
 def captures(sizes: list[int], table: list[list[int]] | None, *, varlen: bool = False) -> int:
     """Graphs of the target, of a head's first pass, and of its others: one for each number of them."""
     target = captured(sizes, DRAFTED, REQUESTS, table, varlen=varlen)
+    if table is not None:
+        offer_whole_graphs(target)
     others = captured(sizes, DRAFTED, REQUESTS, table, mode="FULL_DECODE_ONLY", query=1)
     passes = 1 if table is None else DRAFTED - 1
     return 2 * _number(target) + passes * _number(others)
@@ -151,12 +153,21 @@ def test_where_the_attention_allows_it_every_mix_of_lengths_runs_in_a_whole_grap
     manager = captured(sizes, DRAFTED, REQUESTS, table, varlen=True)
     offer_whole_graphs(manager)
     assert verification(manager) == "Varlen"
-    if sum(lengths) <= LARGEST_TOKENS:
+    if sum(lengths) <= LARGEST_TOKENS and max(lengths) > 1:
         assert decoding(manager, lengths) == "FULL"
         graph = manager.dispatch(len(lengths), sum(lengths), None, 0, max_query_len=max(lengths))
-        assert graph.max_query_len == DRAFTED + 1
+        assert (graph.uniform_token_count, graph.max_query_len) == (None, DRAFTED + 1)
         assert graph.num_tokens <= sum(lengths) * 4 / 3 + 4
     assert manager.dispatch(len(lengths), sum(lengths), None, 0).cg_mode.name != "FULL", "with a prompt in the step"
+
+
+@pytest.mark.parametrize("varlen", MODES, ids=NAMED)
+def test_a_step_without_proposals_runs_in_a_graph_of_plain_decoding(varlen: bool) -> None:
+    """Promise: k = 0 costs what plain decoding costs. Kernels for one token a request are chosen at the capture."""
+    target, _ = both_managers(varlen)
+    for batch in range(1, REQUESTS + 1):
+        graph = target.dispatch(batch, batch, 1, 0, max_query_len=1)
+        assert (graph.cg_mode.name, graph.uniform_token_count, graph.max_query_len) == ("FULL", 1, None)
 
 
 @pytest.mark.parametrize("varlen", MODES, ids=NAMED)

@@ -147,7 +147,7 @@ ATTRIBUTES = {
         "req_ids num_reqs idx_mapping idx_mapping_np query_start_loc positions num_tokens_after_padding "
         "num_draft_tokens_per_req num_reqs_after_padding num_scheduled_tokens has_prefill max_query_len"
     ),
-    f"{GPU}.cudagraph_utils.CudaGraphManager": "cudagraph_mode varlen_decode _capture_descs _candidates",
+    f"{GPU}.cudagraph_utils.CudaGraphManager": "cudagraph_mode varlen_decode max_num_reqs _capture_descs _candidates",
     f"{GPU}.cudagraph_utils.BatchExecutionDescriptor": "num_tokens num_active_loras uniform_token_count max_query_len",
     f"{GPU}.spec_decode.utils.DraftTokensHandler": "req_ids",
     f"{GPU}.spec_decode.speculator.DraftModelSpeculator": (

@@ -8,6 +8,7 @@ apart: a batch is padded by so much at most, by half as much on average.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 LARGEST_TOKENS = 512
@@ -29,11 +30,23 @@ def offer_whole_graphs(manager: Any) -> None:
     What comes next is often of another length: a third of all batches (three plain requests, seven with a proposal
     each) would run in pieces beside a whole graph that fits.
     """
+    _keep_plain_graphs(manager)
     whole = [graph for graphs in manager._capture_descs.values() for graph in graphs if graph.uniform_token_count]
     whole.sort(key=lambda graph: graph.num_tokens)
     for (tokens, loras), offered in manager._candidates.items():
         fitting = [graph for graph in whole if graph.num_tokens >= tokens and graph.num_active_loras == loras]
         manager._candidates[tokens, loras] = fitting + [graph for graph in offered if not graph.uniform_token_count]
+
+
+def _keep_plain_graphs(manager: Any) -> None:
+    """Beside graphs that take any lengths, those of one token a request: some kernels decode faster where they know
+    that when they are captured, and a step without proposals costs what plain decoding costs."""
+    for graphs in manager._capture_descs.values():
+        any_length = [graph for graph in graphs if graph.max_query_len and graph.num_tokens <= manager.max_num_reqs]
+        graphs += [
+            replace(graph, num_reqs=graph.num_tokens, uniform_token_count=1, max_query_len=None) for graph in any_length
+        ]
+        graphs.sort(key=lambda graph: graph.num_tokens, reverse=True)  # captured so: the largest first
 
 
 def _grid() -> Iterator[int]:
