@@ -14,11 +14,12 @@ import torch
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.vllm_plugin.messages import DraftOrder
 
-from tests.engine.engines import POOR_DRAFT, TARGET, bench, draft_model, sparse_self
+from tests.engine.engines import POOR_DRAFT, TARGET, Asked, bench, draft_model, sparse_self
 from tests.engine.ordered import OrderedBench, ordered
 from tests.engine.test_several_neural_drafters import MOST, by_turns, everybody, nobody
 from tests.engine.test_sparse_self import ALL, CHAPTERS, LONGEST, PAGE, accepted, only
 from tests.engine.test_speculation_is_lossless import STORY
+from tests.engine.test_what_serving_must_not_lose import COUNTING
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 NARROW, WHOLE, SELF = range(3)
@@ -131,17 +132,35 @@ def test_it_catches_up_over_a_hole(engine: OrderedBench, reference: list[list[in
     assert all(right)
 
 
-def test_the_loop_serves_with_it_however_it_chooses() -> None:
-    """The closed loop, with a poor draft and a tight window, beside requests that the cache must give up for others."""
-    pool = [draft_model(POOR_DRAFT, window_tokens=32)]
-    with bench(pool, extra=[f"--block-size={PAGE}", "--num-gpu-blocks-override=24"]) as served:
+def test_requests_that_lose_their_memory_or_are_given_up_cost_the_others_nothing() -> None:
+    """Under the loop, with a tight window: prompts in chunks, memory for two of four, one of them aborted."""
+    asked: list[Asked] = [(f"{number} {COUNTING * 4}", {"max_tokens": 60}) for number in range(4)]
+    extra = [f"--block-size={PAGE}", "--max-num-batched-tokens=32"]
+    with (
+        bench([draft_model(POOR_DRAFT, window_tokens=32)], extra=extra) as served,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         served.loop.pin(0)
-        plain = served.generate(ALL[:-2], arrive_every=2)
+        plain = served.run(asked)
+        served.fresh()
         served.loop.pin(3, "draft")
-        assert served.generate(ALL[:-2], arrive_every=2) == plain
-        assert served.verified("draft") > 0
-        served.loop.pin(None)
-        assert served.generate(ALL[:-2], arrive_every=2) == plain
+        preempted, preempt = list[str](), served.scheduler._preempt_request
+
+        def noted(request: Any, *arguments: Any, **keywords: Any) -> None:
+            preempted.append(request.request_id)
+            preempt(request, *arguments, **keywords)
+
+        patch.setattr(served.scheduler, "_preempt_request", noted)
+        blocks = served.scheduler.kv_cache_manager.block_pool
+        held = blocks.get_new_blocks(blocks.get_num_free_blocks() - 12)
+        try:
+            assert served.run(asked) == plain
+            assert preempted
+            kept = served.run(asked, abort_at={40: "1"})
+        finally:
+            blocks.free_blocks(held)
+        assert [kept[place] for place in (0, 2, 3)] == [plain[place] for place in (0, 2, 3)]
+        assert served.accepted("draft") > 0
 
 
 def test_a_table_is_shortened_page_by_page() -> None:

@@ -143,6 +143,11 @@ def _notices(spec: SpeculativeServiceSpec) -> Sequence[str]:
         for entry in spec.draft_pool
         if entry.method is DraftMethod.SPARSE_SELF
     ]
+    found += [
+        f"drafter {entry.name!r} is as fast as its window makes it, and as often right as over the whole context."
+        for entry in spec.draft_pool
+        if entry.draft_model is not None and entry.draft_model.window_tokens is not None
+    ]
     heads = [entry.name for entry in spec.draft_pool if entry.method is DraftMethod.EAGLE]
     if len(heads) > 1:
         found.append(f"one EAGLE head is recorded: {', '.join(heads)} are derived from it, each lifted apart.")
