@@ -16,7 +16,8 @@ from tests.benchmarks.record.chains import Visible, attending_layer
 
 
 class Beams(NamedTuple):
-    """Of M positions, depth by depth, the w nodes of the likeliest paths, likeliest first. All (M, K, w)."""
+    """Of M positions, depth by depth, the w nodes of the likeliest paths, likeliest first; the greedy chain's node is
+    among them, the last one at the worst (`torch_engine.drafts.beam`). All (M, K, w)."""
 
     tokens: Tensor
     parent: Tensor
@@ -37,11 +38,11 @@ def of_head(
     keys, places = torch.arange(n), torch.arange(first, first + count)
     seen = visible(keys[:, None], keys[None])
     state = attending_layer(head, embed(tokens[None, 1 : n + 1]).to(dtype), state, keys, seen, chain)[:, places]
-    paths, found = torch.zeros(count, 1), []
+    paths, chained, found = torch.zeros(count, 1), torch.zeros(count, dtype=torch.long), []
     for step in range(length):
-        best = _grown(head, state[0], paths, width)
+        best = _grown(head, state[0], paths, chained, width)
         found.append(best)
-        paths = best.path
+        paths, chained = best.path, best.chained
         if step + 1 < length:
             rows = (torch.arange(count)[:, None] * (1 if step == 0 else width) + best.parent).flatten()  # (M * w,)
             text, own = chain[0], chain[1:]
@@ -59,13 +60,18 @@ class _Grown(NamedTuple):
     parent: Tensor
     logprob: Tensor
     path: Tensor
+    chained: Tensor
+    """(M,): the place of the greedy chain's node."""
 
 
-def _grown(head: Head, state: Tensor, paths: Tensor, width: int) -> _Grown:
-    """state (M * v, H), paths (M, v): of the v nodes of the depth before, log-probabilities."""
+def _grown(head: Head, state: Tensor, paths: Tensor, chained: Tensor, width: int) -> _Grown:
+    """state (M * v, H), paths (M, v): of the v nodes of the depth before, log-probabilities; chained: (M,)"""
     logs = head.lm_head(head.norm(state)).float().log_softmax(-1)
     edges, token = logs.topk(width, -1)  # (M * v, w)
     v = paths.shape[1]
     edges, token = edges.reshape(-1, v * width), head.vocabulary[token].reshape(-1, v * width)
-    best = (edges + paths.repeat_interleave(width, 1)).topk(width, -1)
-    return _Grown(token.gather(1, best.indices), best.indices // width, edges.gather(1, best.indices), best.values)
+    whole = edges + paths.repeat_interleave(width, 1)
+    best, chain = whole.topk(width, -1).indices, chained * width  # a node's first child is its likeliest
+    best[:, -1] = torch.where((best == chain[:, None]).any(1), best[:, -1], chain)
+    place = (best == chain[:, None]).int().argmax(1)
+    return _Grown(token.gather(1, best), best // width, edges.gather(1, best), whole.gather(1, best), place)

@@ -251,7 +251,7 @@ def test_a_node_sees_its_path_and_nothing_else(family: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("width", [1, 3])
-def test_a_beam_keeps_the_most_probable_of_all_children(models: Path, width: int) -> None:
+def test_a_beam_keeps_the_most_probable_of_all_children_and_the_greedy_chain(models: Path, width: int) -> None:
     """Against a search that runs each path as a sequence of its own (AdaServe, section 4.1)."""
     draft = Model(models / "draft", 1, dtype=torch.float32, device=CPU)
     pool = KVPool(1 << 24, [1, draft.cache.bytes_per_token], LONGEST)
@@ -278,7 +278,7 @@ Scored = tuple[tuple[int, ...], float]
 
 def searched(model: Model, pool: KVPool, text: list[int], depth: int, width: int) -> list[Scored]:
     """Paths, depth by depth, with the log-probability of their last edge."""
-    last, found = list[Scored]([((), 0.0)]), list[Scored]()
+    last, found, greedy = list[Scored]([((), 0.0)]), list[Scored](), ()
     for _ in range(depth):
         children = list[tuple[float, tuple[int, ...], float]]()
         for path, total in last:
@@ -288,8 +288,12 @@ def searched(model: Model, pool: KVPool, text: list[int], depth: int, width: int
             edges = enumerate(logits.log_softmax(-1).tolist())
             children += [(total + edge, (*path, token), edge) for token, edge in edges]
         children.sort(reverse=True)
-        last = [(path, total) for total, path, _ in children[:width]]
-        found += [(path, edge) for _, path, edge in children[:width]]
+        chain = next(one for one in children if one[1][:-1] == greedy)
+        greedy, best = chain[1], children[:width]
+        if chain not in best:
+            best[-1] = chain
+        last = [(path, total) for total, path, _ in best]
+        found += [(path, edge) for _, path, edge in best]
     return found
 
 

@@ -55,15 +55,19 @@ class Beams:
     @cached_property
     def kept(self) -> NDArray[np.bool_]:
         """(W+1, P, K, W): the nodes of a beam of each width: at each depth the likeliest of those recorded whose
-        parents are in it. Where the wide beam spent its places on others, a narrow one is recorded thinner than it
-        would have been."""
+        parents are in it, and the greedy chain. Where the wide beam spent its places on others, a narrow one is
+        recorded thinner than it would have been."""
         parent = self._trees.parent.astype(np.int64)
         found = np.zeros((self.widest + 1, *parent.shape), bool)
         for width in range(1, self.widest + 1):
             found[width, :, 0, :width] = True
+            chain = np.zeros(len(parent), np.int64)
             for depth in range(1, parent.shape[1]):
                 hangs = np.take_along_axis(found[width, :, depth - 1], parent[:, depth], 1)
-                found[width, :, depth] = hangs & (hangs.cumsum(1) <= width)
+                chain = (parent[:, depth] == chain[:, None]).argmax(1)
+                is_chain = np.arange(self.widest) == chain[:, None]
+                ahead = np.where(is_chain, 0, np.where(chain[:, None] < width, hangs.cumsum(1), 1 + hangs.cumsum(1)))
+                found[width, :, depth] = hangs & (ahead <= width)
         return found
 
     def table(self, at: Ints, lengths: Ints, width: int) -> Table:

@@ -1,7 +1,9 @@
 """Beam search: the tree of a request's most probable paths (AdaServe, section 4.1). A chain is a beam of width 1.
 
 At each depth a drafter runs over the nodes of the one before, and of all their children the w with the most probable
-paths are the next. Shapes: R nodes of the last depth, all requests' together, request after request.
+paths are the next. The greedy chain stays among them: where the target believes the drafter more than that believes
+itself, siblings would push it out, and a tree would accept less than a chain. Shapes: R nodes of the last depth, all
+requests' together, request after request.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ class Beam:
         """(R,): among the R of the depth before, the place of each node's parent."""
         self._requests, self._drafter = requests, ask.drafter
         self._last: list[list[int]] = [[ROOT] for _ in requests]
+        self._chained = [ROOT] * len(requests)
+        """The last node of each request's greedy chain."""
         self._paths: list[dict[int, float]] = [{ROOT: 0.0} for _ in requests]
 
     @property
@@ -81,8 +85,13 @@ class Beam:
                 for logprob, token in zip(logprobs[source], tokens[source], strict=True)
                 if logprob > -math.inf
             ]
-            best = heapq.nlargest(self.width, children, key=lambda child: child.path)
+            best = heapq.nlargest(self.width, children, key=_path)
+            chain = max((one for one in children if one.parent == self._chained[number]), key=_path, default=None)
+            if chain is not None and chain not in best:
+                best[-1] = chain
             self._last[number] = [self._add(number, child) for child in best]
+            if chain is not None:
+                self._chained[number] = self._last[number][best.index(chain)]
             self.sources += [child.source for child in best]
             first += len(nodes)
 
@@ -90,6 +99,10 @@ class Beam:
         node = self.trees[number].add(child.token, child.parent, self._drafter, log_odds(child.logprob))
         self._paths[number][node] = child.path
         return node
+
+
+def _path(child: Child) -> float:
+    return child.path
 
 
 def log_odds(logprob: float) -> float:
