@@ -278,7 +278,8 @@ Scored = tuple[tuple[int, ...], float]
 
 def searched(model: Model, pool: KVPool, text: list[int], depth: int, width: int) -> list[Scored]:
     """Paths, depth by depth, with the log-probability of their last edge."""
-    last, found, greedy = list[Scored]([((), 0.0)]), list[Scored](), ()
+    last, found = list[Scored]([((), 0.0)]), list[Scored]()
+    greedy: tuple[int, ...] = ()
     for _ in range(depth):
         children = list[tuple[float, tuple[int, ...], float]]()
         for path, total in last:
