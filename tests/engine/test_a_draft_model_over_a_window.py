@@ -180,3 +180,24 @@ def test_a_table_is_shortened_page_by_page() -> None:
     assert table[0].tolist() == [0, 8, 9, 10, 11]
     assert seen.tolist() == [42 - 7 * 4, 9]
     assert table[1, :3].tolist() == [20, 21, 22]
+
+
+def test_a_table_cannot_be_shortened_where_layers_forget_tokens_or_keep_no_keys() -> None:
+    """Sliding windows, chunks, MLA, Mamba layers among others: left out with a sentence, target and draft alike."""
+    from outrider_runtime.vllm_plugin.short_tables import check_plain
+    from vllm.v1 import kv_cache_interface as vllm
+
+    sizes: dict[str, Any] = {"block_size": 32, "num_kv_heads": 1, "head_size": 64, "dtype": torch.float32}
+    plain = vllm.FullAttentionSpec(**sizes)
+    check_plain([plain, plain], "the draft's", "remove it")
+    others = {
+        "SlidingWindowSpec with a window": vllm.SlidingWindowSpec(**sizes, sliding_window=128),
+        "FullAttentionSpec with a window": vllm.FullAttentionSpec(**sizes, sliding_window=128),
+        "ChunkedLocalAttentionSpec with a window": vllm.ChunkedLocalAttentionSpec(**sizes, attention_chunk_size=128),
+        "MLAAttentionSpec": vllm.MLAAttentionSpec(**sizes),
+        "MambaSpec": vllm.MambaSpec(block_size=32, shapes=((4, 4),), dtypes=(torch.float32,)),
+    }
+    for kind, other in others.items():
+        with pytest.raises(ValueError, match="attention is not plain") as caught:
+            check_plain([plain, other], "the target's", "remove it")
+        assert f"the target's attention is not plain ({kind}): remove it" == str(caught.value)
