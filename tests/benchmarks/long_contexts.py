@@ -178,6 +178,7 @@ def measure(options: argparse.Namespace, before: dict[str, Any]) -> None:
         long = LongContexts(bench)
         profile = before.get("profile") or profiled(long, 60 * options.profile_minutes)
         done = [cell_of(rows) for rows in before.get("cells", [])]
+        keep(document(done, profile))
         bench.loop.replace_latency(latency_model(profile))
         for cell in cells(options.lengths):
             if time.monotonic() > ends:
@@ -395,7 +396,7 @@ def main() -> None:
 
 
 def keep(found: dict[str, Any]) -> None:
-    """After each cell: a run that is ended early leaves what it has."""
+    """After the profile and after each cell: a run that is ended early leaves what it has."""
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     plot([row for cell in found["cells"] for row in cell], RESULTS.with_suffix(".png"))
     right, clear = found["rightSideOfOne"]
