@@ -8,21 +8,18 @@ the user.
 
 from __future__ import annotations
 
-from typing import Any
-
 from outrider_crds.profile import REPROFILE_ANNOTATION
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import ConditionType, SpeculativeServiceStatus
 
 from outrider_operator.decide.conditions.availability import available, endpoint_ready
-from outrider_operator.decide.conditions.judgement import goodput_healthy, slo_attained, speculation_active
 from outrider_operator.decide.conditions.network import explained, why_unheard
-from outrider_operator.decide.conditions.profiles import Seen, profile_statuses, profiles_ready
-from outrider_operator.decide.conditions.rollout import Rollout, next_capacity_check_s, progressing, updated
-from outrider_operator.decide.conditions.specification import accepted, objection, refusal, unreadable
+from outrider_operator.decide.conditions.profiles import Seen
+from outrider_operator.decide.conditions.rollout import Rollout, next_capacity_check_s
+from outrider_operator.decide.conditions.served import Served, fields, verdicts
+from outrider_operator.decide.conditions.specification import objection, refusal, unreadable
 from outrider_operator.decide.conditions.status import events, with_verdicts
 from outrider_operator.decide.conditions.verdict import Verdict, Verdicts, false
-from outrider_operator.decide.figures import status as figure_status
 from outrider_operator.decide.figures.behaviour import Behaviour
 from outrider_operator.decide.intent import Intent, held, intent, unread_profiles
 from outrider_operator.decide.ownership import Children, selector
@@ -91,7 +88,8 @@ def _serve(observed: Observed, settings: Settings, children: Children, pods: Pod
     workloads = plan_workloads(children, asked, in_use, settings.admin_port_peers)
     maps = plan_profile_maps(view, asked, found)
     jobs = plan_jobs(view, settings, asked, found, pods_are_placed=pods_are_placed(children, asked))
-    status = _status(observed, settings, children, view, asked, found)
+    served = _served(observed, children, pods, asked, found, _names(children, settings, asked))
+    status = _status(observed, settings, served, children)
     return Plan(
         create=(*workloads.create, *maps.create, *jobs.create),
         apply=(*maps.apply, *workloads.apply),
@@ -117,74 +115,45 @@ def _profiling_view(observed: Observed, pods: Pods) -> ProfilingView:
     )
 
 
-def _status(
+def _status(observed: Observed, settings: Settings, served: Served, children: Children) -> SpeculativeServiceStatus:
+    status = _counted(observed, children, served.rollout.pods).model_copy(update=fields(served))
+    return with_verdicts(status, verdicts(served, settings.unschedulable_s), observed.generation, observed.now)
+
+
+def _served(
     observed: Observed,
-    settings: Settings,
     children: Children,
-    view: ProfilingView,
+    pods: Pods,
     asked: Intent,
     found: list[ProductProfile],
-) -> SpeculativeServiceStatus:
-    spec, pods = asked.spec, view.pods
+    names: list[tuple[str, str]],
+) -> Served:
+    """What the status of a service is told from; `names` are (kind, name) of what it needs."""
     states = {name: observed.states[name] for pod in pods.ready if (name := name_of(pod)) in observed.states}
     unheard = why_unheard(observed.unheard, pods.ready, observed.network_policies)
-    figures = explained(observed.figures, unheard)
-    behaviour = Behaviour(figures, observed.status, states, is_served=bool(pods.ready))
-    refused = refusal(each for each in observed.rejections if each.component == SERVING)
-    of_profiling = tuple(each for each in observed.rejections if each.component != SERVING)
+    behaviour = Behaviour(explained(observed.figures, unheard), observed.status, states, is_served=bool(pods.ready))
+    serving = [each for each in observed.rejections if each.component == SERVING]
+    profiling = tuple(each for each in observed.rejections if each.component != SERVING)
     rollout = Rollout(
-        asked,
-        children.deployment,
-        pods,
-        refused,
-        behaviour.standing_condition(ConditionType.PROGRESSING),
-        children.leaving(_names(children, settings, asked)),
+        asked=asked,
+        deployment=children.deployment,
+        pods=pods,
+        refused=refusal(serving),
+        standing=behaviour.standing_condition(ConditionType.PROGRESSING),
+        leaving=children.leaving(names),
     )
-    seen = Seen(asked, pods, states, observed.warnings, of_profiling)
-    status = _counted(observed, children, pods).model_copy(
-        update={
-            "accelerator": ",".join(spec.accelerator.products),
-            "runtime_image": asked.running_image,
-            "newer_runtime_image": asked.newer_image,
-            **_figures(behaviour, spec),
-            "drafts": figure_status.drafts(behaviour, spec, found),
-            "profiles": profile_statuses(seen, found),
-        }
-    )
-    verdicts: Verdicts = {
-        ConditionType.SPEC_VALID: accepted(refused),
-        ConditionType.PROFILES_READY: profiles_ready(seen, found),
-        ConditionType.AVAILABLE: available(pods, spec.replicas),
-        ConditionType.UPDATED: updated(rollout, states, unheard),
-        ConditionType.PROGRESSING: progressing(rollout, settings.unschedulable_s),
-        ConditionType.READY: endpoint_ready(pods, spec.replicas),
-        ConditionType.SPECULATION_ACTIVE: speculation_active(behaviour, spec),
-        ConditionType.GOODPUT_HEALTHY: goodput_healthy(behaviour, spec),
-        ConditionType.SLO_ATTAINED: slo_attained(behaviour, spec, found),
-    }
-    return with_verdicts(status, verdicts, observed.generation, observed.now)
-
-
-def _figures(behaviour: Behaviour, spec: SpeculativeServiceSpec) -> dict[str, Any]:
-    if behaviour.between_windows:
-        return {}
-    figures = behaviour.windows.current
-    return {
-        "summary": figure_status.summary(spec, figures),
-        "goodput": figure_status.goodput(figures),
-        "slo_classes": figure_status.slo_classes(spec, figures),
-    }
+    return Served(rollout, behaviour, Seen(asked, pods, states, observed.warnings, profiling), found, unheard)
 
 
 def _leave_children(observed: Observed, children: Children, pods: Pods, against: Verdict, replicas: int) -> Plan:
     """Nothing is applied; what is served is still told."""
-    verdicts: Verdicts = {
+    told: Verdicts = {
         ConditionType.SPEC_VALID: against,
         ConditionType.AVAILABLE: available(pods, replicas),
         ConditionType.UPDATED: false(against.reason, "The spec is not applied; see SpecValid."),
         ConditionType.READY: endpoint_ready(pods, replicas),
     }
-    status = with_verdicts(_counted(observed, children, pods), verdicts, observed.generation, observed.now)
+    status = with_verdicts(_counted(observed, children, pods), told, observed.generation, observed.now)
     return Plan(status=status, events=events(observed.status, status))
 
 
