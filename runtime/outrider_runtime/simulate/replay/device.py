@@ -66,8 +66,10 @@ class Device:
         committed = tokens - verified + accepted
         self.caches.feed(books, fed, np.where(books.decodes, 0, tokens), committed)
         made = self._advance(books, tokens, committed, accepted)
-        after = self.requests.of(books.rows)
-        self.proposals.propose(after, plan, *self.caches.columns(after, np.zeros_like(after.rows)))
+        self.proposals.expect(books.rows, plan)
+        if plan.passes.any():
+            after = self.requests.of(books.rows)
+            self.proposals.propose(after, plan, *self.caches.columns(after, np.zeros_like(after.rows)))
         return Ran(self.world.target_s(one), draft_s, _mode(one, self.world.graph_tokens), accepted, made)
 
     def _draft_s(self, plan: DraftPlan, books: Books, fed: Ints) -> dict[int, float]:

@@ -128,7 +128,10 @@ class Engine:
         limits, scheduler = self.setting.limits, self._scheduler
         computed = np.minimum(books.todo, limits.token_budget) if tokens is None else tokens
         chunk = np.where(books.decodes, 0, computed)
-        missing, _, _ = self._device.caches.columns(books, np.zeros_like(chunk) if tokens is None else tokens)
+        if tokens is None:  # nobody looks at it before the step
+            missing = np.zeros((len(self.setting.drafters), len(chunk)), np.int64)
+        else:
+            missing, _, _ = self._device.caches.columns(books, tokens)
         return Batch(
             slot=books.slot,
             slo_class=books.slo_class,

@@ -66,6 +66,8 @@ class Proposals:
         if plan is None:
             return nothing_proposed(len(rows), len(self._drafters))
         asked = self._asked[:, rows]
+        if not lengths.any():
+            return chains(lengths, lengths, plan, asked)
         if self._has_trees(rows):
             request, parent, depth, rank, certain = self._table(rows).nodes
             drafter = self.drafter[rows][request]
@@ -113,15 +115,17 @@ class Proposals:
         for asked in self._asked:
             asked[rows] = NOBODY
 
-    def propose(self, books: Books, plan: DraftPlan, missing: Ints, read: Floats, whole: Ints) -> None:
-        """For those of the step's requests that decode next; (D, N) say what each drafter has read."""
+    def expect(self, rows: Rows, plan: DraftPlan) -> None:
+        """What was proposed for the step's requests is gone, and what comes is of this plan."""
         self._plan = plan
         ranks = plan.asked.shape[0]
         if self._asked.shape[0] != ranks:
             self._asked = np.full((ranks, self._asked.shape[1]), NOBODY, np.int64)
-        self.clear(books.rows)
-        if not plan.passes.any():
-            return
+        self.clear(rows)
+
+    def propose(self, books: Books, plan: DraftPlan, missing: Ints, read: Floats, whole: Ints) -> None:
+        """After `expect`, for those of the requests that decode next; (D, N) say what each drafter has read."""
+        ranks = plan.asked.shape[0]
         for asked, asks in zip(self._asked, plan.asked, strict=True):
             asked[books.rows] = np.where(books.decodes, asks, NOBODY)
         open_ = books.decodes & (books.left > 1)
