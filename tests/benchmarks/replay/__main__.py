@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.replay import phases, plan, pool, slo_mix, static_load, wrong_models
+from tests.benchmarks.replay import phases, plan, pool, profiles, slo_mix, static_load, wrong_models
 from tests.benchmarks.replay.bars import Bar, summary
 from tests.benchmarks.replay.cells import COUNT
 from tests.benchmarks.replay.plots import static_plot
@@ -45,6 +45,19 @@ class Done:
 
 
 def main() -> int:
+    options = _options()
+    if options.tables:
+        print(tables(json.loads(options.output.read_text())))
+        return 0
+    if not options.judge:
+        found = measured(plan.QUICK if options.quick else plan.DEFAULT, options.minutes, options.only)
+        options.output.write_text(json.dumps(found, indent=1) + "\n")
+        static_plot(found, options.output.with_suffix(".png"))
+    _print(json.loads(options.output.read_text()))
+    return 0
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--judge", action="store_true")
@@ -54,15 +67,11 @@ def main() -> int:
     )
     parser.add_argument("--only", choices=PARTS, nargs="*", default=PARTS, help="some parts")
     parser.add_argument("--output", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    if options.tables:
-        print(tables(json.loads(options.output.read_text())))
-        return 0
-    if not options.judge:
-        found = measured(plan.QUICK if options.quick else plan.DEFAULT, options.minutes, options.only)
-        options.output.write_text(json.dumps(found, indent=1) + "\n")
-        static_plot(found, options.output.with_suffix(".png"))
-    document = json.loads(options.output.read_text())
+    return parser.parse_args()
+
+
+def _print(document: dict[str, Any]) -> None:
+    """The verdicts."""
     bars = [Bar(**bar) for bar in document["bars"]]
     for bar in sorted(bars, key=lambda one: (one.name, one.holds, one.where)):
         print(bar.line())
@@ -70,7 +79,6 @@ def main() -> int:
     print(f"{document['cells']} cells, {document['cpuSeconds']} CPU seconds, {document['seeds']} seeds")
     if document["leftOut"]:
         print(f"left out for lack of time: {'; '.join(document['leftOut'])}")
-    return 0
 
 
 def measured(size: plan.Size, minutes: float, parts: Sequence[str]) -> dict[str, Any]:
@@ -93,7 +101,8 @@ def measured(size: plan.Size, minutes: float, parts: Sequence[str]) -> dict[str,
                 print(
                     f"{done[-1].job.name}: {done[-1].cells} cells, {done[-1].cpu_s:.0f} s", file=sys.stderr, flush=True
                 )
-    return document(done) | {"leftOut": left_out, "seeds": size.seeds, "screening": size.screening}
+    seeds = {"seeds": size.seeds, "fewer": size.fewer, "screening": size.screening}
+    return document(done) | {"leftOut": left_out, "profiles": profiles.documents(size.worlds)} | seeds
 
 
 def run(job: Job) -> Done:

@@ -1,4 +1,4 @@
-"""What `make bench-replay` measures, in order of what a reader asks first. Sizes are chosen so that a whole run stays
+"""What `make bench` measures, in order of what a reader asks first. Sizes are chosen so that a whole run stays
 below 8,000 cells."""
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ ADMITTED = ("plain", "adaptive verification", "admission alone", "ours without a
 def tables(found: dict[str, Any]) -> str:
     bars = [Bar(**bar) for bar in found["bars"]]
     parts = [_static(found, bars), _listed(bars, "2 "), *(_slo(one) for one in found["slo"])]
-    return "\n\n".join([*parts, _listed(bars, "4 "), _listed(bars, "5 ")])
+    return "\n\n".join([*parts, _listed(bars, "4 "), _listed(bars, "5 "), _profiles(found["profiles"])])
 
 
 def _table(*rows: Sequence[str]) -> str:
@@ -58,6 +58,16 @@ def _listed(bars: Sequence[Bar], prefix: str) -> str:
     rows = [(bar.name.removeprefix(prefix), bar.where, bar.against, _verdict(bar)) for bar in bars]
     kept = [row for row, bar in zip(rows, bars, strict=True) if bar.name.startswith(prefix)]
     return _table(("bar", "where", "against", "result"), *kept)
+
+
+def _profiles(worlds: dict[str, dict[str, dict[str, float]]]) -> str:
+    """How far what the profiles predict is from the worlds: the median, and the worst."""
+    rows = [
+        (world, part, f"{of['medianErrorPercent']:.1f}%, {of['worstErrorPercent']:+.1f}%")
+        for world, parts in worlds.items()
+        for part, of in parts.items()
+    ]
+    return _table(("world", "part", "error of its profile: median, worst"), *rows)
 
 
 def _verdict(bar: Bar) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from outrider_runtime.control.cost import DrafterCost, LatencyModel, Shape
-from outrider_runtime.control.fit import Form, Sample, fit
+from outrider_runtime.control.fit import Sample, fit
 from outrider_runtime.control.plans import ExecutionMode
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.worlds.world import Pass, World
@@ -88,7 +88,7 @@ def _drafter(world: World, drafter: Drafter, noise: _Noise, contexts: Sequence[i
                     noise(Sample(_shape(requests, read, requests), seconds, later=later, later_passes=passes - 1))
                 )
             samples += [noise(one) for one in _longer_first_passes(world, drafter, requests, read)]
-    found = fit(samples, forms=(Form.BASE,), first_pass=drafter.passes)
+    found = fit(samples, first_pass=drafter.passes)
     return DrafterCost(found.cost, drafter.passes, found.first_pass)
 
 
