@@ -19,7 +19,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -61,15 +61,27 @@ def serve(engine: str) -> None:
     from vllm import SamplingParams
 
     greedy = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+
+    def run(batch: int, arm: str) -> None:
+        if engine == OURS:
+            llm.llm_engine.engine_core.engine_core.scheduler.outrider.pin(*HELD.get(arm, (None,)))
+        llm.generate(prompts(batch), greedy, use_tqdm=False)
+
+    answer(run)
+
+
+def answer(run: Callable[[int, str], None]) -> None:
+    """Time `run` at each batch size and arm that stdin names."""
     print("READY", flush=True)
     for line in sys.stdin:
         batch, arm = line.strip().split(" ", maxsplit=1)
-        if engine == OURS:
-            llm.llm_engine.engine_core.engine_core.scheduler.outrider.pin(*HELD.get(arm, (None,)))
-        prompts = [PROMPTS[number % len(PROMPTS)].format(number) for number in range(int(batch))]
         cpu_s, wall_s = time.process_time(), time.perf_counter()
-        llm.generate(prompts, greedy, use_tqdm=False)
+        run(int(batch), arm)
         print(f"SECONDS {time.process_time() - cpu_s} {time.perf_counter() - wall_s}", flush=True)
+
+
+def prompts(batch: int) -> list[str]:
+    return [PROMPTS[number % len(PROMPTS)].format(number) for number in range(batch)]
 
 
 def start_engine(name: str) -> Any:
@@ -110,10 +122,11 @@ def start_stock(arguments: list[str]) -> Any:
 
 
 class Engine:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, benchmark: str = "real_cores") -> None:
+        """benchmark: the module that serves the engine of that name."""
         self.name = name
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.benchmarks.real_cores", "--engine", name],
+            [sys.executable, "-m", f"tests.benchmarks.{benchmark}", "--engine", name],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._answer("READY")

@@ -3,7 +3,7 @@
     architecture, weights, decoder    the model: what is served, its tensors, its arithmetic
     kv_pool, kv                       who may hold how much of the memory; the tensors themselves
     requests, commit, scheduler       requests, how an answer goes on, who runs next (none of them knows torch)
-    sampling                          from logits to tokens
+    sampling, rejection               from logits to tokens; which of a chain that was drawn are kept
     drafts/                           one drafter a file
     engine                            a step: plan_verify -> schedule -> run -> plan_draft -> propose -> observe
     thread                            the one thread that owns all of this

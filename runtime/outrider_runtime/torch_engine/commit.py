@@ -73,11 +73,13 @@ def verdicts(judged: Sequence[Judged]) -> Verdicts:
 
 
 def _rows(one: Judged) -> Iterator[tuple[bool, bool, bool]]:
-    """Of each node: verified, accepted, tried. One that was not scored may carry the bonus token all the same."""
+    """Of each node: verified, accepted, tried. One that was not scored may carry the bonus token all the same; in a
+    chain that was drawn that would be chance, as rejection sampling keeps more of what it scores."""
     scored = set(one.scored)
     kept = {one.tree.child(place, token) for place, token in zip(*one.path, strict=True)}
     for node, parent in enumerate(one.tree.parents):
-        yield node in scored, node in kept, parent in one.path.places
+        counts = node in scored or not one.tree.drawn_from
+        yield node in scored, counts and node in kept, counts and parent in one.path.places
 
 
 def commit(request: Request, path: Sequence[int], longest: int) -> Committed:

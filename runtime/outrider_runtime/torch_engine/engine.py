@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import pairwise
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from outrider_runtime.control.batch import Ints, Waiting
 from outrider_runtime.control.forest import ROOT
 from outrider_runtime.control.plans import VerifyPlan
 from outrider_runtime.loop.control_loop import ControlLoop
+from outrider_runtime.loop.orders import Order
 from outrider_runtime.loop.proposals import Nodes
 from outrider_runtime.loop.requests import Delivery, End
 from outrider_runtime.loop.slo import SLO_CLASS_ARGUMENT
@@ -28,11 +30,12 @@ from outrider_runtime.loop.waiting import patience_used
 from outrider_runtime.step_clock import HostClock, StepClock
 from outrider_runtime.torch_engine.commit import Committed, Finish, Judged, Path, commit, verdicts, walk
 from outrider_runtime.torch_engine.decoder import Hidden
-from outrider_runtime.torch_engine.drafting import Drafter, Finished, Ran, draft
+from outrider_runtime.torch_engine.drafting import Drafter, Finished, Ran, Report, draft
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
+from outrider_runtime.torch_engine.rejection import Chain, judge
 from outrider_runtime.torch_engine.requests import Request
 from outrider_runtime.torch_engine.runner import Model, Segment
-from outrider_runtime.torch_engine.sampling import Row, TokenLogprobs, draw, logprobs_of, row_of
+from outrider_runtime.torch_engine.sampling import Row, TokenLogprobs, draw, logprobs_of, row_of, weights_of
 from outrider_runtime.torch_engine.scheduler import TARGET, Limits, Scheduled, Scheduler
 from outrider_runtime.torch_engine.tree import Tree, ancestors, nodes_of
 
@@ -155,24 +158,14 @@ class Engine:
         step = self.scheduler.schedule(token_budget=plan.token_budget, admit=plan.admit)
         if not step:
             return []
-        number, order = self._stepper.draft(
-            _view([one.request for one in step]), _column([one.tokens for one in step]),
-            _column([one.proposals for one in step]), self._room(), plan, _nodes([one.request for one in step]),
-        )  # fmt: skip
         began = self._step_clock.mark()
         hidden = self._run(step)
         drawn = self._draw(step, hidden)
         target_s = self._step_clock.seconds(began, self._step_clock.mark())
+        number, order = self._plan_draft(step, plan)
         outputs, ran, judged = self._commit(step, drawn)
-        self._set_idle(order.runs)
-        requests = [one.request for one in step]
-        report = draft(
-            self._models.drafters, number, order, requests, Finished(ran, hidden.between), self._step_clock
-        )  # fmt: skip
-        for one in ran:
-            self._cut_proposals(one.request)
-        self._stepper.news([report])
-        self._observe(number, outputs, target_s, verdicts(judged))
+        report = self._propose(number, order, step, Finished(ran, hidden.between))
+        self._observe(report, outputs, target_s, verdicts(judged))
         return outputs
 
     def _plan_verify(self) -> VerifyPlan:
@@ -199,6 +192,14 @@ class Engine:
         prompts = bool(self.scheduler.waiting) or any(not one.decodes for one in running)
         return prompts and self._loop.has_slo_classes
 
+    def _plan_draft(self, step: Sequence[Scheduled], plan: VerifyPlan) -> tuple[int, Order]:
+        """The step's number, and who proposes at its end."""
+        requests = [one.request for one in step]
+        return self._stepper.draft(
+            _view(requests), _column([one.tokens for one in step]), _column([one.proposals for one in step]),
+            self._room(), plan, _nodes(requests),
+        )  # fmt: skip
+
     def _run(self, step: Sequence[Scheduled]) -> Hidden:
         return self._models.target.run([_segment(one) for one in step], self._pool, self._models.between)
 
@@ -214,7 +215,7 @@ class Engine:
         if not wanted:
             return [None] * len(step)
         logits = self._models.target.decoder.logits(hidden.last[wanted])
-        return _parted(step, logits, draw(logits, rows))
+        return _parted(step, logits, rows)
 
     def _commit(
         self, step: Sequence[Scheduled], drawn: Sequence[Drawn | None]
@@ -239,7 +240,16 @@ class Engine:
             first_row += one.tokens
         return outputs, ran, judged
 
-    def _observe(self, number: int, outputs: Sequence[Output], target_s: float, judged: Verdicts) -> None:
+    def _propose(self, number: int, order: Order, step: Sequence[Scheduled], finished: Finished) -> Report:
+        self._set_idle(order.runs)
+        requests = [one.request for one in step]
+        report = draft(self._models.drafters, number, order, requests, finished, self._step_clock)
+        for one in finished.ran:
+            self._cut_proposals(one.request)
+        return report
+
+    def _observe(self, report: Report, outputs: Sequence[Output], target_s: float, judged: Verdicts) -> None:
+        self._stepper.news([report])
         now = self._clock()
         tokens = self._requests.deliver(
             [Delivery(one.request, len(one.tokens), End.COMPLETE if one.finish else None) for one in outputs], now
@@ -247,7 +257,7 @@ class Engine:
         for one in outputs:
             if one.finish is not None:
                 self._leave(self._there[one.request])
-        self._stepper.done(number, now=now, target_s=target_s, tokens=tokens, verdicts=judged)
+        self._stepper.done(report.step, now=now, target_s=target_s, tokens=tokens, verdicts=judged)
 
     def _cut_proposals(self, request: Request) -> None:
         """No more than could be tokens of its answer, the bonus token beside them."""
@@ -324,14 +334,24 @@ def _segment(one: Scheduled) -> Segment:
     return Segment(request.name, tokens + tree.tokens, request.computed, ancestors(parents))
 
 
-def _parted(step: Sequence[Scheduled], logits: torch.Tensor, tokens: list[int]) -> list[Drawn | None]:
-    parts, start = list[Drawn | None](), 0
-    for one in step:
-        end = start + (one.proposals + 1 if _draws(one) else 0)
-        own = dict(zip(_places(one), tokens[start:end], strict=True)) if end > start else {}
-        parts.append(Drawn(logits[start:end], own) if own else None)
-        start = end
-    return parts
+def _parted(step: Sequence[Scheduled], logits: torch.Tensor, rows: Sequence[Row]) -> list[Drawn | None]:
+    firsts = np.cumsum([0, *(one.proposals + 1 if _draws(one) else 0 for one in step)]).tolist()
+    weights = weights_of(logits, rows)
+    chains = [_chain(one, first) for one, first in zip(step, firsts, strict=False) if _draws(one) and _is_drawn(one)]
+    tokens = judge(chains, weights, rows, draw(weights, rows))
+    return [
+        Drawn(logits[first:end], dict(zip(_places(one), tokens[first:end], strict=True))) if end > first else None
+        for one, (first, end) in zip(step, pairwise(firsts), strict=True)
+    ]
+
+
+def _is_drawn(one: Scheduled) -> bool:
+    return one.proposals > 0 and len(one.request.proposals.drawn_from) > 0
+
+
+def _chain(one: Scheduled, row: int) -> Chain:
+    tree = one.request.proposals
+    return Chain(row, tree.tokens[: one.proposals], cast(list[torch.Tensor], tree.drawn_from[: one.proposals]))
 
 
 def _output(request: Request, done: Committed, drawn: Drawn, path: Path) -> Output:

@@ -145,6 +145,7 @@ def sampling(ask: Ask, defaults: Mapping[str, Any], vocabulary: int) -> Sampling
 
     return Sampling(
         seed=_UNSEEDED.getrandbits(63) if ask.seed is None else ask.seed,
+        is_seeded=ask.seed is not None,
         temperature=chosen("temperature", 1.0),
         top_p=chosen("top_p", 1.0),
         top_k=max(0, int(chosen("top_k", 0))),

@@ -14,6 +14,8 @@ class Sampling:
     """How a token is drawn. The names and their meaning are those of the OpenAI API and of vLLM."""
 
     seed: int = 0
+    is_seeded: bool = True
+    """The seed is the user's: it gives the same answer whoever drafts. Otherwise only the distribution is promised."""
     temperature: float = 1.0
     """0: the most probable token."""
     top_p: float = 1.0
@@ -26,6 +28,11 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
     """Most probable tokens that are told with each token of the answer; None: nothing is told."""
+
+    @property
+    def is_free(self) -> bool:
+        """Proposals may be drawn from a drafter's distribution."""
+        return self.temperature > 0 and not self.is_seeded
 
     @property
     def is_plain(self) -> bool:

@@ -2,7 +2,8 @@
 
 A token is argmax(log p + Gumbel noise), which is a draw from p (Gumbel-max). The noise is a function of the request's
 seed, the token's place and the token itself, so a request gets the same answer with any drafter, any draft length, in
-any batch and after a preemption. A drafter draws with the target's noise: where both think alike, they draw alike.
+any batch and after a preemption. A drafter draws with the target's noise: where both think alike, they draw alike. Only
+what `rejection` will judge, a chain for a request without a seed, is drawn with noise of its own.
 Shapes: R rows, V tokens of the vocabulary.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import NamedTuple
 
 import torch
@@ -21,6 +23,14 @@ _STEP, _MIX_1, _MIX_2 = -7046029254386353131, -4658895280553007687, -77235922931
 _PLACE_STEP = 2862933555777941757
 
 
+class Noise(IntEnum):
+    """Independent of each other; added to a seed."""
+
+    TARGET = 0
+    DRAFT = 0x5851F42D4C957F2D
+    ACCEPTANCE = 0x14057B7EF767814F
+
+
 class Row(NamedTuple):
     """A place for which a token is drawn."""
 
@@ -30,19 +40,20 @@ class Row(NamedTuple):
     prompt: Sequence[int] = ()
     answer: Sequence[int] = ()
     """The answer up to here, proposals on the way included; read for penalties only."""
+    noise: Noise = Noise.TARGET
 
 
-def row_of(request: Request, ahead: Sequence[int]) -> Row:
+def row_of(request: Request, ahead: Sequence[int], noise: Noise = Noise.TARGET) -> Row:
     """Of the token behind all of the request's and those `ahead`, which are proposed."""
     place = len(request.tokens) + len(ahead)
     if request.sampling.is_plain:
-        return Row(request.sampling, place)
-    return Row(request.sampling, place, request.tokens[: request.prompt], [*request.answer, *ahead])
+        return Row(request.sampling, place, noise=noise)
+    return Row(request.sampling, place, request.tokens[: request.prompt], [*request.answer, *ahead], noise)
 
 
-def draw(logits: Tensor, rows: Sequence[Row]) -> list[int]:
-    """(R, V) float32 to a token for each row."""
-    tokens: list[int] = _scores(logits, rows).argmax(-1).tolist()
+def draw(weights: Tensor, rows: Sequence[Row]) -> list[int]:
+    """(R, V), as `weights_of` makes them, to a token for each row."""
+    tokens: list[int] = _with_noise(weights, rows).argmax(-1).tolist()
     return tokens
 
 
@@ -51,14 +62,20 @@ class Likeliest(NamedTuple):
 
     logprobs: Tensor
     tokens: Tensor
+    drawn_from: Tensor | None = None
+    """(R, V), where the first token is a draw, with noise of the draft's own: the probabilities that it comes from."""
 
 
 def likeliest(logits: Tensor, rows: Sequence[Row], width: int) -> Likeliest:
     """Of a drafter's logits (R, V), with the noise that the target will draw with: how probable it is that the target
     scores each token highest."""
-    scores = _scores(logits, rows)
+    weights = weights_of(logits, rows)
+    scores = _with_noise(weights, rows)
     best = scores.topk(min(width, scores.shape[-1]))
-    return Likeliest(best.values - scores.logsumexp(-1, keepdim=True), best.indices)
+    is_drawn = any(row.noise is Noise.DRAFT for row in rows)
+    return Likeliest(
+        best.values - scores.logsumexp(-1, keepdim=True), best.indices, weights.softmax(-1) if is_drawn else None
+    )
 
 
 def likeliest_among(logits: Tensor, tokens: Tensor, size: int, rows: Sequence[Row], width: int) -> Likeliest:
@@ -71,15 +88,34 @@ def likeliest_among(logits: Tensor, tokens: Tensor, size: int, rows: Sequence[Ro
     return likeliest(everything, rows, width)
 
 
-def _scores(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """(R, V): the token of the highest score is drawn."""
+def weights_of(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """(R, V): logarithms of what a row's tokens are drawn by; float64 where any row is not greedy."""
     logits = _adjusted(logits, rows)
-    sampled = [number for number, row in enumerate(rows) if row.sampling.temperature > 0]
-    if sampled:
-        logits = logits.double()
-        for number in sampled:
-            logits[number] = _noisy(logits[number], rows[number])
+    alike: dict[tuple[float, int, float, float], list[int]] = {}
+    for number in _sampled(rows):
+        own = rows[number].sampling
+        alike.setdefault((own.temperature, own.top_k, own.min_p, own.top_p), []).append(number)
+    logits = logits.double() if alike else logits
+    for numbers in alike.values():
+        sampling = rows[numbers[0]].sampling
+        logits[numbers] = _truncated(logits[numbers] / sampling.temperature, sampling)
     return logits
+
+
+def _with_noise(weights: Tensor, rows: Sequence[Row]) -> Tensor:
+    """(R, V): the token of the highest score is drawn."""
+    numbers = _sampled(rows)
+    if not numbers:
+        return weights
+    some = [rows[number] for number in numbers]
+    seeds, places = [one.sampling.seed + one.noise for one in some], [one.place for one in some]
+    scores = weights.clone()
+    scores[numbers] += gumbel(seeds, places, weights.shape[-1], weights.device)
+    return scores
+
+
+def _sampled(rows: Sequence[Row]) -> list[int]:
+    return [number for number, row in enumerate(rows) if row.sampling.temperature > 0]
 
 
 def _adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -108,33 +144,34 @@ def _adjust(logits: Tensor, row: Row) -> None:
         logits[token] += bias
 
 
-def _noisy(logits: Tensor, row: Row) -> Tensor:
-    """(V,) float64 logits at the row's temperature, what is left out of them, and their noise."""
-    scaled = logits / row.sampling.temperature
-    return _truncated(scaled, row.sampling) + gumbel(row.sampling.seed, row.place, len(scaled), scaled.device)
-
-
 def _truncated(scaled: Tensor, sampling: Sampling) -> Tensor:
-    """(V,) with -inf for tokens that top-k, top-p or min-p leaves out."""
-    if 0 < sampling.top_k < len(scaled):
-        scaled = scaled.masked_fill(scaled < scaled.topk(sampling.top_k).values[-1], -torch.inf)
+    """(R, V) with -inf for tokens that top-k, top-p or min-p leaves out."""
+    if 0 < sampling.top_k < scaled.shape[-1]:
+        scaled = scaled.masked_fill(scaled < scaled.topk(sampling.top_k).values[:, -1:], -torch.inf)
     if sampling.min_p > 0:
         probabilities = scaled.softmax(-1)
-        scaled = scaled.masked_fill(probabilities < sampling.min_p * probabilities.max(), -torch.inf)
+        least = sampling.min_p * probabilities.amax(-1, keepdim=True)
+        scaled = scaled.masked_fill(probabilities < least, -torch.inf)
     if sampling.top_p < 1:
         ordered, tokens = scaled.sort(descending=True, stable=True)
         probabilities = ordered.softmax(-1)
         ordered[probabilities.cumsum(-1) - probabilities >= max(sampling.top_p, 1e-9)] = -torch.inf
-        scaled = torch.empty_like(scaled).scatter_(0, tokens, ordered)
+        scaled = torch.empty_like(scaled).scatter_(1, tokens, ordered)
     return scaled
 
 
-def gumbel(seed: int, place: int, vocabulary: int, device: torch.device) -> Tensor:
-    """(V,) float64 of standard Gumbel noise; each number hangs on the seed, the place and the token alone."""
+def gumbel(seeds: Sequence[int], places: Sequence[int], vocabulary: int, device: torch.device) -> Tensor:
+    """(R, V) float64 of standard Gumbel noise; each number hangs on the row's seed and place and the token alone."""
+    return -(-uniform(seeds, places, vocabulary, device).log()).log()
+
+
+def uniform(seeds: Sequence[int], places: Sequence[int], vocabulary: int, device: torch.device) -> Tensor:
+    """(R, V) float64 in (0, 1), of the same kind."""
     token = torch.arange(1, vocabulary + 1, device=device)
-    bits = _mixed(_mixed(token * _STEP + _signed(seed)) + _signed(place * _PLACE_STEP))
-    uniform = (_shifted(bits, 12).double() + 0.5) * 2.0**-52
-    return -(-uniform.log()).log()
+    seed = torch.tensor([_signed(one) for one in seeds], device=device)[:, None]
+    place = torch.tensor([_signed(one * _PLACE_STEP) for one in places], device=device)[:, None]
+    bits = _mixed(_mixed(token * _STEP + seed) + place)
+    return (_shifted(bits, 12).double() + 0.5) * 2.0**-52
 
 
 def _mixed(bits: Tensor) -> Tensor:

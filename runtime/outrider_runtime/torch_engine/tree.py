@@ -30,6 +30,8 @@ class Tree:
     """1 below ROOT."""
     ranks: list[int] = field(default_factory=list)
     """0 for the first child of its parent."""
+    drawn_from: Sequence[object] = ()
+    """Of a chain whose tokens were drawn, the distribution of each; otherwise empty."""
     _children: dict[tuple[int, int], int] = field(default_factory=dict)
     _siblings: Counter[int] = field(default_factory=Counter)
 
@@ -63,7 +65,9 @@ class Tree:
 
     def only(self, numbers: Iterable[int]) -> Tree:
         """The tree of these nodes, which come in their order and each with its parent."""
-        return merged([self], numbers)
+        part = _united([self], numbers)
+        part.drawn_from = self.drawn_from[: len(part)]
+        return part
 
     def within(self, depth: int) -> Tree:
         return self.only(number for number, own in enumerate(self.depths) if own <= depth)
@@ -76,8 +80,13 @@ def chain(tokens: Iterable[int], drafter: int, confidence: float) -> Tree:
     return tree
 
 
-def merged(trees: Sequence[Tree], numbers: Iterable[int] | None = None) -> Tree:
+def merged(trees: Sequence[Tree]) -> Tree:
     """The union of tries (SpecInfer, section 3)."""
+    some = [tree for tree in trees if len(tree)]
+    return some[0] if len(some) == 1 else _united(some)
+
+
+def _united(trees: Sequence[Tree], numbers: Iterable[int] | None = None) -> Tree:
     union = Tree()
     for tree in trees:
         place = {ROOT: ROOT}

@@ -60,6 +60,15 @@ def test_a_node_is_tried_where_the_target_drew_behind_its_parent() -> None:
     assert tried == [True, False, True, False, False, False] * 2
 
 
+def test_what_was_drawn_is_tried_only_where_it_is_judged() -> None:
+    """That the bonus token is the same would be chance; counted as a trial it would make the drafter look worse."""
+    tree = chain([5, 6], 0, float("nan"))
+    tree.drawn_from = ["q5", "q6"]
+    for bonus in (6, 7):
+        judged = Judged(tree, [0], walk(tree, {ROOT: 5, 0: bonus}))
+        assert [one.tolist() for one in verdicts([judged])] == [[True, False]] * 3
+
+
 @given(
     text=st.text("abc", max_size=12), strings=st.lists(st.text("abc", min_size=1, max_size=3), max_size=2),
     parts=st.lists(st.integers(1, 4), min_size=12, max_size=12), max_tokens=st.integers(1, 12),

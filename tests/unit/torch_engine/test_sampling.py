@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from outrider_runtime.torch_engine.requests import Sampling
-from outrider_runtime.torch_engine.sampling import Row, draw, gumbel
+from outrider_runtime.torch_engine.sampling import Row, draw, gumbel, weights_of
 
 CPU = torch.device("cpu")
 DRAWS = 6_000
@@ -13,12 +13,16 @@ WORST = 36.1
 """Chi-square of 11 degrees of freedom: p = 1.6e-4."""
 
 
+def drawn(rows: torch.Tensor, sampling: list[Row]) -> list[int]:
+    return draw(weights_of(rows, sampling), sampling)
+
+
 def logits(seed: int = 0) -> torch.Tensor:
     return torch.randn(12, generator=torch.Generator().manual_seed(seed)) * 1.5
 
 
 def chi_square(rows: torch.Tensor, sampling: list[Row], wanted: torch.Tensor) -> float:
-    counts = torch.bincount(torch.tensor(draw(rows, sampling)), minlength=12).double()
+    counts = torch.bincount(torch.tensor(drawn(rows, sampling)), minlength=12).double()
     expected = wanted.double() * len(sampling)
     assert not counts[expected == 0].any()
     kept = expected > 0
@@ -57,9 +61,9 @@ def test_what_is_left_out_never_comes_and_the_others_as_often_as_before(sampling
 
 
 def test_noise_hangs_on_seed_place_and_token_alone() -> None:
-    noise = gumbel(7, 3, 1000, CPU)
-    assert torch.equal(noise[:10], gumbel(7, 3, 10, CPU))
-    for other in (gumbel(8, 3, 1000, CPU), gumbel(7, 4, 1000, CPU), gumbel(7 + 2**63, 3, 1000, CPU)):
+    noise = gumbel([7], [3], 1000, CPU)[0]
+    assert torch.equal(noise[:10], gumbel([7], [3], 10, CPU)[0])
+    for other in gumbel([8, 7, 7 + 2**63], [3, 4, 3], 1000, CPU):
         assert abs(torch.corrcoef(torch.stack([noise, other]))[0, 1]) < 0.15
     assert noise.isfinite().all()
     assert float(noise.mean()) == pytest.approx(0.577, abs=0.15)
@@ -68,18 +72,18 @@ def test_noise_hangs_on_seed_place_and_token_alone() -> None:
 def test_a_draw_is_the_same_whoever_shares_the_pass() -> None:
     rows = [Row(Sampling(seed=seed, temperature=1.3, top_p=0.9), 40 + seed) for seed in range(20)]
     several = torch.stack([logits(seed) for seed in range(20)])
-    assert draw(several, rows) == [draw(several[n : n + 1], rows[n : n + 1])[0] for n in range(20)]
+    assert drawn(several, rows) == [drawn(several[n : n + 1], rows[n : n + 1])[0] for n in range(20)]
     before = several.clone()
-    draw(several, [row._replace(sampling=Sampling(logit_bias={1: 5.0})) for row in rows])
+    drawn(several, [row._replace(sampling=Sampling(logit_bias={1: 5.0})) for row in rows])
     assert torch.equal(several, before)
 
 
 def test_penalties_are_those_of_vllm() -> None:
     """Repetition counts the prompt, the others the answer alone; repetition divides what is positive."""
     row = Row(Sampling(temperature=0.0, repetition_penalty=2.0), 4, prompt=[0], answer=[1])
-    assert draw(torch.tensor([[4.0, 3.0, 1.9]]), [row]) == [0]
-    assert draw(torch.tensor([[4.0, 3.0, 2.1]]), [row]) == [2]
-    assert draw(torch.tensor([[-1.0, -2.0, -1.5]]), [row]) == [2]
+    assert drawn(torch.tensor([[4.0, 3.0, 1.9]]), [row]) == [0]
+    assert drawn(torch.tensor([[4.0, 3.0, 2.1]]), [row]) == [2]
+    assert drawn(torch.tensor([[-1.0, -2.0, -1.5]]), [row]) == [2]
     row = Row(Sampling(temperature=0.0, frequency_penalty=0.5, presence_penalty=1.0), 4, prompt=[0], answer=[1, 1])
-    assert draw(torch.tensor([[2.0, 3.9, 0.0]]), [row]) == [0]
-    assert draw(torch.tensor([[1.8, 3.9, 0.0]]), [row]) == [1]
+    assert drawn(torch.tensor([[2.0, 3.9, 0.0]]), [row]) == [0]
+    assert drawn(torch.tensor([[1.8, 3.9, 0.0]]), [row]) == [1]

@@ -8,7 +8,14 @@ from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
 from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
 from outrider_runtime.torch_engine.scheduler import TARGET, Limits, Scheduler
@@ -32,6 +39,9 @@ def request(number: int, prompt: int, most: int, looseness: float = 0.0, due_at:
 class Books(RuleBasedStateMachine):
     """An engine's steps with random answers; `held`: what an engine's buffers would hold."""
 
+    requests = 0
+    """Of all runs."""
+
     @initialize(room=st.integers(LONGEST, 6 * LONGEST), tokens=st.integers(1, 200), most=st.integers(1, 6))
     def begin(self, room: int, tokens: int, most: int) -> None:
         self.pool = KVPool(room * BYTES[TARGET], BYTES, LONGEST)
@@ -50,14 +60,19 @@ class Books(RuleBasedStateMachine):
             self.held.pop(Holder(model, name), None)
 
     @rule(
-        prompt=st.integers(1, LONGEST - 1), most=st.integers(1, 80), due_at=st.floats(0, 10),
-        looseness=st.sampled_from([0.1, 1.0, float("inf")]),
+        several=st.integers(20, 60), prompt=st.integers(1, LONGEST - 1), most=st.integers(1, 30),
+        draws=st.randoms(use_true_random=False),
     )  # fmt: skip
-    def arrives(self, prompt: int, most: int, due_at: float, looseness: float) -> None:
-        one = request(self.count, prompt, most, looseness, due_at)
-        self.count += 1
-        self.there[one.name] = one
-        self.scheduler.add(one)
+    def arrive(self, several: int, prompt: int, most: int, draws: Any) -> None:
+        """The first with a prompt of that length, most of the others with shorter ones."""
+        for number in range(several):
+            length = max(1, int(prompt * draws.random() ** 3)) if number else prompt
+            looseness = draws.choice([0.1, 1.0, float("inf")])
+            one = request(self.count, length, draws.randint(1, most), looseness, draws.uniform(0, 10))
+            self.count += 1
+            self.there[one.name] = one
+            self.scheduler.add(one)
+        Books.requests += several
 
     @precondition(lambda self: self.there)
     @rule(data=st.data())
@@ -71,8 +86,13 @@ class Books(RuleBasedStateMachine):
 
     @rule(
         draws=st.randoms(use_true_random=False), budget=st.none() | st.integers(1, 50),
-        admit=st.none() | st.integers(0, 2),
+        admit=st.none() | st.integers(0, 2), several=st.integers(1, 30),
     )  # fmt: skip
+    def steps(self, draws: Any, budget: int | None, admit: int | None, several: int) -> None:
+        for _ in range(several):
+            self.step(draws, budget, admit)
+            self.the_books_balance()
+
     def step(self, draws: Any, budget: int | None, admit: int | None) -> None:
         was_running = [one.name for one in self.scheduler.running]
         step = self.scheduler.schedule(token_budget=budget, admit=admit)
@@ -137,8 +157,10 @@ class Books(RuleBasedStateMachine):
         assert self.pool.free_bytes == self.pool.total_bytes
 
 
-TestBooks = Books.TestCase
-TestBooks.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+def test_ten_thousand_requests_come_and_go() -> None:
+    Books.requests = 0
+    run_state_machine_as_test(Books, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
+    assert Books.requests >= 10_000
 
 
 def test_who_bears_slow_tokens_makes_room_first() -> None:

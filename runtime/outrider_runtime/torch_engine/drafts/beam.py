@@ -2,8 +2,9 @@
 
 At each depth a drafter runs over the nodes of the one before, and of all their children the w with the most probable
 paths are the next. The greedy chain stays among them: where the target believes the drafter more than that believes
-itself, siblings would push it out, and a tree would accept less than a chain. Shapes: R nodes of the last depth, all
-requests' together, request after request.
+itself, siblings would push it out, and a tree would accept less than a chain. A chain for a request without a seed is
+drawn instead, token by token, for `rejection`.
+Shapes: R nodes of the last depth, all requests' together, request after request.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from torch import Tensor
+
 from outrider_runtime.control.forest import ROOT
 from outrider_runtime.torch_engine.drafting import Ask
 from outrider_runtime.torch_engine.requests import Request
 from outrider_runtime.torch_engine.runner import Segment
-from outrider_runtime.torch_engine.sampling import Likeliest, Row, row_of
+from outrider_runtime.torch_engine.sampling import Likeliest, Noise, Row, row_of
 from outrider_runtime.torch_engine.tree import Tree, ancestors
 
 WIDEST = 4
@@ -44,6 +47,7 @@ class Beam:
         self.sources: list[int] = []
         """(R,): among the R of the depth before, the place of each node's parent."""
         self._requests, self._drafter = requests, ask.drafter
+        self._is_drawn = [ask.width == 1 and one.sampling.is_free for one in requests]
         self._last: list[list[int]] = [[ROOT] for _ in requests]
         self._chained = [ROOT] * len(requests)
         """The last node of each request's greedy chain."""
@@ -61,8 +65,10 @@ class Beam:
     def rows(self) -> list[Row]:
         """(R,): what comes behind each node of the last depth."""
         return [
-            row_of(request, tree.path(node))
-            for request, tree, nodes in zip(self._requests, self.trees, self._last, strict=True)
+            row_of(request, tree.path(node), Noise.DRAFT if is_drawn else Noise.TARGET)
+            for request, tree, nodes, is_drawn in zip(
+                self._requests, self.trees, self._last, self._is_drawn, strict=True
+            )
             for node in nodes
         ]
 
@@ -92,11 +98,20 @@ class Beam:
             self._last[number] = [self._add(number, child) for child in best]
             if chain is not None:
                 self._chained[number] = self._last[number][best.index(chain)]
+            if best and found.drawn_from is not None:
+                self._note(number, found.drawn_from[first])
             self.sources += [child.source for child in best]
             first += len(nodes)
 
+    def _note(self, number: int, drawn_from: Tensor) -> None:
+        """drawn_from: (V,), of the request's new node."""
+        if self._is_drawn[number]:
+            tree = self.trees[number]
+            tree.drawn_from = [*tree.drawn_from, drawn_from]
+
     def _add(self, number: int, child: Child) -> int:
-        node = self.trees[number].add(child.token, child.parent, self._drafter, log_odds(child.logprob))
+        confidence = math.nan if self._is_drawn[number] else log_odds(child.logprob)
+        node = self.trees[number].add(child.token, child.parent, self._drafter, confidence)
         self._paths[number][node] = child.path
         return node
 

@@ -1,0 +1,114 @@
+"""Requests without a seed: chains are drawn from the draft's distribution, and answers follow the target's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from outrider_runtime.control.forest import ROOT
+from outrider_runtime.torch_engine import engine
+from outrider_runtime.torch_engine.drafting import Drafter
+from outrider_runtime.torch_engine.drafts.draft_model import DraftModel
+from outrider_runtime.torch_engine.kv_pool import KVPool
+from outrider_runtime.torch_engine.rejection import Chain
+from outrider_runtime.torch_engine.requests import Sampling
+from outrider_runtime.torch_engine.runner import Model
+from outrider_runtime.torch_engine.tree import Tree, chain, merged
+from transformers import AutoModelForCausalLM
+
+from tests.engine import engines
+from tests.unit.torch_engine.engines import CPU, bench
+from tests.unit.torch_engine.models import write_model
+
+PROMPT = [3, 1, 4, 1, 5]
+TOKENS, BINS = 4, 20
+TEMPERATURE, TOP_P = 0.9, 0.95
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, and a draft that is right about every other time."""
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder / "target", model_type="llama", initializer_range=0.15)
+    draft = write_model(folder / "draft", model_type="llama", initializer_range=0.15)
+    with torch.no_grad():
+        draft.model.layers[2].mlp.down_proj.weight.mul_(0.2)
+    draft.save_pretrained(folder / "draft")
+    return folder
+
+
+def drawn_answers(models: Path, requests: int) -> tuple[list[list[int]], Any]:
+    """Of requests without a seed while the draft proposes chains, and what the loop counted."""
+
+    def make(_target: Model, pool: KVPool) -> list[Drafter]:
+        return [DraftModel(Model(models / "draft", 1, dtype=torch.float32, device=CPU), pool)]
+
+    here = bench(models / "target", [engines.draft_model(models / "draft")], make, draft_bytes=[288])
+    here.loop.pin(3, "draft")
+    for seed in range(requests):
+        here.add(PROMPT, TOKENS, Sampling(seed, is_seeded=False, temperature=TEMPERATURE, top_p=TOP_P))
+    while here.engine.has_work:
+        here.step()
+        for one in here.engine.scheduler.running:
+            assert len(one.proposals.drawn_from) == len(one.proposals)
+            assert all(map(math.isnan, one.proposals.confidences))
+    assert here.loop.failures == 0
+    return [one.tokens for one in here.answers.values()], here.loop.state().drafters["draft"]
+
+
+def p_value(models: Path, answers: Sequence[Sequence[int]]) -> float:
+    """That each token was drawn from the model's own distribution behind the tokens before it: its place in that, the
+    most probable tokens first, is uniform in (0, 1)."""
+    target = AutoModelForCausalLM.from_pretrained(models / "target").eval()
+    with torch.inference_mode():
+        logits = target(torch.tensor([[*PROMPT, *one] for one in answers])).logits[:, len(PROMPT) - 1 : -1].double()
+    ordered, tokens = (logits / TEMPERATURE).softmax(-1).sort(descending=True)  # (requests, 4, V)
+    before = ordered.cumsum(-1) - ordered
+    kept = torch.where(before < TOP_P, ordered, 0.0)
+    kept = kept / kept.sum(-1, keepdim=True)
+    rank = (tokens == torch.tensor(answers)[:, :, None]).double().argmax(-1, keepdim=True)
+    own, before = kept.gather(-1, rank), (kept.cumsum(-1) - kept).gather(-1, rank)
+    if not own.all():  # left out by top-p
+        return 0.0
+    places = before + own * torch.rand(own.shape, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    counts = torch.histc(places.flatten(), BINS, 0, 1)
+    wanted = places.numel() / BINS
+    statistic = ((counts - wanted) ** 2 / wanted).sum()
+    return float(torch.special.gammaincc(torch.tensor((BINS - 1) / 2).double(), statistic / 2))
+
+
+def test_answers_follow_the_targets_distribution(models: Path) -> None:
+    """The whole way: proposals under the loop, judged in the step after, cut where the answer ends."""
+    answers, counts = drawn_answers(models, 800)
+    assert 0.2 < counts.accepted / counts.tried < 0.95
+    assert p_value(models, answers) > 1e-3
+
+
+def test_a_proposal_that_is_kept_unseen_is_found_out(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above could fail."""
+
+    def keep(chains: Sequence[Chain], _weights: object, _rows: object, tokens: Sequence[int]) -> list[int]:
+        kept = list(tokens)
+        for one in chains:
+            kept[one.row : one.row + len(one.tokens)] = one.tokens
+        return kept
+
+    monkeypatch.setattr(engine, "judge", keep)
+    answers, _ = drawn_answers(models, 200)
+    assert p_value(models, answers) < 1e-6
+
+
+def test_what_was_drawn_goes_on_alone() -> None:
+    """Judged by the draft's distribution only while no other drafter's proposals decide where it ends."""
+    drawn = chain([5, 6, 7], 1, math.nan)
+    drawn.drawn_from = ["q5", "q6", "q7"]
+    assert merged([Tree(), drawn]).drawn_from == ["q5", "q6", "q7"]
+    assert drawn.within(2).drawn_from == ["q5", "q6"]
+    both = merged([chain([5, 8], 0, 2.0), drawn])
+    assert not both.drawn_from
+    assert both.parents == [ROOT, 0, 0, 2]
+    assert not merged([drawn, chain([5], 0, 2.0)]).drawn_from, "not even where it proposes the same"

@@ -1,0 +1,82 @@
+"""Greedy answers, token by token, against the logits of the same model in float64."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from outrider_crds.spec import Drafter as Spec
+from outrider_runtime.torch_engine.drafting import Drafter
+from outrider_runtime.torch_engine.drafts.beam import WIDEST
+from outrider_runtime.torch_engine.drafts.draft_model import DraftModel
+from outrider_runtime.torch_engine.drafts.eagle import Eagle
+from outrider_runtime.torch_engine.drafts.medusa import Medusa
+from outrider_runtime.torch_engine.drafts.prompt_lookup import PromptLookup
+from outrider_runtime.torch_engine.kv_pool import KVPool
+from outrider_runtime.torch_engine.runner import Model
+from outrider_runtime.torch_engine.scheduler import Limits
+from transformers import AutoModelForCausalLM
+
+from tests.benchmarks.teacher_forcing import LEAST_BEST, WORST_GAP, gaps
+from tests.engine import engines
+from tests.unit.torch_engine.engines import CPU, bench
+from tests.unit.torch_engine.models import write_head, write_medusa, write_model
+
+PROMPTS, TOKENS = 12, 100
+ARMS = [("pld", 1), *((name, width) for name in ("draft", "eagle", "medusa") for width in (1, WIDEST))]
+"""Drafter and width; a lookup has chains alone."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder / "target", model_type="llama")
+    draft = write_model(folder / "draft", model_type="llama")
+    with torch.no_grad():
+        draft.model.layers[2].mlp.down_proj.weight.mul_(0.4)
+    draft.save_pretrained(folder / "draft")
+    write_head(folder / "eagle")
+    write_medusa(folder / "medusa")
+    return folder
+
+
+def pool(models: Path) -> list[Spec]:
+    return [
+        engines.lookup(), engines.draft_model(models / "draft"), engines.eagle(models / "eagle"),
+        engines.medusa(models / "medusa"),
+    ]  # fmt: skip
+
+
+def texts() -> list[list[int]]:
+    draws = random.Random(8)
+    return [[draws.randrange(12) for _ in range(draws.randrange(3, 60))] for _ in range(PROMPTS)]
+
+
+def answers(models: Path, drafter: str, width: int) -> tuple[list[list[int]], int]:
+    """And how many proposals were verified on the way."""
+
+    def make(target: Model, kv: KVPool) -> Sequence[Drafter]:
+        draft = DraftModel(Model(models / "draft", 2, dtype=torch.float32, device=CPU), kv)
+        return [PromptLookup(1, 3), draft, Eagle(models / "eagle", 3, target, kv), Medusa(models / "medusa", target)]
+
+    here = bench(models / "target", pool(models), make, draft_bytes=[0, 288, 96, 0], limits=Limits(4, 80))
+    here.loop.pin(3, drafter, width)
+    for text in texts():
+        here.add(text, TOKENS)
+    found = [one.tokens for one in here.finish().values()]
+    return found, here.loop.state().drafters[drafter].verified
+
+
+@pytest.mark.parametrize(("drafter", "width"), ARMS)
+def test_every_token_is_the_best_one(models: Path, drafter: str, width: int) -> None:
+    """At each place, given the tokens before it; `tests.benchmarks.teacher_forcing` does the same with a real model."""
+    model = AutoModelForCausalLM.from_pretrained(models / "target", dtype=torch.float64).eval()
+    found, verified = answers(models, drafter, width)
+    assert verified > 0
+    short = torch.cat([gaps(model, text, answer) for text, answer in zip(texts(), found, strict=True)])
+    assert len(short) == PROMPTS * TOKENS
+    assert short.max() <= WORST_GAP
+    assert (short == 0).double().mean() >= LEAST_BEST
