@@ -65,6 +65,7 @@ def boot_config(target: Path, options: argparse.Namespace) -> BootConfig:
     longest = options.context + 2 * HEADROOM_TOKENS
     block = SparseSelf(sink_tokens=SINK_TOKENS, window_tokens=min(options.context, BUDGET_TOKENS - SINK_TOKENS))
     arguments = ["--load-format=dummy", "--skip-tokenizer-init", f"--max-num-seqs={options.batch}"]
+    arguments += ["--enforce-eager"] if options.cpu else []
     return BootConfig(
         service="device",
         namespace="default",

@@ -21,7 +21,7 @@ class ShortTables:
         shortened together."""
         groups = [number for number, groups in enumerate(member.attn_groups) if groups]
         if len(groups) != 1 or member.dcp_size > 1:
-            raise ValueError("its layers' KV is not kept together, so that windowTokens cannot shorten it: remove it")
+            raise ValueError("its layers' KV is not kept together, and no window can shorten it: remove the drafter")
         self._member, self.group = member, groups[0]
         self._page: int = member.block_tables.block_sizes[self.group]
         self._widest: int = self.of_requests.shape[1]
