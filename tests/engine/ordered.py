@@ -122,10 +122,10 @@ class OrderedBench:
         self.forwards[number] = self.forwards.get(number, 0) + 1
 
     def run(
-        self, prompts: Sequence[str], give: Giver, *, arrive_every: int = 0, keep_prefixes: bool = False,
-        **sampling: Any,
+        self, prompts: Sequence[str | engines.Asked], give: Giver, *, arrive_every: int = 0,
+        keep_prefixes: bool = False, **sampling: Any,
     ) -> list[list[int]]:  # fmt: skip
-        """Tokens of each prompt; requests are called "0", "1", ..."""
+        """Tokens of each prompt; requests are called "0", "1", ... sampling: of all, beside what a request says."""
         if not keep_prefixes:
             self.llm.reset_prefix_cache()
         self.forwards.clear()
@@ -138,8 +138,9 @@ class OrderedBench:
         waiting, step = list(enumerate(prompts)), 0
         while waiting or engine.has_unfinished_requests():
             while waiting and step >= waiting[0][0] * arrive_every:
-                index, prompt = waiting.pop(0)
-                engine.add_request(str(index), prompt, engines._sampling(sampling))
+                index, asked = waiting.pop(0)
+                prompt, own = (asked, {}) if isinstance(asked, str) else asked
+                engine.add_request(str(index), prompt, engines._sampling(sampling | own))
             for output in engine.step():
                 tokens[output.request_id] = list(output.outputs[0].token_ids)
                 self.prompt_tokens[int(output.request_id)] = len(output.prompt_token_ids)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from outrider_runtime.loop.steps import Told
+from outrider_runtime.profiler.driver import Driver
+from outrider_runtime.profiler.engines.vllm_engine import VLLMEngine
+from outrider_runtime.profiler.grid import GridPoint
+from outrider_runtime.profiler.protocol import Ask
+from outrider_runtime.profiler.samples import Visit
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.engine.engines import POOR_DRAFT, TARGET, bench, draft_model, eagle, lookup
@@ -22,10 +27,23 @@ FAST_S = 0.005
 COUNTING = "one two three four five six one two three four five six one two three"
 
 
+POINTS = (
+    GridPoint(64, 1), GridPoint(64, 4, 2), GridPoint(64, 4, 3), GridPoint(64, 4, 2, uneven=True),
+    GridPoint(64, 2, 1, prefill=96), GridPoint(128, 3, 3),
+)  # fmt: skip
+
+
+class Slowing(NamedTuple):
+    device: Device
+    steps: list[Told]
+    visits: list[Visit]
+    """By the profiler, afterwards."""
+
+
 @pytest.fixture(scope="module")
-def slowing() -> tuple[Device, list[Told]]:
+def slowing() -> Slowing:
     """The target is its own draft, so everything is accepted; a pass takes half of the target's time, later thrice as
-    long."""
+    long, and for the profiler half again."""
     device = Device(target_s=0.010, pass_s=FAST_S)
 
     def before_step(step: int) -> None:
@@ -36,20 +54,26 @@ def slowing() -> tuple[Device, list[Told]]:
 
     with on_device(device, [draft_model(TARGET)], "draft") as engine:
         engine.run([(COUNTING, {"max_tokens": 900})] * 2, before_step=before_step)
-        return device, engine.steps
+        steps = list(engine.steps)
+        device.pass_s = FAST_S
+        measured = VLLMEngine(engine.llm.llm_engine)
+        measured.on_cpu = False  # the device's seconds hang on no core's speed
+        driver = Driver(measured)
+        visits = [driver.visit(Ask(point, "draft", steps=3, most_steps=3)) for point in POINTS]
+        return Slowing(device, steps, visits)
 
 
-def test_a_draft_that_slows_three_times_lowers_k(slowing: tuple[Device, list[Told]]) -> None:
+def test_a_draft_that_slows_three_times_lowers_k(slowing: Slowing) -> None:
     """Bug: in asynchronous scheduling the draft's time was part of the target's, so its slowing was never found out."""
-    chosen = [int(told.outcome.draft_plan.passes[0]) for told in slowing[1]]
+    chosen = [int(told.outcome.draft_plan.passes[0]) for told in slowing.steps]
     assert len(chosen) >= STEPS - 5
     assert np.mean(chosen[SLOW_FROM - 40 : SLOW_FROM]) >= 2
     assert np.mean(chosen[-40:]) <= 0.5
 
 
-def test_seconds_are_the_devices_though_its_work_is_deferred(slowing: tuple[Device, list[Told]]) -> None:
+def test_seconds_are_the_devices_though_its_work_is_deferred(slowing: Slowing) -> None:
     """Bug: the draft's time was what its launch took on the host. Closing a hole takes a pass of its own."""
-    device, steps = slowing
+    device, steps, _ = slowing
     told = [one.outcome for one in steps if math.isfinite(one.outcome.step_s)]
     assert len(told) >= 0.9 * len(steps)
     for outcome in told:
@@ -60,8 +84,24 @@ def test_seconds_are_the_devices_though_its_work_is_deferred(slowing: tuple[Devi
             assert round(passes) in (asked, asked + 1, 3 * asked, 3 * asked + 3)
 
 
-def test_the_host_waits_for_nothing(slowing: tuple[Device, list[Told]]) -> None:
-    assert not slowing[0].waited
+@pytest.mark.parametrize("place", range(len(POINTS)), ids=map(str, POINTS))
+def test_the_profiler_measures_with_the_scheduling_that_serves(slowing: Slowing, place: int) -> None:
+    """Bug: it scheduled synchronously, so that a GPU's step had the host's work in it. What is told late is of the
+    shape that was asked for, prompts included, and its seconds are the device's."""
+    point, visit = POINTS[place], slowing.visits[place]
+    assert len(visit.samples) >= 2
+    for sample in visit.samples:
+        assert sample.shape.n_batched == point.batched
+        assert sample.shape.n_prompt == point.prefill
+        assert sample.draft_tokens == point.verify
+        assert sample.target_s == pytest.approx(slowing.device.target_s, abs=1e-4)
+        passes = sample.draft_s.get("draft", 0.0) / FAST_S
+        assert passes == pytest.approx(round(passes), abs=0.01)
+        assert round(passes) in (point.verify, point.verify + 1)
+
+
+def test_the_host_waits_for_nothing(slowing: Slowing) -> None:
+    assert not slowing.device.waited
 
 
 def test_synchronous_proposals_are_read_once_the_device_has_them() -> None:

@@ -247,6 +247,27 @@ def test_the_mode_is_what_the_attention_can_replay(groups: list[Any], beyond: st
         assert graphs_of(plain, varlen_decode=False) == {"varlen_decode": False}, "as vLLM has it"
 
 
+def test_vllms_backends_say_what_they_can_replay() -> None:
+    """Triton is one of those that replay any lengths; FlashAttention is where it is version 3, which no CPU has."""
+    from outrider_runtime.vllm_plugin import cpu
+
+    cpu.install()
+    from outrider_runtime.vllm_plugin.verification import any_length_fits
+    from vllm.v1.attention.backend import AttentionCGSupport
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
+    from vllm.v1.attention.backends.triton_attn import TritonAttentionMetadataBuilder
+
+    def fits(builder: type) -> bool:
+        group = SimpleNamespace(get_metadata_builder=lambda _: builder, kv_cache_spec=None, backend=builder)
+        model_state = SimpleNamespace(get_additional_cg_support=lambda: (AttentionCGSupport.ALWAYS, None))
+        return any_length_fits(
+            SimpleNamespace(attn_groups=[[group]], vllm_config=None, decode_query_len=6, model_state=model_state)
+        )
+
+    assert fits(TritonAttentionMetadataBuilder)
+    assert not fits(FlashAttentionMetadataBuilder)
+
+
 @pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL"])
 def test_where_no_graph_is_made_for_one_length_all_lengths_are_alike(mode: str) -> None:
     """CPUs, backends without whole graphs, and those whose whole graphs fit any batch."""

@@ -23,7 +23,7 @@ _PACE_CONTEXT = 64
 
 
 class Driver:
-    """One engine, in this process, synchronous."""
+    """One engine, in this process."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -66,7 +66,7 @@ class Driver:
         self._loop.pin(ask.point.verify if ask.drafter else 0, ask.drafter, ask.point.width)
         self._arrange(ask.point, ask.drafter)
         self._engine.step()  # the worker has proposed as many tokens as the next one verifies
-        for _ in range(ask.settle):
+        for _ in range(ask.settle + self._engine.told_late):
             self._measured_step(ask.point)
         samples: list[Sample] = []
         for done in range(ask.most_steps):
@@ -115,7 +115,7 @@ class Driver:
         return any(one.tokens > context + room // 2 for one in self._engine.running)
 
     def _measured_step(self, point: GridPoint) -> list[Sample]:
-        """One step of `point`; empty where the plugin reported none."""
+        """One step of `point`, and what the loop was told of meanwhile: this one, or one of those before it."""
         added = self._add(self._random_tokens(point.prefill)) if point.prefill else None
         self._propose(point)
         self._steps.clear()

@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+from outrider_runtime.vllm_plugin.messages import NOBODY, DraftOrder
 
-from tests.engine.engines import POOR_DRAFT, Bench, bench, draft_model, eagle, lookup
+from tests.engine.engines import POOR_DRAFT, draft_model, eagle, lookup, sparse_self
+from tests.engine.ordered import Giver, OrderedBench, ordered
 from tests.engine.stand_ins.interpreted import interpreted
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
@@ -29,9 +32,13 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+MOST = 3
+SELF = sparse_self(64)
+
+
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Bench]:
-    with bench([lookup(), eagle(), draft_model(POOR_DRAFT)]) as started:
+def engine() -> Iterator[OrderedBench]:
+    with ordered([lookup(), eagle(), draft_model(POOR_DRAFT), SELF], extra=["--block-size=32"]) as started:
         yield started
 
 
@@ -50,31 +57,47 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return seen
 
 
-def drafters(engine: Bench) -> list[str]:
-    return [drafter.name for drafter in engine.plan.pool.hosted]
+def alone(member: int | None) -> Giver:
+    """It proposes for every request; None: nobody does."""
+
+    def give(_step: int, _requests: list[str], order: DraftOrder) -> DraftOrder:
+        if member is None:
+            return order
+        order.passes[member], order.chosen[:] = MOST, member
+        return order._replace(draft_tokens=MOST)
+
+    return give
 
 
-def test_nothing_is_interpreted_in_a_serving_step(engine: Bench, launches: Counter[str]) -> None:
+def fed_then_short(step: int, _requests: list[str], order: DraftOrder) -> DraftOrder:
+    """Each member in turn: its first pass alone at K = 0, then K below the most, twice."""
+    turn, tokens = step // 3, (0, MOST - 1, 1)[step % 3]
+    member = turn % len(order.passes)
+    order.passes[member] = tokens
+    order.chosen[:] = member if tokens else NOBODY
+    return order._replace(draft_tokens=tokens)
+
+
+def test_nothing_is_interpreted_in_a_serving_step(engine: OrderedBench, launches: Counter[str]) -> None:
     """Promise: no request makes a step take a thousand times as long, with or without drafts, whatever it asks for."""
-    for drafter in [None, *drafters(engine)]:
-        engine.fresh()
-        engine.loop.pin(3 if drafter else 0, drafter)
-        engine.run([(prompt, {**kind, "max_tokens": 6}) for prompt in PROMPTS for kind in KINDS.values()])
-        assert not launches, drafter
+    requests = [(prompt, {**kind, "max_tokens": 6}) for prompt in PROMPTS for kind in KINDS.values()]
+    for member in (None, *range(len(engine.names))):
+        engine.run(requests, alone(member))
+        assert member is None or engine.proposed(member)
+        assert not launches, engine.names[member or 0]
 
 
-def test_an_engine_that_is_wholly_interpreted_answers_the_same(engine: Bench, launches: Counter[str]) -> None:
-    """Promise: what the stand-ins are tested for kernel by kernel holds for the whole."""
-    for drafter in drafters(engine):
-        answers = []
-        for how in (interpreted, None):
-            engine.fresh()
-            engine.loop.pin(2, drafter)
-            requests = [(PROMPTS[1], {"max_tokens": 5}), (PROMPTS[0], {**KINDS["seeded"], "max_tokens": 5})]
-            if how is None:
-                answers.append(engine.run(requests))
-            else:
-                with how():
-                    answers.append(engine.run(requests))
-        assert answers[0] == answers[1], drafter
+def test_an_engine_that_is_wholly_interpreted_answers_the_same(engine: OrderedBench, launches: Counter[str]) -> None:
+    """Promise: what the stand-ins are tested for kernel by kernel holds for the whole, for each method. No member is
+    said to have failed, whatever lies in the columns that K leaves unused."""
+    requests = [(PROMPTS[1], {}), (PROMPTS[0], KINDS["seeded"])]
+    with interpreted():
+        answers = engine.run(requests, fed_then_short)
     assert launches["_prepare_pos_seq_lens_kernel"] > 0
+    came = engine.told
+    assert engine.run(requests, fed_then_short) == answers
+    assert not any(report.failures for _, report in came)
+    fed = [report for order, report in came if not order.draft_tokens and order.passes.max() == 0]
+    assert all(np.isfinite(report.seconds).any() and not report.proposed.any() for report in fed)
+    for member in range(len(engine.names)):
+        assert any((report.proposer == member).any() for _, report in came), engine.names[member]

@@ -23,7 +23,7 @@ class Running(NamedTuple):
 
 
 class Engine(Protocol):
-    """One engine, in this process, synchronous. It is asked from one thread."""
+    """One engine, in this process, scheduled as it serves. It is asked from one thread."""
 
     loop: ControlLoop
     limits: Limits
@@ -32,6 +32,9 @@ class Engine(Protocol):
     device: str
     """As the engine names it."""
     version: str
+    told_late: int
+    """Steps that pass before the loop is told of one: with asynchronous scheduling its output comes with the call of
+    the next, and the device's times with that one's."""
 
     @property
     def has_requests(self) -> bool:

@@ -55,6 +55,8 @@ class TorchLaunch(Model):
 
 
 class TorchEngine:
+    told_late = 0
+
     def __init__(self, loaded: Loaded) -> None:
         self._engine = loaded.engine
         self.loop = loaded.loop

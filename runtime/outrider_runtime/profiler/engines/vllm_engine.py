@@ -56,6 +56,7 @@ class VLLMEngine:
         self.vocabulary = int(self._config.model_config.get_vocab_size())
         self.on_cpu = bool(self._config.device_config.device_type == "cpu")
         self.device, self.version = device_name(), engine_version()
+        self.told_late = 2 if self._config.scheduler_config.async_scheduling else 0
 
     def _limits(self) -> Limits:
         config, speculative = self._config, self._config.speculative_config
@@ -86,7 +87,8 @@ class VLLMEngine:
         self._engine.abort_request(list(names))
 
     def hold(self, lengths: Sequence[int]) -> None:
-        """The worker fills up the places for which the drafter found nothing."""
+        """The worker fills up the places for which the drafter found nothing; it has the tokens with asynchronous
+        scheduling."""
         for request, length in zip(self._scheduler.running, lengths, strict=True):
             request.spec_token_ids = [-1] * length
 
@@ -95,11 +97,7 @@ class VLLMEngine:
 
 
 def start_engine(plan: LaunchPlan) -> Any:
-    """vLLM's engine as the server starts it, but in this process and synchronous.
-
-    Asynchronous scheduling hides the proposals in the worker; what it saves is time outside the forward passes,
-    which the runtime's online correction of the intercept learns.
-    """
+    """vLLM's engine as the server starts it, but in this process."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.usage.usage_lib import UsageContext
@@ -110,7 +108,6 @@ def start_engine(plan: LaunchPlan) -> Any:
     parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(engine_arguments(plan))
     parsed.model = parsed.model_tag
     arguments = AsyncEngineArgs.from_cli_args(parsed)
-    arguments.async_scheduling = False
     arguments.disable_log_stats = True
     # vLLM's defaults for how much a step holds hang on who asks: these are the server's.
     return LLMEngine.from_engine_args(arguments, usage_context=UsageContext.OPENAI_API_SERVER)
