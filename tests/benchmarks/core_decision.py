@@ -66,7 +66,7 @@ class Serving:
         lengths = self.proposed[rows]
         plan = self.plan if self.plan is not None else self.loop.plan_draft(batch)
         forest = chains(
-            np.minimum(lengths, np.maximum(batch.left - 1, 0)), self.drafter[rows], plan, self.asked[:, rows]
+            np.minimum(lengths, np.maximum(batch.left - 1, 0)), self.drafter[rows], plan, self.asked.take(rows, axis=1)
         )
         verify = self.loop.plan_verify(batch, forest)
         spent = time.thread_time() - started
@@ -86,7 +86,7 @@ class Serving:
         return spent
 
     def _view(self, rows: np.ndarray) -> Batch:
-        columns = self.books[:, rows]
+        columns = self.books.take(rows, axis=1)
         elapsed_s = np.where(columns[5] > 0, self.now - self.first_at[rows], 0.0)
         models = len(self.drafters)
         missing = np.maximum(columns[2], 1)[None].repeat(models, 0)

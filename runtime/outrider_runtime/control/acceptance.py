@@ -76,6 +76,7 @@ class Acceptance:
         self.set_classes(len(settings.hot.slo_classes))
         self.met = np.zeros(drafters, dtype=bool)
         """(D,): drafters that were tried often enough once to be no strangers."""
+        self.all_met = not drafters
         widest = max((drafter.widest for drafter in settings.drafters), default=1)
         self.siblings = Siblings(drafters, depths, widest) if widest > 1 else None
         """None where nobody can propose trees."""
@@ -108,8 +109,7 @@ class Acceptance:
 
     def release(self, slots: Ints) -> None:
         """These requests have ended; whoever comes into their slots is a stranger."""
-        self._groups[:, self._classes + 1 + slots] = 0.0
-        self._slot_hits[slots] = 0.0
+        _forget(self._groups, self._slot_hits, slots)
 
     def observe(self, batch: Batch, forest: Forest, tried: Bools, accepted: Bools) -> None:
         """Count a step's trials. tried, accepted: (M,), as `Outcome` has them. A later child is no trial of a chain."""
@@ -121,6 +121,7 @@ class Acceptance:
             self._classes, batch.slot, batch.slo_class, self._edges, self._asked, self._offered, self._slot_hits,
             self._tried, self._accepted, self.hazards, self._groups, self._recent, self.met,
         )  # fmt: skip
+        self.all_met = self.all_met or bool(self.met.all())
 
     @property
     def columns(self) -> tuple[Floats, Floats, Floats, Floats, Floats, Bools]:
@@ -146,6 +147,13 @@ class Acceptance:
     def hit_rates(self) -> Floats:
         """(D, K): how often a drafter that is asked for so many tokens has them."""
         return np.asarray((self._offered + HIT_TRIALS) / (self._asked + HIT_TRIALS))
+
+
+@compiled
+def _forget(groups: Floats, slot_hits: Floats, slots: Ints) -> None:
+    for slot in slots:
+        groups[:, groups.shape[1] - len(slot_hits) + slot] = 0.0
+        slot_hits[slot] = 0.0
 
 
 @compiled

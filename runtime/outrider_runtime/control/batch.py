@@ -82,6 +82,7 @@ class Batch:
     """Requests that wait and will have a place once it is free for them, `next` among them."""
     patience_used: float = 0.0
     """Largest share of the time which its class bears that a prompt has waited or been read for."""
+    _columns: tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints, Floats, Ints] | None = None
 
     def __len__(self) -> int:
         return len(self.slot)
@@ -89,10 +90,12 @@ class Batch:
     @property
     def columns(self) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints, Floats, Ints]:
         """As `Columns`."""
-        return (
-            self.slot, self.slo_class, self.context, self.prompt, self.prompt_left, self.left, self.emitted,
-            self.elapsed_s, np.ascontiguousarray(self.missing),
-        )  # fmt: skip
+        if self._columns is None:
+            self._columns = (
+                self.slot, self.slo_class, self.context, self.prompt, self.prompt_left, self.left, self.emitted,
+                self.elapsed_s, np.ascontiguousarray(self.missing),
+            )  # fmt: skip
+        return self._columns
 
     @property
     def decodes(self) -> Bools:

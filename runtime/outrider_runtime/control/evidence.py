@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from outrider_runtime.control.acceptance import Acceptance
-from outrider_runtime.control.batch import Columns
-from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.cost import LatencyModel, Shape, this_step, without_prompts
+from outrider_runtime.control.cost import LatencyModel
 from outrider_runtime.control.explore import Explorer
-from outrider_runtime.control.latency import Costs, Latency, decode_s
+from outrider_runtime.control.latency import Latency
 from outrider_runtime.control.plans import Outcome, Purpose
 from outrider_runtime.control.probes import Probes
 from outrider_runtime.control.settings import Settings
-from outrider_runtime.control.state import new_tally
+from outrider_runtime.control.state import Ran, new_tally
 from outrider_runtime.control.value import Goodput
 
 LONGEST_STEP_S = 120.0
@@ -44,26 +41,25 @@ class Evidence:
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from a finished step. Absurd times (NaN, negative, a suspended machine) are dropped and counted."""
-        verified = self._observe_trials(outcome)
-        base, begun = _ran(outcome.batch.columns)
+        ran = self._observe_trials(outcome)
         drafts_s = sum(seconds for seconds in outcome.draft_s.tolist() if seconds > 0)  # NaN: did not run
-        if not self._observe_times(outcome, base, verified, drafts_s):
+        plain_s, prompts_s = self._observe_times(outcome, ran, drafts_s)
+        if math.isnan(plain_s):
             self.tally.dropped_steps += 1
             return
         self.explorer.earn()
-        plain_s, prompts_s = _plain_s(self.latency.columns, base)
         if plain_s <= 0:
             return
-        requests = base[1] - base[4]
-        if not base[4]:
-            self._observe_goodput(outcome, base[2] / plain_s)
-        work_s = (outcome.tokens - begun) / requests * plain_s + prompts_s  # a prompt brings one token itself
-        self._observe_truth(outcome, work_s, verified, drafts_s)
+        _, batched, requests, _, prompts = ran.shape
+        if not prompts:
+            self._observe_goodput(outcome, requests / plain_s)
+        # A prompt brings one token itself.
+        work_s = (outcome.tokens - ran.begun) / (batched - prompts) * plain_s + prompts_s
+        self._observe_truth(outcome, work_s, ran.verified, drafts_s)
 
-    def _observe_trials(self, outcome: Outcome) -> int:
-        """Returns how many nodes were verified."""
-        verified, longest = self.tally.observe(outcome)
-        self.longest = max(self.longest, longest)
+    def _observe_trials(self, outcome: Outcome) -> Ran:
+        ran = self.tally.observe(outcome)
+        self.longest = max(self.longest, ran.longest)
         self.acceptance.age(outcome.now)
         if any(outcome.forest.lengths.tolist()):
             alarms = self.acceptance.alarms
@@ -72,22 +68,20 @@ class Evidence:
                 self.acceptance.siblings.observe(outcome.forest, outcome.verified, outcome.accepted, len(outcome.batch))
             if self.acceptance.alarms > alarms:
                 self.probes.lift()
-        return verified
+        return ran
 
-    def _observe_times(self, outcome: Outcome, base: tuple[float, ...], verified: int, drafts_s: float) -> bool:
-        """False when one of the step's times is absurd."""
+    def _observe_times(self, outcome: Outcome, ran: Ran, drafts_s: float) -> tuple[float, float]:
+        """See `Latency.observe`; NaN when one of the step's times is absurd."""
         step_s, target_s, outside_s = outcome.step_s, outcome.target_s, outcome.step_s - drafts_s
         if not math.isfinite(step_s) or not 0 < step_s < LONGEST_STEP_S:
-            return False
+            return math.nan, 0.0
         if math.isnan(target_s):
             target_s, outside_s = outside_s, math.nan
         elif outside_s - target_s > LONGEST_OUTSIDE_S:
-            return False
-        context, batched, requests, query, prompts = base
-        query += verified * context / max(1.0, requests) / 1000
+            return math.nan, 0.0
         return self.latency.observe(
-            (context, batched + verified, requests, query, prompts), outcome.mode, target_s, outside_s, verified,
-            outcome.draft_plan, outcome.batch.context, outcome.draft_s,
+            ran.shape, outcome.mode, target_s, outside_s, ran.verified, outcome.draft_plan, outcome.batch.context,
+            outcome.draft_s,
         )  # fmt: skip
 
     def _observe_goodput(self, outcome: Outcome, plain_rate: float) -> None:
@@ -105,24 +99,3 @@ class Evidence:
             return
         speculates = verify is draft is Purpose.CHOICE and verified > 0 and any(outcome.draft_plan.passes.tolist())
         self.probes.observe(work_s, outcome.step_s, speculates=speculates)
-
-
-@compiled
-def _ran(batch: tuple[Any, ...]) -> tuple[tuple[float, float, float, float, float], int]:
-    """The fields of the step's shape without proposals, and the requests whose prompts it finished."""
-    b, begun = Columns(*batch), 0
-    shape = this_step(b)
-    for i in range(len(b.slot)):
-        begun += b.prompt[i] > 0 and b.prompt_left[i] == 0
-    return (shape.n_context, shape.n_batched, shape.n_requests, shape.n_context_query, shape.n_prompt), begun
-
-
-@compiled
-def _plain_s(costs: tuple[Any, ...], base: tuple[float, float, float, float, float]) -> tuple[float, float]:
-    """What plain decoding takes, as the model says, for the requests that decode, and what the prompts add."""
-    known, shape = Costs(*costs), Shape(*base)
-    alone = without_prompts(shape)
-    if alone.n_requests == 0.0:
-        return 0.0, 0.0
-    plain_s = decode_s(known, alone, 0.0)
-    return plain_s, decode_s(known, shape, 0.0) - plain_s if shape.n_prompt > 0.0 else 0.0

@@ -15,10 +15,10 @@ ROOT = -1
 """Parent of a node that follows the request's last committed token."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Forest:
     """Every real proposal of a step: no padding, and none that a grammar rules out. A parent stands before its
-    children."""
+    children. Nobody changes it; see `Batch`."""
 
     request: Ints
     """(M,): row in `Batch`."""
@@ -64,17 +64,18 @@ def chains(
     plan: whose proposals these are. asked: `plan.asked` (R, N'), brought to the order of this step's N requests.
     confidence: (M,), request after request; None: not known.
     """
-    request, parent, of, depth = _chains(lengths, drafter)
+    request, parent, of, depth, rank = _chains(lengths, drafter)
     known = np.full(len(request), np.nan) if confidence is None else confidence
-    return Forest(request, parent, of, depth, np.zeros_like(depth), known, asked, plan.passes, plan.purpose)
+    return Forest(request, parent, of, depth, rank, known, asked, plan.passes, plan.purpose)
 
 
 @compiled
-def _chains(lengths: Ints, drafter: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    nodes = np.empty((4, lengths.sum()), np.int64)
+def _chains(lengths: Ints, drafter: Ints) -> Ints:
+    """(5, M): request, parent, drafter, depth and rank of each node."""
+    nodes = np.zeros((5, lengths.sum()), np.int64)
     m = 0
     for i in range(len(lengths)):
         for depth in range(1, lengths[i] + 1):
             nodes[0, m], nodes[1, m], nodes[2, m], nodes[3, m] = i, ROOT if depth == 1 else m - 1, drafter[i], depth
             m += 1
-    return nodes[0], nodes[1], nodes[2], nodes[3]
+    return nodes

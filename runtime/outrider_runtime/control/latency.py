@@ -434,11 +434,10 @@ def _observe_drafts(
 @compiled
 def _observe(
     costs: tuple[Any, ...], target: tuple[Any, ...], drafts: tuple[Any, ...], absurd: Ints, row: int,
-    fields: tuple[float, ...], seconds: tuple[float, float], verified: int, plan: tuple[Ints, ...],
-    draft_s: Floats,
-) -> bool:  # fmt: skip
+    fields: tuple[float, ...], seconds: tuple[float, float], verified: int, plan: tuple[Ints, ...], draft_s: Floats,
+) -> tuple[float, float]:  # fmt: skip
     """See `Latency.observe`. target, drafts: base, sums and values of the corrections."""
-    known, shape, (target_s, outside_s) = Costs(*costs), Shape(*fields), seconds
+    known, shape, (target_s, outside_s) = Costs(*costs), _verifying(Shape(*fields), verified), seconds
     base, sums, values = target
     predicted_s = _predicted_s(base, values, row, shape)
     plausible = _plausible(target_s, predicted_s, absurd)
@@ -450,7 +449,26 @@ def _observe(
             _add_deviation(known.deviations, kind, shape.n_requests, outside_s, predicted_s)
     feed, asked, passes, widths, context = plan
     told = _observe_drafts(drafts[0], drafts[1], drafts[2], known, feed, asked, passes, widths, context, draft_s)
-    return plausible and told
+    if not plausible or not told:
+        return np.nan, 0.0
+    return _plain_s(known, Shape(*fields))
+
+
+@compiled
+def _verifying(shape: Shape, verified: int) -> Shape:
+    """With so many proposals, whose contexts are taken to be like the others'."""
+    query = shape.n_context_query + verified * shape.n_context / max(1.0, shape.n_requests) / 1000
+    return Shape(shape.n_context, shape.n_batched + verified, shape.n_requests, query, shape.n_prompt)
+
+
+@compiled
+def _plain_s(costs: Costs, shape: Shape) -> tuple[float, float]:
+    """What plain decoding takes for the requests that decode, and what the prompts of the step add."""
+    alone = without_prompts(shape)
+    if alone.n_requests == 0.0:
+        return 0.0, 0.0
+    plain_s = decode_s(costs, alone, 0.0)
+    return plain_s, decode_s(costs, shape, 0.0) - plain_s if shape.n_prompt > 0.0 else 0.0
 
 
 class Latency:
@@ -492,16 +510,17 @@ class Latency:
     def observe(
         self, shape: tuple[float, ...], mode: ExecutionMode, target_s: float, outside_s: float, verified: int,
         plan: DraftPlan, context: Ints, draft_s: Floats,
-    ) -> bool:  # fmt: skip
-        """Learn from a finished step. False when one of its times is absurd and was dropped.
+    ) -> tuple[float, float]:  # fmt: skip
+        """Learn from a finished step. Returns what plain decoding takes for the requests that decode, 0 for none, and
+        what the prompts of the step add, as is known now; NaN when one of the times is absurd and was dropped.
 
-        shape: fields of the `Shape` that the target's pass had, proposals included, all floats. target_s: the device's
-        own time of it. outside_s: the wall's without the drafts; NaN where nobody measured the device. context: (N,),
-        of the step. draft_s: (D,), of the drafts at its end; NaN: it did not run.
+        shape: fields of the `Shape` that the target's pass had without its proposals, all floats. target_s: the
+        device's own time of it. outside_s: the wall's without the drafts; NaN where nobody measured the device.
+        context: (N,), of the step. draft_s: (D,), of the drafts at its end; NaN: it did not run.
         """
         row = ROWS[mode]
         if self.learning:
-            self._learn(Shape(*shape), row, target_s)
+            self._learn(_verifying(Shape(*shape), verified), row, target_s)
         return _observe(
             self.columns, self._of_target, self._of_drafts, self._absurd, row, shape, (target_s, outside_s), verified,
             (plan.feed, plan.asked, plan.passes, plan.widths, context), draft_s,

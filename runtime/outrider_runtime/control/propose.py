@@ -26,7 +26,7 @@ from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.explore import Block, upper_bounds
 from outrider_runtime.control.latency import Costs
 from outrider_runtime.control.plans import DraftPlan, Purpose
-from outrider_runtime.control.settings import DraftPrefill, InForce, Mode, Settings
+from outrider_runtime.control.settings import DraftPrefill, InForce, Settings
 from outrider_runtime.control.slo import UnderWay, anyone_late, behind, clocks, later, needed
 from outrider_runtime.control.state import Weighed
 from outrider_runtime.control.trials import ANY
@@ -53,12 +53,11 @@ class Propose:
     @property
     def gated(self) -> bool:
         """Some drafter that could be fed is not, as it has not been chosen for a while."""
-        chooses = self.force.pinned is None and self.force.hot.mode is Mode.CLOSED_LOOP and not self.force.silent
-        return chooses and bool((self._kv.gated & self.force.usable).any())
+        return self.force.chooses and bool((self._kv.gated & self.force.usable).any())
 
     def plan(self, batch: Batch) -> DraftPlan:
         self._evidence.acceptance.age(batch.now)
-        return self._fixed_plan(batch) or self._closed_loop_plan(batch)
+        return self._closed_loop_plan(batch) if self.force.chooses else self._fixed_plan(batch)
 
     def weighed(self, batch: Batch) -> Weighed | None:
         """What decides about `batch`, as given to `plan_draft`; None where nobody can be drafted for."""
@@ -69,17 +68,15 @@ class Propose:
         draft_s = pool.first_s + (pool.asking_s.sum(axis=1) if pool.asking_s.size else 0.0)
         return Weighed(pool.price.token_s, pool.price.rate, tuple(brings.tolist()), tuple(draft_s.tolist()))
 
-    def _fixed_plan(self, batch: Batch) -> DraftPlan | None:
+    def _fixed_plan(self, batch: Batch) -> DraftPlan:
         """The plan where nothing is to be chosen: nobody can be asked, a pin, or Static."""
         pin = self.force.pinned
         if pin is not None and pin.draft_tokens and self.force.usable[pin.drafter]:
             return self._plan_for_one(batch, pin.draft_tokens, pin.drafter, Purpose.FIXED, pin.width)
         if pin is not None or self.force.silent or not self.force.usable.any():
             return self._nobody_runs(batch)
-        if self.force.hot.mode is Mode.STATIC:
-            first = int(self.force.usable.argmax())
-            return self._plan_for_one(batch, self.force.most_tokens, first, Purpose.FIXED)
-        return None
+        first = int(self.force.usable.argmax())
+        return self._plan_for_one(batch, self.force.most_tokens, first, Purpose.FIXED)
 
     def _closed_loop_plan(self, batch: Batch) -> DraftPlan:
         evidence = self._evidence
@@ -183,7 +180,7 @@ class Propose:
         """Start to explore: a drafter that is hardly known at once; else, every so often, the one with the highest
         upper bound, where that beats the choice or nothing is chosen."""
         acceptance, explorer = self._evidence.acceptance, self._evidence.explorer
-        if choice.for_slo or not choice.asked.shape[1] or not explorer.due(eager=True):
+        if not explorer.due(eager=not acceptance.all_met) or choice.for_slo or not choice.asked.shape[1]:
             return None
         unknown = self.force.usable & ~acceptance.met
         strangers = bool(unknown.any())

@@ -130,6 +130,8 @@ class InForce:
     most_tokens: int
     silent: bool
     """Nobody proposes."""
+    chooses: bool
+    """Somebody may run, and the loop says who."""
     has_classes: bool
     tpots_s: Floats
     """By class; the last one, infinite, for none."""
@@ -141,12 +143,14 @@ def in_force(settings: Settings, suspended: Container[int], pinned: Pin | None) 
     never = hot.draft_prefill is DraftPrefill.NEVER
     usable = [d not in suspended and not (one.reads and never) for d, one in enumerate(settings.drafters)]
     most = max(0, min(settings.max_draft_tokens, hot.max_draft_tokens))
+    silent = (hot.mode is Mode.OFF or most == 0) if pinned is None else pinned.draft_tokens == 0
     return InForce(
         hot=hot,
         pinned=pinned,
         usable=np.array(usable, dtype=bool),
         most_tokens=most,
-        silent=(hot.mode is Mode.OFF or most == 0) if pinned is None else pinned.draft_tokens == 0,
+        silent=silent,
+        chooses=pinned is None and hot.mode is Mode.CLOSED_LOOP and not silent and any(usable),
         has_classes=bool(hot.slo_classes) and pinned is None,  # a pin measures the engine as it is
         tpots_s=np.array([*(one.tpot_s for one in hot.slo_classes), math.inf]),
     )

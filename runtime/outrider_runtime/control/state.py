@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 
 from outrider_runtime.control.batch import Bools, Ints
 from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.cost import this_step
 from outrider_runtime.control.plans import Outcome
 from outrider_runtime.control.probes import ProbeCounts
 
@@ -32,6 +34,21 @@ class Reason(StrEnum):
     NO_DRAFTER = "NoDrafter"
     NO_TRAFFIC = "NoTraffic"
     MEASURING = "Measuring"
+
+
+class Ran(NamedTuple):
+    """A finished step, in a few numbers."""
+
+    verified: int
+    """Nodes."""
+    longest: int
+    """Depth of the deepest of them."""
+    decoding: int
+    """Requests that decoded."""
+    begun: int
+    """Requests whose prompts it finished."""
+    shape: tuple[float, ...]
+    """Fields of the target's `Shape`, without proposals."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,13 +75,16 @@ class Tally:
     recent_speculation: float = 0.0
     """Share of them whose choice was to speculate."""
 
-    def observe(self, outcome: Outcome) -> tuple[int, int]:
-        """Count a finished step. Returns the nodes that were verified, and the depth of the deepest."""
+    def observe(self, outcome: Outcome) -> Ran:
+        """Count a finished step."""
         forest, batch = outcome.forest, outcome.batch
-        verified, longest, decoding = _count(
-            forest.request, forest.drafter, forest.depth, outcome.verified, outcome.accepted, outcome.tried,
-            batch.prompt, batch.prompt_left, self.of_drafter, self.lengths,
+        ran = Ran(
+            *_count(
+                forest.request, forest.drafter, forest.depth, outcome.verified, outcome.accepted, outcome.tried,
+                batch.context, batch.prompt, batch.prompt_left, self.of_drafter, self.lengths,
+            )
         )  # fmt: skip
+        verified, decoding = ran.verified, ran.decoding
         self.steps += 1
         self.output_tokens += outcome.tokens
         self.running = len(batch)
@@ -76,7 +96,7 @@ class Tally:
             fresh = 1 - RECENT_KEEP
             self.recent_length += fresh * (verified / decoding - self.recent_length)
             self.recent_speculation += fresh * (any(outcome.draft_plan.passes.tolist()) - self.recent_speculation)
-        return verified, longest
+        return ran
 
 
 def new_tally(drafters: int, max_draft_tokens: int) -> Tally:
@@ -85,11 +105,11 @@ def new_tally(drafters: int, max_draft_tokens: int) -> Tally:
 
 @compiled
 def _count(
-    request: Ints, drafter: Ints, depth: Ints, verified: Bools, accepted: Bools, tried: Bools, prompt: Ints,
-    prompt_left: Ints, of_drafter: Ints, lengths: Ints,
-) -> tuple[int, int, int]:  # fmt: skip
-    """Nodes that were verified, the depth of the deepest, and requests that decode."""
-    nodes, depths, decoding = 0, np.zeros(len(prompt), np.int64), 0
+    request: Ints, drafter: Ints, depth: Ints, verified: Bools, accepted: Bools, tried: Bools, context: Ints,
+    prompt: Ints, prompt_left: Ints, of_drafter: Ints, lengths: Ints,
+) -> tuple[int, int, int, int, tuple[float, ...]]:  # fmt: skip
+    """The fields of `Ran`."""
+    nodes, depths, decoding, begun = 0, np.zeros(len(prompt), np.int64), 0, 0
     last = np.full(len(of_drafter), -1)  # request of each drafter's last node
     for m in range(len(request)):
         if verified[m]:
@@ -105,7 +125,10 @@ def _count(
         if prompt[i] == 0 and prompt_left[i] == 0:
             decoding += 1
             lengths[min(depths[i], len(lengths) - 1)] += 1
-    return nodes, depths.max() if len(depths) else 0, decoding
+        begun += prompt[i] > 0 and prompt_left[i] == 0
+    base = this_step(context, prompt, prompt_left)
+    shape = (base.n_context, base.n_batched, base.n_requests, base.n_context_query, base.n_prompt)
+    return nodes, depths.max() if len(depths) else 0, decoding, begun, shape
 
 
 @dataclass(frozen=True, slots=True)

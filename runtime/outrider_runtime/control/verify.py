@@ -52,7 +52,8 @@ class Verify:
         return VerifyPlan(nodes, lengths, purpose, *(None if most == ANY_NUMBER else most for most in (budget, admit)))
 
     def _room(self, batch: Batch) -> int:
-        return _room(this_step(Columns(*batch.columns)), batch.token_budget, batch.free_kv_tokens)
+        base = this_step(batch.context, batch.prompt, batch.prompt_left)
+        return _room(Shape(*base), batch.token_budget, batch.free_kv_tokens)
 
 
 NO_QUEUE = (False, False, NOBODY, 0, 0, False, 0.0)
@@ -107,7 +108,8 @@ def _verify(
     which is set. queue: as `Queue`.
     """
     b, known, request = Columns(*batch), Costs(*costs), forest[0]
-    base, requests, for_slo, waits = this_step(b), len(b.slot), False, Queue(*queue)
+    base, requests, for_slo = this_step(b.context, b.prompt, b.prompt_left), len(b.slot), False
+    waits = Queue(*queue)
     if len(paths):
         nodes, for_slo = _best(b, forest, paths, known, base, pace, _room(base, limits[0], limits[1]), classes[0])
     scored, gained = _lengths(request, nodes, requests), _gained(paths, request, nodes, requests)

@@ -43,10 +43,13 @@ def observe(
     one: Latency, shape: Shape, seconds: float, *, mode=ExecutionMode.UNIFORM, outside_s=math.nan, verified=0,
     draft_s=math.nan,
 ) -> bool:  # fmt: skip
-    """A step of 8 requests of 1000 tokens; a draft of three passes at its end, where it has a time."""
+    """Whether the times of a step of 8 requests of 1000 tokens are believed; a draft of three passes at its end, where
+    it has a time."""
     fed, asked = np.ones((1, 8), np.int64), np.zeros((1, 8), np.int64)
     plan = DraftPlan(np.array([3]), np.ones(1, np.int64), asked, fed, Purpose.CHOICE)
-    return one.observe(tuple(shape), mode, seconds, outside_s, verified, plan, np.full(8, 1000), np.array([draft_s]))
+    context, drafts_s = np.full(8, 1000), np.array([draft_s])
+    plain_s, _ = one.observe(tuple(shape), mode, seconds, outside_s, verified, plan, context, drafts_s)
+    return not math.isnan(plain_s)
 
 
 def test_what_a_draft_is_fed_of_a_prompt_costs_what_tokens_beyond_its_knee_cost():
@@ -95,7 +98,8 @@ def test_time_outside_the_device_counts_for_the_kind_of_step_that_has_it():
     shape = Shape(8000.0, 24.0, 8.0, 8.0)
     for _ in range(200):
         verifying_s, plain_s = TARGET.seconds(shape), TARGET.seconds(decoding(8))
-        observe(one, shape, verifying_s, mode=ExecutionMode.RAGGED, outside_s=verifying_s + 1e-3, verified=16)
+        more_s = verifying_s + 1e-3
+        observe(one, decoding(8), verifying_s, mode=ExecutionMode.RAGGED, outside_s=more_s, verified=16)
         observe(one, decoding(8), plain_s, outside_s=plain_s)
     found = price(one, 8)
     assert found.ragged_s[16] - TARGET.seconds(shape) == pytest.approx(1e-3, rel=0.1)
