@@ -1,0 +1,138 @@
+"""The replay of trees: what a recorded beam proposes, what is selected of it, and how far the target goes along."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outrider_runtime.control.batch import Batch
+from outrider_runtime.control.forest import ROOT, Forest
+from outrider_runtime.control.plans import Purpose
+from outrider_runtime.control.settings import Drafter
+from outrider_runtime.simulate import recording as recordings
+from outrider_runtime.simulate.recording import DEPTH, OFF_PATH, WIDTH
+from outrider_runtime.simulate.replay.beams import Beams
+from outrider_runtime.simulate.replay.engine import Engine, Setting
+from outrider_runtime.simulate.replay.policies import Fixed
+from outrider_runtime.simulate.replay.scheduling import Limits
+from outrider_runtime.simulate.replay.tree_policies import AdaServe, StaticTree, path_probabilities
+from outrider_runtime.simulate.replay.workload import Lengths, closed
+from outrider_runtime.simulate.worlds import world as worlds
+
+RECORDED = recordings.shipped()
+LIFTED = recordings.lifted(RECORDED, 0.7, seed=0)
+EAGLE = Drafter("eagle", passes=True, needs_hidden=True, widest=WIDTH)
+WORLD = worlds.load("llama-3.1-8b-a100")
+
+
+def forest_of(table, requests: int) -> Forest:
+    request, parent, depth, rank, sure = table.nodes
+    asked = np.zeros((1, requests), np.int64)
+    return Forest(
+        request, parent, np.zeros_like(request), depth, rank, sure, asked, np.array([DEPTH]), Purpose.CHOICE
+    )  # fmt: skip
+
+
+def running(requests: int, **columns) -> Batch:
+    zeros, many = np.zeros(requests, np.int64), np.full(requests, 1000)
+    values = {
+        "slot": np.arange(requests), "slo_class": zeros, "context": many, "prompt": zeros, "prompt_left": zeros,
+        "left": many, "emitted": np.full(requests, 10), "elapsed_s": np.full(requests, 0.1), "missing": zeros[None],
+        "now": 0.0, "token_budget": 8192, "free_kv_tokens": 10**6,
+    }  # fmt: skip
+    return Batch(**(values | columns))
+
+
+@given(st.integers(0, 10**6), st.integers(1, WIDTH), st.integers(1, DEPTH))
+@settings(max_examples=60, deadline=None)
+def test_a_narrow_beam_is_a_tree_of_at_most_its_width_that_holds_the_greedy_chain(seed, width, depth):
+    at = np.random.default_rng(seed).integers(0, RECORDED.start[-1], 5)
+    table = Beams(RECORDED.trees["eagle"]).table(at, np.full(5, depth), width)
+    forest = forest_of(table, 5)
+    assert (table.there.sum(2) <= width).all()
+    assert forest.depth.max() == depth
+    assert (forest.parent < np.arange(len(forest))).all()
+    below = forest.parent != ROOT
+    assert (forest.depth[below] == forest.depth[forest.parent[below]] + 1).all()
+    assert (forest.request[below] == forest.request[forest.parent[below]]).all()
+    spine = forest.rank == 0
+    for node in np.flatnonzero(below):
+        spine[node] &= spine[forest.parent[node]]
+    assert (np.bincount(forest.request[spine], minlength=5) == depth).all()
+
+
+@pytest.mark.parametrize("made", [RECORDED, LIFTED])
+def test_a_beam_accepts_at_least_what_its_chain_does_wherever_it_was_recorded(made):
+    """One target: where the chain's first d tokens are right, the way through the beam is that chain."""
+    beams, column = Beams(made.trees["eagle"]), made.drafters.index("eagle")
+    positions = np.arange(made.start[-1])
+    table = beams.table(positions, np.full(len(positions), DEPTH), WIDTH)
+    way = (table.right & table.there).any(2).cumprod(1).sum(1)
+    assert (way >= made.depth[column]).all()
+
+
+def test_lifting_moves_only_the_true_token_to_rank_1():
+    """Beam and confidences stay; a later child is right as often where the first one is not."""
+    before, after = RECORDED.trees["eagle"], LIFTED.trees["eagle"]
+    assert (before.parent == after.parent).all()
+    assert (before.confidence == after.confidence).all()
+    assert (after.on_path[:, 0] == 0).mean() == pytest.approx(0.7, abs=0.02)
+    later = [
+        [(one.on_path[:, 0] == place).sum() / (one.on_path[:, 0] != 0).sum() for place in range(1, WIDTH)]
+        for one in (before, after)
+    ]
+    assert later[1] == pytest.approx(later[0], abs=0.05)
+    gone = after.on_path == OFF_PATH
+    assert (gone[:, 1:] | ~gone[:, :-1]).all()  # who has left the beam never comes back
+
+
+def test_trees_serve_every_token_once_and_in_fewer_steps_than_chains():
+    """The same requests, with a chain and with a static tree: the same tokens; a tree's steps give more of them."""
+    steps = {}
+    for name, policy in (("chain", Fixed((EAGLE,), 0, 8)), ("tree", StaticTree(1, 0, WIDTH))):
+        load = closed(4, 16, LIFTED, None, np.random.default_rng(0), Lengths(200, 64))
+        engine = Engine(Setting(WORLD, LIFTED, (EAGLE,), Limits(), bundled=True), load, policy)
+        engine.run()
+        assert sum(engine.log.tokens) == load.output.sum()
+        steps[name] = len(engine.log.now)
+    assert steps["tree"] < steps["chain"]
+
+
+def test_specinfers_tree_has_its_children_at_each_depth_and_no_orphans():
+    forest = forest_of(Beams(RECORDED.trees["eagle"]).table(np.arange(20), np.full(20, DEPTH), WIDTH), 20)
+    nodes = StaticTree(1, 0, WIDTH).plan_verify(running(20), forest).nodes
+    below = nodes & (forest.parent != ROOT)
+    assert nodes[forest.parent[below]].all()
+    by_depth = [np.bincount(forest.request[nodes & (forest.depth == d)], minlength=20) for d in (1, 2, 3)]
+    assert (by_depth[0] == 1).all()
+    assert (by_depth[1] == 1).all()
+    assert by_depth[2].max() == 3
+    assert forest.depth[nodes].max() == DEPTH
+
+
+def adaserve(budget: int, *, emitted: list[int]):
+    """Two requests, a TPOT of 10 ms, and 100 ms since their first tokens."""
+    forest = forest_of(Beams(RECORDED.trees["eagle"]).table(np.array([5, 9]), np.full(2, DEPTH), WIDTH), 2)
+    policy = AdaServe(1, 0, budget, DEPTH, WIDTH, (0.01,))
+    return forest, policy.plan_verify(running(2, emitted=np.array(emitted)), forest)
+
+
+def test_adaserve_spends_its_budget_to_the_token_roots_included():
+    forest, plan = adaserve(20, emitted=[10, 10])
+    assert plan.lengths.sum() == 20 - 2
+    paths = path_probabilities(forest)
+    assert paths[plan.nodes].min() >= paths[~plan.nodes].max()
+    assert adaserve(2, emitted=[10, 10])[1].lengths.sum() == 0
+    assert adaserve(1000, emitted=[10, 10])[1].nodes.all()
+
+
+def test_adaserve_serves_those_behind_their_tpot_before_throughput():
+    """The second request has had 5 tokens where 10 were due: with little budget its nodes are taken."""
+    _, plan = adaserve(8, emitted=[30, 5])
+    assert plan.lengths.tolist() == [0, 6]
+
+
+def test_adaserves_depth_and_width_are_those_of_equations_8_and_9():
+    policy = AdaServe(1, 0, 64, DEPTH, WIDTH, (0.01,))
+    assert [policy.size(n) for n in (1, 10, 24, 40, 100)] == [(8, 4), (7, 4), (3, 2), (2, 1), (1, 1)]
