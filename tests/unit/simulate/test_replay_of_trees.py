@@ -88,9 +88,9 @@ def test_lifting_moves_only_the_true_token_to_rank_1():
 
 
 def test_trees_serve_every_token_once_and_in_fewer_steps_than_chains():
-    """The same requests, with a chain and with a static tree: the same tokens; a tree's steps give more of them."""
+    """The same requests, with a chain and with a tree around it: the same tokens; a tree's steps give more of them."""
     steps = {}
-    for name, policy in (("chain", Fixed((EAGLE,), 0, 8)), ("tree", StaticTree(1, 0, WIDTH))):
+    for name, policy in (("chain", Fixed((EAGLE,), 0, 8)), ("tree", StaticTree(1, 0, WIDTH, (4, 1, 1, 1, 1, 1, 1, 1)))):
         load = closed(4, 16, LIFTED, None, np.random.default_rng(0), Lengths(200, 64))
         engine = Engine(Setting(WORLD, LIFTED, (EAGLE,), Limits(), bundled=True), load, policy)
         engine.run()
