@@ -111,31 +111,30 @@ def test_it_catches_up_over_a_hole(engine: OrderedBench, reference: list[list[in
         known = request.num_computed_tokens
         if request.num_output_tokens < 2:
             return order
-        if caught[0] < known:
+        if not ready[0]:
             end = min(known, caught[0] + chunk)
             order = order._replace(holes=(Hole(WHOLE, 0, caught[0], end),))
             caught[0] = end
-            ready[0] = request.num_output_tokens
             if end < known:
                 return order
+            ready[0] = request.num_output_tokens
         return only(WHOLE)(0, requests, order)
 
     assert engine.run([ALL[last]], late) == [reference[last]]
     assert caught[0] > prompt
-    right = [
-        tokens == reference[last][known - prompt :][: len(tokens)]
-        for (who, _, known), tokens in engine.scheduler.proposals.items()
-        if who == WHOLE
-    ]
-    assert ready[0] < len(reference[last]) - MOST
-    assert right
-    assert all(right)
+    assert 0 < ready[0] < len(reference[last]) - MOST
+    right, tried = 0, 0
+    for (_, _, known), tokens in engine.scheduler.proposals.items():
+        answer = reference[last][known - prompt :]
+        tried += min(len(tokens), len(answer))
+        right += sum(one == other for one, other in zip(tokens, answer, strict=False))
+    assert right == tried > 0
 
 
 def test_requests_that_lose_their_memory_or_are_given_up_cost_the_others_nothing() -> None:
     """Under the loop, with a tight window: prompts in chunks, memory for two of four, one of them aborted."""
     asked: list[Asked] = [(f"{number} {COUNTING * 4}", {"max_tokens": 60}) for number in range(4)]
-    extra = [f"--block-size={PAGE}", "--max-num-batched-tokens=32"]
+    extra = [f"--block-size={PAGE}", "--max-num-batched-tokens=128"]
     with (
         bench([draft_model(POOR_DRAFT, window_tokens=32)], extra=extra) as served,
         pytest.MonkeyPatch.context() as patch,
