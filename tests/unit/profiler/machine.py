@@ -38,8 +38,8 @@ class Machine:
     """Noise adds up to this share, as neighbours do; it never takes away."""
     spikes: float = 0.0
     """Share of steps that take three times as long."""
-    drift: float = 0.0
-    """Spread of a whole visit's pace (of its logarithm): a machine that never repeats itself."""
+    slows: float = 1.0
+    """Each visit of a shape takes so many times as long as the one before: it never repeats itself at all."""
     suspended: dict[str, str] = field(default_factory=dict)
     dies_on: str | None = "nobody"
     """The engine dies as soon as this drafter is asked to propose."""
@@ -57,8 +57,9 @@ class Machine:
     def visit(self, ask: Ask) -> Visit:
         if ask.drafter == self.dies_on:
             raise ProfilingError("EngineFailed", "the engine process ended with code -11")
+        before = sum(one.point == ask.point for one in self.asked)
         self.asked.append(ask)
-        self._pace = float(np.exp(self.drift * self.rng.normal()))
+        self._pace = self.slows**before
         steps = [self._step(ask) for _ in range(ask.settle + ask.steps)]
         return Visit(ask.point, tuple(steps[ask.settle :]), self.suspended.get(ask.drafter or "", ""))
 

@@ -34,7 +34,7 @@ def test_what_could_not_be_measured_stands_in_the_report(tmp_path):
 
 def test_a_noisy_machines_measurements_are_shown_though_no_profile_is_given(tmp_path):
     """Who has to find the noisy neighbour needs to see the times."""
-    machine = Machine(drift=1.5)
+    machine = Machine(slows=2.5)
     found = profile(tmp_path, service(tmp_path), starter(machine), clock=machine.clock)
     assert found.target is None
     assert as_json(found)["shapes"]["target, uniform steps"]
