@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.cost import LatencyModel
-from outrider_runtime.control.settings import MATCH_EDGES, Drafter, HotSettings, Settings, SLOClass
+from outrider_runtime.control.settings import Drafter, HotSettings, Settings, SLOClass
 from outrider_runtime.loop.waiting import patience_s
 from outrider_runtime.simulate import recording as recordings
+from outrider_runtime.simulate import service
 from outrider_runtime.simulate.recording import Recording
 from outrider_runtime.simulate.replay.engine import Policy, Setting
 from outrider_runtime.simulate.replay.policies import Adaptive, ByBatchSize, Fixed, cost_tables, tuned_table
@@ -30,12 +31,7 @@ SLOTS = 256
 STATIC = (1, 2, 3, 5)
 PROFILES = 4
 """Different noisy profiles; a seed takes one in turn."""
-TRAITS = {
-    "eagle": Drafter("eagle", passes=True, needs_hidden=True),
-    "draft": Drafter("draft", passes=True, needs_kv=True),
-    "sparse": Drafter("sparse", passes=True, kv_budget=512),
-    "lookup": Drafter("lookup", confidence_edges=MATCH_EDGES),
-}
+TRAITS = service.TRAITS | {"sparse": replace(service.TRAITS["sparse"], kv_budget=512)}
 POOLS = {
     "llama-3.1-8b-h200": ("eagle", "lookup"),
     "llama-3.1-8b-h100": ("eagle", "lookup"),

@@ -13,6 +13,14 @@ ADMITTED = ("plain", "adaptive verification", "admission alone", "ours without a
 """Systems whose attainment is shown at every rate, beside the best baseline."""
 
 
+AT_POINTS = {
+    "1 static load": "1 static load, geometric mean",
+    "1 static load, of plain": "",
+    "6 adaptive verification": "6 adaptive verification, geometric mean",
+}
+"""Bars at each point of static load, and in the mean over a world's."""
+
+
 def tables(found: dict[str, Any]) -> str:
     bars = [Bar(**bar) for bar in found["bars"]]
     parts = [_static(found, bars), _listed(bars, "2 "), *(_slo(one) for one in found["slo"])]
@@ -25,33 +33,24 @@ def _table(*rows: Sequence[str]) -> str:
 
 
 def _static(found: dict[str, Any], bars: Sequence[Bar]) -> str:
-    value = {(bar.name, bar.where): bar for bar in bars}
-    points = [bar for bar in bars if bar.name == "1 static load"]
-    rows = [
-        (
-            *_shortened(bar.where), bar.against,
-            f"{bar.value:.3f} ({_mean(one, bar.against):.3f}){'' if bar.holds else ' missed'}",
-            f"{value['1 static load, of plain', bar.where].value:.3f}",
-            f"{value['6 adaptive verification', bar.where].value:.3f}",
+    """A row a world; then the points that miss."""
+    worlds = dict.fromkeys(one["world"] for one in found["static"])
+    head = ("world", "points", "of each point's best static", "of plain decoding", "of adaptive verification")
+    missed = [(bar.where, bar.against, _verdict(bar)) for bar in bars if bar.name in AT_POINTS and not bar.holds]
+    rows = _table(head, *(_world(name, bars) for name in worlds))
+    return f"{rows}\n\n{_table(('missed at', 'against', 'result'), *missed)}" if missed else rows
+
+
+def _world(name: str, bars: Sequence[Bar]) -> tuple[str, ...]:
+    """Geometric mean over its points, how many hold, and the worst one."""
+    cells = []
+    for at_point, mean in AT_POINTS.items():
+        here = [bar for bar in bars if bar.name == at_point and bar.where.startswith(f"{name},")]
+        whole = [f"{bar.value:.3f} in the mean, " for bar in bars if bar.name == mean and bar.where == name]
+        cells.append(
+            f"{''.join(whole)}{sum(bar.holds for bar in here)} hold, worst {min(bar.value for bar in here):.3f}"
         )
-        for bar, one in zip(points, found["static"], strict=True)
-    ]  # fmt: skip
-    head = ("world", "prompts", "requests", "best static", "of best (mean)", "of plain", "of adaptive")
-    means = [bar for bar in bars if "geometric mean" in bar.name]
-    return _table(head, *rows) + "\n\n" + _table(("world", "geometric mean of", "result"), *map(_mean_row, means))
-
-
-def _mean_row(bar: Bar) -> tuple[str, str, str]:
-    return bar.where, bar.against, _verdict(bar)
-
-
-def _mean(one: dict[str, Any], against: str) -> float:
-    return float(np.mean(np.array(one["goodput"]["ours"]) / np.array(one["goodput"][against])))
-
-
-def _shortened(where: str) -> tuple[str, str, str]:
-    world, group, lift, requests = where.split(", ")
-    return world, lift if group == "all prompts" else f"{group}, {lift}", requests.removesuffix(" requests")
+    return name, str(len(here)), *cells
 
 
 def _listed(bars: Sequence[Bar], prefix: str) -> str:

@@ -213,3 +213,15 @@ def test_the_profile_is_measured_as_far_as_requests_go():
     ]
     assert costs[0].seconds(shape) < 0.85 * seconds
     assert costs[1].seconds(shape) == pytest.approx(seconds, rel=0.05)
+
+
+def test_a_drafter_that_costs_something_for_each_request_is_profiled_so():
+    """As outrider-profile does, which takes the smallest form that holds. Bug: a head on CPUs was up to a quarter
+    dearer than its profile said."""
+    world = worlds.load("smollm2-135m-cpu")
+    cost = fitted(world, (EAGLE,), np.random.default_rng(0)).drafters["eagle"]
+    for requests in (1, 6, 24, 96):
+        seconds = world.draft_s("eagle", Pass(requests, requests, 600, requests), 3)
+        assert cost.seconds(Shape(requests * 600, requests, requests, requests * 0.6), 3) == pytest.approx(
+            seconds, rel=0.05
+        )
