@@ -83,6 +83,20 @@ def test_a_reprofile_request_measures_everything_again_once() -> None:
     assert world.observed().status.profiles[0].profiled_at == rfc3339(world.now)
 
 
+def test_a_job_is_deleted_as_it_was_seen() -> None:
+    """A result that came meanwhile went with it."""
+    world = World(manifest())
+    world.settle()
+    world.roll_out()
+    world.report_states()
+    world.settle()
+    (name,) = world.jobs()
+    world.patch(profiling={"mode": "Skip"})
+    (deletion,) = decide(world.observed(), world.settings).delete
+    assert (deletion.kind, deletion.name) == (JOB, name)
+    assert deletion.resource_version == world.objects[JOB, name]["metadata"]["resourceVersion"]
+
+
 def test_a_draft_of_another_vocabulary_is_named_and_the_rest_is_used() -> None:
     """VocabularyMismatch names the drafter; target and prompt lookup are stored."""
     world = started(draftPool=[PLD, EAGLE])
