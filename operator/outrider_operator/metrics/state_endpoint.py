@@ -11,7 +11,8 @@ from outrider_operator.inbound.unfit import Unfit
 
 TIMEOUT_S = 2.0
 """For the whole answer, however it drips."""
-CONNECTIONS = 64
+CONNECTIONS = 512
+"""At once. A namespace may have a few of them only (`pods.AT_ONCE`): slow pods of many hold up no other's."""
 _SOURCE = "state"
 
 
