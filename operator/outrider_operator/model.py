@@ -246,6 +246,11 @@ def hot_map_name(service: str) -> str:
     return f"{service}-hot"
 
 
+def revision_map_name(service: str, revision: str) -> str:
+    """The ConfigMap of one revision, by its name."""
+    return f"{service}-{revision}"
+
+
 def child_names(service: str) -> tuple[tuple[str, str], ...]:
     """(kind, name) of the children with fixed names; look each up, labelled or not."""
     return (

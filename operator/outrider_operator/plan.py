@@ -26,7 +26,7 @@ class Delete:
 
 @dataclass(frozen=True)
 class Adoption:
-    """Change one owner reference of a shared Job or profile: a strategic merge patch, the uid its precondition."""
+    """Change one owner reference of an object that is never applied: a strategic merge patch with the uid given."""
 
     kind: str
     name: str
@@ -35,6 +35,8 @@ class Adoption:
     """The reference to add; or {"$patch": "delete", "uid": ...} to take one off."""
     resource_version: str | None = None
     """Precondition where nobody else must have left meanwhile."""
+    component: str = PROFILING
+    """What the object is for."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +108,10 @@ class Plan:
 def component_of(write: Write) -> str:
     """What the object is for that is written, as its component label says."""
     match write:
-        case Delete():
+        case Delete() | Adoption():
             return write.component
         case Annotate():
             return SERVING
-        case Adoption():
-            return PROFILING
     return component(write)
 
 

@@ -152,6 +152,19 @@ def test_an_object_of_another_controller_is_left_alone(make: Make, client: Clien
     service.wait_updated()
 
 
+def test_a_service_takes_back_what_one_before_it_left(make: Make, client: Client) -> None:
+    """kubectl delete --cascade=orphan, then the manifest again: the pods serve through it, and it is whole again."""
+    service = make("orphans", profiling={"mode": "Skip"})
+    service.wait_updated()
+    before = uids(service.pods())
+    client.delete(SERVICE, service.namespace, service.name, policy="Orphan")
+    wait_for("the service to go", lambda: client.get(SERVICE, service.namespace, service.name) is None)
+    make("orphans", profiling={"mode": "Skip"}).wait_updated()
+    assert uids(service.pods()) == before
+    service.patch({"engine": {"maxModelLen": 512}})
+    service.wait_updated()
+
+
 def test_killed_in_the_middle_of_everything(make: Make, operator_process: OperatorProcess, cluster: Cluster) -> None:
     """SIGKILL again and again while a service comes up and rolls out: one Job, and no pod deleted twice."""
     service = make("shaken", replicas=2, standin={"profile_s": 3})

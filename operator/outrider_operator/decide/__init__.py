@@ -32,13 +32,21 @@ from outrider_operator.decide.profiling.product_profiles import (
     stale_in_s,
 )
 from outrider_operator.decide.profiling.profile_maps import plan_profile_maps
-from outrider_operator.decide.revisions import revision_map_name, unread_map, unread_maps
+from outrider_operator.decide.revisions import unread_map, unread_maps
 from outrider_operator.decide.runtime_image import default_image, given_image
 from outrider_operator.decide.workloads.children import plan_products, plan_workloads, rollout_refusal
 from outrider_operator.decide.workloads.deployment import pods_are_placed
 from outrider_operator.decide.workloads.services import network_policy_name
 from outrider_operator.inbound.reading import annotation, integer, is_being_deleted, name_of
-from outrider_operator.model import CONFIG_MAP, NETWORK_POLICY, SERVING, Observed, Settings, child_names
+from outrider_operator.model import (
+    CONFIG_MAP,
+    NETWORK_POLICY,
+    SERVING,
+    Observed,
+    Settings,
+    child_names,
+    revision_map_name,
+)
 from outrider_operator.plan import Plan
 
 __all__ = ["decide"]
@@ -93,7 +101,7 @@ def _serve(observed: Observed, settings: Settings, children: Children, pods: Pod
     return Plan(
         create=(*workloads.create, *maps.create, *jobs.create),
         apply=(*maps.apply, *workloads.apply),
-        adopt=(*maps.adopt, *jobs.adopt),
+        adopt=(*workloads.adopt, *maps.adopt, *jobs.adopt),
         annotate=plan_products(pods.living, observed.nodes or (), asked.spec.accelerator.product_label),
         delete=(*workloads.delete, *maps.delete, *jobs.delete),
         status=status,

@@ -25,8 +25,16 @@ from pydantic_core import from_json
 from outrider_operator.decide.drift import contains
 from outrider_operator.decide.ownership import Children, labels, owner_reference
 from outrider_operator.decide.pod_spec.template import pod_template
-from outrider_operator.inbound.reading import annotation, label, mapping, name_of, text
-from outrider_operator.model import CONFIG_MAP, REVISION_LABEL, Identity, Object, Settings, hot_map_name
+from outrider_operator.inbound.reading import annotation, controller_uid, label, mapping, name_of, text
+from outrider_operator.model import (
+    CONFIG_MAP,
+    REVISION_LABEL,
+    Identity,
+    Object,
+    Settings,
+    hot_map_name,
+    revision_map_name,
+)
 
 INPUTS_LABEL = "outrider.dev/inputs"
 BOOT_TOKENS_ANNOTATION = "outrider.dev/boot-draft-tokens"
@@ -122,11 +130,6 @@ def revision_in(deployment: Object | None) -> str:
     return text(deployment, "spec", "template", "metadata", "labels", REVISION_LABEL)
 
 
-def revision_map_name(service: str, revision: str) -> str:
-    """`revision` by its name."""
-    return f"{service}-{revision}"
-
-
 def revision_map(owner: Identity, revision: Revision) -> Object:
     """The immutable ConfigMap that keeps `revision`; pods mount its boot config."""
     return {
@@ -147,6 +150,12 @@ def unneeded_maps(children: Children, needed: set[str]) -> list[Object]:
     """ConfigMaps of revisions, but for those that keep a revision of `needed` (names)."""
     maps = [document for document in children.config_maps if label(document, REVISION_LABEL)]
     return [each for each in maps if not (_keeps(children.owner, each) and label(each, REVISION_LABEL) in needed)]
+
+
+def orphaned_maps(children: Children, needed: set[str]) -> list[Object]:
+    """ConfigMaps of the revisions `needed` (names) that a service before this one left: they are not applied."""
+    maps = [each for each in children.config_maps if _keeps(children.owner, each) and not controller_uid(each)]
+    return [each for each in maps if label(each, REVISION_LABEL) in needed]
 
 
 def revision_annotations(revision: Revision) -> dict[str, str]:

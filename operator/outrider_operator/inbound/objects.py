@@ -30,7 +30,7 @@ from outrider_operator.kinds import (
     SERVICE_ACCOUNT,
     Kind,
 )
-from outrider_operator.model import PROFILE, SERVICE_LABEL, TOO_LARGE, Object
+from outrider_operator.model import PROFILE, REVISION_LABEL, SERVICE_LABEL, TOO_LARGE, Object, revision_map_name
 
 MOST_DATA = 256 * 1024
 """Bytes of memory that a ConfigMap's data takes. Outrider's own hold some KiB; a profile with every failure that is
@@ -128,8 +128,14 @@ def _where(kind: Kind, document: Object) -> str:
 def _has_our_owner(kind: Kind, document: Object) -> bool:
     owners = [(str(ref.get("apiVersion", "")).partition("/")[0], ref.get("kind")) for ref in owners_of(document)]
     if not owners:
-        return kind in _ADOPTED or component(document) == PROFILE
+        return kind in _ADOPTED or component(document) == PROFILE or _keeps_revision(kind, document)
     return any(owner in _OWNERS.get(kind, _OURS) for owner in owners)
+
+
+def _keeps_revision(kind: Kind, document: Object) -> bool:
+    """A revision's ConfigMap. One that a service left to its successor (--cascade=orphan) nobody would look for."""
+    service, revision = label(document, SERVICE_LABEL), label(document, REVISION_LABEL)
+    return kind == CONFIG_MAP and bool(revision) and name_of(document) == revision_map_name(service, revision)
 
 
 def _metadata(document: Object) -> Object:

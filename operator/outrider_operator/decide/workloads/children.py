@@ -9,9 +9,10 @@ from outrider_crds.runtime_config import PRODUCT_ANNOTATION
 
 from outrider_operator.decide.drift import needs_apply, stamp
 from outrider_operator.decide.intent import Intent
-from outrider_operator.decide.ownership import Children, Ownership
+from outrider_operator.decide.ownership import Children, Ownership, owner_reference
 from outrider_operator.decide.revisions import (
     current_revision_name,
+    orphaned_maps,
     revision_map,
     unneeded_maps,
 )
@@ -25,8 +26,17 @@ from outrider_operator.decide.workloads.services import (
     service_account,
 )
 from outrider_operator.inbound.reading import annotation, is_being_deleted, name_of, text, uid_of
-from outrider_operator.model import CONFIG_MAP, NETWORK_POLICY, SERVICE_ACCOUNT, Node, Object, Rejection, hot_map_name
-from outrider_operator.plan import Annotate, Delete, fingerprint
+from outrider_operator.model import (
+    CONFIG_MAP,
+    NETWORK_POLICY,
+    SERVICE_ACCOUNT,
+    SERVING,
+    Node,
+    Object,
+    Rejection,
+    hot_map_name,
+)
+from outrider_operator.plan import Adoption, Annotate, Delete, fingerprint
 
 _GARBAGE_COLLECTION_S = 2.0
 
@@ -35,6 +45,7 @@ _GARBAGE_COLLECTION_S = 2.0
 class WorkloadPlan:
     create: tuple[Object, ...] = ()
     apply: tuple[Object, ...] = ()
+    adopt: tuple[Adoption, ...] = ()
     delete: tuple[Delete, ...] = ()
     requeue_after_s: float | None = None
 
@@ -58,9 +69,15 @@ def plan_workloads(
     return WorkloadPlan(
         create=tuple(absent),
         apply=tuple(_write(children, child) for child in differing if children.own(*_key(child)) not in immutable),
+        adopt=tuple(_adoption(children, each) for each in orphaned_maps(children, needed)),
         delete=tuple(Delete(each["kind"], name_of(each), uid_of(each)) for each in unwanted),
         requeue_after_s=_GARBAGE_COLLECTION_S if Ownership.LEAVING in owned.values() else None,
     )
+
+
+def _adoption(children: Children, document: Object) -> Adoption:
+    owner = owner_reference(children.owner, controller=True)
+    return Adoption(document["kind"], name_of(document), uid_of(document), owner, component=SERVING)
 
 
 def rollout_refusal(children: Children, asked: Intent, rejections: Iterable[Rejection]) -> Rejection | None:

@@ -142,8 +142,11 @@ def test_orphaned_children_are_taken_back() -> None:
     for document in world.objects.values():
         document["metadata"]["ownerReferences"] = []
     world.services["chat"]["metadata"]["uid"] = "another"
+    revision = world.revision()
     world.settle()
-    assert world.deployment()["metadata"]["ownerReferences"][0]["uid"] == "another"
+    assert world.revision() == revision
+    for document in world.objects.values():
+        assert document["metadata"]["ownerReferences"][0]["uid"] == "another"
 
 
 def test_a_service_that_is_being_deleted_gets_no_children() -> None:

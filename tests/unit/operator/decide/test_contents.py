@@ -7,8 +7,16 @@ from typing import Any, NoReturn
 
 import pytest
 from outrider_operator.decide import decide
-from outrider_operator.decide.revisions import INPUTS_LABEL, revision_map_name
-from outrider_operator.model import CONFIG_MAP, REVISION_LABEL, SERVICE, Object, Observed, hot_map_name
+from outrider_operator.decide.revisions import INPUTS_LABEL
+from outrider_operator.model import (
+    CONFIG_MAP,
+    REVISION_LABEL,
+    SERVICE,
+    Object,
+    Observed,
+    hot_map_name,
+    revision_map_name,
+)
 from outrider_operator.plan import Plan
 
 from tests.unit.operator.decide.world import EAGLE, PLD, SETTINGS, World, manifest

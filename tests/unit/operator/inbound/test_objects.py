@@ -33,7 +33,7 @@ from outrider_operator.kinds import (
     SERVICE_ACCOUNT,
     Kind,
 )
-from outrider_operator.model import PROFILE, TOO_LARGE, Identity
+from outrider_operator.model import PROFILE, REVISION_LABEL, TOO_LARGE, Identity
 
 from tests.unit.operator.documents import document, labels, owned_by, pod, replica_set
 
@@ -63,6 +63,14 @@ def test_a_profile_without_an_owner_is_kept() -> None:
     profile = document("outrider-profile-a", 1)
     profile["metadata"] |= {"labels": labels("chat", PROFILE), "ownerReferences": []}
     assert not isinstance(admit(CONFIG_MAP, profile), Unfit)
+
+
+@pytest.mark.parametrize(("name", "is_kept"), [("chat-5eed", True), ("chat-5eee", False)])
+def test_a_revision_without_an_owner_is_kept(name: str, is_kept: bool) -> None:
+    """kubectl delete --cascade=orphan, and the manifest again: unseen, it had the new service's refused for ever."""
+    revision = document(name, 1)
+    revision["metadata"] |= {"labels": {**labels("chat"), REVISION_LABEL: "5eed"}, "ownerReferences": []}
+    assert isinstance(admit(CONFIG_MAP, revision), Unfit) is not is_kept
 
 
 def test_the_owners_kind_is_that_of_the_chain() -> None:
