@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -156,13 +157,18 @@ BAD = {
 }
 
 
+RECORDED: dict[str, tuple[int, str]] = json.loads(Path(__file__).with_name("recorded_errors.json").read_text())
+"""Of each bad request, the status and the error's type that vLLM answers with; the Torch backend answers the same."""
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_request_gets_a_4xx_and_the_pod_lives_on(laptop: Laptop, name: str) -> None:
     """Issue 3, "what bad input gets": an OpenAI-style error body; the next request is served."""
     path, body = BAD[name]
     answer = laptop.server.post(path, body)
-    assert 400 <= answer.status_code < 500, answer.text
     error = answer.json()["error"]
+    assert [answer.status_code, error["type"]] == RECORDED[name], answer.text
+    assert 400 <= answer.status_code < 500
     assert error["code"] == answer.status_code
     assert isinstance(error["message"], str)
     assert error["message"]

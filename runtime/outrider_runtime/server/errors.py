@@ -18,9 +18,16 @@ class RequestError(Exception):
     message: str
     param: str | None = None
     status: HTTPStatus = HTTPStatus.BAD_REQUEST
+    kind: str = ""
+    """The document's `type`; empty: by the status."""
 
     def body(self) -> bytes:
         """The OpenAI-style error document, of the same shape as the engine's own."""
-        kind = self.status.phrase.title().replace(" ", "").removesuffix("Error")  # BadRequest, NotFound, ...
-        error = {"message": self.message, "type": f"{kind}Error", "param": self.param, "code": self.status.value}
+        named = self.status.phrase.title().replace(" ", "").removesuffix("Error")  # BadRequest, NotFound, ...
+        error = {
+            "message": self.message,
+            "type": self.kind or f"{named}Error",
+            "param": self.param,
+            "code": self.status.value,
+        }
         return json.dumps({"error": error}).encode()

@@ -21,6 +21,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """Fields that other servers have and this one does not, and the values that ask for nothing."""
 MOST_LOGPROBS = 20
+MISSHAPEN = "Bad Request"
+"""vLLM's error type for a field that is missing, or of another type than it should be."""
 _UNSEEDED = random.SystemRandom()
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 _Ask = TypeVar("_Ask", bound="Ask")
@@ -133,7 +135,8 @@ def parse(kind: type[_Ask], document: Mapping[str, Any]) -> _Ask:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         field = str(problem["loc"][0]) if problem["loc"] else "body"
-        raise RequestError(f"{field}: {problem['msg']}", field) from None
+        is_misshapen = problem["type"] == "missing" or problem["type"].endswith(("_type", "_parsing"))
+        raise RequestError(f"{field}: {problem['msg']}", field, kind=MISSHAPEN if is_misshapen else "") from None
 
 
 def sampling(ask: Ask, defaults: Mapping[str, Any], vocabulary: int) -> Sampling:
@@ -189,5 +192,6 @@ def _token(name: str | int, field: str, vocabulary: int) -> int:
     except ValueError:
         raise RequestError(f"{field}: {name!r} is not a token", field) from None
     if not 0 <= token < vocabulary:
-        raise RequestError(f"{field}: the token {token} is not in the vocabulary of {vocabulary}", field)
+        kind = MISSHAPEN if token < 0 and field == "prompt" else ""
+        raise RequestError(f"{field}: the token {token} is not in the vocabulary of {vocabulary}", field, kind=kind)
     return token

@@ -13,7 +13,7 @@ import pytest
 from outrider_runtime.torch_engine.app import Service, make_app
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
 from outrider_runtime.torch_engine.engine import Engine
-from outrider_runtime.torch_engine.protocol import Completion, parse
+from outrider_runtime.torch_engine.protocol import MISSHAPEN, Completion, parse
 from outrider_runtime.torch_engine.text import Text
 from outrider_runtime.torch_engine.thread import Client
 
@@ -143,8 +143,24 @@ async def test_what_is_not_served_is_a_400_that_names_the_field(
     answer = await http.post(CHAT, json=chat(**fields))
     assert answer.status_code == 400
     error = answer.json()["error"]
-    assert (error["type"], error["param"], error["code"]) == ("BadRequestError", param, 400)
+    assert error["type"] in ("BadRequestError", MISSHAPEN)
+    assert (error["param"], error["code"]) == (param, 400)
     assert not engine.has_work
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"max_tokens": "many"}, MISSHAPEN), ({"max_tokens": -5}, "BadRequestError"), ({"prompt": [-1]}, MISSHAPEN),
+        ({"prompt": [VOCABULARY]}, "BadRequestError"), ({"vllm_xargs": [1]}, MISSHAPEN),
+    ],
+)  # fmt: skip
+async def test_a_field_of_another_type_has_vllms_error_type(
+    served: tuple[httpx.AsyncClient, Engine], fields: dict[str, Any], kind: str
+) -> None:
+    """`tests/engine` compares both backends on every bad request that is recorded."""
+    http, _ = served
+    assert (await http.post(COMPLETION, json=completion(**fields))).json()["error"]["type"] == kind
 
 
 @pytest.mark.parametrize("prompt", [[VOCABULARY], [-1], [], ""])
