@@ -13,7 +13,7 @@ from outrider_operator.cache import Cache, Relist, version_of
 from outrider_operator.inbound.reading import uid_of
 from outrider_operator.kinds import DEPLOYMENT
 
-from tests.unit.operator.documents import OWNER
+from tests.unit.operator.documents import OWNER, labels
 
 NAMES = st.sampled_from(["a", "b", "c"])
 
@@ -134,7 +134,13 @@ def _deliver(under_way: _List) -> _List | None:
 
 
 def _document(name: str, uid: str, version: int, ours: bool) -> dict[str, Any]:
-    metadata = {"name": name, "namespace": "ns", "uid": uid, "resourceVersion": str(version)}
+    metadata = {
+        "name": name,
+        "namespace": "ns",
+        "uid": uid,
+        "resourceVersion": str(version),
+        "labels": labels(name),
+    }
     return {"metadata": metadata | ({"ownerReferences": [OWNER]} if ours else {})}
 
 
