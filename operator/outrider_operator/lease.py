@@ -69,10 +69,12 @@ class Lease:
         """Let the next operator start at once; without this it waits until the Lease has run out."""
         if self._held is None:
             return
-        held, self._held = self._held, None
-        held["spec"]["holderIdentity"] = ""
+        self._held = None
         try:
-            await self._api.replace(held)
+            current = await self._api.get(LEASE, self._namespace, self._name)  # a renewal may just have been under way
+            if current is not None and current["spec"].get("holderIdentity") == self._identity:
+                current["spec"]["holderIdentity"] = ""
+                await self._api.replace(current)
         except (ApiError, *UNREACHABLE) as error:
             logger.info("Could not release the Lease; it runs out in %d s: %s", DURATION_S, error)
 
