@@ -1,17 +1,21 @@
 """What a pod answers at `GET /outrider/state` (admin port): versioned JSON, counters since the process started.
 
 Counters only grow, so that a reader takes differences over a window of its own and sums them over pods;
-`started_at` tells it that a process is a new one. The Prometheus metrics are generated from the same document.
+`started_at` tells it that a process is a new one. The Prometheus metrics are made of the same document: what a field is
+called there stands beside it (`metrics`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from outrider_crds.base import Model
 from outrider_crds.contract import Contract
+from outrider_crds.metrics import Group, Labelled, Metric
 
 STATE_SCHEMA = 1
 
@@ -36,14 +40,24 @@ class Histogram(Model):
     sum_s: float = 0.0
 
 
+def _is_mounted(_profile: Any, source: ProfileSource) -> list[Labelled]:
+    return [((), source == ProfileSource.MOUNTED)]
+
+
 class ProfileState(Model):
-    source: ProfileSource = ProfileSource.LEARNING
+    METRICS: ClassVar[Group] = Group("The latency profile")
+    source: Annotated[ProfileSource, Metric("outrider_profile_mounted", series=_is_mounted)] = ProfileSource.LEARNING
+    """1 while the coefficients come from a mounted profile (corrected online), 0 while they are learned from this pod's
+    own steps."""
     target_key: str = ""
-    error_percent: float | None = None
-    mismatch: str = ""
-    """Sentence: device, engine or commit differ from those the profile was measured on; empty when they agree."""
-    load_error: str = ""
-    """Sentence: a mounted file could not be read; the coefficients before it stay in force."""
+    error_percent: Annotated[float | None, Metric("outrider_profile_error_percent")] = None
+    """Held-out error of the profile in force, in percent. Absent while there is none."""
+    mismatch: Annotated[str, Metric("outrider_profile_mismatch")] = ""
+    """Device, engine version or commit differ from those that the profile was measured on: 1 with a sentence in the
+    state, 0 when they agree."""
+    load_error: Annotated[str, Metric("outrider_profile_load_error")] = ""
+    """A mounted profile file cannot be read: 1 with a sentence in the state. The coefficients before it stay in
+    force."""
 
 
 class Verification(StrEnum):
@@ -68,87 +82,145 @@ class DrafterMemory(Model):
 
 
 class DrafterState(Model):
+    METRICS: ClassVar[Group] = Group(
+        "Drafters", "All carry the label `drafter`: the name in `spec.draftPool`.", label="drafter"
+    )
     name: str
-    loaded: bool
-    reason: str = ""
-    """Why it is not loaded, or is suspended, in a sentence."""
-    request_steps: int = 0
-    """Counter: (request, step) pairs in which it proposed at least one token that the target verified."""
-    tried: int = 0
-    """Counter: proposed tokens really tried (not those after the first rejection)."""
-    verified: int = 0
-    """Counter: proposed tokens that the target scored."""
-    accepted: int = 0
-    """Counter."""
+    loaded: Annotated[bool, Metric("outrider_drafter_loaded")]
+    """1 while the drafter is loaded."""
+    reason: Annotated[
+        str, Metric("outrider_drafter_info", labels=("reason",), series=lambda _drafter, reason: [((reason,), 1.0)])
+    ] = ""
+    """Always 1. Label `reason`: why the drafter is not loaded or is suspended, in a sentence; empty when it is in
+    use."""
+    request_steps: Annotated[int, Metric("outrider_drafter_request_steps_total")] = 0
+    """(request, step) pairs in which at least one of its proposed tokens was verified."""
+    tried: Annotated[int, Metric("outrider_drafter_tried_total")] = 0
+    """Proposed tokens that were really tried: not those after the first rejection."""
+    verified: Annotated[int, Metric("outrider_drafter_verified_total")] = 0
+    """Proposed tokens that the target scored, tried or not."""
+    accepted: Annotated[int, Metric("outrider_drafter_accepted_total")] = 0
+    """Proposed tokens that were accepted. Accepted / tried is the acceptance rate."""
     memory: DrafterMemory | None = None
     """None for a drafter without a model, and before the engine has its memory."""
 
 
 class SLOClassState(Model):
+    METRICS: ClassVar[Group] = Group(
+        "SLO classes", "All carry the label `slo_class`: the name in `spec.sloClasses`.", label="slo_class"
+    )
     name: str
-    finished: int = 0
-    """Counter: requests with a verdict. They finished, or their client left when TTFT or TPOT had passed."""
-    attained: int = 0
-    """Counter: those that met the class's TPOT, and its TTFT where it has one."""
-    aborted: int = 0
-    """Counter: requests whose client left, before or after TTFT and TPOT had passed."""
-    output_tokens: int = 0
-    """Counter: tokens of `finished`."""
-    tpot: Histogram
-    """Of `finished`; where the client left, what it had come to by then."""
-    ttft: Histogram
-    """Of `finished`; where the client left before the first token, how long it had waited."""
+    finished: Annotated[int, Metric("outrider_slo_class_finished_total")] = 0
+    """Requests with a verdict: those that finished, and those whose client left after TTFT or TPOT had passed, which
+    are misses. A client that leaves before that is in neither this nor the next metric."""
+    attained: Annotated[int, Metric("outrider_slo_class_attained_total")] = 0
+    """Finished requests that met the class's TPOT, and its TTFT where it has one."""
+    aborted: Annotated[int, Metric("outrider_slo_class_aborted_total")] = 0
+    """Requests whose client left before the answer was complete, in time or not. vLLM cannot tell a client that leaves
+    from an answer that ends at a stop string: a request that has stop strings counts as complete once it has a
+    token."""
+    output_tokens: Annotated[int, Metric("outrider_slo_class_output_tokens_total")] = 0
+    """Output tokens of finished requests."""
+    tpot: Annotated[Histogram, Metric("outrider_slo_class_tpot_seconds", bounds_s=TPOT_BUCKETS_S)]
+    """Time per output token after the first, of each finished request; where its client left, what it had come to by
+    then. The buckets are the same in every pod, so that they can be added."""
+    ttft: Annotated[Histogram, Metric("outrider_slo_class_ttft_seconds", bounds_s=TTFT_BUCKETS_S)]
+    """Time to the first token of each finished request; where its client left before that, how long it had waited."""
 
 
 class SpeedupState(Model):
     """Probes: blocks of k = 0 steps, compared with the steps around them that speculate."""
 
-    probes: int = 0
-    """Counter."""
-    baseline_tokens: int = 0
-    """Counter: tokens of the probes."""
-    baseline_s: float = 0.0
-    """Counter: seconds of the probes."""
-    speculative_tokens: int = 0
-    """Counter: tokens that steps with speculation give in `speculative_s`."""
-    speculative_s: float = 0.0
-    """Counter."""
-    weight: float = 0.0
-    """Counter: sum of 1 / variance of the probes' ratios, goodput of a step that speculates by that of one that does
-    not."""
-    weighted_ratio: float = 0.0
-    """Counter: sum of the ratios, each times its weight."""
+    METRICS: ClassVar[Group] = Group(
+        "Measured speed-up",
+        "A probe is a short block of steps without speculation, compared with the steps around it that speculate. "
+        "Batches differ from step to step, so the latency model brings both to one measure. Probes are rare: the "
+        "status counts them over five windows, and shows a speed-up once two standard errors tell it from 1.",
+    )
+    probes: Annotated[int, Metric("outrider_speedup_probes_total")] = 0
+    """Probe blocks that were completed."""
+    baseline_tokens: Annotated[int, Metric("outrider_speedup_baseline_tokens_total")] = 0
+    """Tokens of the probe blocks."""
+    baseline_s: Annotated[float, Metric("outrider_speedup_baseline_seconds_total")] = 0.0
+    """Seconds of the probe blocks."""
+    speculative_tokens: Annotated[int, Metric("outrider_speedup_speculative_tokens_total")] = 0
+    """Tokens that steps with speculation give in the next metric's time."""
+    speculative_s: Annotated[float, Metric("outrider_speedup_speculative_seconds_total")] = 0.0
+    """The time that those tokens are for: the seconds of the probe blocks."""
+    weight: Annotated[float, Metric("outrider_speedup_weight_total")] = 0.0
+    """Sum of 1 / variance of the probes' ratios: goodput of steps that speculate by that of steps that do not."""
+    weighted_ratio: Annotated[float, Metric("outrider_speedup_weighted_ratio_total")] = 0.0
+    """Sum of the ratios, each times its weight."""
+
+
+REASONS = ("Pays", "NotWorthIt", "Off", "NoDrafter", "NoTraffic", "Measuring")
 
 
 class ChoiceState(Model):
     """The controller's present choice, for people."""
 
+    METRICS: ClassVar[Group] = Group("The present choice")
     drafter: str = ""
-    draft_tokens: float = 0.0
-    """Mean draft length over the last steps' decoding requests."""
-    reason: str = ""
-    """One of Pays, NotWorthIt, Off, NoDrafter, NoTraffic, Measuring (condition SpeculationActive)."""
-    gated: bool = False
-    """True while some draft's cache is not fed under load."""
-    running: int = 0
-    """Requests in the last step."""
+    draft_tokens: Annotated[
+        float,
+        Metric(
+            "outrider_chosen_draft_tokens", labels=("drafter",),
+            series=lambda choice, tokens: [((choice.drafter,), tokens)],
+        ),
+    ] = 0.0  # fmt: skip
+    """Mean draft length over the last steps' decoding requests. Label `drafter`: the drafter used most, empty when none
+    was."""
+    reason: Annotated[
+        str,
+        Metric(
+            "outrider_choice", labels=("reason",),
+            series=lambda _choice, reason: [((one,), reason == one) for one in REASONS],
+        ),
+    ] = ""  # fmt: skip
+    """1 for the reason of the present choice, 0 for the others. Label `reason`: `Pays`, `NotWorthIt` (no speculation is
+    the right choice), `Off`, `NoDrafter`, `NoTraffic`, `Measuring`."""
+    gated: Annotated[bool, Metric("outrider_drafts_gated")] = False
+    """1 while some draft was not worth its time for a while, as under load: prompts pass it by, and holes stay open."""
+    running: Annotated[int, Metric("outrider_requests_running")] = 0
+    """Requests in the last engine step."""
+
+
+def _what_runs(state: Any, revision: str) -> Iterator[Labelled]:
+    yield (
+        (revision, state.config_hash, state.product, state.device, state.engine_version, state.profile.target_key),
+        1.0,
+    )
+
+
+def _by_length(_state: Any, counts: list[int]) -> list[Labelled]:
+    return [((str(length),), count) for length, count in enumerate(counts)]
 
 
 class RuntimeState(Contract):
+    METRICS: ClassVar[Group] = Group("The pod and its engine's steps")
     schema_version: int = STATE_SCHEMA
     service: str
     namespace: str
-    revision: str
+    revision: Annotated[
+        str,
+        Metric(
+            "outrider_info", labels=("revision", "config_hash", "product", "device", "engine_version", "target_key"),
+            series=_what_runs,
+        ),
+    ]  # fmt: skip
+    """Always 1; what runs in this pod. Labels `revision`, `config_hash` (digest of the hot config in force), `product`
+    (as the node's label names it), `device`, `engine_version`, `target_key` (of the latency profile looked up)."""
     config_hash: str
     """Of the HotConfig in force."""
-    config_error: str = ""
-    """Sentence: the mounted hot config could not be used; the one before it stays in force."""
-    started_at: float
-    """Unix seconds."""
+    config_error: Annotated[str, Metric("outrider_config_error")] = ""
+    """The mounted hot config cannot be used: 1 with a sentence in the state. The one before it stays in force."""
+    started_at: Annotated[float, Metric("outrider_started_timestamp_seconds")]
+    """Unix time at which the process started."""
     now: float
-    ready: bool
-    plugin_active: bool
-    """The controller inside the engine core process has reported."""
+    ready: Annotated[bool, Metric("outrider_ready")]
+    """What `/readyz` answers: 1 while the engine is healthy, the plugin reports, and the pod is not draining."""
+    plugin_active: Annotated[bool, Metric("outrider_plugin_active")]
+    """1 while the controller inside the engine process is active and its last report is fresh."""
     product: str = ""
     device: str = ""
     engine_version: str = ""
@@ -156,28 +228,35 @@ class RuntimeState(Contract):
     """None before the engine has started."""
     profile: ProfileState = ProfileState()
     choice: ChoiceState = ChoiceState()
-    steps: int = 0
-    """Counter: engine steps that ran the model."""
-    speculative_steps: int = 0
-    """Counter: those that verified at least one proposed token."""
-    output_tokens: int = 0
-    """Counter: tokens that reached users."""
-    busy_s: float = 0.0
-    """Counter: seconds in engine steps."""
-    proposed_tokens: int = 0
-    """Counter: tokens drafted, verified or not."""
-    draft_length_steps: list[int] = []
-    """Counter per draft length 0..K: (request, step) pairs that verified so many proposed tokens."""
-    dropped_steps: int = 0
-    """Counter: step times ignored as NaN, negative or absurd (a suspended machine)."""
-    loop_failures: int = 0
-    """Counter: times that the control loop itself raised; each costs the pool's speculation for a while."""
-    decision_s: float = 0.0
-    """Counter: seconds spent deciding."""
-    caught_up_tokens: int = 0
-    """Counter: tokens that the neural draft ran over to close holes in its KV."""
-    catch_up_s: float = 0.0
-    """Counter: seconds that took, where they are measured (synchronous scheduling)."""
+    steps: Annotated[int, Metric("outrider_steps_total")] = 0
+    """Engine steps that ran the model."""
+    speculative_steps: Annotated[int, Metric("outrider_speculative_steps_total")] = 0
+    """Engine steps that verified at least one proposed token."""
+    output_tokens: Annotated[int, Metric("outrider_output_tokens_total")] = 0
+    """Tokens that reached users. Its rate is the goodput."""
+    busy_s: Annotated[float, Metric("outrider_busy_seconds_total")] = 0.0
+    """Seconds spent in engine steps."""
+    proposed_tokens: Annotated[int, Metric("outrider_proposed_tokens_total")] = 0
+    """Tokens drafted, whether or not the target verified them."""
+    draft_length_steps: Annotated[
+        list[int],
+        Metric("outrider_draft_length_request_steps_total", labels=("draft_tokens",), series=_by_length),
+    ] = []
+    """(request, step) pairs that verified so many proposed tokens. Label `draft_tokens`: "0", "1", ... up to
+    `maxDraftTokens` at boot."""
+    dropped_steps: Annotated[int, Metric("outrider_dropped_steps_total")] = 0
+    """Step times that were ignored: NaN, negative, or absurd as after a machine was suspended (over a second, and over
+    eight times what was predicted or outside the models' passes)."""
+    loop_failures: Annotated[int, Metric("outrider_loop_failures_total")] = 0
+    """Times that the control loop itself raised. Each costs the pool's speculation for a while, and no request its
+    answer."""
+    decision_s: Annotated[float, Metric("outrider_decision_seconds_total")] = 0.0
+    """Seconds spent deciding. Divide by `outrider_steps_total` for the cost of a decision."""
+    caught_up_tokens: Annotated[int, Metric("outrider_caught_up_tokens_total")] = 0
+    """Tokens that a draft model ran over to close holes in its KV, so that running requests are drafted for again after
+    a time without the draft."""
+    catch_up_s: Annotated[float, Metric("outrider_catch_up_seconds_total")] = 0.0
+    """Seconds that took, as measured on the device."""
     drafters: list[DrafterState] = []
     slo_classes: list[SLOClassState] = Field(default=[])
     speedup: SpeedupState = SpeedupState()

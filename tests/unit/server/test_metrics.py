@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, ClassVar
 
+from outrider_crds.base import Model
+from outrider_crds.generate import text_of
+from outrider_crds.metrics import Group, Kind, Metric, metrics_of, reference
 from outrider_crds.state import (
     TPOT_BUCKETS_S,
     TTFT_BUCKETS_S,
@@ -17,9 +22,10 @@ from outrider_crds.state import (
     SLOClassState,
     SpeedupState,
 )
-from outrider_runtime.server.metrics import METRICS, Kind, RuntimeStateCollector
+from outrider_runtime.server.metrics import METRICS, RuntimeStateCollector
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import BaseModel
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -74,22 +80,47 @@ def _scrape(state: RuntimeState) -> dict[tuple[str, tuple[tuple[str, str], ...]]
     }
 
 
-def test_every_metric_is_documented_and_every_documented_metric_exists() -> None:
-    """Issue 3: Prometheus metrics `outrider_*`, documented one by one."""
+def test_the_reference_is_written_from_the_declarations() -> None:
+    """A metric is named, and described, in one place: beside the state's field that it tells."""
     documented = re.findall(r"^### `(outrider_[a-z_]+)`$", DOCS.read_text(), re.MULTILINE)
     assert sorted(documented) == sorted(spec.name for spec in METRICS)
+    assert DOCS.read_text() == text_of(DOCS), "run `outrider-crds` and commit the result"
 
 
-def test_documented_kinds_and_labels_are_those_of_the_code() -> None:
-    """A reader of docs/metrics.md writes queries from the kind and the labels that stand there."""
-    sections = dict(
-        re.findall(r"^### `(outrider_[a-z_]+)`\n(.*?)(?=^#|\Z)", DOCS.read_text(), re.MULTILINE | re.DOTALL)
-    )
+def test_every_number_that_the_state_counts_is_a_metric() -> None:
+    """A new counter that no scrape tells of fails here."""
+
+    def counted(model: type[BaseModel]) -> Iterator[str]:
+        for name, field in model.model_fields.items():
+            if field.annotation in (int, float) and not any(isinstance(one, Metric) for one in field.metadata):
+                yield f"{model.__name__}.{name}"
+
+    models = (RuntimeState, DrafterState, SLOClassState, SpeedupState, ChoiceState, ProfileState)
+    assert sorted(name for one in models for name in counted(one)) == [
+        "RuntimeState.now",
+        "RuntimeState.schema_version",
+    ]
+
+
+def test_descriptions_name_every_label() -> None:
+    """A reader of docs/metrics.md writes queries from the labels that stand there."""
     for spec in METRICS:
-        assert sections[spec.name].lower().startswith(spec.kind.value), spec.name
         for label in spec.labels:
-            if label not in ("drafter", "slo_class"):  # stated once for the whole group
-                assert f"`{label}`" in sections[spec.name], (spec.name, label)
+            assert label == spec.group.label or f"`{label}`" in spec.description, (spec.name, label)
+        assert spec.description, spec.name
+
+
+def test_a_renamed_metric_is_told_under_both_names_for_a_release() -> None:
+    """Dashboards and alerts go on working until they are changed."""
+
+    class Document(Model):
+        METRICS: ClassVar[Group] = Group("All")
+        steps: Annotated[int, Metric("new_steps_total", former="old_steps_total")] = 0
+        """Steps."""
+
+    told = {spec.name: list(spec.samples(Document(steps=3))) for spec in metrics_of(Document)}
+    assert told == {"new_steps_total": [((), 3)], "old_steps_total": [((), 3)]}
+    assert "`old_steps_total`" in reference(Document)
 
 
 def test_queries_in_the_docs_use_only_existing_metrics() -> None:

@@ -1,0 +1,157 @@
+"""Prometheus metrics, as the fields of a document declare them: one declaration for the state, the metrics and
+docs/metrics.md, whose reference `outrider-crds` writes.
+
+A field is declared with `Annotated[int, Metric("outrider_steps_total")]`. Its docstring is the metric's description,
+and the first sentence of it what a scrape says. A name ends in `_total` where it is a counter's.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+
+class Kind(StrEnum):
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+
+
+class Histogram(typing.Protocol):
+    @property
+    def counts(self) -> Sequence[int]:
+        """Observations per bucket, not cumulative; one more than the bounds, the last one above them all."""
+
+    @property
+    def sum_s(self) -> float: ...
+
+
+Labelled = tuple[tuple[str, ...], Any]
+"""Values of a metric's own labels, and a number, a histogram or a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What stands in a field's annotation."""
+
+    name: str
+    labels: tuple[str, ...] = ()
+    """Beside the group's."""
+    series: Callable[[Any, Any], Iterable[Labelled]] | None = None
+    """(the model, the field's value) -> its series; None: the value itself, 1 for a text that is not empty, nothing for
+    None."""
+    bounds_s: tuple[float, ...] = ()
+    """Of a histogram."""
+    former: str = ""
+    """Its name until a release ago, under which it is told as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Of the metrics that a model declares, as its class variable `METRICS`: a section of the reference."""
+
+    title: str
+    text: str = ""
+    label: str = ""
+    """With the item's `name`, where the model stands in a list."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One metric: its name as Prometheus sees it, its own labels, and how its series follow from the document."""
+
+    name: str
+    kind: Kind
+    description: str
+    labels: tuple[str, ...]
+    samples: Callable[[Any], Iterable[Labelled]]
+    bounds_s: tuple[float, ...]
+    group: Group
+    former: str = ""
+
+    @property
+    def help(self) -> str:
+        """The first sentence."""
+        return self.description.split(". ")[0].rstrip(".") + "."
+
+
+Owners = Callable[[Any], Iterable[Labelled]]
+
+
+def metrics_of(model: type[BaseModel]) -> Iterator[MetricSpec]:
+    """Of a document and the models in it, in their order; a renamed one also under its former name."""
+    for spec in _metrics(model, lambda document: [((), document)], ()):
+        yield spec
+        if spec.former:
+            yield replace(spec, name=spec.former, former="")
+
+
+def _metrics(model: type[BaseModel], owners: Owners, labels: tuple[str, ...]) -> Iterator[MetricSpec]:
+    group: Group = getattr(model, "METRICS", Group(""))
+    labels = (*labels, group.label) if group.label else labels
+    inner: list[tuple[str, type[BaseModel]]] = []
+    for name, field in model.model_fields.items():
+        yield from (_spec(one, name, field, group, owners, labels) for one in field.metadata if isinstance(one, Metric))
+        inner += [(name, found) for found in _models(field.annotation) if hasattr(found, "METRICS")]
+    for name, found in inner:
+        yield from _metrics(found, _members(owners, name), labels)
+
+
+def _spec(
+    declared: Metric, name: str, field: FieldInfo, group: Group, owners: Owners, labels: tuple[str, ...]
+) -> MetricSpec:
+    series = declared.series or (lambda _owner, value: [] if value is None else [((), value)])
+
+    def samples(document: Any) -> Iterator[Labelled]:
+        for own, owner in owners(document):
+            for more, value in series(owner, getattr(owner, name)):
+                yield (*own, *more), (value != "" if isinstance(value, str) else value)
+
+    kind = Kind.COUNTER if declared.name.endswith("_total") else Kind.HISTOGRAM if declared.bounds_s else Kind.GAUGE
+    description = " ".join((field.description or "").split())
+    return MetricSpec(
+        declared.name, kind, description, (*labels, *declared.labels), samples, declared.bounds_s, group,
+        declared.former,
+    )  # fmt: skip
+
+
+def _members(owners: Owners, name: str) -> Owners:
+    """The models that field `name` of each owner holds, one or a list of them."""
+
+    def members(document: Any) -> Iterator[Labelled]:
+        for labels, owner in owners(document):
+            found = getattr(owner, name)
+            if isinstance(found, list):
+                yield from (((*labels, one.name), one) for one in found)
+            else:
+                yield labels, found
+
+    return members
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    parts = [annotation, *typing.get_args(annotation)]
+    return [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
+
+
+def reference(model: type[BaseModel]) -> str:
+    """Markdown: a section for each group, and in it one for each metric."""
+    lines, group = list[str](), Group("")
+    for spec in metrics_of(model):
+        if spec.group != group:
+            group = spec.group
+            lines += [f"## {group.title}", "", *([_wrapped(group.text), ""] if group.text else [])]
+        former = f" Until the next release it is also told as `{spec.former}`." if spec.former else ""
+        lines += [f"### `{spec.name}`", _wrapped(f"{spec.kind.value.capitalize()}. {spec.description}{former}"), ""]
+    return "\n".join(lines)
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)
