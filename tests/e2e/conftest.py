@@ -104,7 +104,7 @@ def torch_service(installed: Cluster) -> Service:
     document["metadata"]["name"] = TORCH_NAME
     spec = document["spec"]
     spec["draftPool"] = spec["draftPool"][:1]
-    spec["profiling"] = {"mode": "Required", "timeBudget": "20s"}
+    spec["profiling"]["mode"] = "Required"
     spec["engine"] = {
         "backend": "Torch", "maxModelLen": 1024, "extraArgs": ["--max-num-seqs=8", "--max-num-batched-tokens=512"]
     }  # fmt: skip
