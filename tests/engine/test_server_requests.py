@@ -157,7 +157,7 @@ BAD = {
 }
 
 
-RECORDED: dict[str, tuple[int, str]] = json.loads(Path(__file__).with_name("recorded_errors.json").read_text())
+RECORDED: dict[str, list[object]] = json.loads(Path(__file__).with_name("recorded_errors.json").read_text())
 """Of each bad request, the status and the error's type that vLLM answers with; the Torch backend answers the same."""
 
 

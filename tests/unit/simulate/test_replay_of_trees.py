@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -36,7 +38,7 @@ def forest_of(table, requests: int) -> Forest:
 
 def running(requests: int, **columns) -> Batch:
     zeros, many = np.zeros(requests, np.int64), np.full(requests, 1000)
-    values = {
+    values: dict[str, Any] = {
         "slot": np.arange(requests), "slo_class": zeros, "context": many, "prompt": zeros, "prompt_left": zeros,
         "left": many, "emitted": np.full(requests, 10), "elapsed_s": np.full(requests, 0.1), "missing": zeros[None],
         "now": 0.0, "token_budget": 8192, "free_kv_tokens": 10**6,
