@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,7 +82,7 @@ class Batch:
     """Requests that wait and will have a place once it is free for them, `next` among them."""
     patience_used: float = 0.0
     """Largest share of the time which its class bears that a prompt has waited or been read for."""
-    _columns: tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints, Floats, Ints] | None = None
+    _columns: tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints, Floats, Ints] | None = field(default=None, init=False)
 
     def __len__(self) -> int:
         return len(self.slot)
