@@ -89,8 +89,11 @@ RECIPES = (
         for name, system in (("h200", "h200_sxm"), ("h100", "h100_sxm"), ("a100", "a100_sxm"), ("l40s", "l40s"))
     ),
     *(
-        Recipe(f"llama-3.1-70b-4x{name}", system, 4, LLAMA_70B, "meta-llama/Llama-3.1-70B-Instruct", {"draft": LLAMA_1B})
-        for name, system in (("h100", "h100_sxm"), ("a100", "a100_sxm"))
+        Recipe(
+            f"llama-3.1-70b-4x{gpu}", f"{gpu}_sxm", 4, LLAMA_70B, "meta-llama/Llama-3.1-70B-Instruct",
+            {"draft": LLAMA_1B},
+        )
+        for gpu in ("h100", "a100")
     ),
     Recipe("vicuna-7b-l40s", "l40s", 1, VICUNA_7B, "lmsys/vicuna-7b-v1.5", {"draft": LLAMA_160M}),
     Recipe("vicuna-33b-2xh100", "h100_sxm", 2, VICUNA_33B, "lmsys/vicuna-33b-v1.3", {"draft": LLAMA_160M}),
