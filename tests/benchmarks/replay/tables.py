@@ -24,7 +24,7 @@ AT_POINTS = {
 def tables(found: dict[str, Any]) -> str:
     bars = [Bar(**bar) for bar in found["bars"]]
     parts = [_static(found, bars), _listed(bars, "2 "), *(_slo(one) for one in found["slo"])]
-    return "\n\n".join([*parts, _listed(bars, "4 "), _listed(bars, "5 "), _profiles(found["profiles"])])
+    return "\n\n".join([*parts, _summed(bars, "4 "), _listed(bars, "5 "), _profiles(found["profiles"])])
 
 
 def _table(*rows: Sequence[str]) -> str:
@@ -57,6 +57,18 @@ def _listed(bars: Sequence[Bar], prefix: str) -> str:
     rows = [(bar.name.removeprefix(prefix), bar.where, bar.against, _verdict(bar)) for bar in bars]
     kept = [row for row, bar in zip(rows, bars, strict=True) if bar.name.startswith(prefix)]
     return _table(("bar", "where", "against", "result"), *kept)
+
+
+def _summed(bars: Sequence[Bar], prefix: str) -> str:
+    """A row a name, where all hold or nearly: how many, and the worst."""
+    names = dict.fromkeys(bar.name for bar in bars if bar.name.startswith(prefix))
+    rows = []
+    for name in names:
+        here = [bar for bar in bars if bar.name == name]
+        worst = min(here, key=lambda bar: bar.value / bar.least)
+        held = f"{sum(bar.holds for bar in here)} of {len(here)}"
+        rows.append((name.removeprefix(prefix), held, f"{worst.value:.3f} of {worst.least:.3f}", worst.where))
+    return _table(("bar", "hold", "worst", "where"), *rows)
 
 
 def _profiles(worlds: dict[str, dict[str, dict[str, float]]]) -> str:
