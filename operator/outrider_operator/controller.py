@@ -13,7 +13,7 @@ from outrider_operator import collector, kinds, telemetry
 from outrider_operator.apply import Applier, ObserveAgain
 from outrider_operator.cache import Cache
 from outrider_operator.configuration import Configuration
-from outrider_operator.frame import Events
+from outrider_operator.events import Events
 from outrider_operator.inbound.reading import component, label, name_of, namespace_of
 from outrider_operator.kinds import Kind
 from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
@@ -26,7 +26,7 @@ from outrider_operator.reconcile import Decide, Reconciler
 from outrider_operator.serving_pods import ServingPods
 from outrider_operator.status_writer import StatusWriter
 from outrider_operator.supervision import Supervisor
-from outrider_operator.watches import Watches, relist
+from outrider_operator.watches import Watches
 from outrider_operator.work_queue import CHILD_CHANGE_S, OWN_CHANGE_S, SHARED_CHANGE_S, Key, WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -40,9 +40,7 @@ MOST_OF_A_NAMESPACE = 16
 class Controller:
     """The operator, as the frame drives it."""
 
-    def __init__(
-        self, configuration: Configuration, api: KubernetesApi, events: Events, settings: Settings, decide: Decide
-    ) -> None:
+    def __init__(self, configuration: Configuration, api: KubernetesApi, settings: Settings, decide: Decide) -> None:
         self._configuration = configuration
         self._api = api
         self._queue = WorkQueue(MOST_OF_A_NAMESPACE)
@@ -58,7 +56,7 @@ class Controller:
             Applier(api, self._cache),
             StatusWriter(api, self._cache),
             self._measurements,
-            events,
+            Events(api),
             decide,
             settings,
         )
@@ -70,7 +68,7 @@ class Controller:
         """True once the work ended by itself, which it never should."""
 
     async def start(self) -> None:
-        """Called once, before services are watched."""
+        """Called once."""
         await self._wait_for_definition()
         self._task = asyncio.create_task(self._run(), name="controller")
         self._task.add_done_callback(self._note_end)
@@ -81,12 +79,6 @@ class Controller:
             self._task.cancel()
             await asyncio.wait([self._task])
         await self._lease.release()
-
-    def service_seen(self, document: Object) -> None:
-        self._cache.seen(kinds.SERVICE, document)
-
-    def service_gone(self, document: Object) -> None:
-        self._cache.gone(kinds.SERVICE, document)
 
     def services(self) -> Iterable[Object]:
         """The services that this process answers for: none while it stands by."""
@@ -171,14 +163,9 @@ class Controller:
         return self._queue.retry(key)
 
     async def _resync(self) -> None:
-        """The safety net: read all services anew and look at each, in case an event was missed."""
+        """The safety net: look at each service, in case what should have woken it did not."""
         self._wake_all()
         while True:
-            for namespace in self._configuration.watch_namespaces or (None,):
-                try:
-                    await relist(self._api, self._cache, kinds.SERVICE, namespace)
-                except (ApiError, *UNREACHABLE) as error:
-                    logger.warning("Cannot list the services of %s: %r", namespace or "all namespaces", error)
             await self._look_at_each(self._configuration.resync_interval_s)
 
     async def _look_at_each(self, within_s: float) -> None:

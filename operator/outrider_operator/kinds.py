@@ -50,7 +50,7 @@ CHILDREN = (
 )  # fmt: skip
 WATCHED_BY_METADATA = frozenset({CONFIG_MAP})
 """Kinds that anyone may fill with a megabyte each: of those the contents are read that a decision needs."""
-_BY_API_VERSION = {(kind.api_version, kind.kind): kind for kind in (*CHILDREN, SERVICE, NODE, LEASE)}
+_BY_API_VERSION = {(kind.api_version, kind.kind): kind for kind in (*CHILDREN, SERVICE, NODE, LEASE, EVENT)}
 _BY_NAME = {kind.kind: kind for kind in CHILDREN}
 
 

@@ -37,18 +37,16 @@ async def _run(configuration: Configuration) -> bool:
     """True when the operator ended by itself."""
     client = await load_configuration()
     api = KubernetesApi(client)
-    events = frame.Events()
-    controller = Controller(configuration, api, events, settings_of(configuration), decide)
+    controller = Controller(configuration, api, settings_of(configuration), decide)
     prometheus_client.REGISTRY.register(ServiceConditions(controller.services))
     try:
         async with metrics_page.serving(configuration.metrics_port):
             await kopf.operator(
-                registry=frame.build_registry(controller, events, client),
+                registry=frame.build_registry(controller, client),
                 # kopf's own choice asks for the user's name: a platform may assign a user that has none.
                 identity=cast(Any, configuration.pod_name),
                 standalone=True,  # the Lease takes the place of kopf's peering, which needs CRDs of its own
-                clusterwide=not configuration.watch_namespaces,
-                namespaces=configuration.watch_namespaces,
+                clusterwide=True,  # it watches nothing
                 liveness_endpoint=f"http://0.0.0.0:{configuration.health_port}/healthz",
             )
     finally:

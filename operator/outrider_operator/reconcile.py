@@ -9,7 +9,7 @@ from outrider_crds.status import ConditionStatus, ConditionType, SpeculativeServ
 
 from outrider_operator.apply import Applier
 from outrider_operator.cache import Cache
-from outrider_operator.frame import Events
+from outrider_operator.events import Events
 from outrider_operator.kinds import SERVICE
 from outrider_operator.measurements import Measurements
 from outrider_operator.model import Object, Observed, Settings
@@ -69,7 +69,7 @@ class Reconciler:
         figures_due_s = await self._status_writer.write(service, observed.status, plan.status)
         self._measurements.expect_news(key, not _updated(plan.status))
         for event in plan.events if figures_due_s is None else ():
-            self._events.post(service, warning=event.warning, reason=event.reason, message=event.message)
+            await self._events.post(service, event)
         due_s = self._refusals[key].due_in_s(_clock())
         return _earliest(plan.requeue_after_s, figures_due_s, due_s, None if plan.is_idle else _GO_ON_S)
 

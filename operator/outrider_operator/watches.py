@@ -1,9 +1,9 @@
 """Keeps the cache up to date: one list-and-watch loop per kind and namespace.
 
-kopf watches the services only. It has label selectors and an inactivity time-out, but tells a handler neither what a
-list left out nor that a list has ended: an object that was deleted while a watch was broken would stay in the cache
-for ever, and the first reconcile could not wait for the children to be known. It also starts a broken watch again at a
-fixed pace, and an error that a watch reports ends the whole operator.
+kopf has watches, with label selectors and an inactivity time-out. But it tells a handler neither what a list left out
+nor that a list has ended: an object that was deleted while a watch was broken would stay in the cache for ever, and the
+first reconcile could not wait for everything to be known. It also starts a broken watch again at a fixed pace, and an
+error that a watch reports, or a namespace whose Role is gone, ends the whole operator.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outrider_operator import telemetry
 from outrider_operator.backoff import Backoff
 from outrider_operator.cache import Cache
 from outrider_operator.inbound.unfit import Unfit
-from outrider_operator.kinds import CHILDREN, NODE, Kind
+from outrider_operator.kinds import CHILDREN, NODE, SERVICE, Kind
 from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
 from outrider_operator.model import MANAGED_BY_LABEL, MANAGER
 
@@ -39,11 +39,12 @@ async def relist(api: KubernetesApi, cache: Cache, kind: Kind, namespace: str | 
 
 
 class Watches:
-    """The loops over all children (by label) and, where RBAC allows, over nodes."""
+    """The loops over services, children (by label) and, where RBAC allows, nodes."""
 
     def __init__(self, api: KubernetesApi, cache: Cache, namespaces: tuple[str, ...], watch_nodes: bool) -> None:
         scopes: tuple[str | None, ...] = namespaces or (None,)
-        self._loops = [Watch(api, cache, kind, namespace, CHILD_SELECTOR) for kind in CHILDREN for namespace in scopes]
+        selectors = {SERVICE: "", **dict.fromkeys(CHILDREN, CHILD_SELECTOR)}
+        self._loops = [Watch(api, cache, kind, where, selectors[kind]) for kind in selectors for where in scopes]
         if watch_nodes:
             self._loops.append(Watch(api, cache, NODE, None, ""))
 

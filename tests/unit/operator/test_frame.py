@@ -1,50 +1,111 @@
-"""kopf as the operator sets it up, over a real connection."""
+"""The operator as a process runs it, against an API server that has its bad moments."""
 
 from __future__ import annotations
 
-import logging
+import asyncio
+import json
+from typing import Any
 
-import kopf
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
-from kopf._cogs.clients import auth, fetching
-from kopf._cogs.structs import credentials, references
-from outrider_operator import frame
+from aiohttp.test_utils import BaseTestServer, TestServer
+from kubernetes.aio.client.configuration import Configuration as ClientConfiguration
+from outrider_operator import main
+from outrider_operator.configuration import Configuration
 from outrider_operator.kinds import SERVICE
-from outrider_operator.kubernetes_api import PAGE_SIZE
+
+from tests.ports import free_port
+from tests.unit.operator.decide.world import manifest
+
+_LATE = {"name": "late", "namespace": "a", "uid": "late", "resourceVersion": "5", "generation": 1}
 
 
-async def test_services_are_listed_page_by_page() -> None:
-    """Ninety of 1.3 MB (their labels are bounded by nothing) in one answer took all of the operator's memory."""
-    limits: list[str | None] = []
+class ApiServer:
+    """Namespace `a` works, but its first watch of the services ends in an error; `gone` was deleted with its Role."""
 
-    async def answer(request: web.Request) -> web.Response:
-        limits.append(request.query.get("limit"))
+    def __init__(self) -> None:
+        self.status_written = asyncio.Event()
+        self.over = asyncio.Event()
+        self._watched = 0
+        self._version = 10
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        path = request.path.rstrip("/")
+        if "/namespaces/gone/" in path:
+            return web.json_response({"reason": "Forbidden", "message": "no"}, status=403)
+        if request.method != "GET":
+            return await self._write(request)
+        if "watch" in request.query:
+            return await self._watch(request, path.endswith(f"/a/{SERVICE.plural}"))
+        if "/namespaces/" not in path:
+            return web.json_response(_discovery(path))
+        if path.endswith("/leases/outrider-operator"):
+            return web.json_response({"reason": "NotFound", "message": "none"}, status=404)
         return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})
 
-    settings = kopf.OperatorSettings()
-    frame.configure(settings)
-    kind = references.Resource(SERVICE.group, SERVICE.version, SERVICE.plural, namespaced=True)
+    async def _write(self, request: web.Request) -> web.Response:
+        document = await request.json()
+        self._version += 1
+        document["metadata"] |= {"uid": f"uid-{self._version}", "resourceVersion": str(self._version)}
+        if request.path.endswith("/late/status"):
+            self.status_written.set()
+        return web.json_response(document)
+
+    async def _watch(self, request: web.Request, of_services: bool) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        if of_services:
+            self._watched += 1
+            late = {"type": "ADDED", "object": {**manifest(), "metadata": _LATE}}
+            error = {"type": "ERROR", "object": {"code": 500, "message": "etcd event channel closed"}}
+            await response.write(json.dumps(error if self._watched == 1 else late).encode() + b"\n")
+            if self._watched == 1:
+                return response
+        await self.over.wait()
+        return response
+
+
+async def test_no_error_of_a_watch_ends_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """etcd lost its leader, and the operator ended for everybody; one namespace's Role went, and an hour later it did
+    so too."""
+    api_server = ApiServer()
     application = web.Application()
-    application.router.add_get("/{path:.*}", answer)
+    application.router.add_route("*", "/{path:.*}", api_server.answer)
     async with TestServer(application) as server:
-        info = kopf.ConnectionInfo(server=str(server.make_url("")).rstrip("/"))
-        vault = credentials.Vault({credentials.VaultKey("x"): info})
-        auth.vault_var.set(vault)
-        pages = fetching.fetch_objs(
-            settings=settings, resource=kind, namespace=None, logger=logging.getLogger(__name__)
-        )
-        assert [version async for _, version in pages] == ["1"]
-        await vault.close()
-    assert limits == [str(PAGE_SIZE)]
+        running = asyncio.create_task(_operator(server, monkeypatch))
+        written = asyncio.create_task(api_server.status_written.wait())
+        await asyncio.wait([running, written], timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        outcome = running.done(), written.done()
+        api_server.over.set()
+        running.cancel()
+        written.cancel()
+        await asyncio.wait([running, written])
+    assert outcome == (False, True)
 
 
-def test_annotations_of_kopf_are_not_read() -> None:
-    """A user who writes one that is no JSON had each change of that service heard a minute late."""
-    settings = kopf.OperatorSettings()
-    body = kopf.Body({"metadata": {"annotations": {"kopf.zalando.org/last-handled-configuration": "{bad"}}})
-    with pytest.raises(ValueError, match="Expecting"):
-        settings.persistence.diffbase_storage.fetch(body=body)
-    frame.configure(settings)
-    assert settings.persistence.diffbase_storage.fetch(body=body) is None
+async def _operator(server: BaseTestServer, monkeypatch: pytest.MonkeyPatch) -> bool:
+    async def load_configuration() -> ClientConfiguration:
+        return ClientConfiguration(host=str(server.make_url("")).rstrip("/"))
+
+    monkeypatch.setattr(main, "load_configuration", load_configuration)
+    configuration = Configuration(
+        namespace="a",
+        pod_name="operator",
+        watch_namespaces=("a", "gone"),
+        watch_nodes=False,
+        health_port=free_port(),
+        metrics_port=free_port(),
+    )
+    return await main._run(configuration)
+
+
+def _discovery(path: str) -> dict[str, Any]:
+    version = {"groupVersion": SERVICE.api_version, "version": SERVICE.version}
+    group = {"name": SERVICE.group, "versions": [version], "preferredVersion": version}
+    names = {"/api/v1": ("namespaces", "Namespace"), f"/apis/{SERVICE.api_version}": (SERVICE.plural, SERVICE.kind)}
+    if path in names:
+        plural, kind = names[path]
+        verbs = ["get", "list", "watch", "patch"]
+        resource = {"name": plural, "kind": kind, "singularName": plural, "namespaced": True, "verbs": verbs}
+        return {"kind": "APIResourceList", "groupVersion": SERVICE.api_version, "resources": [resource]}
+    return {"kind": "APIGroupList", "versions": ["v1"], "groups": [group], "resources": []}

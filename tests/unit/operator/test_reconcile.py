@@ -9,7 +9,7 @@ import pytest
 from outrider_operator.apply import Applier
 from outrider_operator.cache import Cache
 from outrider_operator.decide import decide
-from outrider_operator.frame import Events
+from outrider_operator.events import Events
 from outrider_operator.kinds import SERVICE, Kind
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.measurements import Measurements
@@ -106,5 +106,12 @@ def _reconciler(api: Any, decide: Decide = decide) -> Reconciler:
     settings = Settings(runtime_image="gpu", runtime_cpu_image="cpu")
     observer = Observer(client, cache, pods, measurements, watch_nodes=True)
     return Reconciler(
-        cache, observer, Applier(client, cache), StatusWriter(client, cache), measurements, Events(), decide, settings
+        cache,
+        observer,
+        Applier(client, cache),
+        StatusWriter(client, cache),
+        measurements,
+        Events(client),
+        decide,
+        settings,
     )

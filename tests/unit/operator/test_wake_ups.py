@@ -12,7 +12,6 @@ from outrider_operator.cache import Cache
 from outrider_operator.configuration import Configuration
 from outrider_operator.controller import Controller
 from outrider_operator.decide import decide
-from outrider_operator.frame import Events
 from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, JOB, POD, SERVICE
 from outrider_operator.kubernetes_api import KubernetesApi
 from outrider_operator.model import PROFILE, PROFILING, Settings
@@ -44,9 +43,9 @@ async def woken():
     """Services "chat" and "mail", which share the profile "outrider-profile-a", and "apart", which does not."""
     api = KubernetesApi(ClientConfiguration())
     settings = Settings(runtime_image="gpu", runtime_cpu_image="cpu")
-    woken = Woken(Controller(Configuration(namespace="ns", pod_name="operator"), api, Events(), settings, decide))
+    woken = Woken(Controller(Configuration(namespace="ns", pod_name="operator"), api, settings, decide))
     for name in ("chat", "mail", "apart"):
-        woken.controller.service_seen(_service(name, "b" if name == "apart" else "a"))
+        woken.cache.seen(SERVICE, _service(name, "b" if name == "apart" else "a"))
     await woken.names()
     yield woken
     await api.close()
