@@ -21,7 +21,7 @@ Listener = Callable[[Kind, Object], None]
 _DEPARTED_KEPT = 20_000
 _LABELS = (SERVICE_LABEL, COMPONENT_LABEL)
 _Group = tuple[Kind, str, str]
-"""(kind, namespace, "label=value"); services also under "profile=name", and all of a namespace under ""."""
+"""(kind, namespace, "label=value"), and all of a namespace under ""."""
 
 
 class Cache:
@@ -58,10 +58,6 @@ class Cache:
     def labelled(self, kind: Kind, namespace: str, label: str, value: str) -> tuple[Object, ...]:
         """Objects with that value of the service's or the component's label."""
         return tuple(self._groups.get((kind, namespace, f"{label}={value}"), {}).values())
-
-    def users_of(self, namespace: str, profile: str) -> tuple[Object, ...]:
-        """Services whose status names that profile."""
-        return tuple(self._groups.get((SERVICE, namespace, f"profile={profile}"), {}).values())
 
     def seen(self, kind: Kind, document: Object) -> None:
         """A list or a watch reported `document`."""
@@ -200,7 +196,4 @@ def version_of(document: Object) -> int:
 def _groups(kind: Kind, document: Object) -> list[_Group]:
     labels = labels_of(document)
     values = ["", *(f"{name}={labels[name]}" for name in _LABELS if name in labels)]
-    if kind == SERVICE:
-        profiles = (document.get("status") or {}).get("profiles") or ()
-        values += {f"profile={profile.get('configMap')}" for profile in profiles}
     return [(kind, namespace_of(document), value) for value in values]

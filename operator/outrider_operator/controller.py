@@ -22,6 +22,7 @@ from outrider_operator.measurements import Measurements
 from outrider_operator.metrics.prometheus import Connection, PrometheusFigures
 from outrider_operator.model import JOB_NAME_LABEL, PROFILE, PROFILING, SERVICE_LABEL, Object, Settings
 from outrider_operator.observe import Observer
+from outrider_operator.profile_users import ProfileUsers
 from outrider_operator.reconcile import Decide, Reconciler
 from outrider_operator.serving_pods import ServingPods
 from outrider_operator.status_writer import StatusWriter
@@ -46,10 +47,11 @@ class Controller:
         self._queue = WorkQueue(MOST_OF_A_NAMESPACE)
         self._cache = Cache()
         telemetry.SERVICES.set_function(partial(self._cache.count, kinds.SERVICE))
+        self._users = ProfileUsers()
         self._supervisor = Supervisor()
         pods = ServingPods(self._cache)
         prometheus = _prometheus(configuration, settings)
-        self._measurements = Measurements(self._cache, pods, self._measured, prometheus, settings.window_s)
+        self._measurements = Measurements(self._cache, pods, self._wake_one, prometheus, settings.window_s)
         self._reconciler = Reconciler(
             self._cache,
             Observer(api, self._cache, pods, self._measurements, watch_nodes=configuration.watch_nodes),
@@ -59,6 +61,8 @@ class Controller:
             Events(api),
             decide,
             settings,
+            self._users,
+            self._wake_one,
         )
         self._lease = Lease(api, configuration.namespace, configuration.lease_name, configuration.pod_name)
         self._cache.subscribe(self._wake)
@@ -186,18 +190,18 @@ class Controller:
         elif component(document) in (PROFILING, PROFILE):
             self._wake_users(namespace_of(document), label(document, JOB_NAME_LABEL) or name_of(document))
         elif service := label(document, SERVICE_LABEL):
-            self._queue.add(Key(namespace_of(document), service), CHILD_CHANGE_S)
+            self._wake_one(Key(namespace_of(document), service))
 
     def _wake_users(self, namespace: str, profile: str) -> None:
         """Profiles, and the Jobs and pods that measure them, are shared."""
-        for service in self._cache.users_of(namespace, profile):
-            self._queue.add(_key(service), CHILD_CHANGE_S)
+        for user in self._users.of(namespace, profile):
+            self._wake_one(user)
 
     def _wake_all(self) -> None:
         for service in self._cache.all(kinds.SERVICE):
             self._queue.add(_key(service), SHARED_CHANGE_S)
 
-    def _measured(self, key: Key) -> None:
+    def _wake_one(self, key: Key) -> None:
         self._queue.add(key, CHILD_CHANGE_S)
 
     def _note_end(self, task: asyncio.Task[None]) -> None:

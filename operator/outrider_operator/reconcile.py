@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from outrider_crds.status import ConditionStatus, ConditionType, SpeculativeServiceStatus
 
@@ -15,6 +15,7 @@ from outrider_operator.measurements import Measurements
 from outrider_operator.model import Object, Observed, Settings
 from outrider_operator.observe import Observer
 from outrider_operator.plan import Plan
+from outrider_operator.profile_users import ProfileUsers
 from outrider_operator.refusals import Refusals
 from outrider_operator.status_writer import StatusWriter
 from outrider_operator.work_queue import Key
@@ -38,6 +39,8 @@ class Reconciler:
         events: Events,
         decide: Decide,
         settings: Settings,
+        users: ProfileUsers,
+        wake: Callable[[Key], None],
     ) -> None:
         self._cache = cache
         self._observer = observer
@@ -47,6 +50,8 @@ class Reconciler:
         self._events = events
         self._decide = decide
         self._settings = settings
+        self._users = users
+        self._wake = wake
         self._refusals: dict[Key, Refusals] = {}
         self._computing = asyncio.Lock()
         """One decision in a turn of the event loop: what is urgent, the Lease above all, waits for one, not for each
@@ -79,6 +84,7 @@ class Reconciler:
         self._shown.discard(key)
         self._status_writer.forget(key)
         self._measurements.forget(key)
+        self._users.forget(key)
 
     async def _act(self, key: Key, service: Object) -> tuple[Observed, Plan]:
         """Look, decide and write until there is nothing left to write: each step is decided on what the one before it
@@ -94,10 +100,19 @@ class Reconciler:
                 continue
             if self._is_new(key, observed):
                 return observed, Plan(status=plan.status, events=plan.events, requeue_after_s=0.0)
-            refusals.note(await self._applier.carry_out(plan, key.namespace), _clock())
-            if plan.is_idle:
+            unheard_of = self._users.note(key, plan.profiles)
+            try:
+                refusals.note(await self._applier.carry_out(plan, key.namespace), _clock())
+            finally:
+                self._wake_others(key, plan.shared)
+            if plan.is_idle and not unheard_of:
                 break
         return observed, plan
+
+    def _wake_others(self, key: Key, profiles: Iterable[str]) -> None:
+        """What the operator writes itself wakes nobody, but what it writes for one service others wait for."""
+        for user in {user for name in profiles for user in self._users.of(key.namespace, name)} - {key}:
+            self._wake(user)
 
     def _is_new(self, key: Key, observed: Observed) -> bool:
         """True once for a service without conditions: of many new ones, each shows where it stands before any gets

@@ -18,7 +18,8 @@ from tests.operator.process import NAMESPACE, OperatorProcess
 
 PRIORITY_CLASS = "outrider-profiling"
 WINDOW = "12s"
-RESYNC = "5s"
+RESYNC = "1h"
+"""Long: what should wake a service does, and no regular look hides that it did not."""
 
 Make = Callable[..., Service]
 

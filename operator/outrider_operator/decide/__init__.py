@@ -23,6 +23,7 @@ from outrider_operator.decide.conditions.verdict import Verdict, Verdicts, false
 from outrider_operator.decide.figures.behaviour import Behaviour
 from outrider_operator.decide.intent import Intent, held, intent, unread_profiles
 from outrider_operator.decide.ownership import Children, selector
+from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.pods import LOOK_AGAIN_S, Pods, is_being_created, pods_of, revision_of
 from outrider_operator.decide.profiling.jobs import plan_jobs
 from outrider_operator.decide.profiling.product_profiles import (
@@ -104,6 +105,7 @@ def _serve(observed: Observed, settings: Settings, children: Children, pods: Pod
         adopt=(*workloads.adopt, *maps.adopt, *jobs.adopt),
         annotate=plan_products(pods.living, observed.nodes or (), asked.spec.accelerator.product_label),
         delete=(*workloads.delete, *maps.delete, *jobs.delete),
+        profiles=tuple(profile_name(each.keys.target) for each in found),
         status=status,
         events=events(observed.status, status),
         requeue_after_s=_next_look_s(settings, view, asked, found, workloads.requeue_after_s, jobs.requeue_after_s),

@@ -10,55 +10,27 @@ from outrider_operator.apply import Applier
 from outrider_operator.cache import Cache
 from outrider_operator.decide import decide
 from outrider_operator.events import Events
-from outrider_operator.kinds import SERVICE, Kind
+from outrider_operator.kinds import SERVICE
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.measurements import Measurements
-from outrider_operator.model import Object, Observed, Settings
+from outrider_operator.model import Observed, Settings
 from outrider_operator.observe import Observer
 from outrider_operator.plan import Plan
+from outrider_operator.profile_users import ProfileUsers
 from outrider_operator.reconcile import Decide, Reconciler
 from outrider_operator.serving_pods import ServingPods
 from outrider_operator.status_writer import StatusWriter
 from outrider_operator.work_queue import Key
 
 from tests.unit.operator.decide.world import manifest
+from tests.unit.operator.taking_api import TakingApi
 
 CHAT = Key("ns", "chat")
 
 
-class Api:
-    """Takes every write and remembers its kind; holds nothing."""
-
-    def __init__(self, refuses: str = "") -> None:
-        self.written: list[str] = []
-        self._refuses = refuses
-        self._version = 10
-
-    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        del kind, namespace, name
-        return None
-
-    async def create(self, document: Object) -> Object:
-        return self._take(document["kind"], document)
-
-    async def apply(self, document: Object) -> Object:
-        return self._take(document["kind"], document)
-
-    async def replace(self, document: Object, subresource: str | None = None) -> Object:
-        return self._take(subresource or document["kind"], document)
-
-    def _take(self, what: str, document: Object) -> Object:
-        self.written.append(what)
-        if what == self._refuses:
-            raise ApiError(422, "Invalid", "no")
-        self._version += 1
-        metadata = {"uid": f"uid-{self._version}", **document["metadata"], "resourceVersion": str(self._version)}
-        return {**document, "metadata": metadata}
-
-
 async def test_a_new_service_shows_its_conditions_before_anything_is_made() -> None:
     """Of 300 new ones the median waited 38 s: each got all its children before the next showed anything."""
-    api = Api()
+    api = TakingApi()
     reconciler = _reconciler(api)
     assert await reconciler.reconcile(CHAT) == 0.0
     assert api.written == ["status"]
@@ -68,7 +40,7 @@ async def test_a_new_service_shows_its_conditions_before_anything_is_made() -> N
 
 
 async def test_a_status_that_is_refused_keeps_no_service_from_its_children() -> None:
-    api = Api(refuses="status")
+    api = TakingApi(refuses="status")
     reconciler = _reconciler(api)
     for _ in range(2):
         with pytest.raises(ApiError):
@@ -86,7 +58,7 @@ async def test_the_lease_waits_for_one_decision_not_for_each_workers() -> None:
         turns.append(turn)
         return decide(observed, settings)
 
-    reconciler = _reconciler(Api(), noting)
+    reconciler = _reconciler(TakingApi(), noting)
     await reconciler.reconcile(CHAT)
     turns.clear()
     workers = [asyncio.create_task(reconciler.reconcile(CHAT)) for _ in range(16)]
@@ -114,4 +86,6 @@ def _reconciler(api: Any, decide: Decide = decide) -> Reconciler:
         Events(client),
         decide,
         settings,
+        ProfileUsers(),
+        lambda _: None,
     )

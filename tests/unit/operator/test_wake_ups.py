@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import copy
+from typing import Any, cast
 
 import pytest
-from kubernetes.aio.client.configuration import Configuration as ClientConfiguration
 from outrider_operator import telemetry
 from outrider_operator.cache import Cache
 from outrider_operator.configuration import Configuration
 from outrider_operator.controller import Controller
 from outrider_operator.decide import decide
-from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, JOB, POD, SERVICE
+from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, JOB, POD, SERVICE, Kind
 from outrider_operator.kubernetes_api import KubernetesApi
-from outrider_operator.model import PROFILE, PROFILING, Settings
+from outrider_operator.model import JOB_NAME_LABEL, PROFILE, PROFILING, Settings
+from outrider_operator.work_queue import Key
 
-from tests.unit.operator.documents import deployment, document, labels, pod
+from tests.unit.operator.decide.world import manifest
+from tests.unit.operator.documents import deployment, document, labels, owned_by, pod
+from tests.unit.operator.taking_api import TakingApi
+
+LONG_AGO = "2020-01-01T00:00:00Z"
 
 
 class Woken:
@@ -37,18 +42,32 @@ class Woken:
             self.controller._queue.done(key)
             found.add(key.name)
 
+    async def look(self, name: str, *, gone: bool = False) -> None:
+        """Reconcile, until there is nothing to do at once."""
+        if gone:
+            self.cache.gone(SERVICE, _service(name))
+        while await self.controller._reconciler.reconcile(Key("ns", name)) == 0.0:
+            pass
+
+    def profile(self, name: str) -> str:
+        """The one that the service waits for."""
+        (profile,) = self.controller._users._names[Key("ns", name)]
+        return profile
+
 
 @pytest.fixture
-async def woken():
-    """Services "chat" and "mail", which share the profile "outrider-profile-a", and "apart", which does not."""
-    api = KubernetesApi(ClientConfiguration())
+async def woken() -> Woken:
+    """Services "chat" and "mail", which wait for one profile, and "apart", which waits for another."""
     settings = Settings(runtime_image="gpu", runtime_cpu_image="cpu")
+    api = cast(KubernetesApi, TakingApi())
     woken = Woken(Controller(Configuration(namespace="ns", pod_name="operator"), api, settings, decide))
     for name in ("chat", "mail", "apart"):
-        woken.cache.seen(SERVICE, _service(name, "b" if name == "apart" else "a"))
+        woken.cache.seen(SERVICE, _service(name))
     await woken.names()
-    yield woken
-    await api.close()
+    for name in ("apart", "chat", "mail"):
+        await woken.look(name)
+    await woken.names()
+    return woken
 
 
 async def test_a_child_wakes_its_service(woken: Woken) -> None:
@@ -63,21 +82,49 @@ async def test_a_pod_of_no_service_wakes_nobody_and_harms_nobody(woken: Woken) -
     assert await woken.names() == {"not there"}
 
 
-@pytest.mark.parametrize(("kind", "component"), [(CONFIG_MAP, PROFILE), (JOB, PROFILING)])
-async def test_a_profile_wakes_those_who_use_it(woken: Woken, kind: Any, component: str) -> None:
-    """Every change of a Job woke all services of its namespace: with 300 of them, 300 times 300 reconciles."""
-    shared = document("outrider-profile-a", 1)
-    shared["metadata"]["labels"] = labels("chat", component)
+@pytest.mark.parametrize("news", [(CONFIG_MAP, PROFILE), (JOB, PROFILING), (POD, PROFILING)], ids=str)
+async def test_a_profile_wakes_those_who_wait_for_it(woken: Woken, news: tuple[Kind, str]) -> None:
+    """Nothing is measured yet, so no status names it: the end of the first Job woke nobody, for up to a minute.
+
+    Every change of a Job woke all services of its namespace before that: with 300 of them, 300 times 300 reconciles.
+    """
+    kind, component = news
+    shared = document(woken.profile("chat") if kind != POD else "its-pod", 99, uid="shared")
+    shared["metadata"]["labels"] = {**labels("chat", component), JOB_NAME_LABEL: woken.profile("chat")}
+    shared["metadata"]["ownerReferences"] += owned_by("Job", "job")
     woken.cache.seen(kind, shared)
     assert await woken.names() == {"chat", "mail"}
+
+
+async def test_what_one_service_writes_others_hear_of(woken: Woken) -> None:
+    """A write of the operator's own wakes nobody else's: who shares the profile waited for its regular look."""
+    job = woken.cache.get(JOB, "ns", woken.profile("chat"))
+    assert job is not None
+    done = copy.deepcopy(job)
+    done["metadata"]["resourceVersion"] = "99"
+    done["status"] = {"conditions": [{"type": "Complete", "status": "True", "lastTransitionTime": LONG_AGO}]}
+    woken.cache.seen(JOB, done)
+    await woken.names()
+    await woken.look("chat")
+    assert woken.cache.get(CONFIG_MAP, "ns", woken.profile("chat")) is not None, "its failure is stored"
+    assert await woken.names() == {"mail"}
+
+
+async def test_a_service_that_goes_is_woken_by_no_profile(woken: Woken) -> None:
+    await woken.look("chat", gone=True)
+    await woken.names()
+    shared = document(woken.profile("mail"), 99, uid="shared")
+    shared["metadata"]["labels"] = labels("chat", PROFILE)
+    woken.cache.seen(CONFIG_MAP, shared)
+    assert await woken.names() == {"mail"}
 
 
 async def test_the_count_of_services_falls_with_a_list(woken: Woken) -> None:
     """It told of services that were long gone."""
     assert _services() == 3
     relist = woken.cache.relist(SERVICE, None)
-    relist.page([_service("chat", "a")])
-    relist.end(9)
+    relist.page([_service("chat")])
+    relist.end(999)
     assert _services() == 1
 
 
@@ -99,6 +146,8 @@ def _services() -> float:
     return metric.samples[0].value
 
 
-def _service(name: str, profile: str) -> dict[str, Any]:
-    status = {"profiles": [{"product": "cpu", "configMap": f"outrider-profile-{profile}"}]}
-    return document(name, 1, uid=name, status=status)
+def _service(name: str) -> dict[str, Any]:
+    """One that waits for its profile."""
+    target = "org/other" if name == "apart" else "org/target"
+    found = manifest(name, target={"name": target}, profiling={"mode": "Required"})
+    return {**found, "metadata": {**found["metadata"], "namespace": "ns", "resourceVersion": "1"}}

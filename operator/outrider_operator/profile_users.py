@@ -1,0 +1,37 @@
+"""Which services a profile matters to: it is shared, as are the Job that measures it and that Job's pods."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from outrider_operator.work_queue import Key
+
+
+class ProfileUsers:
+    """Services by the names of the profiles that their last decisions asked for, measured or not."""
+
+    def __init__(self) -> None:
+        self._names: dict[Key, frozenset[str]] = {}
+        self._users: defaultdict[tuple[str, str], set[Key]] = defaultdict(set)
+        """(namespace, name of the profile) -> services."""
+
+    def of(self, namespace: str, profile: str) -> tuple[Key, ...]:
+        return tuple(self._users.get((namespace, profile), ()))
+
+    def note(self, key: Key, profiles: Iterable[str]) -> bool:
+        """`profiles` are all that the service asks for. True where one is new: what became of it since it was looked
+        at, the service did not hear."""
+        before, after = self._names.get(key, frozenset()), frozenset(profiles)
+        for name in after - before:
+            self._users[key.namespace, name].add(key)
+        for name in before - after:
+            self._users[key.namespace, name].remove(key)
+            if not self._users[key.namespace, name]:
+                del self._users[key.namespace, name]
+        self._names[key] = after
+        return bool(after - before)
+
+    def forget(self, key: Key) -> None:
+        self.note(key, ())
+        del self._names[key]

@@ -1,0 +1,52 @@
+"""An API server that takes every write, for tests of the operator's edge."""
+
+from __future__ import annotations
+
+from outrider_operator.kinds import Kind
+from outrider_operator.kubernetes_api import ApiError
+from outrider_operator.model import Object
+
+
+class TakingApi:
+    """Remembers the kind of every write, and the last document of each; holds nothing."""
+
+    def __init__(self, refuses: str = "") -> None:
+        self.written: list[str] = []
+        self.documents: dict[str, Object] = {}
+        self._refuses = refuses
+        self._version = 10
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        del kind, namespace, name
+        return None
+
+    async def first_page(self, kind: Kind, namespace: str, *, fields: str = "") -> list[Object]:
+        del kind, namespace, fields
+        return []
+
+    async def create(self, document: Object) -> Object:
+        return self._take(document["kind"], document)
+
+    async def apply(self, document: Object) -> Object:
+        return self._take(document["kind"], document)
+
+    async def patch(self, document: Object) -> Object:
+        metadata = {**self.documents[document["kind"]]["metadata"], **document["metadata"]}
+        return self._take(document["kind"], {**self.documents[document["kind"]], "metadata": metadata})
+
+    async def delete(self, document: Object, preconditions: dict[str, str]) -> Object | None:
+        del preconditions
+        self.written.append(f"delete {document['kind']}")
+        return None
+
+    async def replace(self, document: Object, subresource: str | None = None) -> Object:
+        return self._take(subresource or document["kind"], document)
+
+    def _take(self, what: str, document: Object) -> Object:
+        self.written.append(what)
+        if what == self._refuses:
+            raise ApiError(422, "Invalid", "no")
+        self._version += 1
+        metadata = {"uid": f"uid-{self._version}", **document["metadata"], "resourceVersion": str(self._version)}
+        self.documents[what] = {**document, "metadata": metadata}
+        return self.documents[what]
