@@ -2,70 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from outrider_operator import telemetry
 from outrider_operator.cache import Cache
-from outrider_operator.inbound.pods import ServingPod, owned_by, serving_pod
-from outrider_operator.inbound.reading import component, name_of, namespace_of, uid_of
-from outrider_operator.inbound.unfit import Unfit
-from outrider_operator.kinds import DEPLOYMENT, POD, REPLICA_SET, Kind
+from outrider_operator.decide.ownership import selector
+from outrider_operator.inbound.pods import ServingPod, serving_pod
+from outrider_operator.inbound.reading import component, controller_uid, labels_of, name_of, namespace_of, uid_of
+from outrider_operator.kinds import DEPLOYMENT, POD, REPLICA_SET, SERVICE
 from outrider_operator.model import SERVICE_LABEL, SERVING, Object
 from outrider_operator.work_queue import Key
 
 
 class ServingPods:
-    """Follows the cache, so that nobody needs to go through all pods for one service's."""
+    """Reads the cache, and keeps nothing: what it says is never older than that."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
-        self._pods: dict[str, ServingPod] = {}  # by uid
-        self._services: dict[Key, dict[str, ServingPod]] = {}
-        cache.subscribe(self._follow)
 
-    def services(self) -> Iterable[Key]:
-        """Services that have pods."""
-        return list(self._services)
+    def services(self) -> list[Key]:
+        """Services that have pods, or objects that carry their labels."""
+        keys = (Key(namespace_of(service), name_of(service)) for service in self._cache.all(SERVICE))
+        return [key for key in keys if self._labelled(key)]
 
     def of(self, key: Key) -> tuple[ServingPod, ...]:
-        pods = self._services.get(key, {}).values()
-        owners = self._owners(key) if pods else frozenset()
-        return tuple(pod for pod in pods if pod.owner in owners)
+        return tuple(serving_pod(document) for document in self.documents(key))
 
     def documents(self, key: Key) -> tuple[Object, ...]:
         """The pods of `key` as the cache has them."""
-        found = (self._cache.get(POD, pod.namespace, pod.name) for pod in self.of(key))
-        return tuple(document for document in found if document is not None)
+        labelled = self._labelled(key)
+        made_by = self._replica_sets(key) if labelled else frozenset()
+        return tuple(each for each in labelled if controller_uid(each) in made_by and component(each) == SERVING)
 
-    def _owners(self, key: Key) -> frozenset[str]:
-        replica_sets = self._cache.labelled(REPLICA_SET, key.namespace, SERVICE_LABEL, key.name)
-        return owned_by(replica_sets, self._cache.get(DEPLOYMENT, key.namespace, key.name))
+    def _labelled(self, key: Key) -> tuple[Object, ...]:
+        return self._cache.labelled(POD, key.namespace, SERVICE_LABEL, key.name)
 
-    def _follow(self, kind: Kind, document: Object) -> None:
-        if kind != POD:
-            return
-        self._drop(uid_of(document))
-        present = self._cache.get(POD, namespace_of(document), name_of(document))
-        if present is not None and component(present) == SERVING:
-            self._drop(uid_of(present))
-            self._take(present)
-
-    def _take(self, document: Object) -> None:
-        pod = serving_pod(document)
-        if isinstance(pod, Unfit):
-            telemetry.count_unfit(pod)
-            return
-        self._pods[pod.uid] = pod
-        self._services.setdefault(_key(pod), {})[pod.uid] = pod
-
-    def _drop(self, uid: str) -> None:
-        pod = self._pods.pop(uid, None)
-        if pod is None:
-            return
-        del self._services[_key(pod)][uid]
-        if not self._services[_key(pod)]:
-            del self._services[_key(pod)]
+    def _replica_sets(self, key: Key) -> frozenset[str]:
+        """uids of those of the service's Deployment, and of those without a controller that it is about to adopt."""
+        deployment = uid_of(self._cache.get(DEPLOYMENT, key.namespace, key.name) or {})
+        found = self._cache.labelled(REPLICA_SET, key.namespace, SERVICE_LABEL, key.name)
+        return frozenset(uid_of(each) for each in found if _makes_pods_of(each, key.name, deployment))
 
 
-def _key(pod: ServingPod) -> Key:
-    return Key(pod.namespace, pod.service)
+def _makes_pods_of(replica_set: Object, service: str, deployment: str) -> bool:
+    """A Deployment adopts what its selector selects."""
+    owner = controller_uid(replica_set)
+    return owner == deployment if owner else selector(service).items() <= labels_of(replica_set).items()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from outrider_operator.cache import Cache
-from outrider_operator.kinds import DEPLOYMENT, POD, REPLICA_SET
+from outrider_operator.decide.ownership import selector
+from outrider_operator.kinds import DEPLOYMENT, POD, REPLICA_SET, SERVICE
 from outrider_operator.serving_pods import ServingPods
 from outrider_operator.work_queue import Key
 
-from tests.unit.operator.documents import deployment, pod, replica_set
+from tests.unit.operator.documents import deployment, document, labels, pod, replica_set
 
 CHAT = Key("ns", "chat")
 
@@ -20,10 +21,10 @@ def cache() -> Cache:
 
 @pytest.fixture
 def pods(cache: Cache) -> ServingPods:
-    pods = ServingPods(cache)
+    cache.seen(SERVICE, document("chat", 1, uid="chat"))
     cache.seen(DEPLOYMENT, deployment())
     cache.seen(REPLICA_SET, replica_set())
-    return pods
+    return ServingPods(cache)
 
 
 def test_a_pod_without_a_service_label_is_nobodys(cache: Cache, pods: ServingPods) -> None:
@@ -57,16 +58,35 @@ def test_pods_of_an_orphaned_replica_set_stay(cache: Cache, pods: ServingPods) -
     """The Deployment was deleted by hand and its pods kept: the new one adopts them, and they serve meanwhile."""
     cache.seen(POD, pod("mine"))
     orphan = replica_set(version=2)
-    orphan["metadata"]["ownerReferences"] = []
+    orphan["metadata"] |= {"ownerReferences": [], "labels": {**labels("chat"), **selector("chat")}}
     cache.seen(REPLICA_SET, orphan)
     cache.gone(DEPLOYMENT, deployment())
     assert [each.name for each in pods.of(CHAT)] == ["mine"]
 
 
+def test_pods_of_a_replica_set_that_nobody_will_adopt_do_not_count(cache: Cache, pods: ServingPods) -> None:
+    """Made by hand with the operator's own labels, which any tenant may write: its pods counted as ready."""
+    foreign = document("theirs", 1, uid="their-rs", spec={"replicas": 1})
+    foreign["metadata"] |= {"ownerReferences": [], "labels": labels("chat")}
+    cache.seen(REPLICA_SET, foreign)
+    cache.seen(POD, pod("foreign", owner="their-rs"))
+    assert pods.of(CHAT) == ()
+
+
+def test_a_pod_that_got_ready_is_ready_whoever_said_so_first(cache: Cache, pods: ServingPods) -> None:
+    """The answer to a write of the operator's own did, and what the watch said later was old news: nobody asked it."""
+    cache.seen(POD, pod("mine", 1, ready=False))
+    cache.wrote(POD, pod("mine", 3))
+    cache.seen(POD, pod("mine", 2))
+    cache.seen(POD, pod("mine", 3))
+    assert [each.ready for each in pods.of(CHAT)] == [True]
+
+
 def test_a_pod_that_went_is_forgotten(cache: Cache, pods: ServingPods) -> None:
     cache.seen(POD, pod("mine"))
+    assert pods.services() == [CHAT]
     cache.gone(POD, pod("mine"))
-    assert list(pods.services()) == []
+    assert pods.services() == []
 
 
 def test_only_an_ip_address_is_asked(cache: Cache, pods: ServingPods) -> None:
