@@ -33,11 +33,8 @@ class Lease:
         self._identity = identity
         self._seen: tuple[str, str] = ("", "")  # holder, renew time
         self._seen_at = 0.0
-        self._held: Object | None = None
-
-    @property
-    def held(self) -> bool:
-        return self._held is not None
+        self.held = False
+        """From when this process holds the Lease until it gives up: a renewal that fails once is tried again."""
 
     async def acquire(self) -> None:
         """Wait until this process holds the Lease."""
@@ -47,29 +44,29 @@ class Lease:
                 logger.info("Standing by: %s holds the Lease %s/%s", self._seen[0], self._namespace, self._name)
                 waiting = True
             await asyncio.sleep(RETRY_EVERY_S)
-        telemetry.LEADING.set(1)
+        self._note(held=True)
         logger.info("Holding the Lease %s/%s as %s", self._namespace, self._name, self._identity)
 
     async def keep(self) -> None:
         """Renew the Lease until that fails for too long; the caller must then stop working at once."""
         clock = asyncio.get_running_loop().time
-        renewed_at = clock()
+        renewed_at, renewed = clock(), True
         while clock() - renewed_at < GIVE_UP_AFTER_S:
-            await asyncio.sleep(RENEW_EVERY_S if self._held else RETRY_EVERY_S)
+            await asyncio.sleep(RENEW_EVERY_S if renewed else RETRY_EVERY_S)
             started_at = clock()
             try:
                 async with asyncio.timeout(GIVE_UP_AFTER_S - (started_at - renewed_at)):
-                    if await self._try():
-                        renewed_at = started_at
+                    renewed = await self._try()
             except TimeoutError:
                 break
-        telemetry.LEADING.set(0)
+            renewed_at = started_at if renewed else renewed_at
+        self._note(held=False)
 
     async def release(self) -> None:
         """Let the next operator start at once; without this it waits until the Lease has run out."""
-        if self._held is None:
+        if not self.held:
             return
-        self._held = None
+        self._note(held=False)
         try:
             current = await self._api.get(LEASE, self._namespace, self._name)  # a renewal may just have been under way
             if current is not None and current["spec"].get("holderIdentity") == self._identity:
@@ -78,19 +75,24 @@ class Lease:
         except (ApiError, *UNREACHABLE) as error:
             logger.info("Could not release the Lease; it runs out in %d s: %s", DURATION_S, error)
 
+    def _note(self, *, held: bool) -> None:
+        self.held = held
+        telemetry.LEADING.set(held)
+
     async def _try(self) -> bool:
+        """Take or renew the Lease, where that is this process's to do."""
         try:
             current = await self._api.get(LEASE, self._namespace, self._name)
             if current is None:
-                self._held = await self._api.create(self._claim(None))
+                await self._api.create(self._claim(None))
             elif self._free(current):
-                self._held = await self._api.replace(self._claim(current))
+                await self._api.replace(self._claim(current))
             else:
-                self._held = None
+                return False
         except (ApiError, *UNREACHABLE) as error:
             logger.warning("Cannot read or renew the Lease %s/%s: %r", self._namespace, self._name, error)
-            self._held = None
-        return self._held is not None
+            return False
+        return True
 
     def _free(self, current: Object) -> bool:
         """True where the Lease is this process's own, was given back, or was not renewed while it was watched."""
