@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from outrider_crds.state import RuntimeState
@@ -94,11 +95,13 @@ class PodStates:
             await self._endpoint.close()
 
     async def first_round(self) -> None:
-        """Return once every pod that is ready now was asked, or after some seconds: some may never answer."""
-        pods = [(key, pod) for key in self._pods.services() for pod in self._pods.of(key) if _can_be_asked(pod)]
-        asked = [asyncio.create_task(self._ask(key, pod)) for key, pod in pods]
-        if asked:
-            await asyncio.wait(asked, timeout=FIRST_ROUND_S)
+        """Return once `run` had an answer of every pod that is ready now, or after some seconds: some may never give
+        one."""
+        pods = [pod.uid for key in self._pods.services() for pod in self._pods.of(key) if _can_be_asked(pod)]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_ROUND_S):
+                while any((poll := self._polls.get(uid)) is None or poll.under_way for uid in pods):
+                    await asyncio.sleep(TICK_S)
 
     def _ask_due(self, group: asyncio.TaskGroup) -> None:
         now, present = asyncio.get_running_loop().time(), set()

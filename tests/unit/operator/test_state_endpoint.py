@@ -14,13 +14,13 @@ from outrider_crds.state import RuntimeState
 from outrider_operator.cache import Cache
 from outrider_operator.inbound.states import MOST_BYTES
 from outrider_operator.inbound.unfit import Unfit
-from outrider_operator.kinds import DEPLOYMENT, POD, REPLICA_SET
+from outrider_operator.kinds import DEPLOYMENT, POD, REPLICA_SET, SERVICE
 from outrider_operator.metrics.pods import PodStates
 from outrider_operator.metrics.state_endpoint import StateEndpoint
 from outrider_operator.serving_pods import ServingPods
 from outrider_operator.work_queue import Key
 
-from tests.unit.operator.documents import deployment, pod, replica_set
+from tests.unit.operator.documents import deployment, document, pod, replica_set
 from tests.unit.operator.inbound.test_states import STATE
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
@@ -117,6 +117,7 @@ async def test_one_pod_that_answers_nonsense_keeps_nobody_from_being_asked() -> 
     bad = json.dumps({**STATE, "outputTokens": "@"}).replace('"@"', "9" * 400).encode()
     cache = Cache()
     pods = ServingPods(cache)
+    cache.seen(SERVICE, document("chat", 1, uid="chat"))
     cache.seen(DEPLOYMENT, deployment())
     cache.seen(REPLICA_SET, replica_set())
     cache.seen(POD, pod("stray", service=None))
@@ -125,16 +126,11 @@ async def test_one_pod_that_answers_nonsense_keeps_nobody_from_being_asked() -> 
     heard: list[Key] = []
     async with _server(_says(BODY)) as port, _server(_says(bad), "127.0.0.2", port):
         states = PodStates(pods, StateEndpoint(port), heard.append, busy_every_s=0.1)
-        running = asyncio.create_task(states.run())
-        async with asyncio.timeout(SOON_S):
+        async with _running(states), asyncio.timeout(SOON_S):
             while not states.states(CHAT):
                 await asyncio.sleep(0.02)
         assert list(states.states(CHAT)) == ["good"]
         assert set(heard) == {CHAT}  # also that the other one does not answer is news
-        assert not running.done()
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
 
 
 async def test_a_pod_that_answers_nonsense_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,6 +139,7 @@ async def test_a_pod_that_answers_nonsense_is_asked_seldom(monkeypatch: pytest.M
     monkeypatch.setattr("outrider_operator.metrics.pods.URGENT_EVERY_S", 0.0)
     cache = Cache()
     pods = ServingPods(cache)
+    cache.seen(SERVICE, document("chat", 1, uid="chat"))
     cache.seen(DEPLOYMENT, deployment())
     cache.seen(REPLICA_SET, replica_set())
     cache.seen(POD, pod("bad", address="127.0.0.2"))
@@ -155,28 +152,55 @@ async def test_a_pod_that_answers_nonsense_is_asked_seldom(monkeypatch: pytest.M
     ):
         states = PodStates(pods, StateEndpoint(port), lambda _: None, busy_every_s=0.0)
         states.set_urgent(CHAT, True)
-        running = asyncio.create_task(states.run())
-        async with asyncio.timeout(SOON_S):
+        async with _running(states), asyncio.timeout(SOON_S):
             while len(good) < 10:
                 await asyncio.sleep(0.01)
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
     assert len(bad) == 1
 
 
 async def test_the_first_round_does_not_wait_for_pods_that_never_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator's start would be a tenant's to delay."""
+    monkeypatch.setattr("outrider_operator.metrics.pods.TICK_S", 0.01)
     monkeypatch.setattr("outrider_operator.metrics.pods.FIRST_ROUND_S", 0.1)
     cache = Cache()
     pods = ServingPods(cache)
+    cache.seen(SERVICE, document("chat", 1, uid="chat"))
     cache.seen(DEPLOYMENT, deployment())
     cache.seen(REPLICA_SET, replica_set())
     cache.seen(POD, pod("silent"))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = StateEndpoint(silent.getsockname()[1], timeout_s=10 * SOON_S)
-        await asyncio.wait_for(PodStates(pods, endpoint, lambda _: None, 1.0).first_round(), SOON_S)
-        await endpoint.close()
+        states = PodStates(pods, endpoint, lambda _: None, 1.0)
+        async with _running(states):
+            await asyncio.wait_for(states.first_round(), SOON_S)
+
+
+async def test_the_first_round_asks_nobody_twice() -> None:
+    """It asked every pod that the polls were asking already, in tasks that nobody ended."""
+    cache = Cache()
+    pods = ServingPods(cache)
+    cache.seen(SERVICE, document("chat", 1, uid="chat"))
+    cache.seen(DEPLOYMENT, deployment())
+    cache.seen(REPLICA_SET, replica_set())
+    cache.seen(POD, pod("good"))
+    asked: list[bytes] = []
+    async with _server(_says(BODY, asked.append)) as port:
+        states = PodStates(pods, StateEndpoint(port), lambda _: None, busy_every_s=10 * SOON_S)
+        async with _running(states):
+            await asyncio.wait_for(states.first_round(), SOON_S)
+            assert list(states.states(CHAT)) == ["good"]
+    assert len(asked) == 1
+
+
+@asynccontextmanager
+async def _running(states: PodStates) -> AsyncIterator[None]:
+    running = asyncio.create_task(states.run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
 
 
 def _says(body: bytes, asked: Callable[[bytes], None] = lambda _: None) -> Answer:
