@@ -9,32 +9,36 @@ Shapes: D drafters, K depths, N requests, M nodes, B bins, G groups (see `trials
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
+from outrider_runtime.control import trials
 from outrider_runtime.control.batch import Batch, Bools, Columns, Floats, Ints
+from outrider_runtime.control.beams import Beams, chains_only
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.forest import ROOT, Forest
+from outrider_runtime.control.forest import ROOT, Forest, Nodes
+from outrider_runtime.control.groups import (
+    EVERY,
+    EXPECTED,
+    EXPECTED_ANY,
+    MOST,
+    class_factors,
+    factor_of,
+    pool_tried,
+    with_factor,
+)
 from outrider_runtime.control.settings import Settings
 from outrider_runtime.control.siblings import Siblings
 from outrider_runtime.control.trials import (
     ANY,
     BINS,
-    EVERY,
-    EXPECTED,
-    EXPECTED_ANY,
     HIT_TRIALS,
-    MOST,
     PRIOR_TRIALS,
     SLOT_HIT_TRIALS,
+    Counts,
     bin_of,
-    class_factors,
-    factor_of,
-    observe,
-    pool_tried,
-    refresh,
-    with_factor,
+    class_count,
 )
 
 AGE_HALF_LIFE_S = 30.0
@@ -45,52 +49,57 @@ OF_THIS_STEP = 2
 """Tokens that a request gets in any case before one of its proposals counts: this step's, and the bonus token."""
 
 
-class Known(NamedTuple):
-    """What compiled code reads of it to look ahead; see `Acceptance`."""
-
-    hazards: Floats
-    groups: Floats
-    asked: Floats
-    offered: Floats
-    slot_hits: Floats
-    passes: Bools
-
-
 class Acceptance:
     """Discounted counts, and the probabilities that follow from them."""
 
     def __init__(self, settings: Settings) -> None:
         drafters, depths = len(settings.drafters), max(1, settings.max_draft_tokens)
-        self._edges = np.array([drafter.confidence_edges for drafter in settings.drafters]).reshape(drafters, BINS - 1)
-        self._tried = np.zeros((drafters, depths, BINS + 1))
-        self._accepted = np.zeros((drafters, depths, BINS + 1))
-        self.hazards = np.empty((drafters, depths, BINS + 1))
-        """(D, K, B+1): posterior means, without the factors."""
-        self._asked = np.zeros((drafters, depths))
-        self._offered = np.zeros((drafters, depths))
-        self._slot_hits = np.zeros((settings.slots, drafters, 2))  # [asked, found something]
-        self._recent = np.zeros((drafters, 3))  # [accepted, expected, variance] of the last trials
-        self._passes = np.array([drafter.passes for drafter in settings.drafters], dtype=bool)
-        self._slots, self._classes = settings.slots, -1
-        self._groups = np.zeros((drafters, 0, EVERY + 1))
+        binned = (drafters, depths, BINS + 1)
+        self._known = Counts(
+            tried=np.zeros(binned),
+            accepted=np.zeros(binned),
+            hazards=np.empty(binned),
+            groups=np.zeros((drafters, 1 + settings.slots, EVERY + 1)),
+            recent=np.zeros((drafters, 3)),
+            asked=np.zeros((drafters, depths)),
+            offered=np.zeros((drafters, depths)),
+            slot_hits=np.zeros((settings.slots, drafters, 2)),
+            met=np.zeros(drafters, dtype=bool),
+            edges=np.array([one.confidence_edges for one in settings.drafters]).reshape(drafters, BINS - 1),
+            passes=np.array([one.passes for one in settings.drafters], dtype=bool),
+        )
+        self.columns: tuple[Any, ...]
+        """As `Counts`, in a plain tuple, which a call unpacks faster."""
         self.set_classes(len(settings.hot.slo_classes))
-        self.met = np.zeros(drafters, dtype=bool)
-        """(D,): drafters that were tried often enough once to be no strangers."""
         self.all_met = not drafters
-        widest = max((drafter.widest for drafter in settings.drafters), default=1)
+        self._widest = np.array([one.widest for one in settings.drafters], np.int64)
+        self._chains = chains_only(drafters, depths)
+        widest = int(self._widest.max(initial=1))
         self.siblings = Siblings(drafters, depths, widest) if widest > 1 else None
         """None where nobody can propose trees."""
         self.alarms = 0
         """How often the last trials contradicted the estimate: the traffic has changed."""
         self._aged_at: float | None = None
-        refresh(self._tried, self._accepted, self.hazards)
+        trials.refresh(self._known)
+
+    @property
+    def hazards(self) -> Floats:
+        """(D, K, B+1): posterior means, without the factors."""
+        return self._known.hazards
+
+    @property
+    def met(self) -> Bools:
+        """(D,): drafters that were tried often enough once to be no strangers."""
+        return self._known.met
 
     def set_classes(self, classes: int) -> None:
         """The classes have changed: what was known of them goes, of everything else it stays."""
-        old = self._groups[:, self._classes + 1 :]
-        self._classes = classes
-        self._groups = np.zeros((len(self.hazards), classes + 1 + self._slots, EVERY + 1))
-        self._groups[:, classes + 1 :][:, : old.shape[1]] = old
+        slots = len(self._known.slot_hits)
+        of_slots = self._known.groups[:, -slots:]
+        groups = np.zeros((len(self.hazards), classes + 1 + slots, EVERY + 1))
+        groups[:, -slots:] = of_slots
+        self._known = self._known._replace(groups=groups)
+        self.columns = tuple(self._known)
 
     def age(self, now: float) -> None:
         """Let evidence age, also where nothing is observed (k = 0)."""
@@ -99,54 +108,52 @@ class Acceptance:
         if now - self._aged_at < AGE_EVERY_S:
             return
         keep = 0.5 ** ((now - self._aged_at) / AGE_HALF_LIFE_S)
-        self._aged_at = now
-        for counts in (self._tried, self._accepted, self._asked, self._offered, self._slot_hits, self._recent):
+        self._aged_at, known = now, self._known
+        ageing = (known.tried, known.accepted, known.asked, known.offered, known.slot_hits, known.recent, known.groups)
+        for counts in ageing:
             counts *= keep
-        self._groups *= keep
         if self.siblings is not None:
             self.siblings.age(keep)
-        refresh(self._tried, self._accepted, self.hazards)
+        trials.refresh(known)
 
     def release(self, slots: Ints) -> None:
         """These requests have ended; whoever comes into their slots is a stranger."""
-        _forget(self._groups, self._slot_hits, slots)
+        _forget(self._known.groups, self._known.slot_hits, slots)
 
     def observe(self, batch: Batch, forest: Forest, tried: Bools, accepted: Bools) -> None:
         """Count a step's trials. tried, accepted: (M,), as `Outcome` has them. A later child is no trial of a chain."""
         if self.siblings is not None:
             tried = tried & (forest.rank == 0)
         asked = np.ascontiguousarray(forest.asked)
-        self.alarms += observe(
-            asked, forest.lengths, forest.request, forest.drafter, forest.depth, forest.confidence, tried, accepted,
-            self._classes, batch.slot, batch.slo_class, self._edges, self._asked, self._offered, self._slot_hits,
-            self._tried, self._accepted, self.hazards, self._groups, self._recent, self.met,
-        )  # fmt: skip
+        self.alarms += trials.observe(
+            self.columns, batch.columns, forest.columns, asked, forest.lengths, tried, accepted
+        )
         self.all_met = self.all_met or bool(self.met.all())
-
-    @property
-    def columns(self) -> tuple[Floats, Floats, Floats, Floats, Floats, Bools]:
-        """As `Known`, as each call from Python takes it fastest."""
-        return self.hazards, self._groups, self._asked, self._offered, self._slot_hits, self._passes
 
     def node_paths(self, batch: Batch, forest: Forest) -> Floats:
         """(M,): the probability that the target accepts each node and all that it hangs on; 0 for one that the request
         has no token left for."""
-        paths = _node_paths(
-            self.hazards, self._groups, self._classes, batch.slot, batch.slo_class, batch.left,
-            forest.request, forest.parent, forest.drafter, forest.depth, forest.confidence, self._edges,
-        )  # fmt: skip
+        paths = _node_paths(self.columns, batch.columns, forest.columns)
         return paths if self.siblings is None else self.siblings.paths(forest, paths, len(batch))
+
+    def beams(self) -> Beams:
+        """What wider beams offer."""
+        if self.siblings is None:
+            return self._chains
+        hazards = np.ascontiguousarray(self.hazards[:, :, ANY])
+        places = np.array([self.siblings.places(d, one) for d, one in enumerate(hazards)])
+        return Beams(places, hazards, self._widest)
 
     def upper_paths(self) -> Floats:
         """(D, K): paths that are optimistic by one posterior standard deviation, offers included, for exploration."""
         mean = self.hazards[:, :, ANY]
-        spread = np.sqrt(mean * (1 - mean) / (self._tried[:, :, ANY] + PRIOR_TRIALS + 1))
+        spread = np.sqrt(mean * (1 - mean) / (self._known.tried[:, :, ANY] + PRIOR_TRIALS + 1))
         return np.asarray(np.minimum(mean + spread, MOST).cumprod(axis=1) * self.hit_rates)
 
     @property
     def hit_rates(self) -> Floats:
         """(D, K): how often a drafter that is asked for so many tokens has them."""
-        return np.asarray((self._offered + HIT_TRIALS) / (self._asked + HIT_TRIALS))
+        return np.asarray((self._known.offered + HIT_TRIALS) / (self._known.asked + HIT_TRIALS))
 
 
 @compiled
@@ -157,14 +164,12 @@ def _forget(groups: Floats, slot_hits: Floats, slots: Ints) -> None:
 
 
 @compiled
-def chain_paths(known: Known, batch: Columns, rows: Ints, usable: Bools, limit: int) -> tuple[Floats, Floats]:
-    """Two (D, N, K) for N `rows` of the batch: the probability that the target accepts a chain of 1..K, if it is
+def chain_paths(known: Counts, batch: Columns, rows: Ints, usable: Bools, limit: int) -> tuple[Floats, Floats]:
+    """Two (D, K, N) for N `rows` of the batch: the probability that the target accepts a chain of 1..K, if it is
     proposed, and that the drafter has a proposal of that depth. A path is 0 past `limit` positions, past what the
     request can still use, and where the drafter is not `usable` (D,)."""
-    drafters, depths = known.hazards.shape[:2]
-    classes = known.groups.shape[1] - 1 - known.slot_hits.shape[0]
-    paths = np.zeros((drafters, len(rows), depths))
-    offers = np.ones((drafters, len(rows), depths))
+    (drafters, depths), classes = known.hazards.shape[:2], class_count(known)
+    paths, offers = np.zeros((drafters, depths, len(rows))), np.ones((drafters, depths, len(rows)))
     for d in np.flatnonzero(usable):
         groups = known.groups[d]
         pool = pool_tried(groups, classes)
@@ -176,34 +181,35 @@ def chain_paths(known: Known, batch: Columns, rows: Ints, usable: Bools, limit: 
             path = 1.0
             for k in range(min(limit, batch.left[i] - OF_THIS_STEP)):
                 path *= with_factor(known.hazards[d, k, ANY], factor)
-                paths[d, n, k] = path
+                paths[d, k, n] = path
             if not known.passes[d]:
                 own = known.slot_hits[batch.slot[i], d]
                 hits = (own[1] + SLOT_HIT_TRIALS * hit_rates[0]) / (own[0] + SLOT_HIT_TRIALS) / hit_rates[0]
                 for k in range(depths):
-                    offers[d, n, k] = min(1.0, hits * hit_rates[k])
+                    offers[d, k, n] = min(1.0, hits * hit_rates[k])
     return paths, offers
 
 
 @compiled
-def _node_paths(
-    hazards: Floats, groups: Floats, classes: int, slot: Ints, slo_class: Ints, left: Ints, request: Ints,
-    parent: Ints, drafter: Ints, depth: Ints, confidence: Floats, edges: Floats,
-) -> Floats:  # fmt: skip
-    drafters, depths = hazards.shape[:2]
+def _node_paths(counts: tuple[Any, ...], columns: tuple[Any, ...], forest: tuple[Any, ...]) -> Floats:
+    """See `Acceptance.node_paths`, each node judged as a first child. Arguments as `Counts`, `Columns`, `Nodes`."""
+    known, batch, nodes = Counts(*counts), Columns(*columns), Nodes(*forest)
+    (drafters, depths), classes, requests = known.hazards.shape[:2], class_count(known), len(batch.slot)
     pools, of_class = np.empty(drafters), np.empty((drafters, 2, 1 + classes))
     for d in range(drafters):
-        pools[d] = pool_tried(groups[d], classes)
+        pools[d] = pool_tried(known.groups[d], classes)
         for column in (EXPECTED, EXPECTED_ANY):
-            of_class[d, column - EXPECTED] = class_factors(pools[d], groups[d], classes, column)
-    paths, factors = np.empty(len(request)), np.zeros((drafters, len(slot), 2))
-    for m in range(len(request)):
-        d, i, column = drafter[m], request[m], EXPECTED_ANY if np.isnan(confidence[m]) else EXPECTED
-        known = factors[d, i]
-        if known[column - EXPECTED] == 0.0:
-            of_classes = of_class[d, column - EXPECTED]
-            known[column - EXPECTED] = factor_of(of_classes, pools[d], groups[d], slo_class[i], slot[i], column)
-        hazard = hazards[d, min(depth[m], depths) - 1, bin_of(confidence[m], edges[d])]
-        before = 1.0 if parent[m] == ROOT else paths[parent[m]]
-        paths[m] = before * with_factor(hazard, known[column - EXPECTED]) if depth[m] < left[i] else 0.0
+            of_class[d, column - EXPECTED] = class_factors(pools[d], known.groups[d], classes, column)
+    paths, factors = np.empty(len(nodes.request)), np.zeros((drafters, requests, 2))
+    for m in range(len(paths)):
+        d, i, parent = nodes.drafter[m], nodes.request[m], nodes.parent[m]
+        column = EXPECTED_ANY if np.isnan(nodes.confidence[m]) else EXPECTED
+        own = factors[d, i]
+        if own[column - EXPECTED] == 0.0:
+            of_classes, groups = of_class[d, column - EXPECTED], known.groups[d]
+            own[column - EXPECTED] = factor_of(of_classes, pools[d], groups, batch.slo_class[i], batch.slot[i], column)
+        hazard = known.hazards[d, min(nodes.depth[m], depths) - 1, bin_of(nodes.confidence[m], known.edges[d])]
+        before = 1.0 if parent == ROOT else paths[parent]
+        path = before * with_factor(hazard, own[column - EXPECTED])
+        paths[m] = path if nodes.depth[m] < batch.left[i] else 0.0
     return paths

@@ -14,8 +14,8 @@ import numpy as np
 from outrider_runtime.control.batch import Columns, Floats
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.cost import Shape
-from outrider_runtime.control.latency import Costs, decode_s, prompt_s
 from outrider_runtime.control.slo import HORIZON_TOKENS, MARGIN, Clocks, expected_rest, later, slack_s
+from outrider_runtime.control.step_times import Costs, decode_s, prompt_s
 
 MOST_PATIENCE_USED = 1.0
 """Prompts are not held back once one has waited for this share of what its own class bears: where load stays high,
@@ -35,19 +35,17 @@ ANY_NUMBER = -1
 
 
 class Queue(NamedTuple):
-    """Who waits."""
+    """Who waits: `Batch.patience_used`, and the fields of its `Waiting`, if there is one."""
 
     admits: bool
     """Somebody may be held back."""
     someone: bool
-    """Somebody waits to be let in; the next one is of"""
+    """Somebody waits to be let in."""
+    patience_used: float
     slo_class: int
     prompt: int
     left: int
-    """Tokens that it may produce."""
     overdue: bool
-    patience_used: float
-    """See `Batch`."""
 
 
 class Pace(NamedTuple):

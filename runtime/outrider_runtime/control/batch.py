@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +17,7 @@ NOBODY = -1
 """In place of a drafter's number: nothing is proposed for the request. In place of a class: it has none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """The request that is let in next."""
 
     slo_class: int
@@ -31,7 +31,7 @@ class Waiting:
 
 
 class Columns(NamedTuple):
-    """The columns of a `Batch`, as compiled code takes them: a plain tuple of them, as each call unpacks it faster."""
+    """The columns of a `Batch`, as compiled code takes them."""
 
     slot: Ints
     slo_class: Ints
@@ -42,6 +42,9 @@ class Columns(NamedTuple):
     emitted: Ints
     elapsed_s: Floats
     missing: Ints
+
+
+_columns = attrgetter(*Columns._fields)
 
 
 @dataclass(slots=True, eq=False)
@@ -82,20 +85,17 @@ class Batch:
     """Requests that wait and will have a place once it is free for them, `next` among them."""
     patience_used: float = 0.0
     """Largest share of the time which its class bears that a prompt has waited or been read for."""
-    _columns: tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints, Floats, Ints] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.missing = np.ascontiguousarray(self.missing)
 
     def __len__(self) -> int:
         return len(self.slot)
 
     @property
-    def columns(self) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints, Floats, Ints]:
-        """As `Columns`."""
-        if self._columns is None:
-            self._columns = (
-                self.slot, self.slo_class, self.context, self.prompt, self.prompt_left, self.left, self.emitted,
-                self.elapsed_s, np.ascontiguousarray(self.missing),
-            )  # fmt: skip
-        return self._columns
+    def columns(self) -> tuple[Any, ...]:
+        """As `Columns`, in a plain tuple, which a call unpacks faster."""
+        return _columns(self)
 
     @property
     def decodes(self) -> Bools:

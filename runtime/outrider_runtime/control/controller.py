@@ -146,8 +146,8 @@ class Controller:
         return self._propose.weighed(batch)
 
     def _settle(self) -> None:
-        force = in_force(self.settings, self._suspended, self._pinned)
-        self._verify.force = self._propose.force = self._force = force
+        self._force = self._verify.force = in_force(self.settings, self._suspended, self._pinned)
+        self._propose.settle(self._force)
 
     def _number(self, drafter: str | None) -> int:
         names = [one.name for one in self.settings.drafters]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.batch import Columns, Floats, Ints
+from outrider_runtime.control.batch import Columns, Floats
 from outrider_runtime.control.compiled import compilable, compiled
 from outrider_runtime.control.plans import ExecutionMode
 
@@ -124,8 +124,9 @@ def without_prompts(shape: Shape) -> Shape:
 
 
 @compiled
-def this_step(context: Ints, prompt: Ints, prompt_left: Ints) -> Shape:
-    """What the target's pass of a batch processes without any proposal. See `Batch`."""
+def this_step(batch: Columns) -> Shape:
+    """What the target's pass of a batch processes without any proposal."""
+    context, prompt, prompt_left = batch.context, batch.prompt, batch.prompt_left
     requests, cached, tokens, prompts, query = 0.0, 0.0, 0.0, 0.0, 0.0
     for i in range(len(context)):
         if prompt[i] > 0 or prompt_left[i] == 0:

@@ -11,18 +11,18 @@ D drafters, N requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from outrider_runtime.control.batch import Batch, Bools, Floats, Ints
+from outrider_runtime.control.choices import Choices
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.drafters import Choice
-from outrider_runtime.control.settings import Drafter
+from outrider_runtime.control.evidence import Evidence
+from outrider_runtime.control.offers import HOLE_TOKENS
+from outrider_runtime.control.settings import Settings
 from outrider_runtime.control.slo import expected_rest
+from outrider_runtime.control.step_times import feeding_s
 
-HOLE_TOKENS = 16
-"""So little is missing after any step, and after a probe: no more than the first pass covers."""
 SHORT_TOKENS = 256
 """Of holes that may be closed to find out what that buys."""
 LEAST_CHUNK_TOKENS = 32
@@ -33,23 +33,23 @@ HOLD_LOOKS = 8
 """Looks in a row at which nobody asks a drafter before it is gated."""
 
 
+LOOK_EVERY_STEPS = 8
+"""Steps between two looks at what draft models would bring to requests whose caches have holes."""
+
+
 class DraftKV:
     """Whose cache is fed with what."""
 
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
-        self._idle = np.zeros(len(drafters), np.int64)
-        self.models = np.array([drafter.needs_kv for drafter in drafters], dtype=bool)
-        self._hidden = np.array([drafter.needs_hidden for drafter in drafters], dtype=bool)
-        self.any_kv = bool(self.models.any())
+    def __init__(self, settings: Settings, evidence: Evidence, choices: Choices) -> None:
+        self._evidence, self._choices, self._since_look = evidence, choices, 0
+        self._idle = np.zeros(len(settings.drafters), np.int64)
+        self.models = np.array([drafter.needs_kv for drafter in settings.drafters], dtype=bool)
+        self._hidden = np.array([drafter.needs_hidden for drafter in settings.drafters], dtype=bool)
 
     @property
     def gated(self) -> Bools:
         """(D,): the drafters that read and are not fed."""
         return np.asarray((self.models | self._hidden) & (self._idle >= HOLD_LOOKS))
-
-    def look(self, passes: Ints) -> None:
-        """One decision by goodput. passes: (D,), as they would be chosen if no cache had a hole."""
-        _look(self._idle, passes)
 
     @property
     def columns(self) -> tuple[Ints, Bools, Bools]:
@@ -60,7 +60,47 @@ class DraftKV:
         """(D, N): more is missing than `most` tokens, and the drafter proposes junk over it."""
         return np.asarray((batch.missing[:, rows] > most) & self.models[:, None])
 
-    def closing(self, batch: Batch, rows: Ints, whole: Choice, now: Choice, without: Choice, costs: Floats) -> Ints:
+    def close(self, batch: Batch) -> tuple[Choice, Ints]:
+        """The best choice after those holes in draft models' caches are closed that it pays to close, and (D, N) what
+        is fed for that. Gates look at what would be chosen if no cache had a hole."""
+        nothing = nothing_fed(batch)
+        choice = self._choices.best(batch, nothing)
+        self._since_look += 1
+        if not choice.holes or self._evidence.probes.off:
+            self.look(choice)
+            return choice, nothing
+        if self._since_look < LOOK_EVERY_STEPS and not choice.passes[self.models].any():
+            return choice, nothing
+        self._since_look = 0
+        closing = self._closing(batch, choice)
+        if not closing.any():
+            return choice, nothing
+        return self._choices.best(batch, np.where(closing >= batch.missing, closing, 0)), closing
+
+    def look(self, choice: Choice) -> None:
+        """One decision by goodput, as it would be if no cache had a hole."""
+        if choice.asked.shape[1] and not choice.for_slo and not self._evidence.probes.off:
+            _look(self._idle, choice.passes)
+
+    def _closing(self, batch: Batch, choice: Choice) -> Ints:
+        """(D, N): what draft models are fed of holes, where that pays."""
+        whole = self._choices.best(batch, batch.missing)
+        self.look(whole)
+        without = self._choices.best(batch, nothing_fed(batch), models=False)
+        rows, pool = self._choices.pool(batch)
+        missing = np.ascontiguousarray(batch.missing[:, rows])
+        costs = pool.price.rate * feeding_s(self._evidence.latency.costs, missing, float(len(rows)))
+        closing = nothing_fed(batch)
+        closing[:, rows] = self._newcomers(batch, rows, whole, choice, without, costs)
+        if closing.any():
+            after = self._choices.best(batch, np.where(closing > 0, batch.missing, 0))
+            fed = closing[:, rows] > 0
+            gain = (after.value - choice.value) * _steps_left(batch, rows)[fed.any(axis=0)].mean()
+            if not gain > costs[fed].sum():  # of all of it together
+                return nothing_fed(batch)
+        return closing
+
+    def _newcomers(self, batch: Batch, rows: Ints, whole: Choice, now: Choice, without: Choice, costs: Floats) -> Ints:
         """(D, N): tokens, from the first missing one on, that draft models run over at the end of this step so that
         they can serve who has a hole. What the step's budget of tokens does not hold is left for later ones.
 
@@ -87,10 +127,9 @@ class DraftKV:
                 room -= chunk
         return feed
 
-    def pays(self, batch: Batch, rows: Ints, closing: Ints, costs: Floats, gain: float) -> bool:
-        """Whether `closing`, all of it, brings more than it costs: `gain` tokens a step for those that are fed."""
-        fed = closing > 0
-        return bool(gain * _steps_left(batch, rows)[fed.any(axis=0)].mean() > costs[fed].sum())
+
+def nothing_fed(batch: Batch) -> Ints:
+    return np.zeros(batch.missing.shape, np.int64)
 
 
 def _steps_left(batch: Batch, rows: Ints) -> Floats:
@@ -105,15 +144,9 @@ def _look(idle: Ints, passes: Ints) -> None:
 
 
 @compiled
-def served(missing: int, closed: int, needs_kv: bool) -> bool:
-    """A drafter that misses so many tokens of a request, of which it is fed `closed` before, can propose for it."""
-    return not needs_kv or missing <= HOLE_TOKENS or closed >= missing
-
-
-@compiled
 def feed(
     missing: Ints, prompt: Ints, passes: Ints, closing: Ints, kv: tuple[Ints, Bools, Bools], usable: Bools, always: bool
-) -> Ints:  # fmt: skip
+) -> Ints:
     """(D, N): all that drafters run over. passes: (D,), who proposes; closing: (D, N), who has a hole closed, or a part
     of one; kv: see `DraftKV.columns`; usable: (D,). always: whoever can be fed, is."""
     fed, (idle, needs_kv, hidden) = np.zeros(missing.shape, np.int64), kv

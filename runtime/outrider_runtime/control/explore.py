@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider_runtime.control.batch import Bools, Floats
-from outrider_runtime.control.drafters import Pool
+from outrider_runtime.control.offers import Pool
 from outrider_runtime.control.value import worth
 
 INTERVAL_STEPS, EAGER_INTERVAL_STEPS, POSTPONE_STEPS = 120, 4, 16
@@ -79,17 +79,17 @@ def upper_bounds(pool: Pool, upper_paths: Floats, lengths: int) -> Floats:
     upper_paths: (D, K), optimistic. What the tokens cost is not optimistic: where a batch is so large that no
     acceptance would pay for them, there is nothing to find out.
     """
-    served = (pool.paths[:, :, 0] > 0).sum(axis=1)
+    served = (pool.paths[:, 0] > 0).sum(axis=1)
     bounds = np.full(len(served), -np.inf)
     price = pool.price
     for drafter in np.flatnonzero(served):
-        asking_s = float(pool.asking_s[drafter][pool.paths[drafter, :, 0] > 0].sum()) if pool.asking_s.size else 0.0
+        asking_s = float(pool.asking_s[drafter][pool.paths[drafter, 0] > 0].sum()) if pool.asking_s.size else 0.0
         for length in range(1, lengths + 1):
             tokens = served[drafter] * length
             if tokens > min(pool.budget, len(price.ragged_s) - 1):
                 break
             target_s = min(float(price.uniform_s[tokens]), float(price.ragged_s[tokens])) - price.plain_s
-            draft_s = pool.first_s[drafter] + (length - 1) * pool.pass_s[drafter] + tokens * pool.token_s[drafter]
+            draft_s = pool.first_s[drafter] + (length - 1) * pool.pass_s[drafter, 0] + tokens * pool.token_s[drafter]
             draft_s += length * asking_s
             gain = float(served[drafter] * upper_paths[drafter, :length].sum())
             bounds[drafter] = max(bounds[drafter], worth(gain, target_s + draft_s, price.rate))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,20 @@ from outrider_runtime.control.plans import DraftPlan, Purpose
 
 ROOT = -1
 """Parent of a node that follows the request's last committed token."""
+
+
+class Nodes(NamedTuple):
+    """The columns of a `Forest`, as compiled code takes them."""
+
+    request: Ints
+    parent: Ints
+    drafter: Ints
+    depth: Ints
+    rank: Ints
+    confidence: Floats
+
+
+_nodes = attrgetter(*Nodes._fields)
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +59,11 @@ class Forest:
     def __len__(self) -> int:
         return len(self.request)
 
+    @property
+    def columns(self) -> tuple[Any, ...]:
+        """As `Nodes`, in a plain tuple, which a call unpacks faster."""
+        return _nodes(self)
+
 
 def trials(forest: Forest, verified: Bools, accepted: Bools) -> Bools:
     """(M,) as `Outcome.tried`, where nothing is known of nodes that were not verified."""
@@ -58,7 +79,7 @@ def nothing_proposed(requests: int, drafters: int, purpose: Purpose = Purpose.CH
 
 def chains(
     lengths: Ints, drafter: Ints, plan: DraftPlan, asked: Ints, confidence: NDArray[np.floating] | None = None
-) -> Forest:  # fmt: skip
+) -> Forest:
     """A chain of `lengths` (N,) nodes for each request by its `drafter` (N,).
 
     plan: whose proposals these are. asked: `plan.asked` (R, N'), brought to the order of this step's N requests.

@@ -43,7 +43,7 @@ def select(
 @compiled
 def best_nodes(
     paths: Floats, request: Ints, depth: Ints, price: Price, budget: int, forced: Bools, longest_s: float
-) -> tuple[Bools, float]:  # fmt: skip
+) -> tuple[Bools, float]:
     """See `select`."""
     ragged_s, uniform_s, node_s, rate = price.ragged_s, price.uniform_s, price.node_s, price.rate
     scores = np.empty(len(paths))

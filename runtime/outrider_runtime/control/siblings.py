@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from outrider_runtime.control.batch import Bools, Floats, Ints
+from outrider_runtime.control.batch import Bools, Floats
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.forest import ROOT, Forest
+from outrider_runtime.control.forest import ROOT, Forest, Nodes
 
 EXPECTED, TAKEN = 0, 1
 """Of a rank: what its drafter says, summed over its trials, and how often the target took it. Of a place: trials, and
@@ -43,15 +43,14 @@ class Siblings:
 
     def observe(self, forest: Forest, verified: Bools, accepted: Bools, requests: int) -> None:
         """verified, accepted: (M,), as `Outcome` has them."""
-        request, parent, drafter = forest.request, forest.parent, forest.drafter
-        said = _later_chances(request, parent, drafter, forest.confidence, requests)
-        _count_ranks(self._ranks, request, parent, drafter, forest.rank, said, verified, accepted, requests)
-        _count_places(self._places, request, drafter, forest.depth, verified, accepted, requests)
+        nodes = Nodes(*forest.columns)
+        _count_ranks(self._ranks, nodes, _later_chances(nodes, requests), verified, accepted, requests)
+        _count_places(self._places, nodes, verified, accepted, requests)
 
     def paths(self, forest: Forest, paths: Floats, requests: int) -> Floats:
         """(M,) paths, from those (M,) of nodes that were each judged as a first child."""
-        said = _later_chances(forest.request, forest.parent, forest.drafter, forest.confidence, requests)
-        return _paths(self._ranks, paths, forest.request, forest.parent, forest.drafter, forest.rank, said, requests)
+        nodes = Nodes(*forest.columns)
+        return _paths(self._ranks, paths, nodes, _later_chances(nodes, requests), requests)
 
     def places(self, drafter: int, hazards: Floats) -> Floats:
         """(K, W): how often the target's token is at each place. hazards: (K,), of a chain by the same drafter."""
@@ -64,14 +63,20 @@ def _said(confidence: float) -> float:
 
 
 @compiled
-def _later_chances(request: Ints, parent: Ints, drafter: Ints, confidence: Floats, requests: int) -> Floats:
+def _above(nodes: Nodes, m: int) -> int:
+    """Number of what a node follows, the requests' roots after all nodes."""
+    parent = nodes.parent[m]
+    return int(parent if parent != ROOT else len(nodes.parent) + nodes.request[m])
+
+
+@compiled
+def _later_chances(nodes: Nodes, requests: int) -> Floats:
     """(M,): of a drafter's later children, what it says of them, given that its first one is wrong; NaN for the first
-    ones. A node's parent ROOT is its request's."""
-    said, doubt = np.full(len(request), np.nan), np.full(len(request) + requests, np.nan)
-    whose = np.full(len(doubt), -1)
-    for m in range(len(request)):
-        above = parent[m] if parent[m] != ROOT else len(request) + request[m]
-        own = _said(confidence[m])
+    ones."""
+    count, drafter = len(nodes.request), nodes.drafter
+    said, doubt, whose = np.full(count, np.nan), np.full(count + requests, np.nan), np.full(count + requests, -1)
+    for m in range(count):
+        above, own = _above(nodes, m), _said(nodes.confidence[m])
         if whose[above] == drafter[m]:
             said[m] = min(1.0, own / max(doubt[above], LEAST_SAID))
         else:
@@ -85,68 +90,59 @@ def _factor(rank: Floats) -> float:
 
 
 @compiled
-def _paths(
-    ranks: Floats, paths: Floats, request: Ints, parent: Ints, drafter: Ints, rank: Ints, said: Floats, requests: int
-) -> Floats:  # fmt: skip
+def _paths(ranks: Floats, paths: Floats, nodes: Nodes, said: Floats, requests: int) -> Floats:
     found = np.zeros(len(paths))
     missed = np.ones(len(paths) + requests)  # the target takes none of a node's children so far
     first_missed = np.ones(len(missed))
     for m in range(len(paths)):
-        root = parent[m] == ROOT
-        above = len(paths) + request[m] if root else parent[m]
-        as_first, before = (1.0, 1.0) if root else (paths[parent[m]], found[parent[m]])
+        parent, above = nodes.parent[m], _above(nodes, m)
+        as_first, before = (1.0, 1.0) if parent == ROOT else (paths[parent], found[parent])
         if paths[m] == 0.0:  # the request has no token left for it
             continue
         if np.isnan(said[m]):
             edge = min(paths[m] / as_first, missed[above])
             first_missed[above] = missed[above] - edge
         else:
-            edge = said[m] * _factor(ranks[drafter[m], min(rank[m], ranks.shape[1] - 1)]) * first_missed[above]
-            edge = min(edge, missed[above])
+            rank = ranks[nodes.drafter[m], min(nodes.rank[m], ranks.shape[1] - 1)]
+            edge = min(said[m] * _factor(rank) * first_missed[above], missed[above])
         missed[above] -= edge
         found[m] = before * edge
     return found
 
 
 @compiled
-def _count_ranks(
-    ranks: Floats, request: Ints, parent: Ints, drafter: Ints, rank: Ints, said: Floats, verified: Bools,
-    accepted: Bools, requests: int,
-) -> None:  # fmt: skip
+def _count_ranks(ranks: Floats, nodes: Nodes, said: Floats, verified: Bools, accepted: Bools, requests: int) -> None:
     """A later child is on trial where the target's token behind its parent is known, and is no first child."""
     taken = np.zeros(len(said) + requests, np.bool_)  # a first child is
     for m in range(len(said)):
-        root = parent[m] == ROOT
-        above = len(said) + request[m] if root else parent[m]
-        known = root or (accepted[parent[m]] and verified[parent[m]])
+        parent, above = nodes.parent[m], _above(nodes, m)
+        known = parent == ROOT or (accepted[parent] and verified[parent])
         if np.isnan(said[m]):
             taken[above] |= accepted[m]
         elif known and not taken[above]:
-            counts = ranks[drafter[m], min(rank[m], ranks.shape[1] - 1)]
-            _count(counts, said[m], accepted[m], MOST_RANK_TRIALS)
+            rank = ranks[nodes.drafter[m], min(nodes.rank[m], ranks.shape[1] - 1)]
+            _count(rank, said[m], accepted[m], MOST_RANK_TRIALS)
 
 
 @compiled
-def _count_places(
-    places: Floats, request: Ints, drafter: Ints, depth: Ints, verified: Bools, accepted: Bools, requests: int
-) -> None:  # fmt: skip
+def _count_places(places: Floats, nodes: Nodes, verified: Bools, accepted: Bools, requests: int) -> None:
     """A depth of a beam is on trial where the target's way was in the beam at the depth before. Chains are none."""
     drafters, depths, widest = places.shape[:3]
-    nodes = np.zeros((requests, drafters, depths), np.int64)
+    width = np.zeros((requests, drafters, depths), np.int64)
     took = np.full((requests, drafters, depths), -1)
     goes_on = np.zeros((requests, drafters, depths + 1), np.bool_)
     goes_on[:, :, 0] = True
-    for m in range(len(request)):
-        i, d, k = request[m], drafter[m], depth[m] - 1
+    for m in range(len(nodes.request)):
+        i, d, k = nodes.request[m], nodes.drafter[m], nodes.depth[m] - 1
         if k < depths:
             if accepted[m]:
-                took[i, d, k], goes_on[i, d, k + 1] = nodes[i, d, k], verified[m]
-            nodes[i, d, k] += 1
+                took[i, d, k], goes_on[i, d, k + 1] = width[i, d, k], verified[m]
+            width[i, d, k] += 1
     for i in range(requests):
         for d in range(drafters):
-            for k in range(depths if nodes[i, d].max() > 1 else 0):
+            for k in range(depths if width[i, d].max() > 1 else 0):
                 if goes_on[i, d, k]:
-                    for w in range(min(nodes[i, d, k], widest)):
+                    for w in range(min(width[i, d, k], widest)):
                         _count(places[d, k, w], 1.0, took[i, d, k] == w, MOST_PLACE_TRIALS)
 
 

@@ -15,9 +15,10 @@ import numpy as np
 
 from outrider_runtime.control.batch import Bools, Columns, Floats, Ints
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.drafters import MOST_FORCED
 from outrider_runtime.control.value import Price
 
+MOST_FORCED = 4
+"""AdaServe's n_max: positions of one request that goodput has no say in."""
 MARGIN = 0.95
 """A step is planned to end this share of a TPOT in time: steps vary, and so does what is accepted."""
 HORIZON_TOKENS = 64
@@ -90,6 +91,39 @@ def longest_step_s(state: Clocks, gained: Floats, least_s: float) -> float:
     return longest
 
 
+class Need(NamedTuple):
+    """Where each request stands against its TPOT as the next step begins. All (N,)."""
+
+    behind: Bools
+    """It needs more than the bonus token and can still make it."""
+    tokens: Floats
+    """Beyond the bonus token, for a step that takes no time."""
+    per_s: Floats
+    """And for each second of it."""
+
+
+@compiled
+def nobody_behind(requests: int) -> Need:
+    nothing = np.zeros(requests)
+    return Need(np.zeros(requests, np.bool_), nothing, nothing)
+
+
+@compiled
+def lacks(need: Need, i: int, taken: int, gain: float, step_s: float) -> bool:
+    """Whether a request that is behind needs more, at any cost, than the `gain` of what it has `taken`."""
+    return bool(need.behind[i] and taken < MOST_FORCED and gain < need.tokens[i] + need.per_s[i] * step_s)
+
+
+@compiled
+def shortfall(gains: Floats, need: Need, step_s: float) -> float:
+    """Tokens that those behind lack after a step that gives `gains` (N,)."""
+    short = 0.0
+    for i in range(len(gains)):
+        if need.behind[i]:
+            short += max(0.0, need.tokens[i] + need.per_s[i] * step_s - gains[i])
+    return short
+
+
 @dataclass(slots=True, eq=False)
 class UnderWay:
     """What the step under way is expected to give and to take; only where classes ask."""
@@ -113,7 +147,7 @@ def anyone_late(batch: Columns, tpots_s: Floats, seconds: float) -> bool:
 @compiled
 def forced_nodes(
     paths: Floats, request: Ints, who: Bools, need: Floats, step_s: float, price: Price, budget: int
-) -> Bools:  # fmt: skip
+) -> Bools:
     """(M,): what those behind score before goodput is asked.
 
     A request's likeliest nodes, until it gets what it needs, after MOST_FORCED of them, or where a further one would

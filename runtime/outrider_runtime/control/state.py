@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.batch import Bools, Ints
+from outrider_runtime.control.batch import Bools, Columns, Ints
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.cost import this_step
+from outrider_runtime.control.forest import Nodes
 from outrider_runtime.control.plans import Outcome
 from outrider_runtime.control.probes import ProbeCounts
 
@@ -80,8 +81,8 @@ class Tally:
         forest, batch = outcome.forest, outcome.batch
         ran = Ran(
             *_count(
-                forest.request, forest.drafter, forest.depth, outcome.verified, outcome.accepted, outcome.tried,
-                batch.context, batch.prompt, batch.prompt_left, self.of_drafter, self.lengths,
+                batch.columns, forest.columns, outcome.verified, outcome.accepted, outcome.tried, self.of_drafter,
+                self.lengths,
             )
         )  # fmt: skip
         verified, decoding = ran.verified, ran.decoding
@@ -105,30 +106,31 @@ def new_tally(drafters: int, max_draft_tokens: int) -> Tally:
 
 @compiled
 def _count(
-    request: Ints, drafter: Ints, depth: Ints, verified: Bools, accepted: Bools, tried: Bools, context: Ints,
-    prompt: Ints, prompt_left: Ints, of_drafter: Ints, lengths: Ints,
+    columns: tuple[Any, ...], forest: tuple[Any, ...], verified: Bools, accepted: Bools, tried: Bools, of_drafter: Ints,
+    lengths: Ints,
 ) -> tuple[int, int, int, int, tuple[float, ...]]:  # fmt: skip
-    """The fields of `Ran`."""
-    nodes, depths, decoding, begun = 0, np.zeros(len(prompt), np.int64), 0, 0
+    """The fields of `Ran`. columns, forest: as `Columns`, `Nodes`."""
+    batch, nodes = Columns(*columns), Nodes(*forest)
+    count, depths, decoding, begun = 0, np.zeros(len(batch.slot), np.int64), 0, 0
     last = np.full(len(of_drafter), -1)  # request of each drafter's last node
-    for m in range(len(request)):
-        if verified[m]:
-            nodes += 1
-            depths[request[m]] = max(depths[request[m]], depth[m])
-            own = of_drafter[drafter[m]]
-            own[REQUEST_STEPS] += last[drafter[m]] != request[m]
-            last[drafter[m]] = request[m]
-            own[TRIED] += tried[m]
-            own[VERIFIED] += 1
-            own[ACCEPTED] += accepted[m]
-    for i in range(len(prompt)):
-        if prompt[i] == 0 and prompt_left[i] == 0:
+    for m in np.flatnonzero(verified):
+        i, d = nodes.request[m], nodes.drafter[m]
+        count += 1
+        depths[i] = max(depths[i], nodes.depth[m])
+        own = of_drafter[d]
+        own[REQUEST_STEPS] += last[d] != i
+        last[d] = i
+        own[TRIED] += tried[m]
+        own[VERIFIED] += 1
+        own[ACCEPTED] += accepted[m]
+    for i in range(len(batch.slot)):
+        if batch.prompt[i] == 0 and batch.prompt_left[i] == 0:
             decoding += 1
             lengths[min(depths[i], len(lengths) - 1)] += 1
-        begun += prompt[i] > 0 and prompt_left[i] == 0
-    base = this_step(context, prompt, prompt_left)
+        begun += batch.prompt[i] > 0 and batch.prompt_left[i] == 0
+    base = this_step(batch)
     shape = (base.n_context, base.n_batched, base.n_requests, base.n_context_query, base.n_prompt)
-    return nodes, depths.max() if len(depths) else 0, decoding, begun, shape
+    return count, depths.max() if len(depths) else 0, decoding, begun, shape
 
 
 @dataclass(frozen=True, slots=True)

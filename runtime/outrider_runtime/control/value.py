@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from outrider_runtime.control.batch import Floats
-from outrider_runtime.control.compiled import compilable
+from outrider_runtime.control.compiled import compilable, compiled
 
 HALF_LIFE_STEPS = 40.0
 PRIOR_TOKENS = 8.0
@@ -48,6 +48,18 @@ class Price(NamedTuple):
     def step_s(self, proposals: int) -> float:
         """Seconds with so many proposals, at most as many as the table holds."""
         return float(self.ragged_s[min(proposals, len(self.ragged_s) - 1)])
+
+
+@compiled
+def expected_s(seconds: Floats, tokens: float, none: float) -> float:
+    """Of a step that is plain with probability `none` and holds `tokens` on average."""
+    if none >= 1.0 or tokens <= 0.0:
+        return float(seconds[0])
+    if_any = max(1.0, tokens / (1.0 - none))
+    whole = min(int(if_any), len(seconds) - 1)
+    after = min(whole + 1, len(seconds) - 1)
+    verifies = seconds[whole] + (if_any - whole) * (seconds[after] - seconds[whole])
+    return float(none * seconds[0] + (1.0 - none) * verifies)
 
 
 class Goodput:

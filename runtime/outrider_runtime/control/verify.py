@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from outrider_runtime.control import latency
+from outrider_runtime.control import step_times
 from outrider_runtime.control.admission import ANY_NUMBER, Pace, Queue, admissions, token_budget
-from outrider_runtime.control.batch import NOBODY, Batch, Bools, Columns, Floats, Ints
+from outrider_runtime.control.batch import NOBODY, Batch, Bools, Columns, Floats, Ints, Waiting
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.cost import Shape, this_step, without_prompts
 from outrider_runtime.control.evidence import Evidence
-from outrider_runtime.control.forest import Forest
-from outrider_runtime.control.latency import Costs
+from outrider_runtime.control.forest import Forest, Nodes
 from outrider_runtime.control.plans import Purpose, VerifyPlan
 from outrider_runtime.control.select import best_nodes, everything
 from outrider_runtime.control.settings import InForce
 from outrider_runtime.control.slo import UnderWay, anyone_late, behind, clocks, forced_nodes, longest_step_s, needed
+from outrider_runtime.control.step_times import Costs
 
 NO_NODES: Bools = np.zeros(0, dtype=bool)
 NO_PATHS: Floats = np.zeros(0)
@@ -34,7 +34,8 @@ class Verify:
         elif chosen:
             paths = self._evidence.acceptance.node_paths(batch, forest)
         else:
-            nodes = everything(forest, batch.left, self._room(batch))
+            room = _room_of(batch.columns, batch.token_budget, batch.free_kv_tokens)
+            nodes = everything(forest, batch.left, room)
         if not chosen and not self.force.has_classes:
             return VerifyPlan(nodes, _lengths(forest.request, nodes, len(batch)), forest.purpose)
         return self._plan(batch, forest, nodes, paths)
@@ -44,29 +45,25 @@ class Verify:
         evidence, under_way = self._evidence, self._under_way
         admits = self.force.has_classes and self.force.hot.admission
         nodes, lengths, for_slo, budget, admit = _verify(
-            batch.columns, (forest.request, forest.depth, forest.lengths), nodes, paths, evidence.latency.columns,
+            batch.columns, forest.columns, forest.lengths, nodes, paths, evidence.latency.columns,
             (evidence.goodput.ratio, under_way.drafts_s), (batch.token_budget, batch.free_kv_tokens),
-            (self.force.tpots_s, under_way.expected), _queue(batch) if admits else NO_QUEUE,
+            (self.force.tpots_s, under_way.expected), _queue(batch, admits=admits),
         )  # fmt: skip
         purpose = Purpose.SLO if for_slo else forest.purpose
         return VerifyPlan(nodes, lengths, purpose, *(None if most == ANY_NUMBER else most for most in (budget, admit)))
 
-    def _room(self, batch: Batch) -> int:
-        base = this_step(batch.context, batch.prompt, batch.prompt_left)
-        return _room(Shape(*base), batch.token_budget, batch.free_kv_tokens)
+
+NO_ONE = Waiting(NOBODY, 0, 0)
 
 
-NO_QUEUE = (False, False, NOBODY, 0, 0, False, 0.0)
-
-
-def _queue(batch: Batch) -> tuple[bool, bool, int, int, int, bool, float]:
+def _queue(batch: Batch, *, admits: bool) -> tuple[bool, bool, float, int, int, int, bool]:
     """As `Queue`."""
-    following = batch.next
-    if following is None:
-        return (True, False, NOBODY, 0, 0, False, batch.patience_used)
-    return (
-        True, True, following.slo_class, following.prompt_tokens, following.left, following.overdue, batch.patience_used
-    )  # fmt: skip
+    return admits, batch.next is not None, batch.patience_used, *(batch.next or NO_ONE)
+
+
+@compiled
+def _room_of(columns: tuple[Any, ...], token_budget: int, free_kv_tokens: int) -> int:
+    return _room(this_step(Columns(*columns)), token_budget, free_kv_tokens)
 
 
 @compiled
@@ -96,47 +93,46 @@ def _gained(paths: Floats, request: Ints, nodes: Bools, requests: int) -> Floats
 
 @compiled
 def _verify(
-    batch: tuple[Any, ...], forest: tuple[Ints, Ints, Ints], nodes: Bools, paths: Floats, costs: tuple[Any, ...],
-    pace: tuple[float, float], limits: tuple[int, int], classes: tuple[Floats, Floats],
-    queue: tuple[bool, bool, int, int, int, bool, float],
+    columns: tuple[Any, ...], forest: tuple[Any, ...], asked: Ints, nodes: Bools, paths: Floats, costs: tuple[Any, ...],
+    pace: tuple[float, float], limits: tuple[int, int], classes: tuple[Floats, Floats], queue: tuple[Any, ...],
 ) -> tuple[Bools, Ints, bool, int, int]:  # fmt: skip
     """The fields of `VerifyPlan`; whether goodput alone might have chosen otherwise in place of its purpose.
 
-    forest: request and depth of its nodes (M,), the tokens that drafters were asked for (D,). paths: (M,), or (0,)
-    where `nodes` are scored whatever they are worth. pace: goodput's ratio to plain decoding, seconds of the drafts at
-    the step's end. limits: token budget, free tokens of KV. classes: TPOTs, and (S,) what requests are expected to get,
-    which is set. queue: as `Queue`.
+    columns, forest, costs, queue: as `Columns`, `Nodes`, `Costs`, `Queue`. asked: `Forest.lengths`. paths: (M,), or
+    (0,) where `nodes` are scored whatever they are worth. pace: goodput's ratio to plain decoding, seconds of the
+    drafts at the step's end. limits: token budget, free tokens of KV. classes: TPOTs, and (S,) what requests are
+    expected to get, which is set.
     """
-    b, known, request = Columns(*batch), Costs(*costs), forest[0]
-    base, requests, for_slo = this_step(b.context, b.prompt, b.prompt_left), len(b.slot), False
-    waits = Queue(*queue)
+    batch, proposed, known, waits = Columns(*columns), Nodes(*forest), Costs(*costs), Queue(*queue)
+    base, requests, for_slo, request = this_step(batch), len(batch.slot), False, proposed.request
     if len(paths):
-        nodes, for_slo = _best(b, forest, paths, known, base, pace, _room(base, limits[0], limits[1]), classes[0])
+        room = _room(base, limits[0], limits[1])
+        nodes, for_slo = _best(batch, proposed, asked, paths, known, base, pace, room, classes[0])
     scored, gained = _lengths(request, nodes, requests), _gained(paths, request, nodes, requests)
-    classes[1][b.slot] = gained
+    classes[1][batch.slot] = gained
     budget = admit = ANY_NUMBER
     if waits.admits and (waits.someone or base.n_prompt > 0.0):
-        alone, rows = without_prompts(base), np.flatnonzero(b.prompt + b.prompt_left == 0)
-        read_s = latency.draft_columns(known, b.context[rows], 0.0)[2].sum() if pace[1] > 0.0 else 0.0
-        on = Pace(clocks(b, rows, classes[0]), alone, float(scored.sum()), 1.0 + gained[rows], pace[1], read_s)
+        alone, rows = without_prompts(base), np.flatnonzero(batch.prompt + batch.prompt_left == 0)
+        read_s = step_times.draft_columns(known, batch.context[rows], 0.0, 1)[2].sum() if pace[1] > 0.0 else 0.0
+        on = Pace(clocks(batch, rows, classes[0]), alone, float(scored.sum()), 1.0 + gained[rows], pace[1], read_s)
         budget = token_budget(limits[0], waits, on, known)
-        admit = admissions(b, waits, on, known, classes[0])
+        admit = admissions(batch, waits, on, known, classes[0])
     return nodes, scored, for_slo, budget, admit
 
 
 @compiled
 def _best(
-    batch: Columns, forest: tuple[Ints, Ints, Ints], paths: Floats, costs: Costs, base: Shape,
+    batch: Columns, proposed: Nodes, asked: Ints, paths: Floats, costs: Costs, base: Shape,
     pace: tuple[float, float], budget: int, tpots_s: Floats,
 ) -> tuple[Bools, bool]:  # fmt: skip
     """What is scored, and whether for those behind their TPOT."""
-    (request, depth, asked), (goodput, drafts_s), requests = forest, pace, len(batch.slot)
+    request, depth, (goodput, drafts_s), requests = proposed.request, proposed.depth, pace, len(batch.slot)
     alone, most, nothing = without_prompts(base), min(budget, len(paths)), np.zeros(len(paths), np.bool_)
-    read_s = latency.read_s(costs, asked, alone.n_requests)
-    price = latency.price(costs, base, batch.context, read_s, goodput, most)
+    read_s = step_times.read_s(costs, asked, alone.n_requests)
+    price = step_times.price(costs, base, batch.context, read_s, goodput, most)
     nodes, _ = best_nodes(paths, request, depth, price, budget, nothing, np.inf)
     if base.n_prompt > 0.0:
-        price = latency.price(costs, alone, batch.context, read_s, goodput, most)
+        price = step_times.price(costs, alone, batch.context, read_s, goodput, most)
     step_s = price.ragged_s[min(nodes.sum(), most)] + drafts_s
     if not anyone_late(batch, tpots_s, step_s):
         return nodes, False

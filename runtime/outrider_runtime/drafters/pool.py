@@ -78,7 +78,7 @@ def _obstacle(boot: BootConfig, drafter: Drafter, places: ModelPlaces) -> str:
     longest = boot.engine.max_model_len or positions(target_config)
     return METHODS[drafter.method].obstacle(
         Models(draft_config, target_config, draft_location, target_location, longest)
-    )  # fmt: skip
+    )
 
 
 def model_config(model: ModelRef, location: str) -> Config:

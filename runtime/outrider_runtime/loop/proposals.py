@@ -104,4 +104,4 @@ def no_proposals(slots: int) -> Proposals:
     nobody, nothing = np.full((RANKS, slots), NOBODY, np.int64), np.zeros(slots, np.int64)
     return Proposals(
         np.arange(slots), nothing.copy(), nobody, nobody[0].copy(), nothing, matched=np.full(slots, np.nan)
-    )  # fmt: skip
+    )

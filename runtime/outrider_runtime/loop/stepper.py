@@ -104,7 +104,7 @@ class Stepper:
 
     def draft(
         self, view: View, tokens: Ints, proposed: Ints, room: Room, verify: VerifyPlan, nodes: Nodes | None = None
-    ) -> tuple[int, Order]:  # fmt: skip
+    ) -> tuple[int, Order]:
         """The step's number, and what is to be done at its end. tokens: (N,), that the step computes of each request;
         proposed: (N,), those among them that are proposals. nodes: all that wait for the step, verified by it or not;
         None: chains."""
@@ -123,7 +123,7 @@ class Stepper:
 
     def _book(
         self, step: Step, batch: Batch, order: Order, verify: VerifyPlan, now: float, nodes: Nodes | None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._number += 1
         waited = self._proposals.of(step.slots)
         waited.nodes = nodes
@@ -185,9 +185,7 @@ class Stepper:
             if report.step in self._records and record.finished is not None:
                 self._tell(record)
 
-    def done(
-        self, number: int, *, now: float, target_s: float, tokens: int, verdicts: Verdicts | Counts
-    ) -> None:  # fmt: skip
+    def done(self, number: int, *, now: float, target_s: float, tokens: int, verdicts: Verdicts | Counts) -> None:
         """The output of step `number` is there. target_s: the device's time, NaN where nobody measured it."""
         record = self._records.get(number)
         if record is None:

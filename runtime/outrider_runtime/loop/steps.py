@@ -134,9 +134,7 @@ class Told(NamedTuple):
         """What the target's pass really processed, places without a proposal included."""
         context, tokens = self.step.context, self.step.tokens
         query = float((context * tokens).sum()) / 1000
-        return Shape(
-            float(context.sum()), float(tokens.sum()), len(tokens), query, float(self.step.prompt.sum())
-        )  # fmt: skip
+        return Shape(float(context.sum()), float(tokens.sum()), len(tokens), query, float(self.step.prompt.sum()))
 
 
 def execution_mode(step: Step, largest_graph_tokens: int | None) -> ExecutionMode:

@@ -252,7 +252,7 @@ class Engine:
 
     def _feed(
         self, rows: np.ndarray, computed: np.ndarray, draft: DraftPlan, lengths: np.ndarray, prompt: np.ndarray
-    ) -> None:  # fmt: skip
+    ) -> None:
         rejected = np.where(prompt > 0, 0, computed - 1 - lengths)
         for d, drafter in enumerate(self._drafters):
             fed = draft.feed[d]

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from outrider_runtime.control.acceptance import Acceptance, Known, chain_paths
+from outrider_runtime.control.acceptance import Acceptance, chain_paths
 from outrider_runtime.control.batch import Columns
 from outrider_runtime.control.forest import trials
 from outrider_runtime.control.settings import MATCH_EDGES, Drafter, HotSettings, Settings, SLOClass
+from outrider_runtime.control.trials import Counts
 
 from tests.unit.control.columns import batch, kept, proposals
 
@@ -48,9 +49,9 @@ def serve(known: Acceptance, steps: int, chance, *, requests: int = 8, length: i
 
 
 def paths(known: Acceptance, running):
-    """(D, N, K), twice, of all requests and as deep as there are positions."""
+    """(D, K, N), twice, of all requests and as deep as there are positions."""
     everybody, usable = np.arange(len(running)), np.ones(len(known.hazards), bool)
-    columns = Known(*known.columns), Columns(*running.columns)
+    columns = Counts(*known.columns), Columns(*running.columns)
     return chain_paths(*columns, everybody, usable, known.hazards.shape[1])
 
 
@@ -82,7 +83,7 @@ def test_a_request_that_differs_from_the_others_is_known_by_its_slot_until_it_en
     """Request 0 is easy, the others are hard; who comes into its slot is a stranger again."""
     known = acceptance()
     serve(known, 30, by_request(lambda i: 0.9 if i == 0 else 0.3))
-    first = paths(known, batch(8))[0][0, :, 0]
+    first = paths(known, batch(8))[0][0, 0]
     assert first[0] > 0.65
     assert first[1:].max() < 0.5
     known.release(np.array([0]))
@@ -95,7 +96,7 @@ def test_classes_are_told_apart():
     for generation in range(12):
         serve(known, 8, by_request(lambda i: 0.9 if i < 4 else 0.3), seed=generation, **columns)
         known.release(np.arange(8))
-    first = paths(known, batch(8, **columns))[0][0, :, 0]
+    first = paths(known, batch(8, **columns))[0][0, 0]
     assert first[0] > first[7] + 0.25
 
 
@@ -105,7 +106,7 @@ def test_nodes_below_a_rejection_and_nodes_that_were_not_verified_are_no_trials(
     forest = proposals([4])
     accepted = kept(forest, [1])
     known.observe(batch(1), forest, trials(forest, forest.depth <= 3, accepted), accepted)
-    assert known._tried[0, :, -1].tolist() == [1, 1, 0, 0]
+    assert Counts(*known.columns).tried[0, :, -1].tolist() == [1, 1, 0, 0]
 
 
 def test_evidence_ages_by_time_also_where_nothing_is_observed():
@@ -133,6 +134,6 @@ def test_a_lookup_that_finds_nothing_is_known_by_how_often():
     for step in range(20):
         forest = proposals([4] + [0] * 7)
         known.observe(batch(8, now=step * 0.02), forest, np.ones(4, bool), kept(forest, [4] + [0] * 7))
-    offers = paths(known, batch(8))[1][0, :, 0]
+    offers = paths(known, batch(8))[1][0, 0]
     assert offers[0] > 0.7
     assert offers[1:].max() < 0.1

@@ -9,25 +9,35 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider_runtime.control.batch import NOBODY
-from outrider_runtime.control.drafters import Need, Pool, choose, nobody_behind
+from outrider_runtime.control.beams import chains_only
+from outrider_runtime.control.drafters import choose
+from outrider_runtime.control.offers import Pool
+from outrider_runtime.control.slo import Need, nobody_behind
 from outrider_runtime.control.value import Price
 
 DEPTHS = 3
 
 
+def requests_last(columns):
+    """(D, K, N), from (D, N, K)."""
+    return np.ascontiguousarray(columns.transpose(0, 2, 1))
+
+
 def pool(paths, passes, *, offers=None, token=0.1, knee=None, rate=1.0, first=0.1, more=0.1, reads=0.0, **changes):
-    """A pool whose step takes a second, and `token` for each proposal: four times as much beyond `knee`."""
-    paths = np.array(paths, dtype=float)
-    drafters, requests, depths = paths.shape
+    """A pool whose step takes a second, and `token` for each proposal: four times as much beyond `knee`. paths, offers:
+    (D, N, K)."""
+    paths = requests_last(np.array(paths, dtype=float))
+    drafters, depths, requests = paths.shape
     count = np.arange(requests * depths + 1)
     seconds = 1.0 + token * count + (0.0 if knee is None else 3 * token * np.maximum(0, count - knee))
     even = np.where(count > 0, math.inf, seconds)
     price = Price(seconds, even, np.zeros(requests), rate, token)
     made = {
-        "paths": paths, "offers": np.ones(paths.shape) if offers is None else offers, "passes": np.array(passes),
-        "first_s": np.full(drafters, first), "pass_s": np.where(passes, more, 0.0),
+        "paths": paths, "offers": np.ones(paths.shape) if offers is None else requests_last(offers),
+        "passes": np.array(passes),
+        "first_s": np.full(drafters, first), "pass_s": np.where(passes, more, 0.0)[:, None],
         "token_s": np.where(passes, reads, 0.0), "price": price, "longest": depths,
-        "budget": requests * depths, "need": nobody_behind(requests),
+        "budget": requests * depths, "need": nobody_behind(requests), "beams": chains_only(drafters, depths),
     }  # fmt: skip
     return Pool(**(made | changes))
 
@@ -51,7 +61,7 @@ def pools(draw, *, models, lookups, knee=False):
 def every_choice(one: Pool):
     """The worth of every way to run, ask and verify: passes of each drafter, whom each request asks first and next, and
     how many of whose proposals are scored."""
-    drafters, requests, _ = one.paths.shape
+    drafters, _, requests = one.paths.shape
     for passes in itertools.product(range(DEPTHS + 1), repeat=drafters):
         running = [d for d in range(drafters) if passes[d]]
         if any(not one.passes[d] and passes[d] not in (0, DEPTHS) for d in range(drafters)):
@@ -73,11 +83,11 @@ def worth_of(one: Pool, passes, plan) -> float:
     for i, order in enumerate(plan):
         reach = 1.0
         for d, verified in order:
-            gain += reach * float((one.offers * one.paths)[d, i, :verified].sum())
-            tokens += reach * float(one.offers[d, i, :verified].sum())
-            reach *= 1.0 - float(one.offers[d, i, 0])
+            gain += reach * float((one.offers * one.paths)[d, :verified, i].sum())
+            tokens += reach * float(one.offers[d, :verified, i].sum())
+            reach *= 1.0 - float(one.offers[d, 0, i])
         none *= reach
-    drafts_s = sum(one.first_s[d] + (p - 1) * one.pass_s[d] for d, p in enumerate(passes) if p)
+    drafts_s = sum(one.first_s[d] + (p - 1) * one.pass_s[d, 0] for d, p in enumerate(passes) if p)
     if one.asking_s.size:
         drafts_s += sum(passes[d] * one.asking_s[d, i] for i, order in enumerate(plan) for d, _ in order)
     reads_s = sum(one.token_s[d] for d, p in enumerate(passes) if p) * tokens
@@ -162,7 +172,7 @@ def test_whoever_is_behind_its_tpot_comes_before_goodput():
 @settings(max_examples=25, deadline=None)
 def test_a_request_is_drafted_for_where_its_part_of_the_passes_pays(one, asking):
     """Of a drafter whose passes hold those alone that ask, each request has a price of its own."""
-    one = one._replace(asking_s=np.array(asking).reshape(2, 2)[:, : one.paths.shape[1]])
+    one = one._replace(asking_s=np.array(asking).reshape(2, 2)[:, : one.paths.shape[2]])
     assert choose(one).value >= max(every_choice(one)) - 0.02
 
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from outrider_runtime.control.cost import DrafterCost, LatencyModel, Shape, StepCost
 from outrider_runtime.control.fit import Form, Sample, fit
-from outrider_runtime.control.latency import Latency, asking_s, draft_columns, feeding_s
-from outrider_runtime.control.latency import price as price_of
+from outrider_runtime.control.latency import Latency
 from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Purpose
 from outrider_runtime.control.settings import Drafter, Settings
+from outrider_runtime.control.step_times import asking_s, draft_columns, feeding_s
+from outrider_runtime.control.step_times import price as price_of
 
 TARGET = StepCost(1e-8, 4e-5, 1e-4, 64.0, constant_s=0.01)
 PASS = DrafterCost(StepCost(per_batched_token_s=4e-6, constant_s=1e-3))
@@ -35,8 +36,8 @@ def price(one: Latency, requests: int, most: int = 100):
 
 
 def draft_s(one: Latency, requests: int, passes: int) -> float:
-    first_s, pass_s, _ = draft_columns(one.costs, np.full(requests, 1000), 0.0)
-    return float(first_s[0] + (passes - 1) * pass_s[0])
+    first_s, pass_s, _ = draft_columns(one.costs, np.full(requests, 1000), 0.0, 1)
+    return float(first_s[0] + (passes - 1) * pass_s[0, 0])
 
 
 def observe(
@@ -144,7 +145,7 @@ def test_passes_of_those_who_ask_cost_what_a_step_of_them_costs():
     )
     for requests in (4, 64):
         context = np.full(requests, 8000)
-        each_s = asking_s(one.costs, context)[0].sum() + draft_columns(one.costs, context, 0.0)[1][0]
+        each_s = asking_s(one.costs, context)[0].sum() + draft_columns(one.costs, context, 0.0, 1)[1][0, 0]
         shape = Shape(512.0 * requests, requests, requests, 0.512 * requests)
         assert each_s == pytest.approx(TARGET.seconds(shape), rel=0.02)
 
@@ -157,7 +158,7 @@ def test_a_draft_model_over_a_window_costs_what_its_window_holds():
     one = Latency(known, Settings((small,), 4, 128))
     context = np.array([100, 400, 8000, 32_000])
     assert not asking_s(one.costs, context).size
-    first_s, pass_s, token_s = draft_columns(one.costs, context, 0.0)
-    assert pass_s[0] == pytest.approx(1e-3 + 4e-5 + 1e-6 * (100 + 400 + 512 + 512))
-    assert first_s[0] == pytest.approx(pass_s[0])
+    first_s, pass_s, token_s = draft_columns(one.costs, context, 0.0, 1)
+    assert pass_s[0, 0] == pytest.approx(1e-3 + 4e-5 + 1e-6 * (100 + 400 + 512 + 512))
+    assert first_s[0] == pytest.approx(pass_s[0, 0])
     assert token_s[0] == pytest.approx(1e-5)

@@ -8,6 +8,7 @@ from outrider_runtime.control.batch import NOBODY
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.cost import DrafterCost, LatencyModel, StepCost
 from outrider_runtime.control.draft_kv import HOLD_LOOKS
+from outrider_runtime.control.drafters import nobody
 from outrider_runtime.control.plans import ExecutionMode, Purpose
 from outrider_runtime.control.settings import Drafter, DraftPrefill, HotSettings, Mode, Settings
 
@@ -93,9 +94,9 @@ def test_a_suspended_drafter_is_not_asked_though_its_exploration_goes_on() -> No
 
 
 def test_a_gate_is_forgotten_where_nothing_is_chosen() -> None:
-    loop = profiled(HEAD)
+    loop, choice = profiled(HEAD), nobody(1, 1)
     for _ in range(HOLD_LOOKS):
-        loop._propose._kv.look(np.zeros(1, np.int64))
+        loop._propose._kv.look(choice)
     assert loop.state().gated
     loop.configure(HotSettings(mode=Mode.OFF))
     assert not loop.state().gated

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_runtime.control import trees
 from outrider_runtime.control.acceptance import Acceptance
 from outrider_runtime.control.batch import NOBODY
-from outrider_runtime.control.drafters import Pool, choose, nobody_behind
+from outrider_runtime.control.beams import Beams
+from outrider_runtime.control.drafters import choose
 from outrider_runtime.control.forest import ROOT, Forest, trials
+from outrider_runtime.control.offers import Pool
 from outrider_runtime.control.plans import Purpose
 from outrider_runtime.control.settings import Drafter, Settings
+from outrider_runtime.control.slo import nobody_behind
 from outrider_runtime.control.value import Price
 
 from tests.unit.control.columns import batch
@@ -138,22 +140,21 @@ def test_a_node_whose_parent_was_accepted_counts_though_it_was_not_scored():
     assert known.node_paths(batch(1), made)[1] > 1.2 * before
 
 
-def offered(requests: int, chain: float, later: float, pass_s: float = 2e-4, most: int = 400):
+def offered(requests: int, chain: float, later: float, pass_s: float = 2e-4, most: int = 400) -> Pool:
     """A pool of one drafter whose chains are accepted with `chain` at each depth, and its beams."""
-    paths = np.full((1, requests, DEPTH), chain).cumprod(axis=2)
+    paths = np.full((1, DEPTH, requests), chain).cumprod(axis=1)
     ragged = 1e-2 + 1e-5 * np.arange(most + 1)
     price = Price(ragged, np.full(most + 1, np.inf), np.zeros(requests), requests / 1e-2, 1e-5)
     price.uniform_s[0] = ragged[0]
-    pool = Pool(
-        paths, np.ones_like(paths), np.array([True]), np.array([3e-4]), np.array([pass_s]), np.zeros(1), price, DEPTH,
-        most, nobody_behind(requests),
-    )  # fmt: skip
     place = [chain]
     for _ in range(WIDTH - 1):
         place.append(later * (1 - sum(place)))
-    places = np.array(place)[None, None].repeat(DEPTH, 1)
-    wide = pass_s * (1 + 0.02 * np.arange(WIDTH))[None]
-    return pool, trees.Beams(places, np.full((1, DEPTH), chain), wide, np.array([WIDTH]))
+    beams = Beams(np.array(place)[None, None].repeat(DEPTH, 1), np.full((1, DEPTH), chain), np.array([WIDTH]))
+    wide_s = pass_s * (1 + 0.02 * np.arange(WIDTH))[None]
+    return Pool(
+        paths, np.ones_like(paths), np.array([True]), np.array([3e-4]), wide_s, np.zeros(1), price, DEPTH, most,
+        nobody_behind(requests), beams,
+    )  # fmt: skip
 
 
 def priced(pool: Pool, token_s: float) -> Pool:
@@ -168,58 +169,71 @@ def priced(pool: Pool, token_s: float) -> Pool:
 def test_depth_and_width_are_the_argmax_of_all_of_them(chain, token_s, later):
     """By hand, each depth and width: places that pay for their token, and the passes; chains and k = 0 among them."""
     requests = 4
-    pool, beams = offered(requests, chain, later)
-    pool = priced(pool, token_s)
+    pool = priced(offered(requests, chain, later), token_s)
     rate, best = pool.price.rate, -pool.price.rate * pool.price.ragged_s[0]
     for width, depth in itertools.product(range(1, WIDTH + 1), range(1, DEPTH + 1)):
         gain, nodes, reach = 0.0, 0, 1.0
         for _ in range(depth):
-            paths = [path for path in reach * beams.places[0, 0, :width] if path > rate * token_s]
+            paths = [path for path in reach * pool.beams.places[0, 0, :width] if path > rate * token_s]
             gain, nodes, reach = gain + sum(paths), nodes + len(paths), sum(paths)
-        seconds = 3e-4 + (depth - 1) * beams.pass_s[0, width - 1] + pool.price.ragged_s[requests * nodes]
+        seconds = 3e-4 + (depth - 1) * pool.pass_s[0, width - 1] + pool.price.ragged_s[requests * nodes]
         best = max(best, requests * gain - rate * seconds)
-    found = trees.chosen(choose(pool), pool, beams)
-    assert found.choice.value == pytest.approx(best, abs=1e-9)
-    if found.choice.runs:
-        assert found.pool.pass_s[0] == beams.pass_s[0, found.widths[0] - 1]
+    found = choose(pool)
+    assert found.value == pytest.approx(best, abs=1e-9)
+    if found.runs:
+        assert found.drafts_s == 3e-4 + (found.passes[0] - 1) * pool.pass_s[0, found.widths[0] - 1]
 
 
 def test_trees_where_tokens_are_cheap_chains_where_they_are_dear_and_nothing_where_nothing_pays():
-    pool, beams = offered(4, 0.5, 0.5)
-    widths = {}
-    for token_s in (1e-6, 7e-4, 2e-2):
-        here = priced(pool, token_s)
-        found = trees.chosen(choose(here), here, beams)
-        widths[token_s] = int(found.widths[0]) if found.choice.runs else 0
-    assert widths[1e-6] > 1
-    assert widths[7e-4] == 1
-    assert widths[2e-2] == 0
+    pool = offered(4, 0.5, 0.5)
+    found = {token_s: choose(priced(pool, token_s)) for token_s in (1e-6, 7e-4, 2e-2)}
+    assert found[1e-6].widths[0] > 1
+    assert found[7e-4].runs
+    assert found[7e-4].widths[0] == 1
+    assert not found[2e-2].runs
 
 
-def test_a_lookup_that_is_asked_first_stays_first_where_the_model_behind_it_proposes_trees():
-    """Two in one pool: the model's trees serve those for whom the lookup finds nothing."""
-    pool, beams = offered(4, 0.5, 0.5)
+@pytest.mark.parametrize(("match", "first"), [(0.97, 0), (0.9, 1)])
+def test_a_lookup_is_asked_first_where_the_model_behind_it_proposes_trees_and_that_brings_more(match, first):
+    """The model's trees serve those for whom the lookup finds nothing, or all."""
+    pool = offered(4, 0.5, 0.5)
+    beams = Beams(
+        np.concatenate([np.zeros_like(pool.beams.places), pool.beams.places]), np.full((2, DEPTH), 0.5),
+        np.array([1, WIDTH]),
+    )  # fmt: skip
     both = pool._replace(
-        paths=np.concatenate([np.full((1, 4, DEPTH), 0.9).cumprod(axis=2), pool.paths]),
-        offers=np.concatenate([np.full((1, 4, DEPTH), 0.4), pool.offers]),
-        passes=np.array([False, True]), first_s=np.array([1e-5, 3e-4]), pass_s=np.array([0.0, 2e-4]),
-        token_s=np.zeros(2),
+        paths=np.concatenate([np.full((1, DEPTH, 4), match).cumprod(axis=1), pool.paths]),
+        offers=np.concatenate([np.full((1, DEPTH, 4), 0.4), pool.offers]),
+        passes=np.array([False, True]), first_s=np.array([1e-5, 3e-4]),
+        pass_s=np.concatenate([np.zeros((1, WIDTH)), pool.pass_s]), token_s=np.zeros(2), beams=beams,
     )  # fmt: skip
-    both_beams = trees.Beams(
-        np.concatenate([np.zeros_like(beams.places), beams.places]), np.full((2, DEPTH), 0.5),
-        np.concatenate([np.zeros_like(beams.pass_s), beams.pass_s]), np.array([1, WIDTH]),
-    )  # fmt: skip
-    both = priced(both, 1e-6)
-    found = trees.chosen(choose(both), both, both_beams)
-    assert (found.choice.asked[0] == 0).all()
-    assert (found.choice.asked[1] == 1).all()
+    found = choose(priced(both, 1e-6))
+    assert (found.asked[0] == first).all()
+    assert (found.asked[1] == (1 if first == 0 else NOBODY)).all()
     assert found.widths.tolist() == [1, WIDTH]
 
 
+def test_two_models_with_trees_are_weighed_with_each_other():
+    """Each serves the requests that it knows, at the width that suits it: better than either alone."""
+    one, other = offered(4, 0.7, 0.1), offered(4, 0.5, 0.6)
+    paths = np.concatenate([one.paths, other.paths])
+    paths[0, :, 2:], paths[1, :, :2] = 0.0, 0.0
+    both = priced(one, 1e-5)._replace(
+        paths=paths, offers=np.ones_like(paths), passes=np.array([True, True]), first_s=np.full(2, 3e-4),
+        pass_s=np.concatenate([one.pass_s, other.pass_s]), token_s=np.zeros(2),
+        beams=Beams(*(np.concatenate(pair) for pair in zip(one.beams, other.beams, strict=True))),
+    )  # fmt: skip
+    found = choose(both)
+    assert found.asked[0].tolist() == [0, 0, 1, 1]
+    for d in range(2):
+        alone = both.paths.copy()
+        alone[1 - d] = 0.0
+        assert found.value > choose(both._replace(paths=alone)).value
+
+
 def test_requests_without_room_get_no_tree():
-    pool, beams = offered(4, 0.5, 0.5)
+    pool = offered(4, 0.5, 0.5)
     paths = pool.paths.copy()
-    paths[:, 1:] = 0.0
-    here = priced(pool._replace(paths=paths), 1e-6)
-    found = trees.chosen(choose(here), here, beams)
-    assert (found.choice.asked[0] == [0, NOBODY, NOBODY, NOBODY]).all()
+    paths[:, :, 1:] = 0.0
+    found = choose(priced(pool._replace(paths=paths), 1e-6))
+    assert (found.asked[0] == [0, NOBODY, NOBODY, NOBODY]).all()

@@ -1,0 +1,89 @@
+"""What is weighed in a choice of drafters: sets of them, with passes and widths.
+
+A drafter that can beam is as many variants as its trees may be wide, of which one runs at most; a chain is a tree of
+width 1. Shapes: D drafters, V variants, C candidates.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from outrider_runtime.control.batch import Bools, Ints
+from outrider_runtime.control.compiled import compiled
+
+EXACT_VARIANTS, REFINEMENTS = 2, 2
+"""So many variants with passes are given every combination of lengths; more are given the same length, and then refined
+one by one, so many times."""
+
+
+class Candidates(NamedTuple):
+    rows: Ints
+    """(C, V): the passes of each variant. The first is k = 0; then each set of drafters with each length and width, or
+    each combination of them: a lookup is asked for all there is."""
+    evens: Bools
+    """(C,): all requests verify as many, of a chain."""
+    drafter: Ints
+    """(V,)"""
+    width: Ints
+    """(V,)"""
+    models: Bools
+    """(V,): every token is a pass."""
+
+
+def candidates(passes: Bools, widest: Ints, longest: int, depths: int) -> Candidates:
+    """passes, widest: (D,), see `settings.Drafter`. longest: draft length of models. depths: of lookups."""
+    return _candidates(tuple(passes.tolist()), tuple(widest.tolist()), longest, depths)
+
+
+@lru_cache(maxsize=64)
+def _candidates(passes: tuple[bool, ...], widest: tuple[int, ...], longest: int, depths: int) -> Candidates:
+    drafter = [d for d, most in enumerate(widest) for _ in range(most)]
+    width = [w + 1 for most in widest for w in range(most)]
+    models = [passes[d] for d in drafter]
+    lengths = [range(1, longest + 1) if is_model else (depths,) for is_model in passes]
+    options = [_options(*one) for one in zip(widest, lengths, strict=True)]
+    rows = [tuple(itertools.chain(*row)) for row in itertools.product(*options)]
+
+    def order(row: tuple[int, ...]) -> tuple[int, int, list[bool], int]:
+        """One set after the other, the smallest first; of equal ones the narrowest and the fewest passes win."""
+        runs = [passes > 0 for passes in row]
+        return sum(runs), sum(itertools.compress(width, runs)), runs, sum(row)
+
+    rows.sort(key=order)
+    if sum(models) > EXACT_VARIANTS:
+        rows = [row for row in rows if len({*itertools.compress(row, models)} - {0}) < 2]
+    alone = [row for row in rows if _is_one_chain(row, models, width)]
+    evens = [False] * len(rows) + [True] * len(alone)
+    of_variants = np.array(drafter, np.int64), np.array(width, np.int64), np.array(models, bool)
+    return Candidates(np.array(rows + alone, np.int64), np.array(evens), *of_variants)
+
+
+def _options(widest: int, lengths: Sequence[int]) -> list[tuple[int, ...]]:
+    """The passes of one drafter's variants: of one at most."""
+    return [(0,) * widest] + [
+        tuple(length * (w == runs) for w in range(widest)) for runs in range(widest) for length in lengths
+    ]
+
+
+def _is_one_chain(row: tuple[int, ...], models: Sequence[bool], width: Sequence[int]) -> bool:
+    running = [(is_model, w) for passes, is_model, w in zip(row, models, width, strict=True) if passes]
+    return running == [(True, 1)]
+
+
+@compiled
+def beside(best: Ints, drafter: Ints, models: Bools, longest: int) -> Ints:
+    """(C, V): the candidates that differ from `best` in the passes of one drafter, whether it runs or not."""
+    rows, count = np.empty((1 + len(best) * (1 + longest), len(best)), np.int64), 1
+    rows[:] = best
+    for v in np.flatnonzero(models):
+        for length in range(longest + 1):
+            for u in range(len(best)):
+                rows[count, u] *= drafter[u] != drafter[v]
+            rows[count, v] = length
+            count += 1
+    return rows[:count]

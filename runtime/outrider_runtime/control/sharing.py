@@ -1,0 +1,135 @@
+"""Who asks whom, given the drafters that run and their passes: each request whoever suits it best.
+
+Shapes: D drafters, V variants (see `candidates`), N requests, K positions.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from outrider_runtime.control.batch import NOBODY, Bools, Floats, Ints
+from outrider_runtime.control.beams import place_rates
+from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.offers import Pool
+from outrider_runtime.control.slo import lacks
+
+GAIN, TOKENS, NONE, NET = range(4)
+
+
+class Share(NamedTuple):
+    """What comes of one set of passes. All is set in place."""
+
+    columns: Floats
+    """(3, V, K+1, N): of a variant's first 0..K positions, those left out that do not pay for their tokens: what they
+    are worth at the price of a token, the tokens and the proposals that are expected of them."""
+    read_s: Floats
+    """(V,): seconds that a verified token takes in later first passes, for which `columns` hold."""
+    who: Ints
+    """(2, N): the variants that each request asks first and, where that finds nothing, next; NOBODY."""
+    each: Floats
+    """(4, N): the tokens and the proposals that it may expect, how likely it has no proposal, what all is worth."""
+
+
+@compiled
+def fill(pool: Pool, d: int, width: int, token_s: float, columns: Floats) -> None:
+    """columns: (3, K+1, N) of a variant, see `Share`. token_s: what a verified token costs at first. What the plan is
+    worth under a cost that bends is weighed with its passes."""
+    net, gain, tokens, paths, offers = columns[0], columns[1], columns[2], pool.paths[d], pool.offers[d]
+    rate, node_s, need, plain_s = pool.price.rate, pool.price.node_s, pool.need, pool.price.ragged_s[0]
+    depths, requests = paths.shape
+    rates = place_rates(paths, pool.beams.places[d], pool.beams.hazards[d]) if width > 1 else pool.paths[:0]
+    taken, reach = np.zeros(requests), np.ones(requests)
+    for k in range(depths):
+        for i in range(requests):
+            price, there, before = rate * (token_s + node_s[i]), offers[k, i], reach[i]
+            reach[i], gain[k + 1, i], tokens[k + 1, i] = 0.0, gain[k, i], tokens[k, i]
+            for place in range(width if before > 0.0 else 0):
+                path = paths[k, i] if width == 1 else before * rates[k, place, i]
+                if path > (0.0 if lacks(need, i, taken[i], gain[k + 1, i], plain_s) else price):  # at any cost
+                    gain[k + 1, i] += there * path
+                    tokens[k + 1, i] += there
+                    taken[i] += 1.0
+                    reach[i] += path
+            net[k + 1, i] = gain[k + 1, i] - (0.0 if need.behind[i] else price * tokens[k + 1, i])
+            if pool.asking_s.size and not need.behind[i]:
+                net[k + 1, i] -= rate * (k + 1) * pool.asking_s[d, i]
+
+
+@compiled
+def share_models(share: Share, models: Bools, passes: Ints) -> None:
+    """Each request asks the model that is worth most to it. models, passes: (V,)"""
+    who, each = share.who, share.each
+    who[:], each[:NONE], each[NONE], each[NET] = NOBODY, 0.0, 1.0, 0.0
+    for v in range(len(passes)):
+        net, gain, tokens = share.columns[:, v, passes[v]]
+        for i in range(len(net) if models[v] and passes[v] > 0 else 0):
+            if net[i] > each[NET, i]:
+                who[0, i], each[GAIN, i], each[TOKENS, i], each[NONE, i], each[NET, i] = (
+                    v,
+                    gain[i],
+                    tokens[i],
+                    0.0,
+                    net[i],
+                )
+
+
+@compiled
+def share_lookups(share: Share, hits: Floats, models: Bools, passes: Ints) -> None:
+    """Before its model a request asks the lookup that is worth most beside it. hits: (V, N), how likely it has a
+    proposal."""
+    if models.all():
+        return
+    who, each = share.who, share.each
+    model, of_model = who[0].copy(), each.copy()
+    for v in range(len(passes)):
+        net, gain, tokens = share.columns[:, v, passes[v]]
+        for i in range(0 if models[v] or passes[v] == 0 else len(net)):
+            miss = max(0.0, 1.0 - hits[v, i])
+            here = net[i] + miss * of_model[NET, i]
+            ties = here == each[NET, i] and who[0, i] == model[i] and v < model[i]
+            if tokens[i] > 0.0 and (here > each[NET, i] or ties):
+                who[0, i], who[1, i], each[NET, i] = v, model[i], here
+                each[GAIN, i] = gain[i] + miss * of_model[GAIN, i]
+                each[TOKENS, i] = tokens[i] + miss * of_model[TOKENS, i]
+                each[NONE, i] = miss * of_model[NONE, i]
+
+
+@compiled
+def share_evenly(share: Share, pool: Pool, d: int, v: int, passes: int) -> bool:
+    """Every request verifies all that drafter d proposes, as variant v. False where one cannot."""
+    share.who[0], share.who[1], share.each[:] = v, NOBODY, 0.0
+    for k in range(passes):
+        for i in range(share.who.shape[1]):
+            there = pool.offers[d, k, i] if pool.paths[d, k, i] > 0.0 else 0.0
+            share.each[GAIN, i] += there * pool.paths[d, k, i]
+            share.each[TOKENS, i] += there
+    return bool(share.each[TOKENS].min() >= passes)
+
+
+@compiled
+def proposals(share: Share, node_s: Floats, next_s: float) -> tuple[float, float, float]:
+    """How many are expected, how likely there is none, and what they cost beyond their number."""
+    tokens, none, nodes_s = 0.0, 1.0, 0.0
+    for i in range(len(node_s)):
+        tokens += share.each[TOKENS, i]
+        none *= share.each[NONE, i]
+        nodes_s += share.each[TOKENS, i] * (node_s[i] + next_s)
+    return tokens, none, nodes_s
+
+
+@compiled
+def longest(share: Share, models: Bools, passes: Ints) -> Ints:
+    """(V,): the longest proposal that anybody asks each variant for; of a lookup, the positions that pay for
+    themselves."""
+    lengths, tokens = np.zeros(len(passes), np.int64), share.columns[2]
+    for i in range(share.who.shape[1]):
+        for v in share.who[:, i]:
+            if v != NOBODY and models[v]:
+                lengths[v] = passes[v]
+            elif v != NOBODY:
+                for k in range(lengths[v] + 1, passes[v] + 1):
+                    if tokens[v, k, i] > tokens[v, k - 1, i]:
+                        lengths[v] = k
+    return lengths

@@ -1,0 +1,211 @@
+"""What steps and drafts take, as believed now: `Costs`, and what compiled code reads off them.
+
+Shapes: D drafters, N requests, T the most proposals that are looked at, W nodes at a depth of a tree.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from outrider_runtime.control.batch import Bools, Floats, Ints
+from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.cost import (
+    ABOVE,
+    BATCHED,
+    CONSTANT,
+    KNEE,
+    LOGITS,
+    QUERY,
+    Shape,
+    pass_s,
+    token_s,
+    without_prompts,
+)
+from outrider_runtime.control.deviations import EVEN, PLAIN, UNEVEN, deviations
+from outrider_runtime.control.value import Price
+
+UNIFORM, RAGGED, BEYOND = range(3)
+
+
+class Costs(NamedTuple):
+    """Step times as compiled code predicts them. D drafters."""
+
+    target: Floats
+    """(3, 8): of each mode, corrected."""
+    graph: float
+    """Batched tokens of the largest graph."""
+    deviations: Floats
+    """[kind, size, (weight, deviation)]: what the model gets wrong about steps of a kind at a size of batch."""
+    drafts: Floats
+    """(D, 2, 8): of a pass, and of what the first one costs beyond it, corrected."""
+    passes: Bools
+    """(D,): every token is a pass."""
+    reads: Bools
+    """(D,): it must be fed committed tokens."""
+    hidden: Bools
+    """(D,): it reads the target's hidden states."""
+    budgets: Floats
+    """(D,): tokens of a request that a pass reads at most; 0: all."""
+
+
+@compiled
+def _step_s(costs: Costs, more_s: tuple[float, float, float], shape: Shape, proposals: float) -> float:
+    """Seconds of the target's pass of `shape` and its proposals, of unequal lengths. Past the largest graph other
+    coefficients hold, and no deviation is known."""
+    if shape.n_batched + proposals > costs.graph:
+        return pass_s(costs.target[BEYOND], shape, proposals)
+    plain = proposals == 0.0
+    row = UNIFORM if plain and shape.n_prompt == 0.0 else RAGGED
+    return pass_s(costs.target[row], shape, proposals) + more_s[PLAIN if plain else UNEVEN]
+
+
+@compiled
+def decode_s(costs: Costs, shape: Shape, proposals: float) -> float:
+    """Seconds of the target's pass of `shape` and so many proposals of unequal lengths."""
+    return _step_s(costs, deviations(costs.deviations, shape.n_requests), shape, proposals)
+
+
+@compiled
+def plain_rate(costs: Costs, shape: Shape) -> float:
+    """Tokens a second of requests that decode by themselves, nothing proposed; 0 while no cost is known."""
+    alone = without_prompts(shape)
+    seconds = decode_s(costs, alone, 0.0)
+    return alone.n_requests / seconds if seconds > 0.0 else 0.0
+
+
+@compiled
+def prompt_s(costs: Costs, shape: Shape, proposals: float, tokens: float) -> float:
+    """By how much so many `tokens` of prompts lengthen a step of `shape` that verifies `proposals`."""
+    longer = Shape(
+        shape.n_context, shape.n_batched + tokens, shape.n_requests, shape.n_context_query, shape.n_prompt + tokens
+    )
+    seconds = decode_s(costs, longer, proposals) - decode_s(costs, shape, proposals)
+    return float(max(seconds, costs.target[RAGGED, BATCHED] * tokens))
+
+
+@compiled
+def _fill(seconds: Floats, cost: Floats, shape: Shape, first: int, more_s: float) -> None:
+    """Seconds of `shape` with `first`, `first` + 1, .. proposals."""
+    fixed_s = pass_s(cost, shape, 0.0) - cost[ABOVE] * max(0.0, shape.n_batched - cost[KNEE]) + more_s
+    for n in range(len(seconds)):
+        above = max(0.0, shape.n_batched + first + n - cost[KNEE])
+        seconds[n] = fixed_s + (cost[BATCHED] + cost[LOGITS]) * (first + n) + cost[ABOVE] * above
+
+
+@compiled
+def price(costs: Costs, shape: Shape, context: Ints, read_s: float, goodput: float, most: int) -> Price:
+    """What a step takes around `shape`, which holds no proposals yet, with up to `most` of them. A step with prompts
+    has no uniform form.
+
+    context: (N,), cached tokens of each request. read_s: what a verified token costs in the drafters' next first
+    passes. goodput: measured, by the modelled one of plain decoding.
+    """
+    more_s, most = deviations(costs.deviations, shape.n_requests), max(0, most)
+    uneven, even = np.empty(most + 1), np.full(most + 1, np.inf)
+    in_graph = int(max(0.0, min(most + 1.0, costs.graph - shape.n_batched + 1.0)))
+    _fill(uneven[1:in_graph], costs.target[RAGGED], shape, 1, more_s[UNEVEN])
+    _fill(uneven[in_graph:], costs.target[BEYOND], shape, in_graph, 0.0)
+    if shape.n_prompt == 0.0:
+        _fill(even[1:in_graph], costs.target[UNIFORM], shape, 1, more_s[EVEN])
+        _fill(even[in_graph:], costs.target[BEYOND], shape, in_graph, 0.0)
+    even[0] = uneven[0] = _step_s(costs, more_s, shape, 0.0)
+    node_s = np.empty(len(context))
+    for i in range(len(context)):
+        node_s[i] = costs.target[RAGGED, QUERY] * context[i] / 1000 + read_s
+    rate = plain_rate(costs, shape) * goodput
+    first_s = token_s(costs.target[BEYOND if shape.n_batched > costs.graph else RAGGED], shape.n_batched)
+    return Price(uneven, even, node_s, rate, first_s)
+
+
+@compiled
+def read_tokens(context: int, budget: float) -> float:
+    """Of so many cached tokens of a request, those that a pass reads. budget: at most; 0: all."""
+    return min(float(context), budget) if budget > 0.0 else float(context)
+
+
+@compiled
+def draft_columns(costs: Costs, context: Ints, prompts: float, widest: int) -> tuple[Floats, Floats, Floats]:
+    """Seconds: (D,) of the first pass over a token a request, or a call, and over `prompts` tokens; (D, W) of each pass
+    more, by the width of the trees; (D,) of a token in a first pass, of those that read. Of the target itself, what a
+    pass takes without requests.
+
+    context: (N,), cached tokens of the requests that decode.
+    """
+    drafters, decoding = len(costs.drafts), float(len(context))
+    first_s, more_s, each_s = np.zeros(drafters), np.zeros((drafters, widest)), np.zeros(drafters)
+    for d in range(drafters):
+        cost, read = costs.drafts[d], 0.0
+        for tokens in context:
+            read += read_tokens(tokens, costs.budgets[d])
+        shape = later_pass(read, decoding, 1.0)
+        if costs.budgets[d] > 0.0 and not costs.reads[d]:  # its requests have a price each
+            shape = Shape(0.0, 0.0, 0.0, 0.0, 0.0)
+        first_s[d] = pass_s(cost[0], shape, 0.0) + pass_s(cost[1], shape, 0.0)
+        first_s[d] += _fed_s(cost, decoding, prompts * costs.hidden[d])
+        each_s[d] = (token_s(cost[0], decoding) + token_s(cost[1], decoding)) * costs.reads[d]
+        for w in range(widest if costs.passes[d] else 0):
+            more_s[d, w] = pass_s(cost[0], later_pass(shape.n_context, shape.n_requests, w + 1.0), 0.0)
+    return first_s, more_s, each_s
+
+
+@compiled
+def _fed_s(costs: Floats, decoding: float, tokens: float) -> float:
+    """Seconds by which a first pass over `decoding` tokens grows with so many more: mostly above the knee, which a
+    token alone is not. costs: (2, 8) of a drafter."""
+    seconds = 0.0
+    for cost in costs:
+        bent = max(0.0, decoding + tokens - cost[KNEE]) - max(0.0, decoding - cost[KNEE])
+        seconds += cost[BATCHED] * tokens + cost[ABOVE] * bent
+    return seconds
+
+
+@compiled
+def feeding_s(costs: Costs, missing: Ints, decoding: float) -> Floats:
+    """(D, N): seconds by which a first pass over `decoding` tokens grows with all that is `missing` (D, N) of one
+    request; 0 of drafters that read nothing."""
+    seconds = np.zeros(missing.shape)
+    for d in np.flatnonzero(costs.reads):
+        for i in range(missing.shape[1]):
+            seconds[d, i] = _fed_s(costs.drafts[d], decoding, float(missing[d, i]))
+    return seconds
+
+
+@compiled
+def later_pass(context: float, requests: float, width: float) -> Shape:
+    """A draft's later pass over `width` nodes of each request."""
+    return Shape(context, width * requests, requests, width * context / 1000, 0.0)
+
+
+@compiled
+def _above_s(cost: Floats, requests: int) -> float:
+    """A request's part of what tokens above the knee cost, where all ask: who asks is not known yet. cost: (8,)"""
+    return float(cost[ABOVE] * max(0.0, requests - cost[KNEE]) / max(1, requests))
+
+
+@compiled
+def asking_s(costs: Costs, context: Ints) -> Floats:
+    """(D, N): seconds by which a request of so many cached tokens (N,) lengthens each pass that it asks for; 0 of
+    drafters that run over the whole batch anyway. (0, 0) where all do."""
+    apart = (costs.budgets > 0.0) & ~costs.reads
+    if not apart.any():
+        return np.zeros((0, 0))
+    seconds = np.zeros((len(costs.drafts), len(context)))
+    for d in np.flatnonzero(apart):
+        cost = costs.drafts[d, 0]
+        for i in range(len(context)):
+            read = read_tokens(context[i], costs.budgets[d])
+            alone = pass_s(cost, Shape(read, 1.0, 1.0, read / 1000, 0.0), 0.0)
+            seconds[d, i] = alone - cost[CONSTANT] + _above_s(cost, len(context))
+    return seconds
+
+
+@compiled
+def read_s(costs: Costs, lengths: Ints, decoding: float) -> float:
+    """What a verified token costs in the next first passes of those drafters that propose, `lengths` (D,)."""
+    seconds = 0.0
+    for d in range(len(costs.drafts)):
+        if costs.reads[d] and lengths[d] > 0:
+            seconds += token_s(costs.drafts[d, 0], decoding) + token_s(costs.drafts[d, 1], decoding)
+    return seconds
