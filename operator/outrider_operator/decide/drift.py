@@ -16,7 +16,8 @@ from outrider_operator.inbound.reading import annotation, text
 from outrider_operator.model import Object
 
 APPLIED_ANNOTATION = "outrider.dev/applied"
-# Lists that merge by a key, so that others may add items; all other lists belong to whoever sets them.
+# Lists that merge by a key, so that others may add items; all other lists belong to whoever sets them. So do lists of
+# these names whose items have no such key: the ports of a NetworkPolicy.
 _SHARED_LISTS = {
     "containers": "name",
     "env": "name",
@@ -61,9 +62,10 @@ def _field(parent: str, key: str) -> str:
 
 
 def _contains_items(observed: list[Any], desired: list[Any], field: str) -> bool:
-    if field in _SHARED_LISTS:
-        there = _by_key(observed, _SHARED_LISTS[field])
-        return all(any(contains(have, want) for have in there[text(want, _SHARED_LISTS[field])]) for want in desired)
+    key = _SHARED_LISTS.get(field, "")
+    if key and all(text(want, key) for want in desired):
+        there = _by_key(observed, key)
+        return all(any(contains(have, want) for have in there[text(want, key)]) for want in desired)
     return len(observed) == len(desired) and all(contains(*pair) for pair in zip(observed, desired, strict=True))
 
 

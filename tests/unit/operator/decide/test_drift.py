@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 from outrider_operator.decide import drift
+from outrider_operator.decide.drift import needs_apply, stamp
+from outrider_operator.decide.workloads.services import network_policy, service
+from outrider_operator.model import Identity
 
 OURS = [{"name": f"OURS_{number}", "value": "1"} for number in range(40)]
 THEIRS = [{"name": f"THEIRS_{number}", "value": "1"} for number in range(500)]
@@ -29,3 +33,21 @@ def test_what_others_add_to_a_list_is_not_compared_with_each_of_ours(monkeypatch
 @pytest.mark.parametrize("changed", [[], [{"name": "OURS_0", "value": "2"}], [{"name": "OURS_0"}], ["OURS_0", None]])
 def test_an_item_of_ours_that_is_gone_or_changed_is_seen(changed: list[Any]) -> None:
     assert not drift.contains({"env": [*THEIRS, *changed]}, {"env": OURS[:1]})
+
+
+@pytest.mark.parametrize("rule", [0, 1])
+def test_a_port_that_is_opened_by_hand_is_closed_again(rule: int) -> None:
+    """The ports of a NetworkPolicy have no names that they could merge by: 9000 was open to everybody for good."""
+    policy = stamp(network_policy(Identity("chat", "ns", "uid"), ({"podSelector": {}},)))
+    opened = copy.deepcopy(policy)
+    assert not needs_apply(opened, policy)
+    opened["spec"]["ingress"][rule]["ports"].append({"protocol": "TCP", "port": 9000})
+    assert needs_apply(opened, policy)
+
+
+def test_a_port_that_is_added_to_a_service_stays() -> None:
+    """What others add to a list that merges is theirs."""
+    wanted = stamp(service(Identity("chat", "ns", "uid")))
+    extended = copy.deepcopy(wanted)
+    extended["spec"]["ports"].append({"name": "grpc", "port": 81, "protocol": "TCP"})
+    assert not needs_apply(extended, wanted)
