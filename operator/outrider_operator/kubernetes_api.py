@@ -161,10 +161,16 @@ class KubernetesApi:
                     return None
         return bytes(body)
 
-    async def first_page(self, kind: Kind, namespace: str | None, *, fields: str = "") -> list[Object]:
-        """Some of the objects (of a field selector), where some are enough."""
-        async with aclosing(self.pages(kind, namespace, fields=fields)) as pages:
-            return (await anext(pages)).objects
+    async def some(self, kind: Kind, namespace: str | None, *, fields: str = "", pages: int = 1) -> list[Object]:
+        """The objects (of a field selector) on the first `pages`, where those are enough."""
+        found: list[Object] = []
+        async with aclosing(self.pages(kind, namespace, fields=fields)) as all_pages:
+            async for page in all_pages:
+                found += page.objects
+                pages -= 1
+                if not pages:
+                    break
+        return found
 
     async def watch(
         self, kind: Kind, namespace: str | None, selector: str, resource_version: str

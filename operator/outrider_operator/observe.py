@@ -7,13 +7,14 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from outrider_operator import kinds
 from outrider_operator.cache import Cache
 from outrider_operator.decide.ownership import owner_uids
 from outrider_operator.decide.pods import is_being_created
 from outrider_operator.decide.profiling.job_outcome import is_finished, pod_of
-from outrider_operator.inbound.objects import trimmed
+from outrider_operator.inbound.objects import bounded, trimmed
 from outrider_operator.inbound.reading import (
     controller_uid,
     label,
@@ -23,6 +24,7 @@ from outrider_operator.inbound.reading import (
     uid_of,
     unix_seconds,
 )
+from outrider_operator.inbound.unfit import Unfit
 from outrider_operator.kinds import Kind, child_kind
 from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
 from outrider_operator.measurements import Measurements
@@ -45,8 +47,19 @@ logger = logging.getLogger(__name__)
 
 _ASKED_ABOUT = 4
 """One of them is named in the conditions; a rollout of hundreds must not become a request each."""
+_POLICY_PAGES = 10
+"""Of NetworkPolicies of a namespace, which anyone may fill."""
+_POLICIES_FOR_S = 30.0
 _LATE_S = 10.0
 """Most pods have a container by then, and nobody needs their Events."""
+
+
+@dataclass(frozen=True)
+class _Policies:
+    """A namespace's, and when they were read, in the loop's time."""
+
+    read_at: float
+    documents: tuple[Object, ...]
 
 
 class Observer:
@@ -61,6 +74,7 @@ class Observer:
         self._measurements = measurements
         self._watch_nodes = watch_nodes
         self._nodes: tuple[Node, ...] | None = None
+        self._policies: dict[str, _Policies] = {}
         cache.subscribe(self._forget_nodes)
 
     async def observe(self, service: Object, rejections: tuple[Rejection, ...]) -> Observed:
@@ -119,8 +133,14 @@ class Observer:
         return None if found is None else trimmed(kind, found)
 
     async def _network_policies(self, namespace: str) -> tuple[Object, ...]:
-        """Also those that the watch, which selects by label, does not bring."""
-        return tuple(await self._some(kinds.NETWORK_POLICY, namespace) or ())
+        """Also those that the watch, which selects by label, does not bring: read now and then, not at each look."""
+        now = asyncio.get_running_loop().time()
+        self._policies = {name: each for name, each in self._policies.items() if now - each.read_at < _POLICIES_FOR_S}
+        if namespace not in self._policies:
+            found = await self._some(kinds.NETWORK_POLICY, namespace, pages=_POLICY_PAGES) or ()
+            kept = (bounded(kinds.NETWORK_POLICY, each) for each in found)
+            self._policies[namespace] = _Policies(now, tuple(each for each in kept if not isinstance(each, Unfit)))
+        return self._policies[namespace].documents
 
     async def _warnings(self, namespace: str, silent: list[Object]) -> dict[str, str]:
         """The newest Warning of pods that have no container for long (why volumes or network are not there) and of Jobs
@@ -136,10 +156,10 @@ class Observer:
                 warnings[name_of(each)] = f"{newest.get('reason', '')}: {newest.get('message', '')}"
         return warnings
 
-    async def _some(self, kind: Kind, namespace: str, fields: str = "") -> list[Object] | None:
+    async def _some(self, kind: Kind, namespace: str, fields: str = "", pages: int = 1) -> list[Object] | None:
         """None where the API server does not tell: a better sentence is not worth a reconcile."""
         try:
-            return await self._api.first_page(kind, namespace, fields=fields)
+            return await self._api.some(kind, namespace, fields=fields, pages=pages)
         except (ApiError, *UNREACHABLE) as error:
             logger.warning("Cannot read the %s of %s: %r", kind.plural, namespace, error)
             return None

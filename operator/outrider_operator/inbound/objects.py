@@ -80,6 +80,11 @@ def admit(kind: Kind, document: Object) -> Object | Unfit:
         return Unfit(_SOURCE, "NoOwner", f"{_where(kind, document)} carries no owner of Outrider's")
     if kind in _NAMED and name_of(document) != label(document, SERVICE_LABEL):
         return Unfit(_SOURCE, "NoService", f"{_where(kind, document)} does not have its service's name")
+    return bounded(kind, document)
+
+
+def bounded(kind: Kind, document: Object) -> Object | Unfit:
+    """What decisions read of `document`, whoever made it; Unfit when it is too large to be kept."""
     kept = trimmed(kind, document)
     weighed = {name: value for name, value in kept.items() if name != "data"}
     size, values, times = len(to_json(weighed)), sum(1 for _ in _values(weighed)), LARGE.get(kind, 1)

@@ -20,8 +20,8 @@ class TakingApi:
         del kind, namespace, name
         return None
 
-    async def first_page(self, kind: Kind, namespace: str, *, fields: str = "") -> list[Object]:
-        del kind, namespace, fields
+    async def some(self, kind: Kind, namespace: str, *, fields: str = "", pages: int = 1) -> list[Object]:
+        del kind, namespace, fields, pages
         return []
 
     async def create(self, document: Object) -> Object:

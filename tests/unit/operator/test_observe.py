@@ -12,7 +12,7 @@ from outrider_operator.decide import decide
 from outrider_operator.decide.ownership import labels
 from outrider_operator.decide.profiling.job_outcome import pod_of
 from outrider_operator.inbound.reading import name_of
-from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, EVENT, JOB, POD, REPLICA_SET, SERVICE, Kind
+from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, EVENT, JOB, NETWORK_POLICY, POD, REPLICA_SET, SERVICE, Kind
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.measurements import Measurements
 from outrider_operator.model import JOB_NAME_LABEL, PROFILING, Object
@@ -37,11 +37,14 @@ class Api:
         held = self._config_map
         return held if held is not None and (kind, name) == (CONFIG_MAP, name_of(held)) else None
 
-    async def first_page(self, kind: Kind, namespace: str, *, fields: str = "") -> list[Object]:
-        del namespace, fields
+    async def some(self, kind: Kind, namespace: str, *, fields: str = "", pages: int = 1) -> list[Object]:
+        del fields
         self.asked.append(kind.kind)
         if self._error is not None:
             raise self._error
+        if kind == NETWORK_POLICY:
+            metadata = {"name": "deny", "namespace": namespace}
+            return [{"metadata": metadata, "spec": {"x": "x" * size}} for size in (1, 10**6)][:pages]
         return [{"reason": "FailedMount", "message": "no such volume"}]
 
 
@@ -100,6 +103,18 @@ async def test_events_that_cannot_be_read_end_no_look(error: Exception) -> None:
     observed = await observer.observe(_service(), ())
     assert api.asked.count(EVENT.kind) == 1
     assert observed.warnings == {}
+
+
+async def test_the_policies_of_a_namespace_are_read_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of up to seven looks of each service with a silent pod listed them, and saw the first 25 only. One of a
+    megabyte is nobody's to keep."""
+    api, cache = Api(), Cache()
+    observer = _observer(api, cache)
+    monkeypatch.setattr(Measurements, "unheard", lambda *_: {"pod": "silent"})
+    for _ in range(3):
+        observed = await observer.observe(_service(), ())
+        assert [len(each["spec"]["x"]) for each in observed.network_policies] == [1]
+    assert api.asked.count(NETWORK_POLICY.kind) == 1
 
 
 async def test_what_went_before_it_was_read_is_forgotten() -> None:

@@ -159,8 +159,9 @@ async def test_some_of_many_large_objects_are_few() -> None:
     server = ApiServer([])
     server.objects = [document(f"large-{number}", 5, spec={"x": "x" * 1024 * 1024}) for number in range(30)]
     async with _serving(server) as api:
-        assert len(await api.first_page(EVENT, "ns", fields="type=Warning")) == 1
-    assert server.page_sizes == [25, 5, 1]
+        assert len(await api.some(EVENT, "ns", fields="type=Warning")) == 1
+        assert len(await api.some(EVENT, "ns", pages=3)) == 3
+    assert server.page_sizes == [25, 5, 1, 25, 5, 1, 5, 1, 5, 1]
 
 
 async def test_an_event_that_is_too_large_ends_no_watch() -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from outrider_operator.inbound.reading import cut, items, mapping, name_of
-from outrider_operator.model import FigureWindows, Object
+from outrider_crds.runtime_config import ADMIN_PORT
+
+from outrider_operator.inbound.reading import cut, items, label, mapping, name_of
+from outrider_operator.model import MANAGED_BY_LABEL, MANAGER, FigureWindows, Object
 
 _REMEDY = "let the operator's pods reach port 9000, or install the chart with servingNetworkPolicy.enabled=true"
+_ADMIN_PORT_NAMES = (ADMIN_PORT, "admin", None)
+"""How a policy names the port; without a name it is about all ports."""
 _MOST_NAMED = 3
 _MOST_CHARACTERS = 2048
 """In a condition's message."""
@@ -23,7 +27,7 @@ def why_unheard(unheard: Mapping[str, str], pods: Iterable[Object], policies: It
     if silent is None:
         return ""
     said = f"Pod {name_of(silent)} does not answer the operator on port 9000: {unheard[name_of(silent)]}."
-    names = sorted(name_of(policy) for policy in policies if _isolates(policy, silent))
+    names = sorted(name_of(policy) for policy in _in_the_way(policies, silent))
     if not names:
         return said
     return f"{said} NetworkPolicy {', '.join(names[:_MOST_NAMED])} selects it: {_REMEDY}."
@@ -34,6 +38,36 @@ def explained(figures: FigureWindows, unheard: str) -> FigureWindows:
     if not figures.error or not unheard:
         return figures
     return replace(figures, error=cut(f"{figures.error}. {unheard}", _MOST_CHARACTERS))
+
+
+def _in_the_way(policies: Iterable[Object], pod: Object) -> list[Object]:
+    """Those of `policies` that keep the admin port of `pod` shut. Policies add up: what one lets in, none keeps out."""
+    selecting = [policy for policy in policies if _isolates(policy, pod)]
+    if any(_lets_operator_in(policy) for policy in selecting):
+        return []
+    return [policy for policy in selecting if not any(_is_about_admin_port(rule) for rule in _rules(policy))]
+
+
+def _lets_operator_in(policy: Object) -> bool:
+    """Everybody, or as the chart says: Outrider's own policy names the operator among its peers."""
+    ours = label(policy, MANAGED_BY_LABEL) == MANAGER
+    return any(_is_about_admin_port(rule) and (ours or not rule.get("from")) for rule in _rules(policy))
+
+
+def _rules(policy: Object) -> list[Object]:
+    return items(policy, "spec", "ingress")
+
+
+def _is_about_admin_port(rule: Object) -> bool:
+    ports = items(rule, "ports")
+    return not rule.get("ports") or any(_holds_admin_port(each) for each in ports)
+
+
+def _holds_admin_port(port: Object) -> bool:
+    first, last = port.get("port"), port.get("endPort")
+    if isinstance(first, int) and isinstance(last, int):
+        return first <= ADMIN_PORT <= last
+    return first in _ADMIN_PORT_NAMES
 
 
 def _isolates(policy: Object, pod: Object) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from outrider_crds.status import ConditionType as C
 from outrider_operator.decide.conditions.network import why_unheard
 from outrider_operator.decide.ownership import labels, owner_reference
+from outrider_operator.decide.workloads.services import network_policy
 from outrider_operator.model import NETWORK_POLICY, FigureWindows, Identity, Object
 
 from tests.unit.operator.decide.world import SETTINGS, World, manifest
@@ -53,6 +54,34 @@ def test_the_policies_that_select_the_pod_are_named_with_what_to_do() -> None:
 def test_only_policies_that_limit_who_connects_to_this_pod_are_named(spec: dict[str, Any], named: bool) -> None:
     """A policy on egress, or on other pods, is not in the way."""
     assert ("NetworkPolicy p selects it" in why_unheard(SILENT, [POD], [policy("p", **spec)])) is named
+
+
+@pytest.mark.parametrize(
+    ("rule", "named"),
+    [
+        ({}, []),  # everybody, on every port
+        ({"ports": [{"port": 9000}]}, []),
+        ({"ports": [{"port": 8000, "endPort": 9999}]}, []),
+        ({"ports": [{"port": "admin"}]}, []),
+        ({"ports": [{"port": 8000}]}, ["deny", "p"]),
+        ({"ports": [{"port": 9001, "endPort": 9999}]}, ["deny", "p"]),
+        # Whom it lets in cannot be told; it is not what keeps others out.
+        ({"ports": [{"port": 9000}], "from": [{"podSelector": {"matchLabels": {"app": "monitoring"}}}]}, ["deny"]),
+    ],
+    ids=str,
+)
+def test_a_policy_that_lets_the_port_in_is_not_blamed(rule: dict[str, Any], named: list[str]) -> None:
+    """Policies add up: where one lets everybody in, the pod is silent for another reason."""
+    said = why_unheard(SILENT, [POD], [policy("p", ingress=[rule]), policy("deny")])
+    assert [name for name in ("deny", "p") if f"{name} selects it" in said or f"{name}, " in said] == named
+
+
+def test_outriders_own_policy_is_not_blamed() -> None:
+    """It lets the operator in, whatever the namespace denies: the pod answered HTTP 500, and the condition named it."""
+    pod = {"metadata": {"name": "chat-1", "labels": labels("chat")}}
+    own = network_policy(Identity("chat", "default", "uid"), PEERS)
+    said = why_unheard({"chat-1": "HTTP status 500"}, [pod], [own, policy("default-deny")])
+    assert said == "Pod chat-1 does not answer the operator on port 9000: HTTP status 500."
 
 
 def _policies(world: World) -> list[Object]:
