@@ -8,9 +8,11 @@ the user.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from outrider_crds.profile import REPROFILE_ANNOTATION
 from outrider_crds.spec import SpeculativeServiceSpec
-from outrider_crds.status import ConditionType, SpeculativeServiceStatus
+from outrider_crds.status import ConditionType, Reason, SpeculativeServiceStatus
 
 from outrider_operator.decide.conditions.availability import available, endpoint_ready
 from outrider_operator.decide.conditions.network import explained, why_unheard
@@ -19,7 +21,7 @@ from outrider_operator.decide.conditions.rollout import Rollout, next_capacity_c
 from outrider_operator.decide.conditions.served import Served, fields, verdicts
 from outrider_operator.decide.conditions.specification import objection, refusal, unreadable
 from outrider_operator.decide.conditions.status import events, with_verdicts
-from outrider_operator.decide.conditions.verdict import Verdict, Verdicts, false
+from outrider_operator.decide.conditions.verdict import Verdict, Verdicts, unknown
 from outrider_operator.decide.figures.behaviour import Behaviour
 from outrider_operator.decide.intent import Intent, held, intent, unread_profiles
 from outrider_operator.decide.ownership import Children, selector
@@ -61,16 +63,21 @@ def decide(observed: Observed, settings: Settings) -> Plan:
     pods = pods_of(children.deployment, observed.pods, observed.warnings, observed.now)
     spec = observed.parsed
     if isinstance(spec, str):
-        return _leave_children(observed, children, pods, unreadable(spec), _replicas(observed, children))
+        return _unread(observed, children, pods, spec)
     if unread := unread_maps(children, observed.replica_sets):
         return Plan(status=observed.status, read=tuple(unread))
     asked = _asked(observed, settings, children, spec)
     if unread := [*unread_map(children, asked.wanted), *unread_profiles(observed.profiles, asked.wanted)]:
         return Plan(status=observed.status, read=tuple(unread))
-    against = objection(spec, settings, children, _names(children, settings, asked))
+    names = _names(children, settings, asked)
+    against = objection(spec, settings, children, names)
     if against is not None:
-        return _leave_children(observed, children, pods, against, spec.replicas)
-    return _serve(observed, settings, children, pods, asked).without(observed.rejections)
+        asked = held(asked, children)  # the pods serve on, and all of that is told
+    view = _profiling_view(observed, pods)
+    found = product_profiles(view, asked)
+    served = _served(observed, children, pods, asked, found, names, against)
+    told = _told(observed, settings, view, served, children)
+    return told if against is not None else _with_writes(told, observed, settings, view, children, served)
 
 
 def _asked(observed: Observed, settings: Settings, children: Children, spec: SpeculativeServiceSpec) -> Intent:
@@ -89,27 +96,36 @@ def _names(children: Children, settings: Settings, asked: Intent) -> list[tuple[
     return [*child_names(service), (CONFIG_MAP, revision_map_name(service, asked.wanted.name)), *policy]
 
 
-def _serve(observed: Observed, settings: Settings, children: Children, pods: Pods, asked: Intent) -> Plan:
-    """The plan for a spec that may be applied."""
-    view = _profiling_view(observed, pods)
-    found = product_profiles(view, asked)
+def _told(observed: Observed, settings: Settings, view: ProfilingView, served: Served, children: Children) -> Plan:
+    """What is said of the service, and when to look again."""
+    status = _status(observed, settings, served, children)
+    return Plan(
+        profiles=tuple(profile_name(each.keys.target) for each in served.profiles),
+        status=status,
+        events=events(observed.status, status),
+        requeue_after_s=_next_look_s(settings, view, served.rollout.asked, served.profiles),
+    )
+
+
+def _with_writes(
+    told: Plan, observed: Observed, settings: Settings, view: ProfilingView, children: Children, served: Served
+) -> Plan:
+    """`told`, and what a spec that may be applied makes of the children and Jobs."""
+    asked, found = served.rollout.asked, served.profiles
     in_use = {revision_of(each) for each in (*observed.replica_sets, *observed.pods)}
     workloads = plan_workloads(children, asked, in_use, settings.admin_port_peers)
     maps = plan_profile_maps(view, asked, found)
     jobs = plan_jobs(view, settings, asked, found, pods_are_placed=pods_are_placed(children, asked))
-    served = _served(observed, children, pods, asked, found, _names(children, settings, asked))
-    status = _status(observed, settings, served, children)
-    return Plan(
+    waits = (told.requeue_after_s, workloads.requeue_after_s, jobs.requeue_after_s)
+    return replace(
+        told,
         create=(*workloads.create, *maps.create, *jobs.create),
         apply=(*maps.apply, *workloads.apply),
         adopt=(*workloads.adopt, *maps.adopt, *jobs.adopt),
-        annotate=plan_products(pods.living, observed.nodes or (), asked.spec.accelerator.product_label),
+        annotate=plan_products(view.pods.living, observed.nodes or (), asked.spec.accelerator.product_label),
         delete=(*workloads.delete, *maps.delete, *jobs.delete),
-        profiles=tuple(profile_name(each.keys.target) for each in found),
-        status=status,
-        events=events(observed.status, status),
-        requeue_after_s=_next_look_s(settings, view, asked, found, workloads.requeue_after_s, jobs.requeue_after_s),
-    )
+        requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
+    ).without(observed.rejections)
 
 
 def _profiling_view(observed: Observed, pods: Pods) -> ProfilingView:
@@ -137,8 +153,10 @@ def _served(
     asked: Intent,
     found: list[ProductProfile],
     names: list[tuple[str, str]],
+    against: Verdict | None,
 ) -> Served:
-    """What the status of a service is told from; `names` are (kind, name) of what it needs."""
+    """What the status of a service is told from; `names` are (kind, name) of what it needs, and `against` is why that
+    must not be applied."""
     states = {name: observed.states[name] for pod in pods.ready if (name := name_of(pod)) in observed.states}
     unheard = why_unheard(observed.unheard, pods.ready, observed.network_policies)
     behaviour = Behaviour(explained(observed.figures, unheard), observed.status, states, is_served=bool(pods.ready))
@@ -148,19 +166,21 @@ def _served(
         asked=asked,
         deployment=children.deployment,
         pods=pods,
-        refused=refusal(serving),
+        refused=against or refusal(serving),
         standing=behaviour.standing_condition(ConditionType.PROGRESSING),
         leaving=children.leaving(names),
     )
     return Served(rollout, behaviour, Seen(asked, pods, states, observed.warnings, profiling), found, unheard)
 
 
-def _leave_children(observed: Observed, children: Children, pods: Pods, against: Verdict, replicas: int) -> Plan:
-    """Nothing is applied; what is served is still told."""
+def _unread(observed: Observed, children: Children, pods: Pods, why: str) -> Plan:
+    """Nothing is applied, and little is known of what was asked for; what answers is still told."""
+    replicas, against = _replicas(observed, children), unreadable(why)
     told: Verdicts = {
+        **{kind: unknown(Reason.PENDING, "The spec cannot be read; see SpecValid.") for kind in ConditionType},
         ConditionType.SPEC_VALID: against,
         ConditionType.AVAILABLE: available(pods, replicas),
-        ConditionType.UPDATED: false(against.reason, "The spec is not applied; see SpecValid."),
+        ConditionType.UPDATED: against,
         ConditionType.READY: endpoint_ready(pods, replicas),
     }
     status = with_verdicts(_counted(observed, children, pods), told, observed.generation, observed.now)
@@ -188,14 +208,12 @@ def _counted(observed: Observed, children: Children, pods: Pods) -> SpeculativeS
     )
 
 
-def _next_look_s(
-    settings: Settings, view: ProfilingView, asked: Intent, found: list[ProductProfile], *waits: float | None
-) -> float | None:
+def _next_look_s(settings: Settings, view: ProfilingView, asked: Intent, found: list[ProductProfile]) -> float | None:
     """The nearest moment at which time alone changes a decision."""
     running = asked.running.name if asked.running is not None else ""
     aging = [stale_in_s(asked, each.keys, each.store, view.now) for each in found]
     silent = any(is_being_created(pod) for pod in (*view.pods.living, *view.job_pods))
     silent = silent or any(each.job_is_active and each.pod is None for each in found)
-    moments = [*waits, *aging, next_capacity_check_s(view.pods, settings.unschedulable_s, running)]
+    moments = [*aging, next_capacity_check_s(view.pods, settings.unschedulable_s, running)]
     moments += [LOOK_AGAIN_S] if silent else []
     return min((moment for moment in moments if moment is not None and moment > 0), default=None)

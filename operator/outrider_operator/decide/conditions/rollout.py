@@ -25,8 +25,8 @@ class Rollout:
     asked: Intent
     deployment: Object | None
     pods: Pods
-    refused: str
-    """A sentence: what the API server has against a child; empty when nothing."""
+    refused: Verdict | None
+    """Why the spec must not be applied, or what the API server has against a child of it."""
     standing: Condition | None
     """Progressing as it stands."""
     leaving: Sequence[Object] = ()
@@ -39,7 +39,7 @@ def progressing(rollout: Rollout, unschedulable_s: float) -> Verdict:
     if asked.spec.paused:
         return false(Reason.PAUSED, "spec.paused is true: the pods serve on as they are.")
     if rollout.refused and (revision is None or asked.held or not is_complete(rollout, revision)):
-        return false(Reason.STALLED, f"{rollout.refused}{_old_pods_serve(pods, asked.wanted)}")
+        return false(Reason.STALLED, f"{rollout.refused.message}{_old_pods_serve(pods, asked.wanted)}")
     if rollout.leaving:
         return true(Reason.ROLLING_OUT, _has_to_go(rollout.leaving[0]))
     if asked.held or revision is None:
@@ -64,7 +64,7 @@ def updated(rollout: Rollout, states: Mapping[str, RuntimeState], unheard: str) 
     """
     asked, revision, pods = rollout.asked, rollout.asked.running, rollout.pods
     if rollout.refused:
-        return false(Reason.CHILD_REJECTED, rollout.refused)
+        return rollout.refused
     if rollout.leaving:
         return false(Reason.ROLLING_OUT, _has_to_go(rollout.leaving[0]))
     if asked.held or revision is None:

@@ -1,4 +1,4 @@
-"""The status of a service whose spec is applied: every condition's verdict, and what else stands in it."""
+"""The status of a service whose spec can be read: every condition's verdict, and what else stands in it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def verdicts(served: Served, unschedulable_s: float) -> Verdicts:
     """A pod without a node for `unschedulable_s` has no room."""
     spec, pods, behaviour = served.spec, served.rollout.pods, served.behaviour
     return {
-        ConditionType.SPEC_VALID: accepted(served.rollout.refused),
+        ConditionType.SPEC_VALID: served.rollout.refused or accepted(),
         ConditionType.PROFILES_READY: profiles_ready(served.seen, served.profiles),
         ConditionType.AVAILABLE: available(pods, spec.replicas),
         ConditionType.UPDATED: updated(served.rollout, behaviour.states, served.unheard),

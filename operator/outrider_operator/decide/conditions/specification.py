@@ -30,18 +30,17 @@ def objection(
     return _host_paths(spec, settings) or _prometheus(spec, settings) or _conflict(children, names)
 
 
-def accepted(refused: str) -> Verdict:
-    """The verdict on a spec that is applied; `refused` says which part of it the API server does not take."""
-    return false(Reason.CHILD_REJECTED, refused) if refused else true(Reason.ACCEPTED, "The spec is accepted.")
+def accepted() -> Verdict:
+    return true(Reason.ACCEPTED, "The spec is accepted.")
 
 
-def refusal(rejections: Iterable[Rejection]) -> str:
-    """The first of `rejections` in a sentence; empty without one."""
+def refusal(rejections: Iterable[Rejection]) -> Verdict | None:
+    """The verdict on a spec of which the API server does not take a part: the first of `rejections`, if any."""
     first = next(iter(rejections), None)
     if first is None:
-        return ""
+        return None
     said = f"The API server refuses {first.kind} {first.name}: {first.message.strip().rstrip('.')}. Correct the spec"
-    return cut(f"{said}, or what forbids it; it is tried again.", 2048)
+    return false(Reason.CHILD_REJECTED, cut(f"{said}, or what forbids it; it is tried again.", 2048))
 
 
 def _host_paths(spec: SpeculativeServiceSpec, settings: Settings) -> Verdict | None:

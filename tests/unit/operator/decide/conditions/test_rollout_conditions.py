@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from outrider_crds.status import ConditionType as C
-from outrider_operator.model import DEPLOYMENT, Object
+from outrider_operator.model import DEPLOYMENT, FigureWindows, Object
 
 from tests.unit.operator.decide.world import World, manifest, unschedulable
 
@@ -280,3 +280,32 @@ def test_every_spelling_of_a_quantity_is_known(asked: str, stored: str) -> None:
     container = world.deployment()["spec"]["template"]["spec"]["containers"][0]
     container["resources"]["limits"] = {"cpu": stored}
     assert not world.reconcile().apply
+
+
+def test_a_rollout_that_ends_under_a_spec_that_is_not_applied_is_told() -> None:
+    """Progressing stayed True/RollingOut for ever, and what the figures say stood still, while the pods served on."""
+    world = rolling(profiling={"mode": "Skip"})
+    world.settle()
+    assert world.reason(C.PROGRESSING) == "True/RollingOut"
+    world.patch(podTemplate={"volumes": [{"name": "v", "hostPath": {"path": "/x"}}]})
+    world.roll_out()
+    world.report_states()
+    world.figures = FigureWindows(error="nobody answers")
+    world.settle()
+    assert world.reason(C.SPEC_VALID) == "False/HostPathForbidden"
+    assert world.reason(C.PROGRESSING) == "False/Stalled"
+    assert "names /x of the node" in world.condition(C.PROGRESSING).message
+    assert world.reason(C.GOODPUT_HEALTHY) == "Unknown/MetricsUnavailable"
+    assert len({each.observed_generation for each in world.observed().status.conditions}) == 1
+
+
+def test_nothing_stands_still_under_a_spec_that_cannot_be_read() -> None:
+    """What is not known of it is Unknown, not what was the case before."""
+    world = rolling(profiling={"mode": "Skip"})
+    world.settle()
+    world.patch(engine={"backend": "TensorRT"})
+    world.roll_out()
+    world.settle()
+    assert world.reason(C.PROGRESSING) == "Unknown/Pending"
+    assert world.reason(C.READY) == "True/EndpointReady"
+    assert len({each.observed_generation for each in world.observed().status.conditions}) == 1
