@@ -1,7 +1,8 @@
 """AdaServe's setting (section 6) replayed: three SLO classes by TPOT at rising rates, then only urgent requests.
 
-    python -m tests.benchmarks.adaserve        writes results/adaserve.json
+    python -m tests.benchmarks.adaserve [--resume]        writes results/adaserve.json
 
+It takes most of an hour of a core, and writes after each world; --resume measures those that the file lacks.
 Llama-3.1-8B and 70B on A100s stand in for Llama-2, an EAGLE-3 head for the paper's small model. Attainment is of TPOT
 alone, goodput are the tokens of requests that met it, as in the paper; nobody is held back.
 """
@@ -130,13 +131,26 @@ def misses(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
+def measured_before(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Worlds of a run that was stopped; none of a run over other requests."""
+    if not RESULT.exists():
+        return {}
+    found: dict[str, Any] = json.loads(RESULT.read_text(encoding="utf-8"))
+    return found["worlds"] if all(found[key] == wanted[key] for key in ("requests", "seeds")) else {}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--minutes", type=float, help="is not looked at: it takes as long as it takes")
+    parser.add_argument("--resume", action="store_true", help="keep the worlds that the file has, if of as many seeds")
     options = parser.parse_args()
     found: dict[str, Any] = {"paper": PAPER, "requests": REQUESTS, "seeds": options.seeds, "worlds": {}}
+    if options.resume:
+        found["worlds"] = measured_before(found)
     for place in PLACES:
+        if str(place) in found["worlds"]:
+            continue
         here = measured(place, options.seeds)
         found["worlds"][str(place)] = {"budget": trees.budget(place, 0), **here, "misses": misses(here)}
         RESULT.write_text(json.dumps(found, indent=1) + "\n")

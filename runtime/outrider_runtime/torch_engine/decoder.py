@@ -20,10 +20,9 @@ from outrider_runtime.torch_engine.weights import Weights
 
 
 class Span(NamedTuple):
-    """One request's tokens of a step: rows [start, end)."""
+    """One request's tokens of a step, behind those of the spans before it."""
 
-    start: int
-    end: int
+    tokens: int
     kv: KV
     mask: Tensor | None
     """(g * n, P + n): who sees what; None: everybody sees all, as a single token does."""
@@ -42,12 +41,38 @@ class Rotary(NamedTuple):
         return x * self.cos + turned * self.sin
 
 
+PACKED_FOR_ROWS = 16
+"""oneDNN's order of a matrix depends on the rows that it expects; this one serves one row to hundreds."""
+
+
 class Linear(NamedTuple):
     weight: Tensor
-    bias: Tensor | None
+    """(outputs, inputs)"""
+    bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.weight.is_mkldnn:
+            product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+            return product
         return functional.linear(x, self.weight, self.bias)
+
+    def packed(self) -> Linear:
+        """In oneDNN's order on a CPU: a product that had to put the matrix so would take twice as long at 16 rows."""
+        if not _is_packable(self.weight):
+            return self
+        return Linear(torch.ops.mkldnn._reorder_linear_weight(self.weight, PACKED_FOR_ROWS), self.bias)
+
+    def rows(self, numbers: Tensor) -> Tensor:
+        """(len(numbers), inputs) of the matrix."""
+        return (self.weight.to_dense() if self.weight.is_mkldnn else self.weight)[numbers]
+
+
+def _is_packable(weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    return weight.dtype == torch.float32 or (
+        weight.dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )
 
 
 def linear(weights: Weights, name: str, outputs: int, inputs: int) -> Linear:
@@ -78,23 +103,26 @@ class Attention:
         queries, keys, values = heads.tensor_split((shape.heads, shape.heads + shape.kv_heads), 1)
         queries = rotary.turn(self._normed(queries, self.query_norm))
         keys = rotary.turn(self._normed(keys, self.key_norm))
-        mixed = torch.empty_like(queries)  # (T, q, d)
-        for span in spans:
-            rows = slice(span.start, span.end)
-            mixed[rows] = attend(queries[rows], *span.kv.write(layer, keys[rows], values[rows]), span.mask)
-        return self.out(mixed.flatten(1))
+        sizes = [span.tokens for span in spans]
+        of_queries, of_keys, of_values = (part.split_with_sizes(sizes) for part in (queries, keys, values))
+        mixed = [
+            attend(own, *span.kv.write(layer, key, value), span.mask)
+            for span, own, key, value in zip(spans, of_queries, of_keys, of_values, strict=True)
+        ]
+        return self.out(torch.cat(mixed))
 
     def _normed(self, x: Tensor, norm: Tensor | None) -> Tensor:
         return x if norm is None else functional.rms_norm(x, norm.shape, norm, self.shape.norm_epsilon)
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """(n, q, d) over (h, P + n, d) each: heads that share keys are rows of queries, so that no key is copied."""
+    """(n, q, d) over (h, P + n, d) each, to (n, q * d): heads that share keys are rows of queries, so that no key is
+    copied."""
     n, q, d = queries.shape
-    h = len(keys)
+    h = keys.shape[0]
     rows = queries.view(n, h, q // h, d).permute(1, 2, 0, 3).reshape(1, h, -1, d)
     mixed = functional.scaled_dot_product_attention(rows, keys[None], values[None], mask)  # (1, h, g * n, d)
-    return mixed.view(h, q // h, n, d).permute(2, 0, 1, 3).reshape(n, q, d)
+    return mixed.view(h, q // h, n, d).permute(2, 0, 1, 3).reshape(n, q * d)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +159,15 @@ def read_layer(weights: Weights, shape: Architecture, name: str, input_width: in
         input_norm=weights.take(f"{name}.input_layernorm.weight", shape.width),
         attention=Attention(
             shape,
-            stacked([linear(weights, f"{own}.{part}", size, input_width) for part, size in sizes.items()]),
-            linear(weights, f"{own}.o_proj", shape.width, wide),
+            stacked([linear(weights, f"{own}.{part}", size, input_width) for part, size in sizes.items()]).packed(),
+            linear(weights, f"{own}.o_proj", shape.width, wide).packed(),
             *norms,
         ),
         inner_norm=weights.take(f"{name}.post_attention_layernorm.weight", shape.width),
         gate_and_up=stacked(
             [linear(weights, f"{name}.mlp.{part}_proj", shape.inner_width, shape.width) for part in ("gate", "up")]
-        ),
-        down=linear(weights, f"{name}.mlp.down_proj", shape.width, shape.inner_width),
+        ).packed(),
+        down=linear(weights, f"{name}.mlp.down_proj", shape.width, shape.inner_width).packed(),
         epsilon=shape.norm_epsilon,
     )
 
@@ -161,7 +189,10 @@ class Decoder:
         self.norm = weights.take("model.norm.weight", shape.width)
         if shape.is_tied:
             weights.drop("lm_head.weight")
-        self.output = self.embedding if shape.is_tied else weights.take("lm_head.weight", shape.vocabulary, shape.width)
+        output = self.embedding if shape.is_tied else weights.take("lm_head.weight", shape.vocabulary, shape.width)
+        self.output = Linear(output).packed()
+        self.copied_bytes = output.nbytes if shape.is_tied and self.output.weight is not output else 0
+        """Of an embedding that is kept in a second order too, as the output layer."""
         weights.expect_none_left()
 
     def __call__(self, tokens: Tensor, rotary: Rotary, spans: Sequence[Span], between: Collection[int]) -> Hidden:
@@ -181,4 +212,4 @@ class Decoder:
 
     def logits(self, last: Tensor) -> Tensor:
         """(rows, H) to (rows, vocabulary), float32."""
-        return functional.linear(last, self.output).float()
+        return self.output(last).float()

@@ -22,7 +22,7 @@ class KV:
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Put (n, h, d) each behind the filled places; all keys and values up to theirs, (h, length + n, d) each."""
-        end = self.length + len(keys)
+        end = self.length + keys.shape[0]
         self.buffer[0, layer, :, self.length : end] = keys.transpose(0, 1)
         self.buffer[1, layer, :, self.length : end] = values.transpose(0, 1)
         return self.buffer[0, layer, :, :end], self.buffer[1, layer, :, :end]

@@ -71,13 +71,11 @@ class Places:
         return Rotary(cos[0, :, None].to(dtype), sin[0, :, None].to(dtype))
 
     def spans(self, segments: Sequence[Segment], pool: KVPool, model: int) -> list[Span]:
-        spans, start = list[Span](), 0
+        spans = list[Span]()
         for one in segments:
             kv = self.cache.with_room(one.request, pool.tokens(Holder(model, one.request)))
-            end = start + len(one.tokens)
             mask = one.mask(kv.length, self.device)
-            spans.append(Span(start, end, kv, None if mask is None else mask.repeat(self._groups, 1)))
-            start = end
+            spans.append(Span(len(one.tokens), kv, None if mask is None else mask.repeat(self._groups, 1)))
         return spans
 
 
@@ -91,7 +89,7 @@ class Model:
         self.dtype = dtype or getattr(torch, self.shape.dtype)
         weights = read_weights(folder, self.dtype, device)
         self.decoder = Decoder(self.shape, weights)
-        self.weight_bytes = weights.taken_bytes
+        self.weight_bytes = weights.taken_bytes + self.decoder.copied_bytes
         self.cache = Cache(self.shape, self.dtype, device)
         self.number = number
         self._places = Places(folder, self.shape, self.cache, device)
@@ -103,7 +101,7 @@ class Model:
         rotary = self._places.rotary(segments, self.dtype)
         hidden = self.decoder(self._places.tokens(segments), rotary, spans, between)
         for span in spans:
-            span.kv.length += span.end - span.start
+            span.kv.length += span.tokens
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # steps are timed by the host's clock
         return hidden

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
+from outrider_runtime.torch_engine.decoder import Linear
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
 from outrider_runtime.torch_engine.runner import Model, Segment
 
@@ -41,6 +42,19 @@ def test_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
         with torch.inference_mode():
             wanted = reference(torch.tensor([text])).logits[0]
         assert (torch.cat(logits[name]) - wanted).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-1)])
+def test_the_order_that_a_cpu_multiplies_in_changes_no_product(dtype: torch.dtype, most: float) -> None:
+    """Of one row and of many; and the matrix itself can be had back, to the bit."""
+    random_ = torch.Generator().manual_seed(5)
+    weight, bias = torch.randn(37, 19, generator=random_).to(dtype), torch.randn(37, generator=random_).to(dtype)
+    packed = Linear(weight, bias).packed()
+    for rows in (1, 16, 70):
+        x = torch.randn(rows, 19, generator=random_).to(dtype)
+        wanted = x.double() @ weight.double().T + bias.double()
+        assert (packed(x).double() - wanted).abs().max() < most
+    assert packed.rows(torch.tensor([36, 3])).equal(weight[[36, 3]])
 
 
 @pytest.mark.parametrize(

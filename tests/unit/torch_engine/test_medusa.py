@@ -59,7 +59,7 @@ def test_a_tree_is_the_most_probable_part_of_the_cartesian_product(folder: Path,
     request = Request("r", [1, 2, 3], 3, Stops(10), GREEDY, Letters())
     step = Finished([Ran(request, 0, 0, [0, 1])], {target.shape.layers: torch.cat([torch.zeros_like(state), state])})
     (tree,) = drafter.propose(step, Ask(0, [True], 2, 3))
-    output = target.decoder.output[drafter.head._vocabulary]
+    output = target.decoder.output.rows(drafter.head._vocabulary)
     first, second = ((own @ output.T).softmax(-1)[0] for own in drafter.head.states(state)[:2])
     best = first.topk(3)
     pairs = {(a, b): float(best.values[a] * second[b]) for a in range(3) for b in range(len(second))}

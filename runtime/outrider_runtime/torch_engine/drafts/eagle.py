@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from outrider_runtime.drafters.eagle import LAYER_IDS
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.torch_engine.architecture import Architecture, config_of, read_architecture
-from outrider_runtime.torch_engine.decoder import Layer, Rotary, Span, read_layer
+from outrider_runtime.torch_engine.decoder import Layer, Linear, Rotary, Span, read_layer
 from outrider_runtime.torch_engine.drafting import Ask, Finished, Ran
 from outrider_runtime.torch_engine.drafts.beam import Beam
 from outrider_runtime.torch_engine.kv import Cache
@@ -41,12 +40,12 @@ class Head:
         weights = read_weights(folder, target.dtype, target.device)
         width = self.shape.width
         self.layers = fused_layers(config, target.shape.layers)
-        self._fuse = weights.take("fc.weight", width, FUSED * target.shape.width)
+        self._fuse = Linear(weights.take("fc.weight", width, FUSED * target.shape.width)).packed()
         self._state_norm = weights.take("midlayer.hidden_norm.weight", width)
         self._layer: Layer = read_layer(weights, self.shape, "midlayer", 2 * width)
         self._norm = weights.take("norm.weight", width)
         proposable = config.get("draft_vocab_size") or self.shape.vocabulary
-        self._output = weights.take("lm_head.weight", proposable, width)
+        self._output = Linear(weights.take("lm_head.weight", proposable, width)).packed()
         self._to_target = _vocabulary(weights, proposable, target.device)
         self._embedding = target.decoder.embedding
         weights.expect_none_left()
@@ -54,7 +53,7 @@ class Head:
 
     def fused(self, between: dict[int, Tensor], rows: Tensor) -> Tensor:
         """(T, H) of what the target handed out for `rows`."""
-        return functional.linear(torch.cat([between[layer][rows] for layer in self.layers], -1), self._fuse)
+        return self._fuse(torch.cat([between[layer][rows] for layer in self.layers], -1))
 
     def __call__(self, tokens: Tensor, state: Tensor, rotary: Rotary, spans: Sequence[Span]) -> Tensor:
         """Tokens (T,) and the states before them (T, H) to the next states (T, H)."""
@@ -66,7 +65,7 @@ class Head:
 
     def likeliest(self, state: Tensor, rows: Sequence[Row], width: int) -> Likeliest:
         """(rows, H) to the target's tokens that the head proposes for each."""
-        logits = functional.linear(self._layer.normed(state, self._norm), self._output).float()
+        logits = self._output(self._layer.normed(state, self._norm)).float()
         return likeliest_among(logits, self._to_target, len(self._embedding), rows, width)
 
 
@@ -148,5 +147,5 @@ class Eagle:
         rotary = self._places.rotary(segments, self._dtype)
         states = self.head(self._places.tokens(segments), states, rotary, spans)
         for span in spans:
-            span.kv.length += span.end - span.start
+            span.kv.length += span.tokens
         return states

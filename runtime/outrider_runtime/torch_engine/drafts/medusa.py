@@ -52,14 +52,15 @@ class Heads:
                 Linear(
                     weights.take(f"heads.{depth}.block.weight", width, width),
                     weights.take(f"heads.{depth}.block.bias", width),
-                ),
-                Linear(weights.take(f"heads.{depth}.project.weight", width, width), None),
+                ).packed(),
+                Linear(weights.take(f"heads.{depth}.project.weight", width, width)).packed(),
             )
             for depth in range(config.get(HEADS, 0))
         ]
         weights.expect_none_left()
-        self._output = target.decoder.output[self._vocabulary]
-        self.weight_bytes = weights.taken_bytes + self._output.nbytes
+        output = target.decoder.output.rows(self._vocabulary)
+        self.weight_bytes = weights.taken_bytes + output.nbytes
+        self._output = Linear(output).packed()
         self.layers = (target.shape.layers,)
 
     def states(self, state: Tensor) -> list[Tensor]:
@@ -69,7 +70,7 @@ class Heads:
 
     def likeliest(self, state: Tensor, rows: Sequence[Row], width: int) -> Likeliest:
         """(R, H), of one depth, to the target's tokens that its head proposes for each."""
-        logits = functional.linear(state, self._output).float()
+        logits = self._output(state).float()
         return likeliest_among(logits, self._vocabulary, self._size, rows, width)
 
 
