@@ -209,7 +209,7 @@ def _price(most: int) -> Price:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--minutes", type=float, help="is not looked at: it takes a few")
     options = parser.parse_args()
     found: dict[str, Any] = {"selection": of_selection()}
