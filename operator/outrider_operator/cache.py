@@ -35,7 +35,7 @@ class Cache:
         self._objects: dict[Kind, dict[ObjectKey, Object]] = {}
         self._groups: dict[_Group, dict[str, Object]] = {}
         self._departed: dict[str, float] = {}
-        """uid -> newest version that is known to be past: infinite for an object that was deleted."""
+        """uid -> newest version that is known to be past: infinite for an object that is known to be deleted."""
         self._listed: dict[tuple[Kind, str | None], int] = {}
         """(kind, namespace) -> version of the newest whole list: what was not in it had departed by then."""
         self._listeners: list[Listener] = []
@@ -86,6 +86,10 @@ class Cache:
         """The operator deleted `document`, so the watch's word of it is no news."""
         self._end(kind, document, math.inf)
 
+    def left(self, kind: Kind, document: Object) -> None:
+        """A watch reports it as deleted: it is, or it lost the label that the watch selects by, and may get it back."""
+        self.gone(kind, document, by=version_of(document))
+
     def gone(self, kind: Kind, document: Object, by: float = math.inf) -> None:
         """Others deleted `document`; no state of it up to the version `by` is news any more."""
         before = self._end(kind, document, by)
@@ -133,10 +137,12 @@ class Cache:
         return version_of(document) <= max(known, self._departed.get(uid_of(document), 0))
 
     def _end(self, kind: Kind, document: Object, by: float) -> Object | None:
-        """Forget `document`; returns it if it was there. Its successor of that name stays."""
+        """Forget `document`; returns it if it was there. Its successor of that name, or a newer state, stays."""
         self._depart(document, by)
         before = self.get(kind, namespace_of(document), name_of(document))
-        return self._remove(kind, document) if before is not None and uid_of(before) == uid_of(document) else None
+        if before is None or uid_of(before) != uid_of(document) or version_of(before) > by:
+            return None
+        return self._remove(kind, document)
 
     def _depart(self, document: Object, version: float) -> None:
         uid = uid_of(document)

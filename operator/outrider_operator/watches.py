@@ -134,7 +134,7 @@ class Watch:
                 continue
             event, document = news
             if event == "DELETED":
-                self._cache.gone(self._kind, document)
+                self._cache.left(self._kind, document)
             elif event in ("ADDED", "MODIFIED"):
                 self._cache.seen(self._kind, document)
             self._version = document["metadata"]["resourceVersion"]

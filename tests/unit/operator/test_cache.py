@@ -135,6 +135,19 @@ def test_contents_that_are_newer_than_the_watch_are_news(cache: Cache, told: Tol
     assert _kept(cache)["data"] == {"target.json": "{}"}
 
 
+def test_a_label_that_was_away_makes_nothing_invisible(cache: Cache, told: Told) -> None:
+    """`kubectl label deploy chat app.kubernetes.io/managed-by=Helm`, and back: its service said Ready=False over
+    serving pods for ever. To a watch with a selector the object was deleted."""
+    cache.seen(DEPLOYMENT, document("chat", 1))
+    cache.left(DEPLOYMENT, document("chat", 2))
+    assert cache.get(DEPLOYMENT, "ns", "chat") is None
+    cache.seen(DEPLOYMENT, document("chat", 1))
+    assert cache.get(DEPLOYMENT, "ns", "chat") is None, "what was on its way is past"
+    cache.seen(DEPLOYMENT, document("chat", 3))
+    assert cache.get(DEPLOYMENT, "ns", "chat") is not None
+    assert len(told) == 3
+
+
 def test_an_object_that_loses_its_owner_goes(cache: Cache, told: Told) -> None:
     cache.seen(DEPLOYMENT, document("chat", 1))
     orphan = document("chat", 2)

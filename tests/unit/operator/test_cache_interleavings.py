@@ -34,6 +34,7 @@ class _Interleavings(RuleBasedStateMachine):
     def begin(self) -> None:
         self.cache = Cache()
         self.server: dict[str, dict[str, Any]] = {}
+        self.unlabelled: dict[str, dict[str, Any]] = {}
         self.version = 0
         self.events: deque[tuple[str, dict[str, Any]]] = deque()
         self.answers: deque[tuple[str, dict[str, Any]]] = deque()
@@ -44,6 +45,8 @@ class _Interleavings(RuleBasedStateMachine):
     @rule(name=NAMES, ours=st.booleans(), by_operator=st.booleans())
     def write(self, name: str, ours: bool, by_operator: bool) -> None:
         """Somebody creates or changes an object, with or without Outrider's owner on it."""
+        if name in self.unlabelled:
+            return
         self.version += 1
         uid = uid_of(self.server[name]) if name in self.server else f"{name}-{self.version}"
         kind = "MODIFIED" if name in self.server else "ADDED"
@@ -55,18 +58,33 @@ class _Interleavings(RuleBasedStateMachine):
     @precondition(lambda self: self.server)
     @rule(data=st.data(), by_operator=st.booleans())
     def delete(self, data: st.DataObject, by_operator: bool) -> None:
-        self.version += 1
         document = self.server.pop(data.draw(st.sampled_from(sorted(self.server))))
-        metadata = {**document["metadata"], "resourceVersion": str(self.version)}
-        self.events.append(("DELETED", {**document, "metadata": metadata}))
+        self.events.append(("DELETED", self._newer(document)))
         if by_operator:
             self.answers.append(("deleted", document))
+
+    @precondition(lambda self: self.server)
+    @rule(data=st.data())
+    def lose_label(self, data: st.DataObject) -> None:
+        """To a watch with a selector it is gone."""
+        name = data.draw(st.sampled_from(sorted(self.server)))
+        self.unlabelled[name] = self._newer(self.server.pop(name))
+        self.events.append(("DELETED", self.unlabelled[name]))
+
+    @precondition(lambda self: self.unlabelled)
+    @rule(data=st.data(), by_operator=st.booleans())
+    def get_label_back(self, data: st.DataObject, by_operator: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.unlabelled)))
+        self.server[name] = self._newer(self.unlabelled.pop(name))
+        self.events.append(("ADDED", self.server[name]))
+        if by_operator:
+            self.answers.append(("written", self.server[name]))
 
     @precondition(lambda self: self.events and self.recovery is None)
     @rule()
     def watch_delivers(self) -> None:
         event, document = self.events.popleft()
-        (self.cache.gone if event == "DELETED" else self.cache.seen)(DEPLOYMENT, document)
+        (self.cache.left if event == "DELETED" else self.cache.seen)(DEPLOYMENT, document)
 
     @precondition(lambda self: self.answers)
     @rule()
@@ -118,6 +136,10 @@ class _Interleavings(RuleBasedStateMachine):
         assert {uid_of(each) for each in self.cache.within(DEPLOYMENT, "ns")} == {
             uid_of(each) for each in ours.values()
         }
+
+    def _newer(self, document: dict[str, Any]) -> dict[str, Any]:
+        self.version += 1
+        return {**document, "metadata": {**document["metadata"], "resourceVersion": str(self.version)}}
 
     def _list(self) -> _List:
         documents = [document for _, document in sorted(self.server.items())]

@@ -192,7 +192,7 @@ async def test_whatever_ends_a_stream_does_not_end_the_watch(error: Exception, m
     def refuse(*_: Any) -> None:
         raise next(told)
 
-    monkeypatch.setattr(cache, "gone", refuse)
+    monkeypatch.setattr(cache, "left", refuse)
     server = ApiServer([[_event("DELETED", 8)], [_event("DELETED", 8)]])
     backoff = await _run(server, cache)
     assert server.lists == 3
