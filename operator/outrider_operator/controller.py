@@ -36,6 +36,9 @@ WORKERS = 48
 """A reconcile waits for the API server most of its time: with few, a burst of services waits one after the other."""
 MOST_OF_A_NAMESPACE = 16
 """At work at once."""
+LONGEST_HOLD_S = 5.0
+"""A reconcile that takes longer goes on by itself, and its worker with the next: it waits for a webhook, and those of a
+few namespaces that do not answer would hold every worker for a minute."""
 
 
 class Controller:
@@ -121,8 +124,8 @@ class Controller:
     async def _work(self) -> None:
         configuration = self._configuration
         self._watches = Watches(self._api, self._cache, configuration.watch_namespaces, configuration.watch_nodes)
-        workers = {f"worker {number}": self._worker for number in range(1, WORKERS + 1)}
         async with asyncio.TaskGroup() as group:
+            workers = {f"worker {number}": partial(self._worker, group) for number in range(1, WORKERS + 1)}
             tasks = {**self._watches.tasks(), **self._measurements.tasks(), "collector": collector.run}
             self._keep(group, tasks)
             await self._watches.listed()
@@ -133,18 +136,20 @@ class Controller:
         for name, task in tasks.items():
             group.create_task(self._supervisor.keep(name, task), name=name)
 
-    async def _worker(self) -> None:
+    async def _worker(self, group: asyncio.TaskGroup) -> None:
         while True:
             key = await self._queue.get()
-            with telemetry.RECONCILE_SECONDS.time():
-                await self._reconcile(key)
+            await asyncio.wait(
+                [group.create_task(self._reconcile(key), name=f"reconcile of {key}")], timeout=LONGEST_HOLD_S
+            )
 
     async def _reconcile(self, key: Key) -> None:
         """One reconcile; whatever goes wrong is logged with its reason and tried again later."""
         try:
             if self._watches is not None and not self._watches.knows(key.namespace):
                 raise ObserveAgain("not all of its namespace was listed yet")
-            look_again_s = await self._reconciler.reconcile(key)
+            with telemetry.RECONCILE_SECONDS.time():
+                look_again_s = await self._reconciler.reconcile(key)
         except asyncio.CancelledError:
             self._queue.done(key)  # the Lease is lost; whoever holds it next looks at every service
             raise
