@@ -45,6 +45,7 @@ AGE_HALF_LIFE_S = 30.0
 """Evidence ages by time: by observation alone, k = 0 would keep its own verdict for ever."""
 AGE_EVERY_S = 0.435
 """By one percent, as a rule."""
+UPPER_SIGMAS = 1.5
 OF_THIS_STEP = 2
 """Tokens that a request gets in any case before one of its proposals counts: this step's, and the bonus token."""
 
@@ -145,15 +146,11 @@ class Acceptance:
         return Beams(places, hazards, self._widest)
 
     def upper_paths(self) -> Floats:
-        """(D, K): paths that are optimistic by one posterior standard deviation, offers included, for exploration."""
+        """(D, K): paths that are optimistic by some posterior standard deviations, given that there is a proposal, for
+        exploration."""
         mean = self.hazards[:, :, ANY]
-        spread = np.sqrt(mean * (1 - mean) / (self._known.tried[:, :, ANY] + PRIOR_TRIALS + 1))
-        return np.asarray(np.minimum(mean + spread, MOST).cumprod(axis=1) * self.hit_rates)
-
-    @property
-    def hit_rates(self) -> Floats:
-        """(D, K): how often a drafter that is asked for so many tokens has them."""
-        return np.asarray((self._known.offered + HIT_TRIALS) / (self._known.asked + HIT_TRIALS))
+        spread = UPPER_SIGMAS * np.sqrt(mean * (1 - mean) / (self._known.tried[:, :, ANY] + PRIOR_TRIALS + 1))
+        return np.asarray(np.minimum(mean + spread, MOST).cumprod(axis=1))
 
 
 @compiled

@@ -74,7 +74,8 @@ class Explorer:
 
 
 def upper_bounds(pool: Pool, upper_paths: Floats, lengths: int) -> Floats:
-    """(D,): what each drafter would gain in a step if it accepted as much as it may; -inf where none can use it.
+    """(D,): what each drafter would gain in a step if it had proposals for all whom it can serve, accepted as well as
+    they may be; -inf where none can use it.
 
     upper_paths: (D, K), optimistic. What the tokens cost is not optimistic: where a batch is so large that no
     acceptance would pay for them, there is nothing to find out.

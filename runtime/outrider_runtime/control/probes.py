@@ -26,8 +26,6 @@ LEAST_DEVIATION = 0.03
 """Of a probe's log ratio: machines drift by this much between two blocks."""
 SIGMAS = 2.0
 FIRST_BACKOFF_STEPS, LAST_BACKOFF_STEPS = 200, 6400
-OLD_MATTERS = 0.25
-"""What is left of the evidence where the traffic has changed, or speculation was switched off."""
 OTHER_LOAD = 0.7
 """A batch of less than this share of that which was judged is another matter."""
 
@@ -71,11 +69,12 @@ class Probes:
     def lift(self) -> None:
         """The traffic has changed: what was measured says nothing any more."""
         self._off_steps = 0
-        self._doubt()
+        self._weight = self._evidence = 0.0
         self._wait = min(self._wait, SUSPICIOUS_PERIOD_STEPS)
 
-    def next_is_probe(self, requests: int, *, speculating: bool) -> bool:
-        """One decision of the closed loop. A probe starts only where speculation is the choice, classes apart."""
+    def step(self, requests: int, *, speculating: bool) -> bool:
+        """One decision of the closed loop; whether it is a probe. One starts only where speculation is the choice,
+        classes apart."""
         self._requests = requests
         if self.off:
             self._off_steps -= 1
@@ -107,10 +106,6 @@ class Probes:
         elif speculates and seconds > 0:
             self._neighbours.append((work_s, seconds))
 
-    def _doubt(self) -> None:
-        self._weight *= OLD_MATTERS
-        self._evidence *= OLD_MATTERS
-
     def _judge(self) -> None:
         if len(self._plain) < PROBE_STEPS - 2 or len(self._neighbours) < LEAST_NEIGHBOURS:
             self._wait = SUSPICIOUS_PERIOD_STEPS
@@ -137,7 +132,7 @@ class Probes:
         if mean + margin < 0:
             self._off_steps, self._off_requests = self._backoff, self._requests
             self._backoff = min(2 * self._backoff, LAST_BACKOFF_STEPS)
-            self._doubt()
+            self._weight = self._evidence = 0.0  # once it is back, it is judged anew
             self._wait = RETRY_PROBE_AFTER
             self._neighbours.clear()
         elif mean < 0:

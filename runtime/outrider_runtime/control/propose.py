@@ -66,8 +66,7 @@ class Propose:
         choice, closing = self._kv.close(batch)
         speculating = choice.runs and not evidence.probes.off
         block = evidence.explorer.step() or self._new_block(batch, choice)
-        probes = evidence.probes.next_is_probe(len(batch), speculating=speculating and not choice.for_slo)
-        if probes:
+        if evidence.probes.step(len(batch), speculating=speculating and not choice.for_slo):
             return self._plan(batch, self._nothing(choice), Purpose.PROBE)
         block = block if block is not None and self.force.usable[block.drafter] else None
         if block is not None and speculating and not self._passes[block.drafter]:
@@ -96,9 +95,6 @@ class Propose:
         able = bounds > -np.inf
         bounds[self.force.usable & ~acceptance.met & able] = np.inf
         bounds[choice.passes > 0] = -np.inf  # the choice tries these anyway
-        calls = np.flatnonzero(~self._passes & able & (choice.passes == 0))
-        if speculating and len(calls) and not strangers:  # beside the choice it is worth more than alone
-            return explorer.start(int(calls[0]), len(rows))
         drafter = int(bounds.argmax())
         if bounds[drafter] <= (choice.gain if speculating else 0.0):
             explorer.postpone()

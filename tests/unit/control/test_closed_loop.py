@@ -195,7 +195,7 @@ def test_a_few_requests_try_a_lookup_beside_a_head_that_serves_well():
         lambda drafter, _number, _depth: np.where(drafter == 1, 0.3, 0.9),
         pass_s={0: linear(8e-4, 4e-6), 1: linear(1e-4, 0.0)},
     )
-    records = Engine(one, controller((EAGLE, LOOKUP), model()), load=32).run(400)[20:]
+    records = Engine(one, controller((EAGLE, LOOKUP), model()), load=32).run(400)
     tried = [
         int((record.asked[0] == 1).sum()) for record in records if record.purpose == "explore" and record.passes[0]
     ]
@@ -288,7 +288,7 @@ def test_probes_tell_the_speed_up_at_batch_90_with_requests_coming_and_going():
 def test_about_one_percent_of_steps_probe_and_half_as_many_where_the_gain_is_beyond_doubt(gain, most):
     probes, count = Probes(np.random.default_rng(0)), 0
     for _ in range(20_000):
-        if probes.next_is_probe(8, speculating=True):
+        if probes.step(8, speculating=True):
             count += 1
             probes.observe_probe(8.0, 8.0, 8)
         else:
