@@ -66,6 +66,34 @@ class StepCost(Model):
     took a token of a prompt for as dear."""
     constant_s: Seconds = 0.0
 
+    def seconds(self, context: float, batch: int, tokens: int) -> float:
+        """Of a step of `batch` requests with `context` cached tokens each, and `tokens` tokens each to sample from."""
+        return self.without_context_s(batch, tokens) + context * self.context_token_s(batch, tokens)
+
+    def without_context_s(self, batch: int, tokens: int) -> float:
+        batched = batch * tokens
+        return (
+            self.constant_s
+            + (self.per_batched_token_s + self.per_logits_token_s) * batched
+            + self.per_batched_token_above_knee_s * max(0.0, batched - self.knee_tokens)
+            + self.per_request_s * batch
+        )
+
+    def context_token_s(self, batch: int, tokens: int) -> float:
+        """What one more cached token in each of the requests adds."""
+        return self.per_context_token_s * batch + self.per_context_query_s * batch * tokens / 1000
+
+
+def _takes_time(costs: dict[ExecutionMode, StepCost]) -> dict[ExecutionMode, StepCost]:
+    free = [mode for mode, cost in costs.items() if cost.seconds(context=1, batch=1, tokens=1) <= 0]
+    if free or not costs:
+        raise ValueError(f"a step takes no time at all ({', '.join(free) or 'none was measured'})")
+    return costs
+
+
+Costs = Annotated[dict[ExecutionMode, StepCost], AfterValidator(_takes_time)]
+"""What no device can do, and what every speed-up divides by, is no measurement."""
+
 
 class TargetProfile(Contract):
     schema_version: int = PROFILE_SCHEMA
@@ -77,7 +105,7 @@ class TargetProfile(Contract):
     engine_version: str = ""
     commit: str = ""
     """Resolved commit (or content digest) of the weights."""
-    costs: dict[ExecutionMode, StepCost]
+    costs: Costs
     error_percent: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """Median relative error on held-out shapes, those around the crossover included."""
     spread_percent: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0

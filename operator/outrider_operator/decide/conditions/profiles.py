@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from outrider_crds.long_contexts import BATCHES, SelfDraft, self_draft
 from outrider_crds.profile import REPROFILE_ANNOTATION, TargetProfile
@@ -235,7 +234,6 @@ def _long_contexts(
     return found
 
 
-@lru_cache(maxsize=256)  # some thousand steps are priced, at each look at a service
 def _long_context(drafter: str, one: SelfDraft) -> LongContextStatus:
     even = [(batch, tokens) for batch in BATCHES if (tokens := one.break_even_tokens(batch)) is not None]
     return LongContextStatus(

@@ -41,6 +41,22 @@ def test_an_absurd_value_is_no_result(field: dict[str, Any]) -> None:
     assert isinstance(profiling_result(_message(**field)), Unfit)
 
 
+@pytest.mark.parametrize(
+    "costs",
+    [
+        {},
+        {"uniform": {}},
+        {"uniform": {"constantS": 0.02}, "ragged": {"perBatchedTokenAboveKneeS": 1.0, "kneeTokens": 1e6}},
+    ],
+    ids=["none", "zero", "zero below a knee"],
+)
+def test_a_step_that_takes_no_time_is_no_measurement(costs: dict[str, Any]) -> None:
+    """A Job that reported steps for nothing made each look at its service raise: its scaling and its status stopped."""
+    found = profiling_result(_message(costs=costs))
+    assert isinstance(found, Unfit)
+    assert found.detail.startswith("target.costs")
+
+
 @pytest.mark.parametrize("number", ["9" * 400, "9" * 3900, "NaN", "1e999"], ids=lambda number: number[:5])
 @pytest.mark.parametrize("field", ["errorPercent", "schemaVersion"])
 def test_an_absurd_number_is_no_result(field: str, number: str) -> None:

@@ -16,6 +16,8 @@ from outrider_operator.model import CONFIG_MAP, JOB
 
 from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest, result, rfc3339, started
 
+SPARSE = {"name": "self", "method": "SparseSelf", "sparseSelf": {}}
+
 
 @pytest.mark.parametrize(
     ("message", "exit_code"),
@@ -375,8 +377,35 @@ def test_labels_and_annotations_of_the_pod_template_reach_the_job_and_its_pod() 
 def test_where_a_self_drafting_target_pays_is_in_the_status() -> None:
     """Break-even contexts by batch size, from the profile's own costs."""
     world = World(manifest())
-    world.patch(draftPool=[{"name": "self", "method": "SparseSelf", "sparseSelf": {}}])
+    world.patch(draftPool=[SPARSE])
     world.serve()
     (found,) = world.observed().status.profiles[0].long_contexts
     assert found.drafter == "self"
     assert [one.requests for one in found.break_even] == [1, 4, 16, 64]
+
+
+@pytest.mark.parametrize("costs", [{}, {"uniform": {}}], ids=["none", "zero"])
+def test_a_job_that_says_that_steps_are_free_fails_and_its_service_goes_on(costs: dict[str, Any]) -> None:
+    """It ended every look at the service: a free step is infinitely slower with any draft."""
+    world = started(draftPool=[SPARSE])
+    asked = asked_of(world.objects[JOB, world.jobs()[0]])
+    assert asked is not None
+    said = json.loads(result(asked, rfc3339(world.now)).model_dump_json(by_alias=True))
+    said["target"]["costs"] = costs
+    world.finish_job(world.jobs()[0], json.dumps(said))
+    world.settle()
+    assert "target.costs" in world.condition(C.PROFILES_READY).message
+    world.patch(replicas=3)
+    world.settle()
+    assert world.deployment()["spec"]["replicas"] == 3
+
+
+def test_a_profile_that_says_that_steps_are_free_is_measured_again() -> None:
+    """Whoever edits it by hand, or an older release: what cannot be is as good as not measured."""
+    world = started(draftPool=[SPARSE])
+    world.measure(world.jobs()[0])
+    world.settle()
+    stored = world.objects[CONFIG_MAP, world.observed().status.profiles[0].config_map]["data"]
+    stored["target.json"] = json.dumps({**json.loads(stored["target.json"]), "costs": {"uniform": {}}})
+    world.settle()
+    assert len(world.created_jobs) == 2
