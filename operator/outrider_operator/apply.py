@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from functools import partial
 
 from outrider_operator.cache import Cache
 from outrider_operator.inbound.objects import admit
 from outrider_operator.inbound.reading import component, label, name_of, namespace_of, uid_of
 from outrider_operator.inbound.unfit import Unfit
 from outrider_operator.kinds import POD, Kind, child_kind, kind_of
-from outrider_operator.kubernetes_api import ApiError, KubernetesApi
+from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
 from outrider_operator.managed_fields import claimed
 from outrider_operator.model import (
     COMPONENT_LABEL,
@@ -32,19 +34,47 @@ class ObserveAgain(Exception):  # noqa: N818 - no error, a reason to look once m
     """The object changed since it was observed: decide again on what is there now."""
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a plan."""
+
+    refused: tuple[Rejection, ...]
+    """The writes that the API server refused."""
+    stopped: Exception | None = None
+    """Why the rest was not tried: ObserveAgain, ApiError or one of UNREACHABLE."""
+
+
+Action = Callable[[], Coroutine[None, None, None]]
+
+
 class Applier:
     def __init__(self, api: KubernetesApi, cache: Cache) -> None:
         self._api = api
         self._cache = cache
 
-    async def carry_out(self, plan: Plan, namespace: str) -> tuple[Rejection, ...]:
-        """Returns the writes that the API server refused. Raises ObserveAgain, ApiError or UNREACHABLE."""
-        answers = [await _answer(d, d["kind"], name_of(d), self._create(d)) for d in plan.create]
-        answers += [await _answer(d, d["kind"], name_of(d), self._apply(d)) for d in plan.apply]
-        answers += [await _answer(a, a.kind, a.name, self._adopt(a, namespace)) for a in plan.adopt]
-        answers += [await _answer(a, POD.kind, a.pod, self._annotate(a, namespace)) for a in plan.annotate]
-        answers += [await _answer(d, d.kind, d.name, self._delete(d, namespace)) for d in plan.delete]
-        return tuple(answer for answer in answers if answer is not None)
+    async def carry_out(self, plan: Plan, namespace: str, *, patient: bool = True) -> Outcome:
+        """Write after write, until one gets no answer. `patient`: an API server that is busy refuses nothing."""
+        refused: list[Rejection] = []
+        try:
+            for write, kind, name, action in self._actions(plan, namespace):
+                if (answer := await _answer(write, kind, name, action(), patient=patient)) is not None:
+                    refused.append(answer)
+        except (ObserveAgain, ApiError, *UNREACHABLE) as error:
+            return Outcome(tuple(refused), error)
+        return Outcome(tuple(refused))
+
+    def _actions(self, plan: Plan, namespace: str) -> Iterator[tuple[Write, str, str, Action]]:
+        """(write, kind, name, what does it), in the plan's order."""
+        for document in plan.create:
+            yield document, document["kind"], name_of(document), partial(self._create, document)
+        for document in plan.apply:
+            yield document, document["kind"], name_of(document), partial(self._apply, document)
+        for adoption in plan.adopt:
+            yield adoption, adoption.kind, adoption.name, partial(self._adopt, adoption, namespace)
+        for mark in plan.annotate:
+            yield mark, POD.kind, mark.pod, partial(self._annotate, mark, namespace)
+        for delete in plan.delete:
+            yield delete, delete.kind, delete.name, partial(self._delete, delete, namespace)
 
     async def _create(self, document: Object) -> None:
         """Never touches an object that is there already: one that decisions see is only taken note of."""
@@ -129,13 +159,15 @@ class Applier:
             self._cache.wrote(kind, document)
 
 
-async def _answer(write: Write, kind: str, name: str, action: Coroutine[None, None, None]) -> Rejection | None:
-    """Do it. Whatever the API server has against it (but that it is busy) must neither keep the status from being
-    written nor the other writes from being made."""
+async def _answer(
+    write: Write, kind: str, name: str, action: Coroutine[None, None, None], *, patient: bool
+) -> Rejection | None:
+    """Do it. Whatever the API server has against it (but that it is busy for a moment) must neither keep the status
+    from being written nor the other writes from being made."""
     try:
         await action
     except ApiError as error:
-        if error.busy:
+        if error.busy and patient:
             raise
         if error.conflict:  # with a writer of the object, or of the quota that counts it
             raise ObserveAgain(error.message) from None

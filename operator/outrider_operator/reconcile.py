@@ -11,6 +11,7 @@ from outrider_operator.apply import Applier
 from outrider_operator.cache import Cache
 from outrider_operator.events import Events
 from outrider_operator.kinds import SERVICE
+from outrider_operator.kubernetes_api import ApiError
 from outrider_operator.measurements import Measurements
 from outrider_operator.model import Object, Observed, Settings
 from outrider_operator.observe import Observer
@@ -101,13 +102,20 @@ class Reconciler:
             if self._is_new(key, observed):
                 return observed, Plan(status=plan.status, events=plan.events, requeue_after_s=0.0)
             unheard_of = self._users.note(key, plan.profiles)
-            try:
-                refusals.note(await self._applier.carry_out(plan, key.namespace), _clock())
-            finally:
-                self._wake_others(key, plan.shared)
+            await self._write(key, plan, refusals)
             if plan.is_idle and not unheard_of:
                 break
         return observed, plan
+
+    async def _write(self, key: Key, plan: Plan, refusals: Refusals) -> None:
+        """Raises what kept a part of `plan` from being tried; what was refused before that is noted all the same."""
+        outcome = await self._applier.carry_out(plan, key.namespace, patient=refusals.patient)
+        refusals.note(outcome.refused, _clock(), all_tried=outcome.stopped is None)
+        self._wake_others(key, plan.shared)
+        if isinstance(outcome.stopped, ApiError) and outcome.stopped.busy:
+            refusals.postpone()
+        if outcome.stopped is not None:
+            raise outcome.stopped
 
     def _wake_others(self, key: Key, profiles: Iterable[str]) -> None:
         """What the operator writes itself wakes nobody, but what it writes for one service others wait for."""

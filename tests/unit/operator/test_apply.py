@@ -6,7 +6,7 @@ import copy
 from typing import cast
 
 import pytest
-from outrider_operator.apply import Applier, ObserveAgain
+from outrider_operator.apply import Applier, ObserveAgain, Outcome
 from outrider_operator.cache import Cache
 from outrider_operator.decide.ownership import labels, owner_reference
 from outrider_operator.decide.profiling.sharing import deletion
@@ -81,9 +81,8 @@ def made(kind: str, component: str, service: str = "chat") -> Object:
 async def test_whatever_the_api_server_says_against_a_write_is_a_refusal(status: int) -> None:
     """It answers 500 to a mount path that stands twice: no condition told of it, and nothing else was written."""
     api = Api(None, ApiError(status, "", "it does not like that"))
-    (refused,) = await Applier(cast(KubernetesApi, api), Cache()).carry_out(
-        Plan(create=(made("Job", PROFILING),)), "ns"
-    )
+    outcome = await Applier(cast(KubernetesApi, api), Cache()).carry_out(Plan(create=(made("Job", PROFILING),)), "ns")
+    (refused,) = outcome.refused
     assert (refused.kind, refused.name, refused.message) == ("Job", "taken", "it does not like that")
     assert refused.component == PROFILING
 
@@ -104,16 +103,32 @@ def test_a_write_says_what_it_is_for(write: Write, component: str) -> None:
 async def test_a_conflict_is_no_refusal() -> None:
     """In a namespace with a quota the API server answers so where two creates met in the quota's count."""
     api = Api(None, ApiError(409, "Conflict", "Operation cannot be fulfilled on resourcequotas"))
-    with pytest.raises(ObserveAgain):
-        await Applier(cast(KubernetesApi, api), Cache()).carry_out(Plan(create=(made("Job", PROFILING),)), "ns")
+    outcome = await Applier(cast(KubernetesApi, api), Cache()).carry_out(Plan(create=(made("Job", PROFILING),)), "ns")
+    assert isinstance(outcome.stopped, ObserveAgain)
+    assert outcome.refused == ()
 
 
 @pytest.mark.parametrize("status", [429, 503])
 async def test_an_api_server_that_is_busy_refuses_nothing(status: int) -> None:
     """A spec would be called wrong for a minute's load: the whole reconcile is tried again."""
     api = Api(None, ApiError(status, "", "later"))
-    with pytest.raises(ApiError):
-        await Applier(cast(KubernetesApi, api), Cache()).carry_out(Plan(create=(made("Job", PROFILING),)), "ns")
+    outcome = await Applier(cast(KubernetesApi, api), Cache()).carry_out(Plan(create=(made("Job", PROFILING),)), "ns")
+    assert outcome.refused == ()
+    assert isinstance(outcome.stopped, ApiError)
+
+
+async def test_what_was_refused_before_the_api_server_got_busy_is_told() -> None:
+    """It was lost with the rest of the round, and no condition told of it while the API server stayed busy."""
+    api, answers = Api(None), iter([ApiError(422, "Invalid", "no"), ApiError(503, "", "later")])
+
+    async def create(_: Object) -> Object:
+        raise next(answers)
+
+    api.create = create  # type: ignore[method-assign]
+    plan = Plan(create=(made("ConfigMap", SERVING), made("Job", PROFILING)))
+    outcome = await Applier(cast(KubernetesApi, api), Cache()).carry_out(plan, "ns")
+    assert [(each.kind, each.message) for each in outcome.refused] == [("ConfigMap", "no")]
+    assert isinstance(outcome.stopped, ApiError)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +140,7 @@ async def test_a_deletion_is_of_the_object_as_it_was_seen(seen: str | None, prec
     api, cache = Api(job, ApiError(409, "Conflict", "the resourceVersion in the precondition is another one")), Cache()
     cache.seen(JOB, job)
     plan = Plan(delete=(Delete("Job", "taken", "uid", seen),))
-    assert await Applier(cast(KubernetesApi, api), cache).carry_out(plan, "ns") == ()
+    assert await Applier(cast(KubernetesApi, api), cache).carry_out(plan, "ns") == Outcome(())
     assert api.preconditions == preconditions
     assert cache.get(JOB, "ns", "taken") is not None
 
@@ -171,7 +186,7 @@ async def test_the_first_change_of_an_object_takes_one_look(decided_on: str | No
     del wanted["metadata"]["resourceVersion"]
     wanted["metadata"] |= {"resourceVersion": decided_on} if decided_on else {}
     api = Api(present)
-    assert await Applier(cast(KubernetesApi, api), Cache()).carry_out(Plan(apply=(wanted,)), "ns") == ()
+    assert await Applier(cast(KubernetesApi, api), Cache()).carry_out(Plan(apply=(wanted,)), "ns") == Outcome(())
     assert [document["metadata"].get("resourceVersion") for document in api.applied] == [applied_to]
 
 
@@ -179,6 +194,6 @@ async def _refusals(present: Object, wanted: Object) -> list[str]:
     """Names of the writes that were refused; what was not is in the cache."""
     cache = Cache()
     applier = Applier(cast(KubernetesApi, Api(copy.deepcopy(present))), cache)
-    rejections = await applier.carry_out(Plan(create=(wanted,)), "ns")
-    assert bool(rejections) != (cache.get(kind_of(wanted), "ns", "taken") is not None)
-    return [rejection.name for rejection in rejections]
+    outcome = await applier.carry_out(Plan(create=(wanted,)), "ns")
+    assert bool(outcome.refused) != (cache.get(kind_of(wanted), "ns", "taken") is not None)
+    return [rejection.name for rejection in outcome.refused]

@@ -18,6 +18,7 @@ from outrider_operator.observe import Observer
 from outrider_operator.plan import Plan
 from outrider_operator.profile_users import ProfileUsers
 from outrider_operator.reconcile import Decide, Reconciler
+from outrider_operator.refusals import PATIENCE
 from outrider_operator.serving_pods import ServingPods
 from outrider_operator.status_writer import StatusWriter
 from outrider_operator.work_queue import Key
@@ -46,6 +47,20 @@ async def test_a_status_that_is_refused_keeps_no_service_from_its_children() -> 
         with pytest.raises(ApiError):
             await reconciler.reconcile(CHAT)
     assert "Deployment" in api.written
+
+
+async def test_an_api_server_that_stays_busy_is_told_of() -> None:
+    """An answer of 503 to each apply of one kind, for good: no condition said so, and no status was written."""
+    api = TakingApi(refuses="Deployment", status=503)
+    reconciler = _reconciler(api)
+    await reconciler.reconcile(CHAT)
+    for _ in range(PATIENCE):
+        with pytest.raises(ApiError):
+            await reconciler.reconcile(CHAT)
+    await reconciler.reconcile(CHAT)
+    told = {each["type"]: each for each in api.documents["status"]["status"]["conditions"]}
+    assert told["SpecValid"]["reason"] == "ChildRejected"
+    assert "refuses Deployment chat: no" in told["SpecValid"]["message"]
 
 
 async def test_the_lease_waits_for_one_decision_not_for_each_workers() -> None:
