@@ -117,14 +117,14 @@ async def test_an_api_server_that_is_busy_refuses_nothing(status: int) -> None:
     assert isinstance(outcome.stopped, ApiError)
 
 
-async def test_what_was_refused_before_the_api_server_got_busy_is_told() -> None:
+async def test_what_was_refused_before_the_api_server_got_busy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was lost with the rest of the round, and no condition told of it while the API server stayed busy."""
     api, answers = Api(None), iter([ApiError(422, "Invalid", "no"), ApiError(503, "", "later")])
 
     async def create(_: Object) -> Object:
         raise next(answers)
 
-    api.create = create  # type: ignore[method-assign]
+    monkeypatch.setattr(api, "create", create)
     plan = Plan(create=(made("ConfigMap", SERVING), made("Job", PROFILING)))
     outcome = await Applier(cast(KubernetesApi, api), Cache()).carry_out(plan, "ns")
     assert [(each.kind, each.message) for each in outcome.refused] == [("ConfigMap", "no")]
