@@ -24,6 +24,10 @@ from outrider_runtime.server.strict_json import parse_object
         (b'{"temperature": -Infinity}', "-Infinity, which is not a JSON number"),
         (b'{"temperature": 1e999}', "1e999 in the body is too large"),
         (b'{"top_k": 9223372036854775808}', "9223372036854775808 in the body is too large"),
+        (b'{"stop": ["\\ud800"]}', "stop holds .*ud800, half of a surrogate pair"),
+        (b'{"a": 1, "\\udfff": 2}', "udfff holds .*udfff, half"),
+        (b'{"prompt": "\xed\xa0\x80"}', "not UTF-8"),
+        ('{"prompt": "a"}'.encode("utf-16"), "not UTF-8"),
         (b'{"max_tokens": ' + b"9" * 5000 + b"}", "9 in the body is too large"),
     ],
 )
@@ -45,3 +49,10 @@ def test_ordinary_numbers_pass_unchanged() -> None:
     """Strictness costs nothing that JSON allows."""
     assert parse_object(b'{"a": 1, "b": -0.5, "c": 1e300, "d": 1e-320}') == {"a": 1, "b": -0.5, "c": 1e300, "d": 1e-320}
     assert parse_object(b'{"seed": -9223372036854775808}') == {"seed": -(2**63)}
+
+
+def test_characters_beyond_the_first_plane_pass_as_escapes_and_as_they_are() -> None:
+    """Clients that write ASCII send them as two escapes."""
+    wanted = {"prompt": "\U0001f600", "\U0001f600": 1}
+    for body in (b'{"prompt": "\\ud83d\\ude00", "\\ud83d\\ude00": 1}', '{"prompt": "😀", "😀": 1}'.encode()):
+        assert parse_object(body) == wanted
