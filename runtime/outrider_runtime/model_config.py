@@ -34,7 +34,7 @@ def read_config(folder: Path) -> Config:
         raise UnreadableConfigError(f"model folder {folder} has no {CONFIG_FILE}; check the path in the manifest")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UnreadableConfigError(f"{file} cannot be read: {error}") from None
     if not isinstance(config, dict):
         raise UnreadableConfigError(f"{file} is not a JSON object")

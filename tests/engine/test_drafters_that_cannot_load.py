@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,45 @@ def test_a_head_for_another_target_is_refused_with_the_field(folder: Any, update
     config = json.loads(Path(__file__).with_name("heads").joinpath(f"{name}.json").read_text())
     target, head = folder("target", {**LLAMA, **TARGETS[name]}), folder("head", {**config, **update})
     assert field in dropped(target, eagle(head))
+
+
+@pytest.mark.parametrize(
+    ("update", "field"),
+    [
+        ({"draft_vocab_size": "8192"}, "draft_vocab_size is '8192'"),
+        ({"draft_vocab_size": [1]}, r"draft_vocab_size is \[1\]"),
+        ({"draft_vocab_size": 0}, "draft_vocab_size is 0"),
+        ({"vocab_size": 1.5}, "vocab_size is 1.5"),
+        ({"eagle_config": 5}, "eagle_config is 5"),
+        ({"eagle_aux_hidden_state_layer_ids": 5}, "eagle_aux_hidden_state_layer_ids is 5"),
+        ({"eagle_aux_hidden_state_layer_ids": ["a"]}, "eagle_aux_hidden_state_layer_ids.0 is 'a'"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": ["a"]}}, "eagle_config.*layer_ids.0 is 'a'"),
+        ({"transformer_layer_config": "x"}, "transformer_layer_config is 'x'"),
+        ({"transformer_layer_config": [1]}, r"transformer_layer_config is \[1\]"),
+        ({"transformer_layer_config": {"hidden_size": "64"}}, "hidden_size is '64'"),
+        ({"architectures": 5}, "architectures is 5"),
+        ({"architectures": [5]}, "architectures.0 is 5"),
+        ({"architectures": [None]}, "architectures.0 is None"),
+    ],
+    ids=str,
+)
+def test_a_field_of_another_type_leaves_the_drafter_out_with_the_field(
+    folder: Any, update: dict[str, Any], field: str
+) -> None:
+    """Bug: the pod stayed down with a traceback, however good the rest of its pool was."""
+    name = "redhat-gemma4-31b" if "transformer_layer_config" in update else "yuhuili-llama31-8b"
+    config = json.loads(Path(__file__).with_name("heads").joinpath(f"{name}.json").read_text())
+    target, head = folder("target", {**LLAMA, **TARGETS[name]}), folder("head", {**config, **update})
+    for drafter in (eagle(head), draft_model(head)):
+        assert re.search(f"head/config.json: {field}", dropped(target, drafter))
+
+
+def test_a_config_that_is_nested_too_deeply_is_named(folder: Any) -> None:
+    target = folder("target", LLAMA, {"a": 0})
+    assert "cannot be read" in dropped(target, eagle(folder("head", "[" * 100_000)))
+    head = folder("deep", EAGLE3)
+    (head / "tokenizer.json").write_text("[" * 100_000)
+    assert dropped(target, eagle(head)) == ""
 
 
 def test_a_path_that_does_not_exist_is_named(folder: Any, tmp_path: Path) -> None:

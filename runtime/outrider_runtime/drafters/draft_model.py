@@ -8,19 +8,18 @@ it is 1.00 again.
 from __future__ import annotations
 
 from outrider_runtime.drafters.method import Method
-from outrider_runtime.drafters.models import Models, architectures, is_head, other_vocabulary, positions
+from outrider_runtime.drafters.models import Models, other_vocabulary
 
 
 def obstacle(models: Models) -> str:
-    if is_head(models.draft):
-        names = architectures(models.draft)
-        return f"the model is an EAGLE head ({names}), not a draft model; use method Eagle for it"
+    if models.draft.is_head:
+        return f"the model is an EAGLE head ({models.draft.names}), not a draft model; use method Eagle for it"
     return other_vocabulary(models) or _too_few_positions(models)
 
 
 def _too_few_positions(models: Models) -> str:
     """The engine feeds a draft model as far as the target reads, past the draft's own last position too."""
-    has = positions(models.draft)
+    has = models.draft.max_position_embeddings
     if has is None or models.longest is None or has >= models.longest:
         return ""
     return (

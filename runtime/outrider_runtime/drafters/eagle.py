@@ -7,22 +7,22 @@ whatever was skipped, its whole prompt included. So a hole is not forbidden, and
 from __future__ import annotations
 
 from outrider_runtime.drafters.method import Method
-from outrider_runtime.drafters.models import Models, architectures, is_head, other_vocabulary
+from outrider_runtime.drafters.models import Models, other_vocabulary
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def obstacle(models: Models) -> str:
-    if not is_head(models.draft):
+    if not models.draft.is_head:
         return (
-            f"the model is not an EAGLE-3 head: its config names {architectures(models.draft)} and has no "
+            f"the model is not an EAGLE-3 head: its config names {models.draft.names} and has no "
             "draft_vocab_size; use method DraftModel for it"
         )
     return other_vocabulary(models) or _too_many_tokens(models) or _other_width(models) or _layers_beyond(models)
 
 
 def _too_many_tokens(models: Models) -> str:
-    size, most = models.draft.get("draft_vocab_size"), models.target.get("vocab_size")
+    size, most = models.draft.draft_vocab_size, models.target.vocab_size
     if size is None or most is None or size <= most:
         return ""
     return f"vocabulary mismatch: the head proposes {size} tokens (draft_vocab_size), the target has {most}"
@@ -30,18 +30,16 @@ def _too_many_tokens(models: Models) -> str:
 
 def _other_width(models: Models) -> str:
     """A head of another width was trained for another model."""
-    field = "target_hidden_size" if models.draft.get("target_hidden_size") else "hidden_size"
-    wanted, has = models.draft.get(field), models.target.get("hidden_size")
+    other, has = models.draft.target_hidden_size, models.target.hidden_size
+    field, wanted = ("target_hidden_size", other) if other else ("hidden_size", models.draft.hidden_size)
     if wanted is None or has is None or wanted == has:
         return ""
     return f"the EAGLE-3 head reads hidden states of width {wanted} ({field}), the target's are {has} wide"
 
 
 def _layers_beyond(models: Models) -> str:
-    own = models.draft.get("eagle_config") or {}  # where NVIDIA's heads keep them
-    ids = (own if LAYER_IDS in own else models.draft).get(LAYER_IDS) or []
-    layers = models.target.get("num_hidden_layers")
-    beyond = [one for one in ids if layers is not None and not 0 <= one <= layers]
+    layers = models.target.num_hidden_layers
+    beyond = [one for one in models.draft.layer_ids if layers is not None and not 0 <= one <= layers]
     return f"the EAGLE-3 head reads layer {beyond[0]} ({LAYER_IDS}), the target has {layers} layers" if beyond else ""
 
 

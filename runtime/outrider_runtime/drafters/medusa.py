@@ -9,22 +9,22 @@ from __future__ import annotations
 from outrider_crds.spec import Backend
 
 from outrider_runtime.drafters.method import Method
-from outrider_runtime.drafters.models import Models, architectures, other_vocabulary
+from outrider_runtime.drafters.models import Models, other_vocabulary
 
 HEADS = "medusa_num_heads"
 
 
 def obstacle(models: Models) -> str:
-    if HEADS not in models.draft:
+    if models.draft.medusa_num_heads is None:
         return (
-            f"{models.draft_location}/config.json has no {HEADS}: it is of {architectures(models.draft)}; method "
+            f"{models.draft_location}/config.json has no {HEADS}: it is of {models.draft.names}; method "
             "Medusa needs heads as examples/train_medusa.py writes them"
         )
     return other_vocabulary(models) or _other_width(models)
 
 
 def _other_width(models: Models) -> str:
-    wanted, has = models.draft.get("hidden_size"), models.target.get("hidden_size")
+    wanted, has = models.draft.hidden_size, models.target.hidden_size
     if wanted == has:
         return ""
     return f"{models.draft_location}/config.json: hidden_size is {wanted}, the target's hidden states are {has} wide"

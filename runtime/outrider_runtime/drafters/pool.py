@@ -12,7 +12,7 @@ from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, draft_mount, 
 from outrider_crds.spec import Drafter, DraftMethod, ModelRef
 
 from outrider_runtime.drafters import METHODS
-from outrider_runtime.drafters.models import Models, config_of_layers, positions
+from outrider_runtime.drafters.models import Models, typed_config
 from outrider_runtime.model_config import CONFIG_FILE, Config, read_config
 
 
@@ -71,11 +71,11 @@ def _obstacle(boot: BootConfig, drafter: Drafter, places: ModelPlaces) -> str:
     draft_location = places.location(draft, draft_mount(drafter.name))
     target_location = places.location(boot.target, TARGET_MOUNT)
     try:
-        draft_config = config_of_layers(model_config(draft, draft_location))
-        target_config = model_config(boot.target, target_location)
+        draft_config = typed_config(model_config(draft, draft_location), draft_location)
+        target_config = typed_config(model_config(boot.target, target_location), target_location)
     except (OSError, ValueError) as error:
         return str(error)
-    longest = boot.engine.max_model_len or positions(target_config)
+    longest = boot.engine.max_model_len or target_config.max_position_embeddings
     return METHODS[drafter.method].obstacle(
         Models(draft_config, target_config, draft_location, target_location, longest)
     )
