@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Iterator
 
 from outrider_operator import telemetry
-from outrider_operator.inbound.objects import admit, left_out
+from outrider_operator.inbound.objects import admit, left_out, most_of, too_many
 from outrider_operator.inbound.reading import labels_of, name_of, namespace_of, uid_of
 from outrider_operator.inbound.unfit import Unfit
 from outrider_operator.kinds import SERVICE, Kind
@@ -117,7 +117,7 @@ class Cache:
         before = self._remove(kind, document)
         if before is not None and uid_of(before) != uid_of(document):
             self._depart(before, math.inf)  # its successor is there, whatever is still to come of it
-        admitted = admit(kind, document)
+        admitted = self._admit(kind, document)
         if isinstance(admitted, Unfit):
             telemetry.count_unfit(admitted)
             self._depart(document, version_of(document))
@@ -125,6 +125,11 @@ class Cache:
         if (unfit := left_out(kind, admitted, document)) is not None:
             telemetry.count_unfit(unfit)
         self._put(kind, admitted)
+
+    def _admit(self, kind: Kind, document: Object) -> Object | Unfit:
+        services, present = (self._groups.get((each, namespace_of(document), ""), ()) for each in (SERVICE, kind))
+        full = len(present) >= most_of(kind, len(services))
+        return too_many(kind, document) if full else admit(kind, document)
 
     def _is_old(self, kind: Kind, document: Object) -> bool:
         """Versions of one object are ordered integers; those of its predecessor of that name lie before its own."""

@@ -43,8 +43,11 @@ class Watches:
 
     def __init__(self, api: KubernetesApi, cache: Cache, namespaces: tuple[str, ...], watch_nodes: bool) -> None:
         scopes: tuple[str | None, ...] = namespaces or (None,)
-        selectors = {SERVICE: "", **dict.fromkeys(CHILDREN, CHILD_SELECTOR)}
-        self._loops = [Watch(api, cache, kind, where, selectors[kind]) for kind in selectors for where in scopes]
+        self._loops = []
+        for scope in scopes:
+            services = Watch(api, cache, SERVICE, scope, "")
+            children = (Watch(api, cache, kind, scope, CHILD_SELECTOR, after=services.answered) for kind in CHILDREN)
+            self._loops += [services, *children]
         if watch_nodes:
             self._loops.append(Watch(api, cache, NODE, None, ""))
 
@@ -78,12 +81,15 @@ class Watch:
         namespace: str | None,
         selector: str,
         backoff: Backoff | None = None,
+        after: asyncio.Event | None = None,
     ) -> None:
+        """It begins `after` another one was answered: how many children are kept goes by the services."""
         self._api = api
         self._cache = cache
         self._kind = kind
         self.namespace = namespace
         self._selector = selector
+        self._after = after
         self._version: str | None = None
         self._missed = False
         """An event since the last list was too large to be read."""
@@ -97,6 +103,8 @@ class Watch:
         return f"{self._kind.plural} in {self.namespace or 'all namespaces'}"
 
     async def run(self) -> None:
+        if self._after is not None:
+            await self._after.wait()
         while True:
             why = await self._attempt()
             pause_s = self._backoff.next_s()

@@ -1,13 +1,14 @@
 """Kubernetes objects: whose they are, and what of them is kept.
 
 Anyone may put Outrider's labels on an object. One is kept only if it carries an owner of the kind that Outrider's own
-have, and of it only what decisions read, where that is not too large: the cache stays small whatever tenants create.
-What is left out is read by its name where a service needs it.
+have, and of it only what decisions read, where that is not too large and there are not too many: the cache stays small
+whatever tenants create. What is left out is read by its name where a service needs it.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from outrider_crds.spec import API_GROUP, KIND
 from pydantic_core import to_json
 
-from outrider_operator.inbound.reading import component, label, name_of, owners_of
+from outrider_operator.inbound.reading import component, controller_of, label, labels_of, name_of, owners_of
 from outrider_operator.inbound.unfit import Unfit
 from outrider_operator.kinds import (
     CONFIG_MAP,
@@ -30,7 +31,17 @@ from outrider_operator.kinds import (
     SERVICE_ACCOUNT,
     Kind,
 )
-from outrider_operator.model import PROFILE, REVISION_LABEL, SERVICE_LABEL, TOO_LARGE, Object, revision_map_name
+from outrider_operator.model import (
+    COMPONENT_LABEL,
+    JOB_NAME_LABEL,
+    MANAGED_BY_LABEL,
+    PROFILE,
+    REVISION_LABEL,
+    SERVICE_LABEL,
+    TOO_LARGE,
+    Object,
+    revision_map_name,
+)
 
 MOST_DATA = 256 * 1024
 """Bytes of memory that a ConfigMap's data takes. Outrider's own hold some KiB; a profile with every failure that is
@@ -46,6 +57,13 @@ MOST_SPEC = 64 * 1024
 """Bytes of JSON in the spec of a service. The CRD bounds each list and text of it, not their sum."""
 MOST_ANNOTATIONS = 16 * 1024
 """The same of an object's annotations."""
+MOST_LABELS = 2 * 1024
+"""Bytes of memory that the values of others' labels take: NetworkPolicies select pods by them."""
+MOST_PODS = 10_000
+"""Of a namespace."""
+MOST_AT_LEAST, MOST_A_SERVICE = 100, 20
+"""Objects of another kind in a namespace, and how many more for each of its services. A service has a handful of each:
+ConfigMaps of some revisions and of its profiles, as many Jobs, a few old ReplicaSets."""
 _SOURCE = "object"
 _OURS = ((API_GROUP, KIND),)
 _OWNERS: Mapping[Kind, tuple[tuple[str, str], ...]] = {
@@ -58,7 +76,19 @@ _ADOPTED = frozenset({REPLICA_SET, JOB})
 So may a profile, which the next service that needs it takes."""
 _NAMED = frozenset({DEPLOYMENT, KUBERNETES_SERVICE, SERVICE_ACCOUNT, DISRUPTION_BUDGET})
 """Kinds whose objects have their service's name: there are no more of them than services."""
-_ANNOTATIONS = f"{API_GROUP}/"
+ANNOTATIONS = frozenset(
+    f"{API_GROUP}/{name}"
+    for name in (
+        "applied", "asked", "attempt", "boot-draft-tokens", "contents", "inputs", "model", "product", "reprofile",
+        "runtime-image", "runtime-upgrade",
+    )
+)  # fmt: skip
+"""Those that decisions read."""
+LABELS = frozenset(
+    {MANAGED_BY_LABEL, SERVICE_LABEL, REVISION_LABEL, COMPONENT_LABEL, JOB_NAME_LABEL, f"{API_GROUP}/inputs"}
+    | {"app.kubernetes.io/name", "app.kubernetes.io/instance", "batch.kubernetes.io/controller-uid"}
+)
+"""The same of labels."""
 _POD_SPEC = ("nodeName", "tolerations")
 _POD_STATUS = ("phase", "reason", "podIP", "conditions", "containerStatuses")
 _SERVICE_METADATA = (
@@ -93,9 +123,20 @@ def bounded(kind: Kind, document: Object) -> Object | Unfit:
     return kept
 
 
+def most_of(kind: Kind, services: int) -> float:
+    """How many objects of `kind` are kept of a namespace with so many `services`."""
+    if kind in (SERVICE, NODE):
+        return math.inf
+    return MOST_PODS if kind == POD else MOST_AT_LEAST + MOST_A_SERVICE * services
+
+
+def too_many(kind: Kind, document: Object) -> Unfit:
+    return Unfit(_SOURCE, "TooMany", f"{_where(kind, document)}: its namespace has more than enough of the kind")
+
+
 def trimmed(kind: Kind, document: Object) -> Object:
     """What decisions read of `document`; of a ConfigMap that was shown as a whole that includes `data`, if empty."""
-    kept = {**document, "metadata": _metadata(document), "apiVersion": kind.api_version, "kind": kind.kind}
+    kept = {**document, "metadata": _metadata(kind, document), "apiVersion": kind.api_version, "kind": kind.kind}
     if kind == POD:
         return {
             **kept,
@@ -131,10 +172,16 @@ def _where(kind: Kind, document: Object) -> str:
 
 
 def _has_our_owner(kind: Kind, document: Object) -> bool:
-    owners = [(str(ref.get("apiVersion", "")).partition("/")[0], ref.get("kind")) for ref in owners_of(document)]
+    owners = [(str(ref.get("apiVersion", "")).partition("/")[0], ref.get("kind")) for ref in _owners(kind, document)]
     if not owners:
         return kind in _ADOPTED or component(document) == PROFILE or _keeps_revision(kind, document)
     return any(owner in _OWNERS.get(kind, _OURS) for owner in owners)
+
+
+def _owners(kind: Kind, document: Object) -> list[Object]:
+    """Of what Kubernetes' own controllers make, the one that made it: further owners mean nothing to Outrider."""
+    controller = controller_of(document)
+    return owners_of(document) if kind not in _OWNERS else [controller] if controller else []
 
 
 def _keeps_revision(kind: Kind, document: Object) -> bool:
@@ -143,12 +190,21 @@ def _keeps_revision(kind: Kind, document: Object) -> bool:
     return kind == CONFIG_MAP and bool(revision) and name_of(document) == revision_map_name(service, revision)
 
 
-def _metadata(document: Object) -> Object:
+def _metadata(kind: Kind, document: Object) -> Object:
     metadata = {name: value for name, value in document["metadata"].items() if name != "managedFields"}
     annotations = metadata.pop("annotations", None) or {}
-    ours = {name: text for name, text in annotations.items() if name.startswith(_ANNOTATIONS)}
-    kept = _smallest(ours, MOST_ANNOTATIONS)
-    return metadata | ({"annotations": kept} if kept else {})
+    kept = _smallest({name: text for name, text in annotations.items() if name in ANNOTATIONS}, MOST_ANNOTATIONS)
+    metadata |= {"annotations": kept} if kept else {}
+    if kind == NODE:
+        return metadata
+    owners = {"ownerReferences": _owners(kind, document)} if "ownerReferences" in metadata else {}
+    return metadata | owners | {"labels": _labels(document)}
+
+
+def _labels(document: Object) -> Mapping[str, str]:
+    given = labels_of(document)
+    others = {name: value for name, value in given.items() if name not in LABELS}
+    return {name: given[name] for name in given if name in LABELS} | dict(_smallest(others, MOST_LABELS))
 
 
 def _smallest(texts: Mapping[str, str], most: int) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from outrider_operator.cache import Cache
+from outrider_operator.inbound.objects import MOST_A_SERVICE, MOST_AT_LEAST
 from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, NODE, SERVICE
 from outrider_operator.model import SERVICE_LABEL
 
@@ -146,6 +147,20 @@ def test_a_label_that_was_away_makes_nothing_invisible(cache: Cache, told: Told)
     cache.seen(DEPLOYMENT, document("chat", 3))
     assert cache.get(DEPLOYMENT, "ns", "chat") is not None
     assert len(told) == 3
+
+
+@pytest.mark.parametrize("services", [0, 2])
+def test_of_a_kind_no_more_is_kept_than_the_services_of_a_namespace_can_have(cache: Cache, services: int) -> None:
+    """24,000 ConfigMaps of 15 kB with a typed-in owner were all the operator's memory."""
+    for number in range(services):
+        cache.seen(SERVICE, document(f"s-{number}", 1, uid=f"s-{number}"))
+    for number in range(500):
+        cache.seen(CONFIG_MAP, document(f"chat-{number}", 1, uid=str(number)))
+        cache.seen(CONFIG_MAP, document("chat-hot", 1, uid="other", namespace="other"))
+    assert len(cache.within(CONFIG_MAP, "ns")) == MOST_AT_LEAST + services * MOST_A_SERVICE
+    assert len(cache.within(CONFIG_MAP, "other")) == 1
+    cache.seen(CONFIG_MAP, document("chat-0", 2, uid="0", data={"changed": "x"}))
+    assert cache.get(CONFIG_MAP, "ns", "chat-0") == cache.within(CONFIG_MAP, "ns")[-1], "what is there may change"
 
 
 def test_an_object_that_loses_its_owner_goes(cache: Cache, told: Told) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 
+import outrider_operator
 import pytest
 from outrider_operator.decide.ownership import owner_reference
 from outrider_operator.decide.profiling.sharing import MOST_OWNERS
 from outrider_operator.inbound.objects import (
+    ANNOTATIONS,
+    LABELS,
     LARGE,
     MOST_ANNOTATIONS,
     MOST_DATA,
@@ -103,21 +108,73 @@ def test_annotations_of_others_and_huge_ones_are_not_kept() -> None:
     assert admitted["metadata"]["annotations"] == {"outrider.dev/asked": "kept"}
 
 
-@pytest.mark.parametrize("kind", [kind for kind in CHILDREN if kind != CONFIG_MAP], ids=lambda k: k.kind)
-@pytest.mark.parametrize("part", ["labels", "ownerReferences", "spec"])
+OWNED_BY_ANY = [kind for kind in CHILDREN if kind not in (POD, REPLICA_SET)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        *((kind, "spec") for kind in CHILDREN if kind != CONFIG_MAP),
+        *((kind, "ownerReferences") for kind in OWNED_BY_ANY),
+    ],
+    ids=str,
+)
 def test_what_is_too_large_for_one_of_outriders_is_not_kept(kind: Kind, part: str) -> None:
     """The labels and an owner can be typed in by hand; nobody bounds their number, nor what a Service carries."""
     sent = replica_set() if kind == REPLICA_SET else pod("pod") if kind == POD else document("any", 1)
     size = LARGE.get(kind, 1) * MOST_OBJECT
     if part == "spec":
         sent["spec"] = {"nodeName": "x" * size, "ports": ["x" * size]}
-    elif part == "labels":
-        sent["metadata"]["labels"] |= {f"x{number}": "y" * 63 for number in range(size // 63)}
     else:
         sent["metadata"]["ownerReferences"] *= size // 50
     admitted = admit(kind, sent)
     assert isinstance(admitted, Unfit)
     assert admitted.reason == "TooLarge"
+
+
+@pytest.mark.parametrize("kind", [POD, REPLICA_SET, CONFIG_MAP, DEPLOYMENT], ids=lambda k: k.kind)
+def test_of_many_labels_and_owners_that_somebody_added_few_are_kept(kind: Kind) -> None:
+    """1,850 labels on a pod took 74 kB. Those that Outrider reads stay, and some for NetworkPolicies to select by."""
+    sent = replica_set() if kind == REPLICA_SET else pod("pod") if kind == POD else document("chat", 1)
+    ours = dict(sent["metadata"]["labels"])
+    sent["metadata"]["labels"] = {f"x{number}": "y" * 63 for number in range(1850)} | ours | {"team": "red"}
+    if kind in (POD, REPLICA_SET):
+        sent["metadata"]["ownerReferences"] += [{"apiVersion": "v1", "kind": "Pod", "uid": str(n)} for n in range(1000)]
+    admitted = admit(kind, sent)
+    assert not isinstance(admitted, Unfit)
+    assert (ours | {"team": "red"}).items() <= admitted["metadata"]["labels"].items()
+    assert len(json.dumps(admitted)) < 5_000
+
+
+@pytest.mark.parametrize("kind", [POD, REPLICA_SET], ids=lambda k: k.kind)
+def test_an_owner_that_does_not_control_makes_nothing_outriders(kind: Kind) -> None:
+    """A pod's further owners can be typed in by hand, and its own controller stays."""
+    sent = replica_set() if kind == REPLICA_SET else pod("pod")
+    sent["metadata"]["ownerReferences"] += [{"apiVersion": "apps/v1", "kind": "StatefulSet", "controller": True}]
+    del sent["metadata"]["ownerReferences"][0]["controller"]
+    assert isinstance(admit(kind, sent), Unfit)
+
+
+def test_every_annotation_and_label_that_is_read_is_kept() -> None:
+    """Also beside 400 tiny ones that somebody added: without the digest of what it is, all was applied for ever."""
+    named = _constants()
+    assert {text for name, text in named.items() if name.endswith("_LABEL")} <= LABELS
+    marks = {text for name, text in named.items() if name.endswith(("_ANNOTATION", "_NOTE"))}
+    assert marks | {named["INPUTS_LABEL"]} == ANNOTATIONS
+    sent = document("chat", 1)
+    sent["metadata"]["annotations"] = {f"outrider.dev/x{number}": "" for number in range(400)}
+    sent["metadata"]["annotations"] |= dict.fromkeys(ANNOTATIONS, "x" * 100)
+    admitted = admit(DEPLOYMENT, sent)
+    assert not isinstance(admitted, Unfit)
+    assert set(admitted["metadata"]["annotations"]) == ANNOTATIONS
+
+
+def _constants() -> dict[str, str]:
+    """Of all modules of the operator."""
+    found: dict[str, str] = {}
+    for module in pkgutil.walk_packages(outrider_operator.__path__, "outrider_operator."):
+        found |= {name: value for name, value in vars(importlib.import_module(module.name)).items() if name.isupper()}
+    return {name: value for name, value in found.items() if isinstance(value, str)}
 
 
 def test_many_empty_values_are_too_large() -> None:
