@@ -12,11 +12,18 @@ import gc
 MOST_WALKED = 30_000
 """Long-lived objects from which on they are frozen: some 30 ms to walk."""
 LOOK_EVERY_S = 5.0
+THAW_EVERY_S = 3600.0
+"""What was under way when it was frozen, and goes in a circle later, is garbage that is collected then."""
 
 
 async def run() -> None:
     """Freeze what has gathered, until cancelled."""
+    clock = asyncio.get_running_loop().time
+    thawed_at = clock()
     while True:
+        if clock() - thawed_at >= THAW_EVERY_S:
+            gc.unfreeze()
+            thawed_at = clock()
         settle()
         await asyncio.sleep(LOOK_EVERY_S)
 

@@ -33,6 +33,8 @@ MOST_EVENT = 4 * 1024 * 1024
 """Bytes in an event of a watch. An object may take more: JSON spells a `<` in six."""
 WATCH_TIMEOUT_S = 240
 _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30)
+# A page may have megabytes, and a slow network is no reason to begin it anew, for ever: it ends where nothing comes.
+_PAGE_TIMEOUT = aiohttp.ClientTimeout(total=600, sock_connect=10, sock_read=30)
 # The server gives up after a minute, whatever its webhooks take: it answers then, and names the one that was slow.
 _WRITE_TIMEOUT = aiohttp.ClientTimeout(total=65, sock_connect=10)
 # The server sends a bookmark about every minute: a stream that is silent for much longer is dead.
@@ -152,7 +154,9 @@ class KubernetesApi:
     ) -> bytes | None:
         """The body of one page; None when it has more than `most` bytes, which are not read."""
         accept = _METADATA_LIST if kind in WATCHED_BY_METADATA else _JSON
-        async with await self._send("GET", kind.path(namespace), query=query, accept=accept) as response:
+        async with await self._send(
+            "GET", kind.path(namespace), query=query, accept=accept, timeout=_PAGE_TIMEOUT
+        ) as response:
             body = bytearray()
             async for chunk in response.content.iter_any():
                 body += chunk

@@ -18,6 +18,7 @@ from typing import Any
 from outrider_crds.state import TPOT_BUCKETS_S
 
 from outrider_operator.decide.figures.windows import RARE_WINDOWS, Counter, Counters, figures_of
+from outrider_operator.inbound.reading import cut
 from outrider_operator.inbound.series import SERVICE_LABELS, Series, bucket, read_series
 from outrider_operator.model import Figures, FigureWindows
 from outrider_operator.work_queue import Key
@@ -120,7 +121,7 @@ class PrometheusFigures:
             self._windows = await asyncio.to_thread(self._ask)
             self._error = ""
         except Exception as error:  # the library raises its own, requests' and ValueErrors
-            self._error = f"{self._where} does not answer: {error}"
+            self._error = f"{self._where} does not answer: {_in_words(error)}"
             logger.warning("%s", self._error)
 
     def _ask(self) -> dict[Key, FigureWindows]:
@@ -137,6 +138,12 @@ class PrometheusFigures:
                 url=connection.url, session=session, timeout=connection.timeout_s, retry=Retry(0)
             )
             return windows_of(prometheus.custom_query, self._window_s)
+
+
+def _in_words(error: Exception) -> str:
+    """Of an error with a URL, which is the query and in nobody's words, the cause beneath it."""
+    cause = getattr(error.args[0], "reason", None) if error.args else None
+    return cut(str(cause or error) or type(error).__name__)
 
 
 def windows_of(query: Query, window_s: float) -> dict[Key, FigureWindows]:

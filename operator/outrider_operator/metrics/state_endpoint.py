@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import aiohttp
 from outrider_crds.runtime_config import ADMIN_PORT, STATE_PATH
 from outrider_crds.state import RuntimeState
 
+from outrider_operator.inbound.reading import cut
 from outrider_operator.inbound.states import MOST_BYTES, runtime_state
 from outrider_operator.inbound.unfit import Unfit
 
@@ -35,7 +38,7 @@ class StateEndpoint:
         except TimeoutError:
             return Unfit(_SOURCE, "TooSlow", f"no whole answer within {self._timeout.total} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return Unfit(_SOURCE, "NoAnswer", repr(error)[:200])
+            return Unfit(_SOURCE, "NoAnswer", _in_words(error))
         return runtime_state(body)
 
     async def close(self) -> None:
@@ -53,6 +56,15 @@ class StateEndpoint:
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
+
+
+def _in_words(error: Exception) -> str:
+    """It stands in a condition: no name of a class, no setting of a connection."""
+    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
+        return os.strerror(error.os_error.errno)
+    if isinstance(error, aiohttp.ServerDisconnectedError | ConnectionError):
+        return "the connection was cut"
+    return f"no answer in HTTP ({cut(str(error) or type(error).__name__)})"
 
 
 async def _read(content: aiohttp.StreamReader) -> bytes:

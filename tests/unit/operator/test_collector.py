@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 
@@ -30,6 +31,25 @@ def test_what_lives_long_is_not_walked_and_is_freed_all_the_same() -> None:
     last = weakref.ref(cache[-1])
     cache.clear()
     assert last() is None
+
+
+async def test_what_was_frozen_under_way_is_collected_once_it_is_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that was frozen before it ended in a circle stayed for the life of the operator."""
+    monkeypatch.setattr(collector, "THAW_EVERY_S", 0.0)
+    monkeypatch.setattr(collector, "LOOK_EVERY_S", 0.0)
+    circle = Kept()
+    gone = weakref.ref(circle)
+    cache = [Kept() for _ in range(collector.MOST_WALKED + 1)]
+    gc.collect()
+    collector.settle()
+    circle.itself = circle
+    del circle
+    running = asyncio.create_task(collector.run())
+    async with asyncio.timeout(60):
+        while gone() is not None:
+            await asyncio.sleep(0)
+    running.cancel()
+    assert cache
 
 
 def test_garbage_is_collected_before() -> None:

@@ -20,6 +20,7 @@ from outrider_operator.metrics.state_endpoint import StateEndpoint
 from outrider_operator.serving_pods import ServingPods
 from outrider_operator.work_queue import Key
 
+from tests.ports import free_port
 from tests.unit.operator.documents import deployment, document, pod, replica_set
 from tests.unit.operator.inbound.test_states import STATE
 
@@ -99,6 +100,13 @@ async def test_a_hostile_answer_is_none_and_has_a_reason(answer: Answer, reason:
     found = await asyncio.wait_for(_ask(answer, timeout_s=0.5 if reason == "TooSlow" else SOON_S), 2 * SOON_S)
     assert isinstance(found, Unfit)
     assert found.reason == reason
+
+
+async def test_a_pod_that_is_not_there_is_told_of_in_words() -> None:
+    """It stands in Updated: `ClientConnectorError(ConnectionKey(host=...` did."""
+    endpoint = StateEndpoint(free_port(), SOON_S)
+    assert await endpoint.ask("127.0.0.1") == Unfit("state", "NoAnswer", "Connection refused")
+    await endpoint.close()
 
 
 async def test_a_redirect_is_not_followed() -> None:
