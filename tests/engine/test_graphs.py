@@ -26,36 +26,51 @@ STOCK_SIZES = [1, 2, 4, *range(8, 256, 8), *range(256, LARGEST_TOKENS + 1, 16)]
 """What vLLM 0.32 chooses by itself for that service, without those that it adds for speculation."""
 MODES = [False, True]
 NAMED = ["uniform", "varlen"]
+Table = list[list[int]]
+SOME: Table = [[1, 1, 1]]
+"""That there is one is all that counts."""
 
 
-def given_to_vllm() -> tuple[list[int], list[list[int]]]:
-    """Sizes and lengths, as the engine's arguments for the example name them."""
+def launch_plan() -> LaunchPlan:
+    """Of the example, with a second head."""
     service = load_local_service(EXAMPLE)
-    pool = Pool(hosted=tuple(service.boot.draft_pool))
-    plan = LaunchPlan(
+    head = next(one for one in service.boot.draft_pool if one.eagle is not None)
+    pool = Pool(hosted=(*service.boot.draft_pool, head.model_copy(update={"name": "second"})))
+    return LaunchPlan(
         boot=service.boot, hot=service.hot, paths=Paths(run_dir="/run"), pool=pool, engine_version="0.32.0"
     )
-    made = arguments.engine_arguments(plan)
+
+
+def given_to_vllm() -> tuple[list[int], Table]:
+    """Sizes and the table of lengths, as the engine's arguments for the example name them."""
+    made = arguments.engine_arguments(launch_plan())
     assert f"--max-num-seqs={REQUESTS}" in made
     after = made[made.index("--cudagraph-capture-sizes") + 1 :]
     sizes = [int(one) for one in after[: next(place for place, one in enumerate(after) if one.startswith("--"))]]
     speculative = json.loads(next(one for one in made if one.startswith("--speculative-config")).partition("=")[2])
     assert speculative["num_speculative_tokens"] == DRAFTED
-    return sizes, speculative["num_speculative_tokens_per_batch_size"]
+    table: Table = speculative["num_speculative_tokens_per_batch_size"]
+    return sizes, table
 
 
-def every_length(most: int) -> list[list[int]]:
-    return [[length + 1, length + 1, length] for length in range(most + 1)]
+def of_member(number: int) -> Table:
+    """The table of lengths in the config that one drafter of the pool is built from."""
+    plan = launch_plan()
+    config: Any = arguments.member_config(plan.pool.hosted[number], plan)
+    table: Table = config["num_speculative_tokens_per_batch_size"]
+    return table
 
 
-def captured(sizes: list[int], drafted: int, requests: int, table: list[list[int]] | None, **shape: Any) -> Any:
+def captured(sizes: list[int], drafted: int, requests: int, table: Table | None, **shape: Any) -> Any:
     """vLLM's manager of the target's graphs, or of a head's."""
     from outrider_runtime.vllm_plugin import cpu
 
     cpu.install()
+    from outrider_runtime.vllm_plugin.verification import capture_every_length
     from vllm.config.compilation import CUDAGraphMode
     from vllm.v1.worker.gpu import cudagraph_utils
 
+    capture_every_length()
     speculative = SimpleNamespace(
         uses_dynamic_speculative_decoding=lambda: table is not None, num_speculative_tokens_per_batch_size=table
     )
@@ -78,7 +93,7 @@ def captured(sizes: list[int], drafted: int, requests: int, table: list[list[int
         return kind(config, torch.device("cpu"), mode, query, varlen_decode=varlen)
 
 
-def captures(sizes: list[int], table: list[list[int]] | None, *, varlen: bool = False) -> int:
+def captures(sizes: list[int], table: Table | None, *, varlen: bool = False) -> int:
     """Graphs of the target, of a head's first pass, and of its others: one for each number of them."""
     target = captured(sizes, DRAFTED, REQUESTS, table, varlen=varlen)
     if table is not None:
@@ -98,17 +113,16 @@ def test_a_pod_captures_at_most_half_as_many_graphs_again_as_stock_vllm(varlen: 
     assert captures(*given_to_vllm(), varlen=varlen) <= 1.5 * captures(STOCK_SIZES, None)
 
 
-def test_every_length_that_may_be_chosen_is_named_to_vllm() -> None:
-    assert given_to_vllm() == (graph_sizes(DRAFTED, REQUESTS), every_length(DRAFTED))
+def test_the_sizes_are_those_for_the_examples_requests() -> None:
+    assert given_to_vllm()[0] == graph_sizes(DRAFTED, REQUESTS)
 
 
 @settings(max_examples=25)
-@given(
-    drafted=st.integers(1, 8), requests=st.integers(9, 300)
-)  # the table names a length for each of the first batch sizes
+@given(drafted=st.integers(1, 8), requests=st.integers(1, 300))
 def test_every_batch_has_a_whole_graph_at_every_length(drafted: int, requests: int) -> None:
-    """Promise: no choice of the controller leaves the graphs, as far as graphs reach at all; and padding is bounded."""
-    manager = captured(graph_sizes(drafted, requests), drafted, requests, every_length(drafted))
+    """Promise: no choice of the controller leaves the graphs, as far as graphs reach at all; and padding is bounded.
+    Bug: with fewer requests than lengths, the larger lengths had none."""
+    manager = captured(graph_sizes(drafted, requests), drafted, requests, SOME)
     full = [graph for graph in next(iter(manager._capture_descs.values())) if graph.uniform_token_count]
     for length in range(1, drafted + 2):
         rows = sorted(graph.num_reqs for graph in full if graph.uniform_token_count == length)
@@ -170,15 +184,36 @@ def test_a_step_without_proposals_runs_in_a_graph_of_plain_decoding(varlen: bool
         assert (graph.cg_mode.name, graph.uniform_token_count, graph.max_query_len) == ("FULL", 1, None)
 
 
+def test_a_heads_further_passes_have_a_whole_graph_for_every_number_of_them() -> None:
+    """Where vLLM records them all in one graph (FlashAttention, Triton), one for each number. Bug: a second head had
+    graphs of all passes only, so that it ran all whatever was asked."""
+    sizes, _ = given_to_vllm()
+    for number in (-1, -2):
+        from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import SpeculatorCudaGraphManager
+
+        made = captured(
+            sizes, DRAFTED, REQUESTS, of_member(number), mode="FULL_DECODE_ONLY", query=1,
+            kind=SpeculatorCudaGraphManager,
+        )  # fmt: skip
+        with mock.patch.object(SpeculatorCudaGraphManager.__base__, "capture"):
+            made.capture(*[None] * 6, specialize_spec_tokens=True)
+        made.graphs = {graph: None for graphs in made._capture_descs.values() for graph in graphs}
+        made._graphs_captured = True
+        for passes in range(2, DRAFTED + 1):
+            graph = made.specialize_spec_tokens(made.dispatch(8, 8, 1, 0), passes)
+            assert (graph.cg_mode.name, graph.num_speculative_tokens) == ("FULL", passes)
+
+
+@pytest.mark.parametrize("second", [False, True], ids=["primary", "second"])
 @pytest.mark.parametrize("varlen", MODES, ids=NAMED)
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(lengths=lengths_of_requests, reads_a_prompt=st.booleans())
 def test_a_heads_first_pass_runs_in_the_graph_of_the_targets_batch(
-    varlen: bool, lengths: list[int], reads_a_prompt: bool
+    varlen: bool, second: bool, lengths: list[int], reads_a_prompt: bool
 ) -> None:
     """It reads the metadata that the target's attention prepared, and some kernels lay that out by the graph's number
     of requests."""
-    target, head = both_managers(varlen)
+    target, head = both_managers(varlen, second=second)
     longest = None if reads_a_prompt else max(lengths)
     same = lengths[0] if len(set(lengths)) == 1 and not reads_a_prompt else None
     of_target = target.dispatch(len(lengths), sum(lengths), same, 0, max_query_len=longest)
@@ -189,12 +224,13 @@ def test_a_heads_first_pass_runs_in_the_graph_of_the_targets_batch(
         assert of_head == of_target
 
 
-def both_managers(varlen: bool) -> tuple[Any, Any]:
+def both_managers(varlen: bool, *, second: bool = False) -> tuple[Any, Any]:
+    """second: of the pool's second head, whose config is not the engine's."""
     sizes, table = given_to_vllm()
     target = captured(sizes, DRAFTED, REQUESTS, table, varlen=varlen)
     from outrider_runtime.vllm_plugin.eagle_head import FirstPassGraphs
 
-    head = captured(sizes, DRAFTED, REQUESTS, table, varlen=varlen, kind=FirstPassGraphs)
+    head = captured(sizes, DRAFTED, REQUESTS, of_member(-1) if second else table, varlen=varlen, kind=FirstPassGraphs)
     for manager in (target, head):
         offer_whole_graphs(manager)
         manager._graphs_captured = True
@@ -273,7 +309,7 @@ def test_where_no_graph_is_made_for_one_length_all_lengths_are_alike(mode: str) 
     """CPUs, backends without whole graphs, and those whose whole graphs fit any batch."""
     from outrider_runtime.vllm_plugin.verification import verification
 
-    manager = captured(graph_sizes(DRAFTED, REQUESTS), DRAFTED, REQUESTS, every_length(DRAFTED), mode=mode)
+    manager = captured(graph_sizes(DRAFTED, REQUESTS), DRAFTED, REQUESTS, SOME, mode=mode)
     assert verification(manager) == "Varlen"
     if mode != "NONE":
         assert decoding(manager, [3, 1, 6]) == decoding(manager, [3, 3, 3]) == mode

@@ -226,6 +226,23 @@ def test_a_member_that_cannot_be_made_leaves_the_others_in_their_places() -> Non
     assert speculator.step.report().proposed.tolist() == [0, 3, 3, 3]
 
 
+def test_a_member_that_cannot_be_loaded_leaves_no_layer_to_the_engine() -> None:
+    """What stays in vLLM's book of layers gets its part of every token's KV."""
+    speculator = pool(lambda: Member(10), lambda: Member(20))
+    layers = speculator.vllm_config.compilation_config.static_forward_context
+    layers["model.layers.0.attn"] = "the target's"
+
+    def load(name: str, *, fails: bool) -> None:
+        layers[name] = "a drafter's"
+        if fails:
+            raise RuntimeError("no weights")
+
+    speculator._keep_if_it(lambda: load("drafter_0.layers.0.attn", fails=True), 0)
+    speculator._keep_if_it(lambda: load("drafter_1.layers.0.attn", fails=False), 1)
+    assert set(layers) == {"model.layers.0.attn", "drafter_1.layers.0.attn"}
+    assert list(speculator._members) == [1]
+
+
 def test_a_member_whose_graphs_cannot_be_captured_leaves_the_others() -> None:
     """Bug: it kept the pod down. Its orders go to nobody."""
 

@@ -40,12 +40,15 @@ def test_without_a_draft_pool_there_is_no_speculative_config() -> None:
     assert not any(argument.startswith("--speculative-config") for argument in arguments.engine_arguments(plan))
 
 
-def test_every_draft_length_has_a_place_in_the_table() -> None:
-    """Bug: a K that the table does not name has no CUDA graph on a GPU and runs eagerly."""
-    config = arguments.speculative_config(plan_of(boot_config([lookup()], 5), Pool(hosted=(lookup(),))))
-    assert config is not None
-    assert [row[2] for row in config["num_speculative_tokens_per_batch_size"]] == [0, 1, 2, 3, 4, 5]  # type: ignore[attr-defined]
-    assert config["num_speculative_tokens"] == 5
+def test_every_member_of_the_pool_proposes_lengths_that_vary() -> None:
+    """Bug: only the primary drafter's config said so: a second head had graphs for the most tokens alone, and ran all
+    its passes whatever was asked."""
+    pool = Pool(hosted=(lookup(), eagle(HEAD, "one"), eagle(HEAD, "two"), draft_model(HEAD)))
+    plan = plan_of(boot_config(pool.hosted, 5), pool)
+    for config in (arguments.speculative_config(plan), *(arguments.member_config(one, plan) for one in pool.hosted)):
+        assert config is not None
+        assert config["num_speculative_tokens_per_batch_size"]
+        assert config["num_speculative_tokens"] == 5
 
 
 def test_a_neural_drafter_is_what_vllm_hosts_when_the_pool_has_one() -> None:
@@ -98,6 +101,29 @@ def test_graphs_respect_the_users_batch_limit(extra: list[str]) -> None:
     start = given.index("--cudagraph-capture-sizes") + 1
     sizes = [int(argument) for argument in given[start:] if argument.isdigit()]
     assert max(number for number in sizes if number != 8) == 32
+
+
+def sizes_given(*extra: str) -> list[int]:
+    """Of graphs; extra: the user's arguments."""
+    boot = on_gpu(boot_config([lookup()]), extra_args=list(extra))
+    given = arguments.engine_arguments(plan_of(boot, Pool(hosted=(lookup(),))))
+    assert given[len(given) - len(extra) :] == list(extra)
+    given = given[: len(given) - len(extra)]
+    return [int(size) for size in given[given.index("--cudagraph-capture-sizes") + 1 :]]
+
+
+@pytest.mark.parametrize(
+    "extra", [["--max-num-seqs=many"], ["--max-num-seqs"], ["--max-num-seqs=-1"], ["--max-num-seqs=0"], []], ids=str
+)
+def test_a_batch_limit_that_is_none_is_vllms_to_refuse(extra: list[str]) -> None:
+    """Bug: it was a traceback of ours. And where there is none, vLLM's default is 256 requests on some GPUs and 1024 on
+    others: the largest batch has a graph on either."""
+    assert {256, 512} <= set(sizes_given(*extra))
+
+
+def test_an_optimisation_level_names_no_graphs() -> None:
+    """Bug: with -O3 among the user's arguments ours were left out, and a pod captured 658 graphs instead of 320."""
+    assert sizes_given("-O3") == sizes_given()
 
 
 @pytest.mark.parametrize("pool", [(lookup(),), (eagle(HEAD),), (draft_model(HEAD),), (lookup(), eagle(HEAD))], ids=str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+from itertools import pairwise
 
 from outrider_crds.runtime_config import SERVING_PORT, draft_mount
 from outrider_crds.spec import Drafter, DraftMethod
@@ -17,7 +18,8 @@ SCHEDULER_CLASS = "outrider_runtime.vllm_plugin.scheduler.outrider_scheduler"
 CPU_WORKER_CLASS = "outrider_runtime.vllm_plugin.cpu_worker.OutriderCPUWorker"
 CPU_EXECUTOR_CLASS = "outrider_runtime.vllm_plugin.cpu_executor.OutriderCPUExecutor"
 GPU_WORKER_CLASS = "outrider_runtime.vllm_plugin.gpu_worker.OutriderGPUWorker"
-DEFAULT_MAX_NUM_SEQS = 256
+DEFAULT_MAX_NUM_SEQS = {256, 1024}
+"""Of vLLM's server on smaller and on larger GPUs."""
 
 
 def engine_arguments(plan: LaunchPlan) -> list[str]:
@@ -51,21 +53,21 @@ def server_arguments(plan: LaunchPlan) -> list[str]:
 
 
 def speculative_config(plan: LaunchPlan) -> dict[str, object] | None:
-    """vLLM's speculative config: that of the pool's primary drafter, with every K that the loop may choose; None
-    without a pool."""
+    """vLLM's speculative config: that of the pool's primary drafter; None without a pool."""
     if plan.pool.primary is None:
         return None
-    most = plan.boot.max_draft_tokens
-    # Names every K in 0..most: vLLM captures a graph for each length that the table names. The scheduler sets K
-    # itself at every step, so the batch sizes do not matter.
-    table = [[draft_tokens + 1, draft_tokens + 1, draft_tokens] for draft_tokens in range(most + 1)]
-    return {**member_config(plan.pool.primary, plan), "num_speculative_tokens_per_batch_size": table}
+    return member_config(plan.pool.primary, plan)
 
 
 def member_config(drafter: Drafter, plan: LaunchPlan) -> dict[str, object]:
     """What vLLM's SpeculativeConfig takes for one drafter of the pool."""
     boot = plan.boot
-    most: dict[str, object] = {"num_speculative_tokens": boot.max_draft_tokens}
+    # With a table of lengths vLLM takes their number for one that varies; it says nothing else here: the scheduler sets
+    # the number itself at every step, and graphs are captured for all (`capture_every_length`).
+    most: dict[str, object] = {
+        "num_speculative_tokens": boot.max_draft_tokens,
+        "num_speculative_tokens_per_batch_size": [[1, 1, boot.max_draft_tokens]],
+    }
     if drafter.prompt_lookup is not None:
         lookup = drafter.prompt_lookup
         # vLLM schedules asynchronously for the one that searches on the device, and for no other name.
@@ -102,23 +104,23 @@ def _graph_arguments(plan: LaunchPlan, speculative: dict[str, object] | None) ->
         return [] if shutil.which("g++") else ["--enforce-eager"]
     if speculative is None or _names_graphs(plan.boot.engine.extra_args):
         return []
-    requests = _max_num_seqs(plan.boot.engine.extra_args)
-    sizes = graph_sizes(plan.boot.max_draft_tokens, requests)
-    return ["--cudagraph-capture-sizes", *map(str, sizes)]
+    most = plan.boot.max_draft_tokens
+    sizes = {size for requests in _max_num_seqs(plan.boot.engine.extra_args) for size in graph_sizes(most, requests)}
+    return ["--cudagraph-capture-sizes", *map(str, sorted(sizes))]
 
 
 def _names_graphs(extra_arguments: list[str]) -> bool:
     """Whether the user chooses the graphs: vLLM refuses sizes that two arguments name."""
-    flags = ("--cudagraph-capture-sizes", "--max-cudagraph-capture-size", "--compilation-config", "-O")
+    flags = ("--cudagraph-capture-sizes", "--max-cudagraph-capture-size", "--compilation-config")
     return any(argument.replace("_", "-").startswith(flags) for argument in extra_arguments)
 
 
-def _max_num_seqs(extra_arguments: list[str]) -> int:
-    for index, argument in enumerate(extra_arguments):
-        flag, _, value = argument.replace("_", "-").partition("=")
-        if flag == "--max-num-seqs":
-            return int(value or extra_arguments[index + 1])
-    return DEFAULT_MAX_NUM_SEQS
+def _max_num_seqs(extra_arguments: list[str]) -> set[int]:
+    """What it may be: vLLM refuses what is no number, and its own default hangs on the device."""
+    words = [word for argument in extra_arguments for word in argument.split("=", 1)]
+    given = [value for flag, value in pairwise(words) if flag.replace("_", "-") == "--max-num-seqs"]
+    chosen = given[-1] if given else ""
+    return {int(chosen)} if chosen.isdecimal() and int(chosen) else DEFAULT_MAX_NUM_SEQS
 
 
 def prepare_vllm(*, worker_is_here: bool = False) -> None:

@@ -1,8 +1,8 @@
 """Which CUDA graphs vLLM captures for us.
 
-vLLM captures a graph for each token count that it is given, at each verification length that its table names, for the
-target and for a head's first pass. Every one costs seconds at the start and device memory, so token counts lie a third
-apart: a batch is padded by so much at most, by half as much on average.
+vLLM captures a graph for each token count that it is given, at each verification length, for the target and for a
+head's first pass. Every one costs seconds at the start and device memory, so token counts lie a third apart: a batch is
+padded by so much at most, by half as much on average.
 """
 
 from __future__ import annotations

@@ -36,12 +36,13 @@ from outrider_runtime.vllm_plugin.messages import StepReport, attach, attached_o
 from outrider_runtime.vllm_plugin.prompt_lookup import PromptLookup
 from outrider_runtime.vllm_plugin.sparse_self import SparseSelf
 from outrider_runtime.vllm_plugin.speculator import PoolSpeculator
-from outrider_runtime.vllm_plugin.verification import any_length_fits, verification
+from outrider_runtime.vllm_plugin.verification import any_length_fits, capture_every_length, verification
 from outrider_runtime.worker_notes import write_drafter_memory, write_verification
 
 
 class PoolRunner(RunnerWithAdapters):
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        capture_every_length()
         self._plan = load_plan()
         self._clock = step_clock(device)
         self._agree = among(get_tp_group().cpu_group)
@@ -130,16 +131,16 @@ class PoolRunner(RunnerWithAdapters):
             return output
         if self.speculator is not None and self._reports:
             self._drafting.append(self._step)
-        return ReportedOutput(output, partial(self._report, self._began, self._sampled))
+        return ReportedOutput(output, partial(self._report, self._step, self._began, self._sampled))
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """In synchronous scheduling they go with the step's output."""
         return super().take_draft_token_ids() if self._asynchronous else None
 
-    def _report(self, began: Any, sampled: Any) -> StepReport:
+    def _report(self, step: DraftingStep, began: Any, sampled: Any) -> StepReport:
         report = StepReport(self._clock.seconds(began, sampled))
-        if self._drafting and not self._asynchronous and self._drafting[0].order.draft_tokens:
-            report.proposals = self._ragged(self._drafting[0])
+        if step in self._drafting and not self._asynchronous and step.order.draft_tokens:
+            report.proposals = self._ragged(step)
         while self._drafting and self._drafting[0].over:
             report.drafts.append(self._drafting.popleft().report())
         return report
