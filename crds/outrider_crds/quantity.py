@@ -13,20 +13,33 @@ from pydantic_core import PydanticCustomError
 QUANTITY_PATTERN = r"^[0-9]{1,15}(\.[0-9]{1,3})?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|[eE][0-9]{1,2})?$"
 _LARGEST = 2**63 - 1
 _LARGEST_PLAIN = 10**15 - 1  # as many digits as text may have
-_SCALE: dict[str, Fraction] = {"": Fraction(1), "m": Fraction(1, 1000), "k": Fraction(1000)} | {
+_AS_WRITTEN_BACK = re.compile(r"([+-]?[0-9]{0,24}(?:\.[0-9]{0,24})?)(n|u|m|k|[MGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?")
+_SCALE = {unit: Fraction(10) ** power for unit, power in {"": 0, "n": -9, "u": -6, "m": -3, "k": 3}.items()} | {
     unit: Fraction(base) ** power
-    for power, prefix in enumerate("KMGTP", start=1)
+    for power, prefix in enumerate("KMGTPE", start=1)
     for unit, base in ((f"{prefix}i", 1024), (prefix, 1000))
 }
 
 
-def amount(quantity: str | int) -> Fraction:
-    """Its exact value, at most 2^63 - 1 as in Kubernetes. Raises ValueError for what is no quantity."""
-    if not re.fullmatch(QUANTITY_PATTERN, str(quantity)):
-        raise ValueError(f"{quantity!r} is not a quantity; write it like 500m, 2 or 4Gi")
-    digits, suffix = re.split(r"(?<=[0-9])(?=[A-Za-z])|$", str(quantity), maxsplit=1)
-    scale = Fraction(10) ** int(suffix[1:]) if suffix[:1] in ("e", "E") else _SCALE[suffix]
-    return min(Fraction(digits) * scale, Fraction(_LARGEST))
+def quantity(value: object) -> Fraction | None:
+    """The exact value of anything that the API server may write; None for what is no quantity."""
+    match = _AS_WRITTEN_BACK.fullmatch(str(value)) if isinstance(value, str | int | float) else None
+    if match is None:
+        return None
+    unit = match[2] or ""
+    try:
+        return Fraction(match[1]) * (_SCALE[unit] if unit in _SCALE else Fraction(10) ** int(unit[1:]))
+    except ValueError:  # a sign or a point alone
+        return None
+
+
+def amount(given: str | int) -> Fraction:
+    """The exact value of what a manifest may hold, at most 2^63 - 1 as in Kubernetes. Raises ValueError for anything
+    else."""
+    exact = quantity(given) if re.fullmatch(QUANTITY_PATTERN, str(given)) else None
+    if exact is None:
+        raise ValueError(f"{given!r} is not a quantity; write it like 500m, 2 or 4Gi")
+    return min(exact, Fraction(_LARGEST))
 
 
 def _checked(value: object) -> str | int:

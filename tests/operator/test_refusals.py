@@ -9,12 +9,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config import load_kube_config
 from outrider_operator.controller import MOST_OF_A_NAMESPACE
 from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, KUBERNETES_SERVICE, SERVICE
+from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 
 from tests.cluster.cluster import Cluster
 from tests.operator import manifests, webhook
-from tests.operator.client import Client, RefusedError, Service, uids, wait_for
+from tests.operator.client import Client, Service, uids, wait_for
 from tests.operator.conftest import Make
 from tests.operator.manifests import environment
 
@@ -163,16 +166,21 @@ def test_what_a_spec_no_longer_says_leaves_the_pods(make: Make) -> None:
 
 
 @pytest.mark.parametrize("name", ["seen-hot", "nobody-has-it"])
-def test_an_apply_touches_no_object_but_the_one_that_was_seen(
-    name: str, make: Make, client: Client, namespace: str
+async def test_an_apply_touches_no_object_but_the_one_that_was_seen(
+    name: str, make: Make, client: Client, namespace: str, cluster: Cluster
 ) -> None:
-    """Between the look and the write another may take the name, or the object may go: the API server compares uids."""
+    """Between the look and the write another may take the name, or the object may go: the operator's request names the
+    uid, and the API server compares it."""
     if client.get(SERVICE, namespace, "seen") is None:
         make("seen", profiling={"mode": "Skip"}, replicas=0).wait_updated()
     before = client.get(CONFIG_MAP, namespace, name)
     metadata = {"name": name, "namespace": namespace, "uid": "00000000-0000-0000-0000-000000000000"}
-    with pytest.raises(RefusedError) as refused:
-        client.apply(CONFIG_MAP, {"metadata": metadata, "data": {"config.json": "{}"}})
+    configuration = Configuration()
+    await load_kube_config(str(cluster.kubeconfig), client_configuration=configuration, persist_config=False)
+    api = KubernetesApi(configuration)
+    with pytest.raises(ApiError) as refused:
+        await api.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"config.json": "{}"}})
+    await api.close()
     assert refused.value.status in (409, 422)
     assert client.get(CONFIG_MAP, namespace, name) == before
 

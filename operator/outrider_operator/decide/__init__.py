@@ -1,6 +1,6 @@
 """decide(observed, settings) -> Plan: everything that the operator decides, without any I/O.
 
-The rooms, lowest first: `quantities`, `ownership`, `drift` and `pods` read what the cluster says;
+The rooms, lowest first: `ownership`, `drift` and `pods` read what the cluster says;
 `pod_spec` writes pods; `revisions`, `runtime_image`, `profile_store` and `intent` say what the spec asks for;
 `workloads` and `profiling` decide about children and Jobs; `figures` turns counters into numbers; `conditions` tells
 the user.

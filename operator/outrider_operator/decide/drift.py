@@ -10,8 +10,8 @@ from collections import defaultdict
 from typing import Any
 
 from outrider_crds.base import digest
+from outrider_crds.quantity import quantity
 
-from outrider_operator.decide.quantities import quantity
 from outrider_operator.inbound.reading import annotation, text
 from outrider_operator.model import Object
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider_crds.pod_template import PodTemplate
+from outrider_crds.quantity import quantity
 from outrider_crds.spec import Accelerator, SpeculativeServiceSpec
 
-from outrider_operator.decide.quantities import quantity
 from outrider_operator.inbound.reading import items, mapping
 from outrider_operator.model import Node, Object
 
