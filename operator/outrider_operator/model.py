@@ -20,7 +20,7 @@ from pydantic import ValidationError
 Object = dict[str, Any]
 
 # Kinds of the children that carry the service's own name (or start with it), in the order they are applied.
-SERVICE_ACCOUNT, CONFIG_MAP, SERVICE = "ServiceAccount", "ConfigMap", "Service"
+SERVICE_ACCOUNT, CONFIG_MAP, KUBERNETES_SERVICE = "ServiceAccount", "ConfigMap", "Service"
 DISRUPTION_BUDGET, DEPLOYMENT, JOB = "PodDisruptionBudget", "Deployment", "Job"
 NETWORK_POLICY = "NetworkPolicy"
 
@@ -256,7 +256,7 @@ def child_names(service: str) -> tuple[tuple[str, str], ...]:
     return (
         (SERVICE_ACCOUNT, service),
         (CONFIG_MAP, hot_map_name(service)),
-        (SERVICE, service),
+        (KUBERNETES_SERVICE, service),
         (DISRUPTION_BUDGET, service),
         (DEPLOYMENT, service),
     )

@@ -10,8 +10,8 @@ from outrider_operator.decide.ownership import labels, owner_reference, selector
 from outrider_operator.model import (
     CONFIG_MAP,
     DISRUPTION_BUDGET,
+    KUBERNETES_SERVICE,
     NETWORK_POLICY,
-    SERVICE,
     SERVICE_ACCOUNT,
     Identity,
     Object,
@@ -33,7 +33,7 @@ def service(owner: Identity) -> Object:
     """The OpenAI-compatible endpoint. The admin port is not behind it."""
     port = {"name": "http", "port": 80, "targetPort": SERVING_PORT, "protocol": "TCP"}
     spec = {"selector": selector(owner.name), "ports": [port]}
-    return {**_child(owner, "v1", SERVICE, owner.name), "spec": spec}
+    return {**_child(owner, "v1", KUBERNETES_SERVICE, owner.name), "spec": spec}
 
 
 def disruption_budget(owner: Identity) -> Object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from outrider_crds.status import ConditionType as C
-from outrider_operator.model import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, JOB, SERVICE, SERVICE_ACCOUNT
+from outrider_operator.model import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, JOB, KUBERNETES_SERVICE, SERVICE_ACCOUNT
 
 from tests.unit.operator.decide.world import EAGLE, PLD, World, find, gpu_node, manifest
 
@@ -24,7 +24,7 @@ def test_the_first_look_makes_every_child_and_sets_every_condition() -> None:
             (CONFIG_MAP, "chat-hot"),
             (DEPLOYMENT, "chat"),
             (DISRUPTION_BUDGET, "chat"),
-            (SERVICE, "chat"),
+            (KUBERNETES_SERVICE, "chat"),
             (SERVICE_ACCOUNT, "chat"),
         ]
     )

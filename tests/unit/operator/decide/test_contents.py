@@ -10,8 +10,8 @@ from outrider_operator.decide import decide
 from outrider_operator.decide.revisions import INPUTS_LABEL
 from outrider_operator.model import (
     CONFIG_MAP,
+    KUBERNETES_SERVICE,
     REVISION_LABEL,
-    SERVICE,
     Object,
     Observed,
     hot_map_name,
@@ -87,9 +87,12 @@ def test_maps_of_revisions_that_no_pod_was_made_of_are_not_read(world: World, *,
     forged = {name: _sealed(each) for name, each in _revisions(whole).items()}
     children = {**whole.children, **{(CONFIG_MAP, name): each for name, each in forged.items()}}
     if objected:
-        service = children[SERVICE, "chat"]
+        service = children[KUBERNETES_SERVICE, "chat"]
         foreign = [{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "x", "controller": True}]
-        children[SERVICE, "chat"] = {**service, "metadata": {**service["metadata"], "ownerReferences": foreign}}
+        children[KUBERNETES_SERVICE, "chat"] = {
+            **service,
+            "metadata": {**service["metadata"], "ownerReferences": foreign},
+        }
     observed = replace(whole, children=children)
     _, read = _reading(observed)
     assert not set(forged) & set(read)

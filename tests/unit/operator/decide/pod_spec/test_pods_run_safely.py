@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from outrider_operator.model import DEPLOYMENT, DISRUPTION_BUDGET, JOB, SERVICE, Object
+from outrider_operator.model import DEPLOYMENT, DISRUPTION_BUDGET, JOB, KUBERNETES_SERVICE, Object
 
 from tests.unit.operator.decide.world import EAGLE, SETTINGS, World, gpu_node, manifest
 
@@ -139,6 +139,6 @@ def test_the_service_hides_the_admin_port_and_the_budget_lets_broken_pods_go() -
     """Tenancy: state, metrics and probes are not behind the Service."""
     world = World(manifest())
     world.settle()
-    assert [p["targetPort"] for p in world.objects[SERVICE, "chat"]["spec"]["ports"]] == [8000]
+    assert [p["targetPort"] for p in world.objects[KUBERNETES_SERVICE, "chat"]["spec"]["ports"]] == [8000]
     budget = world.objects[DISRUPTION_BUDGET, "chat"]["spec"]
     assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from outrider_crds.status import ConditionType as C
-from outrider_operator.model import CONFIG_MAP, DEPLOYMENT, JOB, SERVICE, Object
+from outrider_operator.model import CONFIG_MAP, DEPLOYMENT, JOB, KUBERNETES_SERVICE, Object
 
 from tests.unit.operator.decide.world import World, find, manifest
 
@@ -147,16 +147,20 @@ def test_a_measurement_that_cannot_be_stored_is_no_profile() -> None:
 def test_a_refusal_does_not_open_the_way_to_an_object_of_someone_else() -> None:
     """May it be applied, and is it refused: two questions. A Service that another made meanwhile is left alone."""
     world = World(manifest())
-    world.refuse(of_kind(SERVICE), "exceeded quota: services")
+    world.refuse(of_kind(KUBERNETES_SERVICE), "exceeded quota: services")
     world.settle()
-    foreign = {"kind": SERVICE, "metadata": {"name": "chat", "uid": "theirs", "resourceVersion": "1"}, "spec": {}}
-    world.objects[SERVICE, "chat"] = foreign
+    foreign = {
+        "kind": KUBERNETES_SERVICE,
+        "metadata": {"name": "chat", "uid": "theirs", "resourceVersion": "1"},
+        "spec": {},
+    }
+    world.objects[KUBERNETES_SERVICE, "chat"] = foreign
     plan = world.reconcile()
-    assert not find(plan, SERVICE)
+    assert not find(plan, KUBERNETES_SERVICE)
     assert world.reason(C.SPEC_VALID) == "False/NameConflict"
     world.accept()
-    assert not find(world.reconcile(), SERVICE)
-    assert world.objects[SERVICE, "chat"] is foreign
+    assert not find(world.reconcile(), KUBERNETES_SERVICE)
+    assert world.objects[KUBERNETES_SERVICE, "chat"] is foreign
 
 
 def test_a_revision_map_of_someone_else_is_not_mounted() -> None:
