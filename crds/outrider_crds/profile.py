@@ -149,8 +149,8 @@ class ProfilingResult(Contract):
     failures: list[ProfilingFailure] = []
 
 
-Key = Annotated[str, StringConstraints(pattern="^[a-z0-9]{1,64}$")]
-"""A digest; names of objects are made of it."""
+Key = Annotated[str, StringConstraints(pattern="^[0-9a-f]{1,64}$")]
+"""A digest; names of objects and of files are made of it."""
 
 
 class ProfileKeys(Model):

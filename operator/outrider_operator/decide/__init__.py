@@ -27,6 +27,7 @@ from outrider_operator.decide.intent import Intent, held, intent, unread_profile
 from outrider_operator.decide.ownership import Children, selector
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.pods import LOOK_AGAIN_S, Pods, is_being_created, pods_of, revision_of
+from outrider_operator.decide.profile_store import Profiles
 from outrider_operator.decide.profiling.jobs import plan_jobs
 from outrider_operator.decide.profiling.product_profiles import (
     ProductProfile,
@@ -66,26 +67,29 @@ def decide(observed: Observed, settings: Settings) -> Plan:
         return _unread(observed, children, pods, spec)
     if unread := unread_maps(children, observed.replica_sets):
         return Plan(status=observed.status, read=tuple(unread))
-    asked = _asked(observed, settings, children, spec)
-    if unread := [*unread_map(children, asked.wanted), *unread_profiles(observed.profiles, asked.wanted)]:
+    profiles = Profiles(observed.profiles)
+    asked = _asked(observed, settings, children, profiles, spec)
+    if unread := [*unread_map(children, asked.wanted), *unread_profiles(profiles, asked.wanted)]:
         return Plan(status=observed.status, read=tuple(unread))
     names = _names(children, settings, asked)
     against = objection(spec, settings, children, names)
     if against is not None:
         asked = held(asked, children)  # the pods serve on, and all of that is told
-    view = _profiling_view(observed, pods)
+    view = _profiling_view(observed, profiles, pods)
     found = product_profiles(view, asked)
     served = _served(observed, children, pods, asked, found, names, against)
     told = _told(observed, settings, view, served, children)
     return told if against is not None else _with_writes(told, observed, settings, view, children, served)
 
 
-def _asked(observed: Observed, settings: Settings, children: Children, spec: SpeculativeServiceSpec) -> Intent:
+def _asked(
+    observed: Observed, settings: Settings, children: Children, profiles: Profiles, spec: SpeculativeServiceSpec
+) -> Intent:
     """What the spec asks for now: what is refused waits, and what runs goes on at the spec's scale."""
     kept = observed.status.runtime_image
     image = default_image(observed.service, children.deployment, kept, settings, on_cpu=spec.accelerator.on_cpu)
     given = given_image(children.deployment, kept)
-    asked = intent(children, image, given, observed.replica_sets, observed.profiles, settings, spec)
+    asked = intent(children, image, given, observed.replica_sets, profiles, settings, spec)
     return held(asked, children) if rollout_refusal(children, asked, observed.rejections) else asked
 
 
@@ -128,7 +132,7 @@ def _with_writes(
     ).without(observed.rejections)
 
 
-def _profiling_view(observed: Observed, pods: Pods) -> ProfilingView:
+def _profiling_view(observed: Observed, profiles: Profiles, pods: Pods) -> ProfilingView:
     return ProfilingView(
         owner=observed.identity,
         now=observed.now,
@@ -136,7 +140,7 @@ def _profiling_view(observed: Observed, pods: Pods) -> ProfilingView:
         nodes=observed.nodes,
         jobs=observed.jobs,
         job_pods=observed.job_pods,
-        profiles=observed.profiles,
+        profiles=profiles,
         request=annotation(observed.service, REPROFILE_ANNOTATION),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from outrider_crds.runtime_config import HotConfig, config_hash, hot_config
@@ -10,7 +10,7 @@ from outrider_crds.spec import ProfilingMode, SpeculativeServiceSpec
 
 from outrider_operator.decide.ownership import Children
 from outrider_operator.decide.pod_spec.volumes import profile_name
-from outrider_operator.decide.profile_store import read_store
+from outrider_operator.decide.profile_store import Profiles
 from outrider_operator.decide.revisions import Revision, current_revision, stored_revisions, wanted_revision
 from outrider_operator.decide.runtime_image import newest_image
 from outrider_operator.model import Object, Settings
@@ -63,7 +63,7 @@ def intent(
     image: str,
     given: str,
     replica_sets: Iterable[Object],
-    profiles: Mapping[str, Object],
+    profiles: Profiles,
     settings: Settings,
     spec: SpeculativeServiceSpec,
 ) -> Intent:
@@ -94,12 +94,13 @@ def held(asked: Intent, children: Children) -> Intent:
     return asked if current is not None and current.name == asked.wanted.name else replace(asked, running=current)
 
 
-def unread_profiles(profiles: Mapping[str, Object], revision: Revision) -> list[str]:
+def unread_profiles(profiles: Profiles, revision: Revision) -> list[str]:
     """Names of the profiles of `revision` that are there and whose contents were not shown."""
     names = (profile_name(keys.target) for keys in revision.keys)
-    return [name for name in names if name in profiles and "data" not in profiles[name]]
+    there = profiles.documents
+    return [name for name in names if name in there and "data" not in there[name]]
 
 
-def is_profiled(profiles: Mapping[str, Object], revision: Revision) -> bool:
+def is_profiled(profiles: Profiles, revision: Revision) -> bool:
     """True when target and every drafter of `revision` have been measured on every product."""
-    return all(read_store(profiles.get(profile_name(keys.target))).covers(keys) for keys in revision.keys)
+    return all(profiles.store(keys.target).covers(keys) for keys in revision.keys)

@@ -8,7 +8,10 @@ those change, and services that share a profile do not take turns at failing.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, TypeVar
 
 from outrider_crds.profile import (
@@ -19,13 +22,18 @@ from outrider_crds.profile import (
     ProfilingFailure,
     TargetProfile,
 )
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.inbound.reading import annotation, mapping, text
 from outrider_operator.model import Object
 
 FAILURES_FILE = "failures.json"
+_DRAFTER_FILE = re.compile(r"[0-9a-f]{1,64}\.json")
+"""Others' files are not read, and go when the next measurement is stored."""
+_KEYS_KEPT = 64
+"""Keys with failures: of a target, and of the drafters of all services that share it."""
 _ATTEMPTS_KEPT = 16
 _REQUESTS_KEPT = 16
 
@@ -41,7 +49,9 @@ class Failure(BaseModel):
 
 
 Failures = dict[str, dict[str, Failure]]
+_FAILURES = TypeAdapter(Failures)
 _P = TypeVar("_P", TargetProfile, DrafterProfile)
+_V = TypeVar("_V")
 
 
 @dataclass(frozen=True)
@@ -72,8 +82,8 @@ class Store:
 
     def with_failure(self, key: str, attempt: str, failure: Failure) -> Store:
         attempts = {name: old for name, old in self.failures.get(key, {}).items() if name != attempt}
-        kept = dict([*attempts.items(), (attempt, failure)][-_ATTEMPTS_KEPT:])
-        return replace(self, failures={**self.failures, key: kept})
+        kept = _last({**attempts, attempt: failure}, _ATTEMPTS_KEPT)
+        return replace(self, failures=_last({**_without(self.failures, key), key: kept}, _KEYS_KEPT))
 
     def with_request(self, request: str) -> Store:
         if not request or request in self.requests:
@@ -81,13 +91,31 @@ class Store:
         return replace(self, requests=(*self.requests, request)[-_REQUESTS_KEPT:])
 
 
+@dataclass(frozen=True)
+class Profiles:
+    """The profiles of a namespace. A decision asks for one again and again, and anyone may fill it up: it is read once,
+    and only if it is asked for."""
+
+    documents: Mapping[str, Object] = field(default_factory=dict)
+    """Name -> ConfigMap."""
+    _stores: dict[str, Store] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def store(self, target_key: str) -> Store:
+        name = profile_name(target_key)
+        if name not in self._stores:
+            self._stores[name] = read_store(self.documents.get(name))
+        return self._stores[name]
+
+
 def read_store(document: Object | None) -> Store:
     """What `document` holds; a part that someone made unreadable counts as not measured."""
     data = mapping(document, "data")
-    measured = (_parse(DrafterProfile, text(data, file)) for file in data if file not in (TARGET_FILE, FAILURES_FILE))
+    measured = ((file, _parse(DrafterProfile, text(data, file))) for file in data if _DRAFTER_FILE.fullmatch(file))
     return Store(
         target=_parse(TargetProfile, text(data, TARGET_FILE)),
-        drafters={profile.key: profile for profile in measured if profile is not None},
+        drafters={
+            profile.key: profile for file, profile in measured if profile is not None and file == _file(profile.key)
+        },
         failures=_parse_failures(text(data, FAILURES_FILE)),
         requests=tuple(annotation(document or {}, REPROFILE_ANNOTATION).split()),
     )
@@ -95,14 +123,11 @@ def read_store(document: Object | None) -> Store:
 
 def store_data(store: Store) -> dict[str, str]:
     """The ConfigMap's data for `store`."""
-    files: dict[str, Any] = {f"{key}.json": profile.wire() for key, profile in store.drafters.items()}
+    files: dict[str, Any] = {_file(key): profile.wire() for key, profile in store.drafters.items()}
     if store.target is not None:
         files[TARGET_FILE] = store.target.wire()
     if store.failures:
-        files[FAILURES_FILE] = {
-            key: {attempt: failure.model_dump() for attempt, failure in attempts.items()}
-            for key, attempts in store.failures.items()
-        }
+        files[FAILURES_FILE] = _FAILURES.dump_python(store.failures)
     return {name: json.dumps(document) for name, document in sorted(files.items())}
 
 
@@ -118,13 +143,20 @@ def _parse(model: type[_P], document: str) -> _P | None:
 
 
 def _parse_failures(document: str) -> Failures:
+    """The newest; of one that is filled up with others each look would go through thousands."""
     try:
-        return {
-            key: {attempt: Failure.model_validate(failure, extra="ignore") for attempt, failure in attempts.items()}
-            for key, attempts in from_json(document or "{}").items()
-        }
+        newest = _last(from_json(document or "{}"), _KEYS_KEPT)
+        return _FAILURES.validate_python({key: _last(attempts, _ATTEMPTS_KEPT) for key, attempts in newest.items()})
     except (ValueError, AttributeError):
         return {}
+
+
+def _last(entries: dict[str, _V], most: int) -> dict[str, _V]:
+    return dict(islice(entries.items(), max(0, len(entries) - most), None))
+
+
+def _file(drafter_key: str) -> str:
+    return f"{drafter_key}.json"
 
 
 def _without(failures: Failures, key: str) -> Failures:

@@ -47,3 +47,22 @@ def test_where_the_context_costs_nothing_it_pays_at_none() -> None:
     free = dataclasses.replace(SELF, target=step, draft=step)
     assert free.break_even_tokens(8) is None
     assert free.inflection_tokens() is None
+
+
+@pytest.mark.parametrize("draft", [STEP, StepCost(constant_s=1.0)], ids=["pays", "never pays"])
+def test_where_it_pays_is_found_in_a_few_looks(draft: StepCost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator judges up to 64 at each look at a service, and everybody else waits: all contexts in steps of 5%
+    took it 1.2 seconds."""
+    priced: list[float] = []
+    price = StepCost.seconds
+
+    def noting(cost: StepCost, context: float, batch: int, tokens: int) -> float:
+        priced.append(context)
+        return price(cost, context, batch, tokens)
+
+    monkeypatch.setattr(StepCost, "seconds", noting)
+    one = dataclasses.replace(SELF, draft=draft)
+    for batch in BATCHES:
+        one.break_even_tokens(batch)
+    one.inflection_tokens()
+    assert 0 < len(priced) < 250

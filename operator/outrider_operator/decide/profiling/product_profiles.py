@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from outrider_crds.base import digest, seconds
@@ -13,7 +12,7 @@ from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.pod_spec.placement import node_fits
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.pods import Pods
-from outrider_operator.decide.profile_store import Failure, Store, read_store
+from outrider_operator.decide.profile_store import Failure, Profiles, Store
 from outrider_operator.decide.profiling.asked import Asked, asked_of, attempt_hash
 from outrider_operator.decide.profiling.job_outcome import absorb, has_ended, is_finished, pod_of
 from outrider_operator.inbound.reading import items, name_of, unix_seconds
@@ -36,13 +35,12 @@ class ProfilingView:
     """None where the operator may not read nodes."""
     jobs: tuple[Object, ...] = ()
     job_pods: tuple[Object, ...] = ()
-    profiles: Mapping[str, Object] = field(default_factory=dict)
-    """Name -> ConfigMap."""
+    profiles: Profiles = field(default_factory=Profiles)
     request: str = ""
     """Value of the annotation that asks for new measurements."""
 
     def store(self, target_key: str) -> Store:
-        return read_store(self.profiles.get(profile_name(target_key)))
+        return self.profiles.store(target_key)
 
 
 @dataclass(frozen=True)

@@ -36,13 +36,13 @@ def plan_profile_maps(view: ProfilingView, intent: Intent, found: list[ProductPr
     creates: list[Object] = []
     applies: list[Object] = []
     for each in found:
-        present = view.profiles.get(profile_name(each.keys.target))
+        present = view.profiles.documents.get(profile_name(each.keys.target))
         if present is None:
             creates += [_new(view.owner, intent, each)] if store_data(each.store) else []
         elif not is_being_deleted(present):
             applies += _changed(view, each, present)
     used = {profile_name(keys.target) for revision in (*intent.stored, intent.wanted) for keys in revision.keys}
-    releases, deletes = leave(CONFIG_MAP, view.profiles.values(), used, view.owner)
+    releases, deletes = leave(CONFIG_MAP, view.profiles.documents.values(), used, view.owner)
     return ProfileMapPlan(tuple(creates), tuple(applies), releases, deletes)
 
 

@@ -10,9 +10,10 @@ import pytest
 from outrider_crds.status import ConditionType as C
 from outrider_operator.decide import decide
 from outrider_operator.decide.ownership import owner_uids
+from outrider_operator.decide.profile_store import Failure, Store, read_store, store_data
 from outrider_operator.decide.profiling.asked import asked_of
 from outrider_operator.decide.profiling.sharing import MOST_OWNERS
-from outrider_operator.model import CONFIG_MAP, JOB
+from outrider_operator.model import CONFIG_MAP, JOB, Object
 
 from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest, result, rfc3339, started
 
@@ -409,3 +410,52 @@ def test_a_profile_that_says_that_steps_are_free_is_measured_again() -> None:
     stored["target.json"] = json.dumps({**json.loads(stored["target.json"]), "costs": {"uniform": {}}})
     world.settle()
     assert len(world.created_jobs) == 2
+
+
+def test_a_foreign_file_in_a_profile_does_not_keep_new_results_out() -> None:
+    """Its key went into the name of a file, which the API server refused at every attempt to store anything."""
+    world = World(manifest())
+    world.serve()
+    data = world.objects[CONFIG_MAP, world.observed().status.profiles[0].config_map]["data"]
+    (own,) = [file for file in data if file != "target.json"]
+    evil = {**json.loads(data[own]), "key": "../x y"}
+    data.update({"evil.json": json.dumps(evil), "abc.json": json.dumps(evil), "notes.txt": "mine"})
+    world.services["chat"]["metadata"]["annotations"] = {"outrider.dev/reprofile": "again"}
+    world.settle()
+    (job,) = world.jobs()
+    world.measure(job)
+    world.settle()
+    stored = world.objects[CONFIG_MAP, world.observed().status.profiles[0].config_map]["data"]
+    assert stored.keys() == {"target.json", own}
+    assert world.jobs() == []
+
+
+def test_a_profile_is_read_once_in_a_decision_and_never_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200 kB of failures each was read anew wherever the profile was asked for: a third of a second for a look, in
+    which all other services waited."""
+    world = World(manifest())
+    world.serve()
+    data = world.objects[CONFIG_MAP, world.observed().status.profiles[0].config_map]["data"]
+    failure = {"reason": "", "message": "", "job": ""}
+    data["failures.json"] = json.dumps({str(n): {"": failure} for n in range(4000)})
+    reads: list[Store] = []
+
+    def noting(document: Object | None) -> Store:
+        reads.append(read_store(document))
+        return reads[-1]
+
+    monkeypatch.setattr("outrider_operator.decide.profile_store.read_store", noting)
+    decide(world.observed(), world.settings)
+    assert len(reads) == 1
+    assert len(reads[0].failures) < 100
+
+
+def test_the_newest_failures_of_a_shared_profile_are_kept() -> None:
+    store = Store()
+    for n in range(200):
+        store = store.with_failure(f"key{n}", "attempt", Failure(reason="Failed", message="no", job="uid"))
+    store = store.with_failure("key150", "attempt", Failure(reason="Failed", message="again", job="uid"))
+    kept = read_store({"data": store_data(store)})
+    assert kept == store
+    assert list(kept.failures)[-2:] == ["key199", "key150"]
+    assert "key0" not in kept.failures
