@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster import audit
 from tests.cluster.cluster import Cluster
 from tests.cluster.fixtures import PRODUCTS
 from tests.cluster.spec import GPU_RESOURCE, PRODUCT_LABEL
@@ -214,7 +214,7 @@ def test_the_api_server_goes_away_and_comes_back_with_all_it_held(cluster: Clust
 def test_the_audit_log_names_who_wrote_what(cluster: Cluster) -> None:
     """Tests of the operator count its writes there."""
     cluster.kubectl("create", "configmap", "audited", "-n", _NAMESPACE)
-    writes = [json.loads(line) for line in cluster.layout.audit.read_text().splitlines()]
+    writes = audit.writes(cluster.layout.audit)
     mine = [each for each in writes if each.get("objectRef", {}).get("name") == "audited"]
     assert [(each["verb"], each["user"]["username"]) for each in mine] == [("create", "outrider-test-admin")]
     assert not [each for each in writes if each["verb"] in ("get", "list", "watch")]

@@ -12,6 +12,7 @@ from outrider_crds.runtime_config import PRODUCT_ANNOTATION
 from outrider_operator.kinds import CONFIG_MAP, JOB, SERVICE
 from pydantic import ValidationError
 
+from tests.cluster import audit
 from tests.cluster.cluster import Cluster
 from tests.cluster.fixtures import PRODUCTS
 from tests.operator.client import Client, Service, uids, wait_for
@@ -33,19 +34,12 @@ class Jobs:
     """Every profiling Job that ever was in a namespace: finished ones are deleted soon."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
-        self._audit = cluster.layout.audit
+        self._log = cluster.layout.audit
         self._namespace = namespace
 
     def created(self) -> list[str]:
         """Names, one for each creation that succeeded."""
-        names = []
-        for line in self._audit.read_text().splitlines():
-            entry = json.loads(line)
-            what = entry.get("objectRef", {})
-            made = entry["verb"] == "create" and entry.get("responseStatus", {}).get("code") == 201
-            if made and what.get("resource") == "jobs" and what.get("namespace") == self._namespace:
-                names.append(what["name"])
-        return names
+        return audit.created(self._log, "jobs", self._namespace)
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from outrider_operator.kinds import (
 )
 from outrider_operator.supervision import RUNNING
 
+from tests.cluster import audit
 from tests.cluster.cluster import Cluster
 from tests.operator.client import Client, Service, uids, wait_for
 from tests.operator.conftest import RESYNC, WINDOW, Make
@@ -175,14 +176,15 @@ def test_killed_in_the_middle_of_everything(make: Make, operator_process: Operat
     service.wait_updated()
     service.wait("ProfilesReady", "True")
     name = service.read()["status"]["profiles"][0]["configMap"]
-    assert _created(cluster, "jobs", service.namespace).count(name) == 1
+    assert audit.created(cluster.layout.audit, "jobs", service.namespace).count(name) == 1
     service.patch({"engine": {"maxModelLen": 512}})
     for pause in (0.2, 0.8):
         time.sleep(pause)
         operator_process.kill()
         operator_process.start()
     service.wait_updated()
-    assert len(_created(cluster, "replicasets", service.namespace, "shaken-")) == 2
+    made = audit.created(cluster.layout.audit, "replicasets", service.namespace)
+    assert len([each for each in made if each.startswith("shaken-")]) == 2
 
 
 def test_an_upgrade_restarts_no_serving_pod_until_it_is_asked_to(
@@ -316,26 +318,9 @@ def _holder(client: Client) -> str:
     return lease["spec"]["holderIdentity"] if lease else ""
 
 
-def _audit(cluster: Cluster) -> list[dict[str, Any]]:
-    """All writes so far; a line that is being written is left out."""
-    return [
-        json.loads(line) for line in cluster.layout.audit.read_text().splitlines(keepends=True) if line.endswith("\n")
-    ]
-
-
 def _writes(cluster: Cluster, namespace: str) -> list[str]:
     """What the operator wrote there: it is the only one with its user agent. (Elsewhere an earlier test's namespace
     may still be going.)"""
-    written = [entry for entry in _audit(cluster) if entry.get("userAgent") == "outrider-operator"]
+    written = [entry for entry in audit.writes(cluster.layout.audit) if entry.get("userAgent") == "outrider-operator"]
     objects = [(entry["verb"], entry["objectRef"]) for entry in written]
     return [f"{verb} {it['resource']} {it.get('name', '')}" for verb, it in objects if it.get("namespace") == namespace]
-
-
-def _created(cluster: Cluster, resource: str, namespace: str, prefix: str = "") -> list[str]:
-    names = []
-    for entry in _audit(cluster):
-        what, code = entry.get("objectRef", {}), entry.get("responseStatus", {}).get("code")
-        ours = (what.get("resource"), what.get("namespace")) == (resource, namespace)
-        if entry["verb"] == "create" and code == 201 and ours and what.get("name", "").startswith(prefix):
-            names.append(what["name"])
-    return names

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from tests.cluster import audit
 
 OPERATOR = "outrider-operator"
 
@@ -31,9 +32,8 @@ class Write:
 
 
 def read(log: Path) -> list[Write]:
-    """All writes so far, Leases aside; a line that is being written is left out."""
-    lines = log.read_text().splitlines(keepends=True)
-    entries = [json.loads(line) for line in lines if line.endswith("\n")]
+    """All writes so far, Leases aside."""
+    entries = audit.writes(log)
     return [_write(entry) for entry in entries if entry.get("objectRef", {}).get("resource") not in (None, "leases")]
 
 
@@ -70,7 +70,7 @@ def _write(entry: Mapping[str, Any]) -> Write:
     what, agent = entry["objectRef"], entry.get("userAgent", "")
     resource = "/".join(filter(None, (what["resource"], what.get("subresource"))))
     return Write(
-        by_operator=agent == OPERATOR or agent.startswith("kopf"),
+        by_operator=agent == OPERATOR,
         verb=entry["verb"],
         resource=resource,
         namespace=what.get("namespace", ""),

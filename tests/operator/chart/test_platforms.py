@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from outrider_operator.condition_metrics import NAME
 from outrider_operator.kinds import SERVICE
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.cluster import audit
 from tests.cluster.cluster import Cluster
 from tests.operator import manifests
 from tests.operator.chart.platforms import ASSIGNS_USER, USER, assign_users, client_pod, deny_by_default, reaches
@@ -154,6 +154,6 @@ def _series(cluster: Cluster, team: Team) -> set[tuple[str, ...]]:
 
 def _writers(cluster: Cluster, namespace: str) -> set[str]:
     """Service accounts of operators that wrote in the namespace."""
-    writes = map(json.loads, cluster.layout.audit.read_text().splitlines())
+    writes = audit.writes(cluster.layout.audit)
     names = {w["user"]["username"] for w in writes if w.get("objectRef", {}).get("namespace") == namespace}
     return {name for name in names if ":outrider-" in name}

@@ -1,0 +1,19 @@
+"""Reads the API server's audit log: who wrote what."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def writes(log: Path) -> list[dict[str, Any]]:
+    """All so far; a line that is being written is left out."""
+    return [json.loads(line) for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def created(log: Path, resource: str, namespace: str) -> list[str]:
+    """Names, one for each creation that succeeded."""
+    creates = [each for each in writes(log) if each["verb"] == "create"]
+    objects = [each.get("objectRef", {}) for each in creates if each.get("responseStatus", {}).get("code") == 201]
+    return [it["name"] for it in objects if (it.get("resource"), it.get("namespace")) == (resource, namespace)]
