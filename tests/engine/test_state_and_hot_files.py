@@ -25,10 +25,10 @@ from outrider_runtime.vllm_plugin import launch
 from tests.engine.engines import boot_config, draft_model, hot_config, lookup
 from tests.unit.control import columns
 
-KEYS = ProfileKeys(product="cpu", target="t1", drafters={"pld": "d1"})
+KEYS = ProfileKeys(product="cpu", target="7e1", drafters={"pld": "d1"})
 HERE = Identity(device="EPYC", engine_version="0.32.0", commit="abc")
 PROFILE = TargetProfile(
-    key="t1", model="m", product="cpu", device="EPYC", engine_version="0.32.0", commit="abc",
+    key="7e1", model="m", product="cpu", device="EPYC", engine_version="0.32.0", commit="abc",
     costs={ExecutionMode.UNIFORM: StepCost(constant_s=0.02)}, error_percent=4.0, measured_at="2026-01-01T00:00:00Z",
 )  # fmt: skip
 DRAFTER = DrafterProfile(
@@ -126,7 +126,7 @@ def test_a_corrupt_profile_keeps_the_one_before_and_says_so(pod: Pod) -> None:
     file = pod.profiles / "target.json"
     file.write_text(PROFILE.model_dump_json(by_alias=True))
     pod.tick()
-    file.write_text('{"key": "t1", "costs": "NaN"}')
+    file.write_text('{"key": "7e1", "costs": "NaN"}')
     state = pod.tick()
     assert "target.json" in state.profile.load_error
     assert state.profile.source is ProfileSource.MOUNTED

@@ -23,7 +23,7 @@ def test_every_variable_of_a_pod_is_reserved() -> None:
 def test_no_mount_of_a_user_can_take_the_place_of_ours() -> None:
     """Two mounts of one path, or two volumes of one name, cannot be applied; one above ours would hide it."""
     spec = load_manifest(corpus.good()["host-path"]).spec
-    keys = [ProfileKeys(product="cpu", target="t", drafters={})]
+    keys = [ProfileKeys(product="cpu", target="7e", drafters={})]
     ours = [*configuration_volumes("boot", "hot", keys), *model_volumes(spec), *scratch_volumes()]
     for mounted in ours:
         for path in (mounted.mount["mountPath"], mounted.mount["mountPath"].rpartition("/")[0]):
