@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from outrider_crds.base import digest
 from outrider_crds.status import SpeculativeServiceStatus
 
-from outrider_operator.inbound.reading import component, name_of
-from outrider_operator.model import PROFILE, PROFILING, SERVING, Object, Rejection
+from outrider_operator.inbound.reading import component
+from outrider_operator.model import PROFILING, SERVING, Object, Rejection
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ class Plan:
     """Names of ConfigMaps whose contents the decision needs and was not shown: nothing else is planned before that."""
     profiles: tuple[str, ...] = ()
     """Names of the profiles that the decision asks for, which are the names of their Jobs too: it hears of a change."""
+    shared: frozenset[str] = frozenset()
+    """Those of which the contents are written, or the Job deleted: other services wait for that."""
     status: SpeculativeServiceStatus = field(default_factory=SpeculativeServiceStatus)
     events: tuple[Event, ...] = ()
     """To be posted once the status is written."""
@@ -91,12 +93,6 @@ class Plan:
     def is_idle(self) -> bool:
         """True when there is nothing to do but, perhaps, to write the status."""
         return not (self.create or self.apply or self.adopt or self.annotate or self.delete or self.read)
-
-    @property
-    def shared(self) -> frozenset[str]:
-        """Names of the profiles and Jobs that are written: other services may wait for them."""
-        writes: list[Object | Adoption | Delete] = [*self.create, *self.apply, *self.adopt, *self.delete]
-        return frozenset(name_of_write(each) for each in writes if component_of(each) in (PROFILING, PROFILE))
 
     def without(self, rejections: tuple[Rejection, ...]) -> Plan:
         """The plan less the writes that the API server refuses."""
@@ -121,10 +117,6 @@ def component_of(write: Write) -> str:
         case Annotate():
             return SERVING
     return component(write)
-
-
-def name_of_write(write: Object | Adoption | Delete) -> str:
-    return write.name if isinstance(write, Adoption | Delete) else name_of(write)
 
 
 def fingerprint(write: Write) -> str:

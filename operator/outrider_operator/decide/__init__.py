@@ -128,6 +128,7 @@ def _with_writes(
         adopt=(*workloads.adopt, *maps.adopt, *jobs.adopt),
         annotate=plan_products(view.pods.living, observed.nodes or (), asked.spec.accelerator.product_label),
         delete=(*workloads.delete, *maps.delete, *jobs.delete),
+        shared=frozenset((*maps.stored, *(job.name for job in jobs.delete))),
         requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
     ).without(observed.rejections)
 

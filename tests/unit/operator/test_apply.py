@@ -10,6 +10,7 @@ from outrider_operator.apply import Applier, ObserveAgain, Outcome
 from outrider_operator.cache import Cache
 from outrider_operator.decide.ownership import labels, owner_reference
 from outrider_operator.decide.profiling.sharing import deletion
+from outrider_operator.inbound.objects import MOST_AT_LEAST
 from outrider_operator.kinds import JOB, Kind, kind_of
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.model import (
@@ -197,3 +198,15 @@ async def _refusals(present: Object, wanted: Object) -> list[str]:
     outcome = await applier.carry_out(Plan(create=(wanted,)), "ns")
     assert bool(outcome.refused) != (cache.get(kind_of(wanted), "ns", "taken") is not None)
     return [rejection.name for rejection in outcome.refused]
+
+
+async def test_what_a_full_namespace_leaves_no_room_for_is_told_about() -> None:
+    """Decisions do not find it either, and would create it again and again."""
+    cache = Cache()
+    for number in range(MOST_AT_LEAST):
+        other = made("Job", PROFILING)
+        other["metadata"] |= {"name": f"job-{number}", "uid": f"job-{number}"}
+        cache.seen(JOB, other)
+    applier = Applier(cast(KubernetesApi, Api(made("Job", PROFILING))), cache)
+    outcome = await applier.carry_out(Plan(create=(made("Job", PROFILING),)), "ns")
+    assert [each.name for each in outcome.refused] == ["taken"]

@@ -110,6 +110,17 @@ async def test_what_one_service_writes_others_hear_of(woken: Woken) -> None:
     assert await woken.names() == {"mail"}
 
 
+async def test_who_joins_a_measurement_wakes_nobody(woken: Woken) -> None:
+    """Each of 300 services that share a profile would wake the others, 64 times."""
+    woken.cache.seen(SERVICE, _service("third"))
+    await woken.names()
+    await woken.look("third")
+    job = woken.cache.get(JOB, "ns", woken.profile("chat"))
+    assert job is not None
+    assert "third" in {owner["name"] for owner in job["metadata"]["ownerReferences"]}
+    assert await woken.names() == set()
+
+
 async def test_a_service_that_goes_is_woken_by_no_profile(woken: Woken) -> None:
     await woken.look("chat", gone=True)
     await woken.names()

@@ -26,6 +26,8 @@ class ProfileMapPlan:
     apply: tuple[Object, ...] = ()
     adopt: tuple[Adoption, ...] = ()
     delete: tuple[Delete, ...] = ()
+    stored: tuple[str, ...] = ()
+    """Names of those that get other contents."""
 
 
 def plan_profile_maps(view: ProfilingView, intent: Intent, found: list[ProductProfile]) -> ProfileMapPlan:
@@ -43,7 +45,8 @@ def plan_profile_maps(view: ProfilingView, intent: Intent, found: list[ProductPr
             applies += _changed(view, each, present)
     used = {profile_name(keys.target) for revision in (*intent.stored, intent.wanted) for keys in revision.keys}
     releases, deletes = leave(CONFIG_MAP, view.profiles.documents.values(), used, view.owner)
-    return ProfileMapPlan(tuple(creates), tuple(applies), releases, deletes)
+    stored = tuple(profile_name(each.keys.target) for each in found if view.store(each.keys.target) != each.store)
+    return ProfileMapPlan(tuple(creates), tuple(applies), releases, deletes, stored)
 
 
 def _new(owner: Identity, intent: Intent, each: ProductProfile) -> Object:
