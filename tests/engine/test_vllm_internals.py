@@ -117,8 +117,29 @@ CALLED = {
     "vllm.v1.core.block_pool.BlockPool.get_new_blocks": "self num_blocks",
     "vllm.v1.core.sched.scheduler.Scheduler.update_draft_token_ids": "self draft_token_ids",
     "vllm.v1.outputs.DraftTokenIds": "req_ids draft_token_ids",
+    f"{GPU}.cudagraph_utils.build_dynamic_sd_schedule_lookup": (
+        "num_speculative_tokens_per_batch_size vllm_max_batch_size vllm_num_speculative_tokens"
+    ),
+    f"{GPU}.spec_decode.target_dependent_ar.cudagraph_utils.build_dynamic_sd_schedule_lookup": (
+        "num_speculative_tokens_per_batch_size vllm_max_batch_size vllm_num_speculative_tokens"
+    ),
+    f"{GPU}.warmup.warmup_kernels": "model_runner worker_execute_model worker_sample_tokens",
+    "vllm.compilation.backends.set_model_tag": "tag is_encoder",
+    "vllm.model_executor.models.interfaces.supports_eagle3": "model",
+    "vllm.v1.core.sched.request_queue.FCFSRequestQueue.peek_request": "self",
+    "vllm.model_executor.layers.attention_layer_base.AttentionLayerBase.get_kv_cache_spec": "self vllm_config",
+    f"{GPU}.model_runner.GPUModelRunner.get_kv_cache_spec": "self",
+    "vllm.platforms.interface.Platform.register_triton_kernel_overrides": "",
 }
 """What we call, or stand in for -> its parameters."""
+
+KEYWORDS = {
+    f"{GPU}.attn_utils.build_attn_metadata": (
+        "attn_groups num_reqs num_tokens query_start_loc_gpu query_start_loc_cpu max_query_len seq_lens max_seq_len "
+        "block_tables slot_mappings kv_cache_config seq_lens_cpu_upper_bound positions is_prefilling"
+    ),
+}
+"""What we call by keywords, among others that it takes."""
 
 ATTRIBUTES = {
     "vllm.v1.core.sched.scheduler.Scheduler": (
@@ -140,12 +161,13 @@ ATTRIBUTES = {
     "vllm.v1.outputs.ModelRunnerOutput": "req_id_to_index sampled_token_ids",
     f"{GPU}.model_runner.GPUModelRunner": (
         "model speculator req_states draft_tokens_handler cudagraph_manager use_aux_hidden_state_outputs lora_config "
-        "prompt_logprobs_worker attn_groups decode_query_len model_state"
+        "prompt_logprobs_worker attn_groups decode_query_len model_state scheduler_config"
     ),
     f"{GPU}.states.RequestState": "req_id_to_index draft_tokens all_token_ids total_len",
     f"{GPU}.input_batch.InputBatch": (
         "req_ids num_reqs idx_mapping idx_mapping_np query_start_loc positions num_tokens_after_padding "
-        "num_draft_tokens_per_req num_reqs_after_padding num_scheduled_tokens has_prefill max_query_len"
+        "num_draft_tokens_per_req num_reqs_after_padding num_scheduled_tokens has_prefill max_query_len "
+        "seq_lens seq_lens_cpu_upper_bound"
     ),
     f"{GPU}.cudagraph_utils.CudaGraphManager": "cudagraph_mode varlen_decode max_num_reqs _capture_descs _candidates",
     f"{GPU}.cudagraph_utils.BatchExecutionDescriptor": "num_tokens num_active_loras uniform_token_count max_query_len",
@@ -157,7 +179,13 @@ ATTRIBUTES = {
     f"{GPU}.spec_decode.ngram.speculator.NgramGPUSpeculator": (
         "scratch req_states max_model_len num_speculative_steps"
     ),
-    f"{GPU}.spec_decode.standalone_ar.speculator.StandaloneARSpeculator": "expanded_slot_mappings",
+    f"{GPU}.spec_decode.standalone_ar.speculator.StandaloneARSpeculator": (
+        "expanded_slot_mappings arange_gpu dcp_size draft_is_prefilling max_model_len max_num_reqs speculative_config"
+    ),
+    f"{GPU}.block_table.BlockTables": "block_sizes block_tables input_block_tables slot_mappings",
+    "vllm.config.model.ModelConfig": "original_max_model_len max_model_len uses_mrope",
+    "vllm.config.compilation.CompilationConfig": "static_forward_context max_cudagraph_capture_size",
+    "vllm.config.compilation.CUDAGraphMode": "separate_routine decode_mode",
     f"{GPU}.spec_decode.eagle.speculator.EagleSpeculator": "prefill_cudagraph_manager",
 }  # fmt: skip
 """Class of vLLM's -> what we read or set of its objects."""
@@ -193,6 +221,14 @@ def test_every_method_that_we_override_is_there(ours: str) -> None:
 def test_what_we_call_takes_what_we_give(theirs: str) -> None:
     found("outrider_runtime.vllm_plugin.cpu_worker")
     assert list(inspect.signature(found(theirs)).parameters) == CALLED[theirs].split()
+
+
+@pytest.mark.parametrize("theirs", KEYWORDS)
+def test_what_we_call_by_keywords_takes_them_and_needs_no_others(theirs: str) -> None:
+    found("outrider_runtime.vllm_plugin.cpu_worker")
+    takes, given = inspect.signature(found(theirs)).parameters, set(KEYWORDS[theirs].split())
+    assert given <= takes.keys()
+    assert {name for name, one in takes.items() if one.default is inspect.Parameter.empty} <= given
 
 
 @pytest.mark.parametrize("theirs", ATTRIBUTES)
