@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from outrider_crds.spec import Drafter
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.vllm_plugin.messages import IDLE, NOBODY, DraftOrder
@@ -232,21 +233,47 @@ def test_what_each_member_takes_is_measured(engine: OrderedBench) -> None:
     assert draft.weight_bytes > 100e6
 
 
-def test_heads_that_cannot_load_leave_the_others(other_layers: Path, tmp_path: Path) -> None:
-    """Bugs: the target handed out what the broken head reads, as vLLM's config names that one; a head whose checkpoint
-    lacks a weight proposed with what lay in memory."""
-    broken, lacking = tmp_path / "broken", tmp_path / "lacking"
+def changed(source: Path, folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    """A copy of the model in `source` with other weights."""
+    shutil.copytree(source, folder)
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def test_drafters_that_cannot_load_leave_the_others(other_layers: Path, tmp_path: Path) -> None:
+    """Bugs: the target handed out what the broken head reads, as vLLM's config names that one; drafters whose
+    checkpoints lack weights proposed with what lay in memory, and one without its token map with wrong tokens; one
+    whose map names no token of the target's raised an IndexError, and would end an engine on a GPU."""
+
+    def without(name: str) -> Callable[[dict[str, torch.Tensor]], object]:
+        return lambda weights: weights.pop(name)
+
+    def beyond(weights: dict[str, torch.Tensor]) -> None:
+        weights["d2t"][7] = 49152
+
+    broken = tmp_path / "broken"
     shutil.copytree(other_layers, broken)
     (broken / "model.safetensors").write_bytes(b"no weights")
-    shutil.copytree(EAGLE_HEAD, lacking)
-    weights = load_file(lacking / "model.safetensors")
-    del weights["midlayer.self_attn.k_proj.weight"]
-    save_file(weights, lacking / "model.safetensors")
-    heads = [eagle(broken, "broken"), eagle(), draft_model(POOR_DRAFT), eagle(lacking, "lacking")]
-    with ordered(heads) as engine:
-        assert set(engine.failures) == {"broken", "lacking"}
+    lacking = {
+        "keys": ("midlayer.self_attn.k_proj.weight", "lacks weights of model.layers.0.self_attn.qkv_proj.weight"),
+        "map": ("d2t", "lacks weights of draft_id_to_target_id"),
+        "output": ("lm_head.weight", "lacks weights of lm_head.weight"),
+    }
+    heads = [eagle(changed(EAGLE_HEAD, tmp_path / name, without(gone)), name) for name, (gone, _) in lacking.items()]
+    heads.append(eagle(changed(EAGLE_HEAD, tmp_path / "beyond", beyond), "beyond"))
+    queries = without("model.layers.2.self_attn.q_proj.weight")
+    heads.append(draft_model(changed(POOR_DRAFT, tmp_path / "queries", queries), "queries"))
+    with ordered([eagle(broken, "broken"), eagle(), draft_model(POOR_DRAFT), *heads]) as engine:
+        assert set(engine.failures) == {"broken", "beyond", "queries", *lacking}
         assert "cannot be started" in engine.failures["broken"]
-        assert "lacks weights of model.layers.0.self_attn.qkv_proj.weight" in engine.failures["lacking"]
+        for name, (_, reason) in lacking.items():
+            assert reason in engine.failures[name]
+        assert "lacks weights of" in engine.failures["queries"]
+        assert "model.layers.2.self_attn.qkv_proj.weight" in engine.failures["queries"]
+        assert "49159" in engine.failures["beyond"]
+        assert "49152" in engine.failures["beyond"]
         reference = engine.run(PROMPTS, nobody)
 
         def good(step: int, requests: list[str], order: DraftOrder) -> DraftOrder:

@@ -22,6 +22,7 @@ from outrider_runtime.drafters.window import Window
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.vllm_plugin.layer_names import named
 from outrider_runtime.vllm_plugin.short_tables import ShortTables, check_plain
+from outrider_runtime.vllm_plugin.whole_weights import whole_weights
 
 
 class DraftModel(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyped here
@@ -37,7 +38,7 @@ class DraftModel(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyp
         self._most_tokens: int = vllm_config.speculative_config.num_speculative_tokens
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
-        with named(speculator, self._prefix):
+        with named(speculator, self._prefix), whole_weights():
             return super().load_draft_model(target_model, target_attn_layer_names)
 
     def load_model(self, target_model: Any) -> None:

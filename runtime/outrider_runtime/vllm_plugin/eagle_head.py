@@ -12,7 +12,7 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import S
 
 from outrider_runtime.vllm_plugin.graphs import offer_whole_graphs
 from outrider_runtime.vllm_plugin.layer_names import named
-from outrider_runtime.vllm_plugin.whole_weights import whole_weights
+from outrider_runtime.vllm_plugin.whole_weights import FROM_TARGET, check_token_map, whole_weights
 
 
 class FirstPassGraphs(SpeculatorCudaGraphManager):  # type: ignore[misc]  # vLLM is untyped here
@@ -36,8 +36,10 @@ class EagleHead(EagleSpeculator):  # type: ignore[misc]  # vLLM is untyped here
         self._places: list[int] | None = None
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
-        with named(utils, self._prefix), whole_weights():
-            return super().load_draft_model(target_model, target_attn_layer_names)
+        with named(utils, self._prefix), whole_weights(FROM_TARGET):
+            head = super().load_draft_model(target_model, target_attn_layer_names)
+        check_token_map(head, self.vllm_config.model_config.get_vocab_size())
+        return head
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         super().init_cudagraph_manager(cudagraph_mode)

@@ -1,8 +1,8 @@
-"""A head whose checkpoint lacks weights: vLLM leaves them at what lies in memory, and says nothing."""
+"""A drafter whose checkpoint lacks weights, or is broken: vLLM leaves them at what lies in memory, and says nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -11,25 +11,30 @@ import torch
 from torch import nn
 from vllm.model_executor.model_loader import base_loader
 
-SHARED = {"embed_tokens": "has_own_embed_tokens", "lm_head": "has_own_lm_head"}
+NOTHING: dict[str, str] = {}
+FROM_TARGET = {"embed_tokens": "has_own_embed_tokens", "lm_head": "has_own_lm_head"}
 """What a head may take from its target -> vLLM's word for a head that brings its own."""
-CHECKED = (torch.float32, torch.float16, torch.bfloat16)
+TOKEN_MAP = "draft_id_to_target_id"
+"""vLLM's name for d2t: of each token of a head's smaller vocabulary, how far the target's token is from it."""
+NO_OFFSET = torch.iinfo(torch.int64).min
 
 
 @contextmanager
-def whole_weights() -> Iterator[None]:
-    """What is loaded in here finds all of its weights. Raises ValueError that names those which it does not find."""
+def whole_weights(shared: Mapping[str, str] = NOTHING) -> Iterator[None]:
+    """What is loaded in here finds all of its weights. Raises ValueError that names those which it does not find.
+
+    shared: what need not be in the checkpoint, as `FROM_TARGET` says it."""
     make: Any = vars(base_loader)["initialize_model"]
     process: Any = vars(base_loader)["process_weights_after_loading"]
 
     def made(*arguments: Any, **keywords: Any) -> Any:
         model = make(*arguments, **keywords)
-        for weight in _to_be_loaded(model).values():
-            weight.data.fill_(torch.nan)
+        for weight in _to_be_loaded(model, shared).values():
+            weight.data.fill_(torch.nan if weight.is_floating_point() else NO_OFFSET)
         return model
 
     def processed(model: nn.Module, *arguments: Any, **keywords: Any) -> None:
-        missing = [name for name, weight in _to_be_loaded(model).items() if bool(weight.isnan().any())]
+        missing = [name for name, weight in _to_be_loaded(model, shared).items() if _is_missing(weight)]
         if missing:
             raise ValueError(f"its checkpoint lacks weights of {', '.join(missing)}; save or download it again, whole")
         process(model, *arguments, **keywords)
@@ -38,14 +43,35 @@ def whole_weights() -> Iterator[None]:
         yield
 
 
-def _to_be_loaded(model: nn.Module) -> dict[str, nn.Parameter]:
-    """All but what it shares with the target, and ones: a norm begins with these, and a checkpoint may leave it so."""
-    shared = [name for name, brings_own in SHARED.items() if not getattr(model, brings_own, False)]
+def _is_missing(weight: torch.Tensor) -> bool:
+    return bool((weight.isnan() if weight.is_floating_point() else weight == NO_OFFSET).any())
+
+
+def _to_be_loaded(model: nn.Module, shared: Mapping[str, str]) -> dict[str, nn.Parameter]:
+    """All but what it shares with the target; single numbers, which are scales that a checkpoint may leave out; and
+    ones: a norm begins with these, and a checkpoint may leave it so."""
+    has_map = getattr(model, TOKEN_MAP, None) is not None  # its output layer is smaller than the target's, too
+    taken = [name for name, brings_own in shared.items() if not getattr(model, brings_own, False)]
+    taken = [name for name in taken if not (has_map and name == "lm_head")]
     return {
         name: weight
         for name, weight in model.named_parameters()
-        if weight.dtype in CHECKED
+        if weight.dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int64)
+        and weight.dim()
         and not weight.is_meta
-        and not any(one in name for one in shared)
+        and not any(one in name for one in taken)
         and not bool((weight == 1).all())
     }
+
+
+def check_token_map(head: nn.Module, vocabulary: int) -> None:
+    """vocabulary: the target's tokens. Raises ValueError: a head that proposes others reads and writes behind its
+    tables, which ends the engine on a GPU."""
+    offsets = getattr(head, TOKEN_MAP, None)
+    if offsets is None:
+        return
+    tokens = torch.arange(len(offsets), device=offsets.device) + offsets
+    beyond = tokens[(tokens < 0) | (tokens >= vocabulary)]
+    if len(beyond):
+        found = int(beyond[0])
+        raise ValueError(f"its token map (d2t) names token {found}, the target has {vocabulary}; save it again, whole")
