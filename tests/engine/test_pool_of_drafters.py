@@ -13,11 +13,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from outrider_runtime.control.batch import NOBODY
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.step_clock import HostClock
 from outrider_runtime.vllm_plugin.agreement import Agreement, alone
 from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
-from outrider_runtime.vllm_plugin.messages import IDLE, NOBODY, DraftOrder, numbers
+from outrider_runtime.vllm_plugin.messages import IDLE, DraftOrder, numbers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 import torch
 from outrider_crds.spec import Drafter
+from outrider_runtime.control.batch import NOBODY
 from outrider_runtime.loop.caches import Hole
-from outrider_runtime.vllm_plugin.messages import IDLE, NOBODY, DraftOrder
+from outrider_runtime.vllm_plugin.messages import IDLE, DraftOrder
 from safetensors.torch import load_file, save_file
 
 from tests.engine.engines import EAGLE_HEAD, OUTPUT_TOKENS, POOR_DRAFT, draft_model, eagle, lookup

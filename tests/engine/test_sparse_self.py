@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from outrider_runtime.vllm_plugin.messages import NOBODY, DraftOrder
+from outrider_runtime.control.batch import NOBODY
+from outrider_runtime.vllm_plugin.messages import DraftOrder
 
 from tests.engine.engines import OUTPUT_TOKENS, TARGET, lookup, sparse_self
 from tests.engine.ordered import Giver, OrderedBench, ordered

@@ -34,7 +34,11 @@ def alone(failed: bool) -> Failed:
 
 
 def among(group: distributed.ProcessGroup) -> Agreement:
-    """Through the ranks' group on the CPU, so that nobody waits for a device: some ten microseconds on one machine."""
+    """Through the ranks' group on the CPU, so that nobody waits for a device: some ten microseconds on one machine.
+
+    A rank comes here while the device still waits in a sum of the drafter's: the host only launches those. Where it
+    would wait itself, on CPUs, there is no tensor parallelism.
+    """
     ranks = distributed.get_world_size(group)
     if ranks == 1:
         return alone

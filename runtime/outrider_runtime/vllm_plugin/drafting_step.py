@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from outrider_runtime.control.batch import NOBODY
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.step_clock import StepClock
 from outrider_runtime.vllm_plugin.agreement import Agreement, Failed, RanksDisagreeError, alone
-from outrider_runtime.vllm_plugin.messages import NOBODY, DraftOrder, DraftReport
+from outrider_runtime.vllm_plugin.messages import DraftOrder, DraftReport
 
 T = TypeVar("T")
 

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from outrider_runtime.control.batch import NOBODY
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.loop.orders import Order
 
 ATTRIBUTE = "outrider"
-NOBODY = -1
 IDLE = -1
 Numbers = npt.NDArray[np.int8]
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
+from outrider_runtime.control.batch import NOBODY
 from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
-from outrider_runtime.vllm_plugin.messages import NOBODY
 
 FILLER = 0
 """A real token: the target's embedding has no row for a padding value, and places for it may be scheduled."""
