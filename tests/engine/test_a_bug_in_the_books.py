@@ -5,6 +5,7 @@ Real vLLM, real SmolLM2, in this process; both schedulers.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 
 import pytest
@@ -18,9 +19,11 @@ from tests.engine.engines import POOR_DRAFT, Bench, bench, draft_model, eagle, l
 from tests.engine.test_speculation_is_lossless import PROMPTS, state_of
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
-CALLS = [
+SCHEDULER = "outrider_runtime.vllm_plugin.scheduler"
+CALLS: list[tuple[type | str, str]] = [
     (Stepper, "verify"), (Stepper, "draft"), (Stepper, "news"), (Stepper, "done"), (Stepper, "leaves"),
     (Requests, "arrived"), (Requests, "running"), (Requests, "deliver"), (Caches, "missing"), (Caches, "allocated"),
+    (SCHEDULER, "scored_counts"), (SCHEDULER, "sampled_counts"), (SCHEDULER, "deliveries"), (SCHEDULER, "view"),
 ]  # fmt: skip
 
 
@@ -47,19 +50,20 @@ def plain(running: Bench) -> list[list[int]]:
 
 @pytest.mark.parametrize(("books", "call"), CALLS, ids=lambda one: getattr(one, "__name__", one))
 def test_the_engine_goes_on_and_the_state_says_why_nothing_is_proposed(
-    engine: Bench, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch, books: type, call: str
+    engine: Bench, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch, books: type | str, call: str
 ) -> None:
     """Bug: an exception in the books ended the engine, and with it every request of the pod."""
     before = engine.loop.failures
     engine.loop.pin(2, "draft")
-    real, calls, nobody = getattr(books, call), [], dict[str, object]()
+    where = importlib.import_module(books) if isinstance(books, str) else books
+    real, calls, nobody = getattr(where, call), [], dict[str, object]()
 
     def fail_once(*arguments: object, **keywords: object) -> object:
         calls.append(arguments)
         return nobody["of this name"] if len(calls) == 3 else real(*arguments, **keywords)
 
     with monkeypatch.context() as patch:
-        patch.setattr(books, call, fail_once)
+        patch.setattr(where, call, fail_once)
         assert engine.generate(PROMPTS, arrive_every=2) == plain
     assert engine.loop.failures == before + 1
     for drafter in engine.plan.pool.hosted:

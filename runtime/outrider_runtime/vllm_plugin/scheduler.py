@@ -159,7 +159,8 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
     def _schedule_within(self, plan: VerifyPlan, throttle_prefills: bool) -> SchedulerOutput:
         """Schedule with a lower token budget and fewer new requests, so that no tight SLO class misses for them."""
         if plan.token_budget is not None:
-            self.running = decoding_first(self.running, lambda request: not request.is_prefill_chunk)
+            with self._books():
+                self.running = decoding_first(self.running, lambda request: not request.is_prefill_chunk)
             self.max_num_scheduled_tokens = min(plan.token_budget, self._token_budget)
         most = self.max_num_active_reqs
         if plan.admit is not None:
@@ -191,18 +192,18 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         order, report = attached_order(scheduler_output), attached_report(model_runner_output)
+        came: Counts | None = None
         with self._books() as books:
             books.news(report.drafts if report is not None else ())
-        # Before vLLM trims the lists of requests that stop.
-        scored = scored_counts(scheduler_output)
-        sampled = sampled_counts(model_runner_output, scored)
+            # Before vLLM trims the lists of requests that stop.
+            scored = scored_counts(scheduler_output)
+            came = Counts(sampled_counts(model_runner_output, scored), scored)
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
         now = time.monotonic()
         with self._books() as books:
             tokens = books.requests.deliver(deliveries(outputs), now)
-            if order is not None:
+            if order is not None and came is not None:
                 target_s = report.target_s if report is not None else math.nan
-                came = Counts(sampled, scored)
                 books.done(order.step, now=now, target_s=target_s, tokens=tokens, verdicts=came)
         if report is not None and report.proposals is not None:
             self.update_draft_token_ids(report.proposals)
