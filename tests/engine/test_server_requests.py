@@ -141,12 +141,17 @@ BAD_CHATS = {
     "broken grammar": _chat(structured_outputs={"grammar": "root ::= ("}),
     "broken regular expression": _chat(structured_outputs={"regex": "(((("}),
     "priority of 30 digits": _chat(priority=10**30),
+    "half of a surrogate pair": _chat(stop=["\ud800"]),
+    "more biases than the sampler has room for": _chat(logit_bias={str(token): -1 for token in range(1025)}),
+    "more stop tokens than the sampler has room for": _chat(min_tokens=2, stop_token_ids=list(range(3, 131))),
+    "a bad word of more tokens than the sampler has room for": _chat(bad_words=["a b " * 600]),
 }
 BAD_COMPLETIONS = {
     "token beyond the vocabulary": _completion(prompt=[10**7]),
     "negative token": _completion(prompt=[-1]),
     "empty prompt list": _completion(prompt=[]),
     "empty allowed tokens": _completion(allowed_token_ids=[]),
+    "more allowed tokens than the sampler has room for": _completion(allowed_token_ids=list(range(1025))),
     "negative prompt logprobs": _completion(prompt_logprobs=-5),
 }
 BAD = {
@@ -172,6 +177,31 @@ def test_a_bad_request_gets_a_4xx_and_the_pod_lives_on(laptop: Laptop, name: str
     assert error["code"] == answer.status_code
     assert isinstance(error["message"], str)
     assert error["message"]
+    assert laptop.server.chat(max_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logit_bias": {str(token): -1 for token in range(1024)}},
+        {"allowed_token_ids": list(range(1024))},
+        {"min_tokens": 2, "stop_token_ids": list(range(3, 130))},
+        {"stop_token_ids": list(range(3, 1000))},
+        {"bad_words": ["a b " * 200]},
+    ],
+    ids=lambda fields: " ".join(fields),
+)
+def test_what_the_sampler_has_just_room_for_is_served(laptop: Laptop, fields: dict[str, Any]) -> None:
+    """The model has one stop token of its own; without min_tokens the sampler knows none."""
+    answer = laptop.server.post("/v1/completions", _completion(**fields))
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_stream_that_the_sampler_has_no_room_for_ends_with_the_field(laptop: Laptop) -> None:
+    """vLLM sends the status of a stream before it looks at the request."""
+    body = _completion(stream=True, logit_bias={str(token): -1 for token in range(1025)})
+    text = laptop.server.post("/v1/completions", body).text
+    assert "logit_bias takes 1025 tokens, and the engine has room for 1024" in text
     assert laptop.server.chat(max_tokens=1).status_code == 200
 
 

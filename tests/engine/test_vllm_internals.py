@@ -15,6 +15,7 @@ import pytest
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 GPU = "vllm.v1.worker.gpu"
 OVERRIDDEN = {
+    "bounded_input.BoundedInput": ("vllm.v1.engine.input_processor.InputProcessor", "process_inputs"),
     "scheduler.SpeculationControl": (
         "vllm.v1.core.sched.async_scheduler.AsyncScheduler",
         "schedule update_from_output add_request shutdown _update_after_schedule _free_request _preempt_request",
@@ -142,6 +143,10 @@ KEYWORDS = {
 """What we call by keywords, among others that it takes."""
 
 ATTRIBUTES = {
+    "vllm.v1.engine.async_llm.AsyncLLM": "input_processor renderer vllm_config",
+    "vllm.sampling_params.SamplingParams": (
+        "logit_bias allowed_token_ids bad_words_token_ids min_tokens all_stop_token_ids"
+    ),
     "vllm.v1.core.sched.scheduler.Scheduler": (
         "vllm_config running waiting requests kv_cache_manager block_size max_model_len max_num_running_reqs "
         "max_num_scheduled_tokens max_num_active_reqs num_waiting_for_streaming_input"

@@ -57,6 +57,9 @@ async def started_vllm(arguments: Namespace) -> AsyncIterator[VLLM]:
     from vllm.entrypoints.launchers.app import build_app
 
     async with build_async_engine_client(arguments) as client:
+        from outrider_runtime.vllm_plugin.bounded_input import BoundedInput  # nothing of the runner's before the fork
+
+        client.input_processor = BoundedInput(client.vllm_config, client.renderer)
         tasks = await client.get_supported_tasks()
         app = build_app(arguments, tasks, client.model_config)
         await init_app_state(client, app.state, arguments, tasks)

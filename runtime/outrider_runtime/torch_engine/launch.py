@@ -150,8 +150,10 @@ def _drafters(
         try:
             drafters.append(_drafter(spec, paths, target, pool, len(hosted) + 1))
             hosted.append(spec)
-        except (UnsupportedModelError, OSError, ValueError, RuntimeError) as error:
+        except UnsupportedModelError as error:
             left_out[spec.name] = str(error)
+        except Exception as error:  # whatever its files make their readers stumble over
+            left_out[spec.name] = f"it cannot be started: {type(error).__name__}: {error}"
     for name, reason in left_out.items():
         logger.warning("drafter %r is not used: %s", name, reason)
     return hosted, drafters, left_out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -51,19 +53,23 @@ def test_what_the_engine_cannot_do_is_refused_by_field(
 
 
 def test_a_drafter_that_cannot_load_is_left_out_with_its_reason(folder: Path, tmp_path: Path) -> None:
-    """A folder that is not there, weights that are cut off, a method without an engine; the others draft."""
+    """A folder that is not there, weights that are cut off, a field of another type, a method without an engine; the
+    others draft."""
     write_head(tmp_path / "head")
     write_head(tmp_path / "broken")
     weights = tmp_path / "broken" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])
+    shutil.copytree(folder, tmp_path / "odd")
+    config = tmp_path / "odd" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "num_attention_heads": "two"}))
     pool = [
-        engines.draft_model(tmp_path / "nowhere"), engines.eagle(tmp_path / "broken", "broken"), engines.suffix(),
+        engines.draft_model(tmp_path / "nowhere"), engines.draft_model(tmp_path / "odd", "odd"), engines.eagle(tmp_path / "broken", "broken"), engines.suffix(),
         engines.lookup(), engines.eagle(tmp_path / "head"),
     ]  # fmt: skip
     loaded = started(boot(folder, pool), tmp_path)
     state = loaded.reporter.state()
     assert {one.name: one.loaded for one in state.drafters} == {
-        "draft": False, "broken": False, "suffix": False, "pld": True, "eagle": True,
+        "draft": False, "odd": False, "broken": False, "suffix": False, "pld": True, "eagle": True,
     }  # fmt: skip
     reasons = {one.name: one.reason for one in state.drafters}
     assert "nowhere" in reasons["draft"]

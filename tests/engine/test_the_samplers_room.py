@@ -1,0 +1,65 @@
+"""What the sampler of vLLM's second runner has room for: the server's check and the worker's tables agree on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
+
+
+def params(field: str, tokens: int) -> Any:
+    """Of a request whose `field` takes so many tokens, the model's own stop token among them."""
+    from vllm.sampling_params import SamplingParams
+
+    many = list(range(tokens))
+    if field == "logit_bias":
+        return SamplingParams(logit_bias=dict.fromkeys(many, -1.0))
+    if field == "allowed_token_ids":
+        return SamplingParams(allowed_token_ids=many)
+    if field == "bad_words":
+        made = SamplingParams()
+        made._bad_words_token_ids = [many[:7], many[7:]]
+        return made
+    made = SamplingParams(stop_token_ids=many[:-1], min_tokens=2, max_tokens=4)
+    made.update_from_generation_config({}, eos_token_id=tokens)
+    return made
+
+
+def tables() -> list[Any]:
+    import torch
+    from outrider_runtime.vllm_plugin import cpu
+
+    cpu.install()
+    from types import SimpleNamespace
+
+    from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
+    from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
+
+    requests = SimpleNamespace(
+        prompt_len=SimpleNamespace(np=np.zeros(1, int)), max_num_reqs=1, device=torch.device("cpu")
+    )
+    return [LogitBiasState(None, requests), BadWordsState(None, requests)]
+
+
+@pytest.mark.parametrize(
+    ("field", "room"),
+    [("logit_bias", 1024), ("allowed_token_ids", 1024), ("bad_words", 1024), ("stop_token_ids", 128)],
+)
+def test_a_request_is_refused_where_the_worker_would_end_the_engine_and_not_before(field: str, room: int) -> None:
+    """Bug: one request of one client ended the engine for everybody."""
+    worker = tables()  # before anything else imports the runner
+    from outrider_runtime.vllm_plugin.bounded_input import check_rows
+    from vllm.exceptions import VLLMValidationError
+
+    fits, is_too_much = params(field, room), params(field, room + 1)
+    check_rows(fits)
+    for table in worker:
+        table.add_request(0, fits)
+    with pytest.raises(VLLMValidationError, match=f"{field}.* takes {room + 1} tokens, .* room for {room}") as refused:
+        check_rows(is_too_much)
+    assert refused.value.parameter == field
+    with pytest.raises(ValueError, match="max"):
+        worker[field == "bad_words"].add_request(0, is_too_much)
