@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import psutil
@@ -79,11 +80,42 @@ def test_a_signal_lets_running_requests_finish(bare_pod: Server) -> None:
     assert "draining: " in bare_pod.log.read_text(errors="replace")
 
 
+def test_a_signal_ends_a_server_whose_engine_is_starting(tmp_path: Path) -> None:
+    """Bug: vLLM swallowed the interrupt where it waits for its engine, and a rollout waited out the grace period."""
+    boot = write_json(tmp_path / "boot.json", boot_document(extra_arguments=[]))
+    hot = write_json(tmp_path / "hot.json", HOT)
+    server = Server(tmp_path / "server.log", str(TARGET), "--config", str(boot), "--hot-config", str(hot))
+    try:
+        server.wait_until("the engine's process", lambda: bool(_engine_cores(server)))
+        family = psutil.Process(server.process.pid).children(recursive=True)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(PATIENCE_S) == 128 + signal.SIGTERM
+        assert "stopped while the engine was starting" in server.log.read_text(errors="replace")
+        psutil.wait_procs(family, timeout=60)
+        assert not [child for child in family if child.is_running()]
+    finally:
+        server.stop()
+
+
+def test_the_last_line_of_a_server_that_cannot_start_is_the_cause(tmp_path: Path) -> None:
+    """The kubelet keeps it as the termination message; bug: it was Python's resource tracker, after "See root cause
+    above"."""
+    boot = write_json(tmp_path / "boot.json", boot_document(extra_arguments=["--block-size=16"]))
+    hot = write_json(tmp_path / "hot.json", HOT)
+    server = Server(tmp_path / "server.log", str(TARGET), "--config", str(boot), "--hot-config", str(hot))
+    try:
+        assert server.process.wait(PATIENCE_S) == 1
+        assert "outrider-runtime: the engine did not start: " in server.last_lines(1)
+        assert "No common block size for 16" in server.last_lines(1)
+    finally:
+        server.stop()
+
+
 def test_a_server_whose_engine_dies_ends_with_a_sentence(laptop: Laptop) -> None:
     """The kubelet starts a new one; nothing hangs, nothing stays behind. (Last: it ends the shared server.)"""
     server = laptop.server
     family = psutil.Process(server.process.pid).children(recursive=True)
-    engine = next(child for child in family if "EngineCore" in " ".join(child.cmdline()))
+    engine = _engine_cores(server)[0]
     assert list(laptop.run_volume.iterdir())
     os.kill(engine.pid, signal.SIGKILL)
     assert server.process.wait(PATIENCE_S) == 1
@@ -91,3 +123,8 @@ def test_a_server_whose_engine_dies_ends_with_a_sentence(laptop: Laptop) -> None
     assert not list(laptop.run_volume.iterdir())
     psutil.wait_procs(family, timeout=60)
     assert not [child for child in family if child.is_running()]
+
+
+def _engine_cores(server: Server) -> list[psutil.Process]:
+    family = psutil.Process(server.process.pid).children(recursive=True)
+    return [child for child in family if "EngineCore" in " ".join(child.cmdline())]

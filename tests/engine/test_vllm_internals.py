@@ -113,6 +113,7 @@ CALLED = {
     "vllm.model_executor.models.interfaces.SupportsEagle3.set_aux_hidden_state_layers": "self layers",
     "vllm.model_executor.models.interfaces.SupportsEagle3.get_eagle3_default_aux_hidden_state_layers": "self",
     "vllm.sampling_params.SamplingParams._validate_spec_decode": "self speculative_config",
+    "vllm.v1.engine.core.EngineCoreProc.run_engine_core": "args dp_rank local_dp_rank kwargs",
     "vllm.v1.core.kv_cache_utils.check_enough_kv_cache_memory": "vllm_config kv_cache_spec available_memory",
     "vllm.v1.kv_cache_interface.KVCacheSpec.max_memory_usage_bytes": "self vllm_config",
     "vllm.v1.core.block_pool.BlockPool.get_new_blocks": "self num_blocks",

@@ -92,7 +92,7 @@ class EngineServer:
             # Ctrl-C reaches the engine's process, too: one that drained first and left has not died.
             died = engine.errored and self._signalled_at is None
         if died:
-            raise EngineDiedError("the engine has died; its own last lines above say why")
+            raise EngineDiedError("the engine has died")
 
     async def _serve_engine(self, engine: Running, listener: socket.socket) -> None:
         self._engine = engine

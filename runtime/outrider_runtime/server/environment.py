@@ -15,10 +15,13 @@ from outrider_crds.runtime_config import MODEL_CACHE_DIR
 
 from outrider_runtime.server.limits import MAX_CHOICES
 
+_QUIET_TRACKER = "ignore:resource_tracker:UserWarning"
+"""Python's tracker says after a process's last line what it cleaned up; that line is to be why the process ended."""
+
 
 def server_environment(environ: Mapping[str, str], run_dir: Path) -> dict[str, str]:
     """What to add to `environ`; what the user set stays."""
-    added = {"VLLM_MAX_N_SEQUENCES": str(MAX_CHOICES), "USER": _user_name()}
+    added = {"VLLM_MAX_N_SEQUENCES": str(MAX_CHOICES), "USER": _user_name(), "PYTHONWARNINGS": _QUIET_TRACKER}
     if _writable(Path(MODEL_CACHE_DIR)):
         added["HF_HOME"] = MODEL_CACHE_DIR
         added["NUMBA_CACHE_DIR"] = f"{MODEL_CACHE_DIR}/numba"  # compiling takes 20 CPU seconds; the image is read-only

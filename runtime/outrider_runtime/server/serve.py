@@ -31,6 +31,7 @@ from outrider_runtime.server.watch import EngineWatch
 from outrider_runtime.snapshot import blank_state, read_decisions, read_snapshot
 from outrider_runtime.torch_engine.environment import engine_environment
 from outrider_runtime.vllm_plugin.arguments import server_arguments
+from outrider_runtime.vllm_plugin.cause import cause
 from outrider_runtime.vllm_plugin.launch import (
     LaunchPlan,
     after_failure,
@@ -65,8 +66,8 @@ def serve(serving: Serving, listeners: Listeners, drain: Drain) -> int:
         else:
             _serve_until_drained(plan, watch, listeners.api, drain)
     except EngineDiedError as error:
-        raise StartupError(str(error)) from error
-    except KeyboardInterrupt:
+        raise StartupError(f"{error}: {cause(run_dir) or 'its own last lines above say why'}") from error
+    except _StoppedWhileStarting:
         logger.warning("stopped while the engine was starting")
         return STOPPED_WHILE_STARTING
     return 0
@@ -111,7 +112,8 @@ def _server(model: str, watch: EngineWatch, listener: socket.socket, drain: Drai
 
     server = EngineServer(wrap=gated, drain=drain, announce=announce)
     watch.follow(server.view)
-    signal.signal(signal.SIGTERM, _interrupt)  # until the server has handlers of its own
+    for number in (signal.SIGTERM, signal.SIGINT):  # until the server has handlers of its own
+        signal.signal(number, _stop)
     return server
 
 
@@ -139,7 +141,7 @@ def _without_guilty_drafter(plan: LaunchPlan, error: Exception) -> LaunchPlan:
     logger.exception("the engine did not start")
     smaller = after_failure(plan, error)
     if smaller is None:
-        raise StartupError(f"the engine did not start: {error}") from error
+        raise StartupError(f"the engine did not start: {cause(plan.paths.run_dir) or error}") from error
     for name in smaller.pool.dropped.keys() - plan.pool.dropped.keys():
         logger.warning("starting again without the drafter %r: %s", name, smaller.pool.dropped[name])
     return smaller
@@ -150,8 +152,12 @@ def _prepare(plan: LaunchPlan, environ: MutableMapping[str, str]) -> None:
     environ.update(server_environment(environ, Path(plan.paths.run_dir)))
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+class _StoppedWhileStarting(SystemExit):
+    """vLLM swallows a KeyboardInterrupt where it waits for its engine, and waits on."""
+
+
+def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise _StoppedWhileStarting(STOPPED_WHILE_STARTING)
 
 
 def _blank(serving: Serving, started_at: float) -> RuntimeState:

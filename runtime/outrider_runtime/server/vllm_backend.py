@@ -56,6 +56,9 @@ async def started_vllm(arguments: Namespace) -> AsyncIterator[VLLM]:
     from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
     from vllm.entrypoints.launchers.app import build_app
 
+    from outrider_runtime.vllm_plugin import engine_core
+
+    engine_core.install()
     async with build_async_engine_client(arguments) as client:
         from outrider_runtime.vllm_plugin.bounded_input import BoundedInput  # nothing of the runner's before the fork
 

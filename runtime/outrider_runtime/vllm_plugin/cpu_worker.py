@@ -17,11 +17,12 @@ from vllm.v1.core.sched.output import SchedulerOutput  # noqa: E402
 from vllm.v1.worker import cpu_worker  # noqa: E402
 from vllm.v1.worker.cpu import model_runner  # noqa: E402
 
+from outrider_runtime.vllm_plugin.cause import TellingWorker  # noqa: E402
 from outrider_runtime.vllm_plugin.runner import CPUPoolRunner  # noqa: E402
 from outrider_runtime.vllm_plugin.versions import check_engine_version  # noqa: E402
 
 
-class OutriderCPUWorker(cpu_worker.CPUWorker):  # type: ignore[misc]  # vLLM is untyped here
+class OutriderCPUWorker(TellingWorker, cpu_worker.CPUWorker):  # type: ignore[misc]  # vLLM is untyped here
     """vLLM's worker builds its runner inline, so the class is replaced in the runner's module before it does."""
 
     def init_device(self) -> None:

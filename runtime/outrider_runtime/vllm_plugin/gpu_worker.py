@@ -6,11 +6,12 @@ from typing import Any
 
 from vllm.v1.worker import gpu_worker
 
+from outrider_runtime.vllm_plugin.cause import TellingWorker
 from outrider_runtime.vllm_plugin.runner import PoolRunner
 from outrider_runtime.vllm_plugin.versions import check_engine_version
 
 
-class OutriderGPUWorker(gpu_worker.Worker):  # type: ignore[misc]  # vLLM is untyped here
+class OutriderGPUWorker(TellingWorker, gpu_worker.Worker):  # type: ignore[misc]  # vLLM is untyped here
     def init_device(self) -> None:
         check_engine_version()
         super().init_device()

@@ -23,6 +23,7 @@ from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, HotConfig
 
 from outrider_runtime.drafters.pool import Pool, choose_pool
 from outrider_runtime.paths import RUN_DIR_VARIABLE, Paths
+from outrider_runtime.vllm_plugin.cause import CAUSE_FILE
 from outrider_runtime.vllm_plugin.environment import engine_environment
 from outrider_runtime.vllm_plugin.versions import check_engine_version
 from outrider_runtime.worker_notes import FILES as WORKER_NOTES
@@ -93,7 +94,7 @@ def prepare(plan: LaunchPlan, environ: MutableMapping[str, str] = os.environ) ->
     """Write the plan where vLLM's processes find it, and set their environment."""
     run_dir = Path(plan.paths.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
-    for of_an_engine_before in (FAILURES_FILE, *WORKER_NOTES):
+    for of_an_engine_before in (FAILURES_FILE, CAUSE_FILE, *WORKER_NOTES):
         (run_dir / of_an_engine_before).unlink(missing_ok=True)
     (run_dir / PLAN_FILE).write_text(plan.model_dump_json(by_alias=True), encoding="utf-8")
     environ.update(engine_environment(plan.boot, plan.paths.run_dir, environ))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pwd
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,10 @@ def test_a_home_that_cannot_be_written_is_replaced(tmp_path: Path) -> None:
 
 def test_what_the_user_set_stays(tmp_path: Path) -> None:
     """`engine.env` and the pod's own environment win over defaults."""
-    mine = {"HOME": str(tmp_path), "USER": "me", "VLLM_MAX_N_SEQUENCES": "2", "HF_HOME": "/somewhere"}
+    mine = {
+        "HOME": str(tmp_path), "USER": "me", "VLLM_MAX_N_SEQUENCES": "2", "HF_HOME": "/somewhere",
+        "PYTHONWARNINGS": "error",
+    }  # fmt: skip
     assert server_environment(mine, tmp_path) == {}
 
 
@@ -41,6 +46,17 @@ def test_a_user_without_a_name_gets_one(tmp_path: Path, monkeypatch: pytest.Monk
     free = next(uid for uid in range(60_000, 65_000) if uid not in {entry.pw_uid for entry in pwd.getpwall()})
     monkeypatch.setattr(os, "getuid", lambda: free)
     assert server_environment({}, tmp_path)["USER"] == "outrider"
+
+
+def test_nothing_is_said_after_a_servers_last_line(tmp_path: Path) -> None:
+    """Bug: a pod's termination message was Python's tracker on what an engine that had failed left behind."""
+    leak = "from multiprocessing.resource_tracker import register as r; r('/nothing-of-that-name', 'semaphore')"
+    said = [
+        subprocess.run([sys.executable, "-c", leak], env=environ, capture_output=True, text=True, check=True).stderr
+        for environ in ({}, server_environment({}, tmp_path))
+    ]
+    assert "resource_tracker" in said[0]
+    assert "There appear to be" not in said[1]
 
 
 def test_downloads_go_to_the_model_cache_where_it_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

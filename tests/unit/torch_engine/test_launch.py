@@ -63,7 +63,8 @@ def test_a_drafter_that_cannot_load_is_left_out_with_its_reason(folder: Path, tm
     config = tmp_path / "odd" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "num_attention_heads": "two"}))
     pool = [
-        engines.draft_model(tmp_path / "nowhere"), engines.draft_model(tmp_path / "odd", "odd"), engines.eagle(tmp_path / "broken", "broken"), engines.suffix(),
+        engines.draft_model(tmp_path / "nowhere"), engines.draft_model(tmp_path / "odd", "odd"),
+        engines.eagle(tmp_path / "broken", "broken"), engines.suffix(),
         engines.lookup(), engines.eagle(tmp_path / "head"),
     ]  # fmt: skip
     loaded = started(boot(folder, pool), tmp_path)
