@@ -14,6 +14,8 @@ from outrider_runtime.control.state import Weighed
 from outrider_runtime.loop.control_loop import ControlLoop
 
 KEPT = 40
+LEAST_TOLD_S = 0.5e-6
+"""Steps of the sizes that were seen take equally long where nothing else is known."""
 BECAUSE = {
     Purpose.CHOICE: "",
     Purpose.PROBE: " to measure plain decoding",
@@ -59,8 +61,11 @@ def _weighed(names: Sequence[str], weighed: Weighed) -> str:
         f"{name} {tokens:.2f} tokens after {1e6 * seconds:.0f} us of drafting"
         for name, tokens, seconds in zip(names, weighed.brings, weighed.draft_s, strict=True)
     )
-    price = weighed.token_s * weighed.rate
-    return (
-        f"a verified token costs {1e6 * weighed.token_s:.0f} us, or {price:.2f} tokens at "
-        f"{weighed.rate / 1000:.2g} tok/ms; a request's first one brings: {brings}"
-    )
+    rate = f"{weighed.rate / 1000:.2g} tok/ms"
+    return f"a verified token costs {_price(weighed)} {rate}; a request's first one brings: {brings}"
+
+
+def _price(weighed: Weighed) -> str:
+    if weighed.token_s < LEAST_TOLD_S:
+        return "too little to tell from the steps so far, at"
+    return f"{1e6 * weighed.token_s:.0f} us, or {weighed.token_s * weighed.rate:.2f} tokens at"

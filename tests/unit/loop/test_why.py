@@ -28,6 +28,14 @@ def test_a_decision_is_told_with_what_it_weighed() -> None:
     )
 
 
+def test_a_price_that_no_step_told_yet_is_not_called_nothing() -> None:
+    """Bug: without a profile every line said that a verified token costs 0 us, or 0.00 tokens."""
+    said = sentence(["pld"], columns.batch(2, 2), plan([0], [[NOBODY]]), Weighed(0.0, 300.0, (0.3,), (2e-5,)))
+    assert said.startswith(
+        "2 requests: k = 0; a verified token costs too little to tell from the steps so far, at 0.3 tok/ms; a request's"
+    )
+
+
 def test_whoever_is_asked_is_named_and_why() -> None:
     two = plan([2, 3], [[1, 1], [0, NOBODY]], Purpose.SLO)
     said = sentence(["eagle", "pld"], columns.batch(2, 2), two, None)
