@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engine.server_process import TARGET
+
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
 
@@ -63,3 +65,45 @@ def test_a_request_is_refused_where_the_worker_would_end_the_engine_and_not_befo
     assert refused.value.parameter == field
     with pytest.raises(ValueError, match="max"):
         worker[field == "bad_words"].add_request(0, is_too_much)
+
+
+@pytest.fixture(scope="module")
+def processor() -> Any:
+    """The server's, over the real model's tokenizer, without an engine."""
+    from outrider_runtime.vllm_plugin.arguments import prepare_vllm
+
+    prepare_vllm()
+    from outrider_runtime.vllm_plugin.bounded_input import BoundedInput
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.renderers import renderer_from_config
+
+    config = EngineArgs(model=str(TARGET), max_model_len=1024, enforce_eager=True).create_engine_config()
+    return BoundedInput(config, renderer_from_config(config))
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"bad_words": ["a b " * 200]}, ""),
+        ({"bad_words": ["a b " * 600]}, "bad_words"),
+        ({"stop_token_ids": list(range(3, 130)), "min_tokens": 2}, ""),
+        ({"stop_token_ids": list(range(3, 131)), "min_tokens": 2}, "stop_token_ids"),
+        ({"stop_token_ids": list(range(3, 1000))}, ""),
+    ],
+)
+def test_words_count_by_their_tokens_and_the_models_own_stop_token_counts(
+    processor: Any, fields: dict[str, Any], refused: str
+) -> None:
+    """Neither is known before the request is on its way to the engine; without min_tokens the sampler knows no stop
+    tokens."""
+    from vllm.exceptions import VLLMValidationError
+    from vllm.sampling_params import SamplingParams
+
+    prompt = {"type": "token", "prompt_token_ids": [1, 2, 3]}
+    given = SamplingParams(max_tokens=4, **fields)
+    if not refused:
+        assert processor.process_inputs("request", prompt, given, ("generate",)).sampling_params.max_tokens == 4
+        return
+    with pytest.raises(VLLMValidationError) as error:
+        processor.process_inputs("request", prompt, given, ("generate",))
+    assert error.value.parameter == refused
