@@ -28,9 +28,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 GENERATE_PATHS = frozenset(
     {"/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions", "/v1/responses", "/v1/messages"}
 )
-OPEN_PATHS = frozenset(
-    {"/v1/models", "/v1/messages/count_tokens", "/tokenize", "/detokenize", "/health", "/ping", "/version"}
-)
+TEXT_PATHS = frozenset({"/v1/messages/count_tokens", "/tokenize", "/detokenize"})
+"""They take JSON, and ask nothing of the engine."""
+OPEN_PATHS = frozenset({"/v1/models", "/health", "/ping", "/version"})
 """Everything else that vLLM serves (metrics, adapters, raw sampling parameters, scaling) stays inside the pod."""
 OPEN_PREFIXES = ("/v1/responses/",)
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -76,14 +76,16 @@ class RequestGate:
 
     async def _checked(self, scope: Scope, receive: Receive, facts: GateFacts) -> Receive:
         path = scope["path"]
-        if path not in GENERATE_PATHS:
-            if path in OPEN_PATHS or path.startswith(OPEN_PREFIXES):
-                return receive
+        if path in OPEN_PATHS or path.startswith(OPEN_PREFIXES):
+            return receive
+        if path not in GENERATE_PATHS | TEXT_PATHS:
             raise RequestError(f"there is no {path} here", status=HTTPStatus.NOT_FOUND)
         if scope["method"] != "POST":
             return receive  # vLLM's router answers 405
         body = await _read_body(receive)
         document = parse_object(body)
+        if path in TEXT_PATHS:
+            return _replay(body, receive)
         headers = [value.decode("latin-1") for name, value in scope["headers"] if name == _HEADER]
         classed = with_slo_class(document, headers, facts.slo_classes)
         check_request(classed)

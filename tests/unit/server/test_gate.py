@@ -176,6 +176,18 @@ async def test_metrics_and_raw_engine_routes_are_not_open_to_clients(service: Se
     assert (await service.client.get("/v1/models")).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/messages/count_tokens"])
+async def test_what_only_asks_for_tokens_is_strict_json_too(service: Service, path: str) -> None:
+    """Bug: a tokenizer that gets half of a character raises, which was a 500."""
+    answer = await service.client.post(path, content=b'{"prompt": "\\ud800"}', headers={"X-SLO-Class": "gold"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "prompt"
+    assert service.engine.bodies == []
+    body = b'{ "prompt" : "x"}'
+    assert (await service.client.post(path, content=body, headers={"X-SLO-Class": "gold"})).status_code == 200
+    assert service.engine.bodies == [body]
+
+
 async def test_a_body_too_large_for_any_model_is_refused_before_it_is_whole(service: Service) -> None:
     """One client must not be able to fill the pod's memory."""
     chunk = b"x" * (1 << 20)
