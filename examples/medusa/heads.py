@@ -15,10 +15,14 @@ class Head(nn.Module):
         super().__init__()
         self.block = nn.Linear(width, width)
         self.project = nn.Linear(width, width, bias=False)
-        with torch.no_grad():  # it begins as the target's own answer
-            self.block.weight.zero_()
-            self.block.bias.zero_()
-            self.project.weight.copy_(torch.eye(width))
+        self.begin(torch.eye(width))
+
+    @torch.no_grad()
+    def begin(self, project: Tensor) -> None:
+        """project: (H, H); the identity is the target's own answer again."""
+        self.block.weight.zero_()
+        self.block.bias.zero_()
+        self.project.weight.copy_(project)
 
     def forward(self, state: Tensor) -> Tensor:
         """(..., H) to (..., H)."""

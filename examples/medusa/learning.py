@@ -10,7 +10,7 @@ from eagle3.learning import draft_vocabulary, halves_pay
 from eagle3.target import Answer, Target
 from torch import Tensor, nn
 
-from medusa.heads import Heads
+from medusa.heads import Head, Heads
 
 DEPTH = 4
 DEPTH_WEIGHT = 0.8
@@ -18,16 +18,38 @@ DEPTH_WEIGHT = 0.8
 RANKS = 16
 """Of each head, those that a tree may hold."""
 CLIP_NORM = 0.5
+RIDGE = 0.01
+"""Of the states' mean square, how strongly a first guess is drawn to the target's own answer."""
 
 
 def new_heads(target: Target, answers: Sequence[Answer], size: int) -> Heads:
-    return Heads(target.config.hidden_size, DEPTH, draft_vocabulary(target, answers, size)).to(target.device)
+    """Heads that begin with a guess: of the state so many tokens later, the best linear one (ridge regression)."""
+    heads = Heads(target.config.hidden_size, DEPTH, draft_vocabulary(target, answers, size)).to(target.device)
+    states = answered(answers)
+    for depth, head in enumerate(heads.heads, 1):
+        before, after = torch.cat([one[:-depth] for one in states]), torch.cat([one[depth:] for one in states])
+        assert isinstance(head, Head)
+        head.begin(linear_guess(before, after))
+    return heads
+
+
+def answered(answers: Sequence[Answer]) -> list[Tensor]:
+    """The states (M, H) of each, from the one that its first token is drawn from on."""
+    return [answer.final[answer.prompt - 1 :].float() for answer in answers]
+
+
+def linear_guess(before: Tensor, after: Tensor) -> Tensor:
+    """(H, H): what states (M, H) are multiplied by to come closest to those after them."""
+    squares = before.T @ before
+    ridge = RIDGE * squares.diagonal().mean().clamp_min(1e-6) * torch.eye(len(squares), device=before.device)
+    guess: Tensor = torch.linalg.solve(squares + ridge, before.T @ after + ridge)
+    return guess.T
 
 
 def loss_of(heads: Heads, target: Target, answers: Sequence[Answer]) -> Tensor:
     """Cross-entropy against the target's own distribution over the draft vocabulary, each depth's in its weight."""
     rows, total = target.output[heads.vocabulary].float(), torch.zeros((), device=target.device)
-    states = [answer.final[answer.prompt - 1 :].float() for answer in answers]  # from the first drawn token's on
+    states = answered(answers)
     with torch.no_grad():
         wanted = [(state @ rows.T).float().softmax(-1) for state in states]
     for depth, head in enumerate(heads.heads, 1):

@@ -9,7 +9,7 @@ import torch
 from eagle3.target import Answer, Target
 from medusa.checkpoint import load
 from medusa.heads import Heads
-from medusa.learning import DEPTH, accepted, figures, loss_of, new_heads, ranked, tree
+from medusa.learning import DEPTH, accepted, figures, linear_guess, loss_of, new_heads, ranked, tree
 from outrider_runtime.torch_engine.drafts import medusa
 from outrider_runtime.torch_engine.runner import Model
 from outrider_runtime.torch_engine.sampling import Row
@@ -51,6 +51,18 @@ def trained(target: Target, held_out: list[Answer], tmp_path_factory: pytest.Tem
         patch.setattr("train_eagle3.VOCABULARY_TOKENS", 1000)
         train(target, work, Progress(Budget(steps=60)), at_random(target, held_out))
     return folder
+
+
+def test_heads_begin_with_the_best_linear_guess(target, held_out):
+    """They propose better than the target's own answer again, before they are trained; where no answer is long enough
+    for a depth, its head begins with that."""
+    own = Heads(target.config.hidden_size, DEPTH, new_heads(target, held_out, DRAFTED).vocabulary)
+    with torch.no_grad():
+        assert loss_of(new_heads(target, held_out, DRAFTED), target, held_out) < loss_of(own, target, held_out)
+    turn = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed(1))).Q
+    states = torch.randn(500, 6, generator=torch.Generator().manual_seed(2))
+    assert (linear_guess(states, states @ turn.T) - turn).abs().max() < 0.05
+    assert torch.equal(linear_guess(states[:0], states[:0]), torch.eye(6))
 
 
 def test_training_lowers_the_loss_and_finds_tokens_of_answers_it_never_saw(target, held_out, trained):
