@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from outrider_operator.cache import Cache
+from outrider_operator.decide.drift import difference
 from outrider_operator.inbound.objects import admit
 from outrider_operator.inbound.reading import component, label, name_of, namespace_of, uid_of
 from outrider_operator.inbound.unfit import Unfit
@@ -39,12 +40,13 @@ class Outcome:
     """What became of a plan."""
 
     refused: tuple[Rejection, ...]
-    """The writes that the API server refused."""
+    """The writes that the API server refused, or stored otherwise than they were sent."""
     stopped: Exception | None = None
     """Why the rest was not tried: ObserveAgain, ApiError or one of UNREACHABLE."""
 
 
-Action = Callable[[], Coroutine[None, None, None]]
+Action = Callable[[], Coroutine[None, None, str]]
+"""Returns where what is stored then parts from what was sent; empty where it does not."""
 
 
 class Applier:
@@ -76,7 +78,7 @@ class Applier:
         for delete in plan.delete:
             yield delete, delete.kind, delete.name, partial(self._delete, delete, namespace)
 
-    async def _create(self, document: Object) -> None:
+    async def _create(self, document: Object) -> str:
         """Never touches an object that is there already: one that decisions see is only taken note of."""
         kind, namespace, name = kind_of(document), namespace_of(document), name_of(document)
         try:
@@ -88,11 +90,12 @@ class Applier:
             self._remember(kind, existing)
             if self._cache.get(kind, namespace, name) is None:  # its namespace has too many
                 raise
-            return
+            return ""
         logger.info("Created %s %s/%s", kind.kind, namespace, name)
         self._remember(kind, created)
+        return _rewritten(created, document) if document.get("immutable") else ""  # another is applied, if need be
 
-    async def _apply(self, document: Object) -> None:
+    async def _apply(self, document: Object) -> str:
         """Applies to the object with the document's uid and to no other: one that took its name is left alone."""
         kind, namespace, name = kind_of(document), namespace_of(document), name_of(document)
         live = await self._api.get(kind, namespace, name)
@@ -102,6 +105,7 @@ class Applier:
         applied = await self._api.apply(_following(document, live, claimed))
         logger.info("Applied %s %s/%s", kind.kind, namespace, name)
         self._remember(kind, applied)
+        return _rewritten(applied, document)
 
     async def _claim(self, kind: Kind, live: Object) -> Object:
         """What this operator created it may also take away: once in the life of an object. Returns it as it is then."""
@@ -117,27 +121,30 @@ class Applier:
                 raise ObserveAgain(f"{kind.kind} {name_of(live)} changed meanwhile") from None
             raise
 
-    async def _adopt(self, adoption: Adoption, namespace: str) -> None:
+    async def _adopt(self, adoption: Adoption, namespace: str) -> str:
         metadata: Object = {"name": adoption.name, "uid": adoption.uid, "ownerReferences": [adoption.owner]}
         if adoption.resource_version is not None:
             metadata["resourceVersion"] = adoption.resource_version
-        await self._patch(child_kind(adoption.kind), namespace, metadata)
+        return await self._patch(child_kind(adoption.kind), namespace, metadata)
 
-    async def _annotate(self, annotate: Annotate, namespace: str) -> None:
+    async def _annotate(self, annotate: Annotate, namespace: str) -> str:
         metadata = {"name": annotate.pod, "uid": annotate.uid, "annotations": dict(annotate.annotations)}
-        await self._patch(POD, namespace, metadata)
+        return await self._patch(POD, namespace, metadata)
 
-    async def _patch(self, kind: Kind, namespace: str, metadata: Object) -> None:
+    async def _patch(self, kind: Kind, namespace: str, metadata: Object) -> str:
         """Patch the metadata of exactly the object that was observed; one that went meanwhile is fine."""
         patch = _document(kind, namespace, metadata)
         try:
-            self._remember(kind, await self._api.patch(patch))
+            patched = await self._api.patch(patch)
         except ApiError as error:
             if not (error.not_found or error.conflict):
                 raise
             logger.info("%s %s/%s changed before it was patched", kind.kind, namespace, metadata["name"])
+            return ""
+        self._remember(kind, patched)
+        return _rewritten(patched, patch)
 
-    async def _delete(self, delete: Delete, namespace: str) -> None:
+    async def _delete(self, delete: Delete, namespace: str) -> str:
         kind = child_kind(delete.kind)
         document = _document(kind, namespace, {"name": delete.name, "uid": delete.uid})
         preconditions = {"uid": delete.uid}
@@ -148,12 +155,13 @@ class Applier:
         except ApiError as error:
             if not (error.not_found or error.conflict):
                 raise
-            return
+            return ""
         logger.info("Deleted %s %s/%s", kind.kind, namespace, delete.name)
         if leaving is None:
             self._cache.wrote_deletion(kind, document)
         else:
             self._cache.wrote(kind, leaving)
+        return ""
 
     def _remember(self, kind: Kind, document: Object) -> None:
         """Into the cache, if the watch (which selects by label) will keep it up to date there."""
@@ -162,12 +170,12 @@ class Applier:
 
 
 async def _answer(
-    write: Write, kind: str, name: str, action: Coroutine[None, None, None], *, patient: bool
+    write: Write, kind: str, name: str, action: Coroutine[None, None, str], *, patient: bool
 ) -> Rejection | None:
     """Do it. Whatever the API server has against it (but that it is busy for a moment) must neither keep the status
     from being written nor the other writes from being made."""
     try:
-        await action
+        rewritten = await action
     except ApiError as error:
         if error.busy and patient:
             raise
@@ -175,7 +183,17 @@ async def _answer(
             raise ObserveAgain(error.message) from None
         logger.warning("%s %s was refused: %s", kind, name, error)
         return Rejection(kind, name, component_of(write), error.message or str(error), fingerprint(write))
+    if rewritten:
+        logger.warning("%s %s is stored otherwise than it was sent: %s", kind, name, rewritten)
+        return Rejection(kind, name, component_of(write), rewritten, fingerprint(write), is_stored=True)
     return None
+
+
+def _rewritten(stored: Object, sent: Object) -> str:
+    """Where admission changed what was sent. Sent again and again it would change nothing, as fast as writes go."""
+    metadata = {name: value for name, value in sent["metadata"].items() if name != "resourceVersion"}
+    owners = [owner for owner in metadata.get("ownerReferences", ()) if "$patch" not in owner]
+    return difference(stored, {**sent, "metadata": {**metadata, "ownerReferences": owners}})
 
 
 def _is_seen(kind: Kind, existing: Object, document: Object) -> bool:

@@ -142,7 +142,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Rejection:
-    """A write that the API server refused; it is left out of plans until it is due again."""
+    """A write that the API server refused, or stored otherwise; it is left out of plans until it is due again."""
 
     kind: str
     name: str
@@ -152,6 +152,8 @@ class Rejection:
     """In the API server's words."""
     write: str
     """`fingerprint` of what was refused: another document of that name is another write."""
+    is_stored: bool = False
+    """The object is there, but not as it was sent: an admission policy rewrites it. `message` says where."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 import uuid
 from collections.abc import Callable, Generator
 from functools import partial
@@ -20,10 +21,13 @@ from tests.operator import manifests, webhook
 from tests.operator.client import Client, Service, uids, wait_for
 from tests.operator.conftest import Make
 from tests.operator.manifests import environment
+from tests.operator.process import OperatorProcess
 
 pytestmark = pytest.mark.cluster
 
 BROKEN_WEBHOOK = "tests-broken"
+WRITES = "outrider_operator_api_writes_total"
+TOUCH = {"metadata": {"annotations": {"example.com/touched": "now"}}}
 
 
 Refuse = Callable[[str, str, str], None]
@@ -48,6 +52,34 @@ def refuse(cluster: Cluster, namespace: str) -> Generator[Refuse, None, None]:
 
     yield add
     cluster.kubectl("delete", webhook.KIND, BROKEN_WEBHOOK, "--ignore-not-found")
+
+
+@pytest.fixture
+def never_pulled(cluster: Cluster, namespace: str) -> Generator[None, None, None]:
+    """A policy of the platform: the pods of every Deployment in the module's namespace pull no image."""
+    name = f"never-pull-{namespace}"
+    kind, metadata = {"apiVersion": "admissionregistration.k8s.io/v1"}, {"metadata": {"name": name}}
+    rule = {"apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"]}
+    here = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    change = (
+        "Object{spec: Object.spec{template: Object.spec.template{spec: Object.spec.template.spec{containers: "
+        '[Object.spec.template.spec.containers{name: "runtime", imagePullPolicy: "Never"}]}}}}'
+    )
+    policy = {
+        "failurePolicy": "Fail",
+        "reinvocationPolicy": "Never",
+        "matchConstraints": {
+            "resourceRules": [{**rule, "resources": ["deployments"]}],
+            "namespaceSelector": here,
+        },
+        "mutations": [{"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": change}}],
+    }
+    cluster.apply(
+        {**kind, "kind": "MutatingAdmissionPolicy", **metadata, "spec": policy},
+        {**kind, "kind": "MutatingAdmissionPolicyBinding", **metadata, "spec": {"policyName": name}},
+    )
+    yield
+    cluster.kubectl("delete", "mutatingadmissionpolicybinding,mutatingadmissionpolicy", name)
 
 
 @pytest.fixture
@@ -117,6 +149,29 @@ def test_a_template_that_the_api_server_fails_on_keeps_nothing_else_away(make: M
     service.patch({"engine": {"env": environment()}})
     service.wait_updated()
     assert service.condition("SpecValid")["status"] == "True"
+
+
+@pytest.mark.usefixtures("never_pulled")
+def test_a_policy_that_rewrites_images_is_told_of_and_not_fought(make: Make, operator_process: OperatorProcess) -> None:
+    """Each look applied the Deployment again, which changed nothing: six writes a second for one service."""
+    service = make("rewritten", replicas=0, profiling={"mode": "Skip"})
+    service.wait_updated()
+
+    def is_rewritten() -> bool:
+        """The API server takes a policy up some seconds after it was made."""
+        service.client.patch(DEPLOYMENT, service.namespace, service.name, TOUCH)
+        container = service.child(DEPLOYMENT)["spec"]["template"]["spec"]["containers"][0]
+        return bool(container["imagePullPolicy"] == "Never")
+
+    wait_for("the policy", is_rewritten, 60)
+    wait_for("the condition", lambda: "imagePullPolicy" in service.condition("SpecValid")["message"], 60)
+    assert service.condition("SpecValid")["status"] == "True"
+    assert service.updated()
+    before = operator_process.metric(WRITES)
+    time.sleep(10)  # it is tried again after 2, 4, 8 ... seconds
+    assert operator_process.metric(WRITES) - before < 10
+    service.patch({"replicas": 1})
+    service.wait_updated()
 
 
 def test_a_webhook_that_takes_its_time_holds_up_its_own_namespace_only(slow: Slow, make: Make, client: Client) -> None:

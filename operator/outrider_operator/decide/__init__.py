@@ -165,8 +165,10 @@ def _served(
     states = {name: observed.states[name] for pod in pods.ready if (name := name_of(pod)) in observed.states}
     unheard = why_unheard(observed.unheard, pods.ready, observed.network_policies)
     behaviour = Behaviour(explained(observed.figures, unheard), observed.status, states, is_served=bool(pods.ready))
-    serving = [each for each in observed.rejections if each.component == SERVING]
-    profiling = tuple(each for each in observed.rejections if each.component != SERVING)
+    rewritten = tuple(each for each in observed.rejections if each.is_stored)
+    refused = [each for each in observed.rejections if not each.is_stored]
+    serving = [each for each in refused if each.component == SERVING]
+    profiling = tuple(each for each in refused if each.component != SERVING)
     rollout = Rollout(
         asked=asked,
         deployment=children.deployment,
@@ -175,7 +177,15 @@ def _served(
         standing=behaviour.standing_condition(ConditionType.PROGRESSING),
         leaving=children.leaving(names),
     )
-    return Served(rollout, behaviour, Seen(asked, pods, states, observed.warnings, profiling), found, unheard)
+    return Served(
+        rollout=rollout,
+        behaviour=behaviour,
+        seen=Seen(asked, pods, states, observed.warnings, profiling),
+        profiles=found,
+        unheard=unheard,
+        is_reachable=children.are_reachable,
+        rewritten=rewritten,
+    )
 
 
 def _unread(observed: Observed, children: Children, pods: Pods, why: str) -> Plan:
@@ -186,7 +196,7 @@ def _unread(observed: Observed, children: Children, pods: Pods, why: str) -> Pla
         ConditionType.SPEC_VALID: against,
         ConditionType.AVAILABLE: available(pods, replicas),
         ConditionType.UPDATED: against,
-        ConditionType.READY: endpoint_ready(pods, replicas),
+        ConditionType.READY: endpoint_ready(pods, replicas, is_reachable=children.are_reachable),
     }
     status = with_verdicts(_counted(observed, children, pods), told, observed.generation, observed.now)
     return Plan(status=status, events=events(observed.status, status))

@@ -6,13 +6,14 @@ there. A digest of the applied object, kept in an annotation, catches what Outri
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from typing import Any
 
 from outrider_crds.base import digest
 from outrider_crds.quantity import quantity
 
-from outrider_operator.inbound.reading import annotation, text
+from outrider_operator.inbound.reading import annotation, cut, text
 from outrider_operator.model import Object
 
 APPLIED_ANNOTATION = "outrider.dev/applied"
@@ -55,6 +56,35 @@ def contains(observed: Any, desired: Any, field: str = "") -> bool:
     if isinstance(desired, list):
         return isinstance(observed, list) and _contains_items(observed, desired, field)
     return bool(observed == desired) or (field in _QUANTITIES and quantity(observed) == quantity(desired))
+
+
+def difference(observed: Any, desired: Any, field: str = "", path: str = "") -> str:
+    """Where `observed` parts from `desired`, in words; empty where it contains it."""
+    if contains(observed, desired, field):
+        return ""
+    parts = _parts(observed, desired, field, path)
+    deeper = (difference(*part) for part in parts)
+    return next((each for each in deeper if each), f"{path} is {_shown(observed)}, not {_shown(desired)}")
+
+
+def _parts(observed: Any, desired: Any, field: str, path: str) -> list[tuple[Any, Any, str, str]]:
+    """What `difference` takes, for each part of two objects or lists; [] where they are not alike."""
+    if isinstance(desired, dict) and isinstance(observed, dict):
+        told = [key for key, value in desired.items() if key in observed or not _is_empty(value)]
+        return [(observed.get(key), desired[key], _field(field, key), f"{path}.{key}".lstrip(".")) for key in told]
+    if not (isinstance(desired, list) and isinstance(observed, list)):
+        return []
+    key = _SHARED_LISTS.get(field, "")
+    if key and all(text(want, key) for want in desired):
+        there = _by_key(observed, key)
+        names = [text(want, key) for want in desired]
+        return [(next(iter(there[n]), None), w, "", f"{path}[{n}]") for n, w in zip(names, desired, strict=True)]
+    pairs = zip(observed, desired, strict=False) if len(observed) == len(desired) else ()
+    return [(have, want, "", f"{path}[{number}]") for number, (have, want) in enumerate(pairs)]
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value is None else cut(json.dumps(value), 200)
 
 
 def _field(parent: str, key: str) -> str:

@@ -13,6 +13,7 @@ from outrider_operator.model import (
     COMPONENT_LABEL,
     CONFIG_MAP,
     DEPLOYMENT,
+    KUBERNETES_SERVICE,
     MANAGED_BY_LABEL,
     MANAGER,
     SERVICE_LABEL,
@@ -48,6 +49,11 @@ class Children:
     @property
     def deployment(self) -> Object | None:
         return self.own(DEPLOYMENT, self.owner.name)
+
+    @property
+    def are_reachable(self) -> bool:
+        """Does a Service lead to the pods? One that is about to go still does."""
+        return self.ownership(KUBERNETES_SERVICE, self.owner.name) in (Ownership.OURS, Ownership.LEAVING)
 
     @property
     def config_maps(self) -> list[Object]:

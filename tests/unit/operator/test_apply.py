@@ -210,3 +210,39 @@ async def test_what_a_full_namespace_leaves_no_room_for_is_told_about() -> None:
     applier = Applier(cast(KubernetesApi, Api(made("Job", PROFILING))), cache)
     outcome = await applier.carry_out(Plan(create=(made("Job", PROFILING),)), "ns")
     assert [each.name for each in outcome.refused] == ["taken"]
+
+
+class Rewriting(Api):
+    """Admission writes one field of what is applied as it likes, or throws an annotation away."""
+
+    async def apply(self, document: Object) -> Object:
+        applied = copy.deepcopy(await super().apply(document))
+        applied["spec"]["template"]["containers"][0]["imagePullPolicy"] = "Always"
+        return applied
+
+    async def patch(self, patch: Object) -> Object:
+        assert self._present is not None
+        del patch
+        return self._present
+
+
+async def test_what_admission_rewrites_is_told_with_its_place() -> None:
+    """It was applied again at once, six times a second, and no condition told of it."""
+    containers = [{"name": "runtime", "imagePullPolicy": "IfNotPresent"}, {"name": "sidecar"}]
+    spec = {"template": {"containers": containers}}
+    document = {**made("Deployment", SERVING), "apiVersion": "apps/v1", "spec": spec}
+    api = Rewriting(document)
+    outcome = await Applier(cast(KubernetesApi, api), Cache()).carry_out(Plan(apply=(document,)), "ns")
+    (told,) = outcome.refused
+    assert told.is_stored
+    place = "spec.template.containers[runtime].imagePullPolicy"
+    assert told.message == f'{place} is "Always", not "IfNotPresent"'
+
+
+async def test_an_annotation_that_admission_throws_away_is_told() -> None:
+    api = Rewriting(made("Pod", SERVING))
+    mark = Annotate("taken", "uid", {"outrider.dev/product": "cpu"})
+    outcome = await Applier(cast(KubernetesApi, api), Cache()).carry_out(Plan(annotate=(mark,)), "ns")
+    (told,) = outcome.refused
+    assert told.is_stored
+    assert "metadata.annotations" in told.message

@@ -18,10 +18,14 @@ def available(pods: Pods, replicas: int) -> Verdict:
     return false(_reason(pods, Reason.TOO_FEW_READY_PODS), _sentence(f"{count} of {replicas} pods are ready", pods))
 
 
-def endpoint_ready(pods: Pods, replicas: int) -> Verdict:
-    """True while one pod can answer, whatever else is wrong."""
+def endpoint_ready(pods: Pods, replicas: int, *, is_reachable: bool) -> Verdict:
+    """True while one pod can answer, whatever else is wrong. `is_reachable`: a Service leads to the pods."""
     if replicas == 0:
         return false(Reason.SCALED_TO_ZERO, "spec.replicas is 0: nothing answers.")
+    if pods.ready and not is_reachable:
+        return false(
+            Reason.NO_READY_ENDPOINT, "Pods are ready, but no Service of Outrider's leads to them; see SpecValid."
+        )
     if pods.ready:
         return true(Reason.ENDPOINT_READY, "At least one pod answers.")
     return false(_reason(pods, Reason.NO_READY_ENDPOINT), _sentence("No pod is ready", pods))

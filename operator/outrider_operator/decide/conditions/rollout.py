@@ -45,7 +45,7 @@ def progressing(rollout: Rollout, unschedulable_s: float) -> Verdict:
     if asked.held or revision is None:
         return false(Reason.WAITING_FOR_PROFILE, _waiting_for_profile(asked))
     if is_complete(rollout, revision):
-        return false(Reason.COMPLETE, _complete(revision))
+        return false(Reason.COMPLETE, _complete(rollout, revision))
     stuck = _unschedulable(pods, revision, unschedulable_s)
     if stuck is not None:
         return false(Reason.NO_CAPACITY, _no_capacity(rollout, stuck))
@@ -118,12 +118,18 @@ def _has_to_go(document: Object) -> str:
     return cut(f"{text(document, 'kind')} {name_of(document)} is being deleted{by}; it is made anew after that.", 2048)
 
 
-def _complete(revision: Revision) -> str:
+def _complete(rollout: Rollout, revision: Revision) -> str:
+    """Of no pods it says no more than that: whether the first one gets ready is still to be seen."""
+    asked = integer(rollout.deployment, "spec", "replicas")
+    return _every_pod(revision) if asked else f"No pod is asked for; the next one runs revision {revision.name}."
+
+
+def _every_pod(revision: Revision) -> str:
     return f"Every pod runs revision {revision.name}."
 
 
 def _was_complete(standing: Condition | None, revision: Revision) -> bool:
-    return standing is not None and (standing.reason, standing.message) == (Reason.COMPLETE, _complete(revision))
+    return standing is not None and (standing.reason, standing.message) == (Reason.COMPLETE, _every_pod(revision))
 
 
 def _unschedulable(pods: Pods, revision: Revision, unschedulable_s: float) -> Object | None:

@@ -17,6 +17,7 @@ from outrider_operator.decide.conditions.verdict import Verdicts
 from outrider_operator.decide.figures import status as figure_status
 from outrider_operator.decide.figures.behaviour import Behaviour
 from outrider_operator.decide.profiling.product_profiles import ProductProfile
+from outrider_operator.model import Rejection
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class Served:
     profiles: list[ProductProfile]
     unheard: str
     """A sentence about a pod that does not answer; empty where all do."""
+    is_reachable: bool
+    """Does a Service lead to the pods?"""
+    rewritten: tuple[Rejection, ...]
+    """What admission stores otherwise than it was sent."""
 
     @property
     def spec(self) -> SpeculativeServiceSpec:
@@ -39,12 +44,12 @@ def verdicts(served: Served, unschedulable_s: float) -> Verdicts:
     """A pod without a node for `unschedulable_s` has no room."""
     spec, pods, behaviour = served.spec, served.rollout.pods, served.behaviour
     return {
-        ConditionType.SPEC_VALID: served.rollout.refused or accepted(),
+        ConditionType.SPEC_VALID: served.rollout.refused or accepted(served.rewritten),
         ConditionType.PROFILES_READY: profiles_ready(served.seen, served.profiles),
         ConditionType.AVAILABLE: available(pods, spec.replicas),
         ConditionType.UPDATED: updated(served.rollout, behaviour.states, served.unheard),
         ConditionType.PROGRESSING: progressing(served.rollout, unschedulable_s),
-        ConditionType.READY: endpoint_ready(pods, spec.replicas),
+        ConditionType.READY: endpoint_ready(pods, spec.replicas, is_reachable=served.is_reachable),
         ConditionType.SPECULATION_ACTIVE: speculation_active(behaviour, spec),
         ConditionType.GOODPUT_HEALTHY: goodput_healthy(behaviour, spec),
         ConditionType.SLO_ATTAINED: slo_attained(behaviour, spec, served.profiles),

@@ -30,8 +30,12 @@ def objection(
     return _host_paths(spec, settings) or _prometheus(spec, settings) or _conflict(children, names)
 
 
-def accepted() -> Verdict:
-    return true(Reason.ACCEPTED, "The spec is accepted.")
+def accepted(rewritten: Iterable[Rejection]) -> Verdict:
+    """With the first of what admission `rewritten`: nothing stands still for that, and nobody would look for it."""
+    first = next(iter(rewritten), None)
+    what = f" {first.kind} {first.name} is stored otherwise than Outrider sends it: {first.message}." if first else ""
+    why = " An admission policy of the cluster, or another writer, changes it; it is sent again now and then."
+    return true(Reason.ACCEPTED, cut(f"The spec is accepted.{what}{why if first else ''}", 2048))
 
 
 def refusal(rejections: Iterable[Rejection]) -> Verdict | None:

@@ -84,7 +84,7 @@ def rollout_refusal(children: Children, asked: Intent, rejections: Iterable[Reje
     """Why the wanted revision cannot be rolled out: its ConfigMap, or the Deployment that runs it, is refused."""
     if asked.held or current_revision_name(children) == asked.wanted.name:
         return None
-    refused = {rejection.write: rejection for rejection in rejections}
+    refused = {rejection.write: rejection for rejection in rejections if not rejection.is_stored}
     steps = (revision_map(children.owner, asked.wanted), deployment(children.owner, asked, asked.wanted))
     prints = [fingerprint(_write(children, stamp(step))) for step in steps] if refused else []
     return next((refused[each] for each in prints if each in refused), None)

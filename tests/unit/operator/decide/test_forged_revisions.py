@@ -67,7 +67,7 @@ def test_a_forged_revision_that_is_returned_to_is_made_again(world: World) -> No
     [
         {"engine": {"extraArgs": ["--trust-remote-code"]}},
         {"target": {"name": "attacker/model", "source": {"hub": {}}}},
-        {"profileKeys": [{"product": "cpu", "target": "another", "drafters": {}}]},
+        {"profileKeys": [{"product": "cpu", "target": "a1", "drafters": {}}]},
     ],
     ids=["engine", "target", "keys"],
 )
@@ -85,10 +85,10 @@ def test_a_forged_boot_config_is_replaced_like_a_template(world: World, change: 
 @pytest.mark.parametrize(
     "keys",
     [
-        [{"product": "x" * 300, "target": "t", "drafters": {}}],
+        [{"product": "x" * 300, "target": "7e", "drafters": {}}],
         [{"product": "cpu", "target": "../../../x", "drafters": {}}],
-        [{"product": "cpu", "target": "t", "drafters": {}}] * 2,
-        [{"product": f"p{number}", "target": "t", "drafters": {}} for number in range(9)],
+        [{"product": "cpu", "target": "7e", "drafters": {}}] * 2,
+        [{"product": f"p{number}", "target": "7e", "drafters": {}} for number in range(9)],
     ],
     ids=["long", "path", "twice", "nine"],
 )

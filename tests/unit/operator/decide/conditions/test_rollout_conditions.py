@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from outrider_crds.status import ConditionType as C
-from outrider_operator.model import DEPLOYMENT, FigureWindows, Object
+from outrider_operator.model import DEPLOYMENT, KUBERNETES_SERVICE, FigureWindows, Object
 
 from tests.unit.operator.decide.world import World, manifest, unschedulable
 
@@ -173,6 +173,39 @@ def test_zero_replicas_are_legal() -> None:
     assert world.reason(C.UPDATED) == "True/UpToDate"
     assert world.reason(C.PROGRESSING) == "False/Complete"
     assert len(world.created_jobs) == 1, "nothing serves: the hardware is free to be measured"
+
+
+def test_a_first_pod_that_never_was_ready_is_a_rollout_that_is_stuck() -> None:
+    """Made with no pods, then scaled to one whose image is not there: Progressing said Complete."""
+    world = World(manifest(replicas=0))
+    world.settle()
+    world.roll_out()
+    world.settle()
+    world.patch(replicas=1)
+    world.reconcile()
+    world.roll_out(ready=False)  # the Deployment's controller is faster than the operator's next look
+    world.settle()
+    assert world.reason(C.PROGRESSING) == "True/RollingOut"
+    (pod,) = world.pods.values()
+    pod["status"]["containerStatuses"][0]["state"] = {"waiting": {"reason": "ImagePullBackOff", "message": "no such"}}
+    world.settle()
+    assert world.reason(C.PROGRESSING) == "False/Stalled"
+    assert world.reason(C.UPDATED) == "False/RollingOut"
+
+
+def test_pods_that_no_service_leads_to_are_not_ready() -> None:
+    """A quota of no Services, from birth: Ready said EndpointReady, and there was no endpoint."""
+    world = World(manifest())
+    world.refuse(lambda document: document["kind"] == KUBERNETES_SERVICE, "exceeded quota: services=0")
+    world.settle()
+    world.roll_out()
+    world.settle()
+    assert world.reason(C.AVAILABLE) == "True/EnoughReadyPods"
+    assert world.reason(C.READY) == "False/NoReadyEndpoint"
+    assert "no Service" in world.condition(C.READY).message
+    world.accept()
+    world.settle()
+    assert world.reason(C.READY) == "True/EndpointReady"
 
 
 def test_a_pod_that_crashes_later_is_no_rollout() -> None:

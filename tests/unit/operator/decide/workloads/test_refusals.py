@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from outrider_crds.status import ConditionType as C
-from outrider_operator.model import CONFIG_MAP, DEPLOYMENT, JOB, KUBERNETES_SERVICE, Object
+from outrider_operator.decide import decide
+from outrider_operator.model import CONFIG_MAP, DEPLOYMENT, JOB, KUBERNETES_SERVICE, SERVING, Object, Rejection
+from outrider_operator.plan import fingerprint
 
 from tests.unit.operator.decide.world import World, find, manifest
 
@@ -187,3 +189,23 @@ def test_an_apply_names_the_very_object_that_was_seen() -> None:
     world.patch(replicas=2)
     (document,) = find(world.reconcile(), DEPLOYMENT)
     assert document["metadata"]["uid"] == world.deployment()["metadata"]["uid"]
+
+
+def test_a_deployment_that_admission_rewrites_serves_and_is_told_of() -> None:
+    """A policy of the cluster sets imagePullPolicy: its platform team wants that, and the user is to know."""
+    world = World(manifest())
+    world.serve()
+    world.deployment()["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"] = "Always"
+    (write,) = decide(world.observed(), world.settings).apply
+    said = 'spec.template.spec.containers[runtime].imagePullPolicy is "Always", not "IfNotPresent"'
+    world.rejections = (Rejection(DEPLOYMENT, "chat", SERVING, said, fingerprint(write), is_stored=True),)
+    plan = world.settle()
+    assert plan.is_idle
+    assert world.reason(C.SPEC_VALID) == "True/Accepted"
+    assert said in world.condition(C.SPEC_VALID).message
+    assert world.reason(C.UPDATED) == "True/UpToDate"
+    assert world.reason(C.PROGRESSING) == "False/Complete"
+    world.patch(engine=CHANGED)
+    world.settle()
+    assert find(world.settle(), DEPLOYMENT) == []
+    assert world.deployment()["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"] == "IfNotPresent"
