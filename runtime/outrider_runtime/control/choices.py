@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from outrider_runtime.control.candidates import Candidates, candidates
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.drafters import Choice, best_choice
 from outrider_runtime.control.evidence import Evidence
-from outrider_runtime.control.offers import Pool, Terms, offered, served
+from outrider_runtime.control.offers import Pool, Terms, offered, served, terms
 from outrider_runtime.control.settings import InForce, Settings
 from outrider_runtime.control.slo import UnderWay
 from outrider_runtime.control.step_times import Costs
@@ -24,7 +25,6 @@ class Choices:
         self.force, self._evidence, self._under_way = force, evidence, under_way
         drafters = settings.drafters
         self._passes = np.array([one.passes for one in drafters], dtype=bool)
-        self._needs_kv = np.array([one.needs_kv for one in drafters], dtype=bool)
         self._widest = np.array([one.widest for one in drafters], np.int64)
         self._depths = max(1, settings.max_draft_tokens)
 
@@ -42,20 +42,19 @@ class Choices:
 
     def pool(self, batch: Batch) -> tuple[Ints, Pool]:
         """The rows that may ask, and what drafters offer them as things are."""
-        counts, costs, terms, beams = self._known(batch, max(1, self.longest), models=True)
-        known = Counts(*counts), Costs(*costs), Terms(*terms), Beams(*beams)
+        counts, costs, now, beams = self._known(batch, max(1, self.longest), models=True)
+        known = Counts(*counts), Costs(*costs), Terms(*now), Beams(*beams)
         return offered(Columns(*batch.columns), *known, np.zeros(batch.missing.shape, np.int64))
 
     def _known(
         self, batch: Batch, longest: int, *, models: bool
     ) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
         """What a choice looks at beside the batch: as `Counts`, `Costs`, `Terms`, `Beams`."""
-        evidence, force, under_way, needs_kv = self._evidence, self.force, self._under_way, self._needs_kv
-        terms = (
-            force.usable if models else force.usable & ~needs_kv, needs_kv, force.tpots_s, longest, batch.token_budget,
-            batch.free_kv_tokens, evidence.goodput.ratio, under_way.expected, under_way.drafts_s,
-        )  # fmt: skip
-        return evidence.acceptance.columns, evidence.latency.columns, terms, tuple(evidence.acceptance.beams())
+        evidence, force = self._evidence, self.force
+        if not models:
+            force = dataclasses.replace(force, usable=force.usable & ~force.needs_kv)
+        now = terms(batch, force, evidence.goodput.ratio, self._under_way, longest)
+        return evidence.acceptance.columns, evidence.latency.columns, now, tuple(evidence.acceptance.beams())
 
 
 @compiled

@@ -22,14 +22,15 @@ from outrider_runtime.control.offers import Pool
 from outrider_runtime.control.sharing import (
     GAIN,
     Share,
-    fill,
+    fill_chain,
+    fill_tree,
     longest,
     proposals,
     share_evenly,
     share_lookups,
     share_models,
 )
-from outrider_runtime.control.slo import shortfall
+from outrider_runtime.control.slo import shortfall, wanted
 from outrider_runtime.control.value import expected_s, worth
 
 EQUAL_SHORTFALL = 0.02
@@ -111,7 +112,7 @@ def _choose(pool: Pool, weighed: Candidates) -> tuple[float, Ints, Ints, float]:
     (_, depths, requests), (_, _, drafter, _, models) = pool.paths.shape, weighed
     share = Share(
         np.zeros((3, len(drafter), depths + 1, requests)), np.full(len(drafter), np.nan),
-        np.empty((2, requests), np.int64), np.empty((4, requests)),
+        wanted(pool.need, pool.price.ragged_s[0]), np.empty((2, requests), np.int64), np.empty((4, requests)),
     )  # fmt: skip
     best = _best(pool, weighed, weighed.rows, weighed.evens, share)
     for _ in range(REFINEMENTS if models.sum() > EXACT_VARIANTS else 0):
@@ -141,8 +142,8 @@ def _best(pool: Pool, variants: Candidates, rows: Ints, evens: Bools, share: Sha
             for v in range(len(passes)):
                 if passes[v] > 0 and share.read_s[v] != next_s:
                     share.read_s[v] = next_s
-                    fill(pool, drafter[v], variants.width[v], price.token_s + next_s, share.columns[:, v])
-            share_models(share, variants.models, passes)
+                    _fill(pool, variants, v, price.token_s + next_s, share)
+            share_models(share.who, share.each, share.columns, variants.models, passes)
             share_lookups(share, hits, variants.models, passes)
         tokens, none, nodes_s = proposals(share, price.node_s, next_s)
         if tokens <= most:
@@ -153,6 +154,15 @@ def _best(pool: Pool, variants: Candidates, rows: Ints, evens: Bools, share: Sha
     values[short > short.min() + EQUAL_SHORTFALL * need.behind.sum()] = -np.inf
     best = values.argmax()  # the first of equal ones
     return _Best(rows[best], values[best], evens[best])
+
+
+@compiled
+def _fill(pool: Pool, variants: Candidates, v: int, token_s: float, share: Share) -> None:
+    """Set a variant's columns."""
+    if variants.width[v] == 1:
+        fill_chain(pool, variants.drafter[v], token_s, share.wanted, share.columns[:, v])
+    else:
+        fill_tree(pool, variants.drafter[v], variants.width[v], token_s, share.wanted, share.columns[:, v])
 
 
 @compiled

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from outrider_runtime.control.batch import Floats, Ints
 from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.correction import DRAFT_MEMORY, TARGET_MEMORY, Believed, correct, rescale
 from outrider_runtime.control.cost import (
     CONSTANT,
     KNEE,
@@ -38,72 +39,13 @@ WINSOR_FACTOR = 2.5
 """One slow step counts as at most so many times its prediction."""
 MODEL_SHARE, LOOKUP_S = 0.15, 2e-4
 """Before its first measurement: a model's pass as a share of the target's, and a lookup's call."""
-TARGET_MEMORY = (0.5 ** (1 / 50), 0.3, 8.0)
-"""See `_correct`. Noise comes in spells of many steps, so a window of 70 holds only a few spells: unlikeness needs good
-reasons."""
-DRAFT_MEMORY = (0.5 ** (1 / 12), 0.3, 1.0)
 MODES = (ExecutionMode.UNIFORM, ExecutionMode.RAGGED, ExecutionMode.BEYOND_GRAPH)
 ROWS = {mode: row for row, mode in enumerate(MODES)}
 """Of the target's coefficients."""
 
 
-class _Believed(NamedTuple):
-    """A cost as it was profiled or guessed, and as it is believed: two multipliers, of constants and of all else. Of
-    drafters each array has one row more for each."""
-
-    base: Floats
-    """(R, 8)"""
-    sums: Floats
-    """(5,), of the normal equations."""
-    values: Floats
-    """(2,): the multipliers."""
-    costs: Floats
-    """(R, 8): `base`, corrected."""
-
-
 @compiled
-def _rescale(believed: _Believed) -> None:
-    base, (constant, rest) = believed.base, believed.values
-    for row in range(base.shape[0]):
-        for term in range(base.shape[1]):
-            factor = 1.0 if term == KNEE else constant if term == CONSTANT else rest
-            believed.costs[row, term] = base[row, term] * factor
-
-
-@compiled
-def _correct(
-    believed: _Believed, memory: tuple[float, float, float], first: float, second: float, seconds: float
-) -> None:
-    """Recursive least squares with forgetting on a cost of two parts: `y ~ m_1 * part_1 + m_2 * part_2`.
-
-    Parts are seconds as a model predicts them, so both multipliers are 1 where the model is right. Errors are relative
-    to the prediction. The prior is `strength * ((m_1 + m_2) / 2 - 1)^2 + likeness * (m_1 - m_2)^2`: a machine that
-    slows down slows both parts, and only data that tell them apart part them. Directions that the last data do not show
-    return there instead of drifting. The solution is not negative.
-
-    memory: (share kept at an observation, strength, likeness).
-    """
-    (keep, strength, likeness), sums, total = memory, believed.sums, first + second
-    if total <= 0.0:
-        return
-    x, y, target = first / total, second / total, seconds / total
-    sums *= keep
-    sums += np.array([x * x, x * y, y * y, x * target, y * target])
-    mean = strength / 4
-    a11, a12, a22 = sums[0] + mean + likeness, sums[1] + mean - likeness, sums[2] + mean + likeness
-    b1, b2 = sums[3] + 2 * mean, sums[4] + 2 * mean
-    determinant = a11 * a22 - a12 * a12  # positive: the prior makes it so
-    m1, m2 = (a22 * b1 - a12 * b2) / determinant, (a11 * b2 - a12 * b1) / determinant
-    if m1 < 0.0:
-        m1, m2 = 0.0, max(0.0, b2 / a22)
-    elif m2 < 0.0:
-        m1, m2 = max(0.0, b1 / a11), 0.0
-    believed.values[0], believed.values[1] = m1, m2
-    _rescale(believed)
-
-
-@compiled
-def _parts_s(target: _Believed, row: int, shape: Shape) -> tuple[float, float, float]:
+def _parts_s(target: Believed, row: int, shape: Shape) -> tuple[float, float, float]:
     """Seconds of the target's pass as profiled: of the constant, and of everything else; and as believed."""
     constant = target.base[row, CONSTANT]
     rest = pass_s(target.base[row], shape, 0.0) - constant
@@ -124,7 +66,7 @@ def _plausible(seconds: float, predicted_s: float, absurd: Ints) -> bool:
 
 @compiled
 def _observe_target(
-    target: _Believed, deviating: Floats, absurd: Ints, row: int, shape: Shape, seconds: tuple[float, float],
+    target: Believed, deviating: Floats, absurd: Ints, row: int, shape: Shape, seconds: tuple[float, float],
     verifies: bool,
 ) -> bool:  # fmt: skip
     """Whether the time is plausible. seconds: of the pass, and outside of the drafts; deviating: `Costs.deviations`."""
@@ -134,7 +76,7 @@ def _observe_target(
         return False
     # What the profile says is no accident, however little is believed at present.
     most_s = max(WINSOR_FACTOR * predicted_s, constant + rest)
-    _correct(target, TARGET_MEMORY, constant, rest, min(target_s, most_s))
+    correct(target, TARGET_MEMORY, constant, rest, min(target_s, most_s))
     if row != BEYOND and shape.n_prompt == 0.0 and not np.isnan(outside_s):
         kind = PLAIN if not verifies else EVEN if row == UNIFORM else UNEVEN
         add_deviation(deviating, kind, shape.n_requests, outside_s, _parts_s(target, row, shape)[2])
@@ -165,7 +107,7 @@ def _first_pass(feed: Ints, asked: Ints, context: Ints, budget: float, drafter: 
 
 
 @compiled
-def _observe_drafts(drafts: _Believed, costs: Costs, plan: tuple[Ints, ...], seconds: Floats) -> bool:
+def _observe_drafts(drafts: Believed, costs: Costs, plan: tuple[Ints, ...], seconds: Floats) -> bool:
     """Whether the times are plausible. plan: see `_observe`."""
     feed, asked, passes, widths, context = plan
     plausible = True
@@ -174,13 +116,13 @@ def _observe_drafts(drafts: _Believed, costs: Costs, plan: tuple[Ints, ...], sec
             continue
         further = max(1, passes[d]) - 1 if costs.passes[d] else 0
         first = _first_pass(feed, asked, context, costs.budgets[d], d)
-        own = _Believed(drafts.base[d], drafts.sums[d], drafts.values[d], drafts.costs[d])
+        own = Believed(drafts.base[d], drafts.sums[d], drafts.values[d], drafts.costs[d])
         calls, tokens = _draft_parts_s(own.base, first, further, widths[d])
         predicted = own.values[0] * calls + own.values[1] * tokens
         if seconds[d] > max(ABSURD_S, ABSURD_FACTOR * predicted):
             plausible = False
         else:
-            _correct(own, DRAFT_MEMORY, calls, tokens, min(seconds[d], WINSOR_FACTOR * predicted))
+            correct(own, DRAFT_MEMORY, calls, tokens, min(seconds[d], WINSOR_FACTOR * predicted))
     return plausible
 
 
@@ -189,11 +131,11 @@ def _observe(
     costs: tuple[Any, ...], target: tuple[Floats, ...], drafts: tuple[Floats, ...], absurd: Ints, row: int,
     fields: tuple[float, ...], seconds: tuple[float, float], verified: int, plan: tuple[Ints, ...], draft_s: Floats,
 ) -> tuple[float, float]:  # fmt: skip
-    """See `Latency.observe`. costs: as `Costs`; target, drafts: as `_Believed`; fields: of the `Shape`; plan: feed,
+    """See `Latency.observe`. costs: as `Costs`; target, drafts: as `Believed`; fields: of the `Shape`; plan: feed,
     asked, passes and widths of the draft plan, and the contexts."""
     known, shape = Costs(*costs), _verifying(Shape(*fields), verified)
-    plausible = _observe_target(_Believed(*target), known.deviations, absurd, row, shape, seconds, verified > 0)
-    told = _observe_drafts(_Believed(*drafts), known, plan, draft_s)
+    plausible = _observe_target(Believed(*target), known.deviations, absurd, row, shape, seconds, verified > 0)
+    told = _observe_drafts(Believed(*drafts), known, plan, draft_s)
     if not plausible or not told:
         return np.nan, 0.0
     return _plain_s(known, Shape(*fields))
@@ -242,10 +184,10 @@ class Latency:
         model[KNEE] = target[RAGGED, KNEE]
         rows = [_draft_rows(one, self._profiled, target[RAGGED] if one.is_target else model) for one in self._drafters]
         drafts = np.array(rows).reshape(-1, 2, target.shape[1])
-        self._target = _Believed(target, np.zeros(5), np.ones(2), target.copy())
-        self._drafts = _Believed(drafts, *self._draft_memory, np.empty_like(drafts))
+        self._target = Believed(target, np.zeros(5), np.ones(2), target.copy())
+        self._drafts = Believed(drafts, *self._draft_memory, np.empty_like(drafts))
         for own in zip(*self._drafts, strict=True):
-            _rescale(_Believed(*own))
+            rescale(Believed(*own))
         self.costs = Costs(self._target.costs, self._graph, self._deviations, self._drafts.costs, *self._traits)
         """Of the moment; arrays that are kept in place."""
         self.columns = tuple(self.costs)

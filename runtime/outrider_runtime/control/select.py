@@ -45,14 +45,13 @@ def best_nodes(
     paths: Floats, request: Ints, depth: Ints, price: Price, budget: int, forced: Bools, longest_s: float
 ) -> tuple[Bools, float]:
     """See `select`."""
-    ragged_s, uniform_s, node_s, rate = price.ragged_s, price.uniform_s, price.node_s, price.rate
     scores = np.empty(len(paths))
     for m in range(len(paths)):
-        scores[m] = paths[m] - rate * node_s[request[m]]
-    length, even = _best_length(scores, request, depth, forced, budget, uniform_s, rate, longest_s, len(node_s))
-    taken, gain, candidates = _candidates(scores, forced, ragged_s, rate)
-    ranked = -np.sort(-candidates)[: max(0, min(budget, len(ragged_s) - 1) - taken)]
-    count, ragged = _best_count(ranked, gain, taken, ragged_s, rate, longest_s)
+        scores[m] = paths[m] - price.rate * price.node_s[request[m]]
+    length, even = _best_length(scores, request, depth, forced, price, budget, longest_s)
+    taken, gain, candidates = _candidates(scores, forced, price)
+    ranked = -np.sort(-candidates)[: max(0, min(budget, len(price.ragged_s) - 1) - taken)]
+    count, ragged = _best_count(ranked, gain, taken, price, longest_s)
     if even >= ragged:  # equal worth: the even plan, whose graph is the cheaper one to be wrong about
         return depth <= length, even
     nodes = forced.copy()
@@ -62,9 +61,9 @@ def best_nodes(
 
 
 @compiled
-def _candidates(scores: Floats, forced: Bools, seconds: Floats, rate: float) -> tuple[int, float, Floats]:
+def _candidates(scores: Floats, forced: Bools, price: Price) -> tuple[int, float, Floats]:
     """Nodes forced, what they gain, and the scores of the others that may be worth the least that a token costs."""
-    least_s = np.inf
+    seconds, rate, least_s = price.ragged_s, price.rate, np.inf
     for more in range(1, len(seconds)):
         least_s = min(least_s, seconds[more] - seconds[more - 1])
     taken, gain, kept, count = 0, 0.0, np.empty(len(scores)), 0
@@ -79,10 +78,9 @@ def _candidates(scores: Floats, forced: Bools, seconds: Floats, rate: float) -> 
 
 
 @compiled
-def _best_count(
-    ranked: Floats, gain: float, taken: int, seconds: Floats, rate: float, longest_s: float
-) -> tuple[int, float]:
+def _best_count(ranked: Floats, gain: float, taken: int, price: Price, longest_s: float) -> tuple[int, float]:
     """How many of the ranked scores to take beside what is taken, and what all is worth."""
+    seconds, rate = price.ragged_s, price.rate
     best, value = 0, worth(gain, seconds[taken], rate)
     for count in range(1, len(ranked) + 1):
         gain += ranked[count - 1]
@@ -107,11 +105,11 @@ def _take(scores: Floats, nodes: Bools, least: float, count: int) -> None:
 
 @compiled
 def _best_length(
-    scores: Floats, request: Ints, depth: Ints, forced: Bools, budget: int, seconds: Floats, rate: float,
-    longest_s: float, requests: int,
-) -> tuple[int, float]:  # fmt: skip
+    scores: Floats, request: Ints, depth: Ints, forced: Bools, price: Price, budget: int, longest_s: float
+) -> tuple[int, float]:
     """The best k where every request verifies as many, k = 0 among them: all must have chains as long. Worth -inf where
     no such plan holds what is forced."""
+    seconds, rate, requests = price.uniform_s, price.rate, len(price.node_s)
     deepest, least = 0, 0
     for m in range(len(depth)):
         deepest = max(deepest, depth[m])

@@ -127,6 +127,8 @@ class InForce:
     """None: choose."""
     usable: Bools
     """(D,): drafters that may run."""
+    needs_kv: Bools
+    """(D,): see `Drafter`."""
     most_tokens: int
     silent: bool
     """Nobody proposes."""
@@ -148,6 +150,7 @@ def in_force(settings: Settings, suspended: Container[int], pinned: Pin | None) 
         hot=hot,
         pinned=pinned,
         usable=np.array(usable, dtype=bool),
+        needs_kv=np.array([one.needs_kv for one in settings.drafters], dtype=bool),
         most_tokens=most,
         silent=silent,
         chooses=pinned is None and hot.mode is Mode.CLOSED_LOOP and not silent and any(usable),

@@ -13,7 +13,7 @@ from outrider_runtime.control.batch import NOBODY, Bools, Floats, Ints
 from outrider_runtime.control.beams import place_rates
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.offers import Pool
-from outrider_runtime.control.slo import lacks
+from outrider_runtime.control.slo import MOST_FORCED
 
 GAIN, TOKENS, NONE, NET = range(4)
 
@@ -26,6 +26,8 @@ class Share(NamedTuple):
     are worth at the price of a token, the tokens and the proposals that are expected of them."""
     read_s: Floats
     """(V,): seconds that a verified token takes in later first passes, for which `columns` hold."""
+    wanted: Floats
+    """(N,): see `slo.wanted`."""
     who: Ints
     """(2, N): the variants that each request asks first and, where that finds nothing, next; NOBODY."""
     each: Floats
@@ -33,46 +35,54 @@ class Share(NamedTuple):
 
 
 @compiled
-def fill(pool: Pool, d: int, width: int, token_s: float, columns: Floats) -> None:
-    """columns: (3, K+1, N) of a variant, see `Share`. token_s: what a verified token costs at first. What the plan is
-    worth under a cost that bends is weighed with its passes."""
+def fill_chain(pool: Pool, d: int, token_s: float, wanted: Floats, columns: Floats) -> None:
+    """columns: (3, K+1, N) of a variant, and wanted: see `Share`. token_s: what a verified token costs at first. What
+    the plan is worth under a cost that bends is weighed with its passes."""
     net, gain, tokens, paths, offers = columns[0], columns[1], columns[2], pool.paths[d], pool.offers[d]
-    rate, node_s, need, plain_s = pool.price.rate, pool.price.node_s, pool.need, pool.price.ragged_s[0]
-    depths, requests = paths.shape
-    rates = place_rates(paths, pool.beams.places[d], pool.beams.hazards[d]) if width > 1 else pool.paths[:0]
-    taken, reach = np.zeros(requests), np.ones(requests)
-    for k in range(depths):
-        for i in range(requests):
-            price, there, before = rate * (token_s + node_s[i]), offers[k, i], reach[i]
-            reach[i], gain[k + 1, i], tokens[k + 1, i] = 0.0, gain[k, i], tokens[k, i]
-            for place in range(width if before > 0.0 else 0):
-                path = paths[k, i] if width == 1 else before * rates[k, place, i]
-                if path > (0.0 if lacks(need, i, taken[i], gain[k + 1, i], plain_s) else price):  # at any cost
-                    gain[k + 1, i] += there * path
-                    tokens[k + 1, i] += there
-                    taken[i] += 1.0
-                    reach[i] += path
-            net[k + 1, i] = gain[k + 1, i] - (0.0 if need.behind[i] else price * tokens[k + 1, i])
-            if pool.asking_s.size and not need.behind[i]:
-                net[k + 1, i] -= rate * (k + 1) * pool.asking_s[d, i]
+    rate, node_s, behind, asking_s = pool.price.rate, pool.price.node_s, pool.need.behind, pool.asking_s
+    pays = np.ones(paths.shape[1], np.bool_)
+    for k in range(paths.shape[0]):
+        for i in range(paths.shape[1]):
+            price = rate * (token_s + node_s[i])
+            at_any_cost = k < MOST_FORCED and gain[k, i] < wanted[i]
+            pays[i] &= paths[k, i] > (0.0 if at_any_cost else price)
+            there = offers[k, i] if pays[i] else 0.0
+            gain[k + 1, i] = gain[k, i] + there * paths[k, i]
+            tokens[k + 1, i] = tokens[k, i] + there
+            net[k + 1, i] = gain[k + 1, i] - (0.0 if behind[i] else price * tokens[k + 1, i])
+            if asking_s.size and not behind[i]:
+                net[k + 1, i] -= rate * (k + 1) * asking_s[d, i]
 
 
 @compiled
-def share_models(share: Share, models: Bools, passes: Ints) -> None:
+def fill_tree(pool: Pool, d: int, width: int, token_s: float, wanted: Floats, columns: Floats) -> None:
+    """The same of trees of a width, by a drafter that runs over the whole batch."""
+    net, gain, tokens = columns[0], columns[1], columns[2]
+    rates = place_rates(pool.paths[d], pool.beams.places[d], pool.beams.hazards[d])
+    reach = np.ones(rates.shape[2])
+    for k in range(rates.shape[0]):
+        for i in range(len(reach)):
+            price, before = pool.price.rate * (token_s + pool.price.node_s[i]), reach[i]
+            reach[i], gained, taken = 0.0, gain[k, i], tokens[k, i]
+            for place in range(width if before > 0.0 else 0):
+                path = before * rates[k, place, i]
+                if path > (0.0 if taken < MOST_FORCED and gained < wanted[i] else price):
+                    gained, taken, reach[i] = gained + path, taken + 1.0, reach[i] + path
+            gain[k + 1, i], tokens[k + 1, i] = gained, taken
+            net[k + 1, i] = gained - (0.0 if pool.need.behind[i] else price * taken)
+
+
+@compiled
+def share_models(who: Ints, each: Floats, columns: Floats, models: Bools, passes: Ints) -> None:
     """Each request asks the model that is worth most to it. models, passes: (V,)"""
-    who, each = share.who, share.each
     who[:], each[:NONE], each[NONE], each[NET] = NOBODY, 0.0, 1.0, 0.0
     for v in range(len(passes)):
-        net, gain, tokens = share.columns[:, v, passes[v]]
-        for i in range(len(net) if models[v] and passes[v] > 0 else 0):
-            if net[i] > each[NET, i]:
-                who[0, i], each[GAIN, i], each[TOKENS, i], each[NONE, i], each[NET, i] = (
-                    v,
-                    gain[i],
-                    tokens[i],
-                    0.0,
-                    net[i],
-                )
+        if models[v] and passes[v] > 0:
+            net, gain, tokens = columns[0, v, passes[v]], columns[1, v, passes[v]], columns[2, v, passes[v]]
+            for i in range(len(net)):
+                if net[i] > each[NET, i]:
+                    who[0, i], each[GAIN, i], each[TOKENS, i] = v, gain[i], tokens[i]
+                    each[NONE, i], each[NET, i] = 0.0, net[i]
 
 
 @compiled
@@ -81,11 +91,13 @@ def share_lookups(share: Share, hits: Floats, models: Bools, passes: Ints) -> No
     proposal."""
     if models.all():
         return
-    who, each = share.who, share.each
+    who, each, columns = share.who, share.each, share.columns
     model, of_model = who[0].copy(), each.copy()
     for v in range(len(passes)):
-        net, gain, tokens = share.columns[:, v, passes[v]]
-        for i in range(0 if models[v] or passes[v] == 0 else len(net)):
+        net, gain, tokens = columns[0, v, passes[v]], columns[1, v, passes[v]], columns[2, v, passes[v]]
+        if models[v] or passes[v] == 0:
+            continue
+        for i in range(len(net)):
             miss = max(0.0, 1.0 - hits[v, i])
             here = net[i] + miss * of_model[NET, i]
             ties = here == each[NET, i] and who[0, i] == model[i] and v < model[i]

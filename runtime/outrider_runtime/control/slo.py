@@ -109,9 +109,10 @@ def nobody_behind(requests: int) -> Need:
 
 
 @compiled
-def lacks(need: Need, i: int, taken: int, gain: float, step_s: float) -> bool:
-    """Whether a request that is behind needs more, at any cost, than the `gain` of what it has `taken`."""
-    return bool(need.behind[i] and taken < MOST_FORCED and gain < need.tokens[i] + need.per_s[i] * step_s)
+def wanted(need: Need, step_s: float) -> Floats:
+    """(N,): the tokens beyond the bonus token that a request must gain in a step, whatever goodput says; -inf for one
+    that is not behind."""
+    return np.where(need.behind, need.tokens + need.per_s * step_s, -np.inf)
 
 
 @compiled

@@ -13,6 +13,7 @@ from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.cost import Shape, this_step, without_prompts
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.forest import Forest, Nodes
+from outrider_runtime.control.offers import Terms, terms
 from outrider_runtime.control.plans import Purpose, VerifyPlan
 from outrider_runtime.control.select import best_nodes, everything
 from outrider_runtime.control.settings import InForce
@@ -43,12 +44,11 @@ class Verify:
     def _plan(self, batch: Batch, forest: Forest, nodes: Bools, paths: Floats) -> VerifyPlan:
         """nodes: what is scored whatever it is worth; without any, what `paths` say."""
         evidence, under_way = self._evidence, self._under_way
-        admits = self.force.has_classes and self.force.hot.admission
+        now = terms(batch, self.force, evidence.goodput.ratio, under_way, self.force.most_tokens)
+        queue = _queue(batch, admits=self.force.has_classes and self.force.hot.admission)
         nodes, lengths, for_slo, budget, admit = _verify(
-            batch.columns, forest.columns, forest.lengths, nodes, paths, evidence.latency.columns,
-            (evidence.goodput.ratio, under_way.drafts_s), (batch.token_budget, batch.free_kv_tokens),
-            (self.force.tpots_s, under_way.expected), _queue(batch, admits=admits),
-        )  # fmt: skip
+            batch.columns, forest.columns, forest.lengths, nodes, paths, evidence.latency.columns, now, queue
+        )
         purpose = Purpose.SLO if for_slo else forest.purpose
         return VerifyPlan(nodes, lengths, purpose, *(None if most == ANY_NUMBER else most for most in (budget, admit)))
 
@@ -94,53 +94,51 @@ def _gained(paths: Floats, request: Ints, nodes: Bools, requests: int) -> Floats
 @compiled
 def _verify(
     columns: tuple[Any, ...], forest: tuple[Any, ...], asked: Ints, nodes: Bools, paths: Floats, costs: tuple[Any, ...],
-    pace: tuple[float, float], limits: tuple[int, int], classes: tuple[Floats, Floats], queue: tuple[Any, ...],
+    terms: tuple[Any, ...], queue: tuple[Any, ...],
 ) -> tuple[Bools, Ints, bool, int, int]:  # fmt: skip
     """The fields of `VerifyPlan`; whether goodput alone might have chosen otherwise in place of its purpose.
 
-    columns, forest, costs, queue: as `Columns`, `Nodes`, `Costs`, `Queue`. asked: `Forest.lengths`. paths: (M,), or
-    (0,) where `nodes` are scored whatever they are worth. pace: goodput's ratio to plain decoding, seconds of the
-    drafts at the step's end. limits: token budget, free tokens of KV. classes: TPOTs, and (S,) what requests are
-    expected to get, which is set.
+    columns, forest, costs, terms, queue: as `Columns`, `Nodes`, `Costs`, `Terms`, `Queue`; what requests are expected
+    to get is set. asked: `Forest.lengths`. paths: (M,), or (0,) where `nodes` are scored whatever they are worth.
     """
-    batch, proposed, known, waits = Columns(*columns), Nodes(*forest), Costs(*costs), Queue(*queue)
+    batch, proposed, known, now, waits = Columns(*columns), Nodes(*forest), Costs(*costs), Terms(*terms), Queue(*queue)
     base, requests, for_slo, request = this_step(batch), len(batch.slot), False, proposed.request
     if len(paths):
-        room = _room(base, limits[0], limits[1])
-        nodes, for_slo = _best(batch, proposed, asked, paths, known, base, pace, room, classes[0])
+        nodes, for_slo = _best(batch, proposed, asked, paths, known, base, now)
     scored, gained = _lengths(request, nodes, requests), _gained(paths, request, nodes, requests)
-    classes[1][batch.slot] = gained
+    now.expected[batch.slot] = gained
     budget = admit = ANY_NUMBER
     if waits.admits and (waits.someone or base.n_prompt > 0.0):
         alone, rows = without_prompts(base), np.flatnonzero(batch.prompt + batch.prompt_left == 0)
-        read_s = step_times.draft_columns(known, batch.context[rows], 0.0, 1)[2].sum() if pace[1] > 0.0 else 0.0
-        on = Pace(clocks(batch, rows, classes[0]), alone, float(scored.sum()), 1.0 + gained[rows], pace[1], read_s)
-        budget = token_budget(limits[0], waits, on, known)
-        admit = admissions(batch, waits, on, known, classes[0])
+        read_s = step_times.draft_columns(known, batch.context[rows], 0.0, 1)[2].sum() if now.drafts_s > 0.0 else 0.0
+        state, proposals = clocks(batch, rows, now.tpots_s), float(scored.sum())
+        on = Pace(state, alone, proposals, 1.0 + gained[rows], now.drafts_s, read_s)
+        budget = token_budget(now.token_budget, waits, on, known)
+        admit = admissions(batch, waits, on, known, now.tpots_s)
     return nodes, scored, for_slo, budget, admit
 
 
 @compiled
 def _best(
-    batch: Columns, proposed: Nodes, asked: Ints, paths: Floats, costs: Costs, base: Shape,
-    pace: tuple[float, float], budget: int, tpots_s: Floats,
-) -> tuple[Bools, bool]:  # fmt: skip
+    batch: Columns, proposed: Nodes, asked: Ints, paths: Floats, costs: Costs, base: Shape, now: Terms
+) -> tuple[Bools, bool]:
     """What is scored, and whether for those behind their TPOT."""
-    request, depth, (goodput, drafts_s), requests = proposed.request, proposed.depth, pace, len(batch.slot)
+    request, depth, requests = proposed.request, proposed.depth, len(batch.slot)
+    budget = _room(base, now.token_budget, now.free_kv_tokens)
     alone, most, nothing = without_prompts(base), min(budget, len(paths)), np.zeros(len(paths), np.bool_)
     read_s = step_times.read_s(costs, asked, alone.n_requests)
-    price = step_times.price(costs, base, batch.context, read_s, goodput, most)
+    price = step_times.price(costs, base, batch.context, read_s, now.goodput, most)
     nodes, _ = best_nodes(paths, request, depth, price, budget, nothing, np.inf)
     if base.n_prompt > 0.0:
-        price = step_times.price(costs, alone, batch.context, read_s, goodput, most)
-    step_s = price.ragged_s[min(nodes.sum(), most)] + drafts_s
-    if not anyone_late(batch, tpots_s, step_s):
+        price = step_times.price(costs, alone, batch.context, read_s, now.goodput, most)
+    step_s = price.ragged_s[min(nodes.sum(), most)] + now.drafts_s
+    if not anyone_late(batch, now.tpots_s, step_s):
         return nodes, False
-    state = clocks(batch, np.arange(requests), tpots_s)
+    state = clocks(batch, np.arange(requests), now.tpots_s)
     who = behind(state, step_s, 1.0 + _gained(paths, request, ~nothing, requests))
     if not who.any():
         return nodes, False
     forced = forced_nodes(paths, request, who, needed(state, step_s), step_s, price, budget)
     gained = 1.0 + _gained(paths, request, forced, requests)
-    longest_s = longest_step_s(state, gained, price.ragged_s[min(forced.sum(), most)] + drafts_s) - drafts_s
+    longest_s = longest_step_s(state, gained, price.ragged_s[min(forced.sum(), most)] + now.drafts_s) - now.drafts_s
     return best_nodes(paths, request, depth, price, budget, forced, longest_s)[0], True
