@@ -79,7 +79,7 @@ def _means(judged: Sequence[Judged]) -> list[Bar]:
     found = []
     for name in sorted({one.point.case.world for one in judged}):
         here = [one for one in judged if one.point.case.world == name]
-        seeds = len(here[0].figures["ours"])
+        seeds = min(len(one.figures["ours"]) for one in here)
         for title, against, least in (
             ("1 static load, geometric mean", "", LEAST_MEAN),
             ("6 adaptive verification, geometric mean", ADAPTIVE, LEAST_ADAPTIVE_MEAN),
