@@ -165,7 +165,7 @@ def test_a_policy_that_rewrites_images_is_told_of_and_not_fought(make: Make, clu
     wait_for("the policy", is_rewritten, 60)
     wait_for("the condition", lambda: "imagePullPolicy" in service.condition("SpecValid")["message"], 60)
     assert service.condition("SpecValid")["status"] == "True"
-    assert service.updated()
+    service.wait_updated()
     before = _writes(cluster, service)
     time.sleep(10)  # it is tried again after 2, 4, 8 ... seconds
     assert _writes(cluster, service) - before < 10
