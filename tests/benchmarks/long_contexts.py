@@ -9,9 +9,9 @@ a noisy machine is noisy for all. The engine's clocks count the process's CPU ti
 step. CPU time is raw, one value a round; ratios are taken within a round. The texts are the topics of Python's own
 help.
 
-Before the cells the profiler measures that engine, as it does for a service, but in CPU time, and over the benchmark's
-own documents, which the prefix cache holds. The loop decides by this profile. What is predicted: a speed-up by the
-profile and by the tokens a step that were measured. So an error is the latency model's.
+Before the cells the profiler measures that engine, as it does for a service, but in CPU time, uncorrected, and over the
+benchmark's own documents, which the prefix cache holds. The loop decides by this profile. What is predicted: a speed-up
+by the profile and by the tokens a step that were measured. So an error is the latency model's.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ SWEEP = (4000, 4, 2)
 """Context, batch and draft length of the window sweep."""
 DRAFTER = f"w{WINDOW}"
 PAGE, LONGEST = 32, 8192
-OWN_TOKENS = 200
-"""Of each prompt, that no other one ends with."""
+GROWTH = 256
+"""Tokens that a document leaves to its answer."""
 PLAIN, LOOP = "plain", "closed loop"
 ROUNDS, TOKENS, WARM_UP_TOKENS = 3, 8, 2
 PROFILE_MINUTES = 5.0
@@ -80,25 +80,24 @@ class Seen:
 
 
 class LongContexts:
-    """The engine, and prompts of which the longer ones begin as the shorter do: the prefix cache reads them once."""
+    """The engine, and a document for each place of the batch: a shared one would cost less to read than contexts do.
+    Short prompts are beginnings of the long ones, so that the prefix cache reads them once."""
 
     def __init__(self, bench: Any) -> None:
         self._bench, self._loop = bench, bench.loop
         text = "\n".join(pydoc_data.topics.topics.values())
-        self._text: list[int] = bench.llm.get_tokenizer().encode(text)[: 2 * LONGEST + 40 * OWN_TOKENS]
+        self._text: list[int] = bench.llm.get_tokenizer().encode(text)
         self._serial = 0
 
     def prompt(self, context: int, number: int) -> list[int]:
-        """Two documents, and the end of each prompt from a place of its own."""
-        start, own, length = (number % 2) * LONGEST, 2 * LONGEST + number * OWN_TOKENS, min(OWN_TOKENS, context // 2)
-        return [*self._text[start : start + context - length], *self._text[own : own + length]]
+        return self._text[number * LONGEST : number * LONGEST + context]
 
     def read_documents(self) -> None:
         """Into the prefix cache."""
         self._loop.pin(0)
-        names = [self._add(self.prompt(LONGEST - OWN_TOKENS, number)) for number in range(2)]
+        names = [self._add(self.prompt(LONGEST - GROWTH, number)) for number in range(max(BATCHES))]
         running = self._bench.scheduler.running
-        while len(running) < 2 or any(not one.num_output_tokens for one in running):
+        while len(running) < len(names) or any(not one.num_output_tokens for one in running):
             self._bench.llm.llm_engine.step()
             running = self._bench.scheduler.running
         self._bench.llm.llm_engine.abort_request(names)
@@ -165,7 +164,7 @@ def measure(options: argparse.Namespace, before: dict[str, Any]) -> None:
     from tests.engine import engines
 
     os.environ.update(
-        OMP_NUM_THREADS="1", VLLM_CPU_KVCACHE_SPACE="2", VLLM_CPU_OMP_THREADS_BIND="nobind",
+        OMP_NUM_THREADS="1", VLLM_CPU_KVCACHE_SPACE="3", VLLM_CPU_OMP_THREADS_BIND="nobind",
     )  # fmt: skip
     extra = [f"--max-model-len={LONGEST}", f"--block-size={PAGE}", "--max-num-batched-tokens=2048", "--max-num-seqs=8"]
     pool = [engines.sparse_self(window, f"w{window}") for window in WINDOWS]
@@ -217,15 +216,18 @@ def profiled(long: LongContexts, budget_s: float) -> dict[str, Any]:
     bench, listeners = long._bench, list(long._loop.listeners)
     long.read_documents()
     with mock.patch.object(driver, "_prompt", lambda _vocabulary, group, index: long.prompt(group[0] + 1, index)):
-        driving = driver.Driver(VLLMEngine(bench.llm.llm_engine))
+        engine = VLLMEngine(bench.llm.llm_engine)
+        engine.on_cpu = False  # what is measured later is not corrected for the core's speed either
+        driving = driver.Driver(engine)
         ready = driving.ready()
         pace = replace(ready.pace, prompt_token_s=0.0)
         target = session.target_series(ready.limits, pace, DRAFTER, budget_s)
+        target.order = [point for point in target.order if not point.prefill]  # no cell reads prompts
         drafter = session.drafter_series(ready.limits, pace, ready.drafters[DRAFTER], budget_s)
         budget = session.Budget(budget_s, time.process_time(), time.process_time)
         session.run([target, drafter], driving.visit, budget, lambda _line: None)
         driving._clear()
-    long._loop.listeners[:], long._loop.takes_every_place = listeners, False
+    long._loop.listeners[:], long._loop.places = listeners, None
     fitted = fit_target(target)
     passes = fit_drafter(drafter, ready.drafters[DRAFTER])
     return {
@@ -233,7 +235,15 @@ def profiled(long: LongContexts, budget_s: float) -> dict[str, Any]:
         "firstPass": asdict(passes.first_pass), "shapes": len(target.order) + len(drafter.order),
         "heldOutErrorPercent": [_percent(error for one in fitted.values() for error in one.errors),
                                 _percent(passes.errors)],
+        "visits": [visited(visit) for visit in (*target.visits, *drafter.visits)],
     }  # fmt: skip
+
+
+def visited(visit: Any) -> dict[str, Any]:
+    """One look at a shape: milliseconds of each step that was measured."""
+    target = [round(1000 * one.target_s, 2) for one in visit.samples]
+    draft = [round(1000 * one.draft_s[DRAFTER], 2) for one in visit.samples if DRAFTER in one.draft_s]
+    return {"shape": str(visit.point), "target_ms": target, "draft_ms": draft}
 
 
 def _percent(errors: Iterable[float]) -> float:
@@ -397,7 +407,9 @@ def main() -> None:
 
 def keep(found: dict[str, Any]) -> None:
     """After the profile and after each cell: a run that is ended early leaves what it has."""
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    unfinished = RESULTS.with_suffix(".part")
+    unfinished.write_text(json.dumps(found, indent=1) + "\n")
+    unfinished.replace(RESULTS)
     plot([row for cell in found["cells"] for row in cell], RESULTS.with_suffix(".png"))
     right, clear = found["rightSideOfOne"]
     print(

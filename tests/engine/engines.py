@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -44,6 +46,16 @@ EAGLE_HEAD = Path(__file__).parents[2] / "examples/models/smollm2-135m-eagle3"
 OUTPUT_TOKENS = 24
 """Of a request that says nothing else; every one has its full length."""
 ENGINE_ARGUMENTS = ("--max-model-len=1024", "--max-num-seqs=16", "--max-num-batched-tokens=512", "--enforce-eager")
+
+
+def windowed(folder: Path) -> Path:
+    """The target as a model whose layers forget all but the last 64 tokens; made in `folder`."""
+    made = folder / "windowed"
+    shutil.copytree(TARGET, made)
+    config = json.loads((made / "config.json").read_text())
+    changed = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 64}
+    (made / "config.json").write_text(json.dumps({**config, **changed}))
+    return made
 
 
 def model(path: Path) -> ModelRef:

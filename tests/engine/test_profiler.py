@@ -11,14 +11,16 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import yaml
 from outrider_crds.profile import ExecutionMode, ProfilingResult
 from outrider_runtime.identity import engine_version, weights_commit
 from outrider_runtime.profiler.failures import NOISY, TIME_BUDGET_TOO_SMALL
 
-from tests.engine.engines import EAGLE_HEAD, TARGET
+from tests.engine.engines import EAGLE_HEAD, TARGET, windowed
 from tests.engine.server_process import PATIENCE_S
 
 pytestmark = pytest.mark.model
@@ -49,25 +51,25 @@ class Ran:
     result: ProfilingResult
 
 
-def command(folder: Path, *arguments: str, head: Path = EAGLE_HEAD) -> list[str]:
+def command(folder: Path, *arguments: str, head: Path = EAGLE_HEAD, text: str = "") -> list[str]:
     manifest = folder / "service.yaml"
-    manifest.write_text(MANIFEST.format(target=TARGET, head=head))
+    manifest.write_text(text or MANIFEST.format(target=TARGET, head=head))
     program = [sys.executable, "-m", "outrider_runtime.profiler.main", "-f", str(manifest)]
     return [*program, "--result", str(folder / "termination-log"), *arguments]
 
 
-def profile(folder: Path, *arguments: str, head: Path = EAGLE_HEAD) -> Ran:
-    ended = subprocess.run(command(folder, *arguments, head=head), capture_output=True, text=True, timeout=PATIENCE_S)
+def profile(folder: Path, *arguments: str, **manifest: Any) -> Ran:
+    ended = subprocess.run(command(folder, *arguments, **manifest), capture_output=True, text=True, timeout=PATIENCE_S)
     message = (folder / "termination-log").read_bytes()
     assert len(message) <= 4096
     return Ran(ended.returncode, ended.stdout + ended.stderr, ProfilingResult.model_validate_json(message))
 
 
-def unhurried(folder: Path, budget_s: int, *arguments: str) -> Ran:
+def unhurried(folder: Path, budget_s: int, *arguments: str, **manifest: Any) -> Ran:
     """Once more, with more time, where the machine was too busy for a profile: that is a finding about the machine."""
-    ran = profile(folder, *arguments, f"--time-budget={budget_s}s")
+    ran = profile(folder, *arguments, f"--time-budget={budget_s}s", **manifest)
     busy = TOO_BUSY & {failure.reason for failure in ran.result.failures}
-    return profile(folder, *arguments, f"--time-budget={5 * budget_s}s") if busy else ran
+    return profile(folder, *arguments, f"--time-budget={5 * budget_s}s", **manifest) if busy else ran
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +143,17 @@ def test_a_head_with_broken_weights_fails_alone_and_says_why(tmp_path):
     assert ran.code == 1
     assert [(failure.reason, failure.drafter) for failure in ran.result.failures] == [("DrafterFailed", "eagle")]
     assert "header" in ran.result.failures[0].message.lower()
+
+
+def test_a_target_is_measured_though_its_only_drafter_cannot_serve_it(tmp_path):
+    """Bug: nobody proposed where shapes with proposals were measured, and the target read tokens that are none."""
+    pool = yaml.safe_load(MANIFEST.format(target=windowed(tmp_path), head=EAGLE_HEAD))
+    pool["spec"]["draftPool"] = [{"name": "self", "method": "SparseSelf", "sparseSelf": {"windowTokens": 64}}]
+    ran = unhurried(tmp_path, 12, text=yaml.safe_dump(pool))
+    assert [(failure.reason, failure.drafter) for failure in ran.result.failures] == [("DrafterFailed", "self")]
+    assert "attention is not plain" in ran.result.failures[0].message
+    assert ran.result.target is not None, ran.output
+    assert "verify 3" in ran.output
 
 
 def test_a_stopped_job_writes_nothing_and_leaves_no_engine_behind(tmp_path):

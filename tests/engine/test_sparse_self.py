@@ -6,8 +6,6 @@ Real vLLM, real SmolLM2, in this process, pages of 32 tokens; what each step dra
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import torch
 from outrider_runtime.control.batch import NOBODY
 from outrider_runtime.vllm_plugin.messages import DraftOrder
 
-from tests.engine.engines import OUTPUT_TOKENS, TARGET, lookup, sparse_self
+from tests.engine.engines import OUTPUT_TOKENS, lookup, sparse_self, windowed
 from tests.engine.ordered import Giver, OrderedBench, ordered
 from tests.engine.test_several_neural_drafters import MOST, by_turns, everybody, nobody
 from tests.engine.test_speculation_is_lossless import PROMPTS, STORY
@@ -190,12 +188,7 @@ def test_asynchronous_scheduling_loses_nothing() -> None:
 
 def test_a_target_with_a_sliding_window_is_served_without_it(tmp_path: Path) -> None:
     """Its layers have dropped what the shortened table would read."""
-    windowed = tmp_path / "windowed"
-    shutil.copytree(TARGET, windowed)
-    config = json.loads((windowed / "config.json").read_text())
-    changed = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 64}
-    (windowed / "config.json").write_text(json.dumps({**config, **changed}))
-    with ordered([lookup(), sparse_self(64)], target=windowed) as engine:
+    with ordered([lookup(), sparse_self(64)], target=windowed(tmp_path)) as engine:
         assert "attention is not plain" in engine.failures["self"]
         assert set(engine.failures) == {"self"}
         assert [len(tokens) for tokens in engine.run(PROMPTS, nobody)] == [OUTPUT_TOKENS] * len(PROMPTS)

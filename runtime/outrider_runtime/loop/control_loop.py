@@ -52,8 +52,9 @@ class ControlLoop:
         self.slo = SLOCounter()
         self.listeners: list[Callable[[Told], None]] = []
         """Called with each finished step, from the scheduler's thread (the profiler measures through this)."""
-        self.takes_every_place = False
-        """Whatever an engine holds to be verified is, whether anybody proposed it or not (the profiler's shapes)."""
+        self.places: int | None = None
+        """The profiler's: so many tokens of each request may be held to be verified, and whatever is held is, whether
+        anybody proposed it or not. None: what was proposed, as far as it pays."""
         self.lock = RLock()
         self.failures = 0
         """Times that a decision, or the books about steps and requests, raised."""

@@ -93,7 +93,7 @@ class Stepper:
             if not isinstance(proposed, Nodes):
                 self._proposals.cut(slots, proposed)
             forest = self._forest(slots, proposed)
-            if self._loop.takes_every_place:
+            if self._loop.places is not None:
                 return self._every_place(forest, proposed)
             return self._loop.plan_verify(self._batch_ahead(view, slots, room), forest)
 

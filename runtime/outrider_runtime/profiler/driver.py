@@ -30,7 +30,6 @@ class Driver:
         self._loop = engine.loop
         self._steps: list[Told] = []
         self._loop.listeners.append(self._steps.append)
-        self._loop.takes_every_place = True
         self._speed = CoreSpeed() if engine.on_cpu else None
         self._rng = np.random.default_rng(SEED)
         self._batch: list[str] = []
@@ -64,6 +63,7 @@ class Driver:
     def visit(self, ask: Ask) -> Visit:
         """Measure one shape. The batch stays, for the next shape to grow from."""
         self._loop.pin(ask.point.verify if ask.drafter else 0, ask.drafter, ask.point.width)
+        self._loop.places = ask.point.verify
         self._arrange(ask.point, ask.drafter)
         self._engine.step()  # the worker has proposed as many tokens as the next one verifies
         for _ in range(ask.settle + self._engine.told_late):

@@ -183,6 +183,8 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             tokens, verified = scheduled(scheduler_output)
             step, ordered = books.draft(view(requests), tokens, verified, self._room(), self._verify_plan)
             order = draft_order(step, ordered)
+            if self.outrider.places is not None:  # the worker fills those that nobody proposes for
+                order = order._replace(draft_tokens=self.outrider.places)
         attach(scheduler_output, order)
         scheduler_output.num_spec_tokens_to_schedule = order.draft_tokens
 

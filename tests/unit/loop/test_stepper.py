@@ -249,7 +249,7 @@ def test_a_profiler_verifies_places_that_nobody_proposed_anything_for() -> None:
     view = View(["a", "b"], 4 * one, 5 * one, one, one)
     places = np.array([3, 0])
     assert steps.verify(view, places, Room(1.0, 64, 64)).lengths.tolist() == [0, 0]
-    loop.takes_every_place = True
+    loop.places = 3
     assert steps.verify(view, places, Room(1.0, 64, 64)).lengths.tolist() == [3, 0]
 
 
