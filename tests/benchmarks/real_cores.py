@@ -19,7 +19,8 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -196,6 +197,25 @@ def compared(seen: Sequence[Seen]) -> list[dict[str, Any]]:
     return found
 
 
+@contextmanager
+def engines_up(names: Iterable[str], benchmark: str = "real_cores") -> Iterator[dict[str, Engine]]:
+    """All of them up at one time; they end with the context, those that came up before one that did not, too."""
+    with ExitStack() as ends:
+        started: dict[str, Engine] = {}
+        for name in names:
+            started[name] = Engine(name, benchmark)
+            ends.callback(started[name].close)
+        yield started
+
+
+def write(results: Path, seen: Sequence[Seen], found: Sequence[Mapping[str, Any]]) -> None:
+    document = {
+        "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg(),
+        "compared": found, "seen": [vars(one) for one in seen],
+    }  # fmt: skip
+    results.write_text(json.dumps(document, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="at least 2")
@@ -204,20 +224,10 @@ def main() -> None:
     if options.engine:
         serve(options.engine)
         return
-    engines: dict[str, Engine] = {}
-    try:
-        for name in (*STOCKS, OURS):
-            engines[name] = Engine(name)
-        seen = measure(engines, options.rounds)
-    finally:
-        for engine in engines.values():
-            engine.close()
+    with engines_up((*STOCKS, OURS)) as started:
+        seen = measure(started, options.rounds)
     found = compared(seen)
-    document = {
-        "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg(),
-        "compared": found, "seen": [vars(one) for one in seen],
-    }  # fmt: skip
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+    write(RESULTS, seen, found)
     for one in found:
         print(
             f"{one['batch']:2} requests  {one['of']} by {one['by']}, {one['figure']}: {one['ratio']} {one['quartiles']}"

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
-import platform
 import random
 import tempfile
 import time
@@ -24,7 +22,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from tests.benchmarks import real_cores
-from tests.benchmarks.real_cores import TOKENS, Engine, Seen, prompts
+from tests.benchmarks.real_cores import TOKENS, Engine, Seen, engines_up, prompts, write
 
 RESULTS = Path(__file__).parent / "results" / "torch_backend.json"
 ROUNDS = 7
@@ -134,20 +132,10 @@ def main() -> None:
     if options.engine:
         serve(options.engine)
         return
-    engines: dict[str, Engine] = {}
-    try:
-        for name in ENGINES:
-            engines[name] = Engine(name, "torch_backend")
-        seen = measure(engines, options.rounds)
-    finally:
-        for engine in engines.values():
-            engine.close()
+    with engines_up(ENGINES, "torch_backend") as started:
+        seen = measure(started, options.rounds)
     found = compared(seen)
-    document = {
-        "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg(),
-        "compared": found, "seen": [vars(one) for one in seen],
-    }  # fmt: skip
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+    write(RESULTS, seen, found)
     for one in seen:
         print(f"{one.batch:2} requests  {one.arm}: {median(one.cpu_ms):.1f} ms of CPU a token")
     for ratio in found:

@@ -18,7 +18,7 @@ ROOT = -1
 
 
 class Nodes(NamedTuple):
-    """The columns of a `Forest`, as compiled code takes them."""
+    """The columns of a `Forest`, as compiled code takes them, and as an engine hands over trees that it holds."""
 
     request: Ints
     parent: Ints

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from outrider_runtime.control.batch import NOBODY, Floats, Ints
-from outrider_runtime.control.forest import Forest, chains, nothing_proposed
+from outrider_runtime.control.forest import Forest, Nodes, chains, nothing_proposed
 from outrider_runtime.control.plans import DraftPlan, Purpose
 
 RANKS = 2
 """Drafters that a request asks at most, one after the other."""
-
-
-class Nodes(NamedTuple):
-    """Trees as an engine holds them that knows its proposals when it plans. (M,) each, as `Forest` has them."""
-
-    request: Ints
-    parent: Ints
-    drafter: Ints
-    depth: Ints
-    rank: Ints
-    confidence: Floats
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +33,7 @@ class Proposals:
     plan: DraftPlan | None = None
     """The last one that they come from."""
     nodes: Nodes | None = None
-    """None: chains of `length` by `drafter`."""
+    """Of an engine that knows its proposals when it plans. None: chains of `length` by `drafter`."""
 
     def of(self, slots: Ints) -> Proposals:
         """A copy of those in `slots` (N,), from the proposals of all slots."""

@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from outrider_runtime.control.batch import Batch, Ints, Waiting
-from outrider_runtime.control.forest import Forest
+from outrider_runtime.control.forest import Forest, Nodes
 from outrider_runtime.control.plans import Purpose, VerifyPlan
 from outrider_runtime.loop.caches import Caches, Step
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.coverage import BlockIds
 from outrider_runtime.loop.orders import Order, carry_out
-from outrider_runtime.loop.proposals import Nodes, no_proposals
+from outrider_runtime.loop.proposals import no_proposals
 from outrider_runtime.loop.requests import Requests
 from outrider_runtime.loop.steps import Counts, Drafted, Finished, Record, Told, Verdicts, execution_mode
 

@@ -17,11 +17,10 @@ import numpy as np
 import torch
 
 from outrider_runtime.control.batch import Ints, Waiting
-from outrider_runtime.control.forest import ROOT
+from outrider_runtime.control.forest import ROOT, Nodes
 from outrider_runtime.control.plans import VerifyPlan
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.orders import Order
-from outrider_runtime.loop.proposals import Nodes
 from outrider_runtime.loop.requests import Delivery, End
 from outrider_runtime.loop.slo import SLO_CLASS_ARGUMENT
 from outrider_runtime.loop.stepper import Room, Stepper, View

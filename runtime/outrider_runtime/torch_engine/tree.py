@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from outrider_runtime.control.batch import Bools, Ints
-from outrider_runtime.control.forest import ROOT
-from outrider_runtime.loop.proposals import Nodes
+from outrider_runtime.control.forest import ROOT, Nodes
 
 NO_NODE = -2
 

@@ -45,6 +45,16 @@ def write_model(folder: Path, seed: int = 0, **fields: Any) -> PreTrainedModel:
     return model.eval()
 
 
+def write_pair(folder: Path, likeness: float) -> None:
+    """A target, and a draft that is the target with one matrix of its last layer scaled by `likeness`: the nearer to
+    1, the more often it is right."""
+    write_model(folder / "target", model_type="llama")
+    draft = write_model(folder / "draft", model_type="llama")
+    with torch.no_grad():
+        draft.model.layers[2].mlp.down_proj.weight.mul_(likeness)
+    draft.save_pretrained(folder / "draft")
+
+
 def write_head(folder: Path, seed: int = 5) -> None:
     """A random EAGLE-3 head for a model of SIZES, with a vocabulary of its own."""
     proposable = VOCABULARY // 2

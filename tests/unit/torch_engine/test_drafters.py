@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.engine import engines
 from tests.unit.torch_engine.engines import CPU, LONGEST, Bench, Letters, bench
-from tests.unit.torch_engine.models import VOCABULARY, write_head, write_model
+from tests.unit.torch_engine.models import VOCABULARY, write_head, write_pair
 
 GREEDY, DRAWN = Sampling(temperature=0.0), Sampling(seed=11, temperature=0.8, top_p=0.95, presence_penalty=0.3)
 
@@ -31,11 +31,7 @@ GREEDY, DRAWN = Sampling(temperature=0.0), Sampling(seed=11, temperature=0.8, to
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target, a draft that is often right (the target with one weight changed a little), and a head."""
     folder = tmp_path_factory.mktemp("models")
-    write_model(folder / "target", model_type="llama")
-    draft = write_model(folder / "draft", model_type="llama")
-    with torch.no_grad():
-        draft.model.layers[2].mlp.down_proj.weight.mul_(0.8)
-    draft.save_pretrained(folder / "draft")
+    write_pair(folder, 0.8)
     write_head(folder / "head")
     return folder
 

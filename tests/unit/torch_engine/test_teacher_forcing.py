@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 from tests.benchmarks.teacher_forcing import LEAST_BEST, WORST_GAP, gaps
 from tests.engine import engines
 from tests.unit.torch_engine.engines import CPU, bench
-from tests.unit.torch_engine.models import write_head, write_medusa, write_model
+from tests.unit.torch_engine.models import write_head, write_medusa, write_pair
 
 PROMPTS, TOKENS = 12, 100
 ARMS = [("pld", 1), *((name, width) for name in ("draft", "eagle", "medusa") for width in (1, WIDEST))]
@@ -33,11 +33,7 @@ ARMS = [("pld", 1), *((name, width) for name in ("draft", "eagle", "medusa") for
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    write_model(folder / "target", model_type="llama")
-    draft = write_model(folder / "draft", model_type="llama")
-    with torch.no_grad():
-        draft.model.layers[2].mlp.down_proj.weight.mul_(0.4)
-    draft.save_pretrained(folder / "draft")
+    write_pair(folder, 0.4)
     write_head(folder / "eagle")
     write_medusa(folder / "medusa")
     return folder

@@ -30,7 +30,7 @@ from outrider_runtime.torch_engine.tree import Tree, ancestors
 
 from tests.engine import engines
 from tests.unit.torch_engine.engines import CPU, LONGEST, Bench, Letters, bench
-from tests.unit.torch_engine.models import FAMILIES, VOCABULARY, write_head, write_model
+from tests.unit.torch_engine.models import FAMILIES, VOCABULARY, write_head, write_model, write_pair
 
 GREEDY, DRAWN = Sampling(temperature=0.0), Sampling(seed=11, temperature=0.8, top_p=0.95, presence_penalty=0.3)
 PLD, DRAFT, EAGLE = range(3)
@@ -42,11 +42,7 @@ both = pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "draw
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target, a draft that is sometimes right, and a random head."""
     folder = tmp_path_factory.mktemp("models")
-    write_model(folder / "target", model_type="llama")
-    draft = write_model(folder / "draft", model_type="llama")
-    with torch.no_grad():
-        draft.model.layers[2].mlp.down_proj.weight.mul_(0.4)
-    draft.save_pretrained(folder / "draft")
+    write_pair(folder, 0.4)
     write_head(folder / "head")
     return folder
 
