@@ -17,10 +17,11 @@ from outrider_runtime.paths import RUN_DIR_VARIABLE, Paths
 from outrider_runtime.vllm_plugin import launch
 
 from tests.engine import engines
-from tests.engine.engines import POOR_DRAFT, TARGET, Bench, bench, boot_config, draft_model, eagle, lookup, model
+from tests.engine.engines import POOR_DRAFT, TARGET, Bench, boot_config, draft_model, eagle, lookup, model
 from tests.engine.test_speculation_is_lossless import PROMPTS, state_of
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
+TARGET_LAYERS = 30
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +97,12 @@ def test_a_pod_whose_memory_ends_with_its_graphs_starts_again_without_the_deares
 
 
 @pytest.mark.parametrize("when", ["set_attn", "init_cudagraph_manager", "propose"])
-def test_a_head_that_raises_before_the_engine_serves_is_left_out(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    """While it is given its attention or its graphs, or in the passes that warm up and measure memory."""
+def test_a_head_that_raises_before_the_engine_serves_is_started_without(
+    monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """While it is given its attention or its graphs, or in the passes that warm up and measure memory.
+
+    Bug: vLLM had counted its layers by then, so its part of every token's KV was lost while the pod ran."""
     from outrider_runtime.vllm_plugin import cpu
 
     cpu.install()
@@ -107,8 +112,20 @@ def test_a_head_that_raises_before_the_engine_serves_is_left_out(monkeypatch: py
         raise RuntimeError("no kernel for this device")
 
     monkeypatch.setattr(EagleHead, when, fail)
-    with bench([eagle(), draft_model(POOR_DRAFT), lookup()]) as engine:
-        assert reasons(engine) == {"eagle": "it cannot be started: RuntimeError: no kernel for this device"}
+    plan = engines.make_plan([eagle(), draft_model(POOR_DRAFT), lookup()])
+    with pytest.raises(RuntimeError, match="'eagle' cannot be started") as ended, engines.engine(plan):
+        pass
+    smaller = launch.after_failure(plan, ended.value)
+    assert smaller is not None
+    assert smaller.pool.dropped == {"eagle": "it cannot be started: RuntimeError: no kernel for this device"}
+    if when != "propose":  # the next start is the same
+        return
+    with engines.engine(smaller) as llm:
+        engine = Bench(llm, smaller)
+        assert reasons(engine) == smaller.pool.dropped
+        groups = engine.runner.kv_cache_config.kv_cache_groups
+        of_draft = engine.runner.speculator.draft_attn_layer_names
+        assert len({name for group in groups for name in group.layer_names} - of_draft) == TARGET_LAYERS
         engine.loop.pin(0)
         plain = engine.generate(PROMPTS)
         for drafter in ("draft", "pld"):

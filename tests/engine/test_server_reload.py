@@ -83,7 +83,7 @@ def test_the_last_decisions_are_told_with_what_they_weighed(laptop: Laptop) -> N
     """They cross from the engine's process to the server's as the state does."""
     server = laptop.server
     _answer(server)
-    server.wait_until("a decision", lambda: "1 requests: k = " in server.admin.get("/outrider/why").text)
+    server.wait_until("a decision", lambda: "1 request: k = " in server.admin.get("/outrider/why").text)
     assert "a verified token costs" in server.admin.get("/outrider/why").text
 
 

@@ -49,16 +49,14 @@ OVERRIDDEN = {
         f"{GPU}.spec_decode.target_dependent_ar.cudagraph_utils.SpeculatorCudaGraphManager", "dispatch"
     ),
     "prompt_lookup.PromptLookup": (f"{GPU}.spec_decode.ngram.speculator.NgramGPUSpeculator", "propose"),
+    "worker.PoolWorker": ("vllm.v1.worker.gpu_worker.Worker", "init_device load_model determine_available_memory"),
     "cpu_worker.OutriderCPUWorker": (
-        "vllm.v1.worker.cpu_worker.CPUWorker",
-        "init_device determine_available_memory compile_or_warm_up_model execute_model",
+        "vllm.v1.worker.cpu_worker.CPUWorker", "init_device compile_or_warm_up_model execute_model"
     ),
     "cpu_executor.OutriderCPUExecutor": (
         "vllm.v1.executor.multiproc_executor.MultiprocExecutor", "take_draft_token_ids"
     ),
-    "gpu_worker.OutriderGPUWorker": (
-        "vllm.v1.worker.gpu_worker.Worker", "init_device determine_available_memory _make_model_runner"
-    ),
+    "gpu_worker.OutriderGPUWorker": ("vllm.v1.worker.gpu_worker.Worker", "_make_model_runner"),
 }  # fmt: skip
 """Class of ours -> vLLM's that it stands on, and the methods that it overrides."""
 CALLED = {

@@ -37,13 +37,14 @@ class Decisions:
         made = self._loop.last_decision()
         if made is not None:
             at = datetime.fromtimestamp(now, UTC).strftime("%H:%M:%S.%f")[:-4]
-            self._lines.append(f"{at} {sentence(list(self._loop.numbers), *made)}")
+            self._lines.append(f"{at} {decision_sentence(list(self._loop.numbers), *made)}")
         return "".join(f"{line}\n" for line in self._lines)
 
 
-def sentence(names: Sequence[str], batch: Batch, plan: DraftPlan, weighed: Weighed | None) -> str:
+def decision_sentence(names: Sequence[str], batch: Batch, plan: DraftPlan, weighed: Weighed | None) -> str:
     """names: of the drafters."""
-    said = f"{len(batch)} requests: {_what(names, plan)}{BECAUSE[plan.purpose]}"
+    requests = "1 request" if len(batch) == 1 else f"{len(batch)} requests"
+    said = f"{requests}: {_what(names, plan)}{BECAUSE[plan.purpose]}"
     return said if weighed is None or not names else f"{said}; {_weighed(names, weighed)}"
 
 

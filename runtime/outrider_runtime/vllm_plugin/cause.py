@@ -34,15 +34,3 @@ def cause(run_dir: str | Path) -> str:
         return Path(run_dir, CAUSE_FILE).read_text(encoding="utf-8")
     except FileNotFoundError:
         return ""
-
-
-class TellingWorker:
-    """The first base of a worker: what ends it before it takes calls. What ends a call, vLLM tells the engine core."""
-
-    def init_device(self) -> None:
-        with told():
-            super().init_device()  # type: ignore[misc]  # of vLLM's worker
-
-    def load_model(self, **options: object) -> None:
-        with told():
-            super().load_model(**options)  # type: ignore[misc]

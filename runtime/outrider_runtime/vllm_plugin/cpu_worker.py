@@ -17,23 +17,16 @@ from vllm.v1.core.sched.output import SchedulerOutput  # noqa: E402
 from vllm.v1.worker import cpu_worker  # noqa: E402
 from vllm.v1.worker.cpu import model_runner  # noqa: E402
 
-from outrider_runtime.vllm_plugin.cause import TellingWorker  # noqa: E402
 from outrider_runtime.vllm_plugin.runner import CPUPoolRunner  # noqa: E402
-from outrider_runtime.vllm_plugin.versions import check_engine_version  # noqa: E402
+from outrider_runtime.vllm_plugin.worker import PoolWorker  # noqa: E402
 
 
-class OutriderCPUWorker(TellingWorker, cpu_worker.CPUWorker):  # type: ignore[misc]  # vLLM is untyped here
+class OutriderCPUWorker(PoolWorker, cpu_worker.CPUWorker):  # type: ignore[misc]  # vLLM is untyped here
     """vLLM's worker builds its runner inline, so the class is replaced in the runner's module before it does."""
 
     def init_device(self) -> None:
-        check_engine_version()
         model_runner.CPUModelRunner = CPUPoolRunner
         super().init_device()
-
-    def determine_available_memory(self) -> int:
-        free_bytes: int = super().determine_available_memory()
-        self.model_runner.leave_out_what_does_not_fit(free_bytes)
-        return free_bytes
 
     def compile_or_warm_up_model(self) -> Any:
         cpu.compile_stand_ins(self.model_runner, super().execute_model, self.sample_tokens)

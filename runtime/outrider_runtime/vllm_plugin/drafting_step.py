@@ -72,7 +72,7 @@ class DraftingStep:
         try:
             made = work()
         except Exception as error:
-            failure = sentence(error)
+            failure = failure_sentence(error)
         where = self._agree(bool(failure))
         if where is Failed.SOMEWHERE:
             raise RanksDisagreeError(f"number {drafter} of the pool", failure)
@@ -115,6 +115,6 @@ class DraftingStep:
         return DraftReport(self.order.step, seconds, proposed, proposer, caught_up_s, self._failures, matched)
 
 
-def sentence(error: Exception) -> str:
+def failure_sentence(error: Exception) -> str:
     text = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__

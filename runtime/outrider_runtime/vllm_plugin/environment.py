@@ -11,6 +11,7 @@ from outrider_crds.runtime_config import BootConfig
 from outrider_runtime.memory_limit import cpu_cache_gib, memory_limit_bytes
 from outrider_runtime.paths import RUN_DIR_VARIABLE
 from outrider_runtime.vllm_plugin import cpu
+from outrider_runtime.vllm_plugin.versions import SECOND_RUNNER
 
 
 def engine_environment(boot: BootConfig, run_dir: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -22,7 +23,7 @@ def engine_environment(boot: BootConfig, run_dir: str, environ: Mapping[str, str
     environment = {name: value for name, value in defaults.items() if name not in environ} | chosen
     return (
         environment
-        | {RUN_DIR_VARIABLE: run_dir, "VLLM_USE_V2_MODEL_RUNNER": "1"}
+        | {RUN_DIR_VARIABLE: run_dir, **SECOND_RUNNER}
         | (cpu.ENVIRONMENT if boot.accelerator.on_cpu else {})
     )
 

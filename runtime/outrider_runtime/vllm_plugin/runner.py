@@ -27,7 +27,7 @@ from outrider_runtime.vllm_plugin.adapters import Rows, RunnerWithAdapters
 from outrider_runtime.vllm_plugin.agreement import Agreement, among
 from outrider_runtime.vllm_plugin.arguments import member_config
 from outrider_runtime.vllm_plugin.draft_model import DraftModel
-from outrider_runtime.vllm_plugin.drafting_step import DraftingStep, sentence
+from outrider_runtime.vllm_plugin.drafting_step import DraftingStep, failure_sentence
 from outrider_runtime.vllm_plugin.eagle_head import EagleHead
 from outrider_runtime.vllm_plugin.graphs import offer_whole_graphs
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, note_failure
@@ -206,7 +206,7 @@ def pool_speculator(
         return PromptLookup(config, device, req_states)
 
     def left_out(name: str, error: Exception) -> None:
-        note_failure(name, f"it cannot be started: {sentence(error)}")
+        note_failure(name, f"it cannot be started: {failure_sentence(error)}")
 
     def note_memory(memory: dict[str, DrafterMemory]) -> None:
         if get_tp_group().rank_in_group == 0:

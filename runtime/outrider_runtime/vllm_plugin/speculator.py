@@ -7,7 +7,7 @@ Whatever a member does, requests go on: one that raises, or whose tokens are non
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,8 @@ from outrider_crds.state import DrafterMemory
 from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
-from outrider_runtime.vllm_plugin.agreement import Agreement, Failed, RanksDisagreeError, alone
-from outrider_runtime.vllm_plugin.drafting_step import DraftingStep, sentence
+from outrider_runtime.vllm_plugin.agreement import Agreement, Failed, alone
+from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
 from outrider_runtime.vllm_plugin.eagle_head import EagleHead
 from outrider_runtime.vllm_plugin.memory import Takes, drafter_memory, kv_bytes_per_token, kv_tokens, weight_bytes
 from outrider_runtime.vllm_plugin.messages import IDLE
@@ -25,6 +25,14 @@ from outrider_runtime.vllm_plugin.proposed import Proposed, give_each_its_own, r
 from outrider_runtime.vllm_plugin.sparse_self import SparseSelf
 
 logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
+
+
+class NotStartedError(RuntimeError):
+    """A member failed once it was loaded; `note_failure` has why."""
+
+    def __init__(self, drafter: str, where: Failed) -> None:
+        ranks = "" if where is Failed.EVERYWHERE else " on some ranks alone"
+        super().__init__(f"drafter {drafter!r} cannot be started{ranks}: the engine starts again without it")
 
 
 class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is untyped here
@@ -65,37 +73,41 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
 
     # -- built, loaded, given its memory ------------------------------------------------------------------------
 
-    def _keep_if_it(self, works: Callable[[], object], number: int, *, ranks_meet: bool = False) -> None:
-        """A member that fails before the engine serves is left out, with what it has put into the engine's books.
-        ranks_meet: in collectives, so that it must fail on all of them; else raises RanksDisagreeError, and the engine
-        is started again without it."""
+    def _keep_if_it(self, works: Callable[[], object], number: int) -> None:
+        """A member that cannot be made or loaded is left out on all ranks, with what it has put into the engine's
+        books."""
         layers = self.vllm_config.compilation_config.static_forward_context
         before = set(layers)
-        failure: Exception | None = None
-        try:
-            works()
-        except Exception as error:  # whatever a drafter does, the engine starts
-            failure = error
-        where = self._agree(failure is not None)
-        if where is Failed.NOWHERE:
+        if self._tried(works, number) is Failed.NOWHERE:
             return
-        logger.error("outrider: drafter %r is left out", self._names[number], exc_info=failure)
-        if failure is not None:
-            self._note_failure(self._names[number], failure)
-        if ranks_meet and where is Failed.SOMEWHERE:
-            raise RanksDisagreeError(repr(self._names[number]), "" if failure is None else sentence(failure))
         self._members.pop(number, None)
         for name in set(layers) - before:
             del layers[name]
 
-    def _keep_those_that(
-        self, works: Callable[[Any], Callable[[], object]], members: Sequence[Any] | None = None, *,
-        ranks_meet: bool = False,
-    ) -> None:  # fmt: skip
-        """works: member -> what it must be able to do."""
-        for number, member in list(self._members.items()):
+    def _must(self, work: Callable[[Any], Callable[[], object]], members: Iterable[Any] | None = None) -> None:
+        """Once they are loaded. vLLM has counted the KV of their layers by then, and the device may be in any state:
+        one that fails ends the engine, which is started again without it. Raises NotStartedError.
+
+        work: member -> what it must be able to do."""
+        for number, member in self._members.items():
             if members is None or member in members:
-                self._keep_if_it(works(member), number, ranks_meet=ranks_meet)
+                where = self._tried(work(member), number)
+                if where is not Failed.NOWHERE:
+                    raise NotStartedError(self._names[number], where)
+
+    def _tried(self, work: Callable[[], object], number: int) -> Failed:
+        """On which ranks it failed; noted on each of them."""
+        failure: Exception | None = None
+        try:
+            work()
+        except Exception as error:  # whatever a drafter does, the engine starts
+            failure = error
+        where = self._agree(failure is not None)
+        if where is not Failed.NOWHERE:
+            logger.error("outrider: drafter %r is left out", self._names[number], exc_info=failure)
+        if failure is not None:
+            self._note_failure(self._names[number], failure)
+        return where
 
     def _make(self, number: int, make: Callable[[], Any]) -> None:
         self._members[number] = make()
@@ -167,7 +179,7 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
     ) -> None:  # fmt: skip
         self._block_tables = block_tables
         given = (model_state, kv_cache_config, block_tables, input_buffers, attn_groups)
-        self._keep_those_that(lambda member: partial(member.set_attn, *given), self._neural)
+        self._must(lambda member: partial(member.set_attn, *given), self._neural)
         self._note_memory(self._memory(kv_cache_config))
 
     def takes(self, kv_cache_spec: Mapping[str, Any]) -> dict[str, Takes]:
@@ -192,10 +204,10 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         for head in self._heads.values():
             head.any_length_fits = self.any_length_fits
-        self._keep_those_that(lambda member: partial(member.init_cudagraph_manager, cudagraph_mode))
+        self._must(lambda member: partial(member.init_cudagraph_manager, cudagraph_mode))
 
     def capture(self) -> None:
-        self._keep_those_that(lambda member: member.capture, ranks_meet=True)
+        self._must(lambda member: member.capture)
 
     def observe_verification(self, *_arguments: Any) -> None:
         """The engine's core learns from what came of proposals, not the worker."""
@@ -222,7 +234,7 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
 
         step, tokens = self.step, self._tokens[: input_batch.num_reqs]
         if dummy_run or step is None:  # vLLM's own runs, which warm up and measure memory: everybody, all passes
-            self._keep_those_that(lambda member: partial(ask, member, dummy_run=dummy_run), ranks_meet=True)
+            self._must(lambda member: partial(ask, member, dummy_run=dummy_run))
             return tokens
         step.begin(input_batch.req_ids)
         found = self._run(step, input_batch, ask)

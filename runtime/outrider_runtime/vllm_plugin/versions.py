@@ -5,6 +5,8 @@ from __future__ import annotations
 from outrider_runtime.identity import engine_version
 
 TESTED_VERSIONS = ("0.32",)
+SECOND_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+"""Environment of every process of the engine: of vLLM's two model runners, the one that the plugin is for."""
 
 
 class UntestedEngineError(RuntimeError):

@@ -6,7 +6,7 @@ import numpy as np
 from outrider_runtime.control.batch import NOBODY
 from outrider_runtime.control.plans import DraftPlan, Purpose
 from outrider_runtime.control.state import Weighed
-from outrider_runtime.loop.why import Decisions, sentence
+from outrider_runtime.loop.why import Decisions, decision_sentence
 
 from tests.engine.engines import eagle, lookup
 from tests.unit.control import columns
@@ -21,7 +21,7 @@ def plan(passes: list[int], asked: list[list[int]], purpose: Purpose = Purpose.C
 
 
 def test_a_decision_is_told_with_what_it_weighed() -> None:
-    said = sentence(["eagle", "pld"], columns.batch(2, 2), plan([0, 0], [[NOBODY, NOBODY]]), WEIGHED)
+    said = decision_sentence(["eagle", "pld"], columns.batch(2, 2), plan([0, 0], [[NOBODY, NOBODY]]), WEIGHED)
     assert said == (
         "2 requests: k = 0; a verified token costs 41 us, or 0.09 tokens at 2.1 tok/ms; a request's first one brings: "
         "eagle 0.30 tokens after 900 us of drafting, pld 0.12 tokens after 20 us of drafting"
@@ -30,15 +30,20 @@ def test_a_decision_is_told_with_what_it_weighed() -> None:
 
 def test_a_price_that_no_step_told_yet_is_not_called_nothing() -> None:
     """Bug: without a profile every line said that a verified token costs 0 us, or 0.00 tokens."""
-    said = sentence(["pld"], columns.batch(2, 2), plan([0], [[NOBODY]]), Weighed(0.0, 300.0, (0.3,), (2e-5,)))
+    said = decision_sentence(["pld"], columns.batch(2, 2), plan([0], [[NOBODY]]), Weighed(0.0, 300.0, (0.3,), (2e-5,)))
     assert said.startswith(
         "2 requests: k = 0; a verified token costs too little to tell from the steps so far, at 0.3 tok/ms; a request's"
     )
 
 
+def test_one_request_is_one_request() -> None:
+    nobody = DraftPlan(np.zeros(1, int), np.ones(1, int), np.array([[NOBODY]]), np.zeros((1, 1), int), Purpose.CHOICE)
+    assert decision_sentence(["pld"], columns.batch(1, 1), nobody, None) == "1 request: k = 0"
+
+
 def test_whoever_is_asked_is_named_and_why() -> None:
     two = plan([2, 3], [[1, 1], [0, NOBODY]], Purpose.SLO)
-    said = sentence(["eagle", "pld"], columns.batch(2, 2), two, None)
+    said = decision_sentence(["eagle", "pld"], columns.batch(2, 2), two, None)
     assert said == "2 requests: k = 2 from eagle for 1, k = 3 from pld for 2 because requests are behind their TPOT"
 
 

@@ -1,0 +1,29 @@
+"""What a worker does on a CPU and on a GPU alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider_runtime.vllm_plugin.cause import told
+from outrider_runtime.vllm_plugin.versions import check_engine_version
+
+
+class PoolWorker:
+    """The first base of a worker, before vLLM's. It tells what ends it before it takes calls; what ends a call, vLLM
+    tells the engine core."""
+
+    model_runner: Any
+
+    def init_device(self) -> None:
+        with told():
+            check_engine_version()
+            super().init_device()  # type: ignore[misc]  # of vLLM's worker
+
+    def load_model(self, **options: object) -> None:
+        with told():
+            super().load_model(**options)  # type: ignore[misc]
+
+    def determine_available_memory(self) -> int:
+        free_bytes: int = super().determine_available_memory()  # type: ignore[misc]
+        self.model_runner.leave_out_what_does_not_fit(free_bytes)
+        return free_bytes
