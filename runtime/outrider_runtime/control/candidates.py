@@ -7,7 +7,7 @@ width 1. Shapes: D drafters, V variants, C candidates.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -45,9 +45,9 @@ def _candidates(passes: tuple[bool, ...], widest: tuple[int, ...], longest: int,
     drafter = [d for d, most in enumerate(widest) for _ in range(most)]
     width = [w + 1 for most in widest for w in range(most)]
     models = [passes[d] for d in drafter]
-    lengths = [range(1, longest + 1) if is_model else (depths,) for is_model in passes]
-    options = [_options(*one) for one in zip(widest, lengths, strict=True)]
-    rows = [tuple(itertools.chain(*row)) for row in itertools.product(*options)]
+    every = range(1, longest + 1)
+    lengths = [every] if sum(models) <= EXACT_VARIANTS else [range(one, one + 1) for one in every] or [every]
+    rows = [*dict.fromkeys(row for together in lengths for row in _rows(passes, widest, together, depths))]
 
     def order(row: tuple[int, ...]) -> tuple[int, int, list[bool], int]:
         """One set after the other, the smallest first; of equal ones the narrowest and the fewest passes win."""
@@ -55,12 +55,19 @@ def _candidates(passes: tuple[bool, ...], widest: tuple[int, ...], longest: int,
         return sum(runs), sum(itertools.compress(width, runs)), runs, sum(row)
 
     rows.sort(key=order)
-    if sum(models) > EXACT_VARIANTS:
-        rows = [row for row in rows if len({*itertools.compress(row, models)} - {0}) < 2]
     alone = [row for row in rows if _is_one_chain(row, models, width)]
     evens = [False] * len(rows) + [True] * len(alone)
     of_variants = np.array(drafter, np.int64), np.array(width, np.int64), np.array(models, bool)
     return Candidates(np.array(rows + alone, np.int64), np.array(evens), *of_variants)
+
+
+def _rows(
+    passes: tuple[bool, ...], widest: tuple[int, ...], longest: range, depths: int
+) -> Iterator[tuple[int, ...]]:  # fmt: skip
+    """Every combination of drafters, widths, and of models' lengths."""
+    lengths = [longest if is_model else (depths,) for is_model in passes]
+    options = [_options(*one) for one in zip(widest, lengths, strict=True)]
+    return (tuple(itertools.chain(*row)) for row in itertools.product(*options))
 
 
 def _options(widest: int, lengths: Sequence[int]) -> list[tuple[int, ...]]:

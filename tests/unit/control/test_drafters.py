@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import tracemalloc
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider_runtime.control.batch import NOBODY
 from outrider_runtime.control.beams import chains_only
+from outrider_runtime.control.candidates import candidates
 from outrider_runtime.control.drafters import choose
 from outrider_runtime.control.offers import Pool
 from outrider_runtime.control.slo import Need, nobody_behind
@@ -131,6 +133,21 @@ def test_k_0_is_always_there_and_wins_a_tie(one):
     if choice.gain == 0.0:
         assert not choice.passes.any()
         assert (choice.asked == NOBODY).all()
+
+
+def test_a_large_pool_is_weighed_in_little_memory():
+    """Bug: every combination of lengths was made before those of equal length were kept: a pool of seven models and 16
+    tokens filled the machine's memory while the engine started, and the kernel killed it."""
+    models, longest = 6, 10
+    tracemalloc.start()
+    try:
+        made = candidates(np.ones(models, bool), np.ones(models, np.int64), longest, longest)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 32 << 20
+    assert len(made.rows) == 1 + longest * (2**models - 1) + longest * models, "k = 0, each set, each alone and even"
+    assert len(np.unique(made.rows, axis=0)) == 1 + longest * (2**models - 1)
 
 
 def test_each_request_asks_whoever_suits_it_best():
