@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -89,7 +89,7 @@ class PodStates:
         try:
             async with asyncio.TaskGroup() as group:
                 while True:
-                    self._ask_due(group)
+                    await self._ask_due(group)
                     await asyncio.sleep(TICK_S)
         finally:
             await self._endpoint.close()
@@ -97,24 +97,29 @@ class PodStates:
     async def first_round(self) -> None:
         """Return once `run` had an answer of every pod that is ready now, or after some seconds: some may never give
         one."""
-        pods = [pod.uid for key in self._pods.services() for pod in self._pods.of(key) if _can_be_asked(pod)]
+        pods = [pod.uid async for _, pod in self._askable()]
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_ROUND_S):
                 while any((poll := self._polls.get(uid)) is None or poll.under_way for uid in pods):
                     await asyncio.sleep(TICK_S)
 
-    def _ask_due(self, group: asyncio.TaskGroup) -> None:
+    async def _ask_due(self, group: asyncio.TaskGroup) -> None:
         now, present = asyncio.get_running_loop().time(), set()
-        for key in self._pods.services():
-            for pod in self._pods.of(key):
-                if not _can_be_asked(pod):
-                    continue
-                present.add(pod.uid)
-                poll = self._polls.get(pod.uid)
-                if poll is None or (not poll.under_way and now - poll.asked_at >= self._interval_s(key, poll)):
-                    group.create_task(self._ask(key, pod))
+        async for key, pod in self._askable():
+            present.add(pod.uid)
+            poll = self._polls.get(pod.uid)
+            if poll is None or (not poll.under_way and now - poll.asked_at >= self._interval_s(key, poll)):
+                group.create_task(self._ask(key, pod))
         for uid in self._polls.keys() - present:
             del self._polls[uid]
+
+    async def _askable(self) -> AsyncIterator[tuple[Key, ServingPod]]:
+        """All ready pods, those of one service in a turn of the event loop: others must not wait for thousands."""
+        for key in self._pods.services():
+            for pod in self._pods.of(key):
+                if _can_be_asked(pod):
+                    yield key, pod
+            await asyncio.sleep(0)
 
     def _interval_s(self, key: Key, poll: _Poll) -> float:
         if poll.unheard:

@@ -200,6 +200,30 @@ async def test_the_first_round_asks_nobody_twice() -> None:
     assert len(asked) == 1
 
 
+async def test_thousands_of_pods_hold_up_nobody() -> None:
+    """Each look at who is to be asked went through all pods in one callback: with 8,000 of them it took 0.1 s of CPU,
+    twice a second, and the Lease waited."""
+    cache, services = Cache(), 50
+    pods = ServingPods(cache)
+    for number in range(services):
+        name = f"chat-{number}"
+        cache.seen(SERVICE, document(name, 1, uid=name))
+        cache.seen(DEPLOYMENT, deployment(name))
+        cache.seen(REPLICA_SET, replica_set(name))
+        cache.seen(POD, pod(f"{name}-pod", service=name, owner=f"{name}-rs"))
+    states, others = PodStates(pods, StateEndpoint(), lambda _: None, 1.0), 0
+    looking = asyncio.create_task(_drained(states._askable()))
+    while not looking.done():
+        await asyncio.sleep(0)
+        others += 1
+    assert len(looking.result()) == services
+    assert others >= services
+
+
+async def _drained(found: AsyncIterator[object]) -> list[object]:
+    return [each async for each in found]
+
+
 @asynccontextmanager
 async def _running(states: PodStates) -> AsyncIterator[None]:
     running = asyncio.create_task(states.run())
