@@ -1,11 +1,16 @@
-"""The API server goes away for a minute. Last here: Kubernetes' own controllers take another to come back."""
+"""What the operator stands on goes and comes back: its CRD, then the API server for a minute.
+
+Last here: all services go with the CRD, and Kubernetes' own controllers take a minute more to come back.
+"""
 
 from __future__ import annotations
 
 import time
 
 import pytest
+from outrider_crds.generate import CRD_FILE, CRD_NAME
 from outrider_crds.runtime_config import CONFIG_KEY
+from outrider_crds.spec import PLURAL
 from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT
 
 from tests.cluster.cluster import Cluster
@@ -17,6 +22,21 @@ pytestmark = pytest.mark.cluster
 
 AWAY_S = 60.0
 """Longer than every time-out of the operator's client."""
+
+
+def test_a_crd_that_goes_and_comes_back_ends_nothing(
+    make: Make, operator_process: OperatorProcess, cluster: Cluster
+) -> None:
+    """As in a reinstallation: the same process forgets the services that went with it, and serves those that come."""
+    service = make("again", profiling={"mode": "Skip"})
+    service.wait_updated()
+    cluster.kubectl("delete", "crd", CRD_NAME, "--timeout=120s")
+    wait_for("no service to be known", lambda: operator_process.metric("outrider_operator_services") == 0)
+    cluster.kubectl("apply", "--server-side", "-f", str(CRD_FILE))
+    wait_for("the API to be served", lambda: cluster.try_kubectl("get", PLURAL, "-A").returncode == 0)
+    make("again", profiling={"mode": "Skip"})
+    service.wait_updated()
+    assert operator_process.running()
 
 
 def test_the_operator_goes_on_once_it_is_back(make: Make, operator_process: OperatorProcess, cluster: Cluster) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby, islice
 
 from outrider_crds.status import Reason
 
@@ -35,6 +36,8 @@ _CRASHES = 2
 _LAST_LINES = 4
 _PATIENCE_S = 30.0
 """Volumes may fail to mount at first (a ConfigMap that is just being made); from then on it is trouble."""
+MOST_TOLERATIONS = 256
+"""That are looked at: a spec has 16 and admission adds a few, but whoever may change pods may add hundreds to each."""
 LOOK_AGAIN_S = 15.0
 """When to look at the events of pods that are being created: nothing else changes while a volume is missing."""
 
@@ -63,6 +66,12 @@ class Pods:
     def ready(self) -> tuple[Object, ...]:
         return tuple(pod for pod in self.living if is_ready(pod))
 
+    @cached_property
+    def tolerations(self) -> tuple[Object, ...]:
+        """What the pods tolerate, with what admission added; those of pods that are alike once."""
+        found = groupby(items(pod, "spec", "tolerations") for pod in self.living)
+        return tuple(islice((each for tolerations, _ in found for each in tolerations), MOST_TOLERATIONS))
+
     def starting(self, within_s: float) -> list[Object]:
         """Pods that have a node, may yet pass their start-up probe, and are younger than `within_s`."""
         return [
@@ -76,17 +85,20 @@ class Pods:
 
     def trouble(self, revision: str | None = None) -> Trouble | None:
         """The trouble of the first unready pod that has one, of `revision` or of all; else of making pods at all."""
-        troubles = (self._trouble_of(pod) for pod in self._unready(revision))
+        troubles = (trouble for pod, trouble in self._unready if revision in (None, revision_of(pod)))
         return next((found for found in troubles if found is not None), self.forbidden)
 
     def why_not_ready(self, revision: str | None = None) -> str:
         """What the pods that are not ready are doing, in a sentence; empty when there is nothing to say."""
         if (found := self.trouble(revision)) is not None:
             return found.message
-        return next((self._still_starting(pod) for pod in self._unready(revision)), "")
+        of_it = (pod for pod, _ in self._unready if revision in (None, revision_of(pod)))
+        return next((self._still_starting(pod) for pod in of_it), "")
 
-    def _unready(self, revision: str | None) -> Iterator[Object]:
-        return (pod for pod in self.living if not is_ready(pod) and revision in (None, revision_of(pod)))
+    @cached_property
+    def _unready(self) -> list[tuple[Object, Trouble | None]]:
+        """With what keeps each from getting ready: several conditions ask, and pods may be a thousand."""
+        return [(pod, self._trouble_of(pod)) for pod in self.living if not is_ready(pod)]
 
     def _trouble_of(self, pod: Object) -> Trouble | None:
         return _container_trouble(pod) or self._stuck(pod)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable
+from functools import cache
 
 from outrider_crds.pod_template import PodTemplate
 from outrider_crds.quantity import quantity
 from outrider_crds.spec import Accelerator, SpeculativeServiceSpec
 
-from outrider_operator.inbound.reading import items, mapping
+from outrider_operator.inbound.reading import items, mapping, text
 from outrider_operator.model import Node, Object
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -42,37 +42,36 @@ def resources(spec: SpeculativeServiceSpec) -> Object:
     return given
 
 
-def node_fits(node: Node, spec: SpeculativeServiceSpec, product: str, tolerations: list[Object]) -> bool:
-    """Could a pod for `product` with `tolerations` ever run on `node`? What other pods take there does not count."""
+def is_room_among(
+    nodes: Iterable[Node], spec: SpeculativeServiceSpec, product: str, tolerations: Iterable[Object]
+) -> bool:
+    """Could a pod for `product` with `tolerations` ever run on one of `nodes`? What other pods take there does not
+    count."""
     accelerator = spec.accelerator
-    wanted = dict(accelerator.node_selector)
-    if not accelerator.on_cpu:
-        wanted[accelerator.product_label] = product
-    if not labels_match(node, wanted) or not tolerates(node, tolerations):
-        return False
-    count = gpus(accelerator, spec.engine.tensor_parallel_size)
-    return (quantity(node.allocatable.get(accelerator.resource_name, "0")) or 0) >= count
+    own = {} if accelerator.on_cpu else {accelerator.product_label: product}
+    wanted = {**accelerator.node_selector, **own}
+    count, given = gpus(accelerator, spec.engine.tensor_parallel_size), tuple(tolerations)
 
+    @cache  # a cluster has few taints, on thousands of nodes
+    def is_tolerated(key: str, value: str, effect: str) -> bool:
+        return effect == "PreferNoSchedule" or any(_tolerates(each, key, value, effect) for each in given)
 
-def labels_match(node: Node, wanted: Mapping[str, Any]) -> bool:
-    return all(node.labels.get(name) == value for name, value in wanted.items())
-
-
-def tolerates(node: Node, tolerations: list[Object]) -> bool:
-    """True when each taint that keeps pods off `node` is tolerated."""
-    return all(
-        taint.get("effect") == "PreferNoSchedule" or any(_tolerates(each, taint) for each in tolerations)
-        for taint in node.taints
+    return any(
+        all(node.labels.get(name) == value for name, value in wanted.items())
+        and (quantity(node.allocatable.get(accelerator.resource_name, "0")) or 0) >= count
+        and all(is_tolerated(text(each, "key"), text(each, "value"), text(each, "effect")) for each in node.taints)
+        for node in nodes
     )
 
 
-def _tolerates(toleration: Object, taint: Object) -> bool:
-    if toleration.get("effect") not in (None, "", taint.get("effect")):
+def _tolerates(toleration: Object, key: str, value: str, effect: str) -> bool:
+    """A taint of that key, value and effect."""
+    if toleration.get("effect") not in (None, "", effect):
         return False
     if not toleration.get("key"):
         return toleration.get("operator") == "Exists"
-    same_value = (toleration.get("value") or "") == (taint.get("value") or "")
-    return toleration["key"] == taint.get("key") and (toleration.get("operator") == "Exists" or same_value)
+    same_value = (toleration.get("value") or "") == value
+    return toleration["key"] == key and (toleration.get("operator") == "Exists" or same_value)
 
 
 def _affinity(template: PodTemplate, accelerator: Accelerator, products: list[str]) -> Object:

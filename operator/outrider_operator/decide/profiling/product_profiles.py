@@ -9,9 +9,9 @@ from outrider_crds.profile import ProfileKeys
 from outrider_crds.spec import CPU_PRODUCT
 
 from outrider_operator.decide.intent import Intent
-from outrider_operator.decide.pod_spec.placement import node_fits
+from outrider_operator.decide.pod_spec.placement import is_room_among
 from outrider_operator.decide.pod_spec.volumes import profile_name
-from outrider_operator.decide.pods import Pods
+from outrider_operator.decide.pods import MOST_TOLERATIONS, Pods
 from outrider_operator.decide.profile_store import Failure, Profiles, Store
 from outrider_operator.decide.profiling.asked import Asked, asked_of, attempt_hash
 from outrider_operator.decide.profiling.job_outcome import absorb, has_ended, is_finished, pod_of
@@ -102,9 +102,9 @@ def _product_profile(view: ProfilingView, intent: Intent, keys: ProfileKeys) -> 
 
 def _node_fits(view: ProfilingView, intent: Intent, product: str, job_pod: Object | None) -> bool:
     """With the tolerations of the spec, and those that admission gave to the pods (GKE does, for GPUs)."""
-    given = [each for pod in (*view.pods.living, job_pod) for each in items(pod, "spec", "tolerations")]
+    given = (*view.pods.tolerations, *items(job_pod, "spec", "tolerations")[:MOST_TOLERATIONS])
     tolerations = [*(each.wire() for each in intent.spec.accelerator.tolerations), *given]
-    return view.nodes is None or any(node_fits(node, intent.spec, product, tolerations) for node in view.nodes)
+    return view.nodes is None or is_room_among(view.nodes, intent.spec, product, tolerations)
 
 
 def _served_first(view: ProfilingView, intent: Intent, product: str) -> list[Object]:

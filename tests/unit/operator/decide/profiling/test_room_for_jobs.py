@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 from outrider_crds.status import ConditionType as C
-from outrider_operator.model import JOB, Node
+from outrider_operator.decide import decide
+from outrider_operator.decide.pod_spec import placement
+from outrider_operator.model import JOB, Node, Object
 
 from tests.unit.operator.decide.world import CPU_NODE, SETTINGS, World, gpu_node, manifest, started, unschedulable
 
@@ -168,6 +170,30 @@ def test_a_toleration_that_admission_adds_counts() -> None:
     world.settle()
     assert world.reason(C.PROFILES_READY) == "False/Profiling"
     assert len(world.jobs()) == 1
+
+
+def test_tolerations_of_many_pods_are_not_held_against_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pod has those of its template: 300 pods and 100 tainted nodes took a decision 0.3 s, in one callback."""
+    pairs: list[str] = []
+    tolerates = placement._tolerates
+
+    def counted(toleration: Object, key: str, value: str, effect: str) -> bool:
+        pairs.append(key)
+        return tolerates(toleration, key, value, effect)
+
+    monkeypatch.setattr(placement, "_tolerates", counted)
+    given = [{"key": f"other-{number}", "operator": "Exists"} for number in range(16)]
+    tainted = replace(gpu_node("a", "NVIDIA-L4"), taints=({"key": "gpu", "effect": "NoSchedule"},))
+    world = World(
+        manifest(accelerator={"products": ["NVIDIA-L4"], "tolerations": given}, replicas=100), nodes=(tainted,) * 100
+    )
+    world.settle()
+    world.roll_out()
+    pairs.clear()
+    decide(world.observed(), world.settings)
+    assert 0 < len(pairs) <= 2 * len(given), "those of the spec, and of one pod"
+    monkeypatch.undo()
+    assert world.reason(C.PROFILES_READY) == "False/NoMatchingNode"
 
 
 def test_a_node_with_too_few_gpus_does_not_count() -> None:
