@@ -65,15 +65,17 @@ def record(
 ) -> History:
     """`history` with one more look; looks that no window can reach any more are dropped.
 
-    Totals are kept of `names` only: a pod may name anything.
+    Totals are kept of `names` only: a pod may name anything. Called again for the same moment with further pods'
+    states, it completes that look.
     """
     history = _without_others(history, names)
     seen = {name: (state.started_at, counters(state)) for name, state in states.items()}
-    look = Look(now, _totals(history, seen, names, now), len(states), pods_ready)
     horizon = now - (RARE_WINDOWS + 1) * window_s
-    looks = tuple(old for old in history.looks if old.at >= horizon)
+    earlier = tuple(old for old in history.looks if old.at >= horizon and old.at != now)
+    answered = sum(old.pods_answered for old in history.looks if old.at == now) + len(states)
+    look = Look(now, _totals(history, seen, names, now), answered, pods_ready)
     # A pod that does not answer this time keeps its counters: what it does meanwhile counts at its next answer.
-    return History(looks=(*_thinned(looks, now - 2.5 * window_s), look), pods={**history.pods, **seen})
+    return History(looks=(*_thinned(earlier, now - 2.5 * window_s), look), pods={**history.pods, **seen})
 
 
 def forget(history: History, pods: set[str]) -> History:

@@ -62,6 +62,19 @@ def test_goodput_is_summed_over_pods() -> None:
     assert tokens_in_window([{"a": state(10 * i), "b": state(20 * i)} for i in range(10)]) == 180
 
 
+def test_a_look_that_is_taken_in_parts_is_one_look() -> None:
+    """The pods of a large service are counted some at a time; nobody's figures hang on that."""
+    whole = parts = History()
+    for step in range(10):
+        now = START + step * 10
+        states = {name: state(number * step) for number, name in enumerate("abcde")}
+        whole = record(whole, states, NAMES, 5, now, WINDOW_S)
+        for names in ("ab", "cd", "e"):
+            parts = record(parts, {name: states[name] for name in names}, NAMES, 5, now, WINDOW_S)
+    assert parts == whole
+    assert windows(parts, now, WINDOW_S) == windows(whole, now, WINDOW_S)
+
+
 def test_a_restarted_pod_loses_nothing_and_counts_nothing_twice() -> None:
     """A process that starts again counts from 0; what it had counted before stays in the sum."""
     before = [{"a": state(1000 + 10 * i)} for i in range(5)]
