@@ -246,7 +246,8 @@ def changed(source: Path, folder: Path, change: Callable[[dict[str, torch.Tensor
 def test_drafters_that_cannot_load_leave_the_others(other_layers: Path, tmp_path: Path) -> None:
     """Bugs: the target handed out what the broken head reads, as vLLM's config names that one; drafters whose
     checkpoints lack weights proposed with what lay in memory, and one without its token map with wrong tokens; one
-    whose map names no token of the target's raised an IndexError, and would end an engine on a GPU."""
+    whose map names no token of the target's raised an IndexError, and would end an engine on a GPU; one whose config
+    names fewer layers than it was made for was said to have an invalid shape."""
 
     def without(name: str) -> Callable[[dict[str, torch.Tensor]], object]:
         return lambda weights: weights.pop(name)
@@ -264,15 +265,20 @@ def test_drafters_that_cannot_load_leave_the_others(other_layers: Path, tmp_path
     }
     heads = [eagle(changed(EAGLE_HEAD, tmp_path / name, without(gone)), name) for name, (gone, _) in lacking.items()]
     heads.append(eagle(changed(EAGLE_HEAD, tmp_path / "beyond", beyond), "beyond"))
+    one_layer = changed(EAGLE_HEAD, tmp_path / "layers", lambda _weights: None)
+    config = json.loads((one_layer / "config.json").read_text())
+    (one_layer / "config.json").write_text(json.dumps({**config, "eagle_aux_hidden_state_layer_ids": [1]}))
+    heads.append(eagle(one_layer, "layers"))
     queries = without("model.layers.2.self_attn.q_proj.weight")
     heads.append(draft_model(changed(POOR_DRAFT, tmp_path / "queries", queries), "queries"))
     with ordered([eagle(broken, "broken"), eagle(), draft_model(POOR_DRAFT), *heads]) as engine:
-        assert set(engine.failures) == {"broken", "beyond", "queries", *lacking}
+        assert set(engine.failures) == {"broken", "beyond", "layers", "queries", *lacking}
         assert "cannot be started" in engine.failures["broken"]
         for name, (_, reason) in lacking.items():
             assert reason in engine.failures[name]
         assert "lacks weights of" in engine.failures["queries"]
         assert "model.layers.2.self_attn.qkv_proj.weight" in engine.failures["queries"]
+        assert "of 3 layers, and is to read 1 (eagle_aux_hidden_state_layer_ids)" in engine.failures["layers"]
         assert "49159" in engine.failures["beyond"]
         assert "49152" in engine.failures["beyond"]
         reference = engine.run(PROMPTS, nobody)

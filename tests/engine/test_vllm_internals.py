@@ -187,7 +187,11 @@ ATTRIBUTES = {
         "expanded_slot_mappings arange_gpu dcp_size draft_is_prefilling max_model_len max_num_reqs speculative_config"
     ),
     f"{GPU}.block_table.BlockTables": "block_sizes block_tables input_block_tables slot_mappings",
-    "vllm.config.model.ModelConfig": "original_max_model_len max_model_len uses_mrope",
+    "vllm.config.model.ModelConfig": "original_max_model_len max_model_len uses_mrope get_hidden_size get_vocab_size",
+    "vllm.model_executor.models.llama_eagle3.LlamaModel": "fc",
+    "vllm.model_executor.models.qwen3_eagle3.Qwen3Eagle3Model": "fc",
+    "vllm.model_executor.models.deepseek_eagle3.DeepseekV2Eagle3Model": "fc",
+    "vllm.model_executor.layers.linear.ReplicatedLinear": "input_size",
     "vllm.config.compilation.CompilationConfig": "static_forward_context max_cudagraph_capture_size",
     "vllm.config.compilation.CUDAGraphMode": "separate_routine decode_mode",
     f"{GPU}.spec_decode.eagle.speculator.EagleSpeculator": "prefill_cudagraph_manager",

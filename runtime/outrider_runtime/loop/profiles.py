@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from outrider_runtime.control.cost import DrafterCost, LatencyModel, StepCost
 from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.error_text import first_line
 
 ANNOTATIONS_FILE = "annotations"
 Document = TypeVar("Document", bound=Contract)
@@ -88,15 +89,6 @@ def _read(path: Path, kind: type[Document]) -> Document | None:
         return None
     except (OSError, ValidationError) as error:
         raise UnreadableProfileError(f"profile file {path.name} cannot be read: {first_line(error)}") from error
-
-
-def first_line(error: Exception) -> str:
-    """A sentence of an error for the state; pydantic's first problem without its web address."""
-    if isinstance(error, ValidationError):
-        problem = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in problem["loc"])
-        return f"{place}: {problem['msg']}" if place else str(problem["msg"])
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _latency(target: TargetProfile, drafters: dict[str, DrafterProfile]) -> LatencyModel:

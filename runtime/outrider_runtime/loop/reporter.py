@@ -16,11 +16,11 @@ from outrider_crds.runtime_config import HotConfig, config_hash, read_hot_config
 from outrider_crds.state import ProfileState, RuntimeState
 from pydantic import ValidationError
 
+from outrider_runtime.error_text import first_line
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.profiles import (
     Identity,
     UnreadableProfileError,
-    first_line,
     load_profile,
     product_of_pod,
 )

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from outrider_runtime.control.batch import NOBODY
+from outrider_runtime.error_text import with_type
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.step_clock import StepClock
 from outrider_runtime.vllm_plugin.agreement import Agreement, Failed, RanksDisagreeError, alone
@@ -72,7 +73,7 @@ class DraftingStep:
         try:
             made = work()
         except Exception as error:
-            failure = failure_sentence(error)
+            failure = with_type(error)
         where = self._agree(bool(failure))
         if where is Failed.SOMEWHERE:
             raise RanksDisagreeError(f"number {drafter} of the pool", failure)
@@ -113,8 +114,3 @@ class DraftingStep:
         proposed, proposer, matched = told
         caught_up_s = {drafter: self._clock.seconds(*span) for drafter, span in self._catch_ups.items()}
         return DraftReport(self.order.step, seconds, proposed, proposer, caught_up_s, self._failures, matched)
-
-
-def failure_sentence(error: Exception) -> str:
-    text = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__

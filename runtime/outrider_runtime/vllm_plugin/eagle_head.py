@@ -39,7 +39,17 @@ class EagleHead(EagleSpeculator):  # type: ignore[misc]  # vLLM is untyped here
         with named(utils, self._prefix), whole_weights(FROM_TARGET):
             head = super().load_draft_model(target_model, target_attn_layer_names)
         check_token_map(head, self.vllm_config.model_config.get_vocab_size())
+        self._check_layers(head, len(self.layers(target_model)))
         return head
+
+    def _check_layers(self, head: Any, read: int) -> None:
+        """read: layers of the target, after which it reads the hidden states."""
+        width: int = self.vllm_config.model_config.get_hidden_size()
+        joining = getattr(head.model, "fc", None)  # makes one state of all that it reads; not every head has one
+        joined: int = getattr(joining, "input_size", read * width)
+        if joined != read * width:
+            made_for = f"the EAGLE-3 head is made for the hidden states of {joined / width:g} layers"
+            raise ValueError(f"{made_for}, and is to read {read} (eagle_aux_hidden_state_layer_ids)")
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         super().init_cudagraph_manager(cudagraph_mode)

@@ -22,12 +22,13 @@ from vllm.v1.worker.cpu.model_runner import CPUModelRunner
 from vllm.v1.worker.gpu import cudagraph_utils, model_runner
 
 from outrider_runtime.drafters.window import window_of
+from outrider_runtime.error_text import with_type
 from outrider_runtime.step_clock import step_clock
 from outrider_runtime.vllm_plugin.adapters import Rows, RunnerWithAdapters
 from outrider_runtime.vllm_plugin.agreement import Agreement, among
 from outrider_runtime.vllm_plugin.arguments import member_config
 from outrider_runtime.vllm_plugin.draft_model import DraftModel
-from outrider_runtime.vllm_plugin.drafting_step import DraftingStep, failure_sentence
+from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
 from outrider_runtime.vllm_plugin.eagle_head import EagleHead
 from outrider_runtime.vllm_plugin.graphs import offer_whole_graphs
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, note_failure
@@ -206,7 +207,7 @@ def pool_speculator(
         return PromptLookup(config, device, req_states)
 
     def left_out(name: str, error: Exception) -> None:
-        note_failure(name, f"it cannot be started: {failure_sentence(error)}")
+        note_failure(name, f"it cannot be started: {with_type(error)}")
 
     def note_memory(memory: dict[str, DrafterMemory]) -> None:
         if get_tp_group().rank_in_group == 0:
