@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
-import vllm.platforms
 from outrider_runtime.identity import device_name
 
 
@@ -18,5 +18,5 @@ def test_the_device_is_asked_for_its_name_without_a_context_on_it(monkeypatch: p
 
     monkeypatch.setattr(torch.cuda, "_lazy_init", forbidden)
     asked = SimpleNamespace(is_cpu=lambda: False, get_device_name=lambda: "NVIDIA H200")
-    monkeypatch.setattr(vllm.platforms, "current_platform", asked, raising=False)
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=asked))
     assert device_name() == "NVIDIA H200"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,7 @@ _TREE_ARRAYS = ("parent", "confidence", "on_path")
 _ARRAYS = ("group", "temperature", "prompt_tokens", "start", "depth", "proposed", "confidence")
 
 
+@cache
 def shipped() -> Recording:
     """SmolLM2-135M-Instruct with its drafters, on Spec-Bench's prompts (docs/simulator.md)."""
     return load(FOLDER / "recordings" / "smollm2.npz")

@@ -68,6 +68,7 @@ def of_best(pool, one: World, load: int, **loop) -> float:
     return serve(pool, one, load, **loop) / best_static(pool, one, load, lengths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [1, 8, 32, 96, 256])
 def test_the_loop_finds_the_best_static_length_at_any_batch(load):
     """Long lengths alone, short ones at 32, none at 96 and 256: within 5% of the best, probes and exploration
@@ -121,6 +122,7 @@ def staircase(tokens: float, cached: float) -> float:
 STAIRS = world(target_s=staircase)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("load", "settle"), [(4, SETTLE), (24, SETTLE), (60, 200)])
 def test_a_world_in_stairs_under_a_bent_profile(load, settle):
     """The profile's form is not the world's. At 60 requests plain decoding has to be tried to see it: 200 steps, as
@@ -128,6 +130,7 @@ def test_a_world_in_stairs_under_a_bent_profile(load, settle):
     assert of_best((EAGLE,), STAIRS, load, settle=settle) >= 0.93
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.7, 1.3])
 @pytest.mark.parametrize("load", [8, 24, 48])
 def test_a_knee_that_is_30_percent_off(share, load):
@@ -135,12 +138,14 @@ def test_a_knee_that_is_30_percent_off(share, load):
     assert of_best((EAGLE,), WORLD, load, profile=wrong) >= 0.93
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [4, 32])
 def test_a_draft_that_is_half_as_dear_again_as_profiled(load):
     dear = {0: linear(1.5 * 8e-4, 1.5 * 4e-6)}
     assert of_best((EAGLE,), world(pass_s=dear), load) >= 0.94
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hidden", [0.05, 0.15])
 @pytest.mark.parametrize("load", [4, 32])
 def test_time_that_no_device_reports(hidden, load):
@@ -156,6 +161,7 @@ def test_a_draft_that_slows_three_times_while_serving_lowers_k():
     assert np.mean([record.passes[0] for record in running.run(60)]) <= before - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [2, 24])
 def test_without_a_profile_the_loop_learns_what_steps_cost(load):
     """Within 10% of the best after 200 steps from nothing."""
@@ -170,6 +176,7 @@ def by_category(drafter, number, _depth):
     return np.where((number + drafter) % 2 == 0, 0.85, 0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [8, 16])
 def test_requests_of_two_categories_are_served_by_the_drafter_that_knows_them(load):
     """Better than the best single drafter by a tenth."""
@@ -178,6 +185,7 @@ def test_requests_of_two_categories_are_served_by_the_drafter_that_knows_them(lo
     assert ours >= 1.10 * best_static(pool, one, load, lengths=(2, 3, 4), output=400)
 
 
+@pytest.mark.slow
 def test_a_lookup_and_a_head_side_by_side():
     """A third of the requests repeat their prompt: a lookup serves them, and the head the others and its misses."""
     pool = (EAGLE, LOOKUP)
@@ -264,6 +272,7 @@ def test_a_head_that_does_not_pay_reads_no_prompts():
     assert sum(record.fed for record in records) < 0.15 * sum(record.requests for record in records)
 
 
+@pytest.mark.slow
 def test_probes_tell_the_speed_up_at_batch_90_with_requests_coming_and_going():
     """Hardly two steps hold equally many. Something is said, and the truth is what is said."""
     one, cost = world(0.7, target_s=linear(0.02, 1e-5)), StepCost(per_batched_token_s=1e-5, constant_s=0.02)

@@ -69,6 +69,7 @@ def test_attainment_stands_by_class_for_ours_and_for_plain_decoding(manifest, tm
     assert ours["attained"][1] is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short")
 def test_the_same_seed_gives_the_same_figures(manifest, capsys):
     """Figures can be repeated, and another seed gives others."""
@@ -269,6 +270,7 @@ def test_the_smallest_engine_ends(argument, requests, tmp_path, capsys):
     assert "Speculation" in said(capsys, "--manifest", path, "--system", "h100_sxm", *LOAD[2:])
 
 
+@pytest.mark.slow
 def test_no_engine_has_to_be_installed():
     """Neither torch nor vLLM is imported, and matplotlib only to plot."""
     code = (

@@ -43,6 +43,7 @@ def test_the_manifest_sets_classes_lengths_and_limits(asked):
     assert [member.drafter.name for member in asked.pool] == ["head", "ngram"]
 
 
+@pytest.mark.slow
 def test_of_two_heads_each_is_lifted_apart_and_the_better_one_is_used(asked, monkeypatch):
     monkeypatch.setattr(load, "LEAST_REQUESTS", 8)
     world = deployment.on_system(asked, "h100_sxm")
@@ -116,6 +117,7 @@ def test_what_the_figures_do_not_cover_is_said(asked):
     assert any("drafter 'head' is left out" in notice for notice in notices)
 
 
+@pytest.mark.slow
 def test_rates_go_by_what_plain_decoding_finishes(asked):
     """Prompts count: at 0.8 of it requests are let in at once, at 1.5 they queue."""
     on_h100 = deployment.deployed(asked, deployment.on_system(asked, "h100_sxm"), {})

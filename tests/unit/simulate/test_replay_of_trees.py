@@ -24,6 +24,7 @@ from outrider_runtime.simulate.worlds import world as worlds
 
 RECORDED = recordings.shipped()
 LIFTED = recordings.lifted(RECORDED, 0.7, seed=0)
+BEAMS = Beams(RECORDED.trees["eagle"])
 EAGLE = Drafter("eagle", passes=True, needs_hidden=True, widest=WIDTH)
 WORLD = worlds.load("llama-3.1-8b-a100")
 
@@ -50,7 +51,7 @@ def running(requests: int, **columns) -> Batch:
 @settings(max_examples=60, deadline=None)
 def test_a_narrow_beam_is_a_tree_of_at_most_its_width_that_holds_the_greedy_chain(seed, width, depth):
     at = np.random.default_rng(seed).integers(0, RECORDED.start[-1], 5)
-    table = Beams(RECORDED.trees["eagle"]).table(at, np.full(5, depth), width)
+    table = BEAMS.table(at, np.full(5, depth), width)
     forest = forest_of(table, 5)
     assert (table.there.sum(2) <= width).all()
     assert forest.depth.max() == depth
@@ -102,7 +103,7 @@ def test_trees_serve_every_token_once_and_in_fewer_steps_than_chains():
 
 
 def test_specinfers_tree_has_its_children_at_each_depth_and_no_orphans():
-    forest = forest_of(Beams(RECORDED.trees["eagle"]).table(np.arange(20), np.full(20, DEPTH), WIDTH), 20)
+    forest = forest_of(BEAMS.table(np.arange(20), np.full(20, DEPTH), WIDTH), 20)
     nodes = StaticTree(1, 0, WIDTH).plan_verify(running(20), forest).nodes
     below = nodes & (forest.parent != ROOT)
     assert nodes[forest.parent[below]].all()
@@ -115,7 +116,7 @@ def test_specinfers_tree_has_its_children_at_each_depth_and_no_orphans():
 
 def adaserve(budget: int, *, emitted: list[int]):
     """Two requests, a TPOT of 10 ms, and 100 ms since their first tokens."""
-    forest = forest_of(Beams(RECORDED.trees["eagle"]).table(np.array([5, 9]), np.full(2, DEPTH), WIDTH), 2)
+    forest = forest_of(BEAMS.table(np.array([5, 9]), np.full(2, DEPTH), WIDTH), 2)
     policy = AdaServe(1, 0, budget, DEPTH, WIDTH, (0.01,))
     return forest, policy.plan_verify(running(2, emitted=np.array(emitted)), forest)
 

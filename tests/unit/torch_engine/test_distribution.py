@@ -26,6 +26,7 @@ from outrider_runtime.torch_engine.tree import NO_NODE, Tree
 
 from tests.unit.torch_engine.engines import Letters
 
+pytestmark = pytest.mark.slow
 TOKENS, OUTPUTS = 5, 3
 DRAWS, DRAWS_OF_A_BUG, AT_ONCE = 200_000, 10_000, 5_000
 FIRST = 0

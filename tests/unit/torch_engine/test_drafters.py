@@ -61,15 +61,27 @@ def answers(here: Bench, sampling: Sampling, pins: Any = None) -> list[list[int]
     return [one.tokens for one in here.answers.values()]
 
 
+@pytest.fixture(scope="module", params=[GREEDY, DRAWN], ids=["greedy", "drawn with a seed"])
+def sampling(request: pytest.FixtureRequest) -> Sampling:
+    made: Sampling = request.param
+    return made
+
+
+@pytest.fixture(scope="module")
+def plain(models: Path, sampling: Sampling) -> list[list[int]]:
+    """What the target answers without a drafter."""
+    return answers(bench(models / "target"), sampling)
+
+
 def accepted(here: Bench) -> dict[str, int]:
     return {name: one.accepted for name, one in here.loop.state().drafters.items()}
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn with a seed"])
 @pytest.mark.parametrize("drafter", ["pld", "draft", "eagle"])
-def test_an_answer_is_the_same_whoever_proposes(models: Path, drafter: str, sampling: Sampling) -> None:
+def test_an_answer_is_the_same_whoever_proposes(
+    models: Path, drafter: str, plain: list[list[int]], sampling: Sampling
+) -> None:
     """Token for token, drawn answers too: a draw hangs on seed, place and token alone."""
-    plain = answers(bench(models / "target"), sampling)
     here = bench(models / "target", **pool_of_three(models))
     here.loop.pin(4, drafter)
     assert answers(here, sampling) == plain
@@ -79,10 +91,10 @@ def test_an_answer_is_the_same_whoever_proposes(models: Path, drafter: str, samp
         assert counts.accepted > 0
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn with a seed"])
-def test_an_answer_is_the_same_while_drafters_change_and_memory_is_short(models: Path, sampling: Sampling) -> None:
+def test_an_answer_is_the_same_while_drafters_change_and_memory_is_short(
+    models: Path, plain: list[list[int]], sampling: Sampling
+) -> None:
     """Another drafter and another length at every step, plain steps between, preemptions, drafters' KV taken away."""
-    plain = answers(bench(models / "target"), sampling)
     here = bench(models / "target", **pool_of_three(models), kv_tokens=LONGEST + 60, limits=Limits(4, 20))
     draws = random.Random(4)
     pins = iter(lambda: (draws.choice([0, 1, 4]), draws.choice(["pld", "draft", "eagle"])), None)

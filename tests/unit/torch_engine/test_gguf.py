@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from gguf import GGUFWriter
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
 from outrider_runtime.torch_engine.runner import Model, Segment
@@ -20,6 +19,8 @@ HEADS, KV_HEADS, WIDTH, INNER = 4, 2, SIZES["hidden_size"], SIZES["intermediate_
 
 def write_gguf(file: Path) -> None:
     """A random Llama of one layer with tied embeddings."""
+    from gguf import GGUFWriter  # half a second, for what a few tests write
+
     draws = torch.Generator().manual_seed(0)
     writer = GGUFWriter(file, "llama")
     writer.add_block_count(1)

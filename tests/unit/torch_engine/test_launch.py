@@ -91,6 +91,7 @@ def test_threads_sleep_while_they_wait_for_each_other(folder: Path) -> None:
     assert engine_environment(boot(folder, env=user_s), {}) == {"OMP_WAIT_POLICY": "ACTIVE", "LEVEL": "1"}
 
 
+@pytest.mark.slow
 def test_nothing_that_serves_needs_vllm() -> None:
     """A laptop has `outrider[torch]` alone."""
     code = (

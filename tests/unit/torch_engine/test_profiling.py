@@ -77,6 +77,7 @@ def test_a_step_has_the_shape_that_was_asked_for(
         assert sample.draft_width == point.width
 
 
+@pytest.mark.slow
 def test_a_job_measures_target_and_drafters_without_vllm(folder: Path, tmp_path: Path) -> None:
     """As the Job runs it: one engine process, and a profile of target and drafters."""
     write_head(tmp_path / "head")

@@ -81,6 +81,7 @@ def p_value(models: Path, answers: Sequence[Sequence[int]]) -> float:
     return float(torch.special.gammaincc(torch.tensor((BINS - 1) / 2).double(), statistic / 2))
 
 
+@pytest.mark.slow
 def test_answers_follow_the_targets_distribution(models: Path) -> None:
     """The whole way: proposals under the loop, judged in the step after, cut where the answer ends."""
     answers, counts = drawn_answers(models, 800)

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -157,6 +158,7 @@ class Books(RuleBasedStateMachine):
         assert self.pool.free_bytes == self.pool.total_bytes
 
 
+@pytest.mark.slow
 def test_ten_thousand_requests_come_and_go() -> None:
     Books.requests = 0
     while Books.requests < 10_000:

@@ -66,6 +66,7 @@ def answers(models: Path, drafter: str, width: int) -> tuple[list[list[int]], in
     return found, here.loop.state().drafters[drafter].verified
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "width"), ARMS)
 def test_every_token_is_the_best_one(models: Path, drafter: str, width: int) -> None:
     """At each place, given the tokens before it; `tests.benchmarks.teacher_forcing` does the same with a real model."""

@@ -35,7 +35,6 @@ from tests.unit.torch_engine.models import FAMILIES, VOCABULARY, write_head, wri
 GREEDY, DRAWN = Sampling(temperature=0.0), Sampling(seed=11, temperature=0.8, top_p=0.95, presence_penalty=0.3)
 PLD, DRAFT, EAGLE = range(3)
 NAMES = ["pld", "draft", "eagle"]
-both = pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn with a seed"])
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +72,18 @@ def answers(here: Bench, sampling: Sampling, before_step: Callable[[], None] = l
         before_step()
         here.step()
     return [one.tokens for one in here.answers.values()]
+
+
+@pytest.fixture(scope="module", params=[GREEDY, DRAWN], ids=["greedy", "drawn with a seed"])
+def sampling(request: pytest.FixtureRequest) -> Sampling:
+    made: Sampling = request.param
+    return made
+
+
+@pytest.fixture(scope="module")
+def plain(models: Path, sampling: Sampling) -> list[list[int]]:
+    """What the target answers without a drafter."""
+    return answers(bench(models / "target"), sampling)
 
 
 def random_subtree(forest: Forest, draws: random.Random) -> np.ndarray:
@@ -140,11 +151,11 @@ class Oracle:
         return tree
 
 
-@both
 @pytest.mark.parametrize("seed", [1, 2])
-def test_an_answer_is_the_same_with_trees_of_every_shape(models: Path, sampling: Sampling, seed: int) -> None:
+def test_an_answer_is_the_same_with_trees_of_every_shape(
+    models: Path, plain: list[list[int]], sampling: Sampling, seed: int
+) -> None:
     """Any part of any tree verified, while memory is short and prompts come in chunks."""
-    plain = answers(bench(models / "target"), sampling)
     known, draws = {tuple(text): answer for text, answer in zip(texts(), plain, strict=True)}, random.Random(seed)
     here = bench(
         models / "target", [engines.lookup()], lambda *_: [Oracle(known, draws)], kv_tokens=LONGEST + 60,
@@ -163,10 +174,8 @@ def test_an_answer_is_the_same_with_trees_of_every_shape(models: Path, sampling:
     assert unverified > 20
 
 
-@both
-def test_an_answer_is_the_same_whoever_beams(models: Path, sampling: Sampling) -> None:
+def test_an_answer_is_the_same_whoever_beams(models: Path, plain: list[list[int]], sampling: Sampling) -> None:
     """Drafters, depths and widths change at every step, several drafters' trees are merged, memory is short."""
-    plain = answers(bench(models / "target"), sampling)
     here = bench(models / "target", **pool_of_three(models), kv_tokens=LONGEST + 120, limits=Limits(4, 60))
     draws, outcomes = random.Random(4), list[Outcome]()
     here.loop.listeners.append(lambda told: outcomes.append(told.outcome))
@@ -179,10 +188,10 @@ def test_an_answer_is_the_same_whoever_beams(models: Path, sampling: Sampling) -
     assert any((one.accepted & (one.forest.rank > 0)).any() for one in outcomes)
 
 
-@both
 @pytest.mark.parametrize("drafter", ["draft", "eagle"])
-def test_an_answer_is_the_same_with_a_pinned_beam(models: Path, drafter: str, sampling: Sampling) -> None:
-    plain = answers(bench(models / "target"), sampling)
+def test_an_answer_is_the_same_with_a_pinned_beam(
+    models: Path, drafter: str, plain: list[list[int]], sampling: Sampling
+) -> None:
     here = bench(models / "target", **pool_of_three(models), limits=Limits(4, 80))
     here.loop.pin(4, drafter, WIDEST)
     assert answers(here, sampling) == plain
@@ -294,6 +303,7 @@ def searched(model: Model, pool: KVPool, text: list[int], depth: int, width: int
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(seed=st.integers(0, 10**6), room=st.integers(0, 1000), budget=st.integers(20, 80))
 def test_caches_are_those_of_a_fresh_prefill(models: Path, seed: int, room: int, budget: int) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 from outrider_crds.pod_template import EnvVar
@@ -18,7 +16,7 @@ from outrider_runtime.vllm_plugin import arguments, launch
 from outrider_runtime.vllm_plugin.environment import engine_environment
 from outrider_runtime.vllm_plugin.versions import UntestedEngineError, check_engine_version
 
-from tests.engine.engines import boot_config, draft_model, eagle, hot_config, lookup, own_environment
+from tests.engine.engines import boot_config, draft_model, eagle, hot_config, lookup
 
 HEAD = Path("/heads/eagle")
 
@@ -137,36 +135,6 @@ def test_every_pool_runs_in_the_second_runner(product: str, pool: tuple[Drafter,
     config = arguments.speculative_config(plan)
     assert config is not None
     assert product == "cpu" or config["method"] in {"ngram_gpu", "eagle3", "draft_model"}, "asynchronous in vLLM"
-
-
-OF_ITS_PROCESSES = {"distributed_executor_backend", "disable_log_stats", "logging_config", "shutdown_timeout"}
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("product", ["cpu", "NVIDIA-H200"])
-def test_the_profiler_starts_the_engine_that_serves(product: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: it measured on the first runner, synchronously, with other limits of a step and in other graphs. What is
-    left to differ is where the engine's parts run."""
-    from outrider_runtime.profiler.engines.vllm_engine import start_engine
-    from outrider_runtime.server.engine import Drain
-    from outrider_runtime.server.vllm_backend import parse_arguments
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.usage.usage_lib import UsageContext
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    pool = (lookup(), eagle(HEAD))
-    plan = plan_of(boot_config(pool) if product == "cpu" else on_gpu(boot_config(pool)), Pool(hosted=pool))
-    given: dict[str, Any] = {}
-    started = staticmethod(lambda arguments, **how: given.update(how, arguments=arguments))
-    monkeypatch.setattr(LLMEngine, "from_engine_args", started)
-    with own_environment():
-        start_engine(plan)
-        serves = AsyncEngineArgs.from_cli_args(parse_arguments(arguments.server_arguments(plan), Drain(0.0, None)))
-    measures = given["arguments"]
-    differ = {one.name for one in fields(serves) if getattr(serves, one.name) != getattr(measures, one.name)}
-    assert differ <= OF_ITS_PROCESSES
-    assert serves.async_scheduling is None, "vLLM decides: on GPUs it is asynchronous"
-    assert given["usage_context"] == UsageContext.OPENAI_API_SERVER
 
 
 @pytest.mark.parametrize(
