@@ -121,6 +121,8 @@ class Kind(Generic[Draft]):
     load: Callable[[Path, Target], Draft]
     passes: int
     """How often an answer is trained on."""
+    coolest: float = 1.0
+    """Answers are sampled at temperatures from this to 1."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,9 @@ def write_round(
     """One batch of sampled answers into the window; half of the prompts are the target's own where it invents them."""
     invented = [target.encode(text) for text in target.invent(count // 2 if work.invents else 0)]
     prompts = invented + alike(work.prompts, count - len(invented), chooser)
-    answers = [answer for answer in target.write(prompts, work.length, 1.0, progress.tick) if len(answer.tokens) > 2]
+    temperatures = work.kind.coolest + (1 - work.kind.coolest) * torch.rand(len(prompts), device=target.device)
+    answers = target.write(prompts, work.length, temperatures, progress.tick)
+    answers = [answer for answer in answers if len(answer.tokens) > 2]
     window.extend(answers)
     progress.answers += len(prompts)
     progress.tokens += sum(len(answer.tokens) - answer.prompt for answer in answers)

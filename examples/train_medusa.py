@@ -30,7 +30,7 @@ def figure(heads: Heads, target: Target, answers: Sequence[Answer]) -> str:
     return f"at rank 1 {first}; in the first four {among}; {gained:.2f} tokens a step with trees of {NODES} nodes"
 
 
-MEDUSA = Kind("Medusa heads", new_heads, learn, figure, save, load, passes=16)
+MEDUSA = Kind("Medusa heads", new_heads, learn, figure, save, load, passes=48, coolest=0.0)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

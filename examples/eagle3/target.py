@@ -114,20 +114,20 @@ class Target:
 
     @torch.inference_mode()
     def write(
-        self, prompts: Sequence[list[int]], length: int, temperature: float, tick: Callable[[], None] = lambda: None
-    ) -> list[Answer]:
-        """At most `length` tokens for each prompt, all in one batch; temperature 0 is greedy."""
+        self, prompts: Sequence[list[int]], length: int, temperature: float | Tensor,
+        tick: Callable[[], None] = lambda: None,
+    ) -> list[Answer]:  # fmt: skip
+        """At most `length` tokens for each prompt, all in one batch. temperature: of all, or (B,); 0 is greedy."""
         ids, mask = left_padded(prompts, self.device)  # (B, P)
         # A cache that grows is copied at each step.
         cache = StaticCache(config=self.config, max_cache_len=ids.shape[1] + length)
         tokens, fused, final = [ids], [], []
         for _ in range(length):
-            out = self.model(
-                tokens[-1], attention_mask=mask, past_key_values=cache, output_hidden_states=True, logits_to_keep=1
-            )
+            out = self.model.model(tokens[-1], attention_mask=mask, past_key_values=cache, output_hidden_states=True)
             fused.append(torch.cat([out.hidden_states[layer] for layer in self.layers], -1))
             final.append(out.hidden_states[-1])
-            tokens.append(sample(out.logits[:, -1], temperature))
+            # Of the last position alone, as a matrix: of a slice the model would copy its output layer for each row.
+            tokens.append(sample(out.last_hidden_state[:, -1] @ self.output.T, temperature))
             mask = functional.pad(mask, (0, 1), value=1)
             tick()
             if torch.isin(torch.cat(tokens[1:], 1), self.ends).any(1).all():
@@ -173,8 +173,7 @@ def left_padded(prompts: Sequence[list[int]], device: str) -> tuple[Tensor, Tens
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
-def sample(logits: Tensor, temperature: float) -> Tensor:
-    """(B, V) to tokens (B, 1)."""
-    if temperature == 0:
-        return logits.argmax(-1, keepdim=True)
-    return torch.multinomial((logits.float() / temperature).softmax(-1), 1)
+def sample(logits: Tensor, temperature: float | Tensor) -> Tensor:
+    """(B, V) to tokens (B, 1), by Gumbel noise of that much: none is greedy. temperature: of all, or (B,)."""
+    noise = -torch.empty_like(logits, dtype=torch.float32).exponential_().clamp_min(1e-30).log()
+    return (logits + torch.as_tensor(temperature, device=logits.device).view(-1, 1) * noise).argmax(-1, keepdim=True)

@@ -15,6 +15,8 @@ from medusa.heads import Head, Heads
 DEPTH = 4
 DEPTH_WEIGHT = 0.8
 """Of each depth's loss against the one before: a later token counts only if those before it did."""
+STRETCH = 64
+"""Positions of each answer that a step trains on: many small steps over many answers teach more than few large ones."""
 RANKS = 16
 """Of each head, those that a tree may hold."""
 CLIP_NORM = 0.5
@@ -46,18 +48,29 @@ def linear_guess(before: Tensor, after: Tensor) -> Tensor:
     return guess.T
 
 
-def loss_of(heads: Heads, target: Target, answers: Sequence[Answer]) -> Tensor:
-    """Cross-entropy against the target's own distribution over the draft vocabulary, each depth's in its weight."""
+def stretch(states: Tensor) -> Tensor:
+    """Of an answer's states, at most STRETCH somewhere, and as many more as heads look ahead."""
+    length = STRETCH + DEPTH
+    begin = int(torch.randint(max(1, len(states) - length + 1), ()))
+    return states[begin : begin + length]
+
+
+def loss_of(heads: Heads, target: Target, states: Sequence[Tensor]) -> Tensor:
+    """Cross-entropy against the target's own distribution over the draft vocabulary, each depth's in its weight.
+
+    states: (M, H) of each answer. Of the target's distribution only the row of the output layer that it expects is
+    needed: the logits are products with rows, so their mean is the product with the mean row.
+    """
     rows, total = target.output[heads.vocabulary].float(), torch.zeros((), device=target.device)
-    states = answered(answers)
     with torch.no_grad():
-        wanted = [(state @ rows.T).float().softmax(-1) for state in states]
+        expected = [(state @ rows.T).float().softmax(-1) @ rows for state in states]  # (M, H)
     for depth, head in enumerate(heads.heads, 1):
-        before = torch.cat([state[:-depth] for state in states])  # (M, H)
-        after = torch.cat([own[depth:] for own in wanted])  # (M, V')
+        before = torch.cat([state[:-depth] for state in states])  # (m, H)
+        after = torch.cat([own[depth:] for own in expected])  # (m, H)
         if len(before):
-            proposed = (head(before) @ rows.T).float().log_softmax(-1)
-            total = total - DEPTH_WEIGHT ** (depth - 1) * (after * proposed).sum() / len(before)
+            proposed = head(before)
+            losses = (proposed @ rows.T).float().logsumexp(-1) - (proposed * after).float().sum(-1)  # (m,)
+            total = total + DEPTH_WEIGHT ** (depth - 1) * losses.mean()
     return total / sum(DEPTH_WEIGHT**depth for depth in range(DEPTH))
 
 
@@ -68,7 +81,7 @@ def learn(
     for group in optimizer.param_groups:
         group["lr"] = rate
     with torch.autocast(target.device, torch.bfloat16, enabled=halves_pay(target.device)):
-        loss = loss_of(heads, target, answers)
+        loss = loss_of(heads, target, [stretch(states) for states in answered(answers)])
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     nn.utils.clip_grad_norm_(heads.parameters(), CLIP_NORM)

@@ -12,7 +12,7 @@ import train_eagle3
 from eagle3.checkpoint import load
 from eagle3.head import Head
 from eagle3.learning import UNROLL, acceptance, collate, loss_of, new_head
-from eagle3.target import Answer, Target, fused_layers
+from eagle3.target import Answer, Target, fused_layers, sample
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from train_eagle3 import DEMO_PROMPTS, EAGLE3, Budget, Progress, Work, alike, main, split, train
@@ -237,3 +237,15 @@ def test_a_head_is_evaluated_on_the_answers_it_was_validated_on(target, tmp_path
     assert capsys.readouterr().out.splitlines()[-1] == trained
     assert main([*common, *sizes, "--steps=1", f"--output={tmp_path / 'head'}"]) == 0
     assert "training goes on from it" in capsys.readouterr().out
+
+
+def test_answers_are_sampled_at_the_temperature_of_their_own_row():
+    """None is greedy; at one, tokens come as often as the target says."""
+    logits = torch.tensor([[0.0, 1.0, 2.0]]).log_softmax(-1)
+    torch.manual_seed(0)
+    rows = logits.expand(20_000, 3)
+    cold, warm = sample(rows, 0.0), sample(rows, torch.tensor([0.0, 1.0]).repeat(10_000))
+    assert (cold == 2).all()
+    assert (warm[::2] == 2).all()
+    shares = torch.bincount(warm[1::2, 0], minlength=3) / 10_000
+    assert (shares - logits[0].exp()).abs().max() < 0.03

@@ -9,7 +9,7 @@ import torch
 from eagle3.target import Answer, Target
 from medusa.checkpoint import load
 from medusa.heads import Heads
-from medusa.learning import DEPTH, accepted, figures, linear_guess, loss_of, new_heads, ranked, tree
+from medusa.learning import DEPTH, accepted, answered, figures, linear_guess, loss_of, new_heads, ranked, tree
 from outrider_runtime.torch_engine.drafts import medusa
 from outrider_runtime.torch_engine.runner import Model
 from outrider_runtime.torch_engine.sampling import Row
@@ -57,8 +57,9 @@ def test_heads_begin_with_the_best_linear_guess(target, held_out):
     """They propose better than the target's own answer again, before they are trained; where no answer is long enough
     for a depth, its head begins with that."""
     own = Heads(target.config.hidden_size, DEPTH, new_heads(target, held_out, DRAFTED).vocabulary)
+    said = answered(held_out)
     with torch.no_grad():
-        assert loss_of(new_heads(target, held_out, DRAFTED), target, held_out) < loss_of(own, target, held_out)
+        assert loss_of(new_heads(target, held_out, DRAFTED), target, said) < loss_of(own, target, said)
     turn = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed(1))).Q
     states = torch.randn(500, 6, generator=torch.Generator().manual_seed(2))
     assert (linear_guess(states, states @ turn.T) - turn).abs().max() < 0.05
@@ -68,7 +69,7 @@ def test_heads_begin_with_the_best_linear_guess(target, held_out):
 def test_training_lowers_the_loss_and_finds_tokens_of_answers_it_never_saw(target, held_out, trained):
     before, after = at_random(target, held_out), load(trained, target)
     with torch.no_grad():
-        assert loss_of(after, target, held_out) < 0.9 * loss_of(before, target, held_out)
+        assert loss_of(after, target, answered(held_out)) < 0.9 * loss_of(before, target, answered(held_out))
     depths, gained = figures(after, target, held_out)
     assert depths[0][0] > 1.5 * figures(before, target, held_out)[0][0][0]
     assert len(depths) == DEPTH
