@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal, cast
 
 from openai.types import Completion, CompletionChoice, CompletionUsage
@@ -118,6 +120,8 @@ class Completions:
     model: str
     text: Text
     created: int = field(default_factory=lambda: int(time.time()))
+    _told: Counter[int] = field(default_factory=Counter)
+    """Of each choice, characters of the tokens whose logprobs went out."""
 
     def whole(self, pieces: Sequence[Piece], used: CompletionUsage) -> Completion:
         return self._document([self._choice(index, one) for index, one in enumerate(pieces)], used)
@@ -139,16 +143,17 @@ class Completions:
     def _choice(self, index: int, one: Piece) -> CompletionChoice:
         return CompletionChoice.model_construct(
             index=index, text=one.text, finish_reason=cast(Finish, one.finish), stop_reason=one.stop_reason,
-            logprobs=self._logprobs(one) if one.logprobs else None,
+            logprobs=self._logprobs(index, one) if one.logprobs else None,
         )  # fmt: skip
 
-    def _logprobs(self, one: Piece) -> Logprobs:
+    def _logprobs(self, index: int, one: Piece) -> Logprobs:
         tokens = [self.text.token(token) for token in one.tokens]
+        *offsets, self._told[index] = accumulate(map(len, tokens), initial=self._told[index])
         return Logprobs(
             tokens=tokens,
             token_logprobs=[told.logprob for told in one.logprobs],
             top_logprobs=[
                 {self.text.token(token): logprob for token, logprob in told.top.items()} for told in one.logprobs
             ],
-            text_offset=[sum(map(len, tokens[:place])) for place in range(len(tokens))],
+            text_offset=offsets,
         )

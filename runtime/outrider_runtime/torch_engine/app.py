@@ -19,7 +19,7 @@ from outrider_runtime.torch_engine import requests
 from outrider_runtime.torch_engine.answers import Chats, Completions, Piece, piece_of, usage
 from outrider_runtime.torch_engine.engine import Output
 from outrider_runtime.torch_engine.protocol import Ask, Chat, Completion, check_tokens, parse, sampling, stops
-from outrider_runtime.torch_engine.text import Text
+from outrider_runtime.torch_engine.text import NOT_FOR_TEMPLATES, Text
 from outrider_runtime.torch_engine.thread import Client, EngineDeadError
 
 Outputs = AsyncGenerator[tuple[int, Output], None]
@@ -38,14 +38,19 @@ class Service:
         self.started_at = int(time.time())
 
     def completion(self, ask: Completion) -> list[list[int]]:
-        """Its prompts' tokens."""
+        """Its prompts' tokens. Long texts take seconds: not for the event loop."""
         prompts = [self._tokens(one, ask.add_special_tokens) for one in ask.prompts]
         if not prompts:
             raise RequestError("the prompt is empty", "prompt")
         return prompts
 
     def chat(self, ask: Chat) -> list[list[int]]:
-        options = {"add_generation_prompt": ask.add_generation_prompt, **(ask.chat_template_kwargs or {})}
+        """As `completion`."""
+        variables = ask.chat_template_kwargs or {}
+        if refused := NOT_FOR_TEMPLATES & variables.keys():
+            sentence = f"chat_template_kwargs: {min(refused)} is no variable of a template; remove it"
+            raise RequestError(sentence, "chat_template_kwargs")
+        options = {"add_generation_prompt": ask.add_generation_prompt, **variables}
         try:
             return [self.text.encode_chat([one.plain() for one in ask.messages], **options)]
         except ValueError as error:
@@ -84,16 +89,16 @@ def make_app(service: Service) -> FastAPI:
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         ask = parse(Completion, await _document(request))
-        name = f"cmpl-{uuid.uuid4().hex}"
-        return await _answer(
-            service, ask, service.completion(ask), Completions(name, service.model, service.text), request
-        )
+        prompts = await asyncio.to_thread(service.completion, ask)
+        documents = Completions(f"cmpl-{uuid.uuid4().hex}", service.model, service.text)
+        return await _answer(service, ask, prompts, documents, request)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         ask = parse(Chat, await _document(request))
+        prompts = await asyncio.to_thread(service.chat, ask)
         documents = Chats(f"chatcmpl-{uuid.uuid4().hex}", service.model, service.text)
-        return await _answer(service, ask, service.chat(ask), documents, request)
+        return await _answer(service, ask, prompts, documents, request)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from outrider_runtime.model_config import Config, UnreadableConfigError, config_file, read_config
 
 FAMILIES = {"llama": "Llama, SmolLM2", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 """`model_type` -> the models that have it."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+SIZES = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "max_position_embeddings",
+)  # fmt: skip
+OTHER_SIZES = ("num_key_value_heads", "head_dim")
+"""They follow from others where they are missing."""
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 class UnsupportedModelError(Exception):
@@ -52,13 +62,10 @@ def config_of(folder: Path) -> Config:
 
 def architecture_of(config: Config, file: Path) -> Architecture:
     """file: where `config` comes from, for the message. Raises UnsupportedModelError."""
-    reason = _obstacle(config)
+    reason = _obstacle(config) or _misfit(config)
     if reason:
         raise UnsupportedModelError(f"{file}: {reason}")
-    try:
-        return _architecture(config)
-    except KeyError as error:
-        raise UnsupportedModelError(f"{file}: the field {error.args[0]} is missing") from None
+    return _architecture(config)
 
 
 def _architecture(config: Config) -> Architecture:
@@ -74,8 +81,31 @@ def _architecture(config: Config) -> Architecture:
         norm_epsilon=config["rms_norm_eps"],
         is_tied=bool(config.get("tie_word_embeddings", False)),
         positions=config["max_position_embeddings"],
-        dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
+        dtype=_dtype(config),
     )
+
+
+def _misfit(config: Config) -> str:
+    """What is missing, or is no number that a model could have; as `_obstacle`."""
+    numbers = {field: config.get(field) for field in SIZES}
+    numbers |= {field: config[field] for field in OTHER_SIZES if config.get(field) is not None}
+    for field, value in numbers.items():
+        if value is None:
+            return f"the field {field} is missing"
+        if not isinstance(value, int) or value < 1:
+            return f"{field} is {value!r}, which is no number above zero"
+    if not isinstance(config.get("rms_norm_eps"), float):
+        return f"rms_norm_eps is {config.get('rms_norm_eps')!r}, which is no number"
+    heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads") or config["num_attention_heads"]
+    if heads % kv_heads:
+        return f"num_key_value_heads is {kv_heads}, which does not divide num_attention_heads, {heads}"
+    if _dtype(config) not in DTYPES:
+        return f"dtype is {_dtype(config)!r}; the Torch backend reads {', '.join(DTYPES)}"
+    return ""
+
+
+def _dtype(config: Config) -> Any:
+    return config.get("dtype") or config.get("torch_dtype") or "float32"
 
 
 def _obstacle(config: Config) -> str:
@@ -90,7 +120,16 @@ def _obstacle(config: Config) -> str:
         return "quantization_config is set: the Torch backend reads unquantised weights, use vLLM"
     if config.get("hidden_act", "silu") != "silu":
         return f"hidden_act is {config['hidden_act']!r}; the Torch backend has silu"
-    return _sliding(config)
+    return _rotation(config) or _sliding(config)
+
+
+def _rotation(config: Config) -> str:
+    """Some hang on the longest request of a step: an answer would change with its neighbours."""
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = parameters.get("rope_type") or parameters.get("type")
+    if kind == "longrope":
+        return "rope_type is longrope: the Torch backend has one rotation for all lengths, use vLLM"
+    return ""
 
 
 def _sliding(config: Config) -> str:

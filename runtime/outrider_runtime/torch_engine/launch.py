@@ -22,6 +22,7 @@ from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.profiles import Identity
 from outrider_runtime.loop.reporter import Reporter
 from outrider_runtime.memory_limit import GIB, cpu_cache_gib, memory_limit_bytes
+from outrider_runtime.model_config import config_file
 from outrider_runtime.paths import Paths
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
 from outrider_runtime.torch_engine.drafting import Drafter
@@ -31,8 +32,8 @@ from outrider_runtime.torch_engine.drafts.eagle import Eagle
 from outrider_runtime.torch_engine.drafts.medusa import Medusa
 from outrider_runtime.torch_engine.drafts.prompt_lookup import PromptLookup
 from outrider_runtime.torch_engine.engine import Engine, Models
-from outrider_runtime.torch_engine.kv_pool import KVPool
-from outrider_runtime.torch_engine.runner import Model
+from outrider_runtime.torch_engine.kv_pool import FIRST_TOKENS, Holder, KVPool
+from outrider_runtime.torch_engine.runner import Model, Segment
 from outrider_runtime.torch_engine.scheduler import TARGET, Limits
 from outrider_runtime.torch_engine.text import Text
 from outrider_runtime.worker_notes import write_drafter_memory, write_verification
@@ -60,6 +61,7 @@ def load(boot: BootConfig, hot: HotConfig, paths: Paths) -> Loaded:
     device = torch.device("cpu" if boot.accelerator.on_cpu else "cuda")
     folder = _folder(boot.target, paths, TARGET_MOUNT)
     target = Model(folder, TARGET, dtype=_dtype(boot), device=device)
+    _try(target, folder)
     text = Text(folder, target.shape.vocabulary)
     pool = KVPool(_kv_bytes(options, device))
     pool.add_model(target.cache.bytes_per_token)
@@ -88,14 +90,27 @@ def _options(boot: BootConfig) -> argparse.Namespace:
             raise UnsupportedModelError(f"spec.engine.extraArgs: {message}; the Torch backend takes {known}")
 
     parser = Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--max-num-seqs", type=int, default=32)
-    parser.add_argument("--max-num-batched-tokens", type=int, default=1024)
-    parser.add_argument("--kv-cache-memory-bytes", type=int)
+    parser.add_argument("--max-num-seqs", type=_positive, default=32)
+    parser.add_argument("--max-num-batched-tokens", type=_positive, default=1024)
+    parser.add_argument("--kv-cache-memory-bytes", type=_positive)
     parser.add_argument("--enforce-eager", action="store_true")  # it always is
     known = ", ".join(parser._option_string_actions)
     if boot.engine.tensor_parallel_size > 1:
         raise UnsupportedModelError("spec.engine.tensorParallelSize: the Torch backend runs on one device; use vLLM")
-    return parser.parse_args(boot.engine.extra_args)
+    options = parser.parse_args(boot.engine.extra_args)
+    if options.max_num_batched_tokens < options.max_num_seqs:
+        parser.error(
+            f"--max-num-batched-tokens is {options.max_num_batched_tokens}: a step has no token for each of the "
+            f"{options.max_num_seqs} requests of --max-num-seqs"
+        )
+    return options
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above zero")
+    return number
 
 
 def _folder(model: ModelRef, paths: Paths, mount: str) -> Path:
@@ -114,6 +129,18 @@ def _dtype(boot: BootConfig) -> torch.dtype | None:
     """None: as the weights are stored."""
     dtype: torch.dtype | None = None if boot.engine.dtype is Dtype.AUTO else getattr(torch, boot.engine.dtype.value)
     return dtype
+
+
+def _try(target: Model, folder: Path) -> None:
+    """One token: a configuration may have what nobody thought of."""
+    holder = Holder(TARGET, "one token")
+    pool = KVPool(target.cache.bytes_per_token * FIRST_TOKENS, [target.cache.bytes_per_token])
+    pool.grow(holder, 1)
+    try:
+        target.decoder.logits(target.run([Segment(holder.request, [0], 0)], pool).last)
+    except Exception as error:  # whatever torch makes of sizes that do not fit each other
+        raise UnsupportedModelError(f"{config_file(folder)}: the model cannot be run: {error}") from None
+    target.cache.forget(holder.request)
 
 
 def _kv_bytes(options: argparse.Namespace, device: torch.device) -> int:

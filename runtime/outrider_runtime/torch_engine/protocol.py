@@ -18,9 +18,14 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (), "bad_words": ([],), "include_stop_str_in_output": (False,), "truncate_prompt_tokens": (),
     "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "logits_processors": ([],),
     "prompt_embeds": (), "modalities": (["text"],), "audio": (), "priority": (0,), "continue_final_message": (False,),
+    "chat_template": (), "documents": ([],),
 }  # fmt: skip
 """Fields that other servers have and this one does not, and the values that ask for nothing."""
 MOST_LOGPROBS = 20
+MOST_STOPS, LONGEST_STOP = 64, 256
+"""Stop strings, and characters of one: each is looked for at every token, on the thread that all requests share."""
+LEAST_TEMPERATURE = 1e-5
+"""Below it a draw is the most probable token, and logits divided by it may be beyond a double."""
 MISSHAPEN = "Bad Request"
 """vLLM's error type for a field that is missing, or of another type than it should be."""
 _UNSEEDED = random.SystemRandom()
@@ -143,13 +148,14 @@ def sampling(ask: Ask, defaults: Mapping[str, Any], vocabulary: int) -> Sampling
     """defaults: of the model's makers."""
 
     def chosen(field: str, otherwise: float) -> float:
-        own = getattr(ask, field)
-        return float(own if own is not None else defaults.get(field) or otherwise)
+        own, makers = getattr(ask, field), defaults.get(field)
+        return float(own if own is not None else otherwise if makers is None else makers)
 
+    temperature = chosen("temperature", 1.0)
     return Sampling(
         seed=_UNSEEDED.getrandbits(63) if ask.seed is None else ask.seed,
         is_seeded=ask.seed is not None,
-        temperature=chosen("temperature", 1.0),
+        temperature=temperature if temperature >= LEAST_TEMPERATURE else 0.0,
         top_p=chosen("top_p", 1.0),
         top_k=max(0, int(chosen("top_k", 0))),
         min_p=chosen("min_p", 0.0),
@@ -176,6 +182,8 @@ def stops(ask: Ask, end_tokens: frozenset[int], prompt: int, longest: int) -> St
     strings = [ask.stop] if isinstance(ask.stop, str) else ask.stop or []
     if "" in strings:
         raise RequestError("stop cannot contain an empty string", "stop")
+    if len(strings) > MOST_STOPS or any(len(one) > LONGEST_STOP for one in strings):
+        raise RequestError(f"stop takes {MOST_STOPS} strings of {LONGEST_STOP} characters at most", "stop")
     return Stops(
         most or room, frozenset() if ask.ignore_eos else end_tokens, frozenset(ask.stop_token_ids or ()), tuple(strings)
     )  # fmt: skip

@@ -12,8 +12,8 @@ from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from outrider_runtime.control.batch import Bools
-from outrider_runtime.model_config import gguf_file
-from outrider_runtime.torch_engine.architecture import Architecture, read_architecture
+from outrider_runtime.model_config import config_file, gguf_file
+from outrider_runtime.torch_engine.architecture import Architecture, UnsupportedModelError, read_architecture
 from outrider_runtime.torch_engine.decoder import Decoder, Hidden, Rotary, Span
 from outrider_runtime.torch_engine.kv import Cache
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
@@ -57,7 +57,7 @@ class Places:
         self.cache = cache
         self.device = device
         self._groups = shape.heads // shape.kv_heads
-        self._rotary = LlamaRotaryEmbedding(AutoConfig.from_pretrained(folder, **gguf_file(folder))).to(device)
+        self._rotary = _rotation(folder).to(device)
         self._numbers = torch.empty(0, dtype=torch.float32, device=device)
         """Only says of which type rotations are."""
 
@@ -77,6 +77,14 @@ class Places:
             mask = one.mask(kv.length, self.device)
             spans.append(Span(len(one.tokens), kv, None if mask is None else mask.repeat(self._groups, 1)))
         return spans
+
+
+def _rotation(folder: Path) -> LlamaRotaryEmbedding:
+    """Raises UnsupportedModelError."""
+    try:
+        return LlamaRotaryEmbedding(AutoConfig.from_pretrained(folder, **gguf_file(folder)))
+    except Exception as error:  # configurations are checked by whatever each field's reader raises
+        raise UnsupportedModelError(f"{config_file(folder)}: rope_parameters cannot be used: {error}") from None
 
 
 class Model:

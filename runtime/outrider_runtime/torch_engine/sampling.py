@@ -140,8 +140,9 @@ def _adjust(logits: Tensor, row: Row) -> None:
         tokens = torch.tensor(list(counts), device=logits.device)
         times = torch.tensor(list(counts.values()), dtype=logits.dtype, device=logits.device)
         logits[tokens] -= sampling.frequency_penalty * times + sampling.presence_penalty
-    for token, bias in sampling.logit_bias.items():
-        logits[token] += bias
+    if sampling.logit_bias:
+        biased = torch.tensor(list(sampling.logit_bias), device=logits.device)
+        logits[biased] += torch.tensor(list(sampling.logit_bias.values()), dtype=logits.dtype, device=logits.device)
 
 
 def _truncated(scaled: Tensor, sampling: Sampling) -> Tensor:

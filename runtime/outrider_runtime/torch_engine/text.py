@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from outrider_runtime.model_config import CONFIG_FILE, gguf_file
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
@@ -17,6 +18,10 @@ from outrider_runtime.torch_engine.architecture import UnsupportedModelError
 GENERATION_FILE = "generation_config.json"
 CONTEXT_TOKENS = 6
 """Of the prompt, that a piece of text may hang on: whether it begins with a space."""
+NOT_FOR_TEMPLATES = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {
+    "add_generation_prompt", "kwargs",
+}  # fmt: skip
+"""Options of the call itself. A request must not set them: a template is a program."""
 
 
 class Text:
@@ -25,7 +30,9 @@ class Text:
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(folder, **gguf_file(folder))
             self._backend: Tokenizer = self._tokenizer.backend_tokenizer
-        except (OSError, ValueError, AttributeError) as error:
+            # The first call may change the tokenizer's own settings, which must not happen beside another one.
+            self.encode("")
+        except Exception as error:  # its reader raises whatever broken files make it stumble over
             raise UnsupportedModelError(f"{folder} has no tokenizer that can be used: {error}") from None
         largest = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
         if largest >= vocabulary:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,57 @@ async def test_logprobs_are_told_as_each_endpoint_has_them(served: tuple[httpx.A
     assert [len(one) for one in own["logprobs"]["top_logprobs"]] == [2] * 6
 
 
+async def test_a_stream_tells_where_each_token_stands_in_the_whole_text(
+    served: tuple[httpx.AsyncClient, Engine],
+) -> None:
+    """Bug: every event began at 0 again."""
+    http, _ = served
+    body = completion(logprobs=0, prompt=["abc", "xyz"])
+    wanted = [
+        choice["logprobs"]["text_offset"] for choice in (await http.post(COMPLETION, json=body)).json()["choices"]
+    ]
+    assert wanted == [list(range(6))] * 2
+    told: list[list[int]] = [[], []]
+    for part in await events(http, COMPLETION, {**body, "stream": True}):
+        for choice in part["choices"]:
+            told[choice["index"]] += choice["logprobs"]["text_offset"]
+    assert told == wanted
+
+
+async def test_a_temperature_of_next_to_nothing_is_greedy(served: tuple[httpx.AsyncClient, Engine]) -> None:
+    """Bug: logits divided by 1e-310 were infinite, and the first of those tokens was drawn."""
+    http, _ = served
+    texts = {
+        (await http.post(COMPLETION, json=completion(temperature=one))).json()["choices"][0]["text"]
+        for one in (0, 1e-310, 1e-6)
+    }
+    assert len(texts) == 1
+
+
+async def test_texts_are_read_beside_the_event_loop(
+    served: tuple[httpx.AsyncClient, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: a text of many megabytes kept all answers and probes waiting."""
+    http, _ = served
+    threads, encode = set[threading.Thread](), Text.encode
+
+    def noted(self: Text, text: str, *, special: bool = True) -> list[int]:
+        threads.add(threading.current_thread())
+        return encode(self, text, special=special)
+
+    monkeypatch.setattr(Text, "encode", noted)
+    await http.post(COMPLETION, json=completion())
+    await http.post(CHAT, json=chat())
+    assert threads
+    assert threading.current_thread() not in threads
+
+
+async def test_variables_reach_the_chat_template(served: tuple[httpx.AsyncClient, Engine]) -> None:
+    http, _ = served
+    answer = await http.post(CHAT, json=chat(chat_template_kwargs={"enable_thinking": False}))
+    assert answer.status_code == 200
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -131,6 +183,15 @@ async def test_logprobs_are_told_as_each_endpoint_has_them(served: tuple[httpx.A
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"stop": ""}, "stop"),
+        ({"stop": [str(number) for number in range(65)]}, "stop"),
+        ({"stop": "x" * 257}, "stop"),
+        ({"chat_template": "mine"}, "chat_template"),
+        (
+            {"chat_template_kwargs": {"chat_template": "{% for a in range(99999) %}{% endfor %}"}},
+            "chat_template_kwargs",
+        ),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"continue_final_message": True}}, "chat_template_kwargs"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": "w" * 300}]}, None),
@@ -210,4 +271,13 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     write_model(tmp_path, model_type="llama")
     write_tokenizer(tmp_path, VOCABULARY + 5)
     with pytest.raises(UnsupportedModelError, match=r"tokenizer\.json has a token 100, and vocab_size .* is 96"):
+        Text(tmp_path, VOCABULARY)
+
+
+def test_a_tokenizer_that_is_cut_off_is_refused_by_its_folder(tmp_path: Path) -> None:
+    write_model(tmp_path, model_type="llama")
+    write_tokenizer(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(file.read_text()[:-40])
+    with pytest.raises(UnsupportedModelError, match=f"{tmp_path} has no tokenizer that can be used"):
         Text(tmp_path, VOCABULARY)

@@ -66,6 +66,13 @@ def test_the_order_that_a_cpu_multiplies_in_changes_no_product(dtype: torch.dtyp
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"num_hidden_layers": None}, "num_hidden_layers"),
+        ({"hidden_size": "24"}, "hidden_size is '24'"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3, which does not divide"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps"),
+        ({"dtype": "int8"}, "dtype is 'int8'"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type is longrope"),
+        ({"rope_parameters": {"rope_type": "odd", "rope_theta": 1e4}}, "rope_parameters cannot be used"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_file_and_field(

@@ -41,6 +41,8 @@ def started(config: BootConfig, tmp_path: Path) -> Loaded:
         ({"tensor_parallel_size": 2}, "spec.engine.tensorParallelSize"),
         ({"extra_args": ["--swap-space=4"]}, "spec.engine.extraArgs.*--swap-space"),
         ({"extra_args": ["--max-num-seqs=many"]}, "spec.engine.extraArgs.*--max-num-seqs"),
+        ({"extra_args": ["--max-num-seqs=0"]}, "spec.engine.extraArgs.*--max-num-seqs.*above zero"),
+        ({"extra_args": ["--max-num-batched-tokens=16"]}, "spec.engine.extraArgs.*--max-num-batched-tokens is 16.*32"),
         ({"max_model_len": 1000}, "spec.engine.maxModelLen is 1000.*256"),
         ({"max_model_len": 200, "extra_args": ["--kv-cache-memory-bytes=9999"]}, "spec.engine.maxModelLen.*room for"),
     ],
@@ -50,6 +52,19 @@ def test_what_the_engine_cannot_do_is_refused_by_field(
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=named):
         started(boot(folder, **engine), tmp_path)
+
+
+def test_a_configuration_that_no_step_could_run_is_refused_at_the_start(folder: Path, tmp_path: Path) -> None:
+    """Rotations of half of each head: nothing in the weights tells of them, and every step would fail."""
+    shutil.copytree(folder, tmp_path / "half")
+    file = tmp_path / "half" / "config.json"
+    rotation = {
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64, "partial_rotary_factor": 0.5,
+    }  # fmt: skip
+    file.write_text(json.dumps({**json.loads(file.read_text()), "rope_parameters": rotation}))
+    with pytest.raises(UnsupportedModelError, match=rf"{file}: the model cannot be run"):
+        started(boot(tmp_path / "half"), tmp_path)
 
 
 def test_a_drafter_that_cannot_load_is_left_out_with_its_reason(folder: Path, tmp_path: Path) -> None:

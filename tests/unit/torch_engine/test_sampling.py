@@ -87,3 +87,14 @@ def test_penalties_are_those_of_vllm() -> None:
     row = Row(Sampling(temperature=0.0, frequency_penalty=0.5, presence_penalty=1.0), 4, prompt=[0], answer=[1, 1])
     assert drawn(torch.tensor([[2.0, 3.9, 0.0]]), [row]) == [0]
     assert drawn(torch.tensor([[1.8, 3.9, 0.0]]), [row]) == [1]
+
+
+def test_biases_add_to_the_logits_of_their_tokens_alone() -> None:
+    """As many as a request may send, and in a row that stays as it was."""
+    before = logits()[None].clone()
+    biased = weights_of(before, [Row(Sampling(temperature=0.0, logit_bias={3: 100.0, 0: -2.5}), 0)])
+    wanted = logits()
+    wanted[3] += 100
+    wanted[0] -= 2.5
+    assert torch.equal(biased[0], wanted)
+    assert torch.equal(before[0], logits())
