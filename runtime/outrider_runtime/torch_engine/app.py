@@ -50,9 +50,9 @@ class Service:
         if refused := NOT_FOR_TEMPLATES & variables.keys():
             sentence = f"chat_template_kwargs: {min(refused)} is no variable of a template; remove it"
             raise RequestError(sentence, "chat_template_kwargs")
-        options = {"add_generation_prompt": ask.add_generation_prompt, **variables}
+        variables = {"add_generation_prompt": ask.add_generation_prompt, **variables}
         try:
-            return [self.text.encode_chat([one.plain() for one in ask.messages], **options)]
+            return [self.text.encode_chat([one.plain() for one in ask.messages], variables)]
         except ValueError as error:
             raise RequestError(str(error), "messages") from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,9 @@ from outrider_runtime.torch_engine.architecture import UnsupportedModelError
 GENERATION_FILE = "generation_config.json"
 CONTEXT_TOKENS = 6
 """Of the prompt, that a piece of text may hang on: whether it begins with a space."""
-NOT_FOR_TEMPLATES = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {
-    "add_generation_prompt", "kwargs",
-}  # fmt: skip
-"""Options of the call itself. A request must not set them: a template is a program."""
+_OPTIONS = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
+NOT_FOR_TEMPLATES = (_OPTIONS | {"messages"}) - {"add_generation_prompt", "kwargs"}
+"""What the call itself is told. A request must not set it: a template is a program."""
 
 
 class Text:
@@ -51,10 +50,11 @@ class Text:
         tokens: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
         return tokens
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> list[int]:
-        """Raises ValueError where the model has no chat template, or its template refuses the messages."""
+    def encode_chat(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any]) -> list[int]:
+        """variables: of the template, none of them NOT_FOR_TEMPLATES. Raises ValueError where the model has no chat
+        template, or its template refuses the messages."""
         try:
-            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, **options)
+            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, **variables)
         except Exception as error:  # templates are programs: they raise what they like
             raise ValueError(f"the chat template cannot render the messages: {error}") from None
         return self.encode(text, special=False)
