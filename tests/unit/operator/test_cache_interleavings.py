@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -166,5 +167,5 @@ def _document(name: str, uid: str, version: int, ours: bool) -> dict[str, Any]:
     return {"metadata": metadata | ({"ownerReferences": [OWNER]} if ours else {})}
 
 
-TestInterleavings = _Interleavings.TestCase
+TestInterleavings = pytest.mark.slow(_Interleavings.TestCase)
 TestInterleavings.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)

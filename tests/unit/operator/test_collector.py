@@ -9,6 +9,8 @@ import weakref
 import pytest
 from outrider_operator import collector
 
+pytestmark = pytest.mark.slow  # each walks all that the process holds, torch included
+
 
 class Kept:
     """Something that a cache holds."""

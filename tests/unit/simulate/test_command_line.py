@@ -58,6 +58,7 @@ def test_without_a_rate_there_are_several_and_where_speculation_stops_to_pay(man
     assert "Speculation pays at every rate" in out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short")
 def test_attainment_stands_by_class_for_ours_and_for_plain_decoding(manifest, tmp_path, capsys):
     """Plain decoding takes 6.5 ms a token here: it misses 6 ms, and ours does not; nobody asked for a third class."""
@@ -78,6 +79,7 @@ def test_the_same_seed_gives_the_same_figures(manifest, capsys):
     assert tables[0] == tables[1] != tables[2]
 
 
+@pytest.mark.slow
 def test_a_trace_runs_at_its_own_pace_or_at_a_rate(manifest, tmp_path, capsys):
     """Twelve requests in 11 s; at 100 a second the same in a tenth of a second."""
     trace = tmp_path / "azure.csv"

@@ -62,6 +62,7 @@ def goodput(engine: Engine) -> float:
     return sum(engine.log.tokens) / engine.now
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000), st.sampled_from(list(policies())), st.sampled_from([400, 4000, 1 << 20]))
 @settings(max_examples=25, deadline=None)
 def test_every_request_gets_its_tokens_whatever_decides_and_however_little_memory_there_is(seed, name, kv_tokens):
@@ -203,6 +204,7 @@ def test_where_memory_is_full_ours_speculates_in_the_rest_of_the_blocks_that_req
     assert sum(log.verified) > 1.5 * sum(log.requests)
 
 
+@pytest.mark.slow
 def test_the_profile_is_measured_as_far_as_requests_go():
     """As outrider-profile does, which goes by maxModelLen. Bug: steps over 8,000 tokens were taken to be a fifth
     shorter than they are."""

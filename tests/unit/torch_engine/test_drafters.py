@@ -61,7 +61,9 @@ def answers(here: Bench, sampling: Sampling, pins: Any = None) -> list[list[int]
     return [one.tokens for one in here.answers.values()]
 
 
-@pytest.fixture(scope="module", params=[GREEDY, DRAWN], ids=["greedy", "drawn with a seed"])
+@pytest.fixture(
+    scope="module", params=[GREEDY, pytest.param(DRAWN, marks=pytest.mark.slow)], ids=["greedy", "drawn with a seed"]
+)
 def sampling(request: pytest.FixtureRequest) -> Sampling:
     made: Sampling = request.param
     return made

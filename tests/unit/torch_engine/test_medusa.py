@@ -42,7 +42,9 @@ def make(heads: Path) -> Any:
 
 
 @pytest.mark.parametrize("width", [1, 3], ids=["chains", "trees"])
-@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn with a seed"])
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, pytest.param(DRAWN, marks=pytest.mark.slow)], ids=["greedy", "drawn with a seed"]
+)
 def test_an_answer_is_that_of_plain_decoding(folder: Path, heads: Path, sampling: Sampling, width: int) -> None:
     plain = answers(bench(folder), sampling)
     here = bench(folder, [engines.medusa(heads)], make(heads), draft_bytes=[0])

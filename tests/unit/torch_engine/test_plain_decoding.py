@@ -43,7 +43,10 @@ def test_answers_are_those_of_transformers(target: tuple[Path, PreTrainedModel])
     assert all(one.finish is Finish.LENGTH for one in answers.values())
 
 
-@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(seed=7, temperature=0.9, top_p=0.9)])
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(temperature=0.0), pytest.param(Sampling(seed=7, temperature=0.9, top_p=0.9), marks=pytest.mark.slow)],
+)
 def test_an_answer_does_not_hang_on_memory_or_neighbours(
     target: tuple[Path, PreTrainedModel], sampling: Sampling
 ) -> None:

@@ -89,6 +89,7 @@ def test_answers_follow_the_targets_distribution(models: Path) -> None:
     assert p_value(models, answers) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_proposal_that_is_kept_unseen_is_found_out(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above could fail."""
 
