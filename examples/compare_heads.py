@@ -33,8 +33,8 @@ from outrider_crds.spec import (
     NeuralDraft,
     SpeculationMode,
 )
-from outrider_runtime.control.forest import ROOT
-from outrider_runtime.control.plans import Outcome
+from outrider_runtime.control.data.forest import ROOT
+from outrider_runtime.control.data.plans import Outcome
 from outrider_runtime.loop.steps import Told
 from outrider_runtime.paths import Paths
 from outrider_runtime.vllm_plugin import launch

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from outrider_runtime.control.batch import NOBODY, Batch
 from outrider_runtime.control.controller import Controller
-from outrider_runtime.control.cost import DrafterCost, LatencyModel, StepCost
-from outrider_runtime.control.forest import chains, trials
-from outrider_runtime.control.plans import ExecutionMode, Outcome
+from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, StepCost
+from outrider_runtime.control.data.batch import NOBODY, Batch
+from outrider_runtime.control.data.forest import chains, trials
+from outrider_runtime.control.data.plans import ExecutionMode, Outcome
 from outrider_runtime.control.settings import Drafter, HotSettings, Settings, SLOClass
 from outrider_runtime.control.warm_up import compile_all
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from outrider_runtime.control.acceptance import Acceptance
-from outrider_runtime.control.batch import NOBODY, Batch
-from outrider_runtime.control.forest import ROOT, Forest, trials
-from outrider_runtime.control.plans import Purpose
-from outrider_runtime.control.select import select
+from outrider_runtime.control.acceptance.estimate import Acceptance
+from outrider_runtime.control.data.batch import NOBODY, Batch
+from outrider_runtime.control.data.forest import ROOT, Forest, trials
+from outrider_runtime.control.data.plans import Purpose
+from outrider_runtime.control.selection.nodes import select
 from outrider_runtime.control.settings import Settings
 from outrider_runtime.control.value import Price
 from outrider_runtime.simulate.recording import DEPTH, WIDTH, Recording

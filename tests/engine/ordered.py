@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider_crds.spec import Drafter
-from outrider_runtime.control.batch import NOBODY
+from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.drafters.pool import Pool
 from outrider_runtime.vllm_plugin import cpu
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, noted_failures

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider_runtime.control.batch import NOBODY
+from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.step_clock import HostClock
 from outrider_runtime.vllm_plugin.agreement import Agreement, alone

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from outrider_crds.spec import Drafter
-from outrider_runtime.control.batch import NOBODY
+from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.vllm_plugin.messages import IDLE, DraftOrder
 from safetensors.torch import load_file, save_file

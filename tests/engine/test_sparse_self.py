@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from outrider_runtime.control.batch import NOBODY
+from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.vllm_plugin.messages import DraftOrder
 
 from tests.engine.engines import OUTPUT_TOKENS, lookup, sparse_self, windowed

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from outrider_crds.spec import Drafter
 from outrider_crds.state import DrafterState, RuntimeState
-from outrider_runtime.control.batch import NOBODY, Batch
-from outrider_runtime.control.forest import Forest
-from outrider_runtime.control.plans import DraftPlan, Purpose, VerifyPlan
-from outrider_runtime.control.select import everything
+from outrider_runtime.control.data.batch import NOBODY, Batch
+from outrider_runtime.control.data.forest import Forest
+from outrider_runtime.control.data.plans import DraftPlan, Purpose, VerifyPlan
+from outrider_runtime.control.selection.nodes import everything
 from outrider_runtime.loop import stepper
 from outrider_runtime.loop.caches import Caches, Step
 from outrider_runtime.loop.orders import Order, carry_out

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.batch import Columns, Floats
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.cost import Shape
+from outrider_runtime.control.cost.model import Shape
+from outrider_runtime.control.cost.step_times import Costs, decode_s, prompt_s
+from outrider_runtime.control.data.batch import Columns, Floats
 from outrider_runtime.control.slo import HORIZON_TOKENS, MARGIN, Clocks, expected_rest, later, slack_s
-from outrider_runtime.control.step_times import Costs, decode_s, prompt_s
 
 MOST_PATIENCE_USED = 1.0
 """Prompts are not held back once one has waited for this share of what its own class bears: where load stays high,

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from outrider_runtime.control.batch import NOBODY, Batch, Ints
-from outrider_runtime.control.cost import LatencyModel
+from outrider_runtime.control.cost.model import LatencyModel
+from outrider_runtime.control.data.batch import NOBODY, Batch, Ints
+from outrider_runtime.control.data.forest import Forest
+from outrider_runtime.control.data.plans import DraftPlan, Outcome, VerifyPlan
 from outrider_runtime.control.evidence import Evidence
-from outrider_runtime.control.forest import Forest
-from outrider_runtime.control.plans import DraftPlan, Outcome, VerifyPlan
 from outrider_runtime.control.propose import Propose
 from outrider_runtime.control.settings import HotSettings, Mode, Pin, Settings, in_force
 from outrider_runtime.control.slo import UnderWay

@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 
-from outrider_runtime.control.acceptance import Acceptance
-from outrider_runtime.control.cost import LatencyModel
-from outrider_runtime.control.explore import Explorer
-from outrider_runtime.control.latency import Latency
-from outrider_runtime.control.plans import Outcome, Purpose
-from outrider_runtime.control.probes import Probes
+from outrider_runtime.control.acceptance.estimate import Acceptance
+from outrider_runtime.control.cost.latency import Latency
+from outrider_runtime.control.cost.model import LatencyModel
+from outrider_runtime.control.data.plans import Outcome, Purpose
 from outrider_runtime.control.settings import Settings
 from outrider_runtime.control.state import Ran, new_tally
+from outrider_runtime.control.truth.explore import Explorer
+from outrider_runtime.control.truth.probes import Probes
 from outrider_runtime.control.value import Goodput
 
 LONGEST_STEP_S = 120.0

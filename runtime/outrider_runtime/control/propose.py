@@ -6,19 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from outrider_runtime.control.acceptance import OF_THIS_STEP
-from outrider_runtime.control.batch import NOBODY, Batch, Bools, Columns, Floats, Ints
-from outrider_runtime.control.choices import Choices
+from outrider_runtime.control.acceptance.estimate import OF_THIS_STEP
+from outrider_runtime.control.caches import SHORT_TOKENS, DraftKV, feed, nothing_fed
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.draft_kv import SHORT_TOKENS, DraftKV, feed, nothing_fed
-from outrider_runtime.control.drafters import Choice, nobody
+from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Columns, Floats, Ints
+from outrider_runtime.control.data.plans import DraftPlan, Purpose
 from outrider_runtime.control.evidence import Evidence
-from outrider_runtime.control.explore import Block, upper_bounds
-from outrider_runtime.control.offers import Pool, can_ask
-from outrider_runtime.control.plans import DraftPlan, Purpose
+from outrider_runtime.control.selection.choices import Choices
+from outrider_runtime.control.selection.drafters import Choice, nobody
+from outrider_runtime.control.selection.offers import Pool, can_ask
 from outrider_runtime.control.settings import DraftPrefill, InForce, Settings
 from outrider_runtime.control.slo import UnderWay
 from outrider_runtime.control.state import Weighed
+from outrider_runtime.control.truth.explore import Block, upper_bounds
 
 
 class Propose:
@@ -85,6 +85,9 @@ class Propose:
         acceptance, explorer = self._evidence.acceptance, self._evidence.explorer
         strangers = not acceptance.all_met and bool((self.force.usable & ~acceptance.met).any())
         if not explorer.due(eager=strangers) or choice.for_slo or not choice.asked.shape[1]:
+            return None
+        if (choice.passes > 0)[self.force.usable].all():  # it tries them all
+            explorer.postpone()
             return None
         rows, pool = self._choices.pool(batch)
         pool = pool._replace(paths=self._explorable(batch, rows, pool))

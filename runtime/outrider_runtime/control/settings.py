@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.batch import Bools, Floats
+from outrider_runtime.control.data.batch import Bools, Floats
 
 
 class Mode(StrEnum):

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.batch import Bools, Columns, Ints
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.cost import this_step
-from outrider_runtime.control.forest import Nodes
-from outrider_runtime.control.plans import Outcome
-from outrider_runtime.control.probes import ProbeCounts
+from outrider_runtime.control.cost.model import this_step
+from outrider_runtime.control.data.batch import Bools, Columns, Ints
+from outrider_runtime.control.data.forest import Nodes
+from outrider_runtime.control.data.plans import Outcome
+from outrider_runtime.control.truth.probes import ProbeCounts
 
 RECENT_KEEP = 0.95
 """Per step: about the last 20 steps."""

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.batch import Floats
 from outrider_runtime.control.compiled import compilable, compiled
+from outrider_runtime.control.data.batch import Floats
 
 HALF_LIFE_STEPS = 40.0
 PRIOR_TOKENS = 8.0

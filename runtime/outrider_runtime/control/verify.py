@@ -6,19 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from outrider_runtime.control import step_times
 from outrider_runtime.control.admission import ANY_NUMBER, Pace, Queue, admissions, token_budget
-from outrider_runtime.control.batch import NOBODY, Batch, Bools, Columns, Floats, Ints, Waiting
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.cost import Shape, this_step, without_prompts
+from outrider_runtime.control.cost import step_times
+from outrider_runtime.control.cost.model import Shape, this_step, without_prompts
+from outrider_runtime.control.cost.step_times import Costs
+from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Columns, Floats, Ints, Waiting
+from outrider_runtime.control.data.forest import Forest, Nodes
+from outrider_runtime.control.data.plans import Purpose, VerifyPlan
 from outrider_runtime.control.evidence import Evidence
-from outrider_runtime.control.forest import Forest, Nodes
-from outrider_runtime.control.offers import Terms, terms
-from outrider_runtime.control.plans import Purpose, VerifyPlan
-from outrider_runtime.control.select import best_nodes, everything
+from outrider_runtime.control.selection.nodes import best_nodes, everything
+from outrider_runtime.control.selection.offers import Terms, terms
 from outrider_runtime.control.settings import InForce
 from outrider_runtime.control.slo import UnderWay, anyone_late, behind, clocks, forced_nodes, longest_step_s, needed
-from outrider_runtime.control.step_times import Costs
 
 NO_NODES: Bools = np.zeros(0, dtype=bool)
 NO_PATHS: Floats = np.zeros(0)

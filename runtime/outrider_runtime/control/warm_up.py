@@ -6,11 +6,11 @@ import dataclasses
 
 import numpy as np
 
-from outrider_runtime.control.batch import NOBODY, Batch, Waiting
 from outrider_runtime.control.controller import Controller
-from outrider_runtime.control.cost import DrafterCost, LatencyModel, Shape, StepCost
-from outrider_runtime.control.forest import chains
-from outrider_runtime.control.plans import ExecutionMode, Outcome
+from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, Shape, StepCost
+from outrider_runtime.control.data.batch import NOBODY, Batch, Waiting
+from outrider_runtime.control.data.forest import chains
+from outrider_runtime.control.data.plans import ExecutionMode, Outcome
 from outrider_runtime.control.settings import HotSettings, Settings, SLOClass
 
 REQUESTS = 4

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.batch import Bools, Ints
+from outrider_runtime.control.data.batch import Bools, Ints
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.loop.coverage import BlockIds, DraftCoverage, ScheduledTokens
 

@@ -16,11 +16,11 @@ from outrider_crds.base import seconds
 from outrider_crds.runtime_config import BootConfig, HotConfig
 from outrider_crds.spec import Drafter
 
-from outrider_runtime.control.batch import NOBODY, Batch, Ints
 from outrider_runtime.control.controller import Controller
-from outrider_runtime.control.cost import LatencyModel
-from outrider_runtime.control.forest import Forest
-from outrider_runtime.control.plans import DraftPlan, Purpose, VerifyPlan
+from outrider_runtime.control.cost.model import LatencyModel
+from outrider_runtime.control.data.batch import NOBODY, Batch, Ints
+from outrider_runtime.control.data.forest import Forest
+from outrider_runtime.control.data.plans import DraftPlan, Purpose, VerifyPlan
 from outrider_runtime.control.settings import DraftPrefill, HotSettings, Mode, Settings, SLOClass
 from outrider_runtime.control.state import RECENT_KEEP, State, Weighed
 from outrider_runtime.drafters import traits

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider_runtime.control.batch import NOBODY, Batch, Bools, Ints
-from outrider_runtime.control.plans import DraftPlan
+from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Ints
+from outrider_runtime.control.data.plans import DraftPlan
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.loop.caches import Caches, Hole, Step
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider_runtime.control.batch import NOBODY, Floats, Ints
-from outrider_runtime.control.forest import Forest, Nodes, chains, nothing_proposed
-from outrider_runtime.control.plans import DraftPlan, Purpose
+from outrider_runtime.control.data.batch import NOBODY, Floats, Ints
+from outrider_runtime.control.data.forest import Forest, Nodes, chains, nothing_proposed
+from outrider_runtime.control.data.plans import DraftPlan, Purpose
 
 RANKS = 2
 """Drafters that a request asks at most, one after the other."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.batch import NOBODY, Floats, Ints
+from outrider_runtime.control.data.batch import NOBODY, Floats, Ints
 from outrider_runtime.loop.slo import EndedRequest, SLOCounter
 from outrider_runtime.loop.slots import Slots
 

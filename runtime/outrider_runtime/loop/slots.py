@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from outrider_runtime.control.batch import Ints
+from outrider_runtime.control.data.batch import Ints
 
 
 class Slots:

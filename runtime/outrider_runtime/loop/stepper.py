@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from outrider_runtime.control.batch import Batch, Ints, Waiting
-from outrider_runtime.control.forest import Forest, Nodes
-from outrider_runtime.control.plans import Purpose, VerifyPlan
+from outrider_runtime.control.data.batch import Batch, Ints, Waiting
+from outrider_runtime.control.data.forest import Forest, Nodes
+from outrider_runtime.control.data.plans import Purpose, VerifyPlan
 from outrider_runtime.loop.caches import Caches, Step
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.coverage import BlockIds

@@ -10,10 +10,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.control.batch import Batch, Bools, Floats
-from outrider_runtime.control.cost import Shape
-from outrider_runtime.control.forest import Forest, trials
-from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Outcome, Purpose
+from outrider_runtime.control.cost.model import Shape
+from outrider_runtime.control.data.batch import Batch, Bools, Floats
+from outrider_runtime.control.data.forest import Forest, trials
+from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Outcome, Purpose
 from outrider_runtime.loop.caches import Hole, Step
 from outrider_runtime.loop.proposals import Proposals
 

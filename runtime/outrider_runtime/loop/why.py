@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from outrider_runtime.control.batch import Batch
-from outrider_runtime.control.plans import DraftPlan, Purpose
+from outrider_runtime.control.data.batch import Batch
+from outrider_runtime.control.data.plans import DraftPlan, Purpose
 from outrider_runtime.control.state import Weighed
 from outrider_runtime.loop.control_loop import ControlLoop
 

@@ -14,7 +14,7 @@ from outrider_crds.profile import DrafterProfile, ProfileKeys, ProfilingFailure,
 from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, HotConfig, draft_mount
 from outrider_crds.spec import Backend, Drafter, DraftMethod, DraftPrefill, PromptLookup, SpeculationMode
 
-from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.drafters import traits
 from outrider_runtime.drafters.pool import model_config
 from outrider_runtime.identity import weights_commit

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.forest import ROOT
+from outrider_runtime.control.data.forest import ROOT
 from outrider_runtime.loop.steps import Verdicts
 from outrider_runtime.torch_engine.requests import Request
 from outrider_runtime.torch_engine.tree import Tree

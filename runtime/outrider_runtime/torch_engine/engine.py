@@ -16,9 +16,9 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 
-from outrider_runtime.control.batch import Ints, Waiting
-from outrider_runtime.control.forest import ROOT, Nodes
-from outrider_runtime.control.plans import VerifyPlan
+from outrider_runtime.control.data.batch import Ints, Waiting
+from outrider_runtime.control.data.forest import ROOT, Nodes
+from outrider_runtime.control.data.plans import VerifyPlan
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.orders import Order
 from outrider_runtime.loop.requests import Delivery, End

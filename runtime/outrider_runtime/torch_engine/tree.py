@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from outrider_runtime.control.batch import Bools, Ints
-from outrider_runtime.control.forest import ROOT, Nodes
+from outrider_runtime.control.data.batch import Bools, Ints
+from outrider_runtime.control.data.forest import ROOT, Nodes
 
 NO_NODE = -2
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider_runtime.control.batch import NOBODY
+from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.error_text import with_type
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.step_clock import StepClock

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from outrider_runtime.control.batch import NOBODY
+from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.loop.orders import Order
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from outrider_runtime.control.batch import NOBODY
+from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
 
 FILLER = 0

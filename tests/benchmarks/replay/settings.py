@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 from outrider_runtime.control.controller import Controller
-from outrider_runtime.control.cost import LatencyModel
+from outrider_runtime.control.cost.model import LatencyModel
 from outrider_runtime.control.settings import Drafter, HotSettings, Settings, SLOClass
 from outrider_runtime.loop.waiting import patience_s
 from outrider_runtime.simulate import recording as recordings

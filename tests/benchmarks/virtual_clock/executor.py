@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from outrider_runtime.control.batch import NOBODY
-from outrider_runtime.control.plans import DraftPlan, Purpose
+from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.plans import DraftPlan, Purpose
 from outrider_runtime.simulate.replay.device import Device, Ran
 from outrider_runtime.simulate.replay.engine import Log
 from outrider_runtime.simulate.replay.requests import BLOCK_TOKENS, Books

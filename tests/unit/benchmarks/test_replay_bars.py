@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider_runtime.control.cost import DrafterCost, LatencyModel, StepCost
-from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, StepCost
+from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.simulate.replay.engine import Engine
 from outrider_runtime.simulate.replay.policies import Fixed
 from outrider_runtime.simulate.replay.workload import Workload

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from outrider_runtime.control.batch import NOBODY, Batch
-from outrider_runtime.control.forest import Forest, chains
-from outrider_runtime.control.plans import DraftPlan, Purpose
+from outrider_runtime.control.data.batch import NOBODY, Batch
+from outrider_runtime.control.data.forest import Forest, chains
+from outrider_runtime.control.data.plans import DraftPlan, Purpose
 
 
 def batch(requests: int, drafters: int = 1, **columns: Any) -> Batch:

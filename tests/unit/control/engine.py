@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from outrider_runtime.control.batch import NOBODY, Batch
 from outrider_runtime.control.controller import Controller
-from outrider_runtime.control.cost import DrafterCost, LatencyModel, StepCost
-from outrider_runtime.control.forest import Forest, chains, nothing_proposed, trials
-from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Outcome, Purpose
+from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, StepCost
+from outrider_runtime.control.data.batch import NOBODY, Batch
+from outrider_runtime.control.data.forest import Forest, chains, nothing_proposed, trials
+from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Outcome, Purpose
 from outrider_runtime.control.settings import Drafter, HotSettings, Settings
 
 SLOTS = 320

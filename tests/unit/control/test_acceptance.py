@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from outrider_runtime.control.acceptance import Acceptance, chain_paths
-from outrider_runtime.control.batch import Columns
-from outrider_runtime.control.forest import trials
+from outrider_runtime.control.acceptance.estimate import Acceptance, chain_paths
+from outrider_runtime.control.acceptance.trials import Counts
+from outrider_runtime.control.data.batch import Columns
+from outrider_runtime.control.data.forest import trials
 from outrider_runtime.control.settings import MATCH_EDGES, Drafter, HotSettings, Settings, SLOClass
-from outrider_runtime.control.trials import Counts
 
 from tests.unit.control.columns import batch, kept, proposals
 

@@ -11,9 +11,9 @@ import math
 
 import numpy as np
 import pytest
-from outrider_runtime.control.cost import DrafterCost, StepCost
-from outrider_runtime.control.probes import Probes
+from outrider_runtime.control.cost.model import DrafterCost, StepCost
 from outrider_runtime.control.settings import MATCH_EDGES, Drafter, HotSettings, Mode, SLOClass
+from outrider_runtime.control.truth.probes import Probes
 
 from tests.unit.control.engine import Engine, World, controller, goodput, linear, profile
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from outrider_runtime.control.forest import ROOT, chains
-from outrider_runtime.control.plans import DraftPlan, Purpose
+from outrider_runtime.control.data.forest import ROOT, chains
+from outrider_runtime.control.data.plans import DraftPlan, Purpose
 from outrider_runtime.control.settings import Drafter, Settings
 
 

@@ -9,11 +9,11 @@ import tracemalloc
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_runtime.control.batch import NOBODY
-from outrider_runtime.control.beams import chains_only
-from outrider_runtime.control.candidates import candidates
-from outrider_runtime.control.drafters import choose
-from outrider_runtime.control.offers import Pool
+from outrider_runtime.control.acceptance.trees import chains_only
+from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.selection.candidates import candidates
+from outrider_runtime.control.selection.drafters import choose
+from outrider_runtime.control.selection.offers import Pool
 from outrider_runtime.control.slo import Need, nobody_behind
 from outrider_runtime.control.value import Price
 

@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from outrider_runtime.control.cost import DrafterCost, LatencyModel, Shape, StepCost
-from outrider_runtime.control.fit import Form, Sample, fit
-from outrider_runtime.control.latency import Latency
-from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Purpose
+from outrider_runtime.control.cost.fit import Form, Sample, fit
+from outrider_runtime.control.cost.latency import Latency
+from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, Shape, StepCost
+from outrider_runtime.control.cost.step_times import asking_s, draft_columns, feeding_s
+from outrider_runtime.control.cost.step_times import price as price_of
+from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Purpose
 from outrider_runtime.control.settings import Drafter, Settings
-from outrider_runtime.control.step_times import asking_s, draft_columns, feeding_s
-from outrider_runtime.control.step_times import price as price_of
 
 TARGET = StepCost(1e-8, 4e-5, 1e-4, 64.0, constant_s=0.01)
 PASS = DrafterCost(StepCost(per_batched_token_s=4e-6, constant_s=1e-3))

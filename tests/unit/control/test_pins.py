@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from outrider_runtime.control.batch import NOBODY
+from outrider_runtime.control.caches import HOLD_LOOKS
 from outrider_runtime.control.controller import Controller
-from outrider_runtime.control.cost import DrafterCost, LatencyModel, StepCost
-from outrider_runtime.control.draft_kv import HOLD_LOOKS
-from outrider_runtime.control.drafters import nobody
-from outrider_runtime.control.plans import ExecutionMode, Purpose
+from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, StepCost
+from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.plans import ExecutionMode, Purpose
+from outrider_runtime.control.selection.drafters import nobody
 from outrider_runtime.control.settings import Drafter, DraftPrefill, HotSettings, Mode, Settings
 
 from tests.unit.control import columns

@@ -8,8 +8,8 @@ import math
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_runtime.control.forest import ROOT
-from outrider_runtime.control.select import select
+from outrider_runtime.control.data.forest import ROOT
+from outrider_runtime.control.selection.nodes import select
 from outrider_runtime.control.slo import MOST_FORCED, forced_nodes
 from outrider_runtime.control.value import Price
 

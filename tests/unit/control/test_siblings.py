@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_runtime.control.acceptance import Acceptance
-from outrider_runtime.control.batch import NOBODY
-from outrider_runtime.control.beams import Beams
-from outrider_runtime.control.drafters import choose
-from outrider_runtime.control.forest import ROOT, Forest, trials
-from outrider_runtime.control.offers import Pool
-from outrider_runtime.control.plans import Purpose
+from outrider_runtime.control.acceptance.estimate import Acceptance
+from outrider_runtime.control.acceptance.trees import Beams
+from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.forest import ROOT, Forest, trials
+from outrider_runtime.control.data.plans import Purpose
+from outrider_runtime.control.selection.drafters import choose
+from outrider_runtime.control.selection.offers import Pool
 from outrider_runtime.control.settings import Drafter, Settings
 from outrider_runtime.control.slo import nobody_behind
 from outrider_runtime.control.value import Price

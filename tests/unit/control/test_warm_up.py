@@ -8,7 +8,7 @@ import pkgutil
 import numpy as np
 from numba.core.registry import CPUDispatcher
 from outrider_runtime import control
-from outrider_runtime.control.cost import DrafterCost, StepCost
+from outrider_runtime.control.cost.model import DrafterCost, StepCost
 from outrider_runtime.control.settings import MATCH_EDGES, Drafter, HotSettings, Settings, SLOClass
 from outrider_runtime.control.warm_up import compile_all
 

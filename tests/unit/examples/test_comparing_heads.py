@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from compare_heads import acceptance, main
-from outrider_runtime.control.forest import trials
-from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Outcome, Purpose
+from outrider_runtime.control.data.forest import trials
+from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Outcome, Purpose
 
 from tests.unit.control import columns
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from outrider_runtime.control.batch import NOBODY, Batch
-from outrider_runtime.control.plans import DraftPlan, Purpose
+from outrider_runtime.control.data.batch import NOBODY, Batch
+from outrider_runtime.control.data.plans import DraftPlan, Purpose
 from outrider_runtime.drafters import traits
 from outrider_runtime.loop.caches import Caches, Step
 from outrider_runtime.loop.orders import Order, carry_out

@@ -12,7 +12,7 @@ from outrider_crds.profile import DrafterProfile, ExecutionMode, ProfileKeys, St
 from outrider_crds.runtime_config import HotConfig, config_hash
 from outrider_crds.spec import SpeculationMode
 from outrider_crds.state import ProfileSource, RuntimeState
-from outrider_runtime.control import cost as control
+from outrider_runtime.control.cost import model as control
 from outrider_runtime.drafters.pool import Pool
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.profiles import Identity, load_profile, product_of_pod

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_runtime.control.batch import NOBODY, Batch
-from outrider_runtime.control.forest import Forest
-from outrider_runtime.control.plans import VerifyPlan
+from outrider_runtime.control.data.batch import NOBODY, Batch
+from outrider_runtime.control.data.forest import Forest
+from outrider_runtime.control.data.plans import VerifyPlan
 from outrider_runtime.loop.requests import Delivery, End
 from outrider_runtime.loop.stepper import Room, Stepper, View
 from outrider_runtime.loop.steps import Counts, Told

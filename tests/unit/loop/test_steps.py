@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from outrider_runtime.control.batch import NOBODY
-from outrider_runtime.control.plans import DraftPlan, ExecutionMode, Outcome, Purpose
+from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Outcome, Purpose
 from outrider_runtime.loop.caches import Hole, Step
 from outrider_runtime.loop.proposals import no_proposals
 from outrider_runtime.loop.steps import Counts, Finished, Record, Told, execution_mode

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from outrider_runtime.control.batch import NOBODY
-from outrider_runtime.control.plans import DraftPlan, Purpose
+from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.plans import DraftPlan, Purpose
 from outrider_runtime.control.state import Weighed
 from outrider_runtime.loop.why import Decisions, decision_sentence
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_runtime.control.batch import NOBODY
 from outrider_runtime.control.controller import Controller
-from outrider_runtime.control.cost import Shape
-from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.control.cost.model import Shape
+from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.control.settings import MATCH_EDGES, Drafter, Settings
 from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.replay.engine import Engine, Policy, Setting

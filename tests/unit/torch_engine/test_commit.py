@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import hypothesis.strategies as st
 from hypothesis import given
-from outrider_runtime.control.forest import ROOT
+from outrider_runtime.control.data.forest import ROOT
 from outrider_runtime.torch_engine.commit import Finish, Judged, Path, commit, verdicts, walk
 from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
 from outrider_runtime.torch_engine.tree import Tree, chain, merged

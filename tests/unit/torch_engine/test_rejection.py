@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from outrider_runtime.control.forest import ROOT
+from outrider_runtime.control.data.forest import ROOT
 from outrider_runtime.torch_engine import engine
 from outrider_runtime.torch_engine.drafting import Drafter
 from outrider_runtime.torch_engine.drafts.draft_model import DraftModel

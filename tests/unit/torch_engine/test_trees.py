@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from outrider_runtime.control.batch import Batch
-from outrider_runtime.control.forest import ROOT, Forest
-from outrider_runtime.control.plans import DraftPlan, Outcome, Purpose, VerifyPlan
+from outrider_runtime.control.data.batch import Batch
+from outrider_runtime.control.data.forest import ROOT, Forest
+from outrider_runtime.control.data.plans import DraftPlan, Outcome, Purpose, VerifyPlan
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.torch_engine.drafting import Ask, Drafter, Finished, Ran
 from outrider_runtime.torch_engine.drafts.beam import WIDEST, log_odds

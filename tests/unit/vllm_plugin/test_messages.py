@@ -5,8 +5,8 @@ from __future__ import annotations
 import pickle
 
 import numpy as np
-from outrider_runtime.control.batch import NOBODY
-from outrider_runtime.control.plans import DraftPlan, Purpose
+from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.plans import DraftPlan, Purpose
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.loop.orders import Order
 from outrider_runtime.vllm_plugin.messages import IDLE, draft_order

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.control.batch import Floats
 from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.data.batch import Floats
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.replay.requests import Books, Rows
 from outrider_runtime.simulate.replay.workload import Ints

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
-from outrider_runtime.control.batch import Batch, Bools, Waiting
-from outrider_runtime.control.forest import ROOT, Forest, trials
-from outrider_runtime.control.plans import DraftPlan, Outcome, Purpose, VerifyPlan
+from outrider_runtime.control.data.batch import Batch, Bools, Waiting
+from outrider_runtime.control.data.forest import ROOT, Forest, trials
+from outrider_runtime.control.data.plans import DraftPlan, Outcome, Purpose, VerifyPlan
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.recording import Recording
 from outrider_runtime.simulate.replay.device import Device

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider_runtime.control.batch import NOBODY, Batch
-from outrider_runtime.control.forest import Forest
-from outrider_runtime.control.plans import DraftPlan, Outcome, Purpose, VerifyPlan
+from outrider_runtime.control.data.batch import NOBODY, Batch
+from outrider_runtime.control.data.forest import Forest
+from outrider_runtime.control.data.plans import DraftPlan, Outcome, Purpose, VerifyPlan
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.recording import Recording
 from outrider_runtime.simulate.replay.proposals import mean_hazards

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from outrider_runtime.control.cost import DrafterCost, LatencyModel, Shape
-from outrider_runtime.control.fit import Sample, fit
-from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.control.cost.fit import Sample, fit
+from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, Shape
+from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.worlds.world import Pass, World
 

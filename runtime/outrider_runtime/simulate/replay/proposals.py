@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.control.batch import NOBODY, Bools, Floats
-from outrider_runtime.control.forest import Forest, chains, nothing_proposed
-from outrider_runtime.control.plans import DraftPlan
+from outrider_runtime.control.data.batch import NOBODY, Bools, Floats
+from outrider_runtime.control.data.forest import Forest, chains, nothing_proposed
+from outrider_runtime.control.data.plans import DraftPlan
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.recording import DEPTH, LOG_ODDS, Recording
 from outrider_runtime.simulate.replay.beams import Beams, Table

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from outrider_runtime.control.forest import ROOT
+from outrider_runtime.control.data.forest import ROOT
 from outrider_runtime.torch_engine.drafting import Ask
 from outrider_runtime.torch_engine.requests import Request
 from outrider_runtime.torch_engine.runner import Segment

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.batch import NOBODY, Bools, Floats, Ints
-from outrider_runtime.control.beams import place_rates
+from outrider_runtime.control.acceptance.trees import place_rates
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.offers import Pool
+from outrider_runtime.control.data.batch import NOBODY, Bools, Floats, Ints
+from outrider_runtime.control.selection.offers import Pool
 from outrider_runtime.control.slo import MOST_FORCED
 
 GAIN, TOKENS, NONE, NET = range(4)

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.batch import NOBODY, Bools, Ints
-from outrider_runtime.control.candidates import EXACT_VARIANTS, REFINEMENTS, Candidates, beside, candidates
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.offers import Pool
-from outrider_runtime.control.sharing import (
+from outrider_runtime.control.data.batch import NOBODY, Bools, Ints
+from outrider_runtime.control.selection.candidates import EXACT_VARIANTS, REFINEMENTS, Candidates, beside, candidates
+from outrider_runtime.control.selection.offers import Pool
+from outrider_runtime.control.selection.sharing import (
     GAIN,
     Share,
     fill_chain,

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.batch import Bools, Floats, Ints
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.forest import Forest
+from outrider_runtime.control.data.batch import Bools, Floats, Ints
+from outrider_runtime.control.data.forest import Forest
 from outrider_runtime.control.value import Price, worth
 
 

@@ -13,12 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from outrider_runtime.control import trials
-from outrider_runtime.control.batch import Batch, Bools, Columns, Floats, Ints
-from outrider_runtime.control.beams import Beams, chains_only
-from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.forest import ROOT, Forest, Nodes
-from outrider_runtime.control.groups import (
+from outrider_runtime.control.acceptance import trials
+from outrider_runtime.control.acceptance.groups import (
     EVERY,
     EXPECTED,
     EXPECTED_ANY,
@@ -28,9 +24,8 @@ from outrider_runtime.control.groups import (
     pool_tried,
     with_factor,
 )
-from outrider_runtime.control.settings import Settings
-from outrider_runtime.control.siblings import Siblings
-from outrider_runtime.control.trials import (
+from outrider_runtime.control.acceptance.trees import Beams, Siblings, chains_only
+from outrider_runtime.control.acceptance.trials import (
     ANY,
     BINS,
     HIT_TRIALS,
@@ -40,6 +35,10 @@ from outrider_runtime.control.trials import (
     bin_of,
     class_count,
 )
+from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.data.batch import Batch, Bools, Columns, Floats, Ints
+from outrider_runtime.control.data.forest import ROOT, Forest, Nodes
+from outrider_runtime.control.settings import Settings
 
 AGE_HALF_LIFE_S = 30.0
 """Evidence ages by time: by observation alone, k = 0 would keep its own verdict for ever."""

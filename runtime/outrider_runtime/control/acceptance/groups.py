@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from outrider_runtime.control.batch import Floats
 from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.data.batch import Floats
 
 CLASS_TRIALS, SLOT_TRIALS = 30.0, 6.0
 MOST_TRIALS, MOST_SLOT_TRIALS = 150.0, 60.0
 """Most trials an estimate rests on, so that it follows the traffic."""
 LEAST, MOST = 0.01, 0.99
-TRIED, ACCEPTED, EXPECTED, EXPECTED_ANY, EVERY = range(5)
+TRIALS, TAKEN, EXPECTED, EXPECTED_ANY, EVERY = range(5)
 """Of a group: trials, acceptances, and the acceptances that the pool's estimate expects, with and without regard to
 confidence, all four of the last trials only; and all trials."""
 
@@ -40,10 +40,10 @@ def pool_tried(groups: Floats, classes: int) -> float:
 def weight_of(pool: float, group: Floats, strength: float) -> float:
     """How much a group's own acceptances count against what the pool expects of it. Its share of the pool is evidence
     that has counted already: its mean is shrunk to that of the others, and of a lone request's nothing is left."""
-    if group[TRIED] <= 0.0:
+    if group[TRIALS] <= 0.0:
         return 0.0
     share = min(0.999, group[EVERY] / max(pool, 1e-9))
-    return float(max(0.0, group[TRIED] - strength * share / (1.0 - share)) / (group[TRIED] + strength))
+    return float(max(0.0, group[TRIALS] - strength * share / (1.0 - share)) / (group[TRIALS] + strength))
 
 
 @compiled
@@ -51,8 +51,8 @@ def ratio(group: Floats, weight: float, column: int) -> float:
     """By what the odds of a group differ from what the pool expects, EXPECTED or EXPECTED_ANY."""
     if weight <= 0.0:
         return 1.0
-    mean = min(max(group[column] / group[TRIED], LEAST), MOST)
-    own = min(max(mean + weight * (group[ACCEPTED] / group[TRIED] - mean), LEAST), MOST)
+    mean = min(max(group[column] / group[TRIALS], LEAST), MOST)
+    own = min(max(mean + weight * (group[TAKEN] / group[TRIALS] - mean), LEAST), MOST)
     return float(own * (1.0 - mean) / ((1.0 - own) * mean))
 
 
@@ -82,11 +82,11 @@ def count_trial(
     its slot; binned, blind: what the pool expects with and without its confidence."""
     for j in range(2):
         group, strength = groups[rows[j]], (CLASS_TRIALS, SLOT_TRIALS)[j]
-        group[:EVERY] *= min(1.0, (MOST_TRIALS, MOST_SLOT_TRIALS)[j] / (group[TRIED] + 1.0))
+        group[:EVERY] *= min(1.0, (MOST_TRIALS, MOST_SLOT_TRIALS)[j] / (group[TRIALS] + 1.0))
         weight = weight_of(pool, group, strength)
         by_bin, by_any = ratio(group, weight, EXPECTED), ratio(group, weight, EXPECTED_ANY)
-        group[TRIED] += 1.0
-        group[ACCEPTED] += accepted
+        group[TRIALS] += 1.0
+        group[TAKEN] += accepted
         group[EXPECTED] += binned
         group[EXPECTED_ANY] += blind
         group[EVERY] += 1.0

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.batch import Columns, Floats
 from outrider_runtime.control.compiled import compilable, compiled
-from outrider_runtime.control.plans import ExecutionMode
+from outrider_runtime.control.data.batch import Columns, Floats
+from outrider_runtime.control.data.plans import ExecutionMode
 
 
 class Shape(NamedTuple):

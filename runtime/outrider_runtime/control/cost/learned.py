@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from outrider_runtime.control.cost import Shape, StepCost
-from outrider_runtime.control.fit import Form, Sample, fit
+from outrider_runtime.control.cost.fit import Form, Sample, fit
+from outrider_runtime.control.cost.model import Shape, StepCost
 
 FIRST_SLOPE = 0.1
 """Before a second shape was seen a further token is taken to cost this share of the step: dear enough to be careful,

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from outrider_runtime.control.batch import Batch, Columns, Ints
-from outrider_runtime.control.beams import Beams
-from outrider_runtime.control.candidates import Candidates, candidates
+from outrider_runtime.control.acceptance.trees import Beams
+from outrider_runtime.control.acceptance.trials import Counts
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.drafters import Choice, best_choice
+from outrider_runtime.control.cost.step_times import Costs
+from outrider_runtime.control.data.batch import Batch, Columns, Ints
 from outrider_runtime.control.evidence import Evidence
-from outrider_runtime.control.offers import Pool, Terms, offered, served, terms
+from outrider_runtime.control.selection.candidates import Candidates, candidates
+from outrider_runtime.control.selection.drafters import Choice, best_choice
+from outrider_runtime.control.selection.offers import Pool, Terms, offered, served, terms
 from outrider_runtime.control.settings import InForce, Settings
 from outrider_runtime.control.slo import UnderWay
-from outrider_runtime.control.step_times import Costs
-from outrider_runtime.control.trials import Counts
 
 
 class Choices:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider_runtime.control.batch import Bools, Floats
-from outrider_runtime.control.offers import Pool
+from outrider_runtime.control.data.batch import Bools, Floats
+from outrider_runtime.control.selection.offers import Pool
 from outrider_runtime.control.value import worth
 
 INTERVAL_STEPS, EAGER_INTERVAL_STEPS, POSTPONE_STEPS = 120, 4, 16

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from outrider_runtime.control.batch import Batch, Bools, Floats, Ints
+from outrider_runtime.control.data.batch import Batch, Bools, Floats, Ints
 
 if TYPE_CHECKING:
-    from outrider_runtime.control.forest import Forest
+    from outrider_runtime.control.data.forest import Forest
 
 
 class ExecutionMode(StrEnum):

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.batch import Bools, Ints
 from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.data.batch import Bools, Ints
 
 EXACT_VARIANTS, REFINEMENTS = 2, 2
 """So many variants with passes are given every combination of lengths; more are given the same length, and then refined

@@ -1,6 +1,6 @@
 """Trees: how likely the later children of a node are, and what a wider beam finds.
 
-A drafter's first child of a node is judged as a chain's is (`acceptance`). The target takes another one only where it
+A drafter's first child of a node is judged as a chain's is (`estimate`). The target takes another one only where it
 does not take that: a later child has what its drafter says of it, given that the first one is wrong, times one factor
 for its rank. So the children of a node never sum to more than 1, and a request whose first ones hold has less to expect
 of the others.
@@ -13,13 +13,15 @@ Shapes: D drafters, K depths, W places at a depth, M nodes, N requests.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from outrider_runtime.control.batch import Bools, Floats
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.forest import ROOT, Forest, Nodes
+from outrider_runtime.control.data.batch import Bools, Floats, Ints
+from outrider_runtime.control.data.forest import ROOT, Forest, Nodes
 
-EXPECTED, TAKEN = 0, 1
+_EXPECTED, _TAKEN = 0, 1
 """Of a rank: what its drafter says, summed over its trials, and how often the target took it. Of a place: trials, and
 the same."""
 FACTOR_PRIOR, MOST_FACTOR, MOST_RANK_TRIALS = 4.0, 5.0, 100.0
@@ -27,7 +29,7 @@ FACTOR_PRIOR, MOST_FACTOR, MOST_RANK_TRIALS = 4.0, 5.0, 100.0
 PLACE_PRIOR, MOST_PLACE_TRIALS = 12.0, 400.0
 LATER_SHARE = 0.35
 """Of what the places before leave, what the next one has before it was tried."""
-LEAST_SAID = 1e-4
+LEAST_SAID, LEAST_DOUBT = 1e-4, 1e-9
 
 
 class Siblings:
@@ -86,7 +88,7 @@ def _later_chances(nodes: Nodes, requests: int) -> Floats:
 
 @compiled
 def _factor(rank: Floats) -> float:
-    return float(min((rank[TAKEN] + FACTOR_PRIOR) / (rank[EXPECTED] + FACTOR_PRIOR), MOST_FACTOR))
+    return float(min((rank[_TAKEN] + FACTOR_PRIOR) / (rank[_EXPECTED] + FACTOR_PRIOR), MOST_FACTOR))
 
 
 @compiled
@@ -148,9 +150,9 @@ def _count_places(places: Floats, nodes: Nodes, verified: Bools, accepted: Bools
 
 @compiled
 def _count(counts: Floats, expected: float, happened: bool, most: float) -> None:
-    counts *= min(1.0, most / (counts[EXPECTED] + expected))
-    counts[EXPECTED] += expected
-    counts[TAKEN] += happened
+    counts *= min(1.0, most / (counts[_EXPECTED] + expected))
+    counts[_EXPECTED] += expected
+    counts[_TAKEN] += happened
 
 
 @compiled
@@ -164,7 +166,58 @@ def _place_rates(places: Floats, hazards: Floats) -> Floats:
                 prior = hazards[0] if w == 0 else LATER_SHARE * left
             else:  # as at the depth before, and as a chain's odds fall from there
                 prior = rates[k - 1, w] * (min(1.0, hazards[k] / hazards[k - 1]) if w == 0 else 1.0)
-            rate = (places[k, w, TAKEN] + PLACE_PRIOR * prior) / (places[k, w, EXPECTED] + PLACE_PRIOR)
+            rate = (places[k, w, _TAKEN] + PLACE_PRIOR * prior) / (places[k, w, _EXPECTED] + PLACE_PRIOR)
             rates[k, w] = min(rate, left)
             left -= rates[k, w]
     return rates
+
+
+class Beams(NamedTuple):
+    """What the drafters' beams offer for the next step."""
+
+    places: Floats
+    """(D, K, W): how often the target's token is at each place of a depth, given that it was in the beam before."""
+    hazards: Floats
+    """(D, K): of chains."""
+    widest: Ints
+    """(D,); 1: chains only."""
+
+
+def chains_only(drafters: int, depths: int) -> Beams:
+    return Beams(np.ones((drafters, depths, 1)), np.zeros((drafters, depths)), np.ones(drafters, np.int64))
+
+
+@compiled
+def place_rates(chains: Floats, places: Floats, hazards: Floats) -> Floats:
+    """(K, W, N): how likely the target's token is at each place of a request's beam, given that it was in the beam
+    before. A request differs from the others as its chains (K, N) do; 0 where it has no room."""
+    depths, requests = chains.shape
+    rates = np.zeros((depths, places.shape[1], requests))
+    for i in range(requests):
+        factor = chains[0, i] / (1.0 - chains[0, i]) * (1.0 - hazards[0]) / hazards[0]
+        for k in range(depths):
+            if chains[k, i] <= 0.0:
+                break
+            doubt = max(LEAST_DOUBT, 1.0 - places[k, 0])
+            odds = places[k, 0] / doubt * factor
+            rates[k, 0, i] = odds / (1.0 + odds)
+            for w in range(1, places.shape[1]):
+                rates[k, w, i] = places[k, w] / doubt * (1.0 - rates[k, 0, i])
+    return rates
+
+
+@compiled
+def most_gained(paths: Floats, beams: Beams) -> Floats:
+    """(N,): the most tokens beyond the bonus token that any drafter is expected to bring. paths: (D, K, N)."""
+    drafters, depths, requests = paths.shape
+    most = np.zeros(requests)
+    for d in range(drafters):
+        widest = beams.widest[d]
+        rates = place_rates(paths[d], beams.places[d], beams.hazards[d]) if widest > 1 else paths[:0]
+        for i in range(requests):
+            gain, beam, reach = paths[d, :, i].sum(), 0.0, 1.0
+            for k in range(depths if widest > 1 else 0):
+                reach *= rates[k, :widest, i].sum()
+                beam += reach
+            most[i] = max(most[i], gain, beam)
+    return most

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.control.batch import NOBODY, Bools, Floats, Ints
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.plans import DraftPlan, Purpose
+from outrider_runtime.control.data.batch import NOBODY, Bools, Floats, Ints
+from outrider_runtime.control.data.plans import DraftPlan, Purpose
 
 ROOT = -1
 """Parent of a node that follows the request's last committed token."""

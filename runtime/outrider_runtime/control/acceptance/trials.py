@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.batch import NOBODY, Bools, Columns, Floats, Ints
+from outrider_runtime.control.acceptance.groups import LEAST, MOST, MOST_TRIALS, count_trial, pool_tried
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.forest import Nodes
-from outrider_runtime.control.groups import LEAST, MOST, MOST_TRIALS, count_trial, pool_tried
+from outrider_runtime.control.data.batch import NOBODY, Bools, Columns, Floats, Ints
+from outrider_runtime.control.data.forest import Nodes
 
 BINS = 8
 ANY = BINS

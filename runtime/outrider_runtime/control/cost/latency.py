@@ -1,7 +1,7 @@
 """Step times as the controller believes them now: the profile (or what was learned), corrected online.
 
 Target and drafters are corrected apart, as one common factor would cancel in the argmax. What the correction of the
-target leaves is learned for each kind of step (`deviations`). D drafters.
+target leaves is learned for each kind of step (`correction`). D drafters.
 """
 
 from __future__ import annotations
@@ -12,10 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from outrider_runtime.control.batch import Floats, Ints
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.correction import DRAFT_MEMORY, TARGET_MEMORY, Believed, correct, rescale
-from outrider_runtime.control.cost import (
+from outrider_runtime.control.cost.correction import (
+    DRAFT_MEMORY,
+    EVEN,
+    KINDS,
+    PLAIN,
+    SIZES,
+    TARGET_MEMORY,
+    UNEVEN,
+    Believed,
+    add_deviation,
+    correct,
+    rescale,
+)
+from outrider_runtime.control.cost.learned import LearnedCost
+from outrider_runtime.control.cost.model import (
     CONSTANT,
     KNEE,
     DrafterCost,
@@ -25,11 +37,10 @@ from outrider_runtime.control.cost import (
     pass_s,
     without_prompts,
 )
-from outrider_runtime.control.deviations import EVEN, KINDS, PLAIN, SIZES, UNEVEN, add_deviation
-from outrider_runtime.control.learned_cost import LearnedCost
-from outrider_runtime.control.plans import DraftPlan, ExecutionMode
+from outrider_runtime.control.cost.step_times import BEYOND, RAGGED, UNIFORM, Costs, decode_s, later_pass, read_tokens
+from outrider_runtime.control.data.batch import Floats, Ints
+from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode
 from outrider_runtime.control.settings import Drafter, Settings
-from outrider_runtime.control.step_times import BEYOND, RAGGED, UNIFORM, Costs, decode_s, later_pass, read_tokens
 
 ABSURD_FACTOR, ABSURD_S = 8.0, 1.0
 """A step that took longer than both says that the machine slept, not what a step costs."""

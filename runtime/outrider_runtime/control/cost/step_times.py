@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.batch import Bools, Floats, Ints
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.cost import (
+from outrider_runtime.control.cost.correction import EVEN, PLAIN, UNEVEN, deviations
+from outrider_runtime.control.cost.model import (
     ABOVE,
     BATCHED,
     CONSTANT,
@@ -23,7 +23,7 @@ from outrider_runtime.control.cost import (
     token_s,
     without_prompts,
 )
-from outrider_runtime.control.deviations import EVEN, PLAIN, UNEVEN, deviations
+from outrider_runtime.control.data.batch import Bools, Floats, Ints
 from outrider_runtime.control.value import Price
 
 UNIFORM, RAGGED, BEYOND = range(3)

@@ -13,7 +13,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.control.cost import FREE, Shape, StepCost
+from outrider_runtime.control.cost.model import FREE, Shape, StepCost
 
 Floats = NDArray[np.float64]
 MAX_KNEES = 24

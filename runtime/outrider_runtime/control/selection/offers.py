@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control import step_times
-from outrider_runtime.control.acceptance import OF_THIS_STEP, chain_paths
-from outrider_runtime.control.batch import Batch, Bools, Columns, Floats, Ints
-from outrider_runtime.control.beams import Beams, most_gained
+from outrider_runtime.control.acceptance.estimate import OF_THIS_STEP, chain_paths
+from outrider_runtime.control.acceptance.trees import Beams, most_gained
+from outrider_runtime.control.acceptance.trials import Counts
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.cost import next_step
+from outrider_runtime.control.cost import step_times
+from outrider_runtime.control.cost.model import next_step
+from outrider_runtime.control.cost.step_times import Costs
+from outrider_runtime.control.data.batch import Batch, Bools, Columns, Floats, Ints
 from outrider_runtime.control.settings import InForce
 from outrider_runtime.control.slo import Need, UnderWay, anyone_late, behind, clocks, later, needed, nobody_behind
-from outrider_runtime.control.step_times import Costs
-from outrider_runtime.control.trials import Counts
 from outrider_runtime.control.value import WHOLE_BATCH, Price
 
 HOLE_TOKENS = 16

@@ -1,0 +1,1 @@
+"""What passes between an engine and the core: `batch` and `forest` come in, `plans` go out, outcomes come back."""

@@ -1,0 +1,9 @@
+"""What is worth it: the best nodes, and the best drafters.
+
+nodes       what the target scores of what was proposed
+offers      what the drafters offer for the next step, and to whom
+candidates  the sets of drafters, passes and widths that are weighed
+sharing     who asks whom, given one of them
+drafters    the best of them
+choices     the best one for a batch, as things are or as they would be with other caches
+"""
