@@ -4,6 +4,7 @@ Everything here is numpy arrays and numba: no engine, no I/O, no clock of its ow
 
     controller       the entry point
     verify, propose  its two decisions
+    choices          the best drafters for a batch, as things are or as they would be with other caches
     evidence         what finished steps teach
 
     data             what passes between an engine and the core

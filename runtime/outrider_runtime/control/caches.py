@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from outrider_runtime.control.choices import Choices
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.cost.step_times import feeding_s
 from outrider_runtime.control.data.batch import Batch, Bools, Floats, Ints
 from outrider_runtime.control.evidence import Evidence
-from outrider_runtime.control.selection.choices import Choices
 from outrider_runtime.control.selection.drafters import Choice
 from outrider_runtime.control.selection.offers import HOLE_TOKENS
 from outrider_runtime.control.settings import Settings

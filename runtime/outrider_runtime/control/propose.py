@@ -8,11 +8,11 @@ import numpy as np
 
 from outrider_runtime.control.acceptance.estimate import OF_THIS_STEP
 from outrider_runtime.control.caches import SHORT_TOKENS, DraftKV, feed, nothing_fed
+from outrider_runtime.control.choices import Choices
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Columns, Floats, Ints
 from outrider_runtime.control.data.plans import DraftPlan, Purpose
 from outrider_runtime.control.evidence import Evidence
-from outrider_runtime.control.selection.choices import Choices
 from outrider_runtime.control.selection.drafters import Choice, nobody
 from outrider_runtime.control.selection.offers import Pool, can_ask
 from outrider_runtime.control.settings import DraftPrefill, InForce, Settings

@@ -5,5 +5,4 @@ offers      what the drafters offer for the next step, and to whom
 candidates  the sets of drafters, passes and widths that are weighed
 sharing     who asks whom, given one of them
 drafters    the best of them
-choices     the best one for a batch, as things are or as they would be with other caches
 """
