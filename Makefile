@@ -17,7 +17,7 @@ demo: deps ## the main job: a real Kubernetes, one manifest, real requests, a ne
 test: deps lint ## every test, those on the real cluster and the real engine included
 	OUTRIDER_REQUIRE_CLUSTER=1 $(PY) -m pytest -n 2 --no-loadscope-reorder
 
-test-fast: deps-fast ## the unit tests without the slow ones, in a minute
+test-fast: deps-fast ## the unit tests without those marked slow
 	$(PY) -m pytest -q -n 2 --no-loadscope-reorder -m "not slow" tests/unit
 
 lint: deps-fast ## formatting, lint, types, import rules, generated files
