@@ -307,7 +307,7 @@ def predictions(made: Sequence[Sequence[Seen]], profile: dict[str, Any]) -> list
                 continue
             plain_s, step_s = (even.seconds(_shape(one.context, one.batch, k)) for k in (0, drafted))
             once = _shape(_read(one), one.batch, 0)
-            step_s += drafted * draft.cost.seconds(once) + draft.first_pass.seconds(once)
+            step_s += draft.seconds(once, drafted)
             found.append(
                 {"context": one.context, "batch": one.batch, "draftTokens": drafted,
                  "measured": round(speedup(one, cell[0]), 3),

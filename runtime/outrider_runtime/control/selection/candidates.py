@@ -46,6 +46,7 @@ def _candidates(passes: tuple[bool, ...], widest: tuple[int, ...], longest: int,
     width = [w + 1 for most in widest for w in range(most)]
     models = [passes[d] for d in drafter]
     every = range(1, longest + 1)
+    # Of a large pool only rows of one length are made: all combinations would not fit into memory.
     lengths = [every] if sum(models) <= EXACT_VARIANTS else [range(one, one + 1) for one in every] or [every]
     rows = [*dict.fromkeys(row for together in lengths for row in _rows(passes, widest, together, depths))]
 
