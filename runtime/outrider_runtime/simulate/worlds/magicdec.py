@@ -1,6 +1,6 @@
-"""Worlds from the rows of MagicDec's Table 1: Llama on 8 x A100, long contexts, sparse self-speculation.
+"""A world from the rows of MagicDec's Table 1: Llama on 8 x A100, long contexts, sparse self-speculation.
 
-    python -m outrider_runtime.simulate.worlds.magicdec FOLDER     both worlds, anew
+    python -m outrider_runtime.simulate.worlds.magicdec FOLDER     the world, anew
 
 The paper gives a whole step of one token, one of three, and two passes of the draft, all by requests and context; so
 has the world them. Between 1 and 32 requests there are no rows.
@@ -32,6 +32,7 @@ NOTHING = curve((1,), (0,))
 DERIVED = (
     "Steps of 1 to 31 requests: there are no rows; those of 32.",
     "What a verified token costs: half the difference of a row's steps of 3 and of 1 tokens, at its context.",
+    "Contexts of less than 4,000 tokens, where the rows begin: as 4,000.",
     "Contexts between a batch's rows: straight lines; beyond them: the last row's, and a step's time goes on rising.",
     "Prompts: half of the GPUs' peak throughput.",
     "Prompt lookup: 0.05 ms and 4 us a request.",
@@ -47,6 +48,10 @@ class Row(NamedTuple):
     draft_ms: float
     verify_ms: float
     decode_ms: float
+    omega: float
+    """Tokens a step of a request."""
+    speedup: float
+    """As printed: below `omega * decode_ms / (draft_ms + verify_ms)`, as their steps took longer than that sum."""
 
 
 def rows(target: str) -> list[Row]:
@@ -54,7 +59,7 @@ def rows(target: str) -> list[Row]:
     return [
         Row(
             line["target"], line["draft"], int(line["prefill"]), int(line["batch"]),
-            *(float(line[name]) for name in ("draft_ms", "verify_ms", "decode_ms")),
+            *(float(line[name]) for name in ("draft_ms", "verify_ms", "decode_ms", "omega", "speedup")),
         )
         for line in csv.DictReader(lines)
         if line["target"] == target
