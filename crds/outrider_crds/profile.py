@@ -33,6 +33,8 @@ def _timestamp(value: str) -> str:
 Timestamp = Annotated[str, Field(max_length=40), AfterValidator(_timestamp)]
 """RFC 3339, UTC."""
 Seconds = Annotated[float, Field(ge=0, lt=1e4, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)] | None
+"""Absent in profiles of releases that did not tell."""
 
 
 class ExecutionMode(StrEnum):
@@ -110,6 +112,12 @@ class TargetProfile(Contract):
     """Median relative error on held-out shapes, those around the crossover included."""
     spread_percent: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Run-to-run spread of one shape; a large one means that the machine was noisy."""
+    most_requests: Count = None
+    """Of the largest batch that was measured."""
+    request_tokens: Count = None
+    """That a request may take in the engine that was measured."""
+    kv_tokens: Count = None
+    """That its KV cache holds."""
     measured_at: Timestamp
 
 
@@ -127,6 +135,10 @@ class DrafterProfile(Contract):
     """Nodes at a depth of the widest trees that were measured; absent in profiles of releases that measured chains."""
     first_pass: StepCost = StepCost()
     """What the first pass costs beyond that; absent in profiles of releases that did not measure it."""
+    most_requests: Count = None
+    """Of the largest batch that was measured."""
+    budget_tokens: Count = None
+    """That a pass reads of each request at most, in whole pages of the engine's KV cache; absent without a window."""
     error_percent: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     commit: str = ""
     measured_at: Timestamp

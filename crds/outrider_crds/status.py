@@ -171,7 +171,7 @@ class BreakEven(Model):
     requests: int
     """That decode at a time."""
     context_tokens: int
-    """Of each, from which on drafting pays."""
+    """Of each, from which on drafting pays; 0: at any."""
 
 
 class LongContextStatus(Model):
@@ -180,9 +180,11 @@ class LongContextStatus(Model):
     drafter: Text
     """Its name in the pool."""
     break_even: Annotated[list[BreakEven], Field(max_length=8)] = []
-    """By batch size; one at which drafting pays at no context is left out."""
+    """By batch size, of those that were measured. One is left out where drafting does not pay at the longest context
+    that a request may take and the KV cache holds."""
     inflection_tokens: int | None = None
-    """Context from which on a larger batch gains more (MagicDec's S_inflection); absent where there is none."""
+    """Context from which on a larger batch gains more (MagicDec's S_inflection), 0: at any; absent where there is none
+    that so many requests can have."""
 
 
 class ProfileStatus(Model):

@@ -16,6 +16,7 @@ from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.profiler import failures
 from outrider_runtime.profiler.failures import ProfilingError
 from outrider_runtime.profiler.fitting import FittedCost, fit_cost, fit_modes
+from outrider_runtime.profiler.grid import Limits
 from outrider_runtime.profiler.samples import Measurement, drafter_measurements, median_spread, target_measurements
 from outrider_runtime.profiler.session import NOISY_SPREAD, Series
 
@@ -52,6 +53,7 @@ def fit_drafter(series: Series, drafter: settings.Drafter) -> FittedCost:
 def target_profile(
     fitted: Mapping[ExecutionMode, FittedCost],
     series: Series,
+    limits: Limits,
     *,
     keys: ProfileKeys,
     model: str,
@@ -70,6 +72,9 @@ def target_profile(
         costs={api.ExecutionMode(mode.value): step_cost(one.cost) for mode, one in fitted.items()},
         error_percent=held_out_percent(fitted.values()),
         spread_percent=_percent(median_spread(target_measurements(series.visits))),
+        most_requests=_most_requests(fitted.values()),
+        request_tokens=limits.max_model_len,
+        kv_tokens=limits.kv_tokens,
         measured_at=now,
     )
 
@@ -85,6 +90,8 @@ def drafter_profile(
         autoregressive=drafter.passes,
         widest=max(judged.measurement.draft_width for judged in fitted.judged),
         error_percent=held_out_percent([fitted]),
+        most_requests=_most_requests([fitted]),
+        budget_tokens=drafter.kv_budget,
         commit=commit,
         measured_at=now,
     )
@@ -95,6 +102,10 @@ def held_out_percent(fitted: Iterable[FittedCost]) -> float:
     fitted = list(fitted)
     errors = [error for one in fitted for error in one.errors]
     return _percent(statistics.median(errors or [judged.error for one in fitted for judged in one.judged]))
+
+
+def _most_requests(fitted: Iterable[FittedCost]) -> int:
+    return max(judged.measurement.point.batch for one in fitted for judged in one.judged)
 
 
 def step_cost(cost: StepCost) -> api.StepCost:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from outrider_crds.long_contexts import ACCEPTED, BATCHES, SelfDraft
+from outrider_crds.long_contexts import ACCEPTED, SelfDraft
 
 from outrider_runtime.control.cost.model import StepCost
 from outrider_runtime.profiler.documents import held_out_percent
@@ -44,12 +44,20 @@ def print_report(profile: Profile, out: TextIO) -> None:
 
 
 def _where_it_pays(one: SelfDraft) -> str:
-    even = [
-        f"{tokens:,} tokens at {batch}" for batch in BATCHES if (tokens := one.break_even_tokens(batch)) is not None
-    ]
-    pays = f"pays from a context of {', '.join(even)} requests on" if even else "pays at no context"
+    even = [f"with {_requests(batch)} {_from(one.break_even_tokens(batch))}" for batch in one.batches]
     inflection = one.inflection_tokens()
-    return pays + (f"; from {inflection:,} tokens on a larger batch gains more" if inflection is not None else "")
+    more = f"; a larger batch gains more {_from(inflection)}" if inflection is not None else ""
+    return f"pays {', '.join(even)}{more}"
+
+
+def _requests(batch: int) -> str:
+    return f"{batch} request" if batch == 1 else f"{batch} requests"
+
+
+def _from(tokens: int | None) -> str:
+    if tokens is None:
+        return "at no context within reach"
+    return f"from {tokens:,} tokens on" if tokens else "at any context"
 
 
 def write_report(profile: Profile, folder: Path) -> None:
@@ -65,7 +73,7 @@ def as_json(profile: Profile) -> dict[str, Any]:
     fits = {title: [_row(judged) for judged in fitted.judged] for title, fitted in _fits(profile).items()}
     long_contexts = {
         name: {
-            "breakEvenTokens": {str(batch): one.break_even_tokens(batch) for batch in BATCHES},
+            "breakEvenTokens": {str(batch): one.break_even_tokens(batch) for batch in one.batches},
             "inflectionTokens": one.inflection_tokens(),
         }
         for name, one in profile.self_drafts().items()

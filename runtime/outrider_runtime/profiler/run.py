@@ -12,7 +12,7 @@ from functools import partial
 from outrider_crds.long_contexts import SelfDraft, self_draft
 from outrider_crds.profile import DrafterProfile, ProfileKeys, ProfilingFailure, ProfilingResult, TargetProfile
 from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, HotConfig, draft_mount
-from outrider_crds.spec import Backend, Drafter, DraftMethod, DraftPrefill, PromptLookup, SpeculationMode
+from outrider_crds.spec import Backend, Drafter, DraftMethod, DraftPrefill, PromptLookup, SparseSelf, SpeculationMode
 
 from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.drafters import traits
@@ -57,18 +57,16 @@ class Profile:
     fitted_target: Mapping[ExecutionMode, FittedCost] = field(default_factory=dict)
     fitted_drafters: dict[str, FittedCost] = field(default_factory=dict)
     """By drafter name. These two are for the report: they also hold what was too noisy for a profile."""
-    self_drafting: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Drafter that is the target over a window -> its budget in tokens, and the largest draft length."""
+    self_drafting: dict[str, tuple[SparseSelf, int]] = field(default_factory=dict)
+    """Drafter that is the target over a window -> its block, and the largest draft length."""
     measured_s: float = 0.0
 
     def self_drafts(self) -> dict[str, SelfDraft]:
         """By drafter name, of those that were measured along with the target."""
         if self.target is None:
             return {}
-        budgets = self.self_drafting
-        return {
-            one.name: self_draft(self.target, one, *budgets[one.name]) for one in self.drafters if one.name in budgets
-        }
+        known = self.self_drafting
+        return {one.name: self_draft(self.target, one, *known[one.name]) for one in self.drafters if one.name in known}
 
     def result(self) -> ProfilingResult:
         return ProfilingResult(target=self.target, drafters=self.drafters, failures=self.failures)
@@ -268,6 +266,7 @@ class Profiler:
         self._profile.target = target_profile(
             fitted,
             series,
+            ready.limits,
             keys=self._wanted.keys,
             model=boot.target.name,
             device=ready.device,
@@ -285,9 +284,8 @@ class Profiler:
         fitted = fit_drafter(series, known)
         self._profile.fitted_drafters[drafter.name] = fitted
         check_quiet([fitted])
-        if known.kv_budget is not None and known.is_target:
-            most = self._wanted.boot.max_draft_tokens
-            self._profile.self_drafting = {**self._profile.self_drafting, drafter.name: (known.kv_budget, most)}
+        if drafter.sparse_self is not None:
+            self._profile.self_drafting[drafter.name] = drafter.sparse_self, self._wanted.boot.max_draft_tokens
         key = self._wanted.keys.drafters[drafter.name]
         self._profile.drafters.append(drafter_profile(fitted, known, key=key, commit=commit, now=_now()))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from outrider_crds.long_contexts import BATCHES, SelfDraft
 from outrider_crds.profile import StepCost
 
@@ -28,6 +30,70 @@ def test_from_the_break_even_on_it_pays(batch: int) -> None:
     assert SELF.speedup(0.9 * tokens, batch) < 1.0 < SELF.speedup(1.1 * tokens, batch)
 
 
+token_seconds = st.floats(0, 1e-5)
+costs = st.builds(
+    StepCost, per_context_token_s=token_seconds, per_batched_token_s=token_seconds, per_request_s=token_seconds,
+    per_context_query_s=token_seconds, constant_s=st.floats(1e-4, 1e-2),
+)  # fmt: skip
+self_drafts = st.builds(
+    SelfDraft, target=costs, draft=costs, budget_tokens=st.integers(1, 4096), most_tokens=st.integers(1, 6),
+    request_tokens=st.integers(16, 200_000), kv_tokens=st.integers(1000, 2_000_000),
+)  # fmt: skip
+
+
+@given(self_drafts, st.sampled_from(BATCHES), st.floats(0, 1))
+def test_drafting_pays_from_the_break_even_up_to_the_longest_context(one: SelfDraft, batch: int, share: float) -> None:
+    """Whatever was measured, also where a short context pays and a longer one does not. Two digits are told."""
+    tokens, longest = one.break_even_tokens(batch), one.longest_tokens(batch)
+    if tokens is None:
+        assert one.speedup(longest, batch) <= 1.0 + 1e-9
+    else:
+        begin = min(1.06 * tokens + 1, longest)
+        assert one.speedup(begin + share * (longest - begin), batch) >= 1.0 - 1e-9
+
+
+@given(self_drafts, st.sampled_from(BATCHES))
+def test_near_the_break_even_it_does_not_pay_yet(one: SelfDraft, batch: int) -> None:
+    """So a shorter context is none from which on it pays."""
+    tokens = one.break_even_tokens(batch)
+    if tokens:
+        begin, end = max(0.0, 0.94 * tokens - 1), 1.06 * tokens + 1
+        near = [begin + (end - begin) * part / 60 for part in range(61)]
+        assert min(one.speedup(context, batch) for context in near) <= 1.03
+
+
+@given(self_drafts)
+def test_from_the_inflection_on_a_larger_batch_gains_no_less(one: SelfDraft) -> None:
+    """At every context that is looked at: those that halve."""
+    tokens, context = one.inflection_tokens(), float(one.longest_tokens(BATCHES[-1]))
+    while tokens is not None and context > max(1.06 * tokens + 1, 64):
+        gains = [one.speedup(context, batch) for batch in BATCHES]
+        assert gains == sorted(gains)
+        context /= 2
+
+
+def test_a_context_that_no_request_can_have_is_no_break_even() -> None:
+    tokens = SELF.break_even_tokens(1)
+    assert tokens is not None
+    assert dataclasses.replace(SELF, request_tokens=2 * tokens).break_even_tokens(1) == tokens
+    assert dataclasses.replace(SELF, request_tokens=tokens // 2).break_even_tokens(1) is None
+
+
+def test_what_the_cache_cannot_hold_for_so_many_requests_is_no_break_even() -> None:
+    tokens = SELF.break_even_tokens(4)
+    assert tokens is not None
+    full = dataclasses.replace(SELF, kv_tokens=2 * tokens)
+    assert full.break_even_tokens(4) is None
+    assert full.break_even_tokens(1) is None or full.longest_tokens(1) == 2 * tokens
+    assert full.inflection_tokens() is None
+
+
+def test_where_it_pays_without_any_context_no_shortest_one_is_made_up() -> None:
+    """It said 260, the shortest one that it looked at."""
+    free = dataclasses.replace(SELF, draft=StepCost(constant_s=1e-6))
+    assert free.break_even_tokens(1) == 0
+
+
 def test_a_larger_batch_breaks_even_at_shorter_contexts_until_arithmetic_shows() -> None:
     found = [SELF.break_even_tokens(batch) or 0 for batch in (1, 4, 16)]
     assert found == sorted(found, reverse=True)
@@ -47,6 +113,10 @@ def test_where_the_context_costs_nothing_it_pays_at_none() -> None:
     free = dataclasses.replace(SELF, target=step, draft=step)
     assert free.break_even_tokens(8) is None
     assert free.inflection_tokens() is None
+
+
+def test_batches_that_were_not_measured_make_no_inflection() -> None:
+    assert dataclasses.replace(SELF, batches=(1,)).inflection_tokens() is None
 
 
 @pytest.mark.parametrize("draft", [STEP, StepCost(constant_s=1.0)], ids=["pays", "never pays"])

@@ -47,6 +47,7 @@ class Machine:
     asked: list[Ask] = field(default_factory=list)
     kv_budgets: dict[str, int] = field(default_factory=dict)
     """Tokens that a pass reads at most, of drafters that are the target over a part of its context."""
+    limits: Limits = LIMITS
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(3)
@@ -68,7 +69,7 @@ class Machine:
             name: Drafter(name, passes=cost.autoregressive, kv_budget=self.kv_budgets.get(name))
             for name, cost in self.drafters.items()
         }
-        return Ready(LIMITS, PACE, "Synthetic 9000", "1.0", hosted)
+        return Ready(self.limits, PACE, "Synthetic 9000", "1.0", hosted)
 
     def _step(self, ask: Ask) -> Sample:
         shape = shape_of(ask.point)

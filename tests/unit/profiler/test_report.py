@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 
 from outrider_runtime.profiler.report import as_json, print_report, write_report
 
-from tests.unit.profiler.machine import Machine, starter
+from tests.unit.profiler.machine import LIMITS, Machine, starter
 from tests.unit.profiler.test_failures import profile, service
 from tests.unit.profiler.test_fit_recovers import STRAIGHT, OverAWindow
 
@@ -51,19 +52,38 @@ def test_json_and_plot_are_written(tmp_path):
     assert (tmp_path / "report" / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_where_a_self_drafting_target_pays_stands_in_the_report(tmp_path):
-    """Break-even contexts by batch size, and MagicDec's S_inflection."""
+def self_drafting(tmp_path, longest):
+    """What is found where requests may take so many tokens."""
     spec = service(tmp_path)
     pool = [{"name": "self", "method": "SparseSelf", "sparseSelf": {"sinkTokens": 16, "windowTokens": 240}}]
     spec = type(spec).model_validate({**spec.wire(), "draftPool": pool})
-    machine = Machine(drafters={"self": OverAWindow(STRAIGHT)}, target=STRAIGHT.seconds, kv_budgets={"self": 264})
-    found = profile(tmp_path, spec, starter(machine), names=("self",))
+    limits = dataclasses.replace(LIMITS, max_model_len=longest, kv_tokens=40 * longest)
+    machine = Machine(
+        drafters={"self": OverAWindow(STRAIGHT)}, target=STRAIGHT.seconds, kv_budgets={"self": 264}, limits=limits
+    )
+    return profile(tmp_path, spec, starter(machine), names=("self",))
+
+
+def test_where_a_self_drafting_target_pays_stands_in_the_report(tmp_path):
+    """Break-even contexts of the batches that were measured, and MagicDec's S_inflection."""
+    found = self_drafting(tmp_path, 131072)
     out = io.StringIO()
     print_report(found, out)
-    assert "drafter self, with 80% of its proposals accepted: pays from a context of" in out.getvalue()
+    assert "drafter self, with 80% of its proposals accepted: pays with 1 request from " in out.getvalue()
     document = as_json(found)["longContexts"]["self"]
+    assert found.target.most_requests == 32
+    assert document["breakEvenTokens"].keys() == {"1", "4", "16"}
     assert 1000 < document["breakEvenTokens"]["16"] < document["breakEvenTokens"]["1"]
     assert document["inflectionTokens"] > 0
+
+
+def test_a_context_that_no_request_can_have_is_not_told_as_one_that_pays(tmp_path):
+    """The report named contexts of 100,000 tokens to engines that take 2,048."""
+    found = self_drafting(tmp_path, 2048)
+    out = io.StringIO()
+    print_report(found, out)
+    assert "pays with 1 request at no context within reach" in out.getvalue()
+    assert as_json(found)["longContexts"]["self"]["inflectionTokens"] is None
 
 
 def _fits(found):

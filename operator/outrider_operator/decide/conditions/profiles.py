@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from outrider_crds.long_contexts import BATCHES, SelfDraft, self_draft
+from outrider_crds.long_contexts import SelfDraft, self_draft
 from outrider_crds.profile import REPROFILE_ANNOTATION, TargetProfile
 from outrider_crds.runtime_config import PRODUCT_ANNOTATION
 from outrider_crds.spec import CPU_PRODUCT, ProfilingMode, SpeculativeServiceSpec
@@ -228,14 +228,13 @@ def _long_contexts(
     for drafter in spec.draft_pool:
         profile = each.store.drafters.get(each.keys.drafters[drafter.name])
         if drafter.sparse_self is not None and profile is not None:
-            budget = drafter.sparse_self.sink_tokens + drafter.sparse_self.window_tokens
-            one = self_draft(target, profile, budget, spec.speculation.max_draft_tokens)
+            one = self_draft(target, profile, drafter.sparse_self, spec.speculation.max_draft_tokens)
             found.append(_long_context(drafter.name, one))
     return found
 
 
 def _long_context(drafter: str, one: SelfDraft) -> LongContextStatus:
-    even = [(batch, tokens) for batch in BATCHES if (tokens := one.break_even_tokens(batch)) is not None]
+    even = [(batch, tokens) for batch in one.batches if (tokens := one.break_even_tokens(batch)) is not None]
     return LongContextStatus(
         drafter=drafter,
         break_even=[BreakEven(requests=batch, context_tokens=tokens) for batch, tokens in even],

@@ -7,6 +7,8 @@ import json
 from typing import Any
 
 import pytest
+from outrider_crds.profile import ExecutionMode, ProfilingResult, StepCost
+from outrider_crds.spec import SparseSelf, Speculation
 from outrider_crds.status import ConditionType as C
 from outrider_operator.decide import decide
 from outrider_operator.decide.ownership import owner_uids
@@ -14,6 +16,8 @@ from outrider_operator.decide.profile_store import Failure, Store, read_store, s
 from outrider_operator.decide.profiling.asked import asked_of
 from outrider_operator.decide.profiling.sharing import MOST_OWNERS
 from outrider_operator.model import CONFIG_MAP, JOB, Object
+from outrider_runtime.profiler.report import as_json
+from outrider_runtime.profiler.run import Profile
 
 from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest, result, rfc3339, started
 
@@ -383,6 +387,26 @@ def test_where_a_self_drafting_target_pays_is_in_the_status() -> None:
     (found,) = world.observed().status.profiles[0].long_contexts
     assert found.drafter == "self"
     assert [one.requests for one in found.break_even] == [1, 4, 16, 64]
+
+
+def test_the_status_says_of_long_contexts_what_the_report_says() -> None:
+    """They counted a window's pages each in their own way."""
+    world = started(draftPool=[SPARSE])
+    asked = asked_of(world.objects[JOB, world.jobs()[0]])
+    assert asked is not None
+    said = result(asked, rfc3339(world.now))
+    step = StepCost(per_context_token_s=1e-6, per_batched_token_s=2e-5, constant_s=0.01)
+    told = {"most_requests": 32, "request_tokens": 131072, "kv_tokens": 10**6, "costs": {ExecutionMode.UNIFORM: step}}
+    target = said.target.model_copy(update=told) if said.target is not None else None
+    draft = said.drafters[0].model_copy(update={"cost": step, "budget_tokens": 1040, "most_requests": 32})
+    world.finish_job(world.jobs()[0], ProfilingResult(target=target, drafters=[draft]).model_dump_json(by_alias=True))
+    world.settle()
+    (found,) = world.observed().status.profiles[0].long_contexts
+    blocks = {"self": (SparseSelf(), Speculation().max_draft_tokens)}
+    report = as_json(Profile(target, [draft], self_drafting=blocks))["longContexts"]["self"]
+    assert {str(one.requests): one.context_tokens for one in found.break_even} == report["breakEvenTokens"]
+    assert report["breakEvenTokens"].keys() == {"1", "4", "16"}
+    assert found.inflection_tokens == report["inflectionTokens"]
 
 
 @pytest.mark.parametrize("costs", [{}, {"uniform": {}}], ids=["none", "zero"])
