@@ -62,12 +62,20 @@ def _names(engine: Engine) -> list[str]:
     return [a.split("=")[0].split(".")[0].replace("_", "-") for a in engine.extra_args]
 
 
-_NAMES = "self.extraArgs.map(a, a.split('=')[0].split('.')[0].replace('_', '-'))"
+def _cel_names(engine: str) -> str:
+    return f"{engine}.extraArgs.map(a, a.split('=')[0].split('.')[0].replace('_', '-'))"
 
 
-def _sets_none(arguments: tuple[str, ...]) -> str:
-    """CEL: no name, also abbreviated (argparse completes a unique prefix), is one of `arguments`."""
-    return f"!has(self.extraArgs) || {_NAMES}.all(n, !{cel_list(arguments)}.exists(f, f.startsWith(n)))"
+def cel_sets_none(arguments: tuple[str, ...], engine: str = "self") -> str:
+    """No name, also abbreviated (argparse completes a unique prefix), is one of `arguments`. engine: where its block
+    stands."""
+    names = f"{_cel_names(engine)}.all(n, !{cel_list(arguments)}.exists(f, f.startsWith(n)))"
+    return f"!has({engine}.extraArgs) || {names}"
+
+
+def sets_none(arguments: tuple[str, ...], engine: Engine) -> bool:
+    """As the CEL above."""
+    return not any(f.startswith(n) for n in _names(engine) for f in arguments)
 
 
 def _reserved_variable(name: str) -> bool:
@@ -109,8 +117,8 @@ ENGINE_RULES = (
     Rule(
         on=Engine,
         field=".extraArgs",
-        cel=_sets_none(_FIELD_ARGUMENTS),
-        holds=lambda e: not any(f.startswith(n) for n in _names(e) for f in _FIELD_ARGUMENTS),
+        cel=cel_sets_none(_FIELD_ARGUMENTS),
+        holds=lambda e: sets_none(_FIELD_ARGUMENTS, e),
         message=(
             f"extraArgs must not set {', '.join(_FIELD_ARGUMENTS)}: use spec.target, engine.maxModelLen, "
             "engine.dtype and engine.tensorParallelSize"
@@ -119,8 +127,8 @@ ENGINE_RULES = (
     Rule(
         on=Engine,
         field=".extraArgs",
-        cel=_sets_none(_OUTRIDER_ARGUMENTS),
-        holds=lambda e: not any(f.startswith(n) for n in _names(e) for f in _OUTRIDER_ARGUMENTS),
+        cel=cel_sets_none(_OUTRIDER_ARGUMENTS),
+        holds=lambda e: sets_none(_OUTRIDER_ARGUMENTS, e),
         message=(
             f"extraArgs must not set what Outrider sets ({', '.join(_OUTRIDER_ARGUMENTS)}): remove the argument; "
             "drafters belong into spec.draftPool"
@@ -130,7 +138,7 @@ ENGINE_RULES = (
         on=Engine,
         field=".extraArgs",
         cel=(
-            f"!has(self.extraArgs) || {_NAMES}.all(n, !{cel_list(_PARALLEL_ARGUMENTS)}"
+            f"!has(self.extraArgs) || {_cel_names('self')}.all(n, !{cel_list(_PARALLEL_ARGUMENTS)}"
             ".exists(f, f.startsWith(n) || n.startsWith(f)))"
         ),
         holds=lambda e: not any(f.startswith(n) or n.startswith(f) for n in _names(e) for f in _PARALLEL_ARGUMENTS),

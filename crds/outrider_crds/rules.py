@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from outrider_crds.base import Model, seconds
-from outrider_crds.engine_rules import ENGINE_RULES
+from outrider_crds.engine_rules import ENGINE_RULES, cel_sets_none, sets_none
 from outrider_crds.pod_rules import POD_RULES
 from outrider_crds.pod_template import HostPathVolume
 from outrider_crds.resource_rules import RESOURCE_RULES
@@ -36,6 +36,7 @@ from outrider_crds.spec import (
     SpeculativeServiceSpec,
 )
 
+_SPLIT_KV = "--decode-context-parallel-size"
 SERVICE_NAME_PATTERN = "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 _BLOCKS = {
     DraftMethod.PROMPT_LOOKUP: ("promptLookup", "prompt_lookup"),
@@ -114,11 +115,21 @@ def _inside(on: type[Model], what: str) -> Rule:
     )
 
 
-def _windows_fit(spec: SpeculativeServiceSpec) -> bool:
+def _has_window(drafter: Drafter) -> bool:
+    model = drafter.draft_model
+    return drafter.sparse_self is not None or (model is not None and model.window_tokens is not None)
+
+
+def _draft_windows_fit(spec: SpeculativeServiceSpec) -> bool:
     longest = spec.engine.max_model_len
-    blocks = [block for drafter in spec.draft_pool for block in (drafter.sparse_self, drafter.draft_model)]
-    windows = [block.window_tokens or 0 for block in blocks if block is not None]
-    return longest is None or max(windows, default=0) <= longest
+    models = [drafter.draft_model for drafter in spec.draft_pool if drafter.draft_model is not None]
+    return longest is None or all((model.window_tokens or 0) <= longest for model in models)
+
+
+def _self_windows_fit(spec: SpeculativeServiceSpec) -> bool:
+    longest = spec.engine.max_model_len
+    blocks = [drafter.sparse_self for drafter in spec.draft_pool if drafter.sparse_self is not None]
+    return longest is None or all(block.sink_tokens + block.window_tokens <= longest for block in blocks)
 
 
 def _windows_served(spec: SpeculativeServiceSpec) -> bool:
@@ -189,13 +200,37 @@ _POOL_RULES = (
         on=SpeculativeServiceSpec,
         field=".draftPool",
         cel=(
-            "!has(self.draftPool) || !has(self.engine.maxModelLen) || self.draftPool.all(d, "
-            "(!has(d.sparseSelf) || d.sparseSelf.windowTokens <= self.engine.maxModelLen) && "
-            "(!has(d.draftModel) || !has(d.draftModel.windowTokens) || "
-            "d.draftModel.windowTokens <= self.engine.maxModelLen))"
+            "!has(self.draftPool) || !has(self.engine.maxModelLen) || self.draftPool.all(d, !has(d.sparseSelf) || "
+            "d.sparseSelf.sinkTokens + d.sparseSelf.windowTokens <= self.engine.maxModelLen)"
         ),
-        holds=_windows_fit,
+        holds=_self_windows_fit,
+        message=(
+            "sinkTokens and windowTokens of a drafter must together not exceed engine.maxModelLen: lower them, or "
+            "raise maxModelLen"
+        ),
+    ),
+    Rule(
+        on=SpeculativeServiceSpec,
+        field=".draftPool",
+        cel=(
+            "!has(self.draftPool) || !has(self.engine.maxModelLen) || self.draftPool.all(d, !has(d.draftModel) || "
+            "!has(d.draftModel.windowTokens) || d.draftModel.windowTokens <= self.engine.maxModelLen)"
+        ),
+        holds=_draft_windows_fit,
         message="windowTokens of a drafter must not exceed engine.maxModelLen: lower it, or raise maxModelLen",
+    ),
+    Rule(
+        on=SpeculativeServiceSpec,
+        field=".draftPool",
+        cel=(
+            "!has(self.draftPool) || !self.draftPool.exists(d, has(d.sparseSelf) || "
+            f"(has(d.draftModel) && has(d.draftModel.windowTokens))) || {cel_sets_none((_SPLIT_KV,), 'self.engine')}"
+        ),
+        holds=lambda s: not any(map(_has_window, s.draft_pool)) or sets_none((_SPLIT_KV,), s.engine),
+        message=(
+            f"a drafter with windowTokens cannot run where {_SPLIT_KV} splits each request's KV: remove the "
+            "argument from engine.extraArgs, or the drafter"
+        ),
     ),
     Rule(
         on=SpeculativeServiceSpec,
@@ -207,6 +242,7 @@ _POOL_RULES = (
         holds=_windows_served,
         message="draftModel.windowTokens needs engine.backend vLLM: set it, or remove windowTokens",
     ),
+    _served_by(DraftMethod.SPARSE_SELF, Backend.VLLM, "the Torch backend has no windows"),
     _served_by(DraftMethod.MEDUSA, Backend.TORCH, "vLLM's model runner has no Medusa heads"),
     Rule(
         on=SpeculativeServiceSpec,

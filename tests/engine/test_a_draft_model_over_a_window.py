@@ -170,7 +170,7 @@ def test_a_table_is_shortened_page_by_page() -> None:
 
     whole = torch.arange(40, dtype=torch.int32).reshape(2, 20)
     tables = SimpleNamespace(block_sizes=[4], block_tables=[SimpleNamespace(gpu=whole)])
-    member = SimpleNamespace(attn_groups=[["layers"]], dcp_size=1, block_tables=tables, device=torch.device("cpu"))
+    member = SimpleNamespace(attn_groups=[["layers"]], block_tables=tables, device=torch.device("cpu"))
     short = ShortTables(Window(sink_tokens=4, window_tokens=5), member)  # one page, and five tokens lie in two
     lengths, tokens = torch.tensor([42, 9]), torch.tensor([6, 1])
     table, seen = short._shortened(whole, lengths, tokens, 6)
@@ -187,7 +187,7 @@ def test_a_table_cannot_be_shortened_where_layers_forget_tokens_or_keep_no_keys(
 
     sizes: dict[str, Any] = {"block_size": 32, "num_kv_heads": 1, "head_size": 64, "dtype": torch.float32}
     plain = vllm.FullAttentionSpec(**sizes)
-    check_plain([plain, plain], "the draft's", "remove it")
+    check_plain([plain, plain], 1, "the draft's", "remove it")
     others = {
         "SlidingWindowSpec with a window": vllm.SlidingWindowSpec(**sizes, sliding_window=128),
         "FullAttentionSpec with a window": vllm.FullAttentionSpec(**sizes, sliding_window=128),
@@ -197,5 +197,7 @@ def test_a_table_cannot_be_shortened_where_layers_forget_tokens_or_keep_no_keys(
     }
     for kind, other in others.items():
         with pytest.raises(ValueError, match="attention is not plain") as caught:
-            check_plain([plain, other], "the target's", "remove it")
+            check_plain([plain, other], 1, "the target's", "remove it")
         assert f"the target's attention is not plain ({kind}): remove it" == str(caught.value)
+    with pytest.raises(ValueError, match="--decode-context-parallel-size splits the target's KV"):
+        check_plain([plain, plain], 2, "the target's", "remove it")

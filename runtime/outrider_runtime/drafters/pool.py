@@ -65,20 +65,31 @@ def choose_pool(boot: BootConfig, places: ModelPlaces) -> Pool:
 def _obstacle(boot: BootConfig, drafter: Drafter, places: ModelPlaces) -> str:
     """Why `drafter` cannot propose for the target, in a sentence; empty when nothing is known against it."""
     unsupported = METHODS[drafter.method].unsupported.get(boot.engine.backend, "")
-    if unsupported or drafter.neural is None:
+    if unsupported or (drafter.neural is None and drafter.sparse_self is None):
         return unsupported
-    draft = drafter.neural.model
-    draft_location = places.location(draft, draft_mount(drafter.name))
-    target_location = places.location(boot.target, TARGET_MOUNT)
+    location = places.location(boot.target, TARGET_MOUNT)
     try:
-        draft_config = typed_config(model_config(draft, draft_location), draft_location)
-        target_config = typed_config(model_config(boot.target, target_location), target_location)
+        target = typed_config(model_config(boot.target, location), location)
+        longest = boot.engine.max_model_len or target.max_position_embeddings
+        too_long = _window_too_long(drafter, longest)
+        if too_long or drafter.neural is None:
+            return too_long
+        draft = drafter.neural.model
+        draft_location = places.location(draft, draft_mount(drafter.name))
+        config = typed_config(model_config(draft, draft_location), draft_location)
     except (OSError, ValueError) as error:
         return str(error)
-    longest = boot.engine.max_model_len or target_config.max_position_embeddings
-    return METHODS[drafter.method].obstacle(
-        Models(draft_config, target_config, draft_location, target_location, longest)
-    )
+    return METHODS[drafter.method].obstacle(Models(config, target, draft_location, location, longest))
+
+
+def _window_too_long(drafter: Drafter, longest: int | None) -> str:
+    """What admission refuses where engine.maxModelLen says how long a request may get."""
+    block, model = drafter.sparse_self, drafter.draft_model
+    own = block.sink_tokens + block.window_tokens if block is not None else 0
+    tokens = own or (model is not None and model.window_tokens) or 0
+    if longest is None or tokens <= longest:
+        return ""
+    return f"its window is {tokens} tokens, and a request may take {longest}: lower sinkTokens or windowTokens"
 
 
 def model_config(model: ModelRef, location: str) -> Config:

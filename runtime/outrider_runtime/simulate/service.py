@@ -17,6 +17,7 @@ from outrider_runtime.local_manifest import LocalManifestError, read_service
 from outrider_runtime.simulate.bounds import LEAST_STEP_TOKENS, MOST_AT_ONCE, MOST_TOKENS, whole
 from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.recording import DEPTH
+from outrider_runtime.simulate.replay.requests import BLOCK_TOKENS
 from outrider_runtime.simulate.replay.scheduling import Limits
 
 EAGLE, DRAFT, LOOKUP, SPARSE = "eagle", "draft", "lookup", "sparse"
@@ -94,7 +95,7 @@ def _member(entry: PoolEntry) -> Member:
         raise SimulationError(f"spec.draftPool: drafter {entry.name!r}: {entry.method} is not recorded; remove it")
     kind = RECORDED_AS[entry.method]
     model = entry.neural.model.name if kind == DRAFT and entry.neural is not None else ""
-    return Member(replace(TRAITS[kind], name=entry.name, kv_budget=traits(entry).kv_budget), kind, model)
+    return Member(replace(TRAITS[kind], name=entry.name, kv_budget=traits(entry, BLOCK_TOKENS).kv_budget), kind, model)
 
 
 def _hot(spec: SpeculativeServiceSpec) -> HotSettings:
@@ -139,7 +140,8 @@ def _notices(spec: SpeculativeServiceSpec) -> Sequence[str]:
         if entry.method is DraftMethod.SUFFIX
     ]
     found += [
-        f"drafter {entry.name!r} proposes what was recorded of the target over 4 first and 64 last tokens."
+        f"drafter {entry.name!r} is as fast as its window makes it, and as often right as with any other window: "
+        "proposals over 4 first and 64 last tokens were recorded."
         for entry in spec.draft_pool
         if entry.method is DraftMethod.SPARSE_SELF
     ]

@@ -47,7 +47,7 @@ class DraftModel(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyp
         if self._window is not None:
             layers = get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase, self.draft_attn_layer_names)
             specs = [layer.get_kv_cache_spec(self.vllm_config) for layer in layers.values()]
-            check_plain(specs, "the draft's", "remove windowTokens")
+            check_plain(specs, self.dcp_size, "the draft's", "remove windowTokens")
 
     def set_attn(self, *given: Any) -> None:
         super().set_attn(*given)

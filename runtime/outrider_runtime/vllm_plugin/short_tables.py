@@ -20,7 +20,7 @@ class ShortTables:
         """member: a speculator of vLLM's whose attention is set. Raises ValueError where its layers' tables cannot be
         shortened together."""
         groups = [number for number, groups in enumerate(member.attn_groups) if groups]
-        if len(groups) != 1 or member.dcp_size > 1:
+        if len(groups) != 1:
             raise ValueError("its layers' KV is not kept together, and no window can shorten it: remove the drafter")
         self._member, self.group = member, groups[0]
         self._page: int = member.block_tables.block_sizes[self.group]
@@ -66,14 +66,17 @@ class ShortTables:
         most."""
         first = lengths - tokens + 1
         skipped = (-(-first // self._page) - self._pages).clamp(min=0)  # pages between sinks and window
-        columns = self._columns[: min(self._pages - (1 - most) // self._page, self._widest)]
+        columns = self._columns[: min(self._pages + -(-(most - 1) // self._page), self._widest)]
         columns = columns + skipped[:, None] * (columns >= self._sinks)
         short = table.gather(1, columns.clamp(max=self._widest - 1))
         return short, (lengths - skipped * self._page).to(torch.int32)
 
 
-def check_plain(specs: list[Any], whose: str, remedy: str) -> None:
-    """Raises ValueError unless every layer reads every token of a request from pages of its own."""
+def check_plain(specs: list[Any], dcp_size: int, whose: str, remedy: str) -> None:
+    """Raises ValueError unless every layer reads every token of a request from pages of its own. dcp_size: GPUs that
+    vLLM splits each request's KV over."""
+    if dcp_size > 1:
+        raise ValueError(f"--decode-context-parallel-size splits {whose} KV of each request over GPUs: {remedy}")
     for spec in specs:
         windowed = getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
         if type(spec) is not FullAttentionSpec or windowed:

@@ -48,7 +48,7 @@ class SparseSelf(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyp
         layers = get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase)
         self._layers = {name: layer for name, layer in layers.items() if layer in modules}
         specs = [layer.get_kv_cache_spec(self.vllm_config) for layer in self._layers.values()]
-        check_plain(specs, "the target's", "SparseSelf cannot shorten it; remove it")
+        check_plain(specs, self.dcp_size, "the target's", "SparseSelf cannot shorten it; remove it")
         if self.vllm_config.model_config.uses_mrope:
             raise ValueError("the target's positions have several dimensions (M-RoPE), SparseSelf knows one: remove it")
 
@@ -60,7 +60,7 @@ class SparseSelf(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyp
             kv_cache_config, self.vllm_config, self.device, active_layer_names={*self._layers}
         )
         self._short = ShortTables(self._window, self)
-        self._slots = torch.empty_like(block_tables.slot_mappings[:, : self.max_num_reqs])
+        self._slot_mappings = torch.empty_like(block_tables.slot_mappings[:, : self.max_num_reqs])
 
     # -- one step -----------------------------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ class SparseSelf(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyp
         """One pass. All (rows,): what the target says follows each token, as far as it sees. most_seen: on the host."""
         count, short = len(slots), self._short
         starts = self.arange_gpu[: count + 1]
-        mapping = self.block_tables.compute_slot_mappings(slots, starts, positions, count, out=self._slots)
+        mapping = self.block_tables.compute_slot_mappings(slots, starts, positions, count, out=self._slot_mappings)
         metadata = short.metadata(
             short.of_requests[slots],
             positions + 1,

@@ -12,7 +12,7 @@ from outrider_crds.runtime_config import BootConfig, draft_mount
 from outrider_crds.spec import Drafter
 from outrider_runtime.drafters.pool import ModelPlaces, Pool, choose_pool
 
-from tests.engine.engines import boot_config, draft_model, eagle, lookup, model, suffix
+from tests.engine.engines import boot_config, draft_model, eagle, lookup, model, sparse_self, suffix
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "vocab_size": 100, "hidden_size": 64}
 EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 100, "hidden_size": 64}
@@ -46,6 +46,18 @@ def test_a_good_drafter_is_hosted(folder: Any) -> None:
     target = folder("target", LLAMA)
     assert dropped(target, eagle(folder("head", EAGLE3))) == ""
     assert dropped(target, draft_model(folder("small", LLAMA))) == ""
+
+
+def test_a_window_beyond_what_a_request_may_take_is_left_out_with_both_numbers(folder: Any) -> None:
+    """Without engine.maxModelLen nobody at admission knows how long a request may get."""
+    target = folder("target", {**LLAMA, "max_position_embeddings": 2048})
+    small = draft_model(folder("small", {**LLAMA, "max_position_embeddings": 2048}))
+    assert small.draft_model is not None
+    over = small.model_copy(update={"draft_model": small.draft_model.model_copy(update={"window_tokens": 2049})})
+    for drafter, tokens in ((sparse_self(2040), 2056), (over, 2049)):
+        assert f"its window is {tokens} tokens, and a request may take 2048" in dropped(target, drafter)
+    assert dropped(target, sparse_self(2032)) == ""
+    assert dropped(folder("unknown", LLAMA), sparse_self(1_000_000)) == ""
 
 
 TARGETS = {

@@ -43,6 +43,19 @@ def test_the_manifest_sets_classes_lengths_and_limits(asked):
     assert [member.drafter.name for member in asked.pool] == ["head", "ngram"]
 
 
+def test_a_window_costs_its_whole_pages_and_is_said_to_be_as_often_right_as_any(manifest):
+    """The smallest window looked best, and nothing said that its proposals were those of another one."""
+    document = yaml.safe_load(manifest.read_text())
+    block = {"sinkTokens": 1, "windowTokens": 2}
+    document["spec"]["draftPool"] = [{"name": "self", "method": "SparseSelf", "sparseSelf": block}]
+    manifest.write_text(yaml.safe_dump(document))
+    asked = service.read(manifest)
+    (member,) = asked.pool
+    assert member.drafter.kv_budget == 16 + 2 * 16 - 8  # pages of 16 tokens, the last one half full
+    assert any("'self' is as fast as its window makes it, and as often right as with any other" in one
+               for one in asked.notices)  # fmt: skip
+
+
 @pytest.mark.slow
 def test_of_two_heads_each_is_lifted_apart_and_the_better_one_is_used(asked, monkeypatch):
     monkeypatch.setattr(load, "LEAST_REQUESTS", 8)
