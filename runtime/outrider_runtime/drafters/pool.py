@@ -6,13 +6,14 @@ What cannot be hosted is named with its reason in the pod's state, and the pod s
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from outrider_crds.base import Model
 from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, draft_mount, model_location
 from outrider_crds.spec import Drafter, DraftMethod, ModelRef
 
 from outrider_runtime.drafters import METHODS
-from outrider_runtime.drafters.models import Models, typed_config
+from outrider_runtime.drafters.models import ModelConfig, Models, typed_config
 from outrider_runtime.model_config import CONFIG_FILE, Config, read_config
 
 
@@ -67,19 +68,29 @@ def _obstacle(boot: BootConfig, drafter: Drafter, places: ModelPlaces) -> str:
     unsupported = METHODS[drafter.method].unsupported.get(boot.engine.backend, "")
     if unsupported or (drafter.neural is None and drafter.sparse_self is None):
         return unsupported
-    location = places.location(boot.target, TARGET_MOUNT)
+    neural = drafter.neural
     try:
-        target = typed_config(model_config(boot.target, location), location)
-        longest = boot.engine.max_model_len or target.max_position_embeddings
-        too_long = _window_too_long(drafter, longest)
-        if too_long or drafter.neural is None:
-            return too_long
-        draft = drafter.neural.model
-        draft_location = places.location(draft, draft_mount(drafter.name))
-        config = typed_config(model_config(draft, draft_location), draft_location)
+        draft = _read(neural.model, draft_mount(drafter.name), places) if neural is not None else None
+        target = _read(boot.target, TARGET_MOUNT, places)
     except (OSError, ValueError) as error:
         return str(error)
-    return METHODS[drafter.method].obstacle(Models(config, target, draft_location, location, longest))
+    longest = boot.engine.max_model_len or target.config.max_position_embeddings
+    too_long = _window_too_long(drafter, longest)
+    if too_long or draft is None:
+        return too_long
+    models = Models(draft.config, target.config, draft.location, target.location, longest)
+    return METHODS[drafter.method].obstacle(models)
+
+
+class _Read(NamedTuple):
+    config: ModelConfig
+    location: str
+
+
+def _read(model: ModelRef, mount: str, places: ModelPlaces) -> _Read:
+    """Raises OSError or ValueError with a sentence."""
+    location = places.location(model, mount)
+    return _Read(typed_config(model_config(model, location), location), location)
 
 
 def _window_too_long(drafter: Drafter, longest: int | None) -> str:
