@@ -24,7 +24,7 @@ import torch
 from outrider_runtime.paths import Paths
 from outrider_runtime.torch_engine.launch import Loaded, load
 from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.benchmarks.real_cores import prompts
 from tests.engine import engines
@@ -35,6 +35,13 @@ DEPTH, WIDTH, AT_ONCE = 4, 4, 16
 DRAFTERS = (engines.lookup(), engines.draft_model(engines.POOR_DRAFT), engines.eagle())
 ARMS = [(DRAFTERS[0].name, 1), *((one.name, width) for one in DRAFTERS[1:] for width in (1, WIDTH))]
 """Drafter and width; a lookup has chains alone."""
+
+
+def gaps(model: PreTrainedModel, prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
+    """(tokens,): what each token's logit lacks of the best one, the tokens before it given. model: in float64."""
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+    return logits.amax(-1) - logits.gather(-1, torch.tensor(answer)[:, None])[:, 0]
 
 
 def started(tokens: int) -> Loaded:
@@ -89,17 +96,11 @@ class Reference:
         self._model = AutoModelForCausalLM.from_pretrained(engines.TARGET, dtype=torch.float64).eval()
         self._known: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
 
-    def gaps(self, number: int, answer: tuple[int, ...]) -> torch.Tensor:
-        """(tokens,): what each token's logit lacks of the best one, the tokens before it given."""
+    def __call__(self, number: int, answer: tuple[int, ...]) -> torch.Tensor:
+        """As `gaps`. number: the text's."""
         if (number, answer) not in self._known:
-            self._known[number, answer] = self._gaps(self._texts[number], answer)
+            self._known[number, answer] = gaps(self._model, self._texts[number], answer)
         return self._known[number, answer]
-
-    def _gaps(self, prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
-        with torch.inference_mode():
-            logits = self._model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
-        made: torch.Tensor = logits.amax(-1) - logits.gather(-1, torch.tensor(answer)[:, None])[:, 0]
-        return made
 
 
 def measure(
@@ -107,7 +108,7 @@ def measure(
 ) -> Arm:
     loaded.loop.pin(DEPTH, drafter, width)
     before = loaded.loop.state().drafters[drafter].accepted
-    made = torch.cat([reference.gaps(*one) for one in enumerate(answers(loaded, texts, tokens))])
+    made = torch.cat([reference(*one) for one in enumerate(answers(loaded, texts, tokens))])
     accepted = loaded.loop.state().drafters[drafter].accepted - before
     return Arm(drafter, width, accepted, len(made), float(made.max()), float((made == 0).double().mean()))
 
