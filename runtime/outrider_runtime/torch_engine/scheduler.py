@@ -29,6 +29,16 @@ class Scheduled(NamedTuple):
     proposals: int
     """How many of `tokens` are some."""
 
+    @property
+    def known(self) -> int:
+        """Tokens of its text."""
+        return self.tokens - self.proposals
+
+    @property
+    def draws(self) -> bool:
+        """Its last known token is in the step, so that the next one can be drawn."""
+        return self.known == self.request.todo
+
 
 class Scheduler:
     """Continuous batching: requests that run come first, then those that wait, while tokens and memory last."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from outrider_runtime.control.data.forest import ROOT
-from outrider_runtime.torch_engine import engine
+from outrider_runtime.torch_engine import verification
 from outrider_runtime.torch_engine.drafting import Drafter
 from outrider_runtime.torch_engine.drafts.draft_model import DraftModel
 from outrider_runtime.torch_engine.kv_pool import KVPool
@@ -99,7 +99,7 @@ def test_a_proposal_that_is_kept_unseen_is_found_out(models: Path, monkeypatch: 
             kept[one.row : one.row + len(one.tokens)] = one.tokens
         return kept
 
-    monkeypatch.setattr(engine, "judge", keep)
+    monkeypatch.setattr(verification, "judge", keep)
     answers, _ = drawn_answers(models, 200)
     assert p_value(models, answers) < 1e-6
 

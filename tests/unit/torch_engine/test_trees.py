@@ -361,7 +361,7 @@ def entries_of_a_fresh_head(head: Eagle, target: Model, request: Request) -> Non
     pool.grow(Holder(head.number, name), len(tokens))
     states = head.head.fused(hidden.between, torch.arange(len(tokens) - 1))
     whole, head._pool = head._pool, pool
-    head._run([Segment(name, tokens[1:], 0)], states)
+    head._pass([Segment(name, tokens[1:], 0)], states)
     head._pool = whole
     theirs = head.cache[name].buffer[:, :, :, : len(tokens) - 1].clone()
     head.cache.forget(name)

@@ -17,14 +17,13 @@ from outrider_runtime.drafters.eagle import LAYER_IDS
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.torch_engine.architecture import Architecture, config_of, read_architecture
 from outrider_runtime.torch_engine.decoder import Layer, Linear, Rotary, Span, read_layer
-from outrider_runtime.torch_engine.drafting import Ask, Finished, Ran
-from outrider_runtime.torch_engine.drafts.beam import Beam
+from outrider_runtime.torch_engine.drafting import Ran
+from outrider_runtime.torch_engine.drafts.autoregressive import Autoregressive, last_of
 from outrider_runtime.torch_engine.kv import Cache
-from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
+from outrider_runtime.torch_engine.kv_pool import KVPool
 from outrider_runtime.torch_engine.requests import Request
 from outrider_runtime.torch_engine.runner import Model, Places, Segment
 from outrider_runtime.torch_engine.sampling import Likeliest, Row, likeliest_among
-from outrider_runtime.torch_engine.tree import Tree
 from outrider_runtime.torch_engine.weights import Weights, read_weights
 
 FUSED = 3
@@ -83,69 +82,38 @@ def _vocabulary(weights: Weights, proposable: int, device: torch.device) -> Tens
     return own + weights.take("d2t", proposable) if "d2t" in weights else own
 
 
-class Eagle:
+class Eagle(Autoregressive):
     def __init__(self, folder: Path, number: int, target: Model, pool: KVPool) -> None:
         """number: its place among the models of the pool."""
         self.head = Head(folder, target)
-        self.number = number
-        self.cache = Cache(self.head.shape, target.dtype, target.device)
+        super().__init__(number, Cache(self.head.shape, target.dtype, target.device), pool)
         self._places = Places(folder, self.head.shape, self.cache, target.device)
         self._dtype = target.dtype
-        self._pool = pool
 
     def close(self, holes: Sequence[tuple[Request, Hole]]) -> None:
         """The states that it would read are gone."""
 
-    @torch.inference_mode()
-    def propose(self, step: Finished, ask: Ask) -> list[Tree]:
-        trees = [Tree() for _ in step.ran]
-        rows = [row for row, one in enumerate(step.ran) if self._grow(one, ask.nodes * ask.asks[row])]
-        if not rows:
-            return trees
-        states = self._read([step.ran[row] for row in rows], step.between)
-        asking = [(row, place) for place, row in enumerate(rows) if ask.asks[row]]
-        if ask.depth and asking:
-            ran = [step.ran[row] for row, _ in asking]
-            beam = Beam([one.request for one in ran], ask)
-            self._extend(beam, [one.end for one in ran], states[[place for _, place in asking]])
-            for (row, _), tree in zip(asking, beam.trees, strict=True):
-                trees[row] = tree
-        return trees
-
-    def forget(self, request: str) -> None:
-        self.cache.forget(request)
-
-    def _grow(self, one: Ran, nodes: int) -> bool:
-        entries = self.cache.length(one.request.name) + len(one.rows) + nodes
-        return self._pool.grow_or_drop(Holder(self.number, one.request.name), entries)
+    def _entries(self, one: Ran) -> int:
+        return self.cache.length(one.request.name) + len(one.rows)
 
     def _read(self, ran: Sequence[Ran], between: dict[int, Tensor]) -> Tensor:
-        """Run over the step's committed tokens; each request's last state, (requests, H)."""
         segments = [
             Segment(one.request.name, one.request.tokens[one.start + 1 : one.end + 1], one.start) for one in ran
         ]
         rows = torch.tensor([row for one in ran for row in one.rows], device=self._places.device)
-        states = self._run(segments, self.head.fused(between, rows))
-        ends = torch.tensor([len(one.rows) for one in ran]).cumsum(0) - 1
-        return states[ends.to(states.device)]
+        return last_of(self._pass(segments, self.head.fused(between, rows)), segments)
 
-    def _extend(self, beam: Beam, positions: Sequence[int], states: Tensor) -> None:
-        """A pass a depth over the head's own states. Its entries are forgotten: the target's states take their places.
-        positions: of each request's first node; states: behind each request's last token, (requests, H)."""
-        lengths = [self.cache.length(name) for name in beam.names]
-        try:
-            beam.grow(self.head.likeliest(states, beam.rows(), beam.width))
-            for _ in range(beam.depth - 1):
-                states = self._run(beam.segments(positions), states[beam.sources])
-                beam.grow(self.head.likeliest(states, beam.rows(), beam.width))
-        finally:
-            for name, length in zip(beam.names, lengths, strict=True):
-                self.cache[name].length = length
+    def _position(self, one: Ran) -> int:
+        """An entry stands where the state is that it reads, one before its token."""
+        return one.end
 
-    def _run(self, segments: Sequence[Segment], states: Tensor) -> Tensor:
+    def _pass(self, segments: Sequence[Segment], states: Tensor) -> Tensor:
         spans = self._places.spans(segments, self._pool, self.number)
         rotary = self._places.rotary(segments, self._dtype)
         states = self.head(self._places.tokens(segments), states, rotary, spans)
         for span in spans:
             span.kv.length += span.tokens
         return states
+
+    def _likeliest(self, states: Tensor, rows: Sequence[Row], width: int) -> Likeliest:
+        return self.head.likeliest(states, rows, width)
