@@ -65,6 +65,11 @@ class Ask(NamedTuple):
 
 
 class Drafter(Protocol):
+    weight_bytes: int
+    kv_bytes_per_token: int
+    layers: tuple[int, ...]
+    """Of the target, before which it reads hidden states."""
+
     def close(self, holes: Sequence[tuple[Request, Hole]]) -> None:
         """Run over committed tokens that it missed."""
 

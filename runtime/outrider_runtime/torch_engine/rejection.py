@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider_runtime.torch_engine.sampling import Noise, Row, draw, uniform
+from outrider_runtime.torch_engine.noise import Noise, uniform
+from outrider_runtime.torch_engine.sampling import Row, draw
 
 NOTHING = -1
 

@@ -90,7 +90,7 @@ def bench(
     model = Model(target, 0, dtype=torch.float32, device=CPU)
     pool = KVPool(kv_tokens * model.cache.bytes_per_token, [model.cache.bytes_per_token, *draft_bytes], LONGEST + 8)
     drafters: Sequence[Drafter] = make(model, pool) if make else ()
-    layers = tuple(sorted({layer for one in drafters for layer in getattr(getattr(one, "head", None), "layers", ())}))
+    layers = tuple(sorted({layer for one in drafters for layer in one.layers}))
     boot, hot = boot_config(specs, max_draft_tokens=4), hot_config(max_draft_tokens=4)
     loop = ControlLoop(boot, hot, specs, max_requests=4, widest=WIDEST)
     return Bench(Engine(Models(model, drafters, layers), pool, loop, limits, LONGEST), loop)

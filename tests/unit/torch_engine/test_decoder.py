@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
-from outrider_runtime.torch_engine.decoder import Linear
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
+from outrider_runtime.torch_engine.linear import Linear
 from outrider_runtime.torch_engine.runner import Model, Segment
 
 from tests.unit.torch_engine.models import FAMILIES, VOCABULARY, write_model

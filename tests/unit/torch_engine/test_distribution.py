@@ -19,9 +19,10 @@ from outrider_runtime.torch_engine import rejection
 from outrider_runtime.torch_engine.commit import walk
 from outrider_runtime.torch_engine.drafting import Ask
 from outrider_runtime.torch_engine.drafts.beam import Beam
+from outrider_runtime.torch_engine.noise import uniform
 from outrider_runtime.torch_engine.rejection import Chain, judge
 from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
-from outrider_runtime.torch_engine.sampling import Row, draw, likeliest, row_of, uniform, weights_of
+from outrider_runtime.torch_engine.sampling import Row, draw, likeliest, row_of, weights_of
 from outrider_runtime.torch_engine.tree import NO_NODE, Tree
 
 from tests.unit.torch_engine.engines import Letters

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from outrider_runtime.torch_engine.noise import gumbel
 from outrider_runtime.torch_engine.requests import Sampling
-from outrider_runtime.torch_engine.sampling import Row, draw, gumbel, weights_of
+from outrider_runtime.torch_engine.sampling import Row, draw, weights_of
 
 CPU = torch.device("cpu")
 DRAWS = 6_000

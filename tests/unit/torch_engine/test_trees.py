@@ -129,6 +129,9 @@ def orders(draws: random.Random, most: int = 2) -> Iterator[tuple[list[int], int
 class Oracle:
     """Knows the answers, and hides them in trees of any shape among tokens at random."""
 
+    weight_bytes = kv_bytes_per_token = 0
+    layers = ()
+
     def __init__(self, known: dict[tuple[int, ...], list[int]], draws: random.Random) -> None:
         self._known, self._draws = known, draws
 

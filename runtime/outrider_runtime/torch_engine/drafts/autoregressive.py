@@ -20,8 +20,11 @@ from outrider_runtime.torch_engine.tree import Tree
 class Autoregressive(ABC):
     """Its state of a token, (H,), is what its output layer reads."""
 
-    def __init__(self, number: int, cache: Cache, pool: KVPool) -> None:
+    layers: tuple[int, ...] = ()
+
+    def __init__(self, number: int, cache: Cache, pool: KVPool, weight_bytes: int) -> None:
         """number: its place among the models of the pool."""
+        self.weight_bytes, self.kv_bytes_per_token = weight_bytes, cache.bytes_per_token
         self.number = number
         self.cache = cache
         self._pool = pool

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from outrider_runtime.control.data.forest import ROOT
 from outrider_runtime.torch_engine.drafting import Ask
+from outrider_runtime.torch_engine.noise import Noise
 from outrider_runtime.torch_engine.requests import Request
 from outrider_runtime.torch_engine.runner import Segment
-from outrider_runtime.torch_engine.sampling import Likeliest, Noise, Row, row_of
+from outrider_runtime.torch_engine.sampling import Likeliest, Row, row_of
 from outrider_runtime.torch_engine.tree import Tree, ancestors
 
 WIDEST = 4

@@ -17,7 +17,7 @@ from outrider_runtime.torch_engine.sampling import Likeliest, Row, likeliest
 
 class DraftModel(Autoregressive):
     def __init__(self, model: Model, pool: KVPool) -> None:
-        super().__init__(model.number, model.cache, pool)
+        super().__init__(model.number, model.cache, pool, model.weight_bytes)
         self.model = model
 
     def close(self, holes: Sequence[tuple[Request, Hole]]) -> None:

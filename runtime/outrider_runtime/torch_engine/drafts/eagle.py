@@ -16,11 +16,12 @@ from torch import Tensor
 from outrider_runtime.drafters.eagle import LAYER_IDS
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.torch_engine.architecture import Architecture, config_of, read_architecture
-from outrider_runtime.torch_engine.decoder import Layer, Linear, Rotary, Span, read_layer
+from outrider_runtime.torch_engine.decoder import Layer, Rotary, Span, read_layer
 from outrider_runtime.torch_engine.drafting import Ran
 from outrider_runtime.torch_engine.drafts.autoregressive import Autoregressive, last_of
 from outrider_runtime.torch_engine.kv import Cache
 from outrider_runtime.torch_engine.kv_pool import KVPool
+from outrider_runtime.torch_engine.linear import Linear
 from outrider_runtime.torch_engine.requests import Request
 from outrider_runtime.torch_engine.runner import Model, Places, Segment
 from outrider_runtime.torch_engine.sampling import Likeliest, Row, likeliest_among
@@ -86,7 +87,9 @@ class Eagle(Autoregressive):
     def __init__(self, folder: Path, number: int, target: Model, pool: KVPool) -> None:
         """number: its place among the models of the pool."""
         self.head = Head(folder, target)
-        super().__init__(number, Cache(self.head.shape, target.dtype, target.device), pool)
+        cache = Cache(self.head.shape, target.dtype, target.device)
+        super().__init__(number, cache, pool, self.head.weight_bytes)
+        self.layers = self.head.layers
         self._places = Places(folder, self.head.shape, self.cache, target.device)
         self._dtype = target.dtype
 

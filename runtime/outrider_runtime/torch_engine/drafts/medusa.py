@@ -15,9 +15,9 @@ from outrider_runtime.drafters.medusa import HEADS
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.model_config import config_file
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError, config_of
-from outrider_runtime.torch_engine.decoder import Linear
 from outrider_runtime.torch_engine.drafting import Ask, Finished
 from outrider_runtime.torch_engine.drafts.beam import Beam
+from outrider_runtime.torch_engine.linear import Linear
 from outrider_runtime.torch_engine.requests import Request
 from outrider_runtime.torch_engine.runner import Model
 from outrider_runtime.torch_engine.sampling import Likeliest, Row, likeliest_among
@@ -61,7 +61,6 @@ class Heads:
         output = target.decoder.output.rows(self._vocabulary)
         self.weight_bytes = weights.taken_bytes + output.nbytes
         self._output = Linear(output).packed()
-        self.layers = (target.shape.layers,)
 
     def states(self, state: Tensor) -> list[Tensor]:
         """(R, H), as the target's last layer leaves it, to what the output layer reads at each depth, (R, H) each."""
@@ -80,6 +79,8 @@ class Medusa:
 
     def __init__(self, folder: Path, target: Model) -> None:
         self.head = Heads(folder, target)
+        self.weight_bytes, self.kv_bytes_per_token = self.head.weight_bytes, 0
+        self.layers: tuple[int, ...] = (target.shape.layers,)
 
     def close(self, holes: Sequence[tuple[Request, Hole]]) -> None:
         """It has no cache."""
@@ -91,7 +92,7 @@ class Medusa:
         if not asking or not ask.depth:
             return trees
         ran = [step.ran[row] for row in asking]
-        (layer,) = self.head.layers
+        (layer,) = self.layers
         state = step.between[layer][[one.rows[-1] for one in ran]]
         beam = Beam([one.request for one in ran], ask)
         for own in self.head.states(state)[: ask.depth]:

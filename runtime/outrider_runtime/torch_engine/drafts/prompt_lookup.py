@@ -14,6 +14,9 @@ from outrider_runtime.torch_engine.tree import Tree, chain
 
 
 class PromptLookup:
+    weight_bytes = kv_bytes_per_token = 0
+    layers: tuple[int, ...] = ()
+
     def __init__(self, shortest: int, longest: int) -> None:
         """Tokens that must match."""
         self._shortest, self._longest = shortest, longest
