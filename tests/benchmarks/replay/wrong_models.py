@@ -66,8 +66,7 @@ class Unreported:
         self.policy.release(slots)
 
 
-def unreported() -> System:
-    whole = ours()
+def unreported(whole: System) -> System:
     return replace(
         whole, build=lambda case, seed: Unreported(whole.build(case, seed), np.random.default_rng([seed, 17]))
     )
@@ -77,7 +76,7 @@ def systems() -> Mapping[str, System]:
     return {
         "knee 30% off": ours(distort=knee_off),
         "drafts 1.5 times dearer": ours(distort=draft_dearer),
-        "5 to 15% of each step not reported": unreported(),
+        "5 to 15% of each step not reported": unreported(ours()),
     }
 
 
