@@ -52,7 +52,8 @@ class Service:
             raise RequestError(sentence, "chat_template_kwargs")
         variables = {"add_generation_prompt": ask.add_generation_prompt, **variables}
         try:
-            return [self.text.encode_chat([one.plain() for one in ask.messages], variables)]
+            messages = [one.plain() for one in ask.messages]
+            return [self.text.encode_chat(messages, variables, special=ask.add_special_tokens)]
         except ValueError as error:
             raise RequestError(str(error), "messages") from None
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from outrider_runtime.server.errors import RequestError
 from outrider_runtime.torch_engine.requests import Sampling, Stops
@@ -19,6 +19,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "logits_processors": ([],),
     "prompt_embeds": (), "modalities": (["text"],), "audio": (), "priority": (0,), "continue_final_message": (False,),
     "chat_template": (), "documents": ([],),
+    "truncation_side": (), "logprob_token_ids": (), "return_tokens_as_token_ids": (False,),
+    "return_token_ids": (False,), "return_token_offsets": (False,), "return_prompt_text": (False,),
+    "repetition_detection": (),
+    "thinking_token_budget": (), "watermarking": (False,), "kv_transfer_params": (), "ec_transfer_params": (),
+    "media_io_kwargs": ({},), "mm_processor_kwargs": ({},),
 }  # fmt: skip
 """Fields that other servers have and this one does not, and the values that ask for nothing."""
 MOST_LOGPROBS = 20
@@ -26,6 +31,8 @@ MOST_STOPS, LONGEST_STOP = 64, 256
 """Stop strings, and characters of one: each is looked for at every token, on the thread that all requests share."""
 LEAST_TEMPERATURE = 1e-5
 """Below it a draw is the most probable token, and logits divided by it may be beyond a double."""
+LEAST_REPETITION_PENALTY = 1e-5
+"""Below it logits divided by it may be beyond a float; at it nothing is drawn that was not there before."""
 MISSHAPEN = "Bad Request"
 """vLLM's error type for a field that is missing, or of another type than it should be."""
 _UNSEEDED = random.SystemRandom()
@@ -59,6 +66,13 @@ class Ask(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     vllm_xargs: dict[str, str] | None = None
+
+    @field_validator("stream_options")
+    @classmethod
+    def _of_a_stream(cls, value: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
+        if value is not None and not info.data.get("stream"):
+            raise ValueError("only a request with stream: true has some")
+        return value
 
     @property
     def slo_class(self) -> str | None:
@@ -118,7 +132,15 @@ class Chat(Ask):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     add_generation_prompt: bool = True
+    add_special_tokens: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _beside_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and not info.data.get("logprobs"):
+            raise ValueError("only a request with logprobs: true has some")
+        return value
 
     @property
     def most_tokens(self) -> int | None:
@@ -161,7 +183,7 @@ def sampling(ask: Ask, defaults: Mapping[str, Any], vocabulary: int) -> Sampling
         min_p=chosen("min_p", 0.0),
         presence_penalty=ask.presence_penalty or 0.0,
         frequency_penalty=ask.frequency_penalty or 0.0,
-        repetition_penalty=chosen("repetition_penalty", 1.0),
+        repetition_penalty=max(LEAST_REPETITION_PENALTY, chosen("repetition_penalty", 1.0)),
         logit_bias={_token(name, "logit_bias", vocabulary): bias for name, bias in (ask.logit_bias or {}).items()},
         logprobs=ask.top,
     )

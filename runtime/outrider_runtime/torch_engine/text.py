@@ -50,14 +50,16 @@ class Text:
         tokens: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
         return tokens
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any], *, special: bool = False
+    ) -> list[int]:
         """variables: of the template, none of them NOT_FOR_TEMPLATES. Raises ValueError where the model has no chat
         template, or its template refuses the messages."""
         try:
             text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, **variables)
         except Exception as error:  # templates are programs: they raise what they like
             raise ValueError(f"the chat template cannot render the messages: {error}") from None
-        return self.encode(text, special=False)
+        return self.encode(text, special=special)
 
     def token(self, number: int) -> str:
         """As it stands in a text."""
@@ -72,10 +74,26 @@ class Pieces:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(ids=list(prompt[-CONTEXT_TOKENS:]), skip_special_tokens=True)
+        self._begin([])
+        for token in prompt[-CONTEXT_TOKENS:]:  # its last character may be incomplete: the answer may go on with it
+            self.step(token)
 
     def step(self, token: int) -> str:
-        return self._stream.step(self._tokenizer, token) or ""
+        self._untold.append(token)
+        try:
+            text = self._stream.step(self._tokenizer, token) or ""
+        except Exception:  # bytes that are no character beside some that were one: no class of its own
+            text = self._tokenizer.decode(self._untold, skip_special_tokens=True)
+            self._begin(self._untold)
+        if text:
+            self._untold = []
+        return text
+
+    def _begin(self, tokens: Sequence[int]) -> None:
+        """Goes on behind these."""
+        self._stream = DecodeStream(ids=list(tokens), skip_special_tokens=True)
+        self._untold: list[int] = []
+        """Tokens whose text has not gone out."""
 
 
 def _read(file: Path) -> dict[str, Any]:
