@@ -6,6 +6,7 @@ writes it down. Tokens past the cut exist for nobody; `verdicts` is what the loo
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
@@ -116,10 +117,12 @@ def _stop_string(request: Request, before: int) -> tuple[int, str] | None:
 
 def _held_back(request: Request) -> int:
     """Characters at the text's end that may be the beginning of a stop string."""
-    longest = max(map(len, request.stops.strings), default=1) - 1
+    strings = request.stops.strings
+    longest = max(map(len, strings), default=1) - 1
     for length in range(min(longest, len(request.text)), 0, -1):
         end = request.text[-length:]
-        if any(string.startswith(end) for string in request.stops.strings):
+        after = bisect_left(strings, end)  # the first string that could begin so
+        if after < len(strings) and strings[after].startswith(end):
             return length
     return 0
 

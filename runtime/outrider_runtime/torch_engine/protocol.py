@@ -207,7 +207,8 @@ def stops(ask: Ask, end_tokens: frozenset[int], prompt: int, longest: int) -> St
     if len(strings) > MOST_STOPS or any(len(one) > LONGEST_STOP for one in strings):
         raise RequestError(f"stop takes {MOST_STOPS} strings of {LONGEST_STOP} characters at most", "stop")
     return Stops(
-        most or room, frozenset() if ask.ignore_eos else end_tokens, frozenset(ask.stop_token_ids or ()), tuple(strings)
+        most or room, frozenset() if ask.ignore_eos else end_tokens, frozenset(ask.stop_token_ids or ()),
+        tuple(sorted(strings)),
     )  # fmt: skip
 
 

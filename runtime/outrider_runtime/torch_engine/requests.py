@@ -51,6 +51,7 @@ class Stops:
     """The model's own; empty where the request ignores them."""
     tokens: frozenset[int] = frozenset()
     strings: tuple[str, ...] = ()
+    """In their order."""
 
 
 class Detokenizer(Protocol):

@@ -143,6 +143,43 @@ async def test_a_temperature_of_next_to_nothing_is_greedy(served: tuple[httpx.As
     assert len(texts) == 1
 
 
+@pytest.mark.parametrize("temperature", [0, 1])
+async def test_a_repetition_penalty_of_next_to_nothing_only_repeats(
+    served: tuple[httpx.AsyncClient, Engine], temperature: float
+) -> None:
+    """Bug: its inverse is beyond a float, and the engine died of it."""
+    http, _ = served
+    body = completion(repetition_penalty=1e-300, temperature=temperature, prompt=[5, 5, 5], logit_bias={"5": 100})
+    answer = await http.post(COMPLETION, json=body)
+    assert answer.status_code == 200
+    assert answer.json()["choices"][0]["text"] == "%" * 6
+
+
+async def test_a_prompt_may_leave_room_for_one_token(served: tuple[httpx.AsyncClient, Engine]) -> None:
+    http, _ = served
+    body = completion(prompt=[5] * (LONGEST - 1), max_tokens=None)
+    assert (await http.post(COMPLETION, json=body)).json()["usage"]["completion_tokens"] == 1
+    full = await http.post(COMPLETION, json={**body, "prompt": [5] * LONGEST})
+    assert full.status_code == 400
+    assert f"maximum context length is {LONGEST} tokens" in full.json()["error"]["message"]
+
+
+async def test_a_stream_with_a_stop_string_tells_logprobs_of_every_token(
+    served: tuple[httpx.AsyncClient, Engine],
+) -> None:
+    """Those whose text is held back too, and as many as the usage counts."""
+    http, _ = served
+    plain = (await http.post(COMPLETION, json=completion(max_tokens=12))).json()["choices"][0]["text"]
+    body = completion(max_tokens=12, logprobs=1, stop=plain[5:9])
+    whole = (await http.post(COMPLETION, json=body)).json()
+    told = whole["choices"][0]["logprobs"]["tokens"]
+    assert len(told) == whole["usage"]["completion_tokens"]
+    parts = await events(http, COMPLETION, {**body, "stream": True})
+    streamed = [one["choices"][0]["logprobs"] for one in parts if one["choices"][0]["logprobs"]]
+    assert [token for one in streamed for token in one["tokens"]] == told
+    assert "".join(one["choices"][0]["text"] for one in parts) == whole["choices"][0]["text"]
+
+
 async def test_texts_are_read_beside_the_event_loop(
     served: tuple[httpx.AsyncClient, Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +222,12 @@ async def test_variables_reach_the_chat_template(served: tuple[httpx.AsyncClient
         ({"stop": ""}, "stop"),
         ({"stop": [str(number) for number in range(65)]}, "stop"),
         ({"stop": "x" * 257}, "stop"),
+        ({"stop": [str(number) for number in range(4096)]}, "stop"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"return_token_ids": True}, "return_token_ids"),
+        ({"repetition_detection": {"max_pattern_size": 4}}, "repetition_detection"),
         ({"chat_template": "mine"}, "chat_template"),
         (
             {"chat_template_kwargs": {"chat_template": "{% for a in range(99999) %}{% endfor %}"}},
