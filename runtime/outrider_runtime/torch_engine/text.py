@@ -74,7 +74,9 @@ class Pieces:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._begin([])
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._untold: list[int] = []
+        """Tokens whose text has not gone out."""
         for token in prompt[-CONTEXT_TOKENS:]:  # its last character may be incomplete: the answer may go on with it
             self.step(token)
 
@@ -84,16 +86,10 @@ class Pieces:
             text = self._stream.step(self._tokenizer, token) or ""
         except Exception:  # bytes that are no character beside some that were one: no class of its own
             text = self._tokenizer.decode(self._untold, skip_special_tokens=True)
-            self._begin(self._untold)
+            self._stream = DecodeStream(ids=self._untold, skip_special_tokens=True)
         if text:
             self._untold = []
         return text
-
-    def _begin(self, tokens: Sequence[int]) -> None:
-        """Goes on behind these."""
-        self._stream = DecodeStream(ids=list(tokens), skip_special_tokens=True)
-        self._untold: list[int] = []
-        """Tokens whose text has not gone out."""
 
 
 def _read(file: Path) -> dict[str, Any]:
