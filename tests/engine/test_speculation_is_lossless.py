@@ -291,6 +291,7 @@ def test_a_drafter_that_raises_is_suspended_and_requests_go_on(engine: Bench, re
     engine.loop.resume(drafter.name)
 
 
+@pytest.mark.parametrize("running", ["EAGLE-3 and prompt lookup"], indirect=True)
 @pytest.mark.parametrize(
     ("call", "draft_tokens"),
     [("plan_verify", 2), ("plan_draft", 2), ("plan_draft", 0), ("observe", 2), ("release", 2)],
@@ -298,7 +299,8 @@ def test_a_drafter_that_raises_is_suspended_and_requests_go_on(engine: Bench, re
 def test_a_controller_that_raises_costs_speculation_only(
     engine: Bench, reference: list[list[int]], call: str, draft_tokens: int
 ) -> None:
-    """Bug: a division by zero in a decision ended the engine, and with it every request of the pod."""
+    """Bug: a division by zero in a decision ended the engine, and with it every request of the pod. What is caught does
+    not depend on the pool, so that one stands for all."""
     controller = engine.loop._controller
     decide, calls = getattr(controller, call), []
     engine.loop.pin(draft_tokens, engine.plan.pool.hosted[-1].name)
