@@ -75,7 +75,8 @@ class DraftKV:
         closing = self._closing(batch, choice)
         if not closing.any():
             return choice, nothing
-        return self._choices.best(batch, np.where(closing >= batch.missing, closing, 0)), closing
+        closed = np.where(closing >= batch.missing, closing, 0)
+        return self._choices.best(batch, closed, goodput=choice.goodput), closing
 
     def look(self, choice: Choice) -> None:
         """One decision by goodput, as it would be if no cache had a hole."""
@@ -84,16 +85,16 @@ class DraftKV:
 
     def _closing(self, batch: Batch, choice: Choice) -> Ints:
         """(D, N): what draft models are fed of holes, where that pays."""
-        whole = self._choices.best(batch, batch.missing)
+        whole = self._choices.best(batch, batch.missing, goodput=choice.goodput)
         self.look(whole)
-        without = self._choices.best(batch, nothing_fed(batch), models=False)
-        rows, pool = self._choices.pool(batch)
+        without = self._choices.best(batch, nothing_fed(batch), models=False, goodput=choice.goodput)
+        rows, pool = self._choices.pool(batch, choice.goodput)
         missing = np.ascontiguousarray(batch.missing[:, rows])
         costs = pool.price.rate * feeding_s(self._evidence.latency.costs, missing, float(len(rows)))
         closing = nothing_fed(batch)
         closing[:, rows] = self._newcomers(batch, rows, whole, choice, without, costs)
         if closing.any():
-            after = self._choices.best(batch, np.where(closing > 0, batch.missing, 0))
+            after = self._choices.best(batch, np.where(closing > 0, batch.missing, 0), goodput=choice.goodput)
             fed = closing[:, rows] > 0
             gain = (after.value - choice.value) * _steps_left(batch, rows)[fed.any(axis=0)].mean()
             if not gain > costs[fed].sum():  # of all of it together

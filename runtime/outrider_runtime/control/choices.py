@@ -19,6 +19,9 @@ from outrider_runtime.control.selection.offers import Pool, Terms, offered, serv
 from outrider_runtime.control.settings import InForce, Settings
 from outrider_runtime.control.slo import UnderWay
 
+EXCESS, DINKELBACH_STEPS = 1.05, 2
+"""By how much lambda may be above what the best choice gives; steps down to that."""
+
 
 class Choices:
     def __init__(self, settings: Settings, evidence: Evidence, force: InForce, under_way: UnderWay) -> None:
@@ -34,26 +37,44 @@ class Choices:
         evidence, most = self._evidence, self.force.most_tokens
         return min(most, evidence.longest + 1) if evidence.latency.learning else most
 
-    def best(self, batch: Batch, closed: Ints, *, models: bool = True) -> Choice:
-        """closed: (D, N), tokens of holes that draft models are fed first. models: those may run."""
+    def best(self, batch: Batch, closed: Ints, *, models: bool = True, goodput: float | None = None) -> Choice:
+        """closed: (D, N), tokens of holes that draft models are fed first. models: those may run. goodput: lambda, by
+        the goodput of plain decoding.
+
+        None: as it was measured in the steps before. Where no choice gives so much at this batch, it is brought down
+        to what the best one does (Dinkelbach's steps): too high a lambda favours short steps, k = 0 at last.
+        """
+        if goodput is not None:
+            return self._at(goodput, batch, closed, models=models)
+        choice = self._at(self._evidence.goodput.ratio, batch, closed, models=models)
+        requests = float(np.count_nonzero(batch.prompt_left == 0))
+        given = choice.gain >= requests * (choice.goodput / EXCESS - 1.0)
+        for _ in range(0 if given or choice.for_slo else DINKELBACH_STEPS):
+            best = (requests + choice.gain + choice.spent) / (requests + choice.spent / choice.goodput)
+            choice = self._at(best, batch, closed, models=models)
+        return choice
+
+    def _at(self, goodput: float, batch: Batch, closed: Ints, *, models: bool) -> Choice:
         longest = self.longest
         weighed = candidates(self._passes, self._widest, longest, self._depths)
-        return Choice(*_best(batch.columns, *self._known(batch, longest, models=models), closed, weighed))
+        known = self._known(batch, longest, goodput, models=models)
+        return Choice(*_best(batch.columns, *known, closed, weighed), goodput)
 
-    def pool(self, batch: Batch) -> tuple[Ints, Pool]:
-        """The rows that may ask, and what drafters offer them as things are."""
-        counts, costs, now, beams = self._known(batch, max(1, self.longest), models=True)
+    def pool(self, batch: Batch, goodput: float | None = None) -> tuple[Ints, Pool]:
+        """The rows that may ask, and what drafters offer them as things are. goodput: as measured, if None."""
+        goodput = self._evidence.goodput.ratio if goodput is None else goodput
+        counts, costs, now, beams = self._known(batch, max(1, self.longest), goodput, models=True)
         known = Counts(*counts), Costs(*costs), Terms(*now), Beams(*beams)
         return offered(Columns(*batch.columns), *known, np.zeros(batch.missing.shape, np.int64))
 
     def _known(
-        self, batch: Batch, longest: int, *, models: bool
+        self, batch: Batch, longest: int, goodput: float, *, models: bool
     ) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
         """What a choice looks at beside the batch: as `Counts`, `Costs`, `Terms`, `Beams`."""
         evidence, force = self._evidence, self.force
         if not models:
             force = dataclasses.replace(force, usable=force.usable & ~force.needs_kv)
-        now = terms(batch, force, evidence.goodput.ratio, self._under_way, longest)
+        now = terms(batch, force, goodput, self._under_way, longest)
         return evidence.acceptance.columns, evidence.latency.columns, now, tuple(evidence.acceptance.beams())
 
 
@@ -61,13 +82,13 @@ class Choices:
 def _best(
     columns: tuple[Any, ...], counts: tuple[Any, ...], costs: tuple[Any, ...], terms: tuple[Any, ...],
     beams: tuple[Any, ...], closed: Ints, weighed: Candidates,
-) -> tuple[Ints, Ints, Ints, float, float, bool, bool, float, bool]:  # fmt: skip
-    """The fields of `Choice`. Arguments as `Columns`, `Counts`, `Costs`, `Terms`, `Beams`; closed: see
+) -> tuple[Ints, Ints, Ints, float, float, bool, bool, float, float, bool]:  # fmt: skip
+    """The fields of `Choice` but the last. Arguments as `Columns`, `Counts`, `Costs`, `Terms`, `Beams`; closed: see
     `offers.offered`."""
     batch, now, holes = Columns(*columns), Terms(*terms), False
     who, pool = offered(batch, Counts(*counts), Costs(*costs), now, Beams(*beams), closed)
     for d in np.flatnonzero(now.needs_kv):
         for i in who:
             holes |= not served(batch.missing[d, i], 0, True)
-    passes, widths, asked, value, plain_value, for_slo, runs, drafts_s = best_choice(pool, weighed)
-    return passes, widths, asked, value, plain_value, for_slo, runs, drafts_s, holes
+    passes, widths, asked, value, plain_value, for_slo, runs, drafts_s, spent = best_choice(pool, weighed)
+    return passes, widths, asked, value, plain_value, for_slo, runs, drafts_s, spent, holes

@@ -89,7 +89,7 @@ class Propose:
         if (choice.passes > 0)[self.force.usable].all():  # it tries them all
             explorer.postpone()
             return None
-        rows, pool = self._choices.pool(batch)
+        rows, pool = self._choices.pool(batch, choice.goodput)
         pool = pool._replace(paths=self._explorable(batch, rows, pool))
         speculating = choice.runs and not self._evidence.probes.off
         # Where nothing is chosen, what was learned may be out of date: only costs say that there is nothing to find.

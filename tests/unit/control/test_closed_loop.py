@@ -360,3 +360,16 @@ def test_the_target_drafts_for_itself_where_contexts_are_long(prompt: int, pays:
     plain.run(300)
     speedup = goodput(running.run(MEASURE)) / goodput(plain.run(MEASURE))
     assert speedup > 1.2 if pays else speedup > 0.97
+
+
+def test_a_load_that_gains_less_than_the_one_before_is_drafted_for_from_the_first_steps():
+    """Lambda was that of eight requests of 20,000 tokens, which gain more: for 140 steps a request of 12,000 tokens was
+    decoded plainly, and one of 6,000 for more than 200."""
+    one = dataclasses.replace(LONG_WORLD, hazard=lambda _drafter, _number, _depth: 0.9)
+    loop = controller((SELF,), profile(LONG_TARGET, {}))
+    running = Engine(one, loop, load=8, prompt=20_000, output=100, chunk=10**6)
+    running.run(200)
+    running.load, running.prompt, running.output = 1, 12_000, 1000
+    running._books.left[running._books.number >= 0] = 1
+    running.run(4)
+    assert np.mean([record.passes[0] for record in running.run(20)]) >= 2

@@ -54,8 +54,12 @@ class Choice(NamedTuple):
     """Somebody proposes."""
     drafts_s: float = 0.0
     """Seconds of the drafts."""
+    spent: float = 0.0
+    """Tokens that lambda asks for the time by which it is longer than a step with k = 0."""
     holes: bool = False
     """Some draft model cannot be asked by some request, as its cache has a hole."""
+    goodput: float = 1.0
+    """Lambda that it was weighed with, by the goodput of plain decoding."""
 
     @property
     def gain(self) -> float:
@@ -79,35 +83,37 @@ def choose(pool: Pool) -> Choice:
 
 
 @compiled
-def best_choice(pool: Pool, weighed: Candidates) -> tuple[Ints, Ints, Ints, float, float, bool, bool, float]:
-    """The fields of `Choice` but the last."""
+def best_choice(pool: Pool, weighed: Candidates) -> tuple[Ints, Ints, Ints, float, float, bool, bool, float, float]:
+    """The fields of `Choice` but the last two."""
     price, for_slo, (drafters, _, requests) = pool.price, bool(pool.need.behind.any()), pool.paths.shape
     plain = float(-price.rate * price.ragged_s[0])
     passes, widths = np.zeros(drafters, np.int64), np.ones(drafters, np.int64)
     asked = np.full((2, requests), NOBODY)
     if pool.paths.size == 0 or not pool.longest:
-        return passes, widths, asked, plain, plain, for_slo, False, 0.0
+        return passes, widths, asked, plain, plain, for_slo, False, 0.0, 0.0
     drafter, width = weighed.drafter, weighed.width
-    value, lengths, who, drafts_s = _choose(pool, weighed)
-    if not lengths.max() or (not for_slo and value <= plain):
-        return passes, widths, asked, plain, plain, for_slo, False, 0.0
+    best, lengths, who, drafts_s = _choose(pool, weighed)
+    if not lengths.max() or (not for_slo and best.value <= plain):
+        return passes, widths, asked, plain, plain, for_slo, False, 0.0, 0.0
+    spent = price.rate * (best.step_s - price.ragged_s[0])
     for v in np.flatnonzero(lengths):
         passes[drafter[v]], widths[drafter[v]] = lengths[v], width[v]
     for rank in range(2):
         for i in range(requests):
             asked[rank, i] = drafter[who[rank, i]] if who[rank, i] != NOBODY else NOBODY
-    return passes, widths, asked, value, plain, for_slo, True, drafts_s
+    return passes, widths, asked, best.value, plain, for_slo, True, drafts_s, spent
 
 
 class _Best(NamedTuple):
     passes: Ints
     value: float
+    step_s: float
     even: bool
 
 
 @compiled
-def _choose(pool: Pool, weighed: Candidates) -> tuple[float, Ints, Ints, float]:
-    """Worth of the best choice, (V,) the longest proposal that is asked of each variant, (2, N) whom each request asks,
+def _choose(pool: Pool, weighed: Candidates) -> tuple[_Best, Ints, Ints, float]:
+    """The best choice, (V,) the longest proposal that is asked of each variant, (2, N) whom each request asks,
     and seconds of the drafts."""
     (_, depths, requests), (_, _, drafter, _, models) = pool.paths.shape, weighed
     share = Share(
@@ -120,7 +126,7 @@ def _choose(pool: Pool, weighed: Candidates) -> tuple[float, Ints, Ints, float]:
         best = _best(pool, weighed, rows, np.zeros(len(rows), np.bool_), share)
     _best(pool, weighed, best.passes.reshape(1, -1), np.full(1, best.even), share)
     lengths = longest(share, models, best.passes)
-    return best.value, lengths, share.who, _drafts_s(pool, weighed, lengths, share.who)
+    return best, lengths, share.who, _drafts_s(pool, weighed, lengths, share.who)
 
 
 @compiled
@@ -128,7 +134,7 @@ def _best(pool: Pool, variants: Candidates, rows: Ints, evens: Bools, share: Sha
     """Of `rows` (C, V) the one of the highest worth, of those that leave who is behind about as short as it can be.
     evens: (C,). share: set to the last one's."""
     price, need, late, drafter = pool.price, pool.need, pool.need.behind.any(), variants.drafter
-    values, short = np.full(len(rows), -np.inf), np.full(len(rows), np.inf)
+    values, short, seconds = np.full(len(rows), -np.inf), np.full(len(rows), np.inf), np.zeros(len(rows))
     most, hits = min(pool.budget, len(price.ragged_s) - 1), pool.offers[:, 0][drafter]
     for c in range(len(rows)):
         passes, next_s = rows[c], 0.0
@@ -149,11 +155,12 @@ def _best(pool: Pool, variants: Candidates, rows: Ints, evens: Bools, share: Sha
         if tokens <= most:
             target_s = price.uniform_s[int(tokens)] if evens[c] else expected_s(price.ragged_s, tokens, none)
             step_s = _drafts_s(pool, variants, passes, share.who) + target_s
-            values[c] = worth(share.each[GAIN].sum(), step_s + nodes_s, price.rate)
+            seconds[c] = step_s + nodes_s
+            values[c] = worth(share.each[GAIN].sum(), seconds[c], price.rate)
             short[c] = shortfall(share.each[GAIN], need, step_s) if late else 0.0
     values[short > short.min() + EQUAL_SHORTFALL * need.behind.sum()] = -np.inf
     best = values.argmax()  # the first of equal ones
-    return _Best(rows[best], values[best], evens[best])
+    return _Best(rows[best], values[best], seconds[best], evens[best])
 
 
 @compiled
