@@ -44,15 +44,19 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What else a decision hangs on; the fields are those of `Batch`, but for one."""
+    """What else a decision hangs on; the fields are those of `Batch`."""
 
     now: float
     token_budget: int
     free_kv_tokens: int
-    """Of blocks that nobody holds."""
     next: Waiting | None = None
     waiting: int = 0
     patience_used: float = 0.0
+
+
+def room_in_blocks(context: Ints, block_size: int) -> int:
+    """Tokens that still fit into blocks which requests hold. context: (N,), their cached tokens."""
+    return int((-context % block_size).sum())
 
 
 class Stepper:
@@ -67,7 +71,6 @@ class Stepper:
         self.caches = Caches(loop.settings.drafters, block_size, block_ids)
         self._loop = loop
         self._is_told = drafting_is_told
-        self._block_size = block_size
         self._largest_graph_tokens = largest_graph_tokens
         self._proposals = no_proposals(slots)
         self._purpose = Purpose.FIXED
@@ -160,14 +163,9 @@ class Stepper:
             slot=slots, slo_class=requests.classes(slots), context=view.context, prompt=prompt,
             prompt_left=prompt_left, left=requests.left(slots, view.known), emitted=view.emitted,
             elapsed_s=requests.elapsed_s(slots, room.now), missing=missing,
-            now=room.now, token_budget=room.token_budget,
-            free_kv_tokens=room.free_kv_tokens + self._room_in_blocks(view.context), next=room.next,
+            now=room.now, token_budget=room.token_budget, free_kv_tokens=room.free_kv_tokens, next=room.next,
             waiting=room.waiting, patience_used=room.patience_used,
         )  # fmt: skip
-
-    def _room_in_blocks(self, context: Ints) -> int:
-        """Tokens that still fit into blocks which requests hold."""
-        return int((-context % self._block_size).sum())
 
     # -- observe ------------------------------------------------------------------------------------------------
 

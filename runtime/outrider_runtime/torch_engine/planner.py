@@ -17,7 +17,7 @@ from outrider_runtime.loop.stepper import Room, Stepper, View
 from outrider_runtime.loop.steps import Verdicts
 from outrider_runtime.loop.waiting import patience_used
 from outrider_runtime.torch_engine.drafting import Report
-from outrider_runtime.torch_engine.kv_pool import KVPool
+from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
 from outrider_runtime.torch_engine.requests import Request
 from outrider_runtime.torch_engine.scheduler import TARGET, Scheduled, Scheduler
 from outrider_runtime.torch_engine.tree import nodes_of
@@ -74,7 +74,7 @@ class Planner:
             running = self._scheduler.running
             if not self._needs_verify_plan(running):
                 return self._stepper.nothing_to_verify(len(running))
-            room = self._room(self._next(), self._patience_used())
+            room = self._room(running, self._next(), self._patience_used())
             plan = self._stepper.verify(_view(running), _nodes(running), room)
         _choose(running, plan)
         return plan
@@ -84,7 +84,7 @@ class Planner:
         requests = [one.request for one in step]
         return self._stepper.draft(
             _view(requests), _column([one.tokens for one in step]), _column([one.proposals for one in step]),
-            self._room(), plan, _nodes(requests),
+            self._room(requests), plan, _nodes(requests),
         )  # fmt: skip
 
     def observe(
@@ -104,12 +104,17 @@ class Planner:
         prompts = bool(self._scheduler.waiting) or any(not one.decodes for one in running)
         return prompts and self._loop.has_slo_classes
 
-    def _room(self, waiting: Waiting | None = None, used: float = 0.0) -> Room:
+    def _room(self, requests: Sequence[Request], waiting: Waiting | None = None, used: float = 0.0) -> Room:
         limits, scheduler = self._scheduler.limits, self._scheduler
         return Room(
-            now=self._now, token_budget=limits.tokens, free_kv_tokens=self._pool.free_tokens(TARGET), next=waiting,
+            now=self._now, token_budget=limits.tokens, free_kv_tokens=self._free_kv_tokens(requests), next=waiting,
             waiting=min(len(scheduler.waiting), limits.requests - len(scheduler.running)), patience_used=used,
         )  # fmt: skip
+
+    def _free_kv_tokens(self, requests: Sequence[Request]) -> int:
+        """Of memory that nobody holds, and of the requests' own buffers."""
+        in_buffers = sum(self._pool.tokens(Holder(TARGET, one.name)) - one.computed for one in requests)
+        return self._pool.free_tokens(TARGET) + in_buffers
 
     def _next(self) -> Waiting | None:
         """Who is let in next, as far as SLO classes ask."""

@@ -38,7 +38,7 @@ from outrider_runtime.identity import device_name, weights_commit
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.profiles import Identity
 from outrider_runtime.loop.reporter import Reporter
-from outrider_runtime.loop.stepper import Room, Stepper
+from outrider_runtime.loop.stepper import Room, Stepper, View, room_in_blocks
 from outrider_runtime.loop.steps import Counts
 from outrider_runtime.loop.waiting import decoding_first, patience_used, place_last
 from outrider_runtime.vllm_plugin import cpu
@@ -129,9 +129,8 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
     def _plan_verify_now(self, books: Stepper, running: list[Request]) -> VerifyPlan:
         if not self._needs_verify_plan(running):
             return books.nothing_to_verify(len(running))
-        plan = books.verify(
-            view(running), proposed(running), self._room(self._next(), self._patience_used())
-        )  # fmt: skip
+        seen = view(running)
+        plan = books.verify(seen, proposed(running), self._room(seen, self._next(), self._patience_used()))
         for request, length in zip(running, plan.lengths.tolist(), strict=True):
             if length < len(request.spec_token_ids):
                 # Assigned, never mutated: in asynchronous scheduling all requests share one list.
@@ -181,7 +180,8 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         order = idle_order(len(self.outrider.hosted), len(requests))
         with self._books() as books:
             tokens, verified = scheduled(scheduler_output)
-            step, ordered = books.draft(view(requests), tokens, verified, self._room(), self._verify_plan)
+            seen = view(requests)
+            step, ordered = books.draft(seen, tokens, verified, self._room(seen), self._verify_plan)
             order = draft_order(step, ordered)
             if self.outrider.places is not None:  # the worker fills those that nobody proposes for
                 order = order._replace(draft_tokens=self.outrider.places)
@@ -268,12 +268,12 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         overdue = self._scheduled_at >= self._due_at(request)
         return Waiting(slo_class, left, room(request, self.max_model_len), overdue)
 
-    def _room(self, waiting: Waiting | None = None, patience_used: float = 0.0) -> Room:
-        pool = self.kv_cache_manager.block_pool
+    def _room(self, seen: View, waiting: Waiting | None = None, patience_used: float = 0.0) -> Room:
+        free_blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
         return Room(
             now=self._scheduled_at,
             token_budget=self._token_budget,
-            free_kv_tokens=pool.get_num_free_blocks() * self.block_size,
+            free_kv_tokens=free_blocks * self.block_size + room_in_blocks(seen.context, self.block_size),
             next=waiting,
             waiting=min(len(self.waiting), self.max_num_active_reqs - len(self.running)),
             patience_used=patience_used,

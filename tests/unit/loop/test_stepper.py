@@ -17,7 +17,7 @@ from outrider_runtime.control.data.batch import NOBODY, Batch
 from outrider_runtime.control.data.forest import Forest
 from outrider_runtime.control.data.plans import VerifyPlan
 from outrider_runtime.loop.requests import Delivery, End
-from outrider_runtime.loop.stepper import Room, Stepper, View
+from outrider_runtime.loop.stepper import Room, Stepper, View, room_in_blocks
 from outrider_runtime.loop.steps import Counts, Told
 from outrider_runtime.vllm_plugin.messages import DraftReport, draft_order, numbers
 
@@ -232,14 +232,7 @@ def test_a_steps_time_is_its_own() -> None:
 
 def test_room_in_blocks_that_requests_hold_is_free() -> None:
     """Where memory is full of requests, proposals fit into the rest of their last blocks."""
-    loop = control_loop((lookup(),), max_requests=2)
-    seen: list[Told] = []
-    loop.listeners.append(seen.append)
-    steps, one = stepper(loop, told=False), np.ones(2, np.int64)
-    view = View(["a", "b"], np.array([5, 8]), np.array([6, 9]), one, one)
-    number, _ = steps.draft(view, one, 0 * one, Room(1.0, 64, 0), steps.nothing_to_verify(2))
-    steps.done(number, now=1.1, target_s=0.05, tokens=2, verdicts=Counts({}, {}))
-    assert seen[0].outcome.batch.free_kv_tokens == 3
+    assert room_in_blocks(np.array([5, 8]), 4) == 3
 
 
 def test_a_profiler_verifies_places_that_nobody_proposed_anything_for() -> None:

@@ -78,7 +78,7 @@ class Batch:
     token_budget: int
     """Batched tokens that one step may hold (max_num_batched_tokens)."""
     free_kv_tokens: int
-    """Tokens that still fit into the KV cache; those among them that fit into blocks which running requests hold."""
+    """Tokens that still fit into the KV cache, those that fit into memory which these requests hold among them."""
     next: Waiting | None = None
     """Who waits to be let in; None for nobody."""
     waiting: int = 0
