@@ -9,7 +9,7 @@
     planner                            what the loop is asked and told
     engine                             a step: plan_verify -> schedule -> run -> plan_draft -> propose -> observe
     thread                             the one thread that owns all of this
-    text, protocol, answers, app       tokens and text; what a request may ask; the OpenAI API
+    text, protocol, parameters, answers, app   tokens and text; what a request may ask, and means; the OpenAI API
     environment, options, hosting, launch     from a service's configuration to an engine that runs
 
 The loop, its decisions, the state and the metrics are those of every engine. Prompts share no cached prefix.

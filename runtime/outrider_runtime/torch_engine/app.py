@@ -18,7 +18,8 @@ from outrider_runtime.server.errors import RequestError
 from outrider_runtime.torch_engine import requests
 from outrider_runtime.torch_engine.answers import Chats, Completions, Piece, piece_of, usage
 from outrider_runtime.torch_engine.engine import Output
-from outrider_runtime.torch_engine.protocol import Ask, Chat, Completion, check_tokens, parse, sampling, stops
+from outrider_runtime.torch_engine.parameters import check_tokens, sampling, stops
+from outrider_runtime.torch_engine.protocol import Ask, Chat, Completion, parse
 from outrider_runtime.torch_engine.text import NOT_FOR_TEMPLATES, Text
 from outrider_runtime.torch_engine.thread import Client, EngineDeadError
 

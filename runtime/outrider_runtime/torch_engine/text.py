@@ -16,6 +16,7 @@ from outrider_runtime.model_config import CONFIG_FILE, gguf_file
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
 
 GENERATION_FILE = "generation_config.json"
+DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 CONTEXT_TOKENS = 6
 """Of the prompt, that a piece of text may hang on: whether it begins with a space."""
 _OPTIONS = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
@@ -39,12 +40,10 @@ class Text:
                 f"{folder / 'tokenizer.json'} has a token {largest}, and vocab_size in {CONFIG_FILE} is {vocabulary}: "
                 "the tokenizer is another model's"
             )
-        generation = _read(folder / GENERATION_FILE)
-        self.defaults: dict[str, Any] = generation
+        self.defaults = _defaults(folder / GENERATION_FILE)
         """What the model's makers sample with, where a request says nothing."""
-        self.end_tokens = frozenset(
-            _numbers(generation.get("eos_token_id")) or _numbers(_read(folder / CONFIG_FILE).get("eos_token_id"))
-        ) | frozenset(_numbers(self._tokenizer.eos_token_id))
+        ends = _ends(folder / GENERATION_FILE) or _ends(folder / CONFIG_FILE)
+        self.end_tokens = ends | {self._tokenizer.eos_token_id} - {None}
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         tokens: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
@@ -103,7 +102,17 @@ def _read(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _numbers(value: Any) -> list[int]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list) else [int(value)]
+def _defaults(file: Path) -> dict[str, float]:
+    found = {field: value for field, value in _read(file).items() if field in DEFAULTS and value is not None}
+    for field, value in found.items():
+        if not isinstance(value, int | float):
+            raise UnsupportedModelError(f"{file}: {field} is {value!r}, which is no number")
+    return found
+
+
+def _ends(file: Path) -> frozenset[int]:
+    value = _read(file).get("eos_token_id")
+    tokens = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(one, int) for one in tokens):
+        raise UnsupportedModelError(f"{file}: eos_token_id is {value!r}, which is no token")
+    return frozenset(tokens)

@@ -319,6 +319,17 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
         Text(tmp_path, VOCABULARY)
 
 
+@pytest.mark.parametrize("field", ["temperature", "eos_token_id"])
+def test_what_the_models_makers_say_is_checked_at_the_start(tmp_path: Path, field: str) -> None:
+    """Every request would have been a 500."""
+    write_model(tmp_path, model_type="llama")
+    write_tokenizer(tmp_path)
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps({field: "high"}))
+    with pytest.raises(UnsupportedModelError, match=f"{file}: {field} is 'high'"):
+        Text(tmp_path, VOCABULARY)
+
+
 def test_a_tokenizer_that_is_cut_off_is_refused_by_its_folder(tmp_path: Path) -> None:
     write_model(tmp_path, model_type="llama")
     write_tokenizer(tmp_path)
