@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 import pytest
+from outrider_runtime.torch_engine.protocol import NEUTRAL, Ask, Chat, Completion
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 GPU = "vllm.v1.worker.gpu"
@@ -262,3 +263,21 @@ def test_a_proposal_is_asked_for_with_the_batch_first() -> None:
     assert wanted[0] == wanted[1] == wanted[2]
     assert wanted[0][1] == "input_batch"
     assert {"dummy_run", "num_speculative_tokens"} <= {*wanted[0]}
+
+
+MEAN_NOTHING_TO_TORCH = {
+    "user", "request_id", "session_id", "cache_salt",  # names
+    "parallel_tool_calls", "include_reasoning", "reasoning_effort", "length_penalty",  # of what is refused itself
+    "stream_interval", "mm_payload", "return_mm_kwargs", "routed_experts_prompt_start",  # how vLLM works
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("vllms", "ours"),
+    [("chat_completion.protocol.ChatCompletionRequest", Chat), ("completion.protocol.CompletionRequest", Completion)],
+)
+def test_the_torch_backend_serves_a_requests_field_or_refuses_it_by_name(vllms: str, ours: type[Ask]) -> None:
+    """None that changes the answer is read over."""
+    module, name = vllms.rsplit(".", 1)
+    known = getattr(importlib.import_module(f"vllm.entrypoints.openai.{module}"), name).model_fields
+    assert known.keys() - ours.model_fields.keys() - NEUTRAL.keys() <= MEAN_NOTHING_TO_TORCH
