@@ -51,7 +51,9 @@ class Choices:
         given = choice.gain >= requests * (choice.goodput / EXCESS - 1.0)
         for _ in range(0 if given or choice.for_slo else DINKELBACH_STEPS):
             best = (requests + choice.gain + choice.spent) / (requests + choice.spent / choice.goodput)
-            choice = self._at(best, batch, closed, models=models)
+            before, choice = choice, self._at(best, batch, closed, models=models)
+            if (before.passes == choice.passes).all():
+                break
         return choice
 
     def _at(self, goodput: float, batch: Batch, closed: Ints, *, models: bool) -> Choice:
