@@ -4,7 +4,8 @@
 
 writes results/long_contexts.json, and results/long_contexts.png where matplotlib is installed. One engine (vLLM with
 the loop, SmolLM2, float32, one thread) runs all: plain decoding, fixed draft lengths with a window of 512 tokens, and
-the closed loop, at each context and batch; then windows of 64 to 1,024 tokens at one of them. They take turns, so that
+the closed loop, at each context and batch; then, at one of them, windows of 64 to 1,024 tokens, and windows of 512 with
+other sinks: whole pages of 32 tokens, so that 4, 16 and 32 are the same. They take turns, so that
 a noisy machine is noisy for all. The engine's clocks count the process's CPU time, so that other processes lengthen no
 step. CPU time is raw, one value a round; ratios are taken within a round. The texts are the topics of Python's own
 help.
@@ -41,8 +42,10 @@ WINDOWS = (64, 128, 256, 512, 1024)
 WINDOW = 512
 LENGTHS = (1, 2, 3)
 SWEEP = (4000, 4, 2)
-"""Context, batch and draft length of the window sweep."""
-DRAFTER = f"w{WINDOW}"
+"""Context, batch and draft length of both sweeps."""
+SINKS = (0, 16, 64, 128)
+"""At that window: no page, one, two and four."""
+SINK_TOKENS = 16
 PAGE, LONGEST = 32, 8192
 DOCUMENTS = 4
 GROWTH = 256
@@ -58,6 +61,7 @@ class Arm:
     draft_tokens: int | None = 0
     """None: the closed loop."""
     window: int = WINDOW
+    sinks: int = SINK_TOKENS
 
 
 @dataclass
@@ -69,6 +73,7 @@ class Seen:
     arm: str
     window: int
     draft_tokens: int | None
+    sinks: int = SINK_TOKENS
     cpu_ms: list[float] = field(default_factory=list)
     """A token, one value a round."""
     tokens_per_step: list[float] = field(default_factory=list)
@@ -79,6 +84,17 @@ class Seen:
     tried: list[int] = field(default_factory=lambda: [0] * max(LENGTHS))
     accepted: list[int] = field(default_factory=lambda: [0] * max(LENGTHS))
     """By position."""
+
+    @property
+    def drafter(self) -> str:
+        return drafter(self.window, self.sinks)
+
+
+def drafter(window: int, sinks: int = SINK_TOKENS) -> str:
+    return f"w{window}" if sinks == SINK_TOKENS else f"w{window}-s{sinks}"
+
+
+DRAFTER = drafter(WINDOW)
 
 
 class LongContexts:
@@ -111,7 +127,7 @@ class LongContexts:
         if seen.draft_tokens is None:
             self._loop.pin(None)
         else:
-            self._loop.pin(seen.draft_tokens, f"w{seen.window}" if seen.draft_tokens else None)
+            self._loop.pin(seen.draft_tokens, seen.drafter if seen.draft_tokens else None)
         names = [self._add(self.prompt(seen.context, number)) for number in range(seen.batch)]
         engine, running = self._bench.llm.llm_engine, self._bench.scheduler.running
         while len(running) < seen.batch or any(one.num_output_tokens < 2 for one in running):
@@ -157,9 +173,11 @@ def cells(lengths: Sequence[int]) -> Iterator[list[Seen]]:
     arms = [Arm(PLAIN), *(Arm(f"k = {k}", k) for k in lengths), Arm(LOOP, None)]
     context, batch, length = SWEEP
     windows = [Arm(PLAIN), *(Arm(f"window {window}", length, window) for window in WINDOWS)]
+    sinks = [Arm(PLAIN), *(Arm(f"sinks {count}", length, sinks=count) for count in SINKS)]
     every = [(tokens, requests, arms) for tokens in CONTEXTS for requests in BATCHES]
-    for tokens, requests, here in [*every[:6], (context, batch, windows), *every[6:]]:
-        yield [Seen(tokens, requests, arm.name, arm.window, arm.draft_tokens) for arm in here]
+    sweeps = [(context, batch, windows), (context, batch, sinks)]
+    for tokens, requests, here in [*every[:6], *sweeps, *every[6:]]:
+        yield [Seen(tokens, requests, arm.name, arm.window, arm.draft_tokens, arm.sinks) for arm in here]
 
 
 def measure(options: argparse.Namespace, before: dict[str, Any]) -> None:
@@ -170,13 +188,14 @@ def measure(options: argparse.Namespace, before: dict[str, Any]) -> None:
         OMP_NUM_THREADS="1", VLLM_CPU_KVCACHE_SPACE="3", VLLM_CPU_OMP_THREADS_BIND="nobind",
     )  # fmt: skip
     extra = [f"--max-model-len={LONGEST}", f"--block-size={PAGE}", "--max-num-batched-tokens=2048", "--max-num-seqs=8"]
-    pool = [engines.sparse_self(window, f"w{window}") for window in WINDOWS]
+    members = dict.fromkeys([*((window, SINK_TOKENS) for window in WINDOWS), *((WINDOW, sinks) for sinks in SINKS)])
+    pool = [engines.sparse_self(window, drafter(window, sinks), sinks) for window, sinks in members]
     hot = engines.hot_config(max_draft_tokens=max(LENGTHS)).model_copy(update={"slo_classes": []})
     ends = time.monotonic() + 60 * options.minutes
     with engines.bench(pool, hot=hot, extra=extra) as bench, cpu_time(bench):
-        for window in WINDOWS:
-            if window != WINDOW:
-                bench.loop._controller.suspend(f"w{window}", "the loop chooses among k alone")
+        for one in pool:
+            if one.name != DRAFTER:
+                bench.loop._controller.suspend(one.name, "the loop chooses among k alone")
         long = LongContexts(bench)
         profile = before.get("profile") or profiled(long, 60 * options.profile_minutes)
         done = [cell_of(rows) for rows in before.get("cells", [])]
@@ -199,11 +218,10 @@ def place(cell: Sequence[Seen]) -> tuple[int, int, str]:
 def run_cell(bench: Any, long: LongContexts, cell: Sequence[Seen], rounds: int, tokens: int) -> None:
     for number in range(rounds + 1):
         for seen in cell:
-            usable = f"w{seen.window}"
-            bench.loop._controller.resume(usable)
+            bench.loop._controller.resume(seen.drafter)
             long.run(seen if number else Seen(**asdict(seen)), tokens if number else WARM_UP_TOKENS)
-            if seen.window != WINDOW:
-                bench.loop._controller.suspend(usable, "the loop chooses among k alone")
+            if seen.drafter != DRAFTER:
+                bench.loop._controller.suspend(seen.drafter, "the loop chooses among k alone")
 
 
 # -- the profile ----------------------------------------------------------------------------------------------------
@@ -351,7 +369,7 @@ def row(one: Seen, plain: Seen) -> dict[str, Any]:
 
 
 def cell_of(rows: Sequence[dict[str, Any]]) -> list[Seen]:
-    return [Seen(**{name: row[name] for name in Seen.__dataclass_fields__}) for row in rows]
+    return [Seen(**{name: row[name] for name in Seen.__dataclass_fields__ if name in row}) for row in rows]
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
