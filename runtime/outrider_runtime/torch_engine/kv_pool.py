@@ -16,7 +16,8 @@ class Holder(NamedTuple):
 
 
 class KVPool:
-    """A model's KV of a request lies in one buffer, which grows by doubling as long as there is memory for that."""
+    """A model's KV of a request lies in one buffer. It doubles, and where memory is short for that gets FIRST_TOKENS
+    more than it needs: a buffer that grows is copied."""
 
     def __init__(self, total_bytes: int, bytes_per_token: Iterable[int] = (), longest: int = 1 << 40) -> None:
         self.total_bytes = total_bytes
@@ -60,7 +61,8 @@ class KVPool:
         doubled = max(FIRST_TOKENS, has)
         while doubled < tokens:
             doubled *= 2
-        return any(self._take(holder, size) for size in (max(tokens, min(doubled, self.longest)), tokens))
+        sizes = (max(tokens, min(size, self.longest)) for size in (doubled, tokens + FIRST_TOKENS, tokens))
+        return any(self._take(holder, size) for size in sizes)
 
     def grow_or_drop(self, holder: Holder, tokens: int) -> bool:
         """A drafter that finds no room gives up what it has of the request: it would be of no use."""

@@ -74,39 +74,42 @@ class Scheduler:
         for request in order:
             if request in self.running:  # nobody before it needed its room
                 self._schedule(request, left - _tokens(step), step)
+        step = [self._with_room(one) for one in step]
         if all(request in self.running for request in order):  # memory is not short
             self._admit(left, admit, step)
         return step
 
     def _schedule(self, request: Request, left: int, step: list[Scheduled]) -> None:
-        request.chosen = request.chosen[: max(0, left - request.todo)]
-        tokens = min(request.todo + len(request.chosen), left)
-        if tokens <= 0:
-            return
-        if not self._take_from_drafters(request, tokens):
-            tokens -= len(request.chosen)
-            request.chosen = ()
-            if not self._take_from_requests(request, tokens, step):
-                return
-        step.append(Scheduled(request, tokens, len(request.chosen)))
+        """Room for its known tokens; `_with_room` finds that for its proposals."""
+        known = min(request.todo, left)
+        request.chosen = request.chosen[: max(0, left - known)]
+        if known > 0 and self._make_room(request, known, step):
+            step.append(Scheduled(request, known + len(request.chosen), len(request.chosen)))
 
-    def _take_from_drafters(self, request: Request, tokens: int) -> bool:
-        """Room for so many more. False: what drafters hold is not enough."""
+    def _make_room(self, request: Request, tokens: int, step: list[Scheduled]) -> bool:
+        """Drafters' KV goes first, then other requests. False: it was itself the one to make room."""
         while not self._grow(request, tokens):
-            if not self._pool.drop_one((*self.idle_models, *self.active_models)):
-                return False
-        return True
-
-    def _take_from_requests(self, request: Request, tokens: int, step: list[Scheduled]) -> bool:
-        """False: it was itself the one to make room."""
-        while not self._grow(request, tokens):
-            newest_of_the_loosest = max(range(len(self.running)), key=lambda n: (self.running[n].looseness, n))
-            victim = self.running[newest_of_the_loosest]
+            if self._drop_drafters_kv():
+                continue
+            last_of_the_loosest = max(range(len(self.running)), key=lambda n: (self.running[n].looseness, n))
+            victim = self.running[last_of_the_loosest]
             step[:] = [one for one in step if one.request is not victim]
             self._preempt(victim)
             if victim is request:
                 return False
         return True
+
+    def _with_room(self, one: Scheduled) -> Scheduled:
+        """With as many proposals as find room once all known tokens have theirs; nobody makes any for them."""
+        request, holder = one.request, Holder(TARGET, one.request.name)
+        room = self._pool.tokens(holder) + self._pool.free_tokens(TARGET)
+        request.chosen = request.chosen[: room - request.computed - one.known]
+        tokens = one.known + len(request.chosen)
+        self._grow(request, tokens)
+        return Scheduled(request, tokens, len(request.chosen))
+
+    def _drop_drafters_kv(self) -> bool:
+        return self._pool.drop_one((*self.idle_models, *self.active_models))
 
     def _grow(self, request: Request, tokens: int) -> bool:
         return self._pool.grow(Holder(TARGET, request.name), request.computed + tokens)
@@ -131,7 +134,7 @@ class Scheduler:
     def _has_room(self, request: Request) -> bool:
         """Drafters' KV makes room for it."""
         while self._pool.free_tokens(TARGET) <= request.todo:
-            if not self._pool.drop_one((*self.idle_models, *self.active_models)):
+            if not self._drop_drafters_kv():
                 return not self.running  # alone it always fits
         return True
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
+from outrider_runtime.torch_engine.kv_pool import FIRST_TOKENS, Holder, KVPool
 from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
 from outrider_runtime.torch_engine.scheduler import TARGET, Limits, Scheduler
 from outrider_runtime.torch_engine.tree import Tree, chain, merged
@@ -204,8 +204,52 @@ def test_proposals_are_given_up_before_anybody_is_preempted() -> None:
     one.proposals = merged([chain([token], 1, 0.0) for token in range(20)])
     one.chosen = range(20)
     assert pool.grow(Holder(1, one.name), 1) is False
-    assert [(made.tokens, made.proposals) for made in scheduler.schedule()] == [(1, 0)]
+    assert [(made.tokens, made.proposals) for made in scheduler.schedule()] == [(5, 4)]
     assert not one.was_preempted
+
+
+def decoding(number: int, read: int, proposals: int) -> Request:
+    """One token is not computed."""
+    one = request(number, read, 99)
+    one.computed = read
+    one.tokens.append(1)
+    one.proposals = chain([2] * proposals, 1, 0.0)
+    one.chosen = range(proposals)
+    return one
+
+
+def test_nobody_is_preempted_for_anothers_proposals() -> None:
+    """Bug: the second of two requests, which needed one token, was preempted for the first one's sixteen proposals.
+    As many of them are verified as find room."""
+    pool = KVPool(144 * BYTES[TARGET], BYTES, LONGEST)
+    scheduler = Scheduler(pool, Limits(4, 500))
+    scheduler.running = [decoding(0, 63, 16), decoding(1, 64, 0)]
+    assert all(pool.grow(Holder(TARGET, one.name), 64) for one in scheduler.running)
+    step = scheduler.schedule()
+    assert [(one.request.name, one.tokens, one.proposals) for one in step] == [("r0", 16, 15), ("r1", 1, 0)]
+    assert pool.free_bytes == 0
+
+
+def test_no_drafter_loses_its_kv_for_proposals() -> None:
+    """Bug: all that drafters had cached went before one proposal was left out."""
+    pool = KVPool(144 * BYTES[TARGET], BYTES, LONGEST)
+    scheduler = Scheduler(pool, Limits(4, 500))
+    scheduler.running, scheduler.active_models = [decoding(0, 120, 30)], [1]
+    assert pool.grow(Holder(TARGET, "r0"), 120)
+    assert pool.grow(Holder(1, "r0"), 35)
+    assert [(one.tokens, one.proposals) for one in scheduler.schedule()] == [(10, 9)]
+    assert pool.tokens(Holder(1, "r0")) == 35
+
+
+def test_a_buffer_that_cannot_double_is_not_copied_at_every_token() -> None:
+    """Bug: once memory was short for twice a buffer, it grew by a token a step, and all of it was copied each time."""
+    pool, holder = KVPool(1000, [1]), Holder(TARGET, "r")
+    assert pool.grow(holder, 513)
+    assert pool.free_tokens(TARGET) == 1000 - 513 - FIRST_TOKENS
+    assert pool.grow(holder, 600)
+    assert pool.tokens(holder) == 600 + FIRST_TOKENS
+    assert pool.grow(holder, 999)
+    assert not pool.grow(holder, 1001)
 
 
 def test_it_knows_no_torch() -> None:
