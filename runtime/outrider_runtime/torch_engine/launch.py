@@ -53,9 +53,10 @@ def load(boot: BootConfig, hot: HotConfig, paths: Paths) -> Loaded:
     target = Model(folder, TARGET, dtype=_dtype(boot), device=device)
     _try(target, folder)
     text = Text(folder, target.shape.vocabulary)
-    pool = KVPool(_kv_bytes(options, device), [target.cache.bytes_per_token])
-    longest = pool.longest = _longest(boot, target, pool)
+    pool = KVPool(0, [target.cache.bytes_per_token])
     hosted = host(boot, paths, target, pool)
+    pool.total_bytes = _kv_bytes(options, device)  # of what all weights leave
+    longest = pool.longest = _longest(boot, target, pool)
     write_drafter_memory(paths.run_dir, hosted.memory(target))
     write_verification(paths.run_dir, Verification.VARLEN)
     loop = ControlLoop(

@@ -18,7 +18,9 @@ from outrider_runtime.paths import Paths
 from outrider_runtime.torch_engine import launch
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
 from outrider_runtime.torch_engine.environment import engine_environment
+from outrider_runtime.torch_engine.hosting import Hosted
 from outrider_runtime.torch_engine.launch import Loaded, load
+from outrider_runtime.torch_engine.options import Options
 
 from tests.engine import engines
 from tests.unit.torch_engine.models import VOCABULARY, write_head, write_model
@@ -111,6 +113,30 @@ def test_a_drafter_that_cannot_load_is_left_out_with_its_reason(folder: Path, tm
     assert set(memory) == {"eagle"}
     assert memory["eagle"].kv_bytes_per_token == 96  # one layer of the target's three
     assert memory["eagle"].concurrency_percent == 75.0
+
+
+def test_kv_takes_its_share_of_what_drafters_leave(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: on a GPU it was taken before the drafters' weights were there, which then found no room beside it."""
+    write_head(tmp_path / "head")
+    there: list[str] = []
+    host, kv_bytes = launch.host, launch._kv_bytes
+
+    def noted_host(*arguments: Any) -> Hosted:
+        hosted = host(*arguments)
+        there.extend(one.name for one in hosted.specs)
+        return hosted
+
+    def noted_kv_bytes(options: Options, device: torch.device) -> int:
+        assert there == ["eagle"]
+        return kv_bytes(options, device)
+
+    monkeypatch.setattr(launch, "host", noted_host)
+    monkeypatch.setattr(launch, "_kv_bytes", noted_kv_bytes)
+    config = boot(folder, [engines.eagle(tmp_path / "head")], extra_args=["--kv-cache-memory-bytes=999999"])
+    loaded = started(config, tmp_path)
+    assert loaded.engine.free_kv_bytes == 999999
 
 
 def test_threads_sleep_while_they_wait_for_each_other(folder: Path) -> None:
