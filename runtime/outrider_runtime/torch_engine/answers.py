@@ -153,7 +153,8 @@ class Completions:
             tokens=tokens,
             token_logprobs=[told.logprob for told in one.logprobs],
             top_logprobs=[
-                {self.text.token(token): logprob for token, logprob in told.top.items()} for told in one.logprobs
+                {self.text.token(token): logprob for token, logprob in [(drawn, told.logprob), *told.top.items()]}
+                for drawn, told in zip(one.tokens, one.logprobs, strict=True)
             ],
             text_offset=offsets,
         )

@@ -106,18 +106,19 @@ def commit(request: Request, path: Sequence[int], longest: int) -> Committed:
 
 
 def _stop_string(request: Request, before: int) -> tuple[int, str] | None:
-    """The first stop string that the text after `before` completes, and where it begins."""
+    """The stop string that the text after `before` completes first, and where it begins; of several that end at one
+    place, the one that the request names first. So does vLLM (`check_stop_strings`)."""
     found = [
         (at, string)
         for string in request.stops.strings
         if (at := request.text.find(string, max(0, before - len(string) + 1))) >= 0
     ]
-    return min(found, default=None)
+    return min(found, key=lambda one: one[0] + len(one[1]), default=None)
 
 
 def _held_back(request: Request) -> int:
     """Characters at the text's end that may be the beginning of a stop string."""
-    strings = request.stops.strings
+    strings = request.stops.sorted_strings
     longest = max(map(len, strings), default=1) - 1
     for length in range(min(longest, len(request.text)), 0, -1):
         end = request.text[-length:]

@@ -69,7 +69,7 @@ def _stop_strings(asked: str | list[str] | None) -> tuple[str, ...]:
         raise RequestError("stop cannot contain an empty string", "stop")
     if len(strings) > MOST_STOPS or any(len(one) > LONGEST_STOP for one in strings):
         raise RequestError(f"stop takes {MOST_STOPS} strings of {LONGEST_STOP} characters at most", "stop")
-    return tuple(sorted(strings))
+    return tuple(strings)
 
 
 def check_tokens(tokens: Sequence[int], vocabulary: int) -> None:

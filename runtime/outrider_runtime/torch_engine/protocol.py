@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from outrider_runtime.server.errors import RequestError
 
@@ -20,19 +20,31 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "truncation_side": (), "logprob_token_ids": (), "return_tokens_as_token_ids": (False,),
     "return_token_ids": (False,), "return_token_offsets": (False,), "return_prompt_text": (False,),
     "repetition_detection": (),
-    "thinking_token_budget": (), "watermarking": (False,), "kv_transfer_params": (), "ec_transfer_params": (),
+    "thinking_token_budget": (), "reasoning_effort": (),
+    "watermarking": (False,), "kv_transfer_params": (), "ec_transfer_params": (),
     "media_io_kwargs": ({},), "mm_processor_kwargs": ({},),
 }  # fmt: skip
 """Fields that other servers have and this one does not, and the values that ask for nothing."""
 MOST_LOGPROBS = 20
+NOT_SERVED = "is not served by this service's engine (Torch); remove it"
 MISSHAPEN = "Bad Request"
 """vLLM's error type for a field that is missing, or of another type than it should be."""
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 _Ask = TypeVar("_Ask", bound="Ask")
+NOT_IN_MESSAGES = ("tool_calls", "tool_call_id", "function_call", "reasoning", "reasoning_content", "audio")
+"""Fields of a message that a template would read, and that are not handed to it here."""
 
 
 class StreamOptions(BaseModel):
     include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+    @field_validator("continuous_usage_stats")
+    @classmethod
+    def _is_not_served(cls, value: bool) -> bool:
+        if value:
+            raise ValueError(f"continuous_usage_stats {NOT_SERVED}")
+        return value
 
 
 class Ask(BaseModel):
@@ -106,15 +118,24 @@ class Part(BaseModel):
 
 
 class Message(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="allow")
 
     role: Annotated[str, Field(min_length=1)]
     content: str | list[Part] | None = None
+    name: str | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        for field in NOT_IN_MESSAGES:
+            if (self.model_extra or {}).get(field):
+                raise ValueError(f"{field} {NOT_SERVED}")
+        return self
 
     def plain(self) -> dict[str, Any]:
         content = self.content
         text = "".join(part.text for part in content) if isinstance(content, list) else content or ""
-        return {"role": self.role, "content": text}
+        named = {} if self.name is None else {"name": self.name}
+        return {"role": self.role, "content": text, **named}
 
 
 class Chat(Ask):
@@ -147,7 +168,7 @@ def parse(kind: type[_Ask], document: Mapping[str, Any]) -> _Ask:
     for field, neutral in NEUTRAL.items():
         value = document.get(field)
         if value is not None and value not in neutral:
-            raise RequestError(f"{field} is not served by this service's engine (Torch); remove it", field)
+            raise RequestError(f"{field} {NOT_SERVED}", field)
     try:
         return kind.model_validate(document)
     except ValidationError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -51,7 +52,10 @@ class Stops:
     """The model's own; empty where the request ignores them."""
     tokens: frozenset[int] = frozenset()
     strings: tuple[str, ...] = ()
-    """In their order."""
+    sorted_strings: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sorted_strings", tuple(sorted(self.strings)))
 
 
 class Detokenizer(Protocol):
@@ -59,6 +63,24 @@ class Detokenizer(Protocol):
 
     def step(self, token: int, /) -> str:
         """The text that is whole with this token; a character may take several."""
+
+
+@dataclass(slots=True, eq=False)
+class History:
+    """A request's tokens as penalties look at them."""
+
+    distinct: dict[int, None] = field(default_factory=dict)
+    """Of prompt and answer."""
+    counts: Counter[int] = field(default_factory=Counter)
+    """Of the answer."""
+    tokens: int = 0
+    """That are counted."""
+
+    def catch_up(self, tokens: Sequence[int], prompt: int) -> None:
+        """tokens: all of the request's, of which the first `prompt` are its prompt's."""
+        self.distinct.update(dict.fromkeys(tokens[self.tokens :]))
+        self.counts.update(tokens[max(self.tokens, prompt) :])
+        self.tokens = len(tokens)
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +110,8 @@ class Request:
     told: int = 0
     """Characters of `text` that went out."""
     was_preempted: bool = False
+    history: History = field(default_factory=History)
+    """As far as a penalty has asked for it."""
 
     @property
     def emitted(self) -> int:
@@ -102,7 +126,3 @@ class Request:
     @property
     def decodes(self) -> bool:
         return self.todo == 1 and self.emitted > 0
-
-    @property
-    def answer(self) -> Sequence[int]:
-        return self.tokens[self.prompt :]

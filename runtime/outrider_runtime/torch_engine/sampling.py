@@ -10,14 +10,14 @@ Shapes: R rows, V tokens of the vocabulary.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from outrider_runtime.torch_engine.noise import Noise, gumbel
-from outrider_runtime.torch_engine.requests import Request, Sampling
+from outrider_runtime.torch_engine.requests import History, Request, Sampling
 
 
 class Row(NamedTuple):
@@ -26,18 +26,20 @@ class Row(NamedTuple):
     sampling: Sampling
     place: int
     """The token's position in the request."""
-    prompt: Sequence[int] = ()
-    answer: Sequence[int] = ()
-    """The answer up to here, proposals on the way included; read for penalties only."""
     noise: Noise = Noise.TARGET
+    history: History = History()
+    """Of the request; read for penalties only."""
+    ahead: Sequence[int] = ()
+    """Proposals on the way to the place, which go on with that history."""
 
 
 def row_of(request: Request, ahead: Sequence[int], noise: Noise = Noise.TARGET) -> Row:
     """Of the token behind all of the request's and those `ahead`, which are proposed."""
     place = len(request.tokens) + len(ahead)
     if request.sampling.is_plain:
-        return Row(request.sampling, place, noise=noise)
-    return Row(request.sampling, place, request.tokens[: request.prompt], [*request.answer, *ahead], noise)
+        return Row(request.sampling, place, noise)
+    request.history.catch_up(request.tokens, request.prompt)
+    return Row(request.sampling, place, noise, request.history, ahead)
 
 
 def draw(weights: Tensor, rows: Sequence[Row]) -> list[int]:
@@ -112,26 +114,60 @@ def _adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     special = [number for number, row in enumerate(rows) if not row.sampling.is_plain]
     if special:
         logits = logits.clone()
+        seen = dict[int, _Seen]()  # once a request, whatever its rows
         for number in special:
-            _adjust(logits[number], rows[number])
+            row = rows[number]
+            if id(row.history) not in seen:
+                seen[id(row.history)] = _seen(row.history, logits)
+            _adjust(logits[number], row, seen[id(row.history)])
     return logits
 
 
-def _adjust(logits: Tensor, row: Row) -> None:
-    sampling = row.sampling
-    if sampling.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*row.prompt, *row.answer}), device=logits.device)
-        values = logits[seen]
-        factor = torch.where(values > 0, 1 / sampling.repetition_penalty, sampling.repetition_penalty)
-        logits[seen] = values * factor
-    if row.answer and (sampling.frequency_penalty or sampling.presence_penalty):
-        counts = Counter(row.answer)
-        tokens = torch.tensor(list(counts), device=logits.device)
-        times = torch.tensor(list(counts.values()), dtype=logits.dtype, device=logits.device)
-        logits[tokens] -= sampling.frequency_penalty * times + sampling.presence_penalty
+class _Seen(NamedTuple):
+    """A history as tensors."""
+
+    distinct: Tensor
+    answer: Tensor
+    """Distinct tokens of the answer."""
+    times: Tensor
+    """How often each is in it."""
+
+
+def _seen(history: History, logits: Tensor) -> _Seen:
+    distinct, answer, times = (
+        torch.tensor(list(some), dtype=dtype, device=logits.device)
+        for some, dtype in (
+            (history.distinct, torch.int64), (history.counts, torch.int64), (history.counts.values(), logits.dtype),
+        )
+    )  # fmt: skip
+    return _Seen(distinct, answer, times)
+
+
+def _adjust(logits: Tensor, row: Row, seen: _Seen) -> None:
+    """(V,) of one row, in place: biases, then penalties, in vLLM's order."""
+    sampling, ahead = row.sampling, Counter(row.ahead)
     if sampling.logit_bias:
-        biased = torch.tensor(list(sampling.logit_bias), device=logits.device)
-        logits[biased] += torch.tensor(list(sampling.logit_bias.values()), dtype=logits.dtype, device=logits.device)
+        _add(logits, sampling.logit_bias)
+    if sampling.repetition_penalty != 1.0:
+        new = torch.tensor([one for one in ahead if one not in row.history.distinct], dtype=torch.int64)
+        for tokens in (seen.distinct, new.to(logits.device)):
+            _repeat(logits, tokens, sampling.repetition_penalty)
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        logits[seen.answer] -= sampling.frequency_penalty * seen.times + sampling.presence_penalty
+        _add(logits, {
+            token: -sampling.frequency_penalty * times - sampling.presence_penalty * (token not in row.history.counts)
+            for token, times in ahead.items()
+        })  # fmt: skip
+
+
+def _add(logits: Tensor, amounts: Mapping[int, float]) -> None:
+    tokens = torch.tensor(list(amounts), dtype=torch.int64, device=logits.device)
+    logits[tokens] += torch.tensor(list(amounts.values()), dtype=logits.dtype, device=logits.device)
+
+
+def _repeat(logits: Tensor, tokens: Tensor, penalty: float) -> None:
+    values = logits[tokens]
+    logits[tokens] = values * torch.where(values > 0, 1 / penalty, penalty)
 
 
 def _truncated(scaled: Tensor, sampling: Sampling) -> Tensor:
@@ -164,6 +200,6 @@ def logprobs_of(logits: Tensor, token: int, most: int) -> TokenLogprobs:
     """logits: (V,), the target's own."""
     logprobs = logits.float().log_softmax(-1)
     own = logprobs[token]
-    top = logprobs.topk(most) if most else None
+    top = logprobs.topk(min(most, len(logprobs))) if most else None
     told = {} if top is None else dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
     return TokenLogprobs(float(own), int((logprobs > own).sum()) + 1, told)

@@ -116,6 +116,20 @@ async def test_logprobs_are_told_as_each_endpoint_has_them(served: tuple[httpx.A
     assert [len(one) for one in own["logprobs"]["top_logprobs"]] == [2] * 6
 
 
+@pytest.mark.parametrize("most", [0, 1])
+async def test_a_completions_logprobs_name_the_drawn_token_too(
+    served: tuple[httpx.AsyncClient, Engine], most: int
+) -> None:
+    """As vLLM's do, where it is not among the most probable ones: it was missing."""
+    http, _ = served
+    body = completion(logprobs=most, temperature=2.0, seed=3, max_tokens=20)
+    told = (await http.post(COMPLETION, json=body)).json()["choices"][0]["logprobs"]
+    for token, logprob, top in zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True):
+        assert top[token] == logprob
+        assert len(top) <= most + 1
+    assert max(len(top) for top in told["top_logprobs"]) == most + 1
+
+
 async def test_a_stream_tells_where_each_token_stands_in_the_whole_text(
     served: tuple[httpx.AsyncClient, Engine],
 ) -> None:
@@ -226,7 +240,9 @@ async def test_variables_reach_the_chat_template(served: tuple[httpx.AsyncClient
         ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
         ({"return_token_ids": True}, "return_token_ids"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"repetition_detection": {"max_pattern_size": 4}}, "repetition_detection"),
         ({"chat_template": "mine"}, "chat_template"),
         (
@@ -238,6 +254,8 @@ async def test_variables_reach_the_chat_template(served: tuple[httpx.AsyncClient
         ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"continue_final_message": True}}, "chat_template_kwargs"),
         ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "4", "tool_call_id": "a"}]}, "messages"),
+        ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": "w" * 300}]}, None),
     ],
@@ -252,6 +270,14 @@ async def test_what_is_not_served_is_a_400_that_names_the_field(
     assert error["type"] in ("BadRequestError", MISSHAPEN)
     assert (error["param"], error["code"]) == (param, 400)
     assert not engine.has_work
+
+
+async def test_a_message_comes_back_as_another_server_gave_it(served: tuple[httpx.AsyncClient, Engine]) -> None:
+    """With fields that say nothing, as OpenAI's library sends them."""
+    http, _ = served
+    said = {"role": "assistant", "content": "ho", "tool_calls": None, "refusal": None, "annotations": [], "name": "a"}
+    answer = await http.post(CHAT, json=chat(messages=[{"role": "user", "content": "hi"}, said]))
+    assert answer.status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 from outrider_runtime.control.data.forest import ROOT
 from outrider_runtime.torch_engine.commit import Finish, Judged, Path, commit, verdicts, walk
@@ -21,7 +22,7 @@ def letters(text: str) -> list[int]:
 
 
 def request(max_tokens: int = 100, strings: Iterable[str] = (), **stops: frozenset[int]) -> Request:
-    return Request("r", [1], 1, Stops(max_tokens, strings=tuple(sorted(strings)), **stops), Sampling(), Letters())
+    return Request("r", [1], 1, Stops(max_tokens, strings=tuple(strings), **stops), Sampling(), Letters())
 
 
 def tokens(tree: Tree, *drawn: int) -> list[int]:
@@ -80,7 +81,7 @@ def test_an_answer_does_not_hang_on_how_it_is_cut_into_steps(
     ends = [text.find(one) + len(one) for one in strings if one in text]
     last = min([*ends, max_tokens, len(text)])
     stopped = [one for one in strings if text[:last].endswith(one)]
-    wanted = min([text.find(one) for one in stopped], default=last)
+    wanted = last - len(stopped[0]) if stopped else last
     one, told, taken, finish, rest = request(max_tokens, strings), "", 0, None, text
     for part in parts:
         if finish is not None or not rest:
@@ -114,6 +115,30 @@ def test_tokens_behind_an_end_are_nobodys() -> None:
     assert commit(one, [7, 8, 9], LONGEST)[2:] == (Finish.STOP, 8)
     assert commit(request(2), [7, 8, 9], LONGEST).tokens == [7, 8]
     assert commit(request(), [7, 8, 9], 3).finish is Finish.LENGTH
+
+
+class Words:
+    """A token is a word."""
+
+    def step(self, token: int) -> str:
+        return ("abc", "xaab")[token]
+
+
+@pytest.mark.parametrize(
+    ("strings", "token", "text", "reason"),
+    [
+        (["abc", "b"], 0, "a", "b"),
+        (["abc", "c"], 0, "", "abc"),
+        (["c", "abc"], 0, "ab", "c"),
+        (["ab", "aa"], 1, "x", "aa"),
+    ],
+)
+def test_of_several_stop_strings_in_one_token_the_one_that_ends_first_counts(
+    strings: list[str], token: int, text: str, reason: str
+) -> None:
+    """Bug: the one that began first did. Of those that end together, the first one named counts."""
+    one = Request("r", [1], 1, Stops(9, strings=tuple(strings)), Sampling(), Words())
+    assert commit(one, [token], LONGEST)[1:] == (text, Finish.STOP, reason)
 
 
 def test_what_may_begin_a_stop_string_is_held_back() -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import given
 from outrider_runtime.torch_engine.noise import gumbel
-from outrider_runtime.torch_engine.requests import Sampling
-from outrider_runtime.torch_engine.sampling import Row, draw, weights_of
+from outrider_runtime.torch_engine.requests import History, Request, Sampling, Stops
+from outrider_runtime.torch_engine.sampling import Row, draw, logprobs_of, row_of, weights_of
+
+from tests.unit.torch_engine.engines import Letters
 
 CPU = torch.device("cpu")
 DRAWS = 6_000
@@ -16,6 +23,12 @@ WORST = 36.1
 
 def drawn(rows: torch.Tensor, sampling: list[Row]) -> list[int]:
     return draw(weights_of(rows, sampling), sampling)
+
+
+def history(prompt: list[int], answer: list[int]) -> History:
+    own = History()
+    own.catch_up(prompt + answer, len(prompt))
+    return own
 
 
 def logits(seed: int = 0) -> torch.Tensor:
@@ -81,13 +94,75 @@ def test_a_draw_is_the_same_whoever_shares_the_pass() -> None:
 
 def test_penalties_are_those_of_vllm() -> None:
     """Repetition counts the prompt, the others the answer alone; repetition divides what is positive."""
-    row = Row(Sampling(temperature=0.0, repetition_penalty=2.0), 4, prompt=[0], answer=[1])
+    row = Row(Sampling(temperature=0.0, repetition_penalty=2.0), 4, history=history([0], [1]))
     assert drawn(torch.tensor([[4.0, 3.0, 1.9]]), [row]) == [0]
     assert drawn(torch.tensor([[4.0, 3.0, 2.1]]), [row]) == [2]
     assert drawn(torch.tensor([[-1.0, -2.0, -1.5]]), [row]) == [2]
-    row = Row(Sampling(temperature=0.0, frequency_penalty=0.5, presence_penalty=1.0), 4, prompt=[0], answer=[1, 1])
+    own = Sampling(temperature=0.0, frequency_penalty=0.5, presence_penalty=1.0)
+    row = Row(own, 4, history=history([0], [1, 1]))
     assert drawn(torch.tensor([[2.0, 3.9, 0.0]]), [row]) == [0]
     assert drawn(torch.tensor([[1.8, 3.9, 0.0]]), [row]) == [1]
+
+
+TOKENS = st.lists(st.integers(0, 11), max_size=9)
+AMOUNTS = st.floats(-2, 2)
+
+
+@given(
+    prompt=TOKENS, answer=TOKENS, ahead=TOKENS, penalty=st.floats(0.25, 2), frequency=AMOUNTS, presence=AMOUNTS,
+    bias=st.dictionaries(st.integers(0, 11), AMOUNTS),
+)  # fmt: skip
+def test_biases_come_before_penalties_as_in_vllm(
+    prompt: list[int], answer: list[int], ahead: list[int], penalty: float, frequency: float, presence: float,
+    bias: dict[int, float],
+) -> None:  # fmt: skip
+    """Bug: a bias was added after the repetition penalty, which vLLM applies to the biased logit
+    (`Sampler.apply_logits_processors`). A proposal on the way counts like the answer's tokens."""
+    wanted, own = logits().double(), [*answer, *ahead]
+    for token in range(12):
+        wanted[token] += bias.get(token, 0.0)
+        if token in (*prompt, *own):
+            wanted[token] *= 1 / penalty if wanted[token] > 0 else penalty
+        wanted[token] -= frequency * own.count(token) + presence * (token in own)
+    sampling = Sampling(
+        temperature=0.0, repetition_penalty=penalty, frequency_penalty=frequency, presence_penalty=presence,
+        logit_bias=bias,
+    )  # fmt: skip
+    row = Row(sampling, 0, history=history(prompt, answer), ahead=ahead)
+    assert weights_of(logits()[None].double(), [row])[0].tolist() == pytest.approx(wanted.tolist(), abs=1e-5)
+
+
+class Counted(list[int]):
+    """Tokens that count how many of them are read."""
+
+    read = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        self.read += len(found) if isinstance(found, list) else 1
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        self.read += len(self)
+        return super().__iter__()
+
+
+def test_a_long_prompt_is_read_once_for_its_penalties() -> None:
+    """Bug: every node of every step copied and sorted the prompt: 18 ms of a step of 17 nodes behind 4,000 tokens."""
+    tokens = Counted([5, 6] * 2000)
+    one = Request("r", tokens, 4000, Stops(9), Sampling(repetition_penalty=1.5), Letters())
+    for _ in range(3):
+        rows = [row_of(one, ahead) for ahead in ([], [7], [7, 8])]
+        weights_of(logits().expand(3, -1), rows)
+        tokens.append(9)
+    assert tokens.read <= 4000 + 2 * 2
+    assert list(one.history.distinct) == [5, 6, 9]
+    assert one.history.counts == {9: 2}
+
+
+def test_more_logprobs_than_tokens_are_all_of_them() -> None:
+    """Bug: a model with a vocabulary of fewer than 20 tokens died of `top_logprobs: 20`."""
+    assert sorted(logprobs_of(logits(), 3, 20).top) == list(range(12))
 
 
 def test_biases_add_to_the_logits_of_their_tokens_alone() -> None:
