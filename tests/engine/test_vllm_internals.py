@@ -267,7 +267,7 @@ def test_a_proposal_is_asked_for_with_the_batch_first() -> None:
 
 MEAN_NOTHING_TO_TORCH = {
     "user", "request_id", "session_id", "cache_salt",  # names
-    "parallel_tool_calls", "include_reasoning", "reasoning_effort", "length_penalty",  # of what is refused itself
+    "parallel_tool_calls", "include_reasoning", "length_penalty",  # of what is refused itself
     "stream_interval", "mm_payload", "return_mm_kwargs", "routed_experts_prompt_start",  # how vLLM works
 }  # fmt: skip
 
