@@ -63,7 +63,7 @@ def answers(loaded: Loaded, texts: Sequence[Sequence[int]], tokens: int) -> list
         loaded.engine.add(one, time.time())
     while loaded.engine.has_work:
         loaded.engine.step()
-    return [tuple(one.answer) for one in requests]
+    return [tuple(one.tokens[one.prompt :]) for one in requests]
 
 
 class Arm(NamedTuple):

@@ -18,7 +18,7 @@ from outrider_runtime.paths import Paths
 from outrider_runtime.torch_engine import launch
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
 from outrider_runtime.torch_engine.environment import engine_environment
-from outrider_runtime.torch_engine.hosting import Hosted
+from outrider_runtime.torch_engine.hosting import Hosted, host
 from outrider_runtime.torch_engine.launch import Loaded, load
 from outrider_runtime.torch_engine.options import Options
 
@@ -121,7 +121,7 @@ def test_kv_takes_its_share_of_what_drafters_leave(
     """Bug: on a GPU it was taken before the drafters' weights were there, which then found no room beside it."""
     write_head(tmp_path / "head")
     there: list[str] = []
-    host, kv_bytes = launch.host, launch._kv_bytes
+    kv_bytes = launch._kv_bytes
 
     def noted_host(*arguments: Any) -> Hosted:
         hosted = host(*arguments)
