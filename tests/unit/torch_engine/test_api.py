@@ -275,7 +275,7 @@ async def test_what_is_not_served_is_a_400_that_names_the_field(
 async def test_a_message_comes_back_as_another_server_gave_it(served: tuple[httpx.AsyncClient, Engine]) -> None:
     """With fields that say nothing, as OpenAI's library sends them."""
     http, _ = served
-    nothing = {"tool_calls": None, "refusal": None, "annotations": []}
+    nothing: dict[str, Any] = {"tool_calls": None, "refusal": None, "annotations": []}
     said = {"role": "assistant", "content": "ho", "name": "a", **nothing}
     answer = await http.post(CHAT, json=chat(messages=[{"role": "user", "content": "hi"}, said]))
     assert answer.status_code == 200
