@@ -6,6 +6,7 @@ class came from the header). Responses pass through untouched, so streaming is v
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ OPEN_PREFIXES = ("/v1/responses/",)
 MAX_BODY_BYTES = 64 * 1024 * 1024
 POLICY_VIOLATION = 1008
 """WebSocket close code (RFC 6455)."""
+
+DOCUMENT = "outrider.document"
+"""Key of the ASGI scope under which the app finds the body, parsed and checked."""
 
 _HEADER = SLO_CLASS_HEADER.lower().encode()
 
@@ -82,14 +86,20 @@ class RequestGate:
             raise RequestError(f"there is no {path} here", status=HTTPStatus.NOT_FOUND)
         if scope["method"] != "POST":
             return receive  # vLLM's router answers 405
-        body = await _read_body(receive)
-        document = parse_object(body)
-        if path in TEXT_PATHS:
-            return _replay(body, receive)
-        headers = [value.decode("latin-1") for name, value in scope["headers"] if name == _HEADER]
-        classed = with_slo_class(document, headers, facts.slo_classes)
-        check_request(classed)
-        return _replay(body if classed is document else _rewrite(scope, classed), receive)
+        # A body of many megabytes takes seconds, in which other requests and probes are answered.
+        body, scope[DOCUMENT] = await asyncio.to_thread(_admitted, await _read_body(receive), scope, facts)
+        return _replay(body, receive)
+
+
+def _admitted(body: bytes, scope: Scope, facts: GateFacts) -> tuple[bytes, dict[str, Any]]:
+    """The body that the engine gets, and what it holds."""
+    document = parse_object(body)
+    if scope["path"] in TEXT_PATHS:
+        return body, document
+    headers = [value.decode("latin-1") for name, value in scope["headers"] if name == _HEADER]
+    classed = with_slo_class(document, headers, facts.slo_classes)
+    check_request(classed)
+    return body if classed is document else _rewrite(scope, classed), classed
 
 
 class _ClientLeftError(Exception):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -15,9 +15,11 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 
 from outrider_runtime.server.errors import RequestError
+from outrider_runtime.server.gate import DOCUMENT
 from outrider_runtime.torch_engine import requests
 from outrider_runtime.torch_engine.answers import Chats, Completions, Piece, piece_of, usage
 from outrider_runtime.torch_engine.engine import Output
+from outrider_runtime.torch_engine.length import Longest
 from outrider_runtime.torch_engine.parameters import check_tokens, sampling, stops
 from outrider_runtime.torch_engine.protocol import Ask, Chat, Completion, parse
 from outrider_runtime.torch_engine.text import NOT_FOR_TEMPLATES, Text
@@ -33,28 +35,36 @@ class Service:
     """What the routes stand on."""
 
     def __init__(self, model: str, text: Text, vocabulary: int, longest: int, client: Client) -> None:
-        """model: the name that it is served under."""
+        """model: the name that it is served under. longest: tokens of a request."""
         self.model, self.text, self.client = model, text, client
-        self._vocabulary, self.longest = vocabulary, longest
+        self._vocabulary, self.longest = vocabulary, Longest(longest, longest * text.longest_token)
         self.started_at = int(time.time())
 
-    def completion(self, ask: Completion) -> list[list[int]]:
-        """Its prompts' tokens. Long texts take seconds: not for the event loop."""
+    def completion(self, document: Mapping[str, Any]) -> tuple[Completion, list[list[int]]]:
+        """What is asked, and its prompts' tokens. Long texts take seconds: not for the event loop."""
+        self.longest.check(document)
+        ask = parse(Completion, document)
         prompts = [self._tokens(one, ask.add_special_tokens) for one in ask.prompts]
         if not prompts:
             raise RequestError("the prompt is empty", "prompt")
-        return prompts
+        return ask, prompts
 
-    def chat(self, ask: Chat) -> list[list[int]]:
+    def chat(self, document: Mapping[str, Any]) -> tuple[Chat, list[list[int]]]:
         """As `completion`."""
+        self.longest.check(document)
+        ask = parse(Chat, document)
+        text = self._rendered(ask)
+        self.longest.check_text(text, "messages")
+        return ask, [self.text.encode(text, special=ask.add_special_tokens)]
+
+    def _rendered(self, ask: Chat) -> str:
         variables = ask.chat_template_kwargs or {}
         if refused := NOT_FOR_TEMPLATES & variables.keys():
             sentence = f"chat_template_kwargs: {min(refused)} is no variable of a template; remove it"
             raise RequestError(sentence, "chat_template_kwargs")
         variables = {"add_generation_prompt": ask.add_generation_prompt, **variables}
         try:
-            messages = [one.plain() for one in ask.messages]
-            return [self.text.encode_chat(messages, variables, special=ask.add_special_tokens)]
+            return self.text.render_chat([one.plain() for one in ask.messages], variables)
         except ValueError as error:
             raise RequestError(str(error), "messages") from None
 
@@ -65,7 +75,8 @@ class Service:
         return [
             requests.Request(
                 f"{name}-{index}", list(prompt), len(prompt),
-                stops(ask, self.text.end_tokens, len(prompt), self.longest), drawn, self.text.detokenizer(prompt),
+                stops(ask, self.text.end_tokens, len(prompt), self.longest.tokens), drawn,
+                self.text.detokenizer(prompt),
             )
             for index, prompt in enumerate(prompts)
         ]  # fmt: skip
@@ -78,6 +89,7 @@ class Service:
 
 
 def make_app(service: Service) -> FastAPI:
+    """It stands behind a RequestGate, which reads the bodies."""
     app = FastAPI(title="Outrider", docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.exception_handler(RequestError)
@@ -90,15 +102,13 @@ def make_app(service: Service) -> FastAPI:
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        ask = parse(Completion, await _document(request))
-        prompts = await asyncio.to_thread(service.completion, ask)
+        ask, prompts = await asyncio.to_thread(service.completion, request.scope.pop(DOCUMENT))
         documents = Completions(f"cmpl-{uuid.uuid4().hex}", service.model, service.text)
         return await _answer(service, ask, prompts, documents, request)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        ask = parse(Chat, await _document(request))
-        prompts = await asyncio.to_thread(service.chat, ask)
+        ask, prompts = await asyncio.to_thread(service.chat, request.scope.pop(DOCUMENT))
         documents = Chats(f"chatcmpl-{uuid.uuid4().hex}", service.model, service.text)
         return await _answer(service, ask, prompts, documents, request)
 
@@ -106,7 +116,7 @@ def make_app(service: Service) -> FastAPI:
     async def models() -> dict[str, Any]:
         card = {
             "id": service.model, "object": "model", "created": service.started_at, "owned_by": "outrider",
-            "max_model_len": service.longest,
+            "max_model_len": service.longest.tokens,
         }  # fmt: skip
         return {"object": "list", "data": [card]}
 
@@ -116,12 +126,6 @@ def make_app(service: Service) -> FastAPI:
         return Response(status_code=503 if service.client.errored else 200)
 
     return app
-
-
-async def _document(request: Request) -> dict[str, Any]:
-    """The gate has seen to it that it is an object."""
-    document: dict[str, Any] = await request.json()
-    return document
 
 
 async def _answer(

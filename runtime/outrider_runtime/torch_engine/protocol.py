@@ -27,6 +27,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Fields that other servers have and this one does not, and the values that ask for nothing."""
 MOST_LOGPROBS = 20
 NOT_SERVED = "is not served by this service's engine (Torch); remove it"
+MOST_ENTRIES = 1024
+"""Of a field that is no prompt; vLLM's sampler has room for as many biases."""
 MISSHAPEN = "Bad Request"
 """vLLM's error type for a field that is missing, or of another type than it should be."""
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -61,10 +63,12 @@ class Ask(BaseModel):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
-    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
+    logit_bias: (
+        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MOST_ENTRIES)] | None
+    ) = None
     seed: Int64 | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MOST_ENTRIES)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MOST_ENTRIES)] | None = None
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -121,7 +125,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: Annotated[str, Field(min_length=1)]
-    content: str | list[Part] | None = None
+    content: str | Annotated[list[Part], Field(max_length=MOST_ENTRIES)] | None = None
     name: str | None = None
 
     @model_validator(mode="after")

@@ -34,7 +34,10 @@ class Text:
             self.encode("")
         except Exception as error:  # its reader raises whatever broken files make it stumble over
             raise UnsupportedModelError(f"{folder} has no tokenizer that can be used: {error}") from None
-        largest = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        words = self._backend.get_vocab(with_added_tokens=True)
+        self.longest_token = max(map(len, words), default=1)
+        """Characters."""
+        largest = max(words.values(), default=-1)
         if largest >= vocabulary:
             raise UnsupportedModelError(
                 f"{folder / 'tokenizer.json'} has a token {largest}, and vocab_size in {CONFIG_FILE} is {vocabulary}: "
@@ -49,16 +52,14 @@ class Text:
         tokens: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
         return tokens
 
-    def encode_chat(
-        self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any], *, special: bool = False
-    ) -> list[int]:
+    def render_chat(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any]) -> str:
         """variables: of the template, none of them NOT_FOR_TEMPLATES. Raises ValueError where the model has no chat
         template, or its template refuses the messages."""
         try:
-            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, **variables)
+            text: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False, **variables)
         except Exception as error:  # templates are programs: they raise what they like
             raise ValueError(f"the chat template cannot render the messages: {error}") from None
-        return self.encode(text, special=special)
+        return text
 
     def token(self, number: int) -> str:
         """As it stands in a text."""

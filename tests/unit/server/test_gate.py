@@ -135,7 +135,8 @@ async def test_a_client_that_leaves_before_its_body_is_complete_is_forgotten(ser
         (b"{", {}, None, "not JSON"),
         (b"{}", {"X-SLO-Class": "gold"}, "X-SLO-Class", "known classes: interactive, batch"),
         (b'{"vllm_xargs": {"slo_class": "gold"}}', {}, "vllm_xargs.slo_class", "known classes: interactive, batch"),
-        (b'{"temperature": NaN}', {}, None, "NaN"),
+        (b'{"temperature": NaN}', {}, "temperature", "NaN"),
+        (b'{"a": ' + b"[" * 900 + b"]" * 900 + b"}", {"X-SLO-Class": "batch"}, "a", "nested too deeply"),
         (b'{"n": 1000000}', {}, "n", "at most 128 choices"),
     ],
 )

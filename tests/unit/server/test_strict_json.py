@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider_runtime.server.errors import RequestError
-from outrider_runtime.server.strict_json import parse_object
+from outrider_runtime.server.strict_json import MOST_NESTED, parse_object
 
 
 @pytest.mark.parametrize(
@@ -20,15 +21,18 @@ from outrider_runtime.server.strict_json import parse_object
         (b"[" * 100_000, "nested too deeply"),
         (b"[]", "must be a JSON object, not a list"),
         (b"null", "not null"),
-        (b'{"temperature": NaN}', "NaN, which is not a JSON number"),
-        (b'{"temperature": -Infinity}', "-Infinity, which is not a JSON number"),
-        (b'{"temperature": 1e999}', "1e999 in the body is too large"),
-        (b'{"top_k": 9223372036854775808}', "9223372036854775808 in the body is too large"),
+        (b'{"temperature": NaN}', "temperature holds NaN, which is not a JSON number"),
+        (b'{"temperature": [{"a": -Infinity}]}', "temperature holds -Infinity, which is not a JSON number"),
+        (b'{"temperature": 1e999}', "temperature holds 1e999, a number that is too large"),
+        (b'{"top_k": 9223372036854775808}', "top_k holds 9223372036854775808, a number that is too large"),
+        (b"NaN", "must be a JSON object, not a number"),
+        (b'{"a": 1, "stop": ' + b"[" * 101 + b"]" * 101 + b"}", "stop is nested too deeply"),
+        (b'{"stop": ' + b'{"a": ' * 900 + b"1" + b"}" * 900 + b"}", "stop is nested too deeply"),
         (b'{"stop": ["\\ud800"]}', "stop holds .*ud800, half of a surrogate pair"),
         (b'{"a": 1, "\\udfff": 2}', "udfff holds .*udfff, half"),
         (b'{"prompt": "\xed\xa0\x80"}', "not UTF-8"),
         ('{"prompt": "a"}'.encode("utf-16"), "not UTF-8"),
-        (b'{"max_tokens": ' + b"9" * 5000 + b"}", "9 in the body is too large"),
+        (b'{"max_tokens": ' + b"9" * 5000 + b"}", "max_tokens holds 9+, a number that is too large"),
     ],
 )
 def test_a_body_that_is_no_plain_json_object_is_refused_with_a_sentence(body: bytes, sentence: str) -> None:
@@ -43,6 +47,19 @@ def test_no_bytes_raise_anything_else(body: bytes) -> None:
     """An exception that is not a RequestError would be a 500."""
     with suppress(RequestError):
         assert isinstance(parse_object(body), dict)
+
+
+def test_as_many_lists_as_are_allowed_pass() -> None:
+    """Whoever parses or writes them again has room for them."""
+    body = b'{"stop": ' + b"[" * MOST_NESTED + b"]" * MOST_NESTED + b"}"
+    assert json.loads(json.dumps(parse_object(body))) == json.loads(body)
+
+
+def test_a_number_that_is_none_is_blamed_on_its_field() -> None:
+    """Clients show the error beside it."""
+    with pytest.raises(RequestError) as refused:
+        parse_object(b'{"n": 1, "seed": 9223372036854775808}')
+    assert refused.value.param == "seed"
 
 
 def test_ordinary_numbers_pass_unchanged() -> None:

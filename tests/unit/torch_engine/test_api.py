@@ -8,13 +8,16 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
+from outrider_runtime.server.gate import GateFacts, RequestGate
+from outrider_runtime.torch_engine import app
 from outrider_runtime.torch_engine.app import Service, make_app
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
 from outrider_runtime.torch_engine.engine import Engine
-from outrider_runtime.torch_engine.protocol import MISSHAPEN, Completion, parse
+from outrider_runtime.torch_engine.protocol import MISSHAPEN
 from outrider_runtime.torch_engine.text import Text
 from outrider_runtime.torch_engine.thread import Client
 
@@ -30,8 +33,8 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 async def served(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Engine]]:
     engine = bench(folder).engine
     client = Client(engine)
-    app = make_app(Service(MODEL, Text(folder, VOCABULARY), VOCABULARY, LONGEST, client))
-    transport = httpx.ASGITransport(app)
+    routes = make_app(Service(MODEL, Text(folder, VOCABULARY), VOCABULARY, LONGEST, client))
+    transport = httpx.ASGITransport(RequestGate(routes, lambda: GateFacts(slo_classes=(), draining=False)))
     async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http:
         yield http, engine
     client.stop()
@@ -212,6 +215,61 @@ async def test_texts_are_read_beside_the_event_loop(
     assert threading.current_thread() not in threads
 
 
+@pytest.mark.parametrize("prompt", ["w" * 5000, ["a", "w" * 5000], [1] * (LONGEST + 1), [[1] * (LONGEST + 1)]])
+async def test_a_prompt_that_cannot_fit_is_refused_before_anything_walks_it(
+    served: tuple[httpx.AsyncClient, Engine], monkeypatch: pytest.MonkeyPatch, prompt: Any
+) -> None:
+    """Bug: ten million tokens stalled answers and probes for most of a minute. A token has at most 5
+    characters."""
+    http, _ = served
+    walked = Mock()
+    for name in ("parse", "check_tokens"):
+        monkeypatch.setattr(app, name, walked)
+    monkeypatch.setattr(Text, "encode", walked)
+    error = (await http.post(COMPLETION, json=completion(prompt=prompt))).json()["error"]
+    assert (error["code"], error["param"]) == (400, "prompt")
+    assert f"maximum context length is {LONGEST} tokens" in error["message"]
+    walked.assert_not_called()
+
+
+async def test_a_chat_that_cannot_fit_is_refused_before_it_is_tokens(
+    served: tuple[httpx.AsyncClient, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    http, _ = served
+    encode = Mock()
+    monkeypatch.setattr(Text, "encode", encode)
+    error = (await http.post(CHAT, json=chat(messages=[{"role": "user", "content": "w" * 5000}]))).json()["error"]
+    assert (error["code"], error["param"]) == (400, "messages")
+    encode.assert_not_called()
+
+
+async def test_bodies_are_parsed_beside_the_event_loop_and_once(
+    served: tuple[httpx.AsyncClient, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: a body of many megabytes kept all answers and probes waiting, twice."""
+    http, _ = served
+    threads, loads = list[threading.Thread](), json.loads
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        threads.append(threading.current_thread())
+        return loads(*arguments, **named)
+
+    bodies = [(COMPLETION, json.dumps(completion())), (CHAT, json.dumps(chat()))]
+    monkeypatch.setattr(json, "loads", noted)
+    answers = [await http.post(path, content=body) for path, body in bodies]
+    assert [one.status_code for one in answers] == [200, 200]
+    assert len(threads) == 2
+    assert threading.current_thread() not in threads
+
+
+async def test_more_prompts_than_choices_are_refused(served: tuple[httpx.AsyncClient, Engine]) -> None:
+    """Bug: three thousand held the service for minutes."""
+    http, engine = served
+    error = (await http.post(COMPLETION, json=completion(prompt=[[1]] * 129))).json()["error"]
+    assert (error["code"], error["param"]) == (400, "prompt")
+    assert not engine.has_work
+
+
 async def test_variables_reach_the_chat_template(served: tuple[httpx.AsyncClient, Engine]) -> None:
     http, _ = served
     answer = await http.post(CHAT, json=chat(chat_template_kwargs={"enable_thinking": False}))
@@ -258,6 +316,9 @@ async def test_variables_reach_the_chat_template(served: tuple[httpx.AsyncClient
         ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": "w" * 300}]}, None),
+        ({"messages": [{"role": "user", "content": "hi"}] * (LONGEST + 1)}, "messages"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 1025}]}, "messages"),
     ],
 )
 async def test_what_is_not_served_is_a_400_that_names_the_field(
@@ -313,8 +374,8 @@ async def test_another_model_is_a_404_and_the_own_one_is_listed(served: tuple[ht
 async def test_what_a_client_that_left_held_is_free(folder: Path) -> None:
     client = Client(bench(folder).engine)
     service = Service(MODEL, Text(folder, VOCABULARY), VOCABULARY, LONGEST, client)
-    ask = parse(Completion, completion(max_tokens=150))
-    stream = client.answers(service.requests(ask, "r", service.completion(ask)), None)
+    ask, prompts = service.completion(completion(max_tokens=150))
+    stream = client.answers(service.requests(ask, "r", prompts), None)
     await anext(stream)
     await stream.aclose()
     held = client._thread._engine
