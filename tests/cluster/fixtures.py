@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
@@ -22,8 +23,8 @@ PRODUCTS = ("NVIDIA-H200", "NVIDIA-A100-SXM4-80GB", "NVIDIA-L4")
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster, None, None]:
-    """The session's cluster: a plain node (node-1) and one for each of PRODUCTS."""
+def own_cluster_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For the state of a cluster of our own, on a machine that can run one."""
     if os.environ.get("CLUSTER") == "existing":
         pytest.skip("CLUSTER=existing: this test needs nodes of several GPU products, which only the rig has.")
     state = tmp_path_factory.mktemp("cluster")
@@ -31,7 +32,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster, None
         check_machine(state)
     except ClusterError as error:
         _unavailable(str(error))
-    with Cluster(ClusterSpec(nodes=1, gpu_products=PRODUCTS), state) as started:
+    return state
+
+
+@pytest.fixture(scope="session")
+def cluster(own_cluster_folder: Path) -> Generator[Cluster, None, None]:
+    """The session's cluster: a plain node (node-1) and one for each of PRODUCTS."""
+    with Cluster(ClusterSpec(nodes=1, gpu_products=PRODUCTS), own_cluster_folder / "session") as started:
         yield started
 
 

@@ -83,10 +83,9 @@ class Service:
 
 
 @pytest.fixture(scope="package")
-def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster, None, None]:
+def installed(own_cluster_folder: Path) -> Generator[Cluster, None, None]:
     """A cluster on which helm has installed the operator, as a user would."""
-    del cluster  # it says, by its skip, where there can be none; this operator needs one of its own
-    with Cluster(ClusterSpec(nodes=1), Path(tmp_path_factory.mktemp("e2e"))) as own:
+    with Cluster(ClusterSpec(nodes=1), own_cluster_folder / "e2e") as own:
         install_outrider(own)
         yield own
 
