@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,21 +14,27 @@ import torch
 from outrider_crds.spec import Drafter as Spec
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.torch_engine.commit import Finish
+from outrider_runtime.torch_engine.decoder import Hidden
 from outrider_runtime.torch_engine.drafting import Drafter
 from outrider_runtime.torch_engine.drafts.beam import WIDEST
+from outrider_runtime.torch_engine.drafts.draft_model import DraftModel
+from outrider_runtime.torch_engine.drafts.eagle import Eagle
+from outrider_runtime.torch_engine.drafts.prompt_lookup import PromptLookup
 from outrider_runtime.torch_engine.engine import Engine, Models, Output
-from outrider_runtime.torch_engine.kv_pool import KVPool
+from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
 from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
-from outrider_runtime.torch_engine.runner import Model
+from outrider_runtime.torch_engine.runner import Model, Segment
 from outrider_runtime.torch_engine.sampling import TokenLogprobs
 from outrider_runtime.torch_engine.scheduler import Limits
 
+from tests.engine import engines
 from tests.engine.engines import boot_config, hot_config
 
 LONGEST = 200
 CPU = torch.device("cpu")
 LIMITS = Limits(4, 32)
 GREEDY = Sampling(temperature=0.0)
+DRAWN = Sampling(seed=11, temperature=0.8, top_p=0.95, presence_penalty=0.3)
 
 
 class Letters:
@@ -94,3 +101,50 @@ def bench(
     boot, hot = boot_config(specs, max_draft_tokens=4), hot_config(max_draft_tokens=4)
     loop = ControlLoop(boot, hot, specs, max_requests=4, widest=WIDEST)
     return Bench(Engine(Models(model, drafters, layers), pool, loop, limits, LONGEST), loop)
+
+
+def pool_of_three(models: Path, made: list[Any] | None = None) -> dict[str, Any]:
+    """For `bench`: prompt lookup, the draft model and the head of `models`. made: gets the drafters."""
+
+    def make(target: Model, pool: KVPool) -> list[Drafter]:
+        draft = Model(models / "draft", 2, dtype=torch.float32, device=CPU)
+        drafters: list[Drafter] = [
+            PromptLookup(1, 3), DraftModel(draft, pool), Eagle(models / "head", 3, target, pool)
+        ]  # fmt: skip
+        (made if made is not None else []).extend(drafters)
+        return drafters
+
+    specs = [engines.lookup(), engines.draft_model(models / "draft"), engines.eagle(models / "head")]
+    return {"specs": specs, "make": make, "draft_bytes": [1, 288, 96]}
+
+
+def texts(count: int = 5) -> list[list[int]]:
+    """With repetitions, so that lookups find something."""
+    draws = random.Random(2)
+    return [[draws.randrange(12) for _ in range(draws.randrange(3, 60))] for _ in range(count)]
+
+
+def answers(here: Bench, sampling: Sampling, before_step: Callable[[], None] = lambda: None) -> list[list[int]]:
+    for text in texts():
+        here.add(text, 40, sampling)
+    while here.engine.has_work:
+        before_step()
+        here.step()
+    return [one.tokens for one in here.answers.values()]
+
+
+def fresh(model: Model, tokens: list[int], between: Sequence[int] = ()) -> tuple[torch.Tensor, Hidden]:
+    """KV and hidden states of a prefill."""
+    pool = KVPool(1 << 24, [model.cache.bytes_per_token] * (model.number + 1), LONGEST)
+    pool.grow(Holder(model.number, "fresh"), len(tokens))
+    hidden = model.run([Segment("fresh", tokens, 0)], pool, between)
+    kept = model.cache["fresh"].buffer[:, :, :, : len(tokens)].clone()
+    model.cache.forget("fresh")
+    return kept, hidden
+
+
+def same_as_fresh(model: Model, name: str, tokens: list[int]) -> None:
+    length = model.cache.length(name)
+    if length:
+        kept = model.cache[name].buffer[:, :, :, :length]
+        assert (kept - fresh(model, tokens[:length])[0]).abs().max() < 1e-4

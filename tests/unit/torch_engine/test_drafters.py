@@ -13,18 +13,26 @@ from outrider_runtime.torch_engine.drafting import Ask, Drafter, Finished, Ran
 from outrider_runtime.torch_engine.drafts.draft_model import DraftModel
 from outrider_runtime.torch_engine.drafts.eagle import Eagle
 from outrider_runtime.torch_engine.drafts.prompt_lookup import PromptLookup
-from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
+from outrider_runtime.torch_engine.kv_pool import KVPool
 from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
-from outrider_runtime.torch_engine.runner import Model, Segment
+from outrider_runtime.torch_engine.runner import Model
 from outrider_runtime.torch_engine.scheduler import Limits
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.engine import engines
-from tests.unit.torch_engine.engines import CPU, LONGEST, Bench, Letters, bench
+from tests.unit.torch_engine.engines import (
+    CPU,
+    GREEDY,
+    LONGEST,
+    Letters,
+    answers,
+    bench,
+    pool_of_three,
+    same_as_fresh,
+    texts,
+)
 from tests.unit.torch_engine.models import VOCABULARY, write_head, write_pair
-
-GREEDY, DRAWN = Sampling(temperature=0.0), Sampling(seed=11, temperature=0.8, top_p=0.95, presence_penalty=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -34,49 +42,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_pair(folder, 0.8)
     write_head(folder / "head")
     return folder
-
-
-def pool_of_three(models: Path) -> dict[str, Any]:
-    def make(target: Model, pool: KVPool) -> list[Drafter]:
-        draft = Model(models / "draft", 2, dtype=torch.float32, device=CPU)
-        return [PromptLookup(1, 3), DraftModel(draft, pool), Eagle(models / "head", 3, target, pool)]
-
-    specs = [engines.lookup(), engines.draft_model(models / "draft"), engines.eagle(models / "head")]
-    return {"specs": specs, "make": make, "draft_bytes": [1, 1152, 384]}
-
-
-def texts(count: int = 5) -> list[list[int]]:
-    """With repetitions, so that lookups find something."""
-    draws = random.Random(2)
-    return [[draws.randrange(12) for _ in range(draws.randrange(3, 60))] for _ in range(count)]
-
-
-def answers(here: Bench, sampling: Sampling, pins: Any = None) -> list[list[int]]:
-    for text in texts():
-        here.add(text, 40, sampling)
-    while here.engine.has_work:
-        if pins is not None:
-            here.loop.pin(*next(pins))
-        here.step()
-    return [one.tokens for one in here.answers.values()]
-
-
-@pytest.fixture(
-    scope="module", params=[GREEDY, pytest.param(DRAWN, marks=pytest.mark.slow)], ids=["greedy", "drawn with a seed"]
-)
-def sampling(request: pytest.FixtureRequest) -> Sampling:
-    made: Sampling = request.param
-    return made
-
-
-@pytest.fixture(scope="module")
-def plain(models: Path, sampling: Sampling) -> list[list[int]]:
-    """What the target answers without a drafter."""
-    return answers(bench(models / "target"), sampling)
-
-
-def accepted(here: Bench) -> dict[str, int]:
-    return {name: one.accepted for name, one in here.loop.state().drafters.items()}
 
 
 @pytest.mark.parametrize("drafter", ["pld", "draft", "eagle"])
@@ -100,20 +65,14 @@ def test_an_answer_is_the_same_while_drafters_change_and_memory_is_short(
     here = bench(models / "target", **pool_of_three(models), kv_tokens=LONGEST + 60, limits=Limits(4, 20))
     draws = random.Random(4)
     pins = iter(lambda: (draws.choice([0, 1, 4]), draws.choice(["pld", "draft", "eagle"])), None)
-    assert answers(here, sampling, pins) == plain
+    assert answers(here, sampling, lambda: here.loop.pin(*next(pins))) == plain
     assert here.engine.free_kv_bytes == here.engine._pool.total_bytes
 
 
 def test_caches_are_those_of_a_fresh_prefill(models: Path) -> None:
     """Target's and draft's, at every step of a run in which drafters change."""
-    made: list[Drafter] = []
-    three = pool_of_three(models)
-
-    def make(target: Model, pool: KVPool) -> list[Drafter]:
-        made.extend(three["make"](target, pool))
-        return made
-
-    here = bench(models / "target", **{**three, "make": make})
+    made: list[Any] = []
+    here = bench(models / "target", **pool_of_three(models, made))
     for text in texts(3):
         here.add(text, 30)
     draws = random.Random(6)
@@ -121,24 +80,9 @@ def test_caches_are_those_of_a_fresh_prefill(models: Path) -> None:
     while here.engine.has_work:
         here.loop.pin(draws.choice([0, 2, 4]), draws.choice(["draft", "eagle", "pld"]))
         here.step()
-        draft = made[1]
-        assert isinstance(draft, DraftModel)
-        for model in (*ours, draft.model):
+        for model in (*ours, made[1].model):
             for request in here.engine.scheduler.running:
                 same_as_fresh(model, request.name, request.tokens)
-
-
-def same_as_fresh(model: Model, name: str, tokens: list[int]) -> None:
-    length = model.cache.length(name)
-    if not length:
-        return
-    kept = model.cache[name].buffer[:, :, :, :length]
-    pool = KVPool(1 << 24, [model.cache.bytes_per_token] * (model.number + 1), LONGEST)
-    pool.grow(Holder(model.number, "fresh"), length)
-    model.run([Segment("fresh", tokens[:length], 0)], pool)
-    fresh = model.cache["fresh"].buffer[:, :, :, :length]
-    assert (kept - fresh).abs().max() < 1e-4
-    model.cache.forget("fresh")
 
 
 def test_a_draft_draws_as_its_target_where_both_think_alike(models: Path) -> None:
@@ -157,14 +101,8 @@ def test_a_draft_draws_as_its_target_where_both_think_alike(models: Path) -> Non
 def test_a_drafter_that_raises_costs_nobody_an_answer(models: Path) -> None:
     plain = answers(bench(models / "target"), GREEDY)
     made: list[Any] = []
-    three = pool_of_three(models)
-
-    def make(target: Model, pool: KVPool) -> list[Drafter]:
-        made.extend(three["make"](target, pool))
-        made[1].propose = None  # calling it raises
-        return made
-
-    here = bench(models / "target", **{**three, "make": make})
+    here = bench(models / "target", **pool_of_three(models, made))
+    made[1].propose = None  # calling it raises
     here.loop.pin(4, "draft")
     assert answers(here, GREEDY) == plain
     assert "TypeError" in here.loop.state().drafters["draft"].suspended

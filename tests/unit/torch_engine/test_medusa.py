@@ -20,12 +20,9 @@ from outrider_runtime.torch_engine.runner import Model
 from safetensors.torch import load_file, save_file
 
 from tests.engine import engines
-from tests.unit.torch_engine.engines import CPU, GREEDY, Letters, bench
+from tests.unit.torch_engine.engines import CPU, DRAWN, GREEDY, Letters, answers, bench
 from tests.unit.torch_engine.models import SIZES, VOCABULARY, write_medusa
-from tests.unit.torch_engine.test_drafters import answers
 from tests.unit.torch_engine.test_launch import boot, started
-
-DRAWN = Sampling(seed=11, temperature=0.8, top_p=0.95, presence_penalty=0.3)
 
 
 @pytest.fixture

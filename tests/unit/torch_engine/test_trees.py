@@ -4,9 +4,8 @@ what they would without it."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -21,7 +20,6 @@ from outrider_runtime.torch_engine.drafting import Ask, Drafter, Finished, Ran
 from outrider_runtime.torch_engine.drafts.beam import WIDEST, log_odds
 from outrider_runtime.torch_engine.drafts.draft_model import DraftModel
 from outrider_runtime.torch_engine.drafts.eagle import Eagle
-from outrider_runtime.torch_engine.drafts.prompt_lookup import PromptLookup
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
 from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
 from outrider_runtime.torch_engine.runner import Model, Segment
@@ -29,10 +27,22 @@ from outrider_runtime.torch_engine.scheduler import Limits
 from outrider_runtime.torch_engine.tree import Tree, ancestors
 
 from tests.engine import engines
-from tests.unit.torch_engine.engines import CPU, LONGEST, Bench, Letters, bench
+from tests.unit.torch_engine.engines import (
+    CPU,
+    DRAWN,
+    GREEDY,
+    LONGEST,
+    Bench,
+    Letters,
+    answers,
+    bench,
+    fresh,
+    pool_of_three,
+    same_as_fresh,
+    texts,
+)
 from tests.unit.torch_engine.models import FAMILIES, VOCABULARY, write_head, write_model, write_pair
 
-GREEDY, DRAWN = Sampling(temperature=0.0), Sampling(seed=11, temperature=0.8, top_p=0.95, presence_penalty=0.3)
 PLD, DRAFT, EAGLE = range(3)
 NAMES = ["pld", "draft", "eagle"]
 
@@ -44,48 +54,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_pair(folder, 0.4)
     write_head(folder / "head")
     return folder
-
-
-def pool_of_three(models: Path, made: list[Drafter] | None = None) -> dict[str, Any]:
-    def make(target: Model, pool: KVPool) -> list[Drafter]:
-        draft = Model(models / "draft", 2, dtype=torch.float32, device=CPU)
-        drafters: list[Drafter] = [
-            PromptLookup(1, 3), DraftModel(draft, pool), Eagle(models / "head", 3, target, pool)
-        ]  # fmt: skip
-        (made if made is not None else []).extend(drafters)
-        return drafters
-
-    specs = [engines.lookup(), engines.draft_model(models / "draft"), engines.eagle(models / "head")]
-    return {"specs": specs, "make": make, "draft_bytes": [1, 288, 96]}
-
-
-def texts(count: int = 5) -> list[list[int]]:
-    """With repetitions, so that lookups find something."""
-    draws = random.Random(2)
-    return [[draws.randrange(12) for _ in range(draws.randrange(3, 60))] for _ in range(count)]
-
-
-def answers(here: Bench, sampling: Sampling, before_step: Callable[[], None] = lambda: None) -> list[list[int]]:
-    for text in texts():
-        here.add(text, 40, sampling)
-    while here.engine.has_work:
-        before_step()
-        here.step()
-    return [one.tokens for one in here.answers.values()]
-
-
-@pytest.fixture(
-    scope="module", params=[GREEDY, pytest.param(DRAWN, marks=pytest.mark.slow)], ids=["greedy", "drawn with a seed"]
-)
-def sampling(request: pytest.FixtureRequest) -> Sampling:
-    made: Sampling = request.param
-    return made
-
-
-@pytest.fixture(scope="module")
-def plain(models: Path, sampling: Sampling) -> list[list[int]]:
-    """What the target answers without a drafter."""
-    return answers(bench(models / "target"), sampling)
 
 
 def random_subtree(forest: Forest, draws: random.Random) -> np.ndarray:
@@ -334,22 +302,6 @@ def test_caches_are_those_of_a_fresh_prefill(models: Path, seed: int, room: int,
             entries_of_a_fresh_head(head, target, request)
     assert here.loop.failures == 0
     assert not any(one._of for one in (target.cache, draft.model.cache, head.cache))
-
-
-def fresh(model: Model, tokens: list[int], between: Sequence[int] = ()) -> tuple[torch.Tensor, Any]:
-    pool = KVPool(1 << 24, [model.cache.bytes_per_token] * (model.number + 1), LONGEST)
-    pool.grow(Holder(model.number, "fresh"), len(tokens))
-    hidden = model.run([Segment("fresh", tokens, 0)], pool, between)
-    kept = model.cache["fresh"].buffer[:, :, :, : len(tokens)].clone()
-    model.cache.forget("fresh")
-    return kept, hidden
-
-
-def same_as_fresh(model: Model, name: str, tokens: list[int]) -> None:
-    length = model.cache.length(name)
-    if length:
-        kept = model.cache[name].buffer[:, :, :, :length]
-        assert (kept - fresh(model, tokens[:length])[0]).abs().max() < 1e-4
 
 
 def entries_of_a_fresh_head(head: Eagle, target: Model, request: Request) -> None:
