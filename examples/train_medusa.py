@@ -3,9 +3,9 @@
     python examples/train_medusa.py --target MODEL --output HEADS               # an hour; minutes on a GPU
     python examples/train_medusa.py --target MODEL --evaluate HEADS             # the figures of heads that are there
 
-The rounds are those of `train_eagle3`. Head k reads the target's last state at position p and proposes the token
-p + 1 + k, without knowing those between: what it learns is the target's own distribution there (Medusa-1: Cai et al.
-2024, section 3.2, with soft labels).
+The rounds are those of `train_eagle3`. Head k, from 1, reads the target's last state at position p and proposes the
+token p + 1 + k, without knowing those between: what it learns is the target's own distribution there (Medusa-1: Cai et
+al. 2024, section 3.2, with soft labels).
 """
 
 from __future__ import annotations

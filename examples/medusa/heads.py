@@ -31,7 +31,7 @@ class Head(nn.Module):
 
 
 class Heads(nn.Module):
-    """Head k (from 0) reads the state that the next token was drawn from, and proposes the token k + 1 behind that."""
+    """Head k, from 1, reads the state that the next token was drawn from, and proposes the token k places behind it."""
 
     def __init__(self, width: int, depth: int, vocabulary: Tensor) -> None:
         """vocabulary (V',): the tokens that they may propose."""

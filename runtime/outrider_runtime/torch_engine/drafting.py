@@ -35,8 +35,8 @@ class Ran(NamedTuple):
 
     @property
     def is_read(self) -> bool:
-        """Its prompt is, so that something can be proposed."""
-        return self.request.todo == 1
+        """Something can be proposed."""
+        return self.request.is_read
 
 
 class Finished(NamedTuple):
@@ -65,19 +65,23 @@ class Ask(NamedTuple):
 
 
 class Drafter(Protocol):
+    """`close` and `forget` do nothing in one without a cache."""
+
     weight_bytes: int
     kv_bytes_per_token: int
     layers: tuple[int, ...]
     """Of the target, before which it reads hidden states."""
 
-    def close(self, holes: Sequence[tuple[Request, Hole]]) -> None:
+    def close(self, _holes: Sequence[tuple[Request, Hole]], /) -> None:
         """Run over committed tokens that it missed."""
+        return
 
     def propose(self, step: Finished, ask: Ask) -> list[Tree]:
         """Run over the step's committed tokens, then propose for each request that asks; an empty tree for others."""
 
-    def forget(self, request: str) -> None:
+    def forget(self, _request: str, /) -> None:
         """It has ended, was preempted, or its KV was taken away."""
+        return
 
 
 @dataclass(slots=True)
@@ -86,12 +90,10 @@ class Report:
 
     step: int
     seconds: NDArray[np.float64]
-    proposed: None = None
-    """The engine hands over its trees themselves."""
-    proposer: None = None
     catch_up_s: dict[int, float] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
-    matched: NDArray[np.int8] | None = None
+    proposed = proposer = matched = None
+    """The engine hands over its trees themselves."""
 
 
 def draft(

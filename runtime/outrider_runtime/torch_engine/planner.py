@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import Ints, Waiting
+from outrider_runtime.control.data.batch import Waiting
 from outrider_runtime.control.data.forest import Nodes
 from outrider_runtime.control.data.plans import VerifyPlan
 from outrider_runtime.loop.control_loop import ControlLoop
@@ -20,7 +20,7 @@ from outrider_runtime.torch_engine.drafting import Report
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
 from outrider_runtime.torch_engine.requests import Request
 from outrider_runtime.torch_engine.scheduler import TARGET, Scheduled, Scheduler
-from outrider_runtime.torch_engine.tree import nodes_of
+from outrider_runtime.torch_engine.tree import column, nodes_of
 
 NO_PREFIX_CACHE_BLOCK = 1 << 40
 """Longer than any request: the loop's books of shared blocks stay empty."""
@@ -83,7 +83,7 @@ class Planner:
         """The step's number, and who proposes at its end."""
         requests = [one.request for one in step]
         return self._stepper.draft(
-            _view(requests), _column([one.tokens for one in step]), _column([one.proposals for one in step]),
+            _view(requests), column([one.tokens for one in step]), column([one.proposals for one in step]),
             self._room(requests), plan, _nodes(requests),
         )  # fmt: skip
 
@@ -146,16 +146,12 @@ def _choose(running: Sequence[Request], plan: VerifyPlan) -> None:
 def _view(requests: Sequence[Request]) -> View:
     return View(
         names=[one.name for one in requests],
-        context=_column([one.computed for one in requests]),
-        known=_column([len(one.tokens) for one in requests]),
-        todo=_column([one.todo for one in requests]),
-        emitted=_column([one.emitted for one in requests]),
+        context=column([one.computed for one in requests]),
+        known=column([len(one.tokens) for one in requests]),
+        todo=column([one.todo for one in requests]),
+        emitted=column([one.emitted for one in requests]),
     )
 
 
 def _nodes(requests: Sequence[Request]) -> Nodes:
     return nodes_of([one.proposals for one in requests])
-
-
-def _column(values: list[int]) -> Ints:
-    return np.array(values, np.int64)

@@ -1,8 +1,11 @@
 """Rejection sampling of chains that were drawn from a drafter's distribution (Leviathan et al. 2023, algorithm 1; Chen
-et al. 2023, algorithm 2). It accepts as often as any method can, and answers follow the target's distribution.
+et al. 2023, algorithm 2). It accepts each token as often as any exact method can that judges one at a time, and answers
+follow the target's distribution.
 
 Exact as long as nothing that is decided hangs on a token that was drawn: how long the chain is, how much of it is
 verified, whose it is. So its nodes have no confidences, and what is merged with another drafter's is left to `walk`.
+One way is open: a beam of an earlier step is drawn with the target's noise of places to come, and its confidences may
+reach the length of a later chain through what SLO classes need.
 Shapes: M rows of all chains, k + 1 of each; V tokens of the vocabulary.
 """
 

@@ -120,9 +120,14 @@ class Request:
 
     @property
     def todo(self) -> int:
-        """Known tokens that the target has not computed; 1 in a request that decodes: the last one drawn."""
+        """Known tokens that the target has not computed."""
         return len(self.tokens) - self.computed
 
     @property
+    def is_read(self) -> bool:
+        """All of them but the last one."""
+        return self.todo == 1
+
+    @property
     def decodes(self) -> bool:
-        return self.todo == 1 and self.emitted > 0
+        return self.is_read and self.emitted > 0

@@ -87,6 +87,12 @@ def _rotation(folder: Path) -> LlamaRotaryEmbedding:
         raise UnsupportedModelError(f"{config_file(folder)}: rope_parameters cannot be used: {error}") from None
 
 
+def count_in(spans: Sequence[Span]) -> None:
+    """A pass over them is done: their tokens' places in the caches are filled."""
+    for span in spans:
+        span.kv.length += span.tokens
+
+
 class Model:
     """A decoder with its caches: the target, or a draft model."""
 
@@ -108,8 +114,7 @@ class Model:
         spans = self._places.spans(segments, pool, self.number)
         rotary = self._places.rotary(segments, self.dtype)
         hidden = self.decoder(self._places.tokens(segments), rotary, spans, between)
-        for span in spans:
-            span.kv.length += span.tokens
+        count_in(spans)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # steps are timed by the host's clock
         return hidden

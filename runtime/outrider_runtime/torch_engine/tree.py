@@ -69,6 +69,9 @@ class Tree:
         return part
 
     def within(self, depth: int) -> Tree:
+        """Its nodes down to this depth."""
+        if max(self.depths, default=0) <= depth:
+            return self
         return self.only(number for number, own in enumerate(self.depths) if own <= depth)
 
 
@@ -106,18 +109,19 @@ def ancestors(parents: Sequence[int]) -> Bools:
 
 def nodes_of(trees: Sequence[Tree]) -> Nodes:
     """As columns of the loop, tree after tree."""
-    sizes = _column([len(tree) for tree in trees])
+    sizes = column([len(tree) for tree in trees])
     first = np.cumsum(sizes) - sizes
-    parents = _column([one for tree in trees for one in tree.parents])
+    parents = column([one for tree in trees for one in tree.parents])
     return Nodes(
         request=np.repeat(np.arange(len(trees)), sizes),
         parent=np.where(parents == ROOT, ROOT, parents + np.repeat(first, sizes)),
-        drafter=_column([one for tree in trees for one in tree.drafters]),
-        depth=_column([one for tree in trees for one in tree.depths]),
-        rank=_column([one for tree in trees for one in tree.ranks]),
+        drafter=column([one for tree in trees for one in tree.drafters]),
+        depth=column([one for tree in trees for one in tree.depths]),
+        rank=column([one for tree in trees for one in tree.ranks]),
         confidence=np.array([one for tree in trees for one in tree.confidences]),
     )
 
 
-def _column(values: list[int]) -> Ints:
+def column(values: list[int]) -> Ints:
+    """(N,): of the loop's integers."""
     return np.array(values, np.int64)

@@ -28,14 +28,13 @@ class Drawn(NamedTuple):
 
 
 def segment_of(one: Scheduled) -> Segment:
-    """Known tokens, one after the other, and the chosen nodes behind them."""
+    """Known tokens, or the last one of them and the chosen nodes behind it."""
     request = one.request
     tokens = request.tokens[request.computed : request.computed + one.known]
     if not one.proposals:
         return Segment(request.name, tokens, request.computed)
     tree = request.proposals.only(request.chosen)
-    # ROOT is the last known token.
-    parents = [*range(ROOT, one.known - 1), *(one.known + parent for parent in tree.parents)]
+    parents = [ROOT, *(parent + 1 for parent in tree.parents)]  # ROOT of the tree is the last known token
     return Segment(request.name, tokens + tree.tokens, request.computed, ancestors(parents))
 
 

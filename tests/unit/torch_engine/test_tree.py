@@ -56,7 +56,9 @@ def test_a_union_holds_every_path_once(several: list[Tree]) -> None:
 
 @given(tree=trees(), depth=st.integers(0, 5))
 def test_what_is_too_deep_goes_and_nothing_else_changes(tree: Tree, depth: int) -> None:
+    """A tree that is not cut is not built again."""
     kept = tree.within(depth)
+    assert (kept is tree) == (len(kept) == len(tree))
     assert paths(kept) == {path for path in paths(tree) if len(path) <= depth}
     stays = [node for node, own in enumerate(tree.depths) if own <= depth]
     for column in ("tokens", "drafters", "confidences", "depths", "ranks"):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider_runtime.torch_engine.drafting import Ask, Finished, Ran
+from outrider_runtime.torch_engine.drafting import Ask, Drafter, Finished, Ran
 from outrider_runtime.torch_engine.drafts.beam import Beam
 from outrider_runtime.torch_engine.kv import Cache
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
@@ -17,7 +17,7 @@ from outrider_runtime.torch_engine.sampling import Likeliest, Row
 from outrider_runtime.torch_engine.tree import Tree
 
 
-class Autoregressive(ABC):
+class Autoregressive(Drafter, ABC):
     """Its state of a token, (H,), is what its output layer reads."""
 
     layers: tuple[int, ...] = ()

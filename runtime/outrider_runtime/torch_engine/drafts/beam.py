@@ -44,7 +44,7 @@ class Child(NamedTuple):
 class Beam:
     def __init__(self, requests: Sequence[Request], ask: Ask) -> None:
         self.trees = [Tree() for _ in requests]
-        self.width, self.depth = ask.width, ask.depth
+        self.width = ask.width
         self.sources: list[int] = []
         """(R,): among the R of the depth before, the place of each node's parent."""
         self._requests, self._drafter = requests, ask.drafter

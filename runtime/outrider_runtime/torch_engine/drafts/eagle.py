@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from outrider_runtime.drafters.eagle import LAYER_IDS
-from outrider_runtime.loop.caches import Hole
 from outrider_runtime.torch_engine.architecture import Architecture, config_of, read_architecture
 from outrider_runtime.torch_engine.decoder import Layer, Rotary, Span, read_layer
 from outrider_runtime.torch_engine.drafting import Ran
@@ -22,8 +21,7 @@ from outrider_runtime.torch_engine.drafts.autoregressive import Autoregressive, 
 from outrider_runtime.torch_engine.kv import Cache
 from outrider_runtime.torch_engine.kv_pool import KVPool
 from outrider_runtime.torch_engine.linear import Linear
-from outrider_runtime.torch_engine.requests import Request
-from outrider_runtime.torch_engine.runner import Model, Places, Segment
+from outrider_runtime.torch_engine.runner import Model, Places, Segment, count_in
 from outrider_runtime.torch_engine.sampling import Likeliest, Row, likeliest_among
 from outrider_runtime.torch_engine.weights import Weights, read_weights
 
@@ -84,6 +82,8 @@ def _vocabulary(weights: Weights, proposable: int, device: torch.device) -> Tens
 
 
 class Eagle(Autoregressive):
+    """It closes no hole: the states that it would read are gone."""
+
     def __init__(self, folder: Path, number: int, target: Model, pool: KVPool) -> None:
         """number: its place among the models of the pool."""
         self.head = Head(folder, target)
@@ -92,9 +92,6 @@ class Eagle(Autoregressive):
         self.layers = self.head.layers
         self._places = Places(folder, self.head.shape, self.cache, target.device)
         self._dtype = target.dtype
-
-    def close(self, holes: Sequence[tuple[Request, Hole]]) -> None:
-        """The states that it would read are gone."""
 
     def _entries(self, one: Ran) -> int:
         return self.cache.length(one.request.name) + len(one.rows)
@@ -114,8 +111,7 @@ class Eagle(Autoregressive):
         spans = self._places.spans(segments, self._pool, self.number)
         rotary = self._places.rotary(segments, self._dtype)
         states = self.head(self._places.tokens(segments), states, rotary, spans)
-        for span in spans:
-            span.kv.length += span.tokens
+        count_in(spans)
         return states
 
     def _likeliest(self, states: Tensor, rows: Sequence[Row], width: int) -> Likeliest:

@@ -1,5 +1,5 @@
-"""Medusa heads that share the target's output layer: head k reads the target's last state and proposes the token k + 1
-behind the one that is drawn from it, without knowing those between (Cai et al. 2024, section 3.1)."""
+"""Medusa heads that share the target's output layer: head k, from 1, reads the target's last state and proposes the
+token k places behind the one that is drawn from it, without knowing those between (Cai et al. 2024, section 3.1)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider_runtime.drafters.medusa import HEADS
-from outrider_runtime.loop.caches import Hole
 from outrider_runtime.model_config import config_file
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError, config_of
-from outrider_runtime.torch_engine.drafting import Ask, Finished
+from outrider_runtime.torch_engine.drafting import Ask, Drafter, Finished
 from outrider_runtime.torch_engine.drafts.beam import Beam
 from outrider_runtime.torch_engine.linear import Linear
-from outrider_runtime.torch_engine.requests import Request
 from outrider_runtime.torch_engine.runner import Model
 from outrider_runtime.torch_engine.sampling import Likeliest, Row, likeliest_among
 from outrider_runtime.torch_engine.tree import Tree
@@ -73,7 +71,7 @@ class Heads:
         return likeliest_among(logits, self._vocabulary, self._size, rows, width)
 
 
-class Medusa:
+class Medusa(Drafter):
     """A node's children are the next head's best tokens, whatever the node: the beam is the most probable part of the
     Cartesian product."""
 
@@ -81,9 +79,6 @@ class Medusa:
         self.head = Heads(folder, target)
         self.weight_bytes, self.kv_bytes_per_token = self.head.weight_bytes, 0
         self.layers: tuple[int, ...] = (target.shape.layers,)
-
-    def close(self, holes: Sequence[tuple[Request, Hole]]) -> None:
-        """It has no cache."""
 
     @torch.inference_mode()
     def propose(self, step: Finished, ask: Ask) -> list[Tree]:
@@ -100,6 +95,3 @@ class Medusa:
         for row, tree in zip(asking, beam.trees, strict=True):
             trees[row] = tree
         return trees
-
-    def forget(self, request: str) -> None:
-        """It has no cache."""

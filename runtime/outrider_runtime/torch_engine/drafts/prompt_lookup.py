@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.loop.caches import Hole
-from outrider_runtime.torch_engine.drafting import Ask, Finished
-from outrider_runtime.torch_engine.requests import Request
+from outrider_runtime.torch_engine.drafting import Ask, Drafter, Finished
 from outrider_runtime.torch_engine.tree import Tree, chain
 
 
-class PromptLookup:
+class PromptLookup(Drafter):
     weight_bytes = kv_bytes_per_token = 0
     layers: tuple[int, ...] = ()
 
@@ -21,18 +17,12 @@ class PromptLookup:
         """Tokens that must match."""
         self._shortest, self._longest = shortest, longest
 
-    def close(self, holes: Sequence[tuple[Request, Hole]]) -> None:
-        """It has no cache."""
-
     def propose(self, step: Finished, ask: Ask) -> list[Tree]:
         """Chains, whatever width is asked for."""
         return [
             self._follow(np.array(one.request.tokens), ask) if asks else Tree()
             for one, asks in zip(step.ran, ask.asks, strict=True)
         ]
-
-    def forget(self, request: str) -> None:
-        """It has no cache."""
 
     def _follow(self, tokens: NDArray[np.int64], ask: Ask) -> Tree:
         """What followed the longest match, of those the last one."""
