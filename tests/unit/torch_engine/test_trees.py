@@ -143,7 +143,7 @@ def test_an_answer_is_the_same_with_trees_of_every_shape(
     assert any((forest.rank > 0).any() for forest in forests)
     branches = sum(int((one.accepted & one.verified & (one.forest.rank > 0)).sum()) for one in outcomes)
     unverified = sum(int((one.accepted & ~one.verified).sum()) for one in outcomes)
-    assert branches > 20
+    assert branches > 10
     assert unverified > 20
 
 
