@@ -54,12 +54,12 @@ def deviations(controller: Controller) -> None:
 
 def correction_of_target(controller: Controller) -> None:
     latency = controller._evidence.latency
-    after_each_step(controller, partial(_uncorrect, latency._target))
+    after_each_step(controller, partial(_uncorrect, latency._memory.target))
 
 
 def correction_of_drafts(controller: Controller) -> None:
     latency = controller._evidence.latency
-    after_each_step(controller, partial(_uncorrect, latency._drafts))
+    after_each_step(controller, partial(_uncorrect, latency._memory.drafts))
 
 
 def _uncorrect(believed: Any) -> None:

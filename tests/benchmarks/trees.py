@@ -91,9 +91,7 @@ class Judged:
             self.edges += list(
                 zip(forest.rank[tried], forest.depth[tried], edges[tried], right[tried], strict=True)
             )  # fmt: skip
-        self.known.observe(running, forest, tried, right)
-        assert self.known.siblings is not None
-        self.known.siblings.observe(forest, everything, right, len(at))
+        self.known.observe(running, forest, everything, right, tried)
         self.known.release(np.arange(len(at)))  # each position is a request of its own
 
     @property

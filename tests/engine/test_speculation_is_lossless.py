@@ -17,7 +17,6 @@ from outrider_crds.state import DrafterState, RuntimeState
 from outrider_runtime.control.data.batch import NOBODY, Batch
 from outrider_runtime.control.data.forest import Forest
 from outrider_runtime.control.data.plans import DraftPlan, Purpose, VerifyPlan
-from outrider_runtime.control.selection.nodes import everything
 from outrider_runtime.loop import stepper
 from outrider_runtime.loop.caches import Caches, Step
 from outrider_runtime.loop.orders import Order, carry_out
@@ -270,7 +269,7 @@ def plan_of(asked: Any, passes: Any, batch: Batch) -> DraftPlan:
 
 def all_proposed(batch: Batch, forest: Forest) -> VerifyPlan:
     """Verifies whatever was proposed, as far as the request may still go."""
-    nodes = everything(forest, batch.left, batch.token_budget)
+    nodes = forest.depth < batch.left[forest.request]
     return VerifyPlan(nodes, np.bincount(forest.request[nodes], minlength=len(batch)), Purpose.FIXED)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from outrider_runtime.control.acceptance.trees import Beams
 from outrider_runtime.control.acceptance.trials import Counts
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.cost.step_times import Costs
@@ -60,37 +59,37 @@ class Choices:
         longest = self.longest
         weighed = candidates(self._passes, self._widest, longest, self._depths)
         known = self._known(batch, longest, goodput, models=models)
-        return Choice(*_best(batch.columns, *known, closed, weighed), goodput)
+        return Choice(*_best(batch.columns, *known, closed, tuple(weighed)), goodput)
 
     def pool(self, batch: Batch, goodput: float | None = None) -> tuple[Ints, Pool]:
         """The rows that may ask, and what drafters offer them as things are. goodput: as measured, if None."""
         goodput = self._evidence.goodput.ratio if goodput is None else goodput
-        counts, costs, now, beams = self._known(batch, max(1, self.longest), goodput, models=True)
-        known = Counts(*counts), Costs(*costs), Terms(*now), Beams(*beams)
+        counts, costs, now = self._known(batch, max(1, self.longest), goodput, models=True)
+        known = Counts(*counts), Costs(*costs), Terms(*now)
         return offered(Columns(*batch.columns), *known, np.zeros(batch.missing.shape, np.int64))
 
     def _known(
         self, batch: Batch, longest: int, goodput: float, *, models: bool
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
-        """What a choice looks at beside the batch: as `Counts`, `Costs`, `Terms`, `Beams`."""
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+        """What a choice looks at beside the batch: as `Counts`, `Costs`, `Terms`."""
         evidence, force = self._evidence, self.force
         if not models:
             force = dataclasses.replace(force, usable=force.usable & ~force.needs_kv)
         now = terms(batch, force, goodput, self._under_way, longest)
-        return evidence.acceptance.columns, evidence.latency.columns, now, tuple(evidence.acceptance.beams())
+        return evidence.acceptance.columns, evidence.latency.columns, now
 
 
 @compiled
 def _best(
-    columns: tuple[Any, ...], counts: tuple[Any, ...], costs: tuple[Any, ...], terms: tuple[Any, ...],
-    beams: tuple[Any, ...], closed: Ints, weighed: Candidates,
+    columns: tuple[Any, ...], counts: tuple[Any, ...], costs: tuple[Any, ...], terms: tuple[Any, ...], closed: Ints,
+    weighed: tuple[Any, ...],
 ) -> tuple[Ints, Ints, Ints, float, float, bool, bool, float, float, bool]:  # fmt: skip
-    """The fields of `Choice` but the last. Arguments as `Columns`, `Counts`, `Costs`, `Terms`, `Beams`; closed: see
-    `offers.offered`."""
+    """The fields of `Choice` but the last. Arguments as `Columns`, `Counts`, `Costs`, `Terms`,
+    `Candidates`; closed: see `offers.offered`."""
     batch, now, holes = Columns(*columns), Terms(*terms), False
-    who, pool = offered(batch, Counts(*counts), Costs(*costs), now, Beams(*beams), closed)
+    who, pool = offered(batch, Counts(*counts), Costs(*costs), now, closed)
     for d in np.flatnonzero(now.needs_kv):
         for i in who:
             holes |= not served(batch.missing[d, i], 0, True)
-    passes, widths, asked, value, plain_value, for_slo, runs, drafts_s, spent = best_choice(pool, weighed)
+    passes, widths, asked, value, plain_value, for_slo, runs, drafts_s, spent = best_choice(pool, Candidates(*weighed))
     return passes, widths, asked, value, plain_value, for_slo, runs, drafts_s, spent, holes

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from outrider_runtime.control.acceptance.estimate import Acceptance
-from outrider_runtime.control.cost.latency import Latency
-from outrider_runtime.control.cost.model import LatencyModel
+from outrider_runtime.control.acceptance.trials import Counts, Verdicts
+from outrider_runtime.control.acceptance.trials import observe as observe_trials
+from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.cost.correction import Believed
+from outrider_runtime.control.cost.latency import ROWS, Drafting, Latency, Memory, observe_times, verifying
+from outrider_runtime.control.cost.model import LatencyModel, Shape, this_step
+from outrider_runtime.control.cost.step_times import Costs
+from outrider_runtime.control.data.batch import Bools, Columns, Floats, Ints
+from outrider_runtime.control.data.forest import Nodes
 from outrider_runtime.control.data.plans import Outcome, Purpose
 from outrider_runtime.control.settings import Settings
-from outrider_runtime.control.state import Ran, new_tally
+from outrider_runtime.control.state import Ran, count, new_tally
 from outrider_runtime.control.truth.explore import Explorer
 from outrider_runtime.control.truth.probes import Probes
 from outrider_runtime.control.value import Goodput
@@ -34,6 +42,7 @@ class Evidence:
         self.tally = new_tally(len(settings.drafters), settings.max_draft_tokens)
         self.longest = 1
         """Most tokens that any request ever verified."""
+        self._counters = self.tally.of_drafter, self.tally.lengths
 
     def replace_latency(self, model: LatencyModel | None) -> None:
         """A profile was loaded or changed; online corrections start anew. None: learn every cost."""
@@ -41,9 +50,13 @@ class Evidence:
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from a finished step. Absurd times (NaN, negative, a suspended machine) are dropped and counted."""
-        ran = self._observe_trials(outcome)
-        drafts_s = sum(seconds for seconds in outcome.draft_s.tolist() if seconds > 0)  # NaN: did not run
-        plain_s, prompts_s = self._observe_times(outcome, ran, drafts_s)
+        self.acceptance.age(outcome.now)
+        ran, drafts_s, alarms, plain_s, prompts_s = self._learn(outcome)
+        self.tally.observe(outcome, ran)
+        self.longest = max(self.longest, ran.longest)
+        self.acceptance.noticed(alarms)
+        if alarms:
+            self.probes.lift()
         if math.isnan(plain_s):
             self.tally.dropped_steps += 1
             return
@@ -57,31 +70,17 @@ class Evidence:
         work_s = (outcome.tokens - ran.begun) / (batched - prompts) * plain_s + prompts_s
         self._observe_truth(outcome, work_s, ran.verified, drafts_s)
 
-    def _observe_trials(self, outcome: Outcome) -> Ran:
-        ran = self.tally.observe(outcome)
-        self.longest = max(self.longest, ran.longest)
-        self.acceptance.age(outcome.now)
-        if any(outcome.forest.lengths.tolist()):
-            alarms = self.acceptance.alarms
-            self.acceptance.observe(outcome.batch, outcome.forest, outcome.tried, outcome.accepted)
-            if self.acceptance.siblings is not None:
-                self.acceptance.siblings.observe(outcome.forest, outcome.verified, outcome.accepted, len(outcome.batch))
-            if self.acceptance.alarms > alarms:
-                self.probes.lift()
-        return ran
-
-    def _observe_times(self, outcome: Outcome, ran: Ran, drafts_s: float) -> tuple[float, float]:
-        """See `Latency.observe`; NaN when one of the step's times is absurd."""
-        step_s, target_s, outside_s = outcome.step_s, outcome.target_s, outcome.step_s - drafts_s
-        if not math.isfinite(step_s) or not 0 < step_s < LONGEST_STEP_S:
-            return math.nan, 0.0
-        if math.isnan(target_s):
-            target_s, outside_s = outside_s, math.nan
-        elif outside_s - target_s > LONGEST_OUTSIDE_S:
-            return math.nan, 0.0
-        return self.latency.observe(
-            ran.shape, outcome.mode, target_s, outside_s, ran.verified, outcome.draft_plan, outcome.batch.context,
-            outcome.draft_s,
+    def _learn(self, outcome: Outcome) -> tuple[Ran, float, int, float, float]:
+        """See `_observe`."""
+        latency, forest, plan, row = self.latency, outcome.forest, outcome.draft_plan, ROWS[outcome.mode]
+        columns, asked = outcome.batch.columns, np.ascontiguousarray(forest.asked)
+        verdicts, times = (outcome.verified, outcome.accepted, outcome.tried), (outcome.step_s, outcome.target_s)
+        if latency.learning and _believable(times, outcome.draft_s):
+            latency.learn(_shape(columns, outcome.verified), row, _seconds(times, outcome.draft_s)[0])
+        return _observe(
+            columns, forest.columns, asked, forest.lengths, verdicts, self.acceptance.columns, self._counters,
+            latency.columns, latency.memory, row, times, outcome.draft_s,
+            (plan.feed, plan.asked, plan.passes, plan.widths, outcome.batch.context),
         )  # fmt: skip
 
     def _observe_goodput(self, outcome: Outcome, plain_rate: float) -> None:
@@ -99,3 +98,50 @@ class Evidence:
             return
         speculates = verify is draft is Purpose.CHOICE and verified > 0 and any(outcome.draft_plan.passes.tolist())
         self.probes.observe(work_s, outcome.step_s, speculates=speculates)
+
+
+@compiled
+def _seconds(times: tuple[float, float], draft_s: Floats) -> tuple[float, float, float]:
+    """Of the target's pass; of the step outside of its drafts, NaN where nobody measured the device; and of the drafts.
+    times: of the step, and of the target's pass, NaN where nobody measured it."""
+    drafts_s = 0.0
+    for seconds in draft_s:
+        drafts_s += seconds if seconds > 0.0 else 0.0  # NaN: it did not run
+    outside_s = times[0] - drafts_s
+    return (outside_s, np.nan, drafts_s) if np.isnan(times[1]) else (times[1], outside_s, drafts_s)
+
+
+@compiled
+def _believable(times: tuple[float, float], draft_s: Floats) -> bool:
+    """The step was no absurd one."""
+    target_s, outside_s, _ = _seconds(times, draft_s)
+    return 0.0 < times[0] < LONGEST_STEP_S and not outside_s - target_s > LONGEST_OUTSIDE_S
+
+
+@compiled
+def _shape(columns: tuple[Any, ...], verified: Bools) -> Shape:
+    """Of the target's pass, with its proposals."""
+    return verifying(this_step(Columns(*columns)), verified.sum())
+
+
+@compiled
+def _observe(
+    columns: tuple[Any, ...], forest: tuple[Any, ...], asked: Ints, lengths: Ints, verdicts: tuple[Any, ...],
+    counts: tuple[Any, ...], counters: tuple[Ints, Ints], costs: tuple[Any, ...], memory: tuple[Any, ...], row: int,
+    times: tuple[float, float], draft_s: Floats, drafting: tuple[Any, ...],
+) -> tuple[Ran, float, int, float, float]:  # fmt: skip
+    """What a step was; seconds of its drafts; how many drafters surprised; and see `observe_times`.
+
+    As `Columns`, `Nodes`, `Verdicts`, `Counts`, `Costs`, `Memory`, `Drafting`. asked, lengths: see `Forest`. counters:
+    see `state.count`. times: see `_seconds`.
+    """
+    batch, nodes, found, alarms, plain = Columns(*columns), Nodes(*forest), Verdicts(*verdicts), 0, (np.nan, 0.0)
+    ran = count(batch, nodes, found, counters[0], counters[1])
+    if lengths.any():
+        alarms = observe_trials(Counts(*counts), batch, nodes, asked, lengths, found)
+    target_s, outside_s, drafts_s = _seconds(times, draft_s)
+    if _believable(times, draft_s):
+        learned = Memory(Believed(*memory[0]), Believed(*memory[1]), memory[2])
+        seconds, plan = (target_s, outside_s), Drafting(*drafting)
+        plain = observe_times(Costs(*costs), learned, row, ran.shape, seconds, ran.verified, plan, draft_s)
+    return ran, drafts_s, alarms, plain[0], plain[1]

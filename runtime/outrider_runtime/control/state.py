@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from outrider_runtime.control.acceptance.trials import Verdicts
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.cost.model import this_step
-from outrider_runtime.control.data.batch import Bools, Columns, Ints
+from outrider_runtime.control.cost.model import Shape, this_step
+from outrider_runtime.control.data.batch import Columns, Ints
 from outrider_runtime.control.data.forest import Nodes
 from outrider_runtime.control.data.plans import Outcome
 from outrider_runtime.control.truth.probes import ProbeCounts
@@ -48,8 +49,8 @@ class Ran(NamedTuple):
     """Requests that decoded."""
     begun: int
     """Requests whose prompts it finished."""
-    shape: tuple[float, ...]
-    """Fields of the target's `Shape`, without proposals."""
+    shape: Shape
+    """Of the target's pass, without proposals."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,28 +77,20 @@ class Tally:
     recent_speculation: float = 0.0
     """Share of them whose choice was to speculate."""
 
-    def observe(self, outcome: Outcome) -> Ran:
+    def observe(self, outcome: Outcome, ran: Ran) -> None:
         """Count a finished step."""
-        forest, batch = outcome.forest, outcome.batch
-        ran = Ran(
-            *_count(
-                batch.columns, forest.columns, outcome.verified, outcome.accepted, outcome.tried, self.of_drafter,
-                self.lengths,
-            )
-        )  # fmt: skip
         verified, decoding = ran.verified, ran.decoding
         self.steps += 1
         self.output_tokens += outcome.tokens
-        self.running = len(batch)
+        self.running = len(outcome.batch)
         self.last_step_at = outcome.now
         self.busy_s += outcome.step_s if math.isfinite(outcome.step_s) and outcome.step_s > 0 else 0.0
-        self.proposed_tokens += len(forest)
+        self.proposed_tokens += len(outcome.forest)
         self.speculative_steps += verified > 0
         if decoding:
             fresh = 1 - RECENT_KEEP
             self.recent_length += fresh * (verified / decoding - self.recent_length)
             self.recent_speculation += fresh * (any(outcome.draft_plan.passes.tolist()) - self.recent_speculation)
-        return ran
 
 
 def new_tally(drafters: int, max_draft_tokens: int) -> Tally:
@@ -105,32 +98,26 @@ def new_tally(drafters: int, max_draft_tokens: int) -> Tally:
 
 
 @compiled
-def _count(
-    columns: tuple[Any, ...], forest: tuple[Any, ...], verified: Bools, accepted: Bools, tried: Bools, of_drafter: Ints,
-    lengths: Ints,
-) -> tuple[int, int, int, int, tuple[float, ...]]:  # fmt: skip
-    """The fields of `Ran`. columns, forest: as `Columns`, `Nodes`."""
-    batch, nodes = Columns(*columns), Nodes(*forest)
-    count, depths, decoding, begun = 0, np.zeros(len(batch.slot), np.int64), 0, 0
+def count(batch: Columns, nodes: Nodes, verdicts: Verdicts, of_drafter: Ints, lengths: Ints) -> Ran:
+    """Count a step's nodes. of_drafter, lengths: see `Tally`."""
+    verified, depths, decoding, begun = 0, np.zeros(len(batch.slot), np.int64), 0, 0
     last = np.full(len(of_drafter), -1)  # request of each drafter's last node
-    for m in np.flatnonzero(verified):
+    for m in np.flatnonzero(verdicts.verified):
         i, d = nodes.request[m], nodes.drafter[m]
-        count += 1
+        verified += 1
         depths[i] = max(depths[i], nodes.depth[m])
         own = of_drafter[d]
         own[REQUEST_STEPS] += last[d] != i
         last[d] = i
-        own[TRIED] += tried[m]
+        own[TRIED] += verdicts.tried[m]
         own[VERIFIED] += 1
-        own[ACCEPTED] += accepted[m]
+        own[ACCEPTED] += verdicts.accepted[m]
     for i in range(len(batch.slot)):
         if batch.prompt[i] == 0 and batch.prompt_left[i] == 0:
             decoding += 1
             lengths[min(depths[i], len(lengths) - 1)] += 1
         begun += batch.prompt[i] > 0 and batch.prompt_left[i] == 0
-    base = this_step(batch)
-    shape = (base.n_context, base.n_batched, base.n_requests, base.n_context_query, base.n_prompt)
-    return count, depths.max() if len(depths) else 0, decoding, begun, shape
+    return Ran(verified, depths.max() if len(depths) else 0, decoding, begun, this_step(batch))
 
 
 @dataclass(frozen=True, slots=True)

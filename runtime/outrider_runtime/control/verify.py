@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from outrider_runtime.control.acceptance.estimate import node_paths
+from outrider_runtime.control.acceptance.trials import Counts
 from outrider_runtime.control.admission import ANY_NUMBER, Pace, Queue, admissions, token_budget
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.cost import step_times
@@ -15,13 +17,14 @@ from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Columns, F
 from outrider_runtime.control.data.forest import Forest, Nodes
 from outrider_runtime.control.data.plans import Purpose, VerifyPlan
 from outrider_runtime.control.evidence import Evidence
-from outrider_runtime.control.selection.nodes import best_nodes, everything
+from outrider_runtime.control.selection.nodes import best_nodes
 from outrider_runtime.control.selection.offers import Terms, terms
 from outrider_runtime.control.settings import InForce
 from outrider_runtime.control.slo import UnderWay, anyone_late, behind, clocks, forced_nodes, longest_step_s, needed
 
 NO_NODES: Bools = np.zeros(0, dtype=bool)
-NO_PATHS: Floats = np.zeros(0)
+NOTHING, WHATEVER_FITS, WHAT_PAYS = range(3)
+"""What is scored."""
 
 
 class Verify:
@@ -29,28 +32,22 @@ class Verify:
         self._evidence, self.force, self._under_way = evidence, force, under_way
 
     def plan(self, batch: Batch, forest: Forest) -> VerifyPlan:
-        chosen, nodes, paths = forest.purpose in (Purpose.CHOICE, Purpose.SLO), NO_NODES, NO_PATHS
-        if not len(forest) or self.force.silent:
-            nodes, chosen = np.zeros(len(forest), dtype=bool), False
-        elif chosen:
-            paths = self._evidence.acceptance.node_paths(batch, forest)
-        else:
-            room = _room_of(batch.columns, batch.token_budget, batch.free_kv_tokens)
-            nodes = everything(forest, batch.left, room)
-        if not chosen and not self.force.has_classes:
-            return VerifyPlan(nodes, _lengths(forest.request, nodes, len(batch)), forest.purpose)
-        return self._plan(batch, forest, nodes, paths)
-
-    def _plan(self, batch: Batch, forest: Forest, nodes: Bools, paths: Floats) -> VerifyPlan:
-        """nodes: what is scored whatever it is worth; without any, what `paths` say."""
-        evidence, under_way = self._evidence, self._under_way
-        now = terms(batch, self.force, evidence.goodput.ratio, under_way, self.force.most_tokens)
-        queue = _queue(batch, admits=self.force.has_classes and self.force.hot.admission)
+        if not len(forest) and not self.force.has_classes:
+            return VerifyPlan(NO_NODES, np.zeros(len(batch), np.int64), forest.purpose)
+        evidence, force = self._evidence, self.force
+        now = terms(batch, force, evidence.goodput.ratio, self._under_way, force.most_tokens)
+        queue = _queue(batch, admits=force.has_classes and force.hot.admission)
         nodes, lengths, for_slo, budget, admit = _verify(
-            batch.columns, forest.columns, forest.lengths, nodes, paths, evidence.latency.columns, now, queue
-        )
+            batch.columns, forest.columns, forest.lengths, self._scored(forest), evidence.acceptance.columns,
+            evidence.latency.columns, now, queue,
+        )  # fmt: skip
         purpose = Purpose.SLO if for_slo else forest.purpose
         return VerifyPlan(nodes, lengths, purpose, *(None if most == ANY_NUMBER else most for most in (budget, admit)))
+
+    def _scored(self, forest: Forest) -> int:
+        if self.force.silent:
+            return NOTHING
+        return WHAT_PAYS if forest.purpose in (Purpose.CHOICE, Purpose.SLO) else WHATEVER_FITS
 
 
 NO_ONE = Waiting(NOBODY, 0, 0)
@@ -59,11 +56,6 @@ NO_ONE = Waiting(NOBODY, 0, 0)
 def _queue(batch: Batch, *, admits: bool) -> tuple[bool, bool, float, int, int, int, bool]:
     """As `Queue`."""
     return admits, batch.next is not None, batch.patience_used, *(batch.next or NO_ONE)
-
-
-@compiled
-def _room_of(columns: tuple[Any, ...], token_budget: int, free_kv_tokens: int) -> int:
-    return _room(this_step(Columns(*columns)), token_budget, free_kv_tokens)
 
 
 @compiled
@@ -93,29 +85,45 @@ def _gained(paths: Floats, request: Ints, nodes: Bools, requests: int) -> Floats
 
 @compiled
 def _verify(
-    columns: tuple[Any, ...], forest: tuple[Any, ...], asked: Ints, nodes: Bools, paths: Floats, costs: tuple[Any, ...],
-    terms: tuple[Any, ...], queue: tuple[Any, ...],
+    columns: tuple[Any, ...], forest: tuple[Any, ...], asked: Ints, scored: int, counts: tuple[Any, ...],
+    costs: tuple[Any, ...], terms: tuple[Any, ...], queue: tuple[Any, ...],
 ) -> tuple[Bools, Ints, bool, int, int]:  # fmt: skip
     """The fields of `VerifyPlan`; whether goodput alone might have chosen otherwise in place of its purpose.
 
-    columns, forest, costs, terms, queue: as `Columns`, `Nodes`, `Costs`, `Terms`, `Queue`; what requests are expected
-    to get is set. asked: `Forest.lengths`. paths: (M,), or (0,) where `nodes` are scored whatever they are worth.
+    columns, forest, counts, costs, terms, queue: as `Columns`, `Nodes`, `Counts`, `Costs`, `Terms`, `Queue`; what
+    requests are expected to get is set. asked: `Forest.lengths`.
     """
     batch, proposed, known, now, waits = Columns(*columns), Nodes(*forest), Costs(*costs), Terms(*terms), Queue(*queue)
     base, requests, for_slo, request = this_step(batch), len(batch.slot), False, proposed.request
-    if len(paths):
+    nodes = np.zeros(len(request), np.bool_)
+    paths: Floats = np.zeros(0)
+    if scored == WHAT_PAYS and len(request):
+        paths = node_paths(Counts(*counts), batch, proposed)
         nodes, for_slo = _best(batch, proposed, asked, paths, known, base, now)
-    scored, gained = _lengths(request, nodes, requests), _gained(paths, request, nodes, requests)
+    elif scored == WHATEVER_FITS:
+        nodes = _whatever_fits(proposed, batch.left, _room(base, now.token_budget, now.free_kv_tokens))
+    lengths, gained = _lengths(request, nodes, requests), _gained(paths, request, nodes, requests)
     now.expected[batch.slot] = gained
     budget = admit = ANY_NUMBER
     if waits.admits and (waits.someone or base.n_prompt > 0.0):
         alone, rows = without_prompts(base), np.flatnonzero(batch.prompt + batch.prompt_left == 0)
         read_s = step_times.draft_columns(known, batch.context[rows], 0.0, 1)[2].sum() if now.drafts_s > 0.0 else 0.0
-        state, proposals = clocks(batch, rows, now.tpots_s), float(scored.sum())
+        state, proposals = clocks(batch, rows, now.tpots_s), float(lengths.sum())
         on = Pace(state, alone, proposals, 1.0 + gained[rows], now.drafts_s, read_s)
         budget = token_budget(now.token_budget, waits, on, known)
         admit = admissions(batch, waits, on, known, now.tpots_s)
-    return nodes, scored, for_slo, budget, admit
+    return nodes, lengths, for_slo, budget, admit
+
+
+@compiled
+def _whatever_fits(proposed: Nodes, left: Ints, room: int) -> Bools:
+    """(M,): as many nodes as fit, from the first request on, where goodput has no say. left: (N,), see `Batch`."""
+    nodes, count = np.zeros(len(proposed.request), np.bool_), 0
+    for m in range(len(nodes)):
+        if proposed.depth[m] < left[proposed.request[m]]:
+            count += 1
+            nodes[m] = count <= room
+    return nodes
 
 
 @compiled

@@ -44,7 +44,8 @@ def serve(known: Acceptance, steps: int, chance, *, requests: int = 8, length: i
         accepted = kept(forest, hits.cumprod(axis=1).sum(axis=1).tolist())
         forecasts += list(zip(known.node_paths(running, forest), accepted, forest.depth, strict=True))
         known.age(running.now)
-        known.observe(running, forest, trials(forest, np.ones(len(forest), bool), accepted), accepted)
+        whole = np.ones(len(forest), bool)
+        known.observe(running, forest, whole, accepted, trials(forest, whole, accepted))
     return np.array(forecasts)
 
 
@@ -105,7 +106,8 @@ def test_nodes_below_a_rejection_and_nodes_that_were_not_verified_are_no_trials(
     known = acceptance()
     forest = proposals([4])
     accepted = kept(forest, [1])
-    known.observe(batch(1), forest, trials(forest, forest.depth <= 3, accepted), accepted)
+    verified = forest.depth <= 3
+    known.observe(batch(1), forest, verified, accepted, trials(forest, verified, accepted))
     assert Counts(*known.columns).tried[0, :, -1].tolist() == [1, 1, 0, 0]
 
 
@@ -133,7 +135,8 @@ def test_a_lookup_that_finds_nothing_is_known_by_how_often():
     known = acceptance(LOOKUP)
     for step in range(20):
         forest = proposals([4] + [0] * 7)
-        known.observe(batch(8, now=step * 0.02), forest, np.ones(4, bool), kept(forest, [4] + [0] * 7))
+        whole = np.ones(4, bool)
+        known.observe(batch(8, now=step * 0.02), forest, whole, kept(forest, [4] + [0] * 7), whole)
     offers = paths(known, batch(8))[1][0, 0]
     assert offers[0] > 0.7
     assert offers[1:].max() < 0.1

@@ -9,7 +9,7 @@ import tracemalloc
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider_runtime.control.acceptance.trees import chains_only
+from outrider_runtime.control.acceptance.trees import Beams, beams
 from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.control.selection.candidates import candidates
 from outrider_runtime.control.selection.drafters import choose
@@ -18,6 +18,10 @@ from outrider_runtime.control.slo import Need, nobody_behind
 from outrider_runtime.control.value import Price
 
 DEPTHS = 3
+
+
+def chains_only(drafters: int, depths: int) -> Beams:
+    return beams(np.zeros((drafters, depths, 1, 2)), np.zeros((drafters, depths)), np.ones(drafters, np.int64))
 
 
 def requests_last(columns):

@@ -6,12 +6,13 @@ import math
 
 import numpy as np
 import pytest
+from outrider_runtime.control.cost.correction import Believed
 from outrider_runtime.control.cost.fit import Form, Sample, fit
-from outrider_runtime.control.cost.latency import Latency
+from outrider_runtime.control.cost.latency import ROWS, Drafting, Latency, Memory, observe_times
 from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, Shape, StepCost
 from outrider_runtime.control.cost.step_times import asking_s, draft_columns, feeding_s
 from outrider_runtime.control.cost.step_times import price as price_of
-from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Purpose
+from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.control.settings import Drafter, Settings
 
 TARGET = StepCost(1e-8, 4e-5, 1e-4, 64.0, constant_s=0.01)
@@ -47,9 +48,11 @@ def observe(
     """Whether the times of a step of 8 requests of 1000 tokens are believed; a draft of three passes at its end, where
     it has a time."""
     fed, asked = np.ones((1, 8), np.int64), np.zeros((1, 8), np.int64)
-    plan = DraftPlan(np.array([3]), np.ones(1, np.int64), asked, fed, Purpose.CHOICE)
-    context, drafts_s = np.full(8, 1000), np.array([draft_s])
-    plain_s, _ = one.observe(tuple(shape), mode, seconds, outside_s, verified, plan, context, drafts_s)
+    plan = Drafting(fed, asked, np.array([3]), np.ones(1, np.int64), np.full(8, 1000))
+    target, drafts, absurd = one.memory
+    memory = Memory(Believed(*target), Believed(*drafts), absurd)
+    times = seconds, outside_s
+    plain_s, _ = observe_times(one.costs, memory, ROWS[mode], shape, times, verified, plan, np.array([draft_s]))
     return not math.isnan(plain_s)
 
 

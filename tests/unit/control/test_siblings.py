@@ -72,9 +72,7 @@ def test_siblings_sum_to_at_most_their_parent_and_no_child_is_likelier_than_it(m
             free = not accepted[(made.parent == above) & (made.request == made.request[node])].any()
             accepted[node] = free and (above == ROOT or accepted[above]) and rng.random() < 0.4
         everything = np.ones(len(made), bool)
-        known.observe(running, made, trials(made, everything, accepted), accepted)
-        assert known.siblings is not None
-        known.siblings.observe(made, everything, accepted, 3)
+        known.observe(running, made, everything, accepted, trials(made, everything, accepted))
     paths = known.node_paths(running, made)
     for node, up in enumerate(made.parent):
         whole = 1.0 if up == ROOT else paths[up]
@@ -110,9 +108,7 @@ def serve(known: Acceptance, steps: int, seed: int, *, first: float = 0.5, later
             for i in range(4) for rank in range(4)
         ]  # fmt: skip
         known.age(0.02 * step)
-        known.observe(running, made, trials(made, everything, accepted.ravel()), accepted.ravel())
-        assert known.siblings is not None
-        known.siblings.observe(made, everything, accepted.ravel(), 4)
+        known.observe(running, made, everything, accepted.ravel(), trials(made, everything, accepted.ravel()))
     return np.array(told)
 
 
@@ -132,11 +128,10 @@ def test_every_rank_is_calibrated_and_tells_more_than_its_rate():
 def test_a_node_whose_parent_was_accepted_counts_though_it_was_not_scored():
     """The target's token behind an accepted parent is known: a later child that was left out has been on trial."""
     known = acceptance()
-    assert known.siblings is not None
     made, scored = forest([0, 0], [ROOT, ROOT], [0.0, -1.0], 1), np.array([True, False])
     before = known.node_paths(batch(1), made)[1]
     for _ in range(30):
-        known.siblings.observe(made, scored, np.array([False, True]), 1)
+        known.observe(batch(1), made, scored, np.array([False, True]), np.zeros(2, bool))
     assert known.node_paths(batch(1), made)[1] > 1.2 * before
 
 

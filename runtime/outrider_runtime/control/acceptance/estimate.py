@@ -24,7 +24,7 @@ from outrider_runtime.control.acceptance.groups import (
     pool_tried,
     with_factor,
 )
-from outrider_runtime.control.acceptance.trees import Beams, Siblings, chains_only
+from outrider_runtime.control.acceptance.trees import tree_paths
 from outrider_runtime.control.acceptance.trials import (
     ANY,
     BINS,
@@ -54,7 +54,7 @@ class Acceptance:
 
     def __init__(self, settings: Settings) -> None:
         drafters, depths = len(settings.drafters), max(1, settings.max_draft_tokens)
-        binned = (drafters, depths, BINS + 1)
+        binned, widest = (drafters, depths, BINS + 1), [one.widest for one in settings.drafters]
         self._known = Counts(
             tried=np.zeros(binned),
             accepted=np.zeros(binned),
@@ -67,16 +67,14 @@ class Acceptance:
             met=np.zeros(drafters, dtype=bool),
             edges=np.array([one.confidence_edges for one in settings.drafters]).reshape(drafters, BINS - 1),
             passes=np.array([one.passes for one in settings.drafters], dtype=bool),
+            widest=np.array(widest, np.int64),
+            ranks=np.zeros((drafters, max(widest, default=1), 2)),
+            places=np.zeros((drafters, depths, max(widest, default=1), 2)),
         )
         self.columns: tuple[Any, ...]
         """As `Counts`, in a plain tuple, which a call unpacks faster."""
         self.set_classes(len(settings.hot.slo_classes))
         self.all_met = not drafters
-        self._widest = np.array([one.widest for one in settings.drafters], np.int64)
-        self._chains = chains_only(drafters, depths)
-        widest = int(self._widest.max(initial=1))
-        self.siblings = Siblings(drafters, depths, widest) if widest > 1 else None
-        """None where nobody can propose trees."""
         self.alarms = 0
         """How often the last trials contradicted the estimate: the traffic has changed."""
         self._aged_at: float | None = None
@@ -109,40 +107,32 @@ class Acceptance:
             return
         keep = 0.5 ** ((now - self._aged_at) / AGE_HALF_LIFE_S)
         self._aged_at, known = now, self._known
-        ageing = (known.tried, known.accepted, known.asked, known.offered, known.slot_hits, known.recent, known.groups)
+        ageing = (
+            known.tried, known.accepted, known.asked, known.offered, known.slot_hits, known.recent, known.groups,
+            known.ranks, known.places,
+        )  # fmt: skip
         for counts in ageing:
             counts *= keep
-        if self.siblings is not None:
-            self.siblings.age(keep)
         trials.refresh(known)
 
     def release(self, slots: Ints) -> None:
         """These requests have ended; whoever comes into their slots is a stranger."""
         _forget(self._known.groups, self._known.slot_hits, slots)
 
-    def observe(self, batch: Batch, forest: Forest, tried: Bools, accepted: Bools) -> None:
-        """Count a step's trials. tried, accepted: (M,), as `Outcome` has them. A later child is no trial of a chain."""
-        if self.siblings is not None:
-            tried = tried & (forest.rank == 0)
-        asked = np.ascontiguousarray(forest.asked)
-        self.alarms += trials.observe(
-            self.columns, batch.columns, forest.columns, asked, forest.lengths, tried, accepted
-        )
-        self.all_met = self.all_met or bool(self.met.all())
+    def observe(self, batch: Batch, forest: Forest, verified: Bools, accepted: Bools, tried: Bools) -> None:
+        """Count a step's trials. verified, accepted, tried: (M,), as `Outcome` has them."""
+        columns, nodes = Columns(*batch.columns), Nodes(*forest.columns)
+        verdicts, asked = trials.Verdicts(verified, accepted, tried), np.ascontiguousarray(forest.asked)
+        self.noticed(trials.observe(self._known, columns, nodes, asked, forest.lengths, verdicts))
 
     def node_paths(self, batch: Batch, forest: Forest) -> Floats:
-        """(M,): the probability that the target accepts each node and all that it hangs on; 0 for one that the request
-        has no token left for."""
-        paths = _node_paths(self.columns, batch.columns, forest.columns)
-        return paths if self.siblings is None else self.siblings.paths(forest, paths, len(batch))
+        """(M,): see `node_paths`."""
+        return node_paths(self._known, Columns(*batch.columns), Nodes(*forest.columns))
 
-    def beams(self) -> Beams:
-        """What wider beams offer."""
-        if self.siblings is None:
-            return self._chains
-        hazards = np.ascontiguousarray(self.hazards[:, :, ANY])
-        places = np.array([self.siblings.places(d, one) for d, one in enumerate(hazards)])
-        return Beams(places, hazards, self._widest)
+    def noticed(self, alarms: int) -> None:
+        """A step's trials were counted, and so many drafters' last ones contradicted their estimates."""
+        self.alarms += alarms
+        self.all_met = self.all_met or bool(self.met.all())
 
     def upper_paths(self) -> Floats:
         """(D, K): paths that are optimistic by some posterior standard deviations, given that there is a proposal, for
@@ -187,9 +177,16 @@ def chain_paths(known: Counts, batch: Columns, rows: Ints, usable: Bools, limit:
 
 
 @compiled
-def _node_paths(counts: tuple[Any, ...], columns: tuple[Any, ...], forest: tuple[Any, ...]) -> Floats:
-    """See `Acceptance.node_paths`, each node judged as a first child. Arguments as `Counts`, `Columns`, `Nodes`."""
-    known, batch, nodes = Counts(*counts), Columns(*columns), Nodes(*forest)
+def node_paths(known: Counts, batch: Columns, nodes: Nodes) -> Floats:
+    """(M,): the probability that the target accepts each node and all that it hangs on; 0 for one that the request has
+    no token left for."""
+    paths = _chain_node_paths(known, batch, nodes)
+    return paths if known.ranks.shape[1] == 1 else tree_paths(known.ranks, paths, nodes, len(batch.slot))
+
+
+@compiled
+def _chain_node_paths(known: Counts, batch: Columns, nodes: Nodes) -> Floats:
+    """The same, each node judged as a first child."""
     (drafters, depths), classes, requests = known.hazards.shape[:2], class_count(known), len(batch.slot)
     pools, of_class = np.empty(drafters), np.empty((drafters, 2, 1 + classes))
     for d in range(drafters):

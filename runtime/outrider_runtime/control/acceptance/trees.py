@@ -8,7 +8,7 @@ of the others.
 Before there are nodes, a beam is weighed by places: how often the target's token is the w-th likeliest node of a depth,
 given that it was in the beam at the depth before.
 
-Shapes: D drafters, K depths, W places at a depth, M nodes, N requests.
+Shapes: D drafters, K depths, W places at a depth of the widest beam, M nodes, N requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.data.batch import Bools, Floats, Ints
-from outrider_runtime.control.data.forest import ROOT, Forest, Nodes
+from outrider_runtime.control.data.forest import ROOT, Nodes
 
 _EXPECTED, _TAKEN = 0, 1
 """Of a rank: what its drafter says, summed over its trials, and how often the target took it. Of a place: trials, and
@@ -32,31 +32,25 @@ LATER_SHARE = 0.35
 LEAST_SAID, LEAST_DOUBT = 1e-4, 1e-9
 
 
-class Siblings:
-    """Discounted counts. W: nodes at a depth of the widest beam in the pool."""
+class Beams(NamedTuple):
+    """What the drafters' beams offer for the next step."""
 
-    def __init__(self, drafters: int, depths: int, widest: int) -> None:
-        self._ranks = np.zeros((drafters, max(1, widest), 2))
-        self._places = np.zeros((drafters, depths, widest, 2))
+    places: Floats
+    """(D, K, W): how often the target's token is at each place of a depth, given that it was in the beam before."""
+    hazards: Floats
+    """(D, K): of chains."""
+    widest: Ints
+    """(D,); 1: chains only."""
 
-    def age(self, keep: float) -> None:
-        self._ranks *= keep
-        self._places *= keep
 
-    def observe(self, forest: Forest, verified: Bools, accepted: Bools, requests: int) -> None:
-        """verified, accepted: (M,), as `Outcome` has them."""
-        nodes = Nodes(*forest.columns)
-        _count_ranks(self._ranks, nodes, _later_chances(nodes, requests), verified, accepted, requests)
-        _count_places(self._places, nodes, verified, accepted, requests)
-
-    def paths(self, forest: Forest, paths: Floats, requests: int) -> Floats:
-        """(M,) paths, from those (M,) of nodes that were each judged as a first child."""
-        nodes = Nodes(*forest.columns)
-        return _paths(self._ranks, paths, nodes, _later_chances(nodes, requests), requests)
-
-    def places(self, drafter: int, hazards: Floats) -> Floats:
-        """(K, W): how often the target's token is at each place. hazards: (K,), of a chain by the same drafter."""
-        return _place_rates(self._places[drafter], hazards)
+@compiled
+def beams(places: Floats, hazards: Floats, widest: Ints) -> Beams:
+    """places: (D, K, W, 2), what was counted; hazards: (D, K), of chains."""
+    drafters, depths, most = places.shape[:3]
+    rates = np.ones((drafters, depths, most))
+    for d in range(drafters if most > 1 else 0):
+        rates[d] = _place_rates(places[d], hazards[d])
+    return Beams(rates, hazards, widest)
 
 
 @compiled
@@ -92,7 +86,9 @@ def _factor(rank: Floats) -> float:
 
 
 @compiled
-def _paths(ranks: Floats, paths: Floats, nodes: Nodes, said: Floats, requests: int) -> Floats:
+def tree_paths(ranks: Floats, paths: Floats, nodes: Nodes, requests: int) -> Floats:
+    """(M,) paths, from those (M,) of nodes that were each judged as a first child. ranks: (D, W, 2)"""
+    said = _later_chances(nodes, requests)
     found = np.zeros(len(paths))
     missed = np.ones(len(paths) + requests)  # the target takes none of a node's children so far
     first_missed = np.ones(len(missed))
@@ -110,6 +106,15 @@ def _paths(ranks: Floats, paths: Floats, nodes: Nodes, said: Floats, requests: i
         missed[above] -= edge
         found[m] = before * edge
     return found
+
+
+@compiled
+def count_trees(
+    ranks: Floats, places: Floats, nodes: Nodes, verified: Bools, accepted: Bools, requests: int
+) -> None:  # fmt: skip
+    """A step's trees. ranks: (D, W, 2), places: (D, K, W, 2); verified, accepted: (M,), as `Outcome` has them."""
+    _count_ranks(ranks, nodes, _later_chances(nodes, requests), verified, accepted, requests)
+    _count_places(places, nodes, verified, accepted, requests)
 
 
 @compiled
@@ -170,21 +175,6 @@ def _place_rates(places: Floats, hazards: Floats) -> Floats:
             rates[k, w] = min(rate, left)
             left -= rates[k, w]
     return rates
-
-
-class Beams(NamedTuple):
-    """What the drafters' beams offer for the next step."""
-
-    places: Floats
-    """(D, K, W): how often the target's token is at each place of a depth, given that it was in the beam before."""
-    hazards: Floats
-    """(D, K): of chains."""
-    widest: Ints
-    """(D,); 1: chains only."""
-
-
-def chains_only(drafters: int, depths: int) -> Beams:
-    return Beams(np.ones((drafters, depths, 1)), np.zeros((drafters, depths)), np.ones(drafters, np.int64))
 
 
 @compiled

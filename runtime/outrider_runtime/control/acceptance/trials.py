@@ -5,11 +5,12 @@ Shapes: D drafters, K depths, B bins, G groups (see `groups`), S slots; N reques
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from outrider_runtime.control.acceptance.groups import LEAST, MOST, MOST_TRIALS, count_trial, pool_tried
+from outrider_runtime.control.acceptance.trees import count_trees
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.data.batch import NOBODY, Bools, Columns, Floats, Ints
 from outrider_runtime.control.data.forest import Nodes
@@ -25,6 +26,14 @@ RECENT_TRIALS, ALARM_SIGMAS = 24.0, 3.5
 MET_TRIALS, MET_ASKED = 12.0, 24.0
 """Tried, or asked, so often, a drafter is no stranger."""
 HIT_TRIALS, SLOT_HIT_TRIALS, MOST_SLOT_HITS = 2.0, 3.0, 20.0
+
+
+class Verdicts(NamedTuple):
+    """What came of a step's nodes, as `Outcome` has it. All (M,)."""
+
+    verified: Bools
+    accepted: Bools
+    tried: Bools
 
 
 class Counts(NamedTuple):
@@ -52,6 +61,12 @@ class Counts(NamedTuple):
     """(D, B-1): between the bins of confidence."""
     passes: Bools
     """(D,): see `settings.Drafter`."""
+    widest: Ints
+    """(D,): see `settings.Drafter`."""
+    ranks: Floats
+    """(D, W, 2): of later children, see `trees`. W: 1 where nobody can propose trees."""
+    places: Floats
+    """(D, K, W, 2): of beams, see `trees`."""
 
 
 @compiled
@@ -68,12 +83,14 @@ def bin_of(confidence: float, edges: Floats) -> int:
 
 @compiled
 def observe(
-    counts: tuple[Any, ...], columns: tuple[Any, ...], forest: tuple[Any, ...], asked: Ints, lengths: Ints,
-    trials: Bools, accepted: Bools,
+    known: Counts, batch: Columns, nodes: Nodes, asked: Ints, lengths: Ints, verdicts: Verdicts
 ) -> int:  # fmt: skip
-    """Count a step's trials (M,). counts, columns, forest: as `Counts`, `Columns`, `Nodes`. asked (R, N), lengths (D,):
-    see `Forest`. Returns how many drafters' last trials contradict their estimates."""
-    known, batch, nodes = Counts(*counts), Columns(*columns), Nodes(*forest)
+    """Count a step's trials. asked (R, N), lengths (D,): see `Forest`. Returns how many drafters' last trials
+    contradict their estimates. A later child is no trial of a chain."""
+    accepted, trials = verdicts.accepted, verdicts.tried
+    if known.ranks.shape[1] > 1:
+        count_trees(known.ranks, known.places, nodes, verdicts.verified, accepted, len(batch.slot))
+        trials = trials & (nodes.rank == 0)
     _count_hits(known, nodes, asked, lengths, batch.slot)
     classes, depths, bins = class_count(known), known.hazards.shape[1], np.empty(len(trials), np.int64)
     for m in range(len(trials)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from outrider_runtime.control.cost.model import (
 )
 from outrider_runtime.control.cost.step_times import BEYOND, RAGGED, UNIFORM, Costs, decode_s, later_pass, read_tokens
 from outrider_runtime.control.data.batch import Floats, Ints
-from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode
+from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.control.settings import Drafter, Settings
 
 ABSURD_FACTOR, ABSURD_S = 8.0, 1.0
@@ -53,6 +53,25 @@ MODEL_SHARE, LOOKUP_S = 0.15, 2e-4
 MODES = (ExecutionMode.UNIFORM, ExecutionMode.RAGGED, ExecutionMode.BEYOND_GRAPH)
 ROWS = {mode: row for row, mode in enumerate(MODES)}
 """Of the target's coefficients."""
+
+
+class Memory(NamedTuple):
+    """What is learned of step times, in place."""
+
+    target: Believed
+    drafts: Believed
+    absurd: Ints
+    """(1,): absurd times in a row."""
+
+
+class Drafting(NamedTuple):
+    """Of a step's `DraftPlan`, what its drafts took their time for; and (N,) the tokens that were cached."""
+
+    feed: Ints
+    asked: Ints
+    passes: Ints
+    widths: Ints
+    context: Ints
 
 
 @compiled
@@ -118,8 +137,8 @@ def _first_pass(feed: Ints, asked: Ints, context: Ints, budget: float, drafter: 
 
 
 @compiled
-def _observe_drafts(drafts: Believed, costs: Costs, plan: tuple[Ints, ...], seconds: Floats) -> bool:
-    """Whether the times are plausible. plan: see `_observe`."""
+def _observe_drafts(drafts: Believed, costs: Costs, plan: Drafting, seconds: Floats) -> bool:
+    """Whether the times are plausible. seconds: (D,); NaN: it did not run."""
     feed, asked, passes, widths, context = plan
     plausible = True
     for d in range(len(seconds)):
@@ -138,22 +157,27 @@ def _observe_drafts(drafts: Believed, costs: Costs, plan: tuple[Ints, ...], seco
 
 
 @compiled
-def _observe(
-    costs: tuple[Any, ...], target: tuple[Floats, ...], drafts: tuple[Floats, ...], absurd: Ints, row: int,
-    fields: tuple[float, ...], seconds: tuple[float, float], verified: int, plan: tuple[Ints, ...], draft_s: Floats,
+def observe_times(
+    costs: Costs, memory: Memory, row: int, shape: Shape, seconds: tuple[float, float], verified: int, plan: Drafting,
+    draft_s: Floats,
 ) -> tuple[float, float]:  # fmt: skip
-    """See `Latency.observe`. costs: as `Costs`; target, drafts: as `Believed`; fields: of the `Shape`; plan: feed,
-    asked, passes and widths of the draft plan, and the contexts."""
-    known, shape = Costs(*costs), _verifying(Shape(*fields), verified)
-    plausible = _observe_target(Believed(*target), known.deviations, absurd, row, shape, seconds, verified > 0)
-    told = _observe_drafts(Believed(*drafts), known, plan, draft_s)
+    """Learn from a finished step. Returns what plain decoding takes for the requests that decode, 0 for none, and what
+    the prompts of the step add, as is known now; NaN when one of the times is absurd and was dropped.
+
+    row: of `MODES`. shape: of the target's pass without its proposals. seconds: the device's own time of it, and the
+    wall's without the drafts, NaN where nobody measured the device. draft_s: (D,), of the drafts at its end; NaN: it
+    did not run.
+    """
+    whole = verifying(shape, verified)
+    plausible = _observe_target(memory.target, costs.deviations, memory.absurd, row, whole, seconds, verified > 0)
+    told = _observe_drafts(memory.drafts, costs, plan, draft_s)
     if not plausible or not told:
         return np.nan, 0.0
-    return _plain_s(known, Shape(*fields))
+    return _plain_s(costs, shape)
 
 
 @compiled
-def _verifying(shape: Shape, verified: int) -> Shape:
+def verifying(shape: Shape, verified: int) -> Shape:
     """With so many proposals, whose contexts are taken to be like the others'."""
     query = shape.n_context_query + verified * shape.n_context / max(1.0, shape.n_requests) / 1000
     return Shape(shape.n_context, shape.n_batched + verified, shape.n_requests, query, shape.n_prompt)
@@ -195,36 +219,23 @@ class Latency:
         model[KNEE] = target[RAGGED, KNEE]
         rows = [_draft_rows(one, self._profiled, target[RAGGED] if one.is_target else model) for one in self._drafters]
         drafts = np.array(rows).reshape(-1, 2, target.shape[1])
-        self._target = Believed(target, np.zeros(5), np.ones(2), target.copy())
-        self._drafts = Believed(drafts, *self._draft_memory, np.empty_like(drafts))
-        for own in zip(*self._drafts, strict=True):
+        self._memory = Memory(
+            Believed(target, np.zeros(5), np.ones(2), target.copy()),
+            Believed(drafts, *self._draft_memory, np.empty_like(drafts)), self._absurd,
+        )  # fmt: skip
+        for own in zip(*self._memory.drafts, strict=True):
             rescale(Believed(*own))
-        self.costs = Costs(self._target.costs, self._graph, self._deviations, self._drafts.costs, *self._traits)
+        costs = self._memory.target.costs, self._memory.drafts.costs
+        self.costs = Costs(costs[0], self._graph, self._deviations, costs[1], *self._traits)
         """Of the moment; arrays that are kept in place."""
         self.columns = tuple(self.costs)
         """The same in a plain tuple, which a call unpacks faster."""
+        self.memory = tuple(self._memory.target), tuple(self._memory.drafts), self._absurd
+        """What it learns in, so too."""
 
-    def observe(
-        self, shape: tuple[float, ...], mode: ExecutionMode, target_s: float, outside_s: float, verified: int,
-        plan: DraftPlan, context: Ints, draft_s: Floats,
-    ) -> tuple[float, float]:  # fmt: skip
-        """Learn from a finished step. Returns what plain decoding takes for the requests that decode, 0 for none, and
-        what the prompts of the step add, as is known now; NaN when one of the times is absurd and was dropped.
-
-        shape: fields of the `Shape` that the target's pass had without its proposals, all floats. target_s: the
-        device's own time of it. outside_s: the wall's without the drafts; NaN where nobody measured the device.
-        context: (N,), of the step. draft_s: (D,), of the drafts at its end; NaN: it did not run.
-        """
-        row = ROWS[mode]
-        if self.learning:
-            self._learn(_verifying(Shape(*shape), verified), row, target_s)
-        return _observe(
-            self.columns, tuple(self._target), tuple(self._drafts), self._absurd, row, shape, (target_s, outside_s),
-            verified, (plan.feed, plan.asked, plan.passes, plan.widths, context), draft_s,
-        )  # fmt: skip
-
-    def _learn(self, shape: Shape, row: int, target_s: float) -> None:
-        _, _, predicted_s = _parts_s(self._target, row, shape)
+    def learn(self, shape: Shape, row: int, target_s: float) -> None:
+        """Where no profile says it, what the target's pass of this shape took says what a pass costs."""
+        _, _, predicted_s = _parts_s(self._memory.target, row, shape)
         if _plausible(target_s, predicted_s, self._absurd.copy()) and self._learned.observe(shape, target_s):
             self._take(_rows({ExecutionMode.RAGGED: self._learned.cost}))
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.data.batch import Bools, Floats, Ints
-from outrider_runtime.control.data.forest import Forest
 from outrider_runtime.control.value import Price, worth
 
 
@@ -132,10 +131,3 @@ def _best_length(
         if k >= least and here > value and (k == least or seconds[tokens] <= longest_s):
             best, value = k, here
     return best, value
-
-
-def everything(forest: Forest, left: Ints, budget: int) -> Bools:
-    """(M,): as many nodes as fit, from the first request on, where goodput has no say. left: (N,), see `Batch`."""
-    nodes = np.asarray(forest.depth < left[forest.request])
-    nodes[np.cumsum(nodes) > budget] = False
-    return nodes

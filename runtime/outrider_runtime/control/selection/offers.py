@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from outrider_runtime.control.acceptance.estimate import OF_THIS_STEP, chain_paths
-from outrider_runtime.control.acceptance.trees import Beams, most_gained
-from outrider_runtime.control.acceptance.trials import Counts
+from outrider_runtime.control.acceptance.trees import Beams, beams, most_gained
+from outrider_runtime.control.acceptance.trials import ANY, Counts
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.cost import step_times
 from outrider_runtime.control.cost.model import next_step
@@ -100,36 +100,26 @@ def can_ask(batch: Columns) -> Ints:
 
 
 @compiled
-def offered(batch: Columns, known: Counts, costs: Costs, now: Terms, beams: Beams, closed: Ints) -> tuple[Ints, Pool]:
+def offered(batch: Columns, known: Counts, costs: Costs, now: Terms, closed: Ints) -> tuple[Ints, Pool]:
     """Rows that may ask, and what they are offered. closed: (D, N), tokens of holes that draft models are fed first."""
     rows, base = can_ask(batch), next_step(batch, now.token_budget)
     paths, offers = chain_paths(known, batch, rows, now.usable, now.longest)
     budget = min(now.token_budget - len(rows), now.free_kv_tokens - 2 * int(base.n_batched))
     context = batch.context[rows]
     price = step_times.price(costs, base, context, 0.0, now.goodput, min(budget, len(rows) * now.longest))
+    wider = beams(known.places, np.ascontiguousarray(known.hazards[:, :, ANY]), known.widest)
     first_s, pass_s, token_s = step_times.draft_columns(
-        costs, context, float(batch.prompt.sum()), beams.places.shape[2]
+        costs, context, float(batch.prompt.sum()), wider.places.shape[2]
     )
-    need = _need(batch, rows, paths, price, now, beams)
+    need = _need(batch, rows, paths, price, now, wider)
     for d in range(len(paths)):
         for n in range(len(rows)):
             if not served(batch.missing[d, rows[n]], closed[d, rows[n]], now.needs_kv[d]):
                 paths[d, :, n] = 0.0
     asking_s = step_times.asking_s(costs, context)
     pool = Pool(
-        paths,
-        offers,
-        known.passes,
-        first_s,
-        pass_s,
-        token_s,
-        price,
-        now.longest,
-        max(0, budget),
-        need,
-        beams,
-        asking_s,
-    )
+        paths, offers, known.passes, first_s, pass_s, token_s, price, now.longest, max(0, budget), need, wider, asking_s
+    )  # fmt: skip
     return rows, pool
 
 
