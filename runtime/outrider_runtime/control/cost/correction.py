@@ -19,6 +19,16 @@ TARGET_MEMORY = (0.5 ** (1 / 50), 0.3, 8.0)
 """See `correct`. Noise comes in spells of many steps, so a window of 70 holds only a few spells: unlikeness needs good
 reasons."""
 DRAFT_MEMORY = (0.5 ** (1 / 12), 0.3, 1.0)
+PLAIN, EVEN, UNEVEN = range(KINDS := 3)
+"""Kinds of step: nothing is verified, equally many for every request, or not."""
+SIZES = 14
+"""Powers of two of the batch size that are told apart."""
+PRIOR_STEPS = 8.0
+"""What the mean of other steps counts for."""
+KEEP = 0.5 ** (1 / 300)
+"""Of what was known of deviations, at each step."""
+MOST_DEVIATION = 0.5
+"""Of the predicted time, that one step may deviate by: the rest is an accident."""
 
 
 class Believed(NamedTuple):
@@ -74,18 +84,6 @@ def correct(
         m1, m2 = max(0.0, b1 / a11), 0.0
     believed.values[0], believed.values[1] = m1, m2
     rescale(believed)
-
-
-PLAIN, EVEN, UNEVEN = range(KINDS := 3)
-"""Kinds of step: nothing is verified, equally many for every request, or not."""
-SIZES = 14
-"""Powers of two of the batch size that are told apart."""
-PRIOR_STEPS = 8.0
-"""What the mean of other steps counts for."""
-KEEP = 0.5 ** (1 / 300)
-"""Of what was known of deviations, at each step."""
-MOST_DEVIATION = 0.5
-"""Of the predicted time, that one step may deviate by: the rest is an accident."""
 
 
 @compiled
