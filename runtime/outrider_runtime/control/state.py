@@ -69,8 +69,6 @@ class Tally:
     proposed_tokens: int = 0
     dropped_steps: int = 0
     """Steps whose times were absurd."""
-    running: int = 0
-    """Requests in the last step."""
     last_step_at: float = 0.0
     recent_length: float = 0.0
     """Mean verified length over about the last 20 steps' decoding requests."""
@@ -82,7 +80,6 @@ class Tally:
         verified, decoding = ran.verified, ran.decoding
         self.steps += 1
         self.output_tokens += outcome.tokens
-        self.running = len(outcome.batch)
         self.last_step_at = outcome.now
         self.busy_s += outcome.step_s if math.isfinite(outcome.step_s) and outcome.step_s > 0 else 0.0
         self.proposed_tokens += len(outcome.forest)

@@ -59,6 +59,8 @@ class ControlLoop:
         self.failures = 0
         """Times that a decision, or the books about steps and requests, raised."""
         self._last_failure = ""
+        self.running = 0
+        """Requests that the engine runs; the stepper says."""
         self.caught_up_tokens = 0
         self.catch_up_s = 0.0
         self._used = np.zeros(len(hosted))

@@ -25,6 +25,10 @@ class Slots:
     def __contains__(self, name: str) -> bool:
         return name in self._of
 
+    def __len__(self) -> int:
+        """Requests that have one."""
+        return len(self._of)
+
     def get(self, name: str) -> int | None:
         return self._of.get(name)
 

@@ -29,7 +29,7 @@ def choice(loop: ControlLoop, state: control.State) -> ChoiceState:
         draft_tokens=state.tally.recent_length,
         reason=state.reason.value,
         gated=state.gated,
-        running=state.tally.running,
+        running=loop.running,
     )
 
 

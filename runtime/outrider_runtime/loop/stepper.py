@@ -146,6 +146,7 @@ class Stepper:
     def _slots(self, names: Sequence[str]) -> Ints:
         self.requests.number_classes(self._loop.class_names)
         slots = self.requests.running(names)
+        self._loop.running = len(self.requests.slots)
         if self.requests.slots.early:
             self._loop.release(np.array(self.requests.slots.early))
             self.requests.slots.early.clear()
@@ -240,6 +241,7 @@ class Stepper:
         self._proposals.clear(np.array([slot]))
         self.caches.forget(name)
         self.requests.slots.leave(name, self._number)
+        self._loop.running = len(self.requests.slots)
         self._free_slots()
 
     def _free_slots(self) -> None:

@@ -17,6 +17,7 @@ from outrider_runtime.control.data.batch import NOBODY, Batch
 from outrider_runtime.control.data.forest import Forest
 from outrider_runtime.control.data.plans import VerifyPlan
 from outrider_runtime.loop.requests import Delivery, End
+from outrider_runtime.loop.state import choice
 from outrider_runtime.loop.stepper import Room, Stepper, View, room_in_blocks
 from outrider_runtime.loop.steps import Counts, Told
 from outrider_runtime.vllm_plugin.messages import DraftReport, draft_order, numbers
@@ -210,6 +211,7 @@ def test_books_balance_whatever_comes_and_goes(
         assert len(set(outcome.batch.slot.tolist())) == len(outcome.batch)
         prompts = outcome.batch.prompt_left > 0
         assert (outcome.draft_plan.asked[:, prompts] == NOBODY).all()
+    assert loop.running == 0
     assert not engine.steps._records
     free = [engine.steps.requests.slots.take(f"new{number}") for number in range(2 * RUNNING)]
     assert len(set(free)) == 2 * RUNNING
@@ -259,6 +261,14 @@ def failed_last_step(*, told: bool) -> tuple[Stepper, Any, list[Told], int]:
     )  # fmt: skip
     steps.done(number, now=1.1, target_s=0.05, tokens=1, verdicts=Counts({}, {}))
     return steps, loop, seen, number
+
+
+def test_an_engine_whose_requests_have_left_runs_none() -> None:
+    """Bug: `outrider_requests_running` stayed at what the last step had."""
+    steps, loop, _, _ = failed_last_step(told=True)
+    assert choice(loop, loop.state()).running == 1
+    steps.leaves("a")
+    assert choice(loop, loop.state()).running == 0
 
 
 def test_a_draft_that_failed_in_the_last_step_of_a_burst_is_suspended_in_the_next() -> None:
