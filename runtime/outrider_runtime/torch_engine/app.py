@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 
 from outrider_runtime.server.errors import RequestError
 from outrider_runtime.server.gate import DOCUMENT
@@ -71,6 +72,7 @@ class Service:
     def requests(self, ask: Ask, name: str, prompts: Sequence[list[int]]) -> list[requests.Request]:
         if ask.model is not None and ask.model != self.model:
             raise RequestError(f"the model {ask.model!r} does not exist here", "model", HTTPStatus.NOT_FOUND)
+        check_tokens(ask.stop_token_ids or (), "stop_token_ids", self._vocabulary)
         drawn = sampling(ask, self.text.defaults, self._vocabulary)
         return [
             requests.Request(
@@ -84,7 +86,7 @@ class Service:
     def _tokens(self, prompt: str | list[int], special: bool) -> list[int]:
         if isinstance(prompt, str):
             return self.text.encode(prompt, special=special)
-        check_tokens(prompt, self._vocabulary)
+        check_tokens(prompt, "prompt", self._vocabulary)
         return prompt
 
 
@@ -95,6 +97,12 @@ def make_app(service: Service) -> FastAPI:
     @app.exception_handler(RequestError)
     async def refused(_request: Request, error: RequestError) -> Response:
         return _refusal(error)
+
+    @app.exception_handler(HTTPException)
+    async def unknown(_request: Request, error: HTTPException) -> Response:
+        refusal = _refusal(RequestError(error.detail, status=HTTPStatus(error.status_code)))
+        refusal.headers.update(error.headers or {})
+        return refusal
 
     @app.exception_handler(EngineDeadError)
     async def dead(_request: Request, _error: EngineDeadError) -> Response:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,11 @@ SIZES = (
 )  # fmt: skip
 OTHER_SIZES = ("num_key_value_heads", "head_dim")
 """They follow from others where they are missing."""
+TYPES: dict[type, tuple[str, ...]] = {
+    str: ("model_type",), list: ("layer_types",), dict: ("rope_parameters", "rope_scaling"),
+    bool: ("tie_word_embeddings", "attention_bias", "mlp_bias"),
+}  # fmt: skip
+NAMES = {str: "string", list: "list", dict: "object", bool: "boolean"}
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -62,7 +69,7 @@ def config_of(folder: Path) -> Config:
 
 def architecture_of(config: Config, file: Path) -> Architecture:
     """file: where `config` comes from, for the message. Raises UnsupportedModelError."""
-    reason = _obstacle(config) or _misfit(config)
+    reason = _mistyped(config) or _obstacle(config) or _misfit(config)
     if reason:
         raise UnsupportedModelError(f"{file}: {reason}")
     return _architecture(config)
@@ -78,7 +85,7 @@ def _architecture(config: Config) -> Architecture:
         kv_heads=config.get("num_key_value_heads") or heads,
         head_width=config.get("head_dim") or config["hidden_size"] // heads,
         inner_width=config["intermediate_size"],
-        norm_epsilon=config["rms_norm_eps"],
+        norm_epsilon=float(config["rms_norm_eps"]),
         is_tied=bool(config.get("tie_word_embeddings", False)),
         positions=config["max_position_embeddings"],
         dtype=_dtype(config),
@@ -92,16 +99,31 @@ def _misfit(config: Config) -> str:
     for field, value in numbers.items():
         if value is None:
             return f"the field {field} is missing"
-        if not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            return f"{field} is {value!r}, which is no whole number above zero"
+    bases = [source["rope_theta"] for source in (config, _rope(config)) if source.get("rope_theta") is not None]
+    for field, value in [("rms_norm_eps", config.get("rms_norm_eps")), *(("rope_theta", base) for base in bases)]:
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
             return f"{field} is {value!r}, which is no number above zero"
-    if not isinstance(config.get("rms_norm_eps"), float):
-        return f"rms_norm_eps is {config.get('rms_norm_eps')!r}, which is no number"
     heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads") or config["num_attention_heads"]
     if heads % kv_heads:
         return f"num_key_value_heads is {kv_heads}, which does not divide num_attention_heads, {heads}"
     if _dtype(config) not in DTYPES:
         return f"dtype is {_dtype(config)!r}; the Torch backend reads {', '.join(DTYPES)}"
     return ""
+
+
+def _mistyped(config: Config) -> str:
+    """As `_obstacle`."""
+    for kind, fields in TYPES.items():
+        for field in fields:
+            if config.get(field) is not None and not isinstance(config[field], kind):
+                return f"{field} is {config[field]!r}, which is no {NAMES[kind]}"
+    return ""
+
+
+def _rope(config: Config) -> Config:
+    return config.get("rope_parameters") or config.get("rope_scaling") or {}
 
 
 def _dtype(config: Config) -> Any:
@@ -125,9 +147,7 @@ def _obstacle(config: Config) -> str:
 
 def _rotation(config: Config) -> str:
     """Some hang on the longest request of a step: an answer would change with its neighbours."""
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = parameters.get("rope_type") or parameters.get("type")
-    if kind == "longrope":
+    if "longrope" in (_rope(config).get("rope_type"), _rope(config).get("type")):
         return "rope_type is longrope: the Torch backend has one rotation for all lengths, use vLLM"
     return ""
 
@@ -135,5 +155,5 @@ def _rotation(config: Config) -> str:
 def _sliding(config: Config) -> str:
     if config.get("sliding_window") and config.get("use_sliding_window", config["model_type"] == "llama"):
         return f"sliding_window is {config['sliding_window']}: the Torch backend attends to all tokens, use vLLM"
-    other = sorted({*(config.get("layer_types") or [])} - {"full_attention"})
+    other = [one for one in config.get("layer_types") or [] if one != "full_attention"]
     return f"layer_types names {other[0]}: the Torch backend has full_attention, use vLLM" if other else ""

@@ -95,10 +95,14 @@ def _try(target: Model, folder: Path) -> None:
     pool = KVPool(target.cache.bytes_per_token * FIRST_TOKENS, [target.cache.bytes_per_token])
     pool.grow(holder, 1)
     try:
-        target.decoder.logits(target.run([Segment(holder.request, [0], 0)], pool).last)
+        logits = target.decoder.logits(target.run([Segment(holder.request, [0], 0)], pool).last)
     except Exception as error:  # whatever torch makes of sizes that do not fit each other
         raise UnsupportedModelError(f"{config_file(folder)}: the model cannot be run: {error}") from None
     target.cache.forget(holder.request)
+    if not logits.isfinite().all():
+        raise UnsupportedModelError(
+            f"{folder}: the model's logits are not finite: its weights are broken, or do not fit into {target.dtype}"
+        )
 
 
 def _kv_bytes(options: Options, device: torch.device) -> int:

@@ -44,21 +44,20 @@ def sampling(ask: Ask, defaults: Mapping[str, float], vocabulary: int) -> Sampli
 def stops(ask: Ask, end_tokens: frozenset[int], prompt: int, longest: int) -> Stops:
     """prompt: its tokens. Raises RequestError (400) where there is no room for the answer."""
     return Stops(
-        _most_tokens(ask.most_tokens, prompt, longest), frozenset() if ask.ignore_eos else end_tokens,
+        _most_tokens(ask, prompt, longest), frozenset() if ask.ignore_eos else end_tokens,
         frozenset(ask.stop_token_ids or ()), _stop_strings(ask.stop),
     )  # fmt: skip
 
 
-def _most_tokens(asked: int | None, prompt: int, longest: int) -> int:
-    """asked: None for as many as there is room for."""
-    room = longest - prompt
+def _most_tokens(ask: Ask, prompt: int, longest: int) -> int:
+    asked, room = ask.most_tokens, longest - prompt
     if prompt < 1:
         raise RequestError("the prompt is empty", "prompt")
     if room < 1 or (asked or 0) > room:
         asks = f"asks for {asked} tokens" if asked else "leaves no room for an answer"
         raise RequestError(
             f"this model's maximum context length is {longest} tokens; the prompt has {prompt} and the request {asks}",
-            "max_tokens" if room >= 1 else None,
+            "max_tokens" if room >= 1 else ask.PROMPT,
         )
     return asked or room
 
@@ -72,9 +71,10 @@ def _stop_strings(asked: str | list[str] | None) -> tuple[str, ...]:
     return tuple(strings)
 
 
-def check_tokens(tokens: Sequence[int], vocabulary: int) -> None:
+def check_tokens(tokens: Sequence[int], field: str, vocabulary: int) -> None:
+    """Raises RequestError (400)."""
     for token in tokens:
-        _token(token, "prompt", vocabulary)
+        _token(token, field, vocabulary)
 
 
 def _token(name: str | int, field: str, vocabulary: int) -> int:

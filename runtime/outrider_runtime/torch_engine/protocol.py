@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -38,6 +38,8 @@ NOT_IN_MESSAGES = ("tool_calls", "tool_call_id", "function_call", "reasoning", "
 
 
 class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True)
+
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
@@ -52,7 +54,9 @@ class StreamOptions(BaseModel):
 class Ask(BaseModel):
     """Fields of both endpoints."""
 
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, strict=True)
+    PROMPT: ClassVar[str]
+    """The field that the prompt is made of."""
 
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -101,6 +105,7 @@ class Ask(BaseModel):
 
 
 class Completion(Ask):
+    PROMPT = "prompt"
     prompt: str | list[int] | list[str] | list[list[int]]
     max_tokens: Annotated[int, Field(ge=1)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
@@ -117,12 +122,14 @@ class Completion(Ask):
 
 
 class Part(BaseModel):
+    model_config = ConfigDict(strict=True)
+
     type: Literal["text"]
     text: str
 
 
 class Message(BaseModel):
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
 
     role: Annotated[str, Field(min_length=1)]
     content: str | Annotated[list[Part], Field(max_length=MOST_ENTRIES)] | None = None
@@ -143,6 +150,7 @@ class Message(BaseModel):
 
 
 class Chat(Ask):
+    PROMPT = "messages"
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
@@ -171,12 +179,19 @@ def parse(kind: type[_Ask], document: Mapping[str, Any]) -> _Ask:
     """Raises RequestError (400) that names the field."""
     for field, neutral in NEUTRAL.items():
         value = document.get(field)
-        if value is not None and value not in neutral:
+        if value is not None and not any(type(value) is type(one) and value == one for one in neutral):
             raise RequestError(f"{field} {NOT_SERVED}", field)
     try:
         return kind.model_validate(document)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        field = str(problem["loc"][0]) if problem["loc"] else "body"
-        is_misshapen = problem["type"] == "missing" or problem["type"].endswith(("_type", "_parsing"))
-        raise RequestError(f"{field}: {problem['msg']}", field, kind=MISSHAPEN if is_misshapen else "") from None
+        # Where several shapes are allowed, the one that fits furthest is the one that was meant.
+        problem = max(error.errors(include_url=False, include_input=False), key=lambda one: len(one["loc"]))
+        is_misshapen = problem["type"] == "missing" or problem["type"].endswith("_type")
+        sentence = f"{_path(problem['loc'])}: {problem['msg']}"
+        raise RequestError(sentence, str(problem["loc"][0]), kind=MISSHAPEN if is_misshapen else "") from None
+
+
+def _path(place: Sequence[str | int]) -> str:
+    """Without pydantic's names of the shapes that were tried."""
+    steps = [str(one) for one in place if isinstance(one, int) or (one.isidentifier() and one != "str")]
+    return ".".join(steps)[:80]

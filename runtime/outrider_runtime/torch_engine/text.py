@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from outrider_runtime.model_config import CONFIG_FILE, gguf_file
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
+from outrider_runtime.torch_engine.protocol import Ask
 
 GENERATION_FILE = "generation_config.json"
 DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -98,22 +100,27 @@ def _read(file: Path) -> dict[str, Any]:
         found = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UnsupportedModelError(f"{file} cannot be read: {error}") from None
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        raise UnsupportedModelError(f"{file} is not a JSON object")
+    return found
 
 
 def _defaults(file: Path) -> dict[str, float]:
     found = {field: value for field, value in _read(file).items() if field in DEFAULTS and value is not None}
-    for field, value in found.items():
-        if not isinstance(value, int | float):
-            raise UnsupportedModelError(f"{file}: {field} is {value!r}, which is no number")
+    try:
+        Ask.model_validate(found)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        field = problem["loc"][0]
+        raise UnsupportedModelError(f"{file}: {field} is {found[str(field)]!r}: {problem['msg']}") from None
     return found
 
 
 def _ends(file: Path) -> frozenset[int]:
     value = _read(file).get("eos_token_id")
     tokens = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(one, int) for one in tokens):
+    if not all(type(one) is int for one in tokens):
         raise UnsupportedModelError(f"{file}: eos_token_id is {value!r}, which is no token")
     return frozenset(tokens)

@@ -70,10 +70,16 @@ def _files(folder: Path) -> list[Path]:
     if not index.is_file():
         return [folder / WHOLE]
     try:
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-    except (OSError, ValueError, KeyError) as error:
+        document = json.loads(index.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise UnsupportedModelError(f"{index} cannot be read: {error!r}") from None
-    return [folder / name for name in sorted(set(names))]
+    names = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(names, dict):
+        raise UnsupportedModelError(f"{index}: weight_map is missing, or no object")
+    for name in names.values():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise UnsupportedModelError(f"{index}: weight_map names {name!r}, which is no file of this folder")
+    return [folder / name for name in sorted(set(names.values()))]
 
 
 def _read(file: Path) -> dict[str, Tensor]:

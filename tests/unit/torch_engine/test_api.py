@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -315,7 +316,14 @@ async def test_variables_reach_the_chat_template(served: tuple[httpx.AsyncClient
         ({"messages": [{"role": "tool", "content": "4", "tool_call_id": "a"}]}, "messages"),
         ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
-        ({"messages": [{"role": "user", "content": "w" * 300}]}, None),
+        ({"messages": [{"role": "user", "content": "w" * 300}]}, "messages"),
+        ({"n": True}, "n"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"seed": True}, "seed"),
+        ({"seed": 2**63}, "seed"),
+        ({"top_p": True}, "top_p"),
+        ({"stop_token_ids": [VOCABULARY]}, "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"messages": [{"role": "user", "content": "hi"}] * (LONGEST + 1)}, "messages"),
         ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 1025}]}, "messages"),
@@ -357,11 +365,36 @@ async def test_a_field_of_another_type_has_vllms_error_type(
     assert (await http.post(COMPLETION, json=completion(**fields))).json()["error"]["type"] == kind
 
 
-@pytest.mark.parametrize("prompt", [[VOCABULARY], [-1], [], ""])
+@pytest.mark.parametrize("prompt", [[VOCABULARY], [-1], [], "", [True], [1.0], [[True]], 5, [1] * LONGEST])
 async def test_a_prompt_that_is_none_is_a_400(served: tuple[httpx.AsyncClient, Engine], prompt: Any) -> None:
     http, _ = served
     answer = await http.post(COMPLETION, json=completion(prompt=prompt))
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+
+
+async def test_a_part_that_is_no_text_is_named_by_its_place(served: tuple[httpx.AsyncClient, Engine]) -> None:
+    """Bug: the sentence asked for a string, which a list of texts need not be."""
+    http, _ = served
+    image = {"type": "image_url", "image_url": {"url": "x"}}
+    body = chat(messages=[{"role": "user", "content": [{"type": "text", "text": "a"}, image]}])
+    error = (await http.post(CHAT, json=body)).json()["error"]
+    assert error["message"].startswith("messages.0.content.1.type: Input should be 'text'")
+    assert (error["type"], error["param"]) == ("BadRequestError", "messages")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "kind"),
+    [("GET", COMPLETION, "MethodNotAllowedError"), ("GET", "/v1/responses/5", "NotFoundError")],
+)
+async def test_routes_that_are_not_there_answer_as_all_refusals(
+    served: tuple[httpx.AsyncClient, Engine], method: str, path: str, kind: str
+) -> None:
+    """Clients of the OpenAI API read `error`."""
+    http, _ = served
+    answer = await http.request(method, path)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (error["code"], kind)
+    assert ("allow" in answer.headers) == (answer.status_code == 405)
 
 
 async def test_another_model_is_a_404_and_the_own_one_is_listed(served: tuple[httpx.AsyncClient, Engine]) -> None:
@@ -407,14 +440,25 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
         Text(tmp_path, VOCABULARY)
 
 
-@pytest.mark.parametrize("field", ["temperature", "eos_token_id"])
-def test_what_the_models_makers_say_is_checked_at_the_start(tmp_path: Path, field: str) -> None:
+@pytest.mark.parametrize(
+    ("document", "named"),
+    [
+        ({"temperature": "hot"}, "temperature is 'hot'"), ({"temperature": -1}, "temperature is -1"),
+        ({"temperature": float("nan")}, "temperature is nan"), ({"top_k": "x"}, "top_k is 'x'"),
+        ({"top_k": [1]}, r"top_k is \[1\]"), ({"top_p": 0}, "top_p is 0"), ({"top_p": True}, "top_p is True"),
+        ({"min_p": 5}, "min_p is 5"), ({"repetition_penalty": 0}, "repetition_penalty is 0"),
+        ({"eos_token_id": "x"}, "eos_token_id is 'x'"), ({"eos_token_id": [["a"]]}, r"eos_token_id is \[\['a'\]\]"),
+        ({"eos_token_id": {}}, "eos_token_id is {}"), ([1], "is not a JSON object"),
+    ],
+)  # fmt: skip
+def test_what_the_models_makers_say_is_checked_at_the_start(
+    folder: Path, tmp_path: Path, document: Any, named: str
+) -> None:
     """Every request would have been a 500."""
-    write_model(tmp_path, model_type="llama")
-    write_tokenizer(tmp_path)
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     file = tmp_path / "generation_config.json"
-    file.write_text(json.dumps({field: "high"}))
-    with pytest.raises(UnsupportedModelError, match=f"{file}: {field} is 'high'"):
+    file.write_text(json.dumps(document))
+    with pytest.raises(UnsupportedModelError, match=f"{file}.*{named}"):
         Text(tmp_path, VOCABULARY)
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from outrider_runtime.torch_engine.architecture import UnsupportedModelError
+from outrider_runtime.torch_engine.architecture import UnsupportedModelError, read_architecture
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
 from outrider_runtime.torch_engine.linear import Linear
 from outrider_runtime.torch_engine.runner import Model, Segment
+from outrider_runtime.torch_engine.weights import INDEX
 
 from tests.unit.torch_engine.models import FAMILIES, VOCABULARY, write_model
 
@@ -69,7 +70,18 @@ def test_the_order_that_a_cpu_multiplies_in_changes_no_product(dtype: torch.dtyp
         ({"hidden_size": "24"}, "hidden_size is '24'"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3, which does not divide"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+        ({"rms_norm_eps": -5}, "rms_norm_eps is -5"),
+        ({"rope_theta": 0}, "rope_theta is 0"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": -5}}, "rope_theta is -5"),
+        ({"layer_types": 5}, "layer_types is 5, which is no list"),
+        ({"layer_types": [["a"]]}, r"layer_types names \['a'\]"),
+        ({"model_type": ["llama"]}, r"model_type is \['llama'\], which is no string"),
+        ({"rope_parameters": "x"}, "rope_parameters is 'x', which is no object"),
+        ({"rope_scaling": 5}, "rope_scaling is 5, which is no object"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false', which is no boolean"),
         ({"dtype": "int8"}, "dtype is 'int8'"),
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type is longrope"),
         ({"rope_parameters": {"rope_type": "odd", "rope_theta": 1e4}}, "rope_parameters cannot be used"),
@@ -83,6 +95,31 @@ def test_what_cannot_be_served_is_refused_by_file_and_field(
     config = {**json.loads(file.read_text()), **fields}
     file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
     with pytest.raises(UnsupportedModelError, match=rf"{file}.*{named}"):
+        Model(tmp_path, 0, dtype=None, device=CPU)
+
+
+def test_a_whole_number_may_be_added_to_a_norm(tmp_path: Path) -> None:
+    """Bug: JSON writers that drop `.0` made it no number."""
+    write_model(tmp_path, model_type="llama")
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "rms_norm_eps": 1}))
+    assert read_architecture(tmp_path).norm_epsilon == 1.0
+
+
+@pytest.mark.parametrize(
+    ("document", "named"),
+    [
+        ([], "weight_map"), (5, "weight_map"), ({"weight_map": []}, "weight_map"),
+        ({"weight_map": {"a": 5}}, "names 5"),
+        ({"weight_map": {"a": "../model.safetensors"}}, r"names '\.\./model\.safetensors'"),
+    ],
+)  # fmt: skip
+def test_an_index_that_is_none_or_leaves_its_folder_is_refused(tmp_path: Path, document: object, named: str) -> None:
+    """A model's folder is another's; its files are not to choose what the pod reads."""
+    write_model(tmp_path, model_type="llama")
+    index = tmp_path / INDEX
+    index.write_text(json.dumps(document))
+    with pytest.raises(UnsupportedModelError, match=rf"{index}: weight_map.*{named.removeprefix('weight_map')}"):
         Model(tmp_path, 0, dtype=None, device=CPU)
 
 

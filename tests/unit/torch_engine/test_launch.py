@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from outrider_runtime.torch_engine.environment import engine_environment
 from outrider_runtime.torch_engine.hosting import Hosted, host
 from outrider_runtime.torch_engine.launch import Loaded, load
 from outrider_runtime.torch_engine.options import Options
+from safetensors.torch import load_file, save_file
 
 from tests.engine import engines
 from tests.unit.torch_engine.models import VOCABULARY, write_head, write_model
@@ -82,6 +84,15 @@ def test_a_configuration_that_no_step_could_run_is_refused_at_the_start(folder: 
     file.write_text(json.dumps({**json.loads(file.read_text()), "rope_parameters": rotation}))
     with pytest.raises(UnsupportedModelError, match=rf"{file}: the model cannot be run"):
         started(boot(tmp_path / "half"), tmp_path)
+
+
+def test_weights_that_make_no_numbers_are_refused_at_the_start(folder: Path, tmp_path: Path) -> None:
+    """Bug: a model of NaN was Ready, and answered with its first token for ever."""
+    shutil.copytree(folder, tmp_path / "nan")
+    file = tmp_path / "nan" / "model.safetensors"
+    save_file({name: tensor * math.nan for name, tensor in load_file(file).items()}, file)
+    with pytest.raises(UnsupportedModelError, match=rf"{file.parent}: the model's logits are not finite"):
+        started(boot(tmp_path / "nan"), tmp_path)
 
 
 def test_a_drafter_that_cannot_load_is_left_out_with_its_reason(folder: Path, tmp_path: Path) -> None:
