@@ -100,7 +100,7 @@ def self_draft(target: TargetProfile, draft: DrafterProfile, block: SparseSelf, 
     even = costs.get(ExecutionMode.UNIFORM) or next(iter(costs.values()))
     measured = min(target.most_requests or BATCHES[-1], draft.most_requests or BATCHES[-1])
     return SelfDraft(
-        even, draft.cost, draft.budget_tokens or block.sink_tokens + block.window_tokens, most_tokens,
+        even, draft.cost, draft.budget_tokens or block.tokens, most_tokens,
         tuple(batch for batch in BATCHES if batch <= measured),
         target.request_tokens or LONGEST_TOKENS, target.kv_tokens or LONGEST_TOKENS * BATCHES[-1],
     )  # fmt: skip

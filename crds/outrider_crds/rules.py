@@ -115,11 +115,6 @@ def _inside(on: type[Model], what: str) -> Rule:
     )
 
 
-def _has_window(drafter: Drafter) -> bool:
-    model = drafter.draft_model
-    return drafter.sparse_self is not None or (model is not None and model.window_tokens is not None)
-
-
 def _draft_windows_fit(spec: SpeculativeServiceSpec) -> bool:
     longest = spec.engine.max_model_len
     models = [drafter.draft_model for drafter in spec.draft_pool if drafter.draft_model is not None]
@@ -129,7 +124,7 @@ def _draft_windows_fit(spec: SpeculativeServiceSpec) -> bool:
 def _self_windows_fit(spec: SpeculativeServiceSpec) -> bool:
     longest = spec.engine.max_model_len
     blocks = [drafter.sparse_self for drafter in spec.draft_pool if drafter.sparse_self is not None]
-    return longest is None or all(block.sink_tokens + block.window_tokens <= longest for block in blocks)
+    return longest is None or all(block.tokens <= longest for block in blocks)
 
 
 def _windows_served(spec: SpeculativeServiceSpec) -> bool:
@@ -226,7 +221,7 @@ _POOL_RULES = (
             "!has(self.draftPool) || !self.draftPool.exists(d, has(d.sparseSelf) || "
             f"(has(d.draftModel) && has(d.draftModel.windowTokens))) || {cel_sets_none((_SPLIT_KV,), 'self.engine')}"
         ),
-        holds=lambda s: not any(map(_has_window, s.draft_pool)) or sets_none((_SPLIT_KV,), s.engine),
+        holds=lambda s: all(drafter.window is None for drafter in s.draft_pool) or sets_none((_SPLIT_KV,), s.engine),
         message=(
             f"a drafter with windowTokens cannot run where {_SPLIT_KV} splits each request's KV: remove the "
             "argument from engine.extraArgs, or the drafter"

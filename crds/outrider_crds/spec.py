@@ -122,6 +122,11 @@ class SparseSelf(Model):
     """Tokens at its end that every draft pass reads, rounded up to whole pages. More are accepted more often, and cost
     more to read."""
 
+    @property
+    def tokens(self) -> int:
+        """Of a request that a draft pass reads at most, before they are rounded up."""
+        return self.sink_tokens + self.window_tokens
+
 
 class Drafter(Model):
     name: Name
@@ -149,6 +154,13 @@ class Drafter(Model):
     def neural(self) -> NeuralDraft | None:
         """The draft's weights, or None for a drafter that has none."""
         return self.draft_model or self.eagle or self.medusa
+
+    @property
+    def window(self) -> int | None:
+        """Tokens of a request that the manifest lets a draft pass read; None: all of them."""
+        if self.sparse_self is not None:
+            return self.sparse_self.tokens
+        return self.draft_model.window_tokens if self.draft_model is not None else None
 
 
 class Accelerator(Model):

@@ -95,12 +95,9 @@ def _read(model: ModelRef, mount: str, places: ModelPlaces) -> _Read:
 
 def _window_too_long(drafter: Drafter, longest: int | None) -> str:
     """What admission refuses where engine.maxModelLen says how long a request may get."""
-    block, model = drafter.sparse_self, drafter.draft_model
-    own = block.sink_tokens + block.window_tokens if block is not None else 0
-    tokens = own or (model is not None and model.window_tokens) or 0
-    if longest is None or tokens <= longest:
+    if longest is None or drafter.window is None or drafter.window <= longest:
         return ""
-    return f"its window is {tokens} tokens, and a request may take {longest}: lower sinkTokens or windowTokens"
+    return f"its window is {drafter.window} tokens, and a request may take {longest}: lower sinkTokens or windowTokens"
 
 
 def model_config(model: ModelRef, location: str) -> Config:
