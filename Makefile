@@ -6,7 +6,7 @@ VENV := $(CURDIR)/.venv
 PY := $(VENV)/bin/python
 SETUP := $(PYTHON3) -m setup
 
-.PHONY: help demo test test-fast lint deps deps-fast bench recording crds profile simulate clean
+.PHONY: help demo test test-fast lint deps deps-fast code bench recording crds profile simulate clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | column -t -s '|'
@@ -17,7 +17,7 @@ demo: deps ## the main job: a real Kubernetes, one manifest, real requests, a ne
 test: deps lint ## every test, those on the real cluster and the real engine included
 	OUTRIDER_REQUIRE_CLUSTER=1 $(PY) -m pytest -n 2 --no-loadscope-reorder
 
-test-fast: deps-fast ## the unit tests without those marked slow
+test-fast: deps-fast code ## the unit tests without those marked slow
 	$(PY) -m pytest -q -n 2 --no-loadscope-reorder -m "not slow" tests/unit
 
 lint: deps-fast ## formatting, lint, types, import rules, generated files
@@ -30,7 +30,7 @@ lint: deps-fast ## formatting, lint, types, import rules, generated files
 crds: deps-fast ## write the CustomResourceDefinition from the models
 	$(VENV)/bin/outrider-crds
 
-bench: $(if $(ONLY),deps,deps-fast) ## the bars, on paired replays of recorded proposals, in at most MINUTES=20 (ONLY=real_cores: that benchmark)
+bench: $(if $(ONLY),deps,deps-fast code) ## the bars, on paired replays of recorded proposals, in at most MINUTES=20 (ONLY=real_cores: that benchmark)
 	$(PY) -m tests.benchmarks.$(or $(ONLY),replay) $(if $(MINUTES),--minutes $(MINUTES))
 
 recording: deps ## record anew what the drafters propose (PROMPTS=FILE, as Spec-Bench has them; docs/simulator.md)
@@ -42,11 +42,14 @@ profile: deps ## measure the example's latency profile on this machine and print
 simulate: deps-fast ## what the example's pool would do on an H100 at 8 requests a second (docs/simulator.md)
 	$(VENV)/bin/outrider-simulate --manifest examples/llama-h200.yaml --system h100_sxm --rate 8 --compare --output .outrider/simulation
 
-deps: ## system packages, virtual environment, cluster binary, helm, model (cached)
+deps: ## system packages, virtual environment, compiled code, cluster binary, helm, model (cached)
 	@$(SETUP) all
 
 deps-fast: ## the virtual environment only (cached)
 	@$(SETUP) venv
+
+code: deps-fast ## machine code of the control core (cached)
+	@$(SETUP) code
 
 clean: ## remove what this checkout built (caches in ~/.cache/outrider stay)
 	rm -rf $(VENV) .outrider .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -80,7 +80,9 @@ def _current(service: JsonObject, kind: str) -> JsonObject:
 
 
 def sentences(service: JsonObject) -> str:
-    return "; ".join(f"{subject}: {text}" for subject, text in _conditions(service))
+    """Every condition with its own words: what a person is told when something did not happen in time."""
+    found = service.get("status", {}).get("conditions", [])
+    return "; ".join(f"{c['type']}={c['status']} {c['reason']}: {c.get('message', '')}" for c in found)
 
 
 def _conditions(service: JsonObject) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""`python3 -m setup all|system|venv|cluster|model`: each is cached, and repeats in no time."""
+"""`python3 -m setup all|system|venv|code|cluster|model`: each is cached, and repeats in no time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from setup import binaries, environment, system
-from setup.steps import REPOSITORY, SetupError, say
+from setup.steps import REPOSITORY, SetupError, run, say
 
 
 def _cluster() -> None:
@@ -27,9 +27,18 @@ def _model() -> None:
         raise SetupError("The model could not be converted; the reason stands above.")
 
 
+def _code() -> None:
+    """Machine code of the control core, as the images have it. Tests that start together would both compile it."""
+    program = environment.environment()
+    run(
+        "code: compiling the control core (two minutes, once)", [str(program), "-m", "outrider_runtime.control.warm_up"]
+    )
+
+
 _STEPS: dict[str, Callable[[], object]] = {
     "system": system.packages,
     "venv": environment.environment,
+    "code": _code,
     "cluster": _cluster,
     "model": _model,
 }

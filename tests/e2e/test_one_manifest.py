@@ -9,6 +9,7 @@ import json
 
 import pytest
 import yaml
+from outrider_crds.runtime_config import MODEL_CACHE_DIR
 
 from demo.service import JsonObject, condition, shows_acceptance
 from setup.steps import REPOSITORY
@@ -37,6 +38,13 @@ def test_serving_pods_run_with_no_more_rights_than_they_need(service: Service) -
     assert security["capabilities"] == {"drop": ["ALL"]}
     assert pod["spec"]["securityContext"]["runAsNonRoot"]
     assert pod["spec"]["automountServiceAccountToken"] is False
+
+
+def test_no_pod_compiles_what_its_image_brings_along(service: Service) -> None:
+    """Promise: a pod is not two minutes late because it compiles the control core."""
+    (pod,) = service.pods()
+    look = f"find {MODEL_CACHE_DIR} -name '*best_choice*'"
+    assert service.cluster.kubectl("exec", pod["metadata"]["name"], "--", "sh", "-c", look) == ""
 
 
 def test_requests_are_answered_and_the_status_says_what_speculation_bought(service: Service) -> None:

@@ -1,35 +1,104 @@
-"""numba with types: what is hot is a plain loop, compiled once and kept on disk."""
+"""numba with types: what is hot is a plain loop, compiled once and kept on disk.
+
+The code is kept beside its source. An image is built with it (`python -m outrider_runtime.control.warm_up`), so that no
+pod compiles. What is not there goes to NUMBA_CACHE_DIR where that is set (a read-only image).
+"""
 
 from __future__ import annotations
 
+import ast
+import functools
+import hashlib
+import inspect
+import platform
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import llvmlite.binding
 import numba
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.extending import register_jitable
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
+_PACKAGE = Path(__file__).parents[1]
+
 
 class Cache(FunctionCache):  # type: ignore[misc]  # numba has no types
-    """Code on disk whose argument types another release has moved is a miss; numba raises."""
+    """Code on disk of exactly these sources. numba itself looks at the time of a function's own file: the change of a
+    function that is compiled into it goes unseen, and an image that is copied has other times."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        super().__init__(function)
+        source = Path(inspect.getfile(function))
+        folders = source.parent / "__pycache__", self._cache_path
+        self._shipped, self._cache_file = (
+            IndexDataCacheFile(str(folder), self._impl.filename_base, _stamp(source)) for folder in folders
+        )
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
+        target_context.refresh()
+        key = self._index_key(sig, target_context.codegen())
+        for file in (self._shipped, self._cache_file):
+            if (data := self._load(file, key)) is not None:
+                return self._impl.rebuild(target_context, data)
+        return None
+
+    def _load(self, file: Any, key: Any) -> Any:
+        """Code whose argument types another release has moved is a miss; numba raises."""
         try:
-            return super().load_overload(sig, target_context)
+            return file.load(key)
         except (ImportError, AttributeError):
             self.flush()
             return None
 
 
+@functools.cache
+def _stamp(source: Path) -> str:
+    """Of all sources that this one's machine code may hold parts of."""
+    found, todo = set(), [source]
+    while todo:
+        one = todo.pop()
+        todo += () if one in found else _imported(one)
+        found.add(one)
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(found))).hexdigest()
+
+
+@functools.cache
+def _imported(source: Path) -> tuple[Path, ...]:
+    """The package's own files that a file imports from."""
+    imports = (node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.ImportFrom))
+    ours = [one for one in imports if one.module and one.module.startswith(_PACKAGE.name)]
+    folders = {_PACKAGE.joinpath(*str(one.module).split(".")[1:]): one.names for one in ours}
+    paths = [*folders, *(folder / name.name for folder, names in folders.items() for name in names)]
+    files = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py") for path in paths)
+    return tuple(file for file in files if file.exists())
+
+
+def _compile_for_any_server() -> None:
+    """For x86-64 CPUs with AVX2 or any ARM one, unless the user names a CPU: what was compiled where an image was built
+    runs where it is pulled."""
+    host = llvmlite.binding.get_host_cpu_features()
+    common = {"x86_64": "x86-64-v3" if host.get("avx2") and host.get("fma") else None, "aarch64": "generic"}
+    name = common.get(platform.machine())
+    if numba.config.CPU_NAME is None and name is not None:
+        numba.config.CPU_NAME, numba.config.CPU_FEATURES = name, ""
+
+
+_compile_for_any_server()
+
+
 def compiled(function: Function) -> Function:
-    """`function` as machine code, compiled at its first call with arguments of new types. The code is kept beside the
-    source, or in NUMBA_CACHE_DIR where that is set (a read-only image)."""
-    dispatcher = numba.njit(error_model="numpy")(function)
-    if isinstance(dispatcher, numba.core.dispatcher.Dispatcher):  # it is a plain function under NUMBA_DISABLE_JIT
-        dispatcher._cache = Cache(function)  # what `cache=True` does
-    return cast(Function, dispatcher)
+    """`function` as machine code, compiled at its first call with arguments of new types."""
+    return cast(Function, kept(numba.njit(error_model="numpy")(function)))
+
+
+def kept(dispatcher: Any) -> Any:
+    """What numba returned, with its code on disk; a plain function, as under NUMBA_DISABLE_JIT, as it is."""
+    if isinstance(dispatcher, numba.core.dispatcher.Dispatcher):
+        dispatcher._cache = Cache(dispatcher.py_func)  # what `cache=True` does
+    return dispatcher
 
 
 def compilable(function: Function) -> Function:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider_runtime.control.compiled import compiled
+from outrider_runtime.control.compiled import compilable, compiled
 from outrider_runtime.control.data.batch import Bools, Columns, Floats, Ints
 from outrider_runtime.control.value import Price
 
@@ -25,7 +25,7 @@ HORIZON_TOKENS = 64
 """Few answers use all of max_tokens: what is left is taken to be no longer than what was given, or than this."""
 
 
-@compiled
+@compilable
 def expected_rest(left: Floats, given: Floats) -> Floats:
     """(N,): tokens that answers are taken to go on for, of `left` that they may have; `given`: so far."""
     return np.asarray(np.minimum(left, np.maximum(given, HORIZON_TOKENS)))

@@ -24,7 +24,7 @@ def server_environment(environ: Mapping[str, str], run_dir: Path) -> dict[str, s
     added = {"VLLM_MAX_N_SEQUENCES": str(MAX_CHOICES), "USER": _user_name(), "PYTHONWARNINGS": _QUIET_TRACKER}
     if _writable(Path(MODEL_CACHE_DIR)):
         added["HF_HOME"] = MODEL_CACHE_DIR
-        added["NUMBA_CACHE_DIR"] = f"{MODEL_CACHE_DIR}/numba"  # compiling takes 20 CPU seconds; the image is read-only
+        added["NUMBA_CACHE_DIR"] = f"{MODEL_CACHE_DIR}/numba"  # for what the image does not bring along compiled
     added = {name: value for name, value in added.items() if name not in environ}
     home = environ.get("HOME")
     if home is None or not _writable(Path(home)):

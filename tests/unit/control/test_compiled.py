@@ -1,9 +1,12 @@
-"""Code that was compiled by another release lies in the same cache."""
+"""Machine code on disk: an image brings it along, and it is always that of these sources."""
 
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,3 +38,57 @@ def test_a_cache_whose_types_have_moved_is_compiled_anew(tmp_path: Path, monkeyp
         (tmp_path / f"{types}.py").unlink()
         del sys.modules[types]
         assert list(tmp_path.rglob("code_that_stays.total*.nbi")), "nothing is cached"
+
+
+CALLEE = "from outrider_runtime.control.compiled import compiled\n\n@compiled\ndef factor():\n    return {}\n"
+CALLER = """
+from outrider_runtime.control.compiled import compiled
+from outrider_runtime.callee import factor
+
+@compiled
+def scaled(value):
+    return value * factor()
+"""
+ASK = """
+from pathlib import Path
+import outrider_runtime
+from outrider_runtime.control import compiled
+outrider_runtime.__path__.append("{0}")
+compiled._PACKAGE = Path("{0}")
+from outrider_runtime.caller import scaled
+print(scaled(3), sum(scaled.stats.cache_hits.values()))
+"""
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Callable[..., str]:
+    """What a fresh process answers, and how many functions it found on disk."""
+    folder = tmp_path / "outrider_runtime"
+    folder.mkdir()
+    (folder / "caller.py").write_text(CALLER)
+
+    def asked(factor: int, **environment: str) -> str:
+        (folder / "callee.py").write_text(CALLEE.format(factor))
+        command = [sys.executable, "-W", "error", "-c", ASK.format(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **environment})
+        return done.stdout.strip()
+
+    return asked
+
+
+@pytest.mark.slow
+def test_a_change_in_a_function_that_is_compiled_into_another_is_seen(ask: Callable[..., str]) -> None:
+    assert [ask(2), ask(2), ask(5)] == ["6 0", "6 1", "15 0"]
+
+
+@pytest.mark.slow
+def test_what_an_image_ships_is_used_beside_a_volume_for_what_is_missing(
+    ask: Callable[..., str], tmp_path: Path
+) -> None:
+    """A pod's root is read-only and its cache empty: it would compile for minutes."""
+    ask(2)
+    volume = tmp_path / "volume"
+    assert ask(2, NUMBA_CACHE_DIR=str(volume)) == "6 1"
+    assert not list(volume.rglob("*.nbi")), "it was compiled once more"
+    assert ask(5, NUMBA_CACHE_DIR=str(volume)) == "15 0"
+    assert list(volume.rglob("*.nbi")), "nothing is kept"

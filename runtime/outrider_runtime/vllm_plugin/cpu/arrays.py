@@ -12,6 +12,8 @@ from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from outrider_runtime.control.compiled import kept
+
 _VIEWED_AS = {torch.bfloat16: torch.int16, torch.uint64: torch.int64}
 """numpy has no bfloat16, and numba turns a sum of uint64 and int64 into a float."""
 
@@ -26,7 +28,7 @@ def view(value: Any) -> Any:
 
 def compiled(function: Callable[..., Any]) -> Any:
     """Numba's compiler with a cache on disk. Arguments are numpy views; None stays None."""
-    return njit(cache=True, nogil=True)(function)
+    return kept(njit(nogil=True)(function))
 
 
 def inlined(function: Callable[..., Any]) -> Any:
