@@ -29,10 +29,8 @@ def _model() -> None:
 
 def _code() -> None:
     """Machine code of the control core, as the images have it. Tests that start together would both compile it."""
-    program = environment.environment()
-    run(
-        "code: compiling the control core (two minutes, once)", [str(program), "-m", "outrider_runtime.control.warm_up"]
-    )
+    warm_up = [str(environment.environment()), "-m", "outrider_runtime.control.warm_up"]
+    run("code: loading the control core (compiled in two minutes the first time)", warm_up)
 
 
 _STEPS: dict[str, Callable[[], object]] = {
