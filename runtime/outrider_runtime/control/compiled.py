@@ -57,7 +57,7 @@ class Cache(FunctionCache):  # type: ignore[misc]  # numba has no types
 @functools.cache
 def _stamp(source: Path) -> str:
     """Of all sources that this one's machine code may hold parts of."""
-    found, todo = set(), [source]
+    found, todo = set[Path](), [source]
     while todo:
         one = todo.pop()
         todo += () if one in found else _imported(one)
@@ -67,11 +67,12 @@ def _stamp(source: Path) -> str:
 
 @functools.cache
 def _imported(source: Path) -> tuple[Path, ...]:
-    """The package's own files that a file imports from."""
-    imports = (node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.ImportFrom))
-    ours = [one for one in imports if one.module and one.module.startswith(_PACKAGE.name)]
-    folders = {_PACKAGE.joinpath(*str(one.module).split(".")[1:]): one.names for one in ours}
-    paths = [*folders, *(folder / name.name for folder, names in folders.items() for name in names)]
+    """The package's own files that a file imports, or imports from."""
+    paths = list[Path]()
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(_PACKAGE.name):
+            module = _PACKAGE.joinpath(*node.module.split(".")[1:])
+            paths += module, *(module / name.name for name in node.names)
     files = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py") for path in paths)
     return tuple(file for file in files if file.exists())
 
