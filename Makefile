@@ -17,7 +17,7 @@ demo: deps ## the main job: a real Kubernetes, one manifest, real requests, a ne
 test: deps lint ## every test, those on the real cluster and the real engine included
 	OUTRIDER_REQUIRE_CLUSTER=1 $(PY) -m pytest -n 2 --no-loadscope-reorder
 
-test-fast: deps-fast code ## the unit tests without those marked slow
+test-fast: code ## the unit tests without those marked slow
 	$(PY) -m pytest -q -n 2 --no-loadscope-reorder -m "not slow" tests/unit
 
 lint: deps-fast ## formatting, lint, types, import rules, generated files
@@ -30,7 +30,7 @@ lint: deps-fast ## formatting, lint, types, import rules, generated files
 crds: deps-fast ## write the CustomResourceDefinition from the models
 	$(VENV)/bin/outrider-crds
 
-bench: $(if $(ONLY),deps,deps-fast code) ## the bars, on paired replays of recorded proposals, in at most MINUTES=20 (ONLY=real_cores: that benchmark)
+bench: $(if $(ONLY),deps,code) ## the bars, on paired replays of recorded proposals, in at most MINUTES=20 (ONLY=real_cores: that benchmark)
 	$(PY) -m tests.benchmarks.$(or $(ONLY),replay) $(if $(MINUTES),--minutes $(MINUTES))
 
 recording: deps ## record anew what the drafters propose (PROMPTS=FILE, as Spec-Bench has them; docs/simulator.md)

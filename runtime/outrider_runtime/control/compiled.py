@@ -7,6 +7,7 @@ pod compiles. What is not there goes to NUMBA_CACHE_DIR where that is set (a rea
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -46,11 +47,12 @@ class Cache(FunctionCache):  # type: ignore[misc]  # numba has no types
         return None
 
     def _load(self, file: Any, key: Any) -> Any:
-        """Code whose argument types another release has moved is a miss; numba raises."""
+        """Code whose argument types another release has moved is a miss (numba raises); its index goes."""
         try:
             return file.load(key)
         except (ImportError, AttributeError):
-            self.flush()
+            with contextlib.suppress(OSError):
+                file.flush()
             return None
 
 
@@ -67,9 +69,9 @@ def _stamp(source: Path) -> str:
 
 @functools.cache
 def _imported(source: Path) -> tuple[Path, ...]:
-    """The package's own files that a file imports, or imports from."""
+    """The package's own files that a file imports from; compiled code sees what its module imported at the top."""
     paths = list[Path]()
-    for node in ast.walk(ast.parse(source.read_text())):
+    for node in ast.parse(source.read_text()).body:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(_PACKAGE.name):
             module = _PACKAGE.joinpath(*node.module.split(".")[1:])
             paths += module, *(module / name.name for name in node.names)
