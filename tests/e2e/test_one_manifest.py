@@ -10,6 +10,7 @@ import json
 import pytest
 import yaml
 from outrider_crds.runtime_config import MODEL_CACHE_DIR
+from outrider_runtime.control.selection.drafters import best_choice
 
 from demo.service import JsonObject, condition, shows_acceptance
 from setup.steps import REPOSITORY
@@ -43,7 +44,7 @@ def test_serving_pods_run_with_no_more_rights_than_they_need(service: Service) -
 def test_no_pod_compiles_what_its_image_brings_along(service: Service) -> None:
     """Promise: a pod is not two minutes late because it compiles the control core."""
     (pod,) = service.pods()
-    look = ("find", MODEL_CACHE_DIR, "-name", "*best_choice*")
+    look = ("find", MODEL_CACHE_DIR, "-name", f"{best_choice.__module__}*")
     assert service.cluster.kubectl("exec", pod["metadata"]["name"], "--", *look) == ""
 
 

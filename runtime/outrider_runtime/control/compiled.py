@@ -1,7 +1,7 @@
 """numba with types: what is hot is a plain loop, compiled once and kept on disk.
 
-The code is kept beside its source. An image is built with it (`python -m outrider_runtime.control.warm_up`), so that no
-pod compiles. What is not there goes to NUMBA_CACHE_DIR where that is set (a read-only image).
+The code is kept beside its source, in NUMBA_CACHE_DIR where that is set (a read-only image), and looked for in both. An
+image is built with it (`python -m outrider_runtime.control.warm_up`), so that no pod compiles.
 """
 
 from __future__ import annotations
@@ -11,49 +11,77 @@ import contextlib
 import functools
 import hashlib
 import inspect
-import platform
+import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import llvmlite.binding
 import numba
-from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.caching import NullCache
+from numba.core.compiler import CompileResult
 from numba.extending import register_jitable
+
+from outrider_runtime.processor import any_server
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
 _PACKAGE = Path(__file__).parents[1]
 
+os.environ.update(any_server(os.environ))
+numba.config.reload_config()
 
-class Cache(FunctionCache):  # type: ignore[misc]  # numba has no types
-    """Code on disk of exactly these sources. numba itself looks at the time of a function's own file: the change of a
-    function that is compiled into it goes unseen, and an image that is copied has other times."""
+
+class Cache(NullCache):  # type: ignore[misc]  # numba has no types
+    """Machine code on disk, a file for each function, its sources and the types of its arguments.
+
+    numba's own cache looks at the time of a function's own file: the change of a function that is compiled into it goes
+    unseen, and an image that is copied has other times. Its files keep their names over releases, so that processes
+    that save at the same time, or a full disk, leave one release's code under another's index.
+    """
 
     def __init__(self, function: Callable[..., object]) -> None:
-        super().__init__(function)
         source = Path(inspect.getfile(function))
-        folders = source.parent / "__pycache__", self._cache_path
-        self._shipped, self._cache_file = (
-            IndexDataCacheFile(str(folder), self._impl.filename_base, _stamp(source)) for folder in folders
-        )
+        beside = source.parent / "__pycache__"
+        self._own = Path(numba.config.CACHE_DIR) if numba.config.CACHE_DIR else beside
+        self._folders = (beside, self._own)
+        self._name = f"{function.__module__}.{function.__qualname__}"
+        self._sources = f"numba {numba.__version__}, {_stamp(source)}"
+
+    @property
+    def cache_path(self) -> str:
+        return str(self._own)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """None: to be compiled. So is what cannot be read: no damaged file is worth a start."""
         target_context.refresh()
-        key = self._index_key(sig, target_context.codegen())
-        for file in (self._shipped, self._cache_file):
-            if (data := self._load(file, key)) is not None:
-                return self._impl.rebuild(target_context, data)
+        name = self._file(sig, target_context.codegen())
+        for folder in self._folders:
+            with contextlib.suppress(Exception):
+                return CompileResult._rebuild(target_context, *pickle.loads((folder / name).read_bytes()))
         return None
 
-    def _load(self, file: Any, key: Any) -> Any:
-        """Code whose argument types another release has moved is a miss (numba raises); its index goes."""
-        try:
-            return file.load(key)
-        except (ImportError, AttributeError):
-            with contextlib.suppress(OSError):
-                file.flush()
-            return None
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """What cannot be written, as on a full or read-only disk, is compiled by each process."""
+        if data.lifted or data.library.has_dynamic_globals:
+            return
+        with contextlib.suppress(OSError):
+            self._own.mkdir(parents=True, exist_ok=True)
+            _write_whole(self._own / self._file(sig, data.codegen), pickle.dumps(data._reduce()))
+
+    def _file(self, sig: Any, codegen: Any) -> str:
+        key = f"{self._sources}, {sig}, {codegen.magic_tuple()}"
+        return f"{self._name}.{hashlib.sha256(key.encode()).hexdigest()[:16]}.nbc"
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Who reads it finds nothing or all of it."""
+    part = path.with_suffix(f".{os.getpid()}")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 @functools.cache
@@ -71,25 +99,12 @@ def _stamp(source: Path) -> str:
 def _imported(source: Path) -> tuple[Path, ...]:
     """The package's own files that a file imports from; compiled code sees what its module imported at the top."""
     paths = list[Path]()
-    for node in ast.parse(source.read_text()).body:
+    for node in ast.parse(source.read_bytes()).body:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(_PACKAGE.name):
             module = _PACKAGE.joinpath(*node.module.split(".")[1:])
             paths += module, *(module / name.name for name in node.names)
     files = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py") for path in paths)
     return tuple(file for file in files if file.exists())
-
-
-def _compile_for_any_server() -> None:
-    """For x86-64 CPUs with AVX2 or any ARM one, unless the user names a CPU: what was compiled where an image was built
-    runs where it is pulled."""
-    host = llvmlite.binding.get_host_cpu_features()
-    common = {"x86_64": "x86-64-v3" if host.get("avx2") and host.get("fma") else None, "aarch64": "generic"}
-    name = common.get(platform.machine())
-    if numba.config.CPU_NAME is None and name is not None:
-        numba.config.CPU_NAME, numba.config.CPU_FEATURES = name, ""
-
-
-_compile_for_any_server()
 
 
 def compiled(function: Function) -> Function:
@@ -98,8 +113,15 @@ def compiled(function: Function) -> Function:
 
 
 def kept(dispatcher: Any) -> Any:
-    """What numba returned, with its code on disk; a plain function, as under NUMBA_DISABLE_JIT, as it is."""
+    """What numba returned, with its code on disk; a plain function, as under NUMBA_DISABLE_JIT, as it is.
+
+    Raises ValueError for a function that closes over values: its code is not that of its sources alone.
+    """
     if isinstance(dispatcher, numba.core.dispatcher.Dispatcher):
+        if dispatcher.py_func.__closure__:
+            raise ValueError(
+                f"{dispatcher.py_func.__qualname__} closes over values: define it at the top of its module"
+            )
         dispatcher._cache = Cache(dispatcher.py_func)  # what `cache=True` does
     return dispatcher
 

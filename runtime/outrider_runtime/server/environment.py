@@ -13,6 +13,7 @@ from pathlib import Path
 
 from outrider_crds.runtime_config import MODEL_CACHE_DIR
 
+from outrider_runtime.processor import any_server
 from outrider_runtime.server.limits import MAX_CHOICES
 
 _QUIET_TRACKER = "ignore:resource_tracker:UserWarning"
@@ -22,6 +23,7 @@ _QUIET_TRACKER = "ignore:resource_tracker:UserWarning"
 def server_environment(environ: Mapping[str, str], run_dir: Path) -> dict[str, str]:
     """What to add to `environ`; what the user set stays."""
     added = {"VLLM_MAX_N_SEQUENCES": str(MAX_CHOICES), "USER": _user_name(), "PYTHONWARNINGS": _QUIET_TRACKER}
+    added |= any_server(environ)  # the engine's own process has it from the start, whatever vLLM imports there first
     if _writable(Path(MODEL_CACHE_DIR)):
         added["HF_HOME"] = MODEL_CACHE_DIR
         added["NUMBA_CACHE_DIR"] = f"{MODEL_CACHE_DIR}/numba"  # for what the image does not bring along compiled

@@ -12,13 +12,15 @@ from outrider_crds.spec import Dtype
 from outrider_crds.state import Verification
 
 from outrider_runtime.control.warm_up import compile_all
-from outrider_runtime.identity import cpu_name, weights_commit
+from outrider_runtime.dtype import engine_dtype
+from outrider_runtime.identity import weights_commit
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.profiles import Identity
 from outrider_runtime.loop.reporter import Reporter
 from outrider_runtime.memory_limit import GIB, cpu_cache_gib, memory_limit_bytes
 from outrider_runtime.model_config import config_file
 from outrider_runtime.paths import Paths
+from outrider_runtime.processor import cpu_name
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
 from outrider_runtime.torch_engine.drafts.beam import WIDEST
 from outrider_runtime.torch_engine.engine import Engine, Models
@@ -78,15 +80,8 @@ def _device_name(device: torch.device) -> str:
 
 def _dtype(boot: BootConfig) -> torch.dtype | None:
     """None: as the weights are stored."""
-    if boot.engine.dtype is not Dtype.AUTO:
-        dtype: torch.dtype = getattr(torch, boot.engine.dtype.value)
-        return dtype
-    return torch.float32 if boot.accelerator.on_cpu and not multiplies_bfloat16() else None
-
-
-def multiplies_bfloat16() -> bool:
-    """Whether this CPU has instructions for it. Without, 128 rows take five times as long as in float32."""
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    dtype = engine_dtype(boot)
+    return None if dtype is Dtype.AUTO else getattr(torch, dtype.value)
 
 
 def _try(target: Model, folder: Path) -> None:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from outrider_crds.runtime_config import SERVING_PORT, draft_mount
 from outrider_crds.spec import Drafter, DraftMethod
 
+from outrider_runtime.dtype import engine_dtype
 from outrider_runtime.vllm_plugin import cpu
 from outrider_runtime.vllm_plugin.graphs import graph_sizes
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, target_location
@@ -29,7 +30,7 @@ def engine_arguments(plan: LaunchPlan) -> list[str]:
         target_location(plan),
         f"--served-model-name={boot.target.name}",
         f"--port={SERVING_PORT}",
-        f"--dtype={boot.engine.dtype.value}",
+        f"--dtype={engine_dtype(boot).value}",
         f"--tensor-parallel-size={boot.engine.tensor_parallel_size}",
         f"--scheduler-cls={SCHEDULER_CLASS}",
         f"--worker-cls={CPU_WORKER_CLASS if boot.accelerator.on_cpu else GPU_WORKER_CLASS}",

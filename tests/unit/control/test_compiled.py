@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import llvmlite.binding
 import pytest
 from numba.core.registry import cpu_target
+from outrider_runtime.control.compiled import compiled
+from outrider_runtime.processor import any_server
 
 CODE = """
 from typing import NamedTuple
@@ -39,13 +40,12 @@ def test_a_cache_whose_types_have_moved_is_compiled_anew(tmp_path: Path, monkeyp
         assert importlib.import_module("code_that_stays").ask() == 3
         (tmp_path / f"{types}.py").unlink()
         del sys.modules[types]
-        assert list(tmp_path.rglob("code_that_stays.total*.nbi")), "nothing is cached"
+        assert list(tmp_path.rglob("code_that_stays.total*.nbc")), "nothing is cached"
 
 
-@pytest.mark.skipif(not llvmlite.binding.get_host_cpu_features().get("avx2", True), reason="this CPU has no AVX2")
+@pytest.mark.skipif(not any_server({}), reason="this CPU is none of any server's")
 def test_code_is_for_other_machines_than_the_one_that_compiled_it() -> None:
     """An image is built on one machine and runs on another; code for the builder's CPU would be compiled once more."""
-    importlib.import_module("outrider_runtime.control.compiled")  # says for whom
     _, name, features = cpu_target.target_context.codegen().magic_tuple()
     assert (name, features) in (("x86-64-v3", ""), ("generic", ""))
 
@@ -99,6 +99,30 @@ def test_what_an_image_ships_is_used_beside_a_volume_for_what_is_missing(
     ask(2)
     volume = tmp_path / "volume"
     assert ask(2, NUMBA_CACHE_DIR=str(volume)) == "6 1"
-    assert not list(volume.rglob("*.nbi")), "it was compiled once more"
+    assert not list(volume.rglob("*.nbc")), "it was compiled once more"
     assert ask(5, NUMBA_CACHE_DIR=str(volume)) == "15 0"
-    assert list(volume.rglob("*.nbi")), "nothing is kept"
+    assert list(volume.rglob("*.nbc")), "nothing is kept"
+
+
+@pytest.mark.slow
+def test_a_damaged_file_is_compiled_anew(ask: Callable[..., str], tmp_path: Path) -> None:
+    """Bug: an empty file, as a node leaves that loses power, ended every start until somebody deleted it."""
+    ask(2)
+    for content in (b"", b"no code", None):
+        for file in tmp_path.rglob("*.nbc"):
+            file.write_bytes(file.read_bytes()[:100] if content is None else content)
+        assert [ask(2), ask(2)] == ["6 0", "6 1"]
+
+
+@pytest.mark.slow
+def test_code_that_cannot_be_written_is_compiled_by_each_process(ask: Callable[..., str], tmp_path: Path) -> None:
+    """Bug: a full volume ended the pod, which had the code in memory."""
+    (tmp_path / "full").write_text("no folder")
+    assert [ask(2, NUMBA_CACHE_DIR=str(tmp_path / "full")) for _ in range(2)] == ["6 0", "6 0"]
+
+
+def test_a_function_that_closes_over_values_is_refused() -> None:
+    """Its file would not tell its code from that over other values."""
+    factor = len(CODE)
+    with pytest.raises(ValueError, match="closes over values"):
+        compiled(lambda value: value * factor)

@@ -27,7 +27,7 @@ def test_what_the_user_set_stays(tmp_path: Path) -> None:
     """`engine.env` and the pod's own environment win over defaults."""
     mine = {
         "HOME": str(tmp_path), "USER": "me", "VLLM_MAX_N_SEQUENCES": "2", "HF_HOME": "/somewhere",
-        "PYTHONWARNINGS": "error",
+        "PYTHONWARNINGS": "error", "NUMBA_CPU_NAME": "native",
     }  # fmt: skip
     assert server_environment(mine, tmp_path) == {}
 
@@ -39,6 +39,13 @@ def test_compiled_code_outlives_the_pod_where_there_is_a_volume(
     monkeypatch.setattr(environment, "MODEL_CACHE_DIR", str(tmp_path))
     assert server_environment({}, tmp_path)["NUMBA_CACHE_DIR"] == str(tmp_path / "numba")
     assert "NUMBA_CACHE_DIR" not in server_environment({"NUMBA_CACHE_DIR": "/mine"}, tmp_path)
+
+
+def test_an_engine_runs_the_code_that_the_image_brings_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: numba asks for its CPU once. Where vLLM compiled something of its own first, the rest was compiled anew."""
+    monkeypatch.setattr(environment, "any_server", lambda environ: {"NUMBA_CPU_NAME": "any", **environ})
+    assert server_environment({}, tmp_path)["NUMBA_CPU_NAME"] == "any"
+    assert "NUMBA_CPU_NAME" not in server_environment({"NUMBA_CPU_NAME": "mine"}, tmp_path)
 
 
 def test_a_user_without_a_name_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import torch
 from outrider_crds.pod_template import EnvVar
 from outrider_crds.runtime_config import BootConfig
 from outrider_crds.spec import Accelerator, Backend, Drafter, Dtype, Engine
+from outrider_runtime import dtype
 from outrider_runtime.paths import Paths
 from outrider_runtime.torch_engine import launch
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
@@ -61,16 +62,14 @@ def test_what_the_engine_cannot_do_is_refused_by_field(
         started(boot(folder, **engine), tmp_path)
 
 
-@pytest.mark.parametrize(("has_instructions", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
-def test_a_cpu_that_cannot_multiply_bfloat16_serves_in_float32(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_instructions: bool, dtype: torch.dtype
+@pytest.mark.parametrize(("has_instructions", "served"), [(False, torch.float32), (True, torch.bfloat16)])
+def test_the_engine_computes_in_what_suits_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_instructions: bool, served: torch.dtype
 ) -> None:
-    """Bug: a prompt took five times as long, and so did profiling. A dtype that the manifest names is kept."""
     write_model(tmp_path, model_type="llama", dtype="bfloat16")
     write_tokenizer(tmp_path)
-    monkeypatch.setattr(launch, "multiplies_bfloat16", lambda: has_instructions)
-    assert started(boot(tmp_path, dtype=Dtype.AUTO), tmp_path).engine._models.target.dtype is dtype
-    assert started(boot(tmp_path, dtype=Dtype.BFLOAT16), tmp_path).engine._models.target.dtype is torch.bfloat16
+    monkeypatch.setattr(dtype, "multiplies_bfloat16", lambda: has_instructions)
+    assert started(boot(tmp_path, dtype=Dtype.AUTO), tmp_path).engine._models.target.dtype is served
 
 
 def test_a_configuration_that_no_step_could_run_is_refused_at_the_start(folder: Path, tmp_path: Path) -> None:
