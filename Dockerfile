@@ -82,8 +82,7 @@ RUN apt-get update \
 COPY --from=runtime-cpu-packages /opt/venv /opt/venv
 COPY --from=outrider /opt/outrider /opt/outrider
 ENV PATH=/opt/outrider/bin:/opt/venv/bin:${PATH} PYTHONPATH=/opt/outrider/lib PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
-# As above.
-RUN python3 -m outrider_runtime.control.warm_up
+RUN env -u NUMBA_CACHE_DIR -u NUMBA_CPU_NAME -u NUMBA_CPU_FEATURES python3 -m outrider_runtime.control.warm_up
 USER 65532:65532
 RUN outrider-runtime --help > /dev/null && outrider-profile --help > /dev/null && outrider-simulate --help > /dev/null
 ENTRYPOINT ["outrider-runtime"]

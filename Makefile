@@ -53,4 +53,4 @@ code: deps-fast ## machine code of the control core (cached)
 
 clean: ## remove what this checkout built (caches in ~/.cache/outrider stay)
 	rm -rf $(VENV) .outrider .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find runtime -name '*.nbc' -delete
+	find runtime -name '*.nbc*' -delete

@@ -270,7 +270,7 @@ class Engine(Model):
     max_model_len: Annotated[int, Field(ge=16, le=10_000_000)] | None = None
     """Longest request in tokens, prompt and answer together; the model's own limit when absent."""
     dtype: Dtype = Dtype.AUTO
-    """Type of the weights and activations."""
+    """Type of the weights and activations. auto is the model's own, and float32 on CPUs without bfloat16."""
     extra_args: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=32)] = []
     """Further arguments of the engine, as on its command line (`--max-num-seqs=32`)."""
     env: Annotated[list[EnvVar], Field(max_length=32), MapList("name")] = []

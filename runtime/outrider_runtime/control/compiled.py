@@ -9,17 +9,22 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import glob
 import hashlib
 import inspect
 import os
 import pickle
+import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import llvmlite
 import numba
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
+from numba.core.serialize import dumps
 from numba.extending import register_jitable
 
 from outrider_runtime.processor import any_server
@@ -28,7 +33,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 _PACKAGE = Path(__file__).parents[1]
 
-os.environ.update(any_server(os.environ))
+os.environ.update(any_server(os.environ))  # before numba makes its compiler, and for when it reads them again
 numba.config.reload_config()
 
 
@@ -46,7 +51,8 @@ class Cache(NullCache):  # type: ignore[misc]  # numba has no types
         self._own = Path(numba.config.CACHE_DIR) if numba.config.CACHE_DIR else beside
         self._folders = (beside, self._own)
         self._name = f"{function.__module__}.{function.__qualname__}"
-        self._sources = f"numba {numba.__version__}, {_stamp(source)}"
+        line, versions = function.__code__.co_firstlineno, (numba.__version__, llvmlite.__version__)
+        self._sources = _digest((_stamp(source), line, versions, sys.implementation.cache_tag))[:8]
 
     @property
     def cache_path(self) -> str:
@@ -58,7 +64,9 @@ class Cache(NullCache):  # type: ignore[misc]  # numba has no types
         name = self._file(sig, target_context.codegen())
         for folder in self._folders:
             with contextlib.suppress(Exception):
-                return CompileResult._rebuild(target_context, *pickle.loads((folder / name).read_bytes()))
+                kept_sig, code = pickle.loads(_unsealed((folder / name).read_bytes()))
+                if kept_sig == sig:  # types of one name may differ
+                    return CompileResult._rebuild(target_context, *code)
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -67,16 +75,34 @@ class Cache(NullCache):  # type: ignore[misc]  # numba has no types
             return
         with contextlib.suppress(OSError):
             self._own.mkdir(parents=True, exist_ok=True)
-            _write_whole(self._own / self._file(sig, data.codegen), pickle.dumps(data._reduce()))
+            _write_whole(self._own / self._file(sig, data.codegen), _sealed(dumps((sig, data._reduce()))))
+            for file in self._own.glob(f"{glob.escape(self._name)}.*"):
+                if not file.name.startswith(f"{self._name}.{self._sources}."):
+                    file.unlink(missing_ok=True)  # of other sources
 
     def _file(self, sig: Any, codegen: Any) -> str:
-        key = f"{self._sources}, {sig}, {codegen.magic_tuple()}"
-        return f"{self._name}.{hashlib.sha256(key.encode()).hexdigest()[:16]}.nbc"
+        return f"{self._name}.{self._sources}.{_digest((sig, codegen.magic_tuple()))[:16]}.nbc"
+
+
+def _digest(key: object) -> str:
+    return hashlib.sha256(str(key).encode()).hexdigest()
+
+
+def _sealed(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest() + content
+
+
+def _unsealed(sealed: bytes) -> bytes:
+    """Raises ValueError for what is not as it was written: damaged machine code ends the process, or counts wrong."""
+    content = sealed[hashlib.sha256().digest_size :]
+    if _sealed(content) != sealed:
+        raise ValueError("the file is damaged")
+    return content
 
 
 def _write_whole(path: Path, content: bytes) -> None:
     """Who reads it finds nothing or all of it."""
-    part = path.with_suffix(f".{os.getpid()}")
+    part = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     try:
         part.write_bytes(content)
         part.replace(path)

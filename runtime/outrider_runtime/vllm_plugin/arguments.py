@@ -8,8 +8,9 @@ import shutil
 from itertools import pairwise
 
 from outrider_crds.runtime_config import SERVING_PORT, draft_mount
-from outrider_crds.spec import Drafter, DraftMethod
+from outrider_crds.spec import Drafter, DraftMethod, Dtype
 
+from outrider_runtime.drafters.pool import model_config
 from outrider_runtime.dtype import engine_dtype
 from outrider_runtime.vllm_plugin import cpu
 from outrider_runtime.vllm_plugin.graphs import graph_sizes
@@ -30,7 +31,7 @@ def engine_arguments(plan: LaunchPlan) -> list[str]:
         target_location(plan),
         f"--served-model-name={boot.target.name}",
         f"--port={SERVING_PORT}",
-        f"--dtype={engine_dtype(boot).value}",
+        f"--dtype={_dtype(plan).value}",
         f"--tensor-parallel-size={boot.engine.tensor_parallel_size}",
         f"--scheduler-cls={SCHEDULER_CLASS}",
         f"--worker-cls={CPU_WORKER_CLASS if boot.accelerator.on_cpu else GPU_WORKER_CLASS}",
@@ -44,6 +45,21 @@ def engine_arguments(plan: LaunchPlan) -> list[str]:
         arguments.append(f"--speculative-config={json.dumps(speculative)}")
     arguments += _heads_for_the_compiler(plan)
     return [*arguments, *_graph_arguments(plan, speculative), *boot.engine.extra_args]
+
+
+def _dtype(plan: LaunchPlan) -> Dtype:
+    """As for every engine, but vLLM computes in 16 bits where weights are quantised."""
+    asked, dtype = plan.boot.engine.dtype, engine_dtype(plan.boot)
+    return asked if dtype is not asked and _is_quantised(plan) else dtype
+
+
+def _is_quantised(plan: LaunchPlan) -> bool:
+    if any(argument.startswith(("--quantization", "-q")) for argument in plan.boot.engine.extra_args):
+        return True
+    try:
+        return "quantization_config" in model_config(plan.boot.target, target_location(plan))
+    except (OSError, ValueError):  # vLLM will say what is wrong with it
+        return False
 
 
 def server_arguments(plan: LaunchPlan) -> list[str]:

@@ -106,12 +106,46 @@ def test_what_an_image_ships_is_used_beside_a_volume_for_what_is_missing(
 
 @pytest.mark.slow
 def test_a_damaged_file_is_compiled_anew(ask: Callable[..., str], tmp_path: Path) -> None:
-    """Bug: an empty file, as a node leaves that loses power, ended every start until somebody deleted it."""
+    """Bug: an empty file, as a node leaves that loses power, ended every start until somebody deleted it. Zeros among
+    machine code end the process, or make it count wrong."""
     ask(2)
-    for content in (b"", b"no code", None):
+    damages: tuple[Callable[[bytes], bytes], ...] = (
+        lambda _code: b"", lambda code: code[: len(code) // 2],
+        lambda code: code[: len(code) // 3] + bytes(512) + code[len(code) // 3 + 512 :],
+    )  # fmt: skip
+    for damage in damages:
         for file in tmp_path.rglob("*.nbc"):
-            file.write_bytes(file.read_bytes()[:100] if content is None else content)
+            file.write_bytes(damage(file.read_bytes()))
         assert [ask(2), ask(2)] == ["6 0", "6 1"]
+
+
+def test_types_and_functions_of_one_name_have_code_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: another module's tuple of the same name, with its fields in another order, found the code of the first."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "one_way.py").write_text(TYPES)
+    (tmp_path / "other_way.py").write_text(TYPES.replace("x: int\n    y: int", "y: int\n    x: int"))
+    (tmp_path / "twins.py").write_text(
+        "from outrider_runtime.control.compiled import compiled\n"
+        "first = compiled(lambda point: point.x)\nsecond = compiled(lambda point: point.y)\n"
+    )
+    points = [importlib.import_module(name).Point(1, 2) for name in ("one_way", "other_way")]
+    for _ in range(2):  # the second time from the disk
+        sys.modules.pop("twins", None)
+        twins = importlib.import_module("twins")
+        assert [(twins.first(point), twins.second(point)) for point in points] == [(1, 2), (2, 1)]
+
+
+@pytest.mark.slow
+def test_code_of_sources_that_are_gone_is_deleted(ask: Callable[..., str], tmp_path: Path) -> None:
+    """A volume would fill up, release after release."""
+    ask(2)
+    before = {file.name for file in tmp_path.rglob("*.nbc")}
+    ask(5)
+    after = {file.name for file in tmp_path.rglob("*.nbc")}
+    assert len(after) == len(before)
+    assert not before & after
 
 
 @pytest.mark.slow

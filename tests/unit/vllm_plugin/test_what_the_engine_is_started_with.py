@@ -9,6 +9,7 @@ import pytest
 from outrider_crds.pod_template import EnvVar
 from outrider_crds.runtime_config import BootConfig
 from outrider_crds.spec import Accelerator, Drafter, Engine
+from outrider_runtime import dtype
 from outrider_runtime.drafters.pool import Pool
 from outrider_runtime.memory_limit import cpu_cache_gib
 from outrider_runtime.paths import Paths
@@ -36,6 +37,21 @@ def test_without_a_draft_pool_there_is_no_speculative_config() -> None:
     plan = plan_of(boot_config([]), Pool())
     assert arguments.speculative_config(plan) is None
     assert not any(argument.startswith("--speculative-config") for argument in arguments.engine_arguments(plan))
+
+
+@pytest.mark.parametrize(
+    ("config", "extra", "served"),
+    [({}, [], "float32"), ({"quantization_config": {}}, [], "auto"), ({}, ["--quantization=awq"], "auto")],
+)
+def test_quantised_weights_keep_their_dtype_on_a_cpu_that_is_slow_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, object], extra: list[str], served: str
+) -> None:
+    """vLLM computes with them in 16 bits, and does not start in float32."""
+    monkeypatch.setattr(dtype, "multiplies_bfloat16", lambda: False)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    boot = boot_config([], target=tmp_path).model_copy(update={"engine": Engine(extra_args=extra)})
+    plan = plan_of(boot, Pool()).model_copy(update={"paths": Paths(mounted=False)})
+    assert f"--dtype={served}" in arguments.engine_arguments(plan)
 
 
 def test_every_member_of_the_pool_proposes_lengths_that_vary() -> None:
