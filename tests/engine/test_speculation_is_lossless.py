@@ -146,7 +146,7 @@ def test_a_draft_model_that_caught_up_proposes_as_if_it_had_never_been_away(
     assert over_holes.agreement(never_away) < 0.8, "a hole shows"
     resumed = Resume(engine, skip=10, chunk=64)
     assert resumed.run() == wanted
-    assert resumed.caught_up > 250, "two prompts of over 100 tokens"
+    assert resumed.caught_up > 200, "two prompts of over 100 tokens"
     assert {name for name, _ in resumed.proposals} == {name for name, _ in never_away.proposals}, "all speculate again"
     assert resumed.agreement(never_away) == 1.0
     state: RuntimeState = engine.scheduler.outrider_reporter.state()
