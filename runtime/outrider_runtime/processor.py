@@ -11,6 +11,7 @@ from pathlib import Path
 
 CPU_INFO = Path("/proc/cpuinfo")
 COMMON = {"x86_64": "x86-64-v3", "aarch64": "generic"}
+"""Machine -> the CPU that LLVM compiles for."""
 V3_FLAGS = frozenset({"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
 """What x86-64-v3 has and older x86-64 CPUs lack."""
 BFLOAT16_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "bf16"})

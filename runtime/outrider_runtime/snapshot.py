@@ -6,11 +6,12 @@ is asked, and adds what only it knows (`ready`, `now`). No other module is used 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from outrider_crds.runtime_config import BootConfig, HotConfig, config_hash
 from outrider_crds.state import RuntimeState
+
+from outrider_runtime.whole_file import write_whole
 
 SNAPSHOT_FILE = "state.json"
 DECISIONS_FILE = "why.txt"
@@ -19,12 +20,12 @@ WRITE_EVERY_S = 0.25
 
 def write_snapshot(run_dir: str | Path, state: RuntimeState) -> None:
     """Replace the snapshot; a reader sees the old one or the new one, never a part."""
-    _replace(Path(run_dir, SNAPSHOT_FILE), state.model_dump_json(by_alias=True, exclude_none=True))
+    write_whole(Path(run_dir, SNAPSHOT_FILE), state.model_dump_json(by_alias=True, exclude_none=True).encode())
 
 
 def write_decisions(run_dir: str | Path, text: str) -> None:
     """Replace the last decisions, which are for people."""
-    _replace(Path(run_dir, DECISIONS_FILE), text)
+    write_whole(Path(run_dir, DECISIONS_FILE), text.encode())
 
 
 def read_decisions(run_dir: str | Path) -> str:
@@ -33,12 +34,6 @@ def read_decisions(run_dir: str | Path) -> str:
         return Path(run_dir, DECISIONS_FILE).read_text(encoding="utf-8")
     except FileNotFoundError:
         return ""
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 def read_snapshot(run_dir: str | Path) -> RuntimeState | None:

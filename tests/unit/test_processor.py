@@ -37,15 +37,15 @@ def test_code_is_for_any_server_that_has_what_it_needs(
     assert processor.any_server({"NUMBA_CPU_FEATURES": "+avx"}) == {}, "the user has said it"
 
 
+@pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(("info", "able"), [(V3, False), (V3.format("avx512_bf16"), True), (ARM.format("bf16"), True)])
-def test_a_cpu_tells_whether_it_multiplies_bfloat16(machine: pytest.MonkeyPatch, info: str, able: bool) -> None:
-    assert machine
+def test_a_cpu_tells_whether_it_multiplies_bfloat16(info: str, able: bool) -> None:
     processor.CPU_INFO.write_text(f"model name\t: EPYC\n{info}")
     assert processor.multiplies_bfloat16() is able
     assert processor.cpu_name() == ("EPYC" if able else "EPYC without bfloat16"), "a profile is of the one or the other"
 
 
-def test_a_machine_that_does_not_say_is_taken_to_be_able_to_nothing(machine: pytest.MonkeyPatch) -> None:
-    assert machine
+@pytest.mark.usefixtures("machine")
+def test_a_machine_that_does_not_say_is_taken_to_be_able_to_nothing() -> None:
     assert not processor.multiplies_bfloat16()
     assert processor.cpu_name() == "cpu without bfloat16"

@@ -15,7 +15,6 @@ import inspect
 import os
 import pickle
 import sys
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -28,6 +27,7 @@ from numba.core.serialize import dumps
 from numba.extending import register_jitable
 
 from outrider_runtime.processor import any_server
+from outrider_runtime.whole_file import write_whole
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -49,10 +49,10 @@ class Cache(NullCache):  # type: ignore[misc]  # numba has no types
         source = Path(inspect.getfile(function))
         beside = source.parent / "__pycache__"
         self._own = Path(numba.config.CACHE_DIR) if numba.config.CACHE_DIR else beside
-        self._folders = (beside, self._own)
+        self._folders = dict.fromkeys((beside, self._own))
         self._name = f"{function.__module__}.{function.__qualname__}"
         line, versions = function.__code__.co_firstlineno, (numba.__version__, llvmlite.__version__)
-        self._sources = _digest((_stamp(source), line, versions, sys.implementation.cache_tag))[:8]
+        self._prefix = f"{self._name}.{_digest((_stamp(source), line, versions, sys.implementation.cache_tag))[:8]}."
 
     @property
     def cache_path(self) -> str:
@@ -75,13 +75,13 @@ class Cache(NullCache):  # type: ignore[misc]  # numba has no types
             return
         with contextlib.suppress(OSError):
             self._own.mkdir(parents=True, exist_ok=True)
-            _write_whole(self._own / self._file(sig, data.codegen), _sealed(dumps((sig, data._reduce()))))
+            write_whole(self._own / self._file(sig, data.codegen), _sealed(dumps((sig, data._reduce()))))
             for file in self._own.glob(f"{glob.escape(self._name)}.*"):
-                if not file.name.startswith(f"{self._name}.{self._sources}."):
+                if not file.name.startswith(self._prefix):
                     file.unlink(missing_ok=True)  # of other sources
 
     def _file(self, sig: Any, codegen: Any) -> str:
-        return f"{self._name}.{self._sources}.{_digest((sig, codegen.magic_tuple()))[:16]}.nbc"
+        return f"{self._prefix}{_digest((sig, codegen.magic_tuple()))[:16]}.nbc"
 
 
 def _digest(key: object) -> str:
@@ -98,16 +98,6 @@ def _unsealed(sealed: bytes) -> bytes:
     if _sealed(content) != sealed:
         raise ValueError("the file is damaged")
     return content
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Who reads it finds nothing or all of it."""
-    part = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    try:
-        part.write_bytes(content)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 @functools.cache
