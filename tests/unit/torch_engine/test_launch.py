@@ -70,6 +70,7 @@ def test_the_engine_computes_in_what_suits_the_cpu(
     write_tokenizer(tmp_path)
     monkeypatch.setattr(dtype, "multiplies_bfloat16", lambda: has_instructions)
     assert started(boot(tmp_path, dtype=Dtype.AUTO), tmp_path).engine._models.target.dtype is served
+    assert started(boot(tmp_path, dtype=Dtype.BFLOAT16), tmp_path).engine._models.target.dtype is torch.bfloat16
 
 
 def test_a_configuration_that_no_step_could_run_is_refused_at_the_start(folder: Path, tmp_path: Path) -> None:
