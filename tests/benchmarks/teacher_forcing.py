@@ -4,9 +4,9 @@
 
 writes results/teacher_forcing.json. SmolLM2-135M in float32, every drafter, chains and trees. For each it says by how
 much the logit of a token falls short of the best one at its place at most, and the share of tokens that are the best;
-it fails where that is over 1e-4, or under 99.99%. The trees alone take 70 minutes of a core. What is measured is written at
-once, beside what an earlier run with as many prompts and tokens found for other drafters. tests/unit/torch_engine does
-the same on tiny models.
+it fails where that is over 1e-4, or under 99.99%. The trees alone take 70 minutes of a core. What is measured is
+written at once, beside what an earlier run with as many prompts and tokens found for other drafters.
+tests/unit/torch_engine does the same on tiny models.
 """
 
 from __future__ import annotations
