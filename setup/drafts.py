@@ -1,14 +1,15 @@
-"""Drafts for SmolLM2 beside it in the model folder: the EAGLE-3 head of examples/models, and a poor draft model.
+"""Drafts for SmolLM2 beside it in the model folder: the EAGLE-3 head of examples/models, and a poor draft model; and a
+small target for tests.
 
 The poor one is the target's own first layers: it proposes what the target seldom accepts, so that the loop has
-something to decline.
+something to decline. The small target says no sentence, and each of its tokens hangs on all before it.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from setup.model import make_world_readable, model
@@ -16,15 +17,16 @@ from setup.steps import CACHE, REPOSITORY, locked
 
 EAGLE = CACHE / "models" / "smollm2-135m-eagle3"
 FIRST_LAYERS = CACHE / "models" / "smollm2-135m-first-layers"
-_LAYERS = 4
+FEW_LAYERS = CACHE / "models" / "smollm2-135m-few-layers"
 
 
 def drafts() -> list[Path]:
-    """Folders of both drafts, made where they are missing."""
+    """Folders of all three, made where they are missing."""
     target = model()
     return [
         _made(EAGLE, lambda folder: shutil.copytree(REPOSITORY / "examples" / "models" / EAGLE.name, folder)),
-        _made(FIRST_LAYERS, lambda folder: _cut(target, folder)),
+        _made(FIRST_LAYERS, lambda folder: _cut(target, folder, range(4))),
+        _made(FEW_LAYERS, lambda folder: _cut(target, folder, (0, 1, 2, 27, 28, 29))),
     ]
 
 
@@ -42,18 +44,18 @@ def _made(folder: Path, make: Callable[[Path], object]) -> Path:
     return folder
 
 
-def _cut(target: Path, folder: Path) -> None:
-    """The target's embedding, its first layers and its head."""
+def _cut(target: Path, folder: Path, layers: Sequence[int]) -> None:
+    """The target's embedding, these of its layers and its head."""
     from safetensors.torch import load_file, save_file  # only here: setup's other steps run before it is installed
 
     shutil.copytree(target, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    kept = {f"model.layers.{layer}." for layer in range(_LAYERS)}
-    weights = {
-        name: tensor.contiguous()
-        for name, tensor in load_file(target / "model.safetensors").items()
-        if not name.startswith("model.layers.") or any(name.startswith(prefix) for prefix in kept)
-    }
+    numbers = {f"model.layers.{layer}": f"model.layers.{number}" for number, layer in enumerate(layers)}
+    weights = {}
+    for name, tensor in load_file(target / "model.safetensors").items():
+        layer = ".".join(name.split(".")[:3])
+        if not name.startswith("model.layers.") or layer in numbers:
+            weights[numbers.get(layer, layer) + name.removeprefix(layer)] = tensor.contiguous()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    config["num_hidden_layers"] = _LAYERS
+    config["num_hidden_layers"] = len(layers)
     (folder / "config.json").write_text(json.dumps(config, indent=2))

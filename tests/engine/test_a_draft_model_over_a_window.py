@@ -1,7 +1,7 @@
 """A draft model that reads the first and the last pages of a request alone: answers stay those of plain decoding, and
 what it reads is bounded, prompts and holes included.
 
-Real vLLM; SmolLM2 drafts for itself as if it were another model, in pages of 32 tokens.
+Real vLLM; a few layers of SmolLM2 draft for themselves as if they were another model, in pages of 32 tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.vllm_plugin.messages import DraftOrder
 
-from tests.engine.engines import POOR_DRAFT, TARGET, Asked, bench, draft_model, sparse_self
+from tests.engine.engines import SMALL, Asked, bench, draft_model, sparse_self
 from tests.engine.ordered import OrderedBench, ordered
 from tests.engine.test_several_neural_drafters import MOST, by_turns, everybody, nobody
 from tests.engine.test_sparse_self import ALL, CHAPTERS, LONGEST, PAGE, accepted, only
@@ -24,8 +24,8 @@ from tests.engine.test_what_serving_must_not_lose import COUNTING
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 NARROW, WHOLE, SELF = range(3)
 POOL = (
-    draft_model(TARGET, "narrow", window_tokens=64),
-    draft_model(TARGET, "whole", window_tokens=LONGEST),
+    draft_model(SMALL, "narrow", window_tokens=64),
+    draft_model(SMALL, "whole", window_tokens=LONGEST),
     sparse_self(64),
 )
 BUDGET = (1 + 3) * PAGE
@@ -34,7 +34,7 @@ BUDGET = (1 + 3) * PAGE
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[OrderedBench]:
-    with ordered(POOL, extra=[f"--block-size={PAGE}"]) as started:
+    with ordered(POOL, extra=[f"--block-size={PAGE}"], target=SMALL) as started:
         yield started
 
 
@@ -136,7 +136,7 @@ def test_requests_that_lose_their_memory_or_are_given_up_cost_the_others_nothing
     asked: list[Asked] = [(f"{number} {COUNTING * 4}", {"max_tokens": 60}) for number in range(4)]
     extra = [f"--block-size={PAGE}", "--max-num-batched-tokens=128"]
     with (
-        bench([draft_model(POOR_DRAFT, window_tokens=32)], extra=extra) as served,
+        bench([draft_model(SMALL, window_tokens=32)], extra=extra, target=SMALL) as served,
         pytest.MonkeyPatch.context() as patch,
     ):
         served.loop.pin(0)

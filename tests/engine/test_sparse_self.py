@@ -1,7 +1,7 @@
 """The target drafts for itself over the first and the last pages of a request: answers stay those of plain decoding,
 and no KV changes that another request may read.
 
-Real vLLM, real SmolLM2, in this process, pages of 32 tokens; what each step drafts is ordered by the test.
+Real vLLM, a few layers of SmolLM2, in this process, pages of 32 tokens; what each step drafts is ordered by the test.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.vllm_plugin.messages import DraftOrder
 
-from tests.engine.engines import OUTPUT_TOKENS, lookup, sparse_self, windowed
+from tests.engine.engines import OUTPUT_TOKENS, SMALL, lookup, sparse_self, windowed
 from tests.engine.ordered import Giver, OrderedBench, ordered
 from tests.engine.test_several_neural_drafters import MOST, by_turns, everybody, nobody
 from tests.engine.test_speculation_is_lossless import PROMPTS, STORY
@@ -32,7 +32,7 @@ ALL = (*PROMPTS, CHAPTERS + "In the end", CHAPTERS + "Nobody")
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[OrderedBench]:
-    with ordered(POOL, extra=[f"--block-size={PAGE}"]) as started:
+    with ordered(POOL, extra=[f"--block-size={PAGE}"], target=SMALL) as started:
         yield started
 
 
@@ -178,7 +178,7 @@ def test_slots_are_reserved_ahead_and_given_back(engine: OrderedBench, reference
 
 def test_asynchronous_scheduling_loses_nothing() -> None:
     """As on GPUs; and beside a lookup, which needs no slots."""
-    with ordered([lookup(), *POOL], extra=[f"--block-size={PAGE}"], asynchronous=True) as engine:
+    with ordered([lookup(), *POOL], extra=[f"--block-size={PAGE}"], target=SMALL, asynchronous=True) as engine:
         reference = engine.run(ALL, nobody)
         for give in (everybody(), by_turns):
             assert engine.run(ALL, give, arrive_every=2) == reference
