@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 import torch
 from outrider_crds.spec import Drafter
 
-from tests.engine.engines import Bench, bench
+from tests.engine.engines import TARGET, Bench, bench
 
 
 @dataclass
@@ -68,10 +69,12 @@ class Device:
 
 
 @contextmanager
-def on_device(device: Device, drafters: list[Drafter], draft: str, *, asynchronous: bool = True) -> Iterator[Bench]:
+def on_device(
+    device: Device, drafters: list[Drafter], draft: str, *, asynchronous: bool = True, target: Path = TARGET
+) -> Iterator[Bench]:
     """An engine whose scheduler and worker live in the device's time. draft: whose passes it times."""
     clock = SimpleNamespace(monotonic=lambda: device.now, time=time.time)
-    with bench(drafters, asynchronous=asynchronous) as engine, pytest.MonkeyPatch.context() as patch:
+    with bench(drafters, asynchronous=asynchronous, target=target) as engine, pytest.MonkeyPatch.context() as patch:
         patch.setattr("outrider_runtime.vllm_plugin.scheduler.time", clock)
         engine.runner._clock = device
         engine.runner.model.register_forward_pre_hook(device.run_target)

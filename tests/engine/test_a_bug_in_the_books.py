@@ -19,6 +19,7 @@ from tests.engine.engines import POOR_DRAFT, Bench, bench, draft_model, eagle, l
 from tests.engine.test_speculation_is_lossless import PROMPTS, state_of
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
+SHORT = PROMPTS[:3]
 SCHEDULER = "outrider_runtime.vllm_plugin.scheduler"
 CALLS: list[tuple[type | str, str]] = [
     (Stepper, "verify"), (Stepper, "draft"), (Stepper, "news"), (Stepper, "done"), (Stepper, "leaves"),
@@ -45,7 +46,7 @@ def engine(running: Bench, plain: list[list[int]]) -> Iterator[Bench]:
 @pytest.fixture(scope="module")
 def plain(running: Bench) -> list[list[int]]:
     running.loop.pin(0)
-    return running.generate(PROMPTS)
+    return running.generate(SHORT)
 
 
 @pytest.mark.parametrize(("books", "call"), CALLS, ids=lambda one: getattr(one, "__name__", one))
@@ -64,7 +65,7 @@ def test_the_engine_goes_on_and_the_state_says_why_nothing_is_proposed(
 
     with monkeypatch.context() as patch:
         patch.setattr(where, call, fail_once)
-        assert engine.generate(PROMPTS, arrive_every=2) == plain
+        assert engine.generate(SHORT, arrive_every=2) == plain
     assert engine.loop.failures == before + 1
     for drafter in engine.plan.pool.hosted:
         assert "the control loop raised KeyError: 'of this name'" in state_of(engine, drafter.name).reason
@@ -82,7 +83,7 @@ def test_books_that_always_raise_leave_plain_decoding(
 
     with monkeypatch.context() as patch:
         patch.setattr(Stepper, "draft", fail)
-        assert engine.generate(PROMPTS) == plain
+        assert engine.generate(SHORT) == plain
     assert engine.loop.failures > before + 1
     assert engine.verified() == 0
 
@@ -106,7 +107,7 @@ def test_speculation_comes_back_with_new_books(
 
     with monkeypatch.context() as patch:
         patch.setattr(Stepper, "draft", fail_once)
-        assert engine.run([(prompt, {}) for prompt in PROMPTS], before_step=resume) == plain
+        assert engine.run([(prompt, {}) for prompt in SHORT], before_step=resume) == plain
     assert engine.accepted("eagle") > 0
 
 

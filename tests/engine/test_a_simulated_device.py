@@ -18,7 +18,7 @@ from outrider_runtime.profiler.protocol import Ask
 from outrider_runtime.profiler.samples import Visit
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.engine.engines import POOR_DRAFT, TARGET, bench, draft_model, eagle, lookup
+from tests.engine.engines import POOR_DRAFT, SMALL, bench, draft_model, eagle, lookup
 from tests.engine.simulated_device import Device, on_device
 from tests.engine.test_speculation_is_lossless import PROMPTS
 
@@ -53,7 +53,7 @@ def slowing() -> Slowing:
         if step == STEPS:
             engine.llm.llm_engine.abort_request(["0", "1"])
 
-    with on_device(device, [draft_model(TARGET)], "draft") as engine:
+    with on_device(device, [draft_model(SMALL)], "draft", target=SMALL) as engine:
         engine.run([(COUNTING, {"max_tokens": 900})] * 2, before_step=before_step)
         steps = list(engine.steps)
         device.pass_s = FAST_S

@@ -1,6 +1,7 @@
 """Greedy output with the plugin is that of plain decoding, token for token, whatever the loop does meanwhile.
 
-Real vLLM, real SmolLM2, in this process. The reference is the engine without a draft pool.
+Real vLLM, real SmolLM2, in this process; the target that drafts for itself is six of its layers. The reference is the
+engine without a draft pool.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,12 +19,11 @@ from outrider_crds.state import DrafterState, RuntimeState
 from outrider_runtime.control.data.batch import NOBODY, Batch
 from outrider_runtime.control.data.forest import Forest
 from outrider_runtime.control.data.plans import DraftPlan, Purpose, VerifyPlan
-from outrider_runtime.drafters import traits
 from outrider_runtime.loop import stepper
 from outrider_runtime.loop.caches import Caches, Step
 from outrider_runtime.loop.orders import Order, carry_out
 
-from tests.engine.engines import POOR_DRAFT, Bench, bench, draft_model, eagle, lookup, sparse_self
+from tests.engine.engines import POOR_DRAFT, SMALL, TARGET, Bench, bench, draft_model, eagle, lookup, sparse_self
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
@@ -35,29 +36,50 @@ PROMPTS = (
     "List the planets of the solar system: Mercury, Venus,",
     STORY + "After that she",
 )
-POOLS: dict[str, tuple[Drafter, ...]] = {
-    "prompt lookup": (lookup(),),
-    "EAGLE-3 and prompt lookup": (lookup(), eagle()),
-    "draft model": (draft_model(POOR_DRAFT),),
-    "sparse self": (lookup(), sparse_self(64)),
-    "several neural drafters": (lookup(), draft_model(POOR_DRAFT), eagle(), eagle(name="twin")),
+
+
+class Case(NamedTuple):
+    pool: tuple[Drafter, ...]
+    alone: tuple[str, ...]
+    """Those that a test runs one at a time; the others have a pool in which they are alone."""
+    target: Path = TARGET
+
+
+POOLS = {
+    "prompt lookup": Case((lookup(),), ("pld",)),
+    "EAGLE-3 and prompt lookup": Case((lookup(), eagle()), ("eagle",)),
+    "draft model": Case((draft_model(POOR_DRAFT),), ("draft",)),
+    "sparse self": Case((lookup(), sparse_self(64)), ("self",), SMALL),
+    "several neural drafters": Case((lookup(), draft_model(POOR_DRAFT), eagle(), eagle(name="twin")), ("twin",)),
 }
-
-
 STEPS_IN_A_ROW = 5
 """Of one drafter, with lengths that change."""
 
 
 @pytest.fixture(scope="module")
-def reference() -> list[list[int]]:
-    with bench([]) as plain:
-        return plain.generate(PROMPTS)
+def references() -> dict[Path, list[list[int]]]:
+    """Of each target; made before a pool's engine starts."""
+    found = {}
+    for target in (TARGET, SMALL):
+        with bench([], target=target) as plain:
+            found[target] = plain.generate(PROMPTS)
+    return found
 
 
 @pytest.fixture(scope="module", params=list(POOLS))
-def running(request: pytest.FixtureRequest, reference: list[list[int]]) -> Iterator[Bench]:
+def case(request: pytest.FixtureRequest) -> Case:
+    return POOLS[request.param]
+
+
+@pytest.fixture(scope="module")
+def reference(case: Case, references: dict[Path, list[list[int]]]) -> list[list[int]]:
+    return references[case.target]
+
+
+@pytest.fixture(scope="module")
+def running(case: Case, reference: list[list[int]]) -> Iterator[Bench]:
     assert reference, "its engine is gone before this one starts"
-    with bench(POOLS[request.param]) as started:
+    with bench(case.pool, target=case.target) as started:
         yield started
 
 
@@ -71,13 +93,8 @@ def drafters(engine: Bench) -> list[str]:
     return [drafter.name for drafter in engine.plan.pool.hosted]
 
 
-def models(engine: Bench) -> list[str]:
-    """The drafters that run a model, if any do: the lookup beside them has a pool of its own."""
-    return [one.name for one in engine.plan.pool.hosted if traits(one).passes] or drafters(engine)
-
-
-def test_each_drafter_at_each_length(engine: Bench, reference: list[list[int]]) -> None:
-    for drafter in models(engine):
+def test_each_drafter_at_each_length(engine: Bench, case: Case, reference: list[list[int]]) -> None:
+    for drafter in case.alone:
         for draft_tokens in (1, 3):
             engine.fresh()
             engine.loop.pin(draft_tokens, drafter)
@@ -100,9 +117,9 @@ def test_lengths_change_at_every_step_and_drafters_now_and_then(engine: Bench, r
     assert {one.drafter for one in engine.outcomes} == set(drafters(engine))
 
 
-def test_requests_come_and_go_and_share_prefixes(engine: Bench, reference: list[list[int]]) -> None:
+def test_requests_come_and_go_and_share_prefixes(engine: Bench, case: Case, reference: list[list[int]]) -> None:
     """Bug: rows of the batch move when a request leaves; a cached prefix without draft KV."""
-    for drafter in models(engine):
+    for drafter in case.alone:
         engine.loop.pin(3, drafter)
         tokens = engine.run([(prompt, {}) for prompt in PROMPTS], arrive_every=3, abort_at={9: "1"})
         assert [row for index, row in enumerate(tokens) if index != 1] == reference[:1] + reference[2:]
@@ -113,10 +130,10 @@ def test_the_closed_loop_by_itself(engine: Bench, reference: list[list[int]]) ->
         assert engine.generate(PROMPTS, arrive_every=2) == reference
 
 
-def test_a_hole_in_the_drafts_cache_breaks_nothing(engine: Bench, reference: list[list[int]]) -> None:
+def test_a_hole_in_the_drafts_cache_breaks_nothing(engine: Bench, case: Case, reference: list[list[int]]) -> None:
     """Promise: steps without the draft leave holes. A draft model's are closed before it is asked, an EAGLE head is
     asked over them (`outrider_runtime.drafters`). New requests are drafted for either way."""
-    for drafter in models(engine):
+    for drafter in case.alone:
         engine.fresh()
         before = engine.loop.caught_up_tokens
         tokens = engine.run(
@@ -132,7 +149,7 @@ def test_a_hole_in_the_drafts_cache_breaks_nothing(engine: Bench, reference: lis
         assert (caught_up > 0) == (drafter == "draft")
 
 
-@pytest.mark.parametrize("running", ["draft model"], indirect=True)
+@pytest.mark.parametrize("case", ["draft model"], indirect=True)
 def test_a_draft_model_that_caught_up_proposes_as_if_it_had_never_been_away(
     engine: Bench, reference: list[list[int]]
 ) -> None:
@@ -158,7 +175,7 @@ def test_a_draft_model_that_caught_up_proposes_as_if_it_had_never_been_away(
     assert again.agreement(never_away) == 1.0, "the prefix cache hands on blocks that the catch-up made whole"
 
 
-@pytest.mark.parametrize("running", ["draft model"], indirect=True)
+@pytest.mark.parametrize("case", ["draft model"], indirect=True)
 def test_a_catch_up_that_raises_costs_its_proposals_only(engine: Bench, reference: list[list[int]]) -> None:
     """The hole stays, the drafter is suspended, and requests go on."""
 
@@ -251,7 +268,7 @@ def test_requests_of_one_batch_use_different_drafters(engine: Bench, reference: 
         assert engine.verified(drafter) > 0
 
 
-@pytest.mark.parametrize("running", ["EAGLE-3 and prompt lookup"], indirect=True)
+@pytest.mark.parametrize("case", ["EAGLE-3 and prompt lookup"], indirect=True)
 def test_the_neural_draft_stands_in_for_a_lookup_that_finds_nothing(engine: Bench, reference: list[list[int]]) -> None:
     """Whose proposals they were is known where they are verified, and that the lookup missed."""
 
@@ -302,7 +319,7 @@ def test_a_drafter_that_raises_is_suspended_and_requests_go_on(engine: Bench, re
     engine.loop.resume(drafter.name)
 
 
-@pytest.mark.parametrize("running", ["EAGLE-3 and prompt lookup"], indirect=True)
+@pytest.mark.parametrize("case", ["EAGLE-3 and prompt lookup"], indirect=True)
 @pytest.mark.parametrize(
     ("call", "draft_tokens"),
     [("plan_verify", 2), ("plan_draft", 2), ("plan_draft", 0), ("observe", 2), ("release", 2)],
