@@ -17,8 +17,8 @@ DEPTH_WEIGHT = 0.8
 """Of each depth's loss against the one before: a later token counts only if those before it did."""
 STRETCH = 64
 """Positions of each answer that a step trains on: many small steps over many answers teach more than few large ones."""
-RANKS = 16
-"""Of each head, those that a tree may hold."""
+WIDEST = 4
+"""Nodes that the engine's trees hold at a depth: so many ranks of a head may count."""
 CLIP_NORM = 0.5
 RIDGE = 0.01
 """Of the states' mean square, how strongly a first guess is drawn to the target's own answer."""
@@ -91,7 +91,7 @@ def learn(
 
 @torch.no_grad()
 def ranked(heads: Heads, target: Target, answers: Sequence[Answer]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Of each answer: proposals (M, depth, RANKS), the most probable first, their probabilities, and what the target
+    """Of each answer: proposals (M, depth, WIDEST), the most probable first, their probabilities, and what the target
     said there (M, depth). M: places with so many tokens behind them."""
     rows, depth = target.output[heads.vocabulary].float(), len(heads.heads)
     for answer in answers:
@@ -99,7 +99,7 @@ def ranked(heads: Heads, target: Target, answers: Sequence[Answer]) -> Iterator[
         if not len(states):
             continue
         probabilities = torch.stack([(state @ rows.T).softmax(-1) for state in heads(states)], 1)
-        best = probabilities.topk(min(RANKS, len(heads.vocabulary)), -1)
+        best = probabilities.topk(min(WIDEST, len(heads.vocabulary)), -1)
         said = answer.tokens[answer.prompt + 1 :].unfold(0, depth, 1)[: len(states)]
         yield heads.vocabulary[best.indices], best.values, said
 
@@ -111,8 +111,8 @@ def figures(
     the tokens that a step gains with trees of so many nodes, the target's own included."""
     hits, gained, places = torch.zeros(len(heads.heads), 2), 0, 0
     for proposed, probabilities, said in ranked(heads, target, answers):
-        right = proposed == said[..., None]  # (M, depth, RANKS)
-        hits += torch.stack([right[..., :1].any(-1).sum(0), right[..., :4].any(-1).sum(0)], -1).cpu()
+        right = proposed == said[..., None]  # (M, depth, WIDEST)
+        hits += torch.stack([right[..., :1].any(-1).sum(0), right.any(-1).sum(0)], -1).cpu()
         for own, at in zip(right.tolist(), probabilities.tolist(), strict=True):
             gained += 1 + accepted(own, tree(at, nodes))
         places += len(said)
@@ -120,13 +120,13 @@ def figures(
 
 
 def tree(probabilities: Sequence[Sequence[float]], nodes: int) -> set[tuple[int, ...]]:
-    """Paths of ranks, the most probable `nodes` by the product of their heads' probabilities. A parent is never less
-    probable than its child, and wins ties by being shorter."""
+    """Paths of ranks, the most probable `nodes` by the product of their heads' probabilities, at most WIDEST at a
+    depth. A parent is never less probable than its child, and wins ties by being shorter."""
     paths: list[tuple[float, tuple[int, ...]]] = []
     level: list[tuple[float, tuple[int, ...]]] = [(1.0, ())]
     for ranks in probabilities:
         wider = [(p * q, (*path, rank)) for (p, path), (rank, q) in itertools.product(level, enumerate(ranks))]
-        level = sorted(wider, key=lambda one: -one[0])[:nodes]
+        level = sorted(wider, key=lambda one: -one[0])[:WIDEST]
         paths += level
     return {path for _, path in sorted(paths, key=lambda one: (-one[0], len(one[1])))[:nodes]}
 

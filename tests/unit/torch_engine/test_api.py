@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,15 +15,13 @@ import pytest
 from outrider_runtime.server.gate import GateFacts, RequestGate
 from outrider_runtime.torch_engine import app
 from outrider_runtime.torch_engine.app import Service, make_app
-from outrider_runtime.torch_engine.architecture import UnsupportedModelError
 from outrider_runtime.torch_engine.engine import Engine
 from outrider_runtime.torch_engine.protocol import MISSHAPEN
 from outrider_runtime.torch_engine.text import Text
 from outrider_runtime.torch_engine.thread import Client
 
 from tests.unit.torch_engine.engines import LONGEST, bench
-from tests.unit.torch_engine.models import VOCABULARY, write_model
-from tests.unit.torch_engine.tokenizers import write_tokenizer
+from tests.unit.torch_engine.models import VOCABULARY
 
 MODEL = "tiny"
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -431,41 +428,3 @@ async def test_an_engine_that_raises_ends_every_answer_with_an_error(
     answer = await http.post(CHAT, json=chat())
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, "InternalServerError")
     assert (await http.get("/health")).status_code == 503
-
-
-def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
-    write_model(tmp_path, model_type="llama")
-    write_tokenizer(tmp_path, VOCABULARY + 5)
-    with pytest.raises(UnsupportedModelError, match=r"tokenizer\.json has a token 100, and vocab_size .* is 96"):
-        Text(tmp_path, VOCABULARY)
-
-
-@pytest.mark.parametrize(
-    ("document", "named"),
-    [
-        ({"temperature": "hot"}, "temperature is 'hot'"), ({"temperature": -1}, "temperature is -1"),
-        ({"temperature": float("nan")}, "temperature is nan"), ({"top_k": "x"}, "top_k is 'x'"),
-        ({"top_k": [1]}, r"top_k is \[1\]"), ({"top_p": 0}, "top_p is 0"), ({"top_p": True}, "top_p is True"),
-        ({"min_p": 5}, "min_p is 5"), ({"repetition_penalty": 0}, "repetition_penalty is 0"),
-        ({"eos_token_id": "x"}, "eos_token_id is 'x'"), ({"eos_token_id": [["a"]]}, r"eos_token_id is \[\['a'\]\]"),
-        ({"eos_token_id": {}}, "eos_token_id is {}"), ([1], "is not a JSON object"),
-    ],
-)  # fmt: skip
-def test_what_the_models_makers_say_is_checked_at_the_start(
-    folder: Path, tmp_path: Path, document: Any, named: str
-) -> None:
-    """Every request would have been a 500."""
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    file = tmp_path / "generation_config.json"
-    file.write_text(json.dumps(document))
-    with pytest.raises(UnsupportedModelError, match=f"{file}.*{named}"):
-        Text(tmp_path, VOCABULARY)
-
-
-def test_a_tokenizer_that_is_cut_off_is_refused_by_its_folder(tmp_path: Path) -> None:
-    write_model(tmp_path, model_type="llama")
-    write_tokenizer(tmp_path)
-    file = tmp_path / "tokenizer.json"
-    file.write_text(file.read_text()[:-40])
-    with pytest.raises(UnsupportedModelError, match=f"{tmp_path} has no tokenizer that can be used"):
-        Text(tmp_path, VOCABULARY)

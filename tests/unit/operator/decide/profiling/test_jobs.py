@@ -1,0 +1,193 @@
+"""Profiling Jobs: what runs, what fails, and what is measured again."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from outrider_crds.status import ConditionType as C
+from outrider_operator.decide import decide
+from outrider_operator.decide.profiling.asked import asked_of
+from outrider_operator.model import JOB
+
+from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest, result, rfc3339, started
+
+SPARSE = {"name": "self", "method": "SparseSelf", "sparseSelf": {}}
+
+
+@pytest.mark.parametrize(
+    ("message", "exit_code"),
+    [("Traceback ...\nRuntimeError: no such model /models/x", 1), ("hello", 0), ("", 137), ('{"target": 3}', 0)],
+)
+def test_a_job_that_dies_or_prints_nonsense_is_a_condition_with_its_last_lines(message: str, exit_code: int) -> None:
+    """Failure is a condition in the pod's own words; the Job goes, and the key is not tried again."""
+    world = started()
+    world.finish_job(world.jobs()[0], message, exit_code=exit_code, reason="Error")
+    world.settle()
+    found = world.condition(C.PROFILES_READY)
+    assert (found.status, found.reason) == ("False", "Failed")
+    assert message.split("\n")[-1] in found.message
+    assert "outrider.dev/reprofile" in found.message
+    assert world.jobs() == []
+    world.now += 3600
+    world.settle()
+    assert len(world.created_jobs) == 1
+    profile = world.observed().status.profiles[0]
+    assert (profile.failed_key, profile.config_map) == (world.created_jobs[0].keys.target, "")
+
+
+def test_a_result_that_cannot_be_read_says_where() -> None:
+    """The condition showed nothing but the whole document."""
+    world = started()
+    asked = asked_of(world.objects[JOB, world.jobs()[0]])
+    assert asked is not None
+    moment = rfc3339(world.now)
+    world.finish_job(world.jobs()[0], result(asked, moment).model_dump_json(by_alias=True).replace(moment, "soon"))
+    world.settle()
+    assert "target.measuredAt" in world.condition(C.PROFILES_READY).message
+
+
+def test_a_failed_key_runs_again_on_a_changed_spec_or_on_request() -> None:
+    """A longer timeout, or a new value of the annotation; the same value asks once."""
+    world = started()
+    world.finish_job(world.jobs()[0], "no", exit_code=1)
+    world.settle()
+    world.patch(profiling={"timeout": "2h"})
+    world.settle()
+    assert len(world.created_jobs) == 2
+    world.finish_job(world.jobs()[0], "no", exit_code=1)
+    world.settle()
+    world.services["chat"]["metadata"]["annotations"] = {"outrider.dev/reprofile": "please"}
+    world.settle()
+    assert len(world.created_jobs) == 3
+    world.finish_job(world.jobs()[0], "no", exit_code=1)
+    world.settle()
+    world.settle()
+    assert len(world.created_jobs) == 3
+
+
+def test_a_reprofile_request_measures_everything_again_once() -> None:
+    """Also what was measured well; the old profile serves meanwhile."""
+    world = World(manifest())
+    world.serve()
+    world.services["chat"]["metadata"]["annotations"] = {"outrider.dev/reprofile": "2026-12-01"}
+    world.settle()
+    assert world.created_jobs[-1].target
+    assert world.reason(C.PROFILES_READY) == "True/Profiled"
+    world.now += 60
+    world.measure(world.jobs()[0])
+    world.settle()
+    assert len(world.created_jobs) == 2
+    assert world.observed().status.profiles[0].profiled_at == rfc3339(world.now)
+
+
+def test_a_job_is_deleted_as_it_was_seen() -> None:
+    """A result that came meanwhile went with it."""
+    world = World(manifest())
+    world.settle()
+    world.roll_out()
+    world.report_states()
+    world.settle()
+    (name,) = world.jobs()
+    world.patch(profiling={"mode": "Skip"})
+    (deletion,) = decide(world.observed(), world.settings).delete
+    assert (deletion.kind, deletion.name) == (JOB, name)
+    assert deletion.resource_version == world.objects[JOB, name]["metadata"]["resourceVersion"]
+
+
+def test_a_draft_of_another_vocabulary_is_named_and_the_rest_is_used() -> None:
+    """VocabularyMismatch names the drafter; target and prompt lookup are stored."""
+    world = started(draftPool=[PLD, EAGLE])
+    world.measure(world.jobs()[0], failing={"eagle": "VocabularyMismatch"})
+    world.settle()
+    found = world.condition(C.PROFILES_READY)
+    assert (found.status, found.reason) == ("False", "VocabularyMismatch")
+    assert "eagle" in found.message
+    assert [(d.name, d.profiled) for d in world.observed().status.drafts] == [("pld", True), ("eagle", False)]
+    assert world.observed().status.drafts[1].reason
+
+
+def test_a_key_that_the_result_does_not_mention_is_not_tried_for_ever() -> None:
+    """A Job that reports nothing about a drafter has failed for it."""
+    world = started(draftPool=[PLD, EAGLE])
+    job = world.jobs()[0]
+    world.measure(job)
+    message = world.job_pods[job]["status"]["containerStatuses"][0]["state"]["terminated"]
+    document = json.loads(message["message"])
+    document["drafters"] = [d for d in document["drafters"] if d["name"] != "eagle"]
+    message["message"] = json.dumps(document)
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "False/Failed"
+    assert world.jobs() == []
+
+
+def test_a_result_for_another_key_is_not_stored() -> None:
+    """A Job of an older release, or a broken one, must not poison the profile."""
+    world = started()
+    job = world.jobs()[0]
+    world.measure(job)
+    ended = world.job_pods[job]["status"]["containerStatuses"][0]["state"]["terminated"]
+    ended["message"] = ended["message"].replace(world.created_jobs[0].keys.target, "0123456789")
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "False/Failed"
+
+
+def test_a_job_stopped_by_its_deadline_says_so() -> None:
+    """A hanging Job: the kubelet ends the pod after profiling.timeout."""
+    world = started()
+    job = world.jobs()[0]
+    world.finish_job(job, "waiting for the engine", exit_code=137)
+    world.job_pods[job]["status"]["reason"] = "DeadlineExceeded"
+    world.settle()
+    assert "longer than profiling.timeout" in world.condition(C.PROFILES_READY).message
+
+
+@pytest.mark.parametrize("spec", [{"profiling": {"mode": "Skip"}}, {"paused": True}])
+def test_skip_and_paused_measure_nothing(spec: dict[str, Any]) -> None:
+    """Pods learn online, and the condition says so."""
+    world = started(**spec)
+    assert world.jobs() == []
+    assert world.reason(C.PROFILES_READY) == "False/Learning"
+
+
+def test_a_job_whose_settings_were_corrected_before_it_could_start_is_replaced() -> None:
+    """A Job that waits for a node under a wrong toleration would wait for ever."""
+    world = started()
+    first = world.objects[JOB, world.jobs()[0]]["metadata"]["uid"]
+    world.patch(accelerator={"products": ["cpu"], "tolerations": [{"operator": "Exists"}]})
+    world.settle()
+    world.roll_out()
+    world.settle()
+    assert [world.objects[JOB, job]["metadata"]["uid"] for job in world.jobs()] != [first]
+    assert len(world.created_jobs) == 2
+
+
+def test_labels_and_annotations_of_the_pod_template_reach_the_job_and_its_pod() -> None:
+    """Queues (Kueue) go by the Job's labels, meshes and policies by the pod's; ours cannot be replaced."""
+    mine = {"labels": {"kueue.x-k8s.io/queue-name": "gpus"}, "annotations": {"sidecar.istio.io/inject": "false"}}
+    world = World(manifest(podTemplate=mine))
+    world.settle()
+    world.roll_out()
+    world.settle()
+    job = world.objects[JOB, world.jobs()[0]]
+    for metadata in (job["metadata"], job["spec"]["template"]["metadata"]):
+        assert mine["labels"].items() <= metadata["labels"].items()
+        assert mine["annotations"].items() <= metadata["annotations"].items()
+        assert metadata["labels"]["outrider.dev/component"] == "profiling"
+
+
+@pytest.mark.parametrize("costs", [{}, {"uniform": {}}], ids=["none", "zero"])
+def test_a_job_that_says_that_steps_are_free_fails_and_its_service_goes_on(costs: dict[str, Any]) -> None:
+    """It ended every look at the service: a free step is infinitely slower with any draft."""
+    world = started(draftPool=[SPARSE])
+    asked = asked_of(world.objects[JOB, world.jobs()[0]])
+    assert asked is not None
+    said = json.loads(result(asked, rfc3339(world.now)).model_dump_json(by_alias=True))
+    said["target"]["costs"] = costs
+    world.finish_job(world.jobs()[0], json.dumps(said))
+    world.settle()
+    assert "target.costs" in world.condition(C.PROFILES_READY).message
+    world.patch(replicas=3)
+    world.settle()
+    assert world.deployment()["spec"]["replicas"] == 3

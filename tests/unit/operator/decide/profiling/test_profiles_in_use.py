@@ -1,0 +1,173 @@
+"""Which profiles serve, which are stale, and what the status says of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from outrider_crds.profile import ExecutionMode, ProfilingResult, StepCost
+from outrider_crds.spec import SparseSelf, Speculation
+from outrider_crds.status import ConditionType as C
+from outrider_operator.decide import decide
+from outrider_operator.decide.profile_store import Store, read_store
+from outrider_operator.decide.profiling.asked import asked_of
+from outrider_operator.model import CONFIG_MAP, JOB, Object
+from outrider_runtime.profiler.report import as_json
+from outrider_runtime.profiler.run import Profile
+
+from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest, result, rfc3339, started
+
+SPARSE = {"name": "self", "method": "SparseSelf", "sparseSelf": {}}
+
+
+def test_an_old_profile_is_stale_and_serves_while_it_is_measured_again() -> None:
+    """profiling.maxAge: nothing wakes the operator but its own clock."""
+    world = World(manifest(profiling={"maxAge": "24h"}))
+    plan = world.serve()
+    assert plan.requeue_after_s == pytest.approx(24 * 3600)
+    world.now += 24 * 3600
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "False/Stale"
+    assert world.observed().status.profiles[0].stale
+    world.measure(world.jobs()[0])
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "True/Profiled"
+
+
+def test_a_profile_from_another_device_is_marked_stale() -> None:
+    """The runtime compares device, engine and commit with its own and reports the difference."""
+    world = World(manifest())
+    world.serve()
+    key = world.created_jobs[0].keys.target
+    world.report_states(profile={"mismatch": "The profile is of an A100, this is an L4", "targetKey": key})
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "False/Stale"
+    assert "A100" in world.condition(C.PROFILES_READY).message
+
+
+def test_a_profile_that_fits_some_of_the_pods_is_not_stale() -> None:
+    """`cpu` is every model of CPU: where nodes differ no one measurement fits all pods, and measuring again changes
+    nothing. Those that it does not fit correct it online."""
+    world = World(manifest(replicas=2))
+    world.serve()
+    key = world.created_jobs[0].keys.target
+    world.report_states(profile={"targetKey": key})
+    other = next(iter(world.states))
+    mismatch = {"mismatch": "The profile is of an EPYC 9654, this is a Xeon 8481C", "targetKey": key}
+    world.states[other] = world.states[other].model_validate({**world.states[other].wire(), "profile": mismatch})
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "True/Profiled"
+
+
+def test_an_old_drafter_of_someone_else_does_not_make_a_profile_stale() -> None:
+    """A profile keeps drafters that were measured for others, or before; only those of the spec count."""
+    world = World(manifest(draftPool=[PLD, EAGLE], profiling={"maxAge": "24h"}))
+    world.serve()
+    world.now += 20 * 3600
+    world.services["chat"]["metadata"]["annotations"] = {"outrider.dev/reprofile": "a"}
+    world.patch(draftPool=[PLD])
+    world.settle()
+    world.roll_out()
+    world.settle()
+    world.measure(world.jobs()[0])
+    world.settle()
+    world.now += 6 * 3600
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "True/Profiled"
+
+
+def test_a_noisy_profile_is_used_and_named() -> None:
+    """Noisy: the spread of one shape says that the machine was busy."""
+    world = started()
+    world.measure(world.jobs()[0], spread_percent=60.0)
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "False/Noisy"
+
+
+def test_a_profile_that_someone_broke_is_measured_again() -> None:
+    """Children changed by hand come back."""
+    world = World(manifest())
+    world.serve()
+    name = next(n for k, n in world.objects if n.startswith("outrider-profile"))
+    world.objects[CONFIG_MAP, name]["data"] = {"target.json": "{", "x": "1"}
+    world.settle()
+    assert len(world.created_jobs) == 2
+
+
+def test_where_a_self_drafting_target_pays_is_in_the_status() -> None:
+    """Break-even contexts by batch size, from the profile's own costs."""
+    world = World(manifest())
+    world.patch(draftPool=[SPARSE])
+    world.serve()
+    (found,) = world.observed().status.profiles[0].long_contexts
+    assert found.drafter == "self"
+    assert [one.requests for one in found.break_even] == [1, 4, 16, 64]
+
+
+def test_the_status_says_of_long_contexts_what_the_report_says() -> None:
+    """They counted a window's pages each in their own way."""
+    world = started(draftPool=[SPARSE])
+    asked = asked_of(world.objects[JOB, world.jobs()[0]])
+    assert asked is not None
+    said = result(asked, rfc3339(world.now))
+    step = StepCost(per_context_token_s=1e-6, per_batched_token_s=2e-5, constant_s=0.01)
+    told = {"most_requests": 32, "request_tokens": 131072, "kv_tokens": 10**6, "costs": {ExecutionMode.UNIFORM: step}}
+    target = said.target.model_copy(update=told) if said.target is not None else None
+    draft = said.drafters[0].model_copy(update={"cost": step, "budget_tokens": 1040, "most_requests": 32})
+    world.finish_job(world.jobs()[0], ProfilingResult(target=target, drafters=[draft]).model_dump_json(by_alias=True))
+    world.settle()
+    (found,) = world.observed().status.profiles[0].long_contexts
+    blocks = {"self": (SparseSelf(), Speculation().max_draft_tokens)}
+    report = as_json(Profile(target, [draft], self_drafting=blocks))["longContexts"]["self"]
+    assert {str(one.requests): one.context_tokens for one in found.break_even} == report["breakEvenTokens"]
+    assert report["breakEvenTokens"].keys() == {"1", "4", "16"}
+    assert found.inflection_tokens == report["inflectionTokens"]
+
+
+def test_a_profile_that_says_that_steps_are_free_is_measured_again() -> None:
+    """Whoever edits it by hand, or an older release: what cannot be is as good as not measured."""
+    world = started(draftPool=[SPARSE])
+    world.measure(world.jobs()[0])
+    world.settle()
+    stored = world.objects[CONFIG_MAP, world.observed().status.profiles[0].config_map]["data"]
+    stored["target.json"] = json.dumps({**json.loads(stored["target.json"]), "costs": {"uniform": {}}})
+    world.settle()
+    assert len(world.created_jobs) == 2
+
+
+def test_a_foreign_file_in_a_profile_does_not_keep_new_results_out() -> None:
+    """Its key went into the name of a file, which the API server refused at every attempt to store anything."""
+    world = World(manifest())
+    world.serve()
+    data = world.objects[CONFIG_MAP, world.observed().status.profiles[0].config_map]["data"]
+    (own,) = [file for file in data if file != "target.json"]
+    evil = {**json.loads(data[own]), "key": "../x y"}
+    data.update({"evil.json": json.dumps(evil), "abc.json": json.dumps(evil), "notes.txt": "mine"})
+    world.services["chat"]["metadata"]["annotations"] = {"outrider.dev/reprofile": "again"}
+    world.settle()
+    (job,) = world.jobs()
+    world.measure(job)
+    world.settle()
+    stored = world.objects[CONFIG_MAP, world.observed().status.profiles[0].config_map]["data"]
+    assert stored.keys() == {"target.json", own}
+    assert world.jobs() == []
+
+
+def test_a_profile_is_read_once_in_a_decision_and_never_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200 kB of failures each was read anew wherever the profile was asked for: a third of a second for a look, in
+    which all other services waited."""
+    world = World(manifest())
+    world.serve()
+    data = world.objects[CONFIG_MAP, world.observed().status.profiles[0].config_map]["data"]
+    failure = {"reason": "", "message": "", "job": ""}
+    data["failures.json"] = json.dumps({str(n): {"": failure} for n in range(4000)})
+    reads: list[Store] = []
+
+    def noting(document: Object | None) -> Store:
+        reads.append(read_store(document))
+        return reads[-1]
+
+    monkeypatch.setattr("outrider_operator.decide.profile_store.read_store", noting)
+    decide(world.observed(), world.settings)
+    assert len(reads) == 1
+    assert len(reads[0].failures) < 100
