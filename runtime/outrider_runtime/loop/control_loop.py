@@ -24,16 +24,15 @@ from outrider_runtime.control.data.plans import DraftPlan, Purpose, VerifyPlan
 from outrider_runtime.control.settings import DraftPrefill, HotSettings, Mode, Settings, SLOClass
 from outrider_runtime.control.state import RECENT_KEEP, State, Weighed
 from outrider_runtime.drafters import traits
+from outrider_runtime.loop.availability import Availability
 from outrider_runtime.loop.slo import SLOCounter
 from outrider_runtime.loop.steps import Told
-from outrider_runtime.loop.suspensions import Suspensions
 from outrider_runtime.loop.waiting import patience_s
 
 logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
 
 SLOTS_PER_REQUEST = 2
 """So that a slot is not given again before the last step of the request that left it is over."""
-PAUSED = "paused in the manifest (draftPool[].paused)"
 
 
 class ControlLoop:
@@ -67,8 +66,6 @@ class ControlLoop:
         """(D,): requests that verified a drafter's proposals, over the last steps."""
         self._decided: tuple[Batch, DraftPlan] | None = None
         self._clock = clock
-        self._suspensions = Suspensions(clock)
-        self._paused: frozenset[str] = frozenset()
         self._patience_s: dict[str, float] = {}
         self._tpot_s: dict[str, float] = {}
         self.settings = Settings(
@@ -80,9 +77,7 @@ class ControlLoop:
         )
         rng = np.random.default_rng(seed)
         self._controller = Controller(self.settings, None, clock=time.perf_counter, rng=rng)
-        for drafter in self.hosted:
-            if drafter.name in self.left_out:
-                self._controller.suspend(drafter.name, self.left_out[drafter.name])
+        self._available = Availability(self._controller, self.numbers, self.left_out, clock)
         self.configure(hot)
 
     # -- what an engine calls at every step ---------------------------------------------------------------------
@@ -97,8 +92,7 @@ class ControlLoop:
 
     def plan_draft(self, batch: Batch) -> DraftPlan:
         with self.lock:
-            for drafter in self._suspensions.over():
-                self._use_again(drafter)
+            self._available.resume_those_due()
             try:
                 plan = self._controller.plan_draft(batch)
             except Exception as error:
@@ -136,26 +130,23 @@ class ControlLoop:
     def drafter_failed(self, drafter: str, reason: str) -> None:
         """Use `drafter` no more for a while, longer each time; requests go on without it."""
         with self.lock:
-            self._suspend(drafter, reason)
+            self._available.suspend(drafter, reason)
 
     def failed(self, error: Exception) -> None:
         """The loop raised: that costs users their speculation for a while, not their answers."""
         with self.lock:
             self.failures += 1
             reason = f"{type(error).__name__}: {error}"
-            serving = [one.name for one in self.hosted if one.name not in self.left_out]
             # One that comes with every step would drown the log.
-            if reason != self._last_failure or not all(name in self._suspensions for name in serving):
+            if reason != self._last_failure or self._available.is_anybody_left:
                 logger.error("outrider: the control loop raised; nothing is proposed for a while", exc_info=error)
             self._last_failure = reason
-            for name in serving:
-                self._suspend(name, f"the control loop raised {reason}")
+            self._available.suspend_all(f"the control loop raised {reason}")
 
     def resume(self, drafter: str) -> None:
         """Lift a suspension now."""
         with self.lock:
-            self._suspensions.end(drafter)
-            self._use_again(drafter)
+            self._available.resume(drafter)
 
     # -- what changes while serving -----------------------------------------------------------------------------
 
@@ -164,7 +155,7 @@ class ControlLoop:
         settings = hot_settings(hot)
         with self.lock:
             self._controller.configure(settings)
-            self._pause(frozenset(hot.paused_drafters or ()))
+            self._available.pause(frozenset(hot.paused_drafters or ()))
             self.slo.configure(hot.slo_classes, hot.default_slo_class)
             self._patience_s = {one.name: patience_s(one) for one in settings.slo_classes}
             self._tpot_s = {one.name: one.tpot_s for one in settings.slo_classes}
@@ -223,29 +214,6 @@ class ControlLoop:
         asked = np.full((1, len(batch)), NOBODY, np.int64)
         passes = np.zeros(len(self.hosted), np.int64)
         return DraftPlan(passes, np.ones_like(passes), asked, np.zeros_like(batch.missing), Purpose.FIXED)
-
-    def _pause(self, paused: frozenset[str]) -> None:
-        """These are not asked until the manifest says otherwise."""
-        changed, self._paused = paused ^ self._paused, paused
-        for drafter in self.hosted:
-            if drafter.name in changed and drafter.name not in self._suspensions:
-                self._use_again(drafter.name)
-
-    def _use_again(self, drafter: str) -> None:
-        """Its suspension is over, or its pause."""
-        if drafter in self.left_out:
-            return
-        if drafter in self._paused:
-            self._controller.suspend(drafter, PAUSED)
-        else:
-            self._controller.resume(drafter)
-
-    def _suspend(self, drafter: str, reason: str) -> None:
-        if drafter in self.left_out:
-            return
-        pause_s = self._suspensions.begin(drafter)
-        if pause_s is not None:
-            self._controller.suspend(drafter, f"suspended for {pause_s:.0f} s: {reason}")
 
 
 def hot_settings(hot: HotConfig) -> HotSettings:

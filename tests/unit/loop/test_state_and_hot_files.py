@@ -14,10 +14,10 @@ from outrider_crds.spec import SpeculationMode
 from outrider_crds.state import ProfileSource, RuntimeState
 from outrider_runtime.control.cost import model as control
 from outrider_runtime.drafters.pool import Pool
+from outrider_runtime.loop.availability import FIRST_SUSPENSION_S
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.profiles import Identity, load_profile, product_of_pod
 from outrider_runtime.loop.reporter import Reporter
-from outrider_runtime.loop.suspensions import FIRST_SUSPENSION_S
 from outrider_runtime.paths import Paths
 from outrider_runtime.snapshot import blank_state, read_snapshot, write_snapshot
 from outrider_runtime.vllm_plugin import launch
