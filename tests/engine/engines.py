@@ -47,6 +47,8 @@ SMALL = MODELS / "smollm2-135m-few-layers"
 EAGLE_HEAD = Path(__file__).parents[2] / "examples/models/smollm2-135m-eagle3"
 OUTPUT_TOKENS = 24
 """Of a request that says nothing else; every one has its full length."""
+CACHE_GIB = "2"
+"""Of keys and values, where a test says nothing: by itself an engine takes what the machine has, beside others."""
 ENGINE_ARGUMENTS = ("--max-model-len=1024", "--max-num-seqs=16", "--max-num-batched-tokens=512", "--enforce-eager")
 
 
@@ -146,7 +148,10 @@ def own_environment(**variables: str) -> Iterator[None]:
 @contextmanager
 def engine(plan: launch.LaunchPlan) -> Iterator[Any]:
     """A `vllm.LLM` in this process; closed again with its threads and its distributed state."""
-    with own_environment(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="ERROR"):
+    cache_gib = os.environ.get("VLLM_CPU_KVCACHE_SPACE", CACHE_GIB)
+    with own_environment(
+        VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="ERROR", VLLM_CPU_KVCACHE_SPACE=cache_gib
+    ):  # fmt: skip
         launch.prepare(plan)
         hide_dunders_of_llvmlite()
         llm = start(arguments_.engine_arguments(plan))
