@@ -73,11 +73,11 @@ class Service:
         if ask.model is not None and ask.model != self.model:
             raise RequestError(f"the model {ask.model!r} does not exist here", "model", HTTPStatus.NOT_FOUND)
         check_tokens(ask.stop_token_ids or (), "stop_token_ids", self._vocabulary)
-        drawn = sampling(ask, self.text.defaults, self._vocabulary)
         return [
             requests.Request(
                 f"{name}-{index}", list(prompt), len(prompt),
-                stops(ask, self.text.end_tokens, len(prompt), self.longest.tokens), drawn,
+                stops(ask, self.text.end_tokens, len(prompt), self.longest.tokens),
+                sampling(ask, self.text.defaults, self._vocabulary),
                 self.text.detokenizer(prompt),
             )
             for index, prompt in enumerate(prompts)

@@ -45,6 +45,13 @@ class Architecture:
     norm_epsilon: float
     is_tied: bool
     """The output layer is the embedding."""
+    has_input_biases: bool
+    """Of queries, keys and values."""
+    has_output_bias: bool
+    """Of what attention gives."""
+    has_mlp_biases: bool
+    has_head_norms: bool
+    """Queries and keys are normalised, head by head."""
     positions: int
     """Longest request that the model was made for."""
     dtype: str
@@ -76,7 +83,7 @@ def architecture_of(config: Config, file: Path) -> Architecture:
 
 
 def _architecture(config: Config) -> Architecture:
-    heads = config["num_attention_heads"]
+    heads, family = config["num_attention_heads"], config["model_type"]
     return Architecture(
         vocabulary=config["vocab_size"],
         width=config["hidden_size"],
@@ -87,6 +94,10 @@ def _architecture(config: Config) -> Architecture:
         inner_width=config["intermediate_size"],
         norm_epsilon=float(config["rms_norm_eps"]),
         is_tied=bool(config.get("tie_word_embeddings", False)),
+        has_input_biases=family == "qwen2" or bool(config.get("attention_bias")),
+        has_output_bias=family != "qwen2" and bool(config.get("attention_bias")),
+        has_mlp_biases=family == "llama" and bool(config.get("mlp_bias")),
+        has_head_norms=family == "qwen3",
         positions=config["max_position_embeddings"],
         dtype=_dtype(config),
     )

@@ -106,23 +106,29 @@ def read_layer(weights: Weights, shape: Architecture, name: str, input_width: in
     """input_width: of what attention reads; twice H in an EAGLE head."""
     own, wide, narrow = f"{name}.self_attn", shape.heads * shape.head_width, shape.kv_heads * shape.head_width
     sizes = {"q_proj": wide, "k_proj": narrow, "v_proj": narrow}
+    biased, mlp_biased = shape.has_input_biases, shape.has_mlp_biases
     norms = [
-        weights.take(f"{own}.{part}.weight", shape.head_width) if f"{own}.{part}.weight" in weights else None
+        weights.take(f"{own}.{part}.weight", shape.head_width) if shape.has_head_norms else None
         for part in ("q_norm", "k_norm")
     ]
     return Layer(
         input_norm=weights.take(f"{name}.input_layernorm.weight", shape.width),
         attention=Attention(
             shape,
-            stacked([linear(weights, f"{own}.{part}", size, input_width) for part, size in sizes.items()]).packed(),
-            linear(weights, f"{own}.o_proj", shape.width, wide).packed(),
+            stacked(
+                [linear(weights, f"{own}.{part}", size, input_width, has_bias=biased) for part, size in sizes.items()]
+            ).packed(),
+            linear(weights, f"{own}.o_proj", shape.width, wide, has_bias=shape.has_output_bias).packed(),
             *norms,
         ),
         inner_norm=weights.take(f"{name}.post_attention_layernorm.weight", shape.width),
         gate_and_up=stacked(
-            [linear(weights, f"{name}.mlp.{part}_proj", shape.inner_width, shape.width) for part in ("gate", "up")]
+            [
+                linear(weights, f"{name}.mlp.{part}_proj", shape.inner_width, shape.width, has_bias=mlp_biased)
+                for part in ("gate", "up")
+            ]
         ).packed(),
-        down=linear(weights, f"{name}.mlp.down_proj", shape.width, shape.inner_width).packed(),
+        down=linear(weights, f"{name}.mlp.down_proj", shape.width, shape.inner_width, has_bias=mlp_biased).packed(),
         epsilon=shape.norm_epsilon,
     )
 

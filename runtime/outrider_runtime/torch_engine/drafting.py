@@ -122,7 +122,8 @@ def _run(
     began = clock.mark()
     if holes:
         drafter.close(holes)
-        report.catch_up_s[number] = clock.seconds(began, began := clock.mark())
+        closed = clock.mark()
+        report.catch_up_s[number], began = clock.seconds(began, closed), closed
     asks = [one.is_read and number in order.plan.asked[:, one.place] for one in step.ran]
     ask = Ask(number, asks, int(order.plan.passes[number]), int(order.plan.widths[number]))
     made = drafter.propose(step, ask)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 FIRST_TOKENS = 64
@@ -45,8 +45,12 @@ class KVPool:
         """That its buffer has room for."""
         return self._tokens.get(holder, 0)
 
-    def free_tokens(self, model: int) -> int:
-        return self.free_bytes // self._bytes_per_token[model]
+    def free_tokens(self, model: int, without: Collection[int] = ()) -> int:
+        """without: models whose KV would go."""
+        held = sum(
+            size * self._bytes_per_token[one.model] for one, size in self._tokens.items() if one.model in without
+        )
+        return (self.free_bytes + held) // self._bytes_per_token[model]
 
     @property
     def free_tokens_of_all(self) -> int:

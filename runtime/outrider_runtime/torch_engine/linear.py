@@ -45,13 +45,12 @@ def _is_packable(weight: Tensor) -> bool:
     )
 
 
-def linear(weights: Weights, name: str, outputs: int, inputs: int) -> Linear:
-    bias = weights.take(f"{name}.bias", outputs) if f"{name}.bias" in weights else None
+def linear(weights: Weights, name: str, outputs: int, inputs: int, *, has_bias: bool) -> Linear:
+    bias = weights.take(f"{name}.bias", outputs) if has_bias else None
     return Linear(weights.take(f"{name}.weight", outputs, inputs), bias)
 
 
 def stacked(parts: Sequence[Linear]) -> Linear:
-    """One product in place of several."""
+    """One product in place of several; all have a bias, or none."""
     biases = [part.bias for part in parts if part.bias is not None]
-    assert len(biases) in (0, len(parts))
     return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)

@@ -109,7 +109,12 @@ class Scheduler:
         return Scheduled(request, tokens, len(request.chosen))
 
     def _drop_drafters_kv(self) -> bool:
-        return self._pool.drop_one((*self.idle_models, *self.active_models))
+        return self._pool.drop_one(self._drafters)
+
+    @property
+    def _drafters(self) -> Sequence[int]:
+        """The first ones give way first."""
+        return (*self.idle_models, *self.active_models)
 
     def _grow(self, request: Request, tokens: int) -> bool:
         return self._pool.grow(Holder(TARGET, request.name), request.computed + tokens)
@@ -132,10 +137,11 @@ class Scheduler:
             self._schedule(request, budget - _tokens(step), step)
 
     def _has_room(self, request: Request) -> bool:
-        """Drafters' KV makes room for it."""
+        """Drafters' KV makes room for it, where that is enough; else it would be read again for nothing."""
+        if self._pool.free_tokens(TARGET, without=self._drafters) <= request.todo:
+            return not self.running  # alone it always fits
         while self._pool.free_tokens(TARGET) <= request.todo:
-            if not self._drop_drafters_kv():
-                return not self.running  # alone it always fits
+            self._drop_drafters_kv()
         return True
 
 

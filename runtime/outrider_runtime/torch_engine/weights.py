@@ -54,6 +54,16 @@ class Weights:
             )
 
 
+def in_vocabulary(tokens: Tensor, vocabulary: int, folder: Path, name: str) -> Tensor:
+    """`tokens`, which a drafter proposes. Raises UnsupportedModelError: the target has no row for any other."""
+    beyond = tokens[(tokens < 0) | (tokens >= vocabulary)]
+    if len(beyond):
+        raise UnsupportedModelError(
+            f"{folder}: {name} names token {int(beyond[0])}, and the target has {vocabulary}; the drafter is another's"
+        )
+    return tokens
+
+
 def read_weights(folder: Path, dtype: torch.dtype, device: torch.device) -> Weights:
     tensors: dict[str, Tensor] = {}
     gguf = gguf_file(folder)

@@ -106,6 +106,15 @@ async def test_several_prompts_are_several_choices_of_one_answer(served: tuple[h
     assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 12, "total_tokens": 17}
 
 
+async def test_prompts_of_one_request_are_drawn_apart_unless_it_names_a_seed(folder: Path) -> None:
+    """Bug: with one seed for all, the same prompt twice had the same answer twice."""
+    service = Service(MODEL, Text(folder, VOCABULARY), VOCABULARY, LONGEST, Mock())
+    for seed, distinct in ((None, 3), (7, 1)):
+        ask, prompts = service.completion(completion(prompt=["abc"] * 3, seed=seed))
+        drawn = [one.sampling.seed for one in service.requests(ask, "r", prompts)]
+        assert len({*drawn}) == distinct
+
+
 async def test_logprobs_are_told_as_each_endpoint_has_them(served: tuple[httpx.AsyncClient, Engine]) -> None:
     http, _ = served
     told = (await http.post(CHAT, json=chat(temperature=0, logprobs=True, top_logprobs=2))).json()

@@ -13,6 +13,7 @@ from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
 from outrider_runtime.torch_engine.linear import Linear
 from outrider_runtime.torch_engine.runner import Model, Segment
 from outrider_runtime.torch_engine.weights import INDEX
+from safetensors.torch import load_file, save_file
 
 from tests.unit.torch_engine.models import FAMILIES, VOCABULARY, write_model
 
@@ -141,4 +142,21 @@ def test_weights_of_another_model_are_refused_by_tensor(tmp_path: Path) -> None:
         Model(tmp_path, 0, dtype=None, device=CPU)
     file.write_text(json.dumps({**config, "intermediate_size": 44}))
     with pytest.raises(UnsupportedModelError, match=r"mlp\.gate_proj\.weight is \[40, 24\].*\[44, 24\]"):
+        Model(tmp_path, 0, dtype=None, device=CPU)
+
+
+@pytest.mark.parametrize(
+    ("family", "gone"),
+    [
+        ("Qwen2", ["q_proj.bias", "k_proj.bias", "v_proj.bias"]), ("Qwen2", ["k_proj.bias"]),
+        ("Qwen3", ["q_norm.weight", "k_norm.weight"]), ("Llama with biases", ["up_proj.bias"]),
+    ],
+)  # fmt: skip
+def test_weights_that_lack_a_bias_or_a_norm_are_refused_by_tensor(family: str, gone: list[str], tmp_path: Path) -> None:
+    """Bug: what was missing was left out of the sums, and another model's answers were served."""
+    write_model(tmp_path, **FAMILIES[family])
+    file = tmp_path / "model.safetensors"
+    kept = {name: one for name, one in load_file(file).items() if not any(name.endswith(part) for part in gone)}
+    save_file(kept, file, {"format": "pt"})
+    with pytest.raises(UnsupportedModelError, match=rf"has no tensor model\.layers\.0\..*{gone[0]}"):
         Model(tmp_path, 0, dtype=None, device=CPU)

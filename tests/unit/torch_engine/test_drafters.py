@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from eagle3.head import Head
+from outrider_runtime.torch_engine.architecture import UnsupportedModelError
 from outrider_runtime.torch_engine.drafting import Ask, Drafter, Finished, Ran
 from outrider_runtime.torch_engine.drafts.draft_model import DraftModel
 from outrider_runtime.torch_engine.drafts.eagle import Eagle
+from outrider_runtime.torch_engine.drafts.medusa import Medusa
 from outrider_runtime.torch_engine.drafts.prompt_lookup import PromptLookup
 from outrider_runtime.torch_engine.kv_pool import KVPool
 from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
 from outrider_runtime.torch_engine.runner import Model
 from outrider_runtime.torch_engine.scheduler import Limits
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.engine import engines
@@ -32,7 +35,7 @@ from tests.unit.torch_engine.engines import (
     same_as_fresh,
     texts,
 )
-from tests.unit.torch_engine.models import VOCABULARY, write_head, write_pair
+from tests.unit.torch_engine.models import VOCABULARY, write_head, write_medusa, write_pair
 
 
 @pytest.fixture(scope="module")
@@ -154,3 +157,40 @@ def test_a_head_proposes_what_it_does_in_training(models: Path) -> None:
         fused = torch.cat(hidden[:3], -1)
         steps = [head.lm_head(states[0, -1]) for states in head.unroll(target.model.embed_tokens, tokens, fused, 4)]
     assert proposals == [int(head.vocabulary[one.argmax()]) for one in steps]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "named"),
+    [
+        ("d2t", torch.full((VOCABULARY // 2,), VOCABULARY), f"d2t names token {VOCABULARY}, and the target has"),
+        ("d2t", torch.full((VOCABULARY // 2,), -50), "d2t names token -50"), ("d2t", None, "no tensor d2t"),
+    ],
+)  # fmt: skip
+def test_a_head_whose_tokens_are_not_the_targets_is_refused(
+    models: Path, tmp_path: Path, name: str, value: torch.Tensor | None, named: str
+) -> None:
+    """Bug: the target had no row for what it proposed, and the engine ended for everybody."""
+    with pytest.raises(UnsupportedModelError, match=named):
+        Eagle(changed(models / "head", tmp_path / "head", name, value), 1, *target_and_pool(models))
+
+
+def test_medusa_heads_whose_tokens_are_not_the_targets_are_refused(models: Path, tmp_path: Path) -> None:
+    write_medusa(tmp_path / "whole")
+    value = torch.arange(1, VOCABULARY + 1, 2, dtype=torch.int32)
+    value[-1] = VOCABULARY
+    with pytest.raises(UnsupportedModelError, match=f"vocabulary names token {VOCABULARY}"):
+        Medusa(changed(tmp_path / "whole", tmp_path / "heads", "vocabulary", value), target_and_pool(models)[0])
+
+
+def target_and_pool(models: Path) -> tuple[Model, KVPool]:
+    target = Model(models / "target", 0, dtype=torch.float32, device=CPU)
+    return target, KVPool(1 << 20, [target.cache.bytes_per_token])
+
+
+def changed(source: Path, folder: Path, name: str, value: torch.Tensor | None) -> Path:
+    """A copy with another tensor of that name, or with none."""
+    shutil.copytree(source, folder)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[name]
+    save_file(tensors if value is None else {**tensors, name: value}, folder / "model.safetensors")
+    return folder

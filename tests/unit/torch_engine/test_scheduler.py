@@ -241,6 +241,21 @@ def test_no_drafter_loses_its_kv_for_proposals() -> None:
     assert pool.tokens(Holder(1, "r0")) == 35
 
 
+def test_no_drafter_loses_its_kv_for_a_newcomer_that_would_not_fit_either_way() -> None:
+    """Bug: while somebody waited for memory, heads forgot everything at each step, and draft models read it again."""
+    pool = KVPool(300 * BYTES[TARGET], BYTES, LONGEST)
+    scheduler = Scheduler(pool, Limits(4, 500))
+    scheduler.running, scheduler.active_models = [decoding(0, 60, 0)], [1]
+    assert pool.grow(Holder(TARGET, "r0"), 64)
+    assert pool.grow(Holder(1, "r0"), 60)
+    scheduler.add(request(1, 280, 10))
+    assert [one.request.name for one in scheduler.schedule()] == ["r0"]
+    assert pool.tokens(Holder(1, "r0")) == FIRST_TOKENS
+    scheduler.add(request(2, 220, 10, due_at=-1.0))
+    assert [one.request.name for one in scheduler.schedule()] == ["r0", "r2"]
+    assert pool.tokens(Holder(1, "r0")) == 0, "this one finds its room there"
+
+
 def test_a_buffer_that_cannot_double_is_not_copied_at_every_token() -> None:
     """Bug: once memory was short for twice a buffer, it grew by a token a step, and all of it was copied each time."""
     pool, holder = KVPool(1000, [1]), Holder(TARGET, "r")

@@ -23,7 +23,7 @@ from outrider_runtime.torch_engine.kv_pool import KVPool
 from outrider_runtime.torch_engine.linear import Linear
 from outrider_runtime.torch_engine.runner import Model, Places, Segment, count_in
 from outrider_runtime.torch_engine.sampling import Likeliest, Row, likeliest_among
-from outrider_runtime.torch_engine.weights import Weights, read_weights
+from outrider_runtime.torch_engine.weights import Weights, in_vocabulary, read_weights
 
 FUSED = 3
 """Hidden states that a head reads."""
@@ -44,7 +44,7 @@ class Head:
         self._norm = weights.take("norm.weight", width)
         proposable = config.get("draft_vocab_size") or self.shape.vocabulary
         self._output = Linear(weights.take("lm_head.weight", proposable, width)).packed()
-        self._to_target = _vocabulary(weights, proposable, target.device)
+        self._to_target = _vocabulary(weights, proposable, target, folder)
         self._embedding = target.decoder.embedding
         weights.expect_none_left()
         self.weight_bytes = weights.taken_bytes
@@ -74,11 +74,13 @@ def fused_layers(config: dict[str, Any], layers: int) -> tuple[int, ...]:
     return tuple(named) if named else (2, layers // 2, layers - 3)
 
 
-def _vocabulary(weights: Weights, proposable: int, device: torch.device) -> Tensor:
-    """(V',): the target's token of each that the head proposes."""
+def _vocabulary(weights: Weights, proposable: int, target: Model, folder: Path) -> Tensor:
+    """(V',): the target's token of each that the head proposes; a head of all of them may have no map."""
     weights.drop("t2d")
-    own = torch.arange(proposable, device=device)
-    return own + weights.take("d2t", proposable) if "d2t" in weights else own
+    own, size = torch.arange(proposable, device=target.device), target.shape.vocabulary
+    if proposable == size and "d2t" not in weights:
+        return own
+    return in_vocabulary(own + weights.take("d2t", proposable).long(), size, folder, "d2t")
 
 
 class Eagle(Autoregressive):

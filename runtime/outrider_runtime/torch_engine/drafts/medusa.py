@@ -20,7 +20,7 @@ from outrider_runtime.torch_engine.linear import Linear
 from outrider_runtime.torch_engine.runner import Model
 from outrider_runtime.torch_engine.sampling import Likeliest, Row, likeliest_among
 from outrider_runtime.torch_engine.tree import Tree
-from outrider_runtime.torch_engine.weights import read_weights
+from outrider_runtime.torch_engine.weights import in_vocabulary, read_weights
 
 
 class Head(NamedTuple):
@@ -44,7 +44,8 @@ class Heads:
             raise UnsupportedModelError(f"{file}: hidden_size is {config.get('hidden_size')}, the target's is {width}")
         self._decoder = target.decoder
         self._size, proposable = target.shape.vocabulary, config.get("draft_vocab_size")
-        self._vocabulary: Tensor = weights.take("vocabulary", proposable or self._size).long()
+        own = weights.take("vocabulary", proposable or self._size).long()
+        self._vocabulary = in_vocabulary(own, self._size, folder, "vocabulary")
         self._heads = [
             Head(
                 Linear(
