@@ -6,6 +6,7 @@ a date are text, keys become text, and a key that stands twice is an error. A ma
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Hashable
 from typing import Any
@@ -28,7 +29,8 @@ class YamlTextError(ValueError):
 def read_documents(text: str) -> list[Any]:
     """The documents of `text` as JSON values. Raises YamlTextError."""
     try:
-        return [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
+        documents = [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
+        json.dumps(documents)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -37,6 +39,9 @@ def read_documents(text: str) -> list[Any]:
         raise YamlTextError(str(error)) from None
     except RecursionError:
         raise YamlTextError("it is nested too deeply to be read; remove brackets or indentation") from None
+    except (TypeError, ValueError) as error:  # sets, bytes, an anchor within itself
+        raise YamlTextError(f"it holds what JSON cannot: {error}; use plain mappings, lists and text") from None
+    return documents
 
 
 class _Loader(yaml.SafeLoader):

@@ -80,7 +80,10 @@ def _candidates(path: Path, roots: Sequence[Path]) -> list[Path]:
 
 def _is_there(folder: Path) -> bool:
     """A folder that this user may not enter is as good as none."""
-    return os.access(folder, os.R_OK | os.X_OK)
+    try:
+        return os.access(folder, os.R_OK | os.X_OK)
+    except ValueError:  # no folder's name can hold a null byte
+        return False
 
 
 def _missing(model: ModelRef, roots: Sequence[Path]) -> str:

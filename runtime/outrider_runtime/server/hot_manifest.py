@@ -24,7 +24,10 @@ def follow_manifest(manifest: Path, model_root: Path, serving: Serving) -> None:
             stamp = _stamp(manifest)
             if stamp != seen:
                 seen = stamp
-                take_over(manifest, model_root, serving)
+                try:
+                    take_over(manifest, model_root, serving)
+                except Exception:  # the next change is read all the same
+                    logger.exception("the changed manifest is not used")
 
     threading.Thread(target=follow, name="outrider-manifest", daemon=True).start()
 

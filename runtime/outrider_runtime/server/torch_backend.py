@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from outrider_runtime.torch_engine.thread import Client
 
+MOST_HEADER_BYTES = 64 * 1024
+
 
 @dataclass(slots=True)
 class TorchEngine:
@@ -43,7 +45,10 @@ class TorchEngine:
                 yield
 
         timeout = None if drain.timeout_s is None else max(1, round(drain.timeout_s))
-        config = uvicorn.Config(wrap(self.app), log_level="warning", timeout_graceful_shutdown=timeout)
+        config = uvicorn.Config(
+            wrap(self.app), log_level="warning", timeout_graceful_shutdown=timeout,
+            http="h11", h11_max_incomplete_event_size=MOST_HEADER_BYTES,  # the other parser takes headers without end
+        )  # fmt: skip
         config.load()
         return WithoutSignals(config)
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from outrider_runtime.server.errors import RequestError
 
@@ -32,6 +40,8 @@ MOST_ENTRIES = 1024
 MISSHAPEN = "Bad Request"
 """vLLM's error type for a field that is missing, or of another type than it should be."""
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Tokens = Annotated[list[int], Field(fail_fast=True)]
+"""A list ends at its first bad item: of a million, each would have an error of its own."""
 _Ask = TypeVar("_Ask", bound="Ask")
 NOT_IN_MESSAGES = ("tool_calls", "tool_call_id", "function_call", "reasoning", "reasoning_content", "audio")
 """Fields of a message that a template would read, and that are not handed to it here."""
@@ -71,12 +81,19 @@ class Ask(BaseModel):
         Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MOST_ENTRIES)] | None
     ) = None
     seed: Int64 | None = None
-    stop: str | Annotated[list[str], Field(max_length=MOST_ENTRIES)] | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=MOST_ENTRIES)] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=MOST_ENTRIES)] | None = None
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=MOST_ENTRIES)] | None = None
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
     vllm_xargs: dict[str, str] | None = None
+
+    @field_validator("logit_bias", "vllm_xargs", mode="before")
+    @classmethod
+    def _few(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and len(value) > MOST_ENTRIES:
+            raise ValueError(f"it has {len(value)} entries; {MOST_ENTRIES} are allowed")
+        return value
 
     @field_validator("stream_options")
     @classmethod
@@ -106,7 +123,7 @@ class Ask(BaseModel):
 
 class Completion(Ask):
     PROMPT = "prompt"
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | Tokens | Annotated[list[str], Field(fail_fast=True)] | Annotated[list[Tokens], Field(fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     add_special_tokens: bool = True
@@ -132,7 +149,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Annotated[str, Field(min_length=1)]
-    content: str | Annotated[list[Part], Field(max_length=MOST_ENTRIES)] | None = None
+    content: str | Annotated[list[Part], Field(fail_fast=True, max_length=MOST_ENTRIES)] | None = None
     name: str | None = None
 
     @model_validator(mode="after")
@@ -151,7 +168,7 @@ class Message(BaseModel):
 
 class Chat(Ask):
     PROMPT = "messages"
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None

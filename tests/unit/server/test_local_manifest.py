@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 
 import pytest
 import yaml
 from outrider_crds.runtime_config import HotConfig, config_hash
-from outrider_runtime.local_manifest import load_local_service
+from outrider_runtime.local_manifest import LocalManifestError, load_local_service
 from outrider_runtime.paths import Paths
+from outrider_runtime.server import hot_manifest
 from outrider_runtime.server.config import Serving, from_manifest
 from outrider_runtime.server.hot_manifest import take_over
 from outrider_runtime.vllm_plugin.launch import plan_launch, target_location
@@ -155,3 +157,31 @@ def test_every_patch_makes_a_valid_manifest_of_its_example(name: str) -> None:
     example = load_manifest((EXAMPLES / "smollm2-cpu.yaml").read_text())
     assert service.spec.draft_pool != example.spec.draft_pool
     assert service.spec.target == example.spec.target
+
+
+def test_a_folder_with_a_null_byte_is_not_on_this_machine(manifest: Path, tmp_path: Path) -> None:
+    manifest.write_text(manifest.read_text().replace("/srv/models/smollm2-135m-instruct", '"/srv/\\0x"'))
+    with pytest.raises(LocalManifestError, match=r"not on this machine|hostPath"):
+        load_local_service(manifest, tmp_path / "root")
+
+
+def test_an_edit_that_makes_a_reader_stumble_is_the_last_one_of_nobody(
+    manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: an anchor within itself ended the thread that follows the manifest, and no later edit was read."""
+    serving = _serving(manifest, tmp_path)
+    read = threading.Event()
+
+    def stumble(*_arguments: object) -> None:
+        if read.is_set():
+            read_again.set()
+        read.set()
+        raise RecursionError
+
+    read_again = threading.Event()
+    monkeypatch.setattr(hot_manifest, "POLL_S", 0.01)
+    monkeypatch.setattr(hot_manifest, "take_over", stumble)
+    hot_manifest.follow_manifest(manifest, tmp_path / "root", serving)
+    for event in (read, read_again):
+        while not event.wait(0.05):
+            manifest.write_text(manifest.read_text() + "\n")

@@ -13,12 +13,13 @@ from unittest.mock import Mock
 import httpx
 import pytest
 from outrider_runtime.server.gate import GateFacts, RequestGate
-from outrider_runtime.torch_engine import app
+from outrider_runtime.torch_engine import app, protocol
 from outrider_runtime.torch_engine.app import Service, make_app
 from outrider_runtime.torch_engine.engine import Engine
 from outrider_runtime.torch_engine.protocol import MISSHAPEN
 from outrider_runtime.torch_engine.text import Text
 from outrider_runtime.torch_engine.thread import Client
+from pydantic import ValidationError
 
 from tests.unit.torch_engine.engines import LONGEST, bench
 from tests.unit.torch_engine.models import VOCABULARY
@@ -267,6 +268,28 @@ async def test_bodies_are_parsed_beside_the_event_loop_and_once(
     assert [one.status_code for one in answers] == [200, 200]
     assert len(threads) == 2
     assert threading.current_thread() not in threads
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": [1] * 1000}] * LONGEST}),
+        (CHAT, {"logit_bias": {str(token): "" for token in range(100_000)}}),
+        (CHAT, {"vllm_xargs": {str(token): 1 for token in range(100_000)}}),
+        (COMPLETION, {"prompt": [["x"] * LONGEST] * 100}),
+    ],
+)
+async def test_of_a_body_of_errors_few_are_written_down(
+    served: tuple[httpx.AsyncClient, Engine], path: str, body: dict[str, Any]
+) -> None:
+    """Bug: each of half a million errors was written down, for nine seconds in which nobody else was served."""
+    http, engine = served
+    ask = chat(**body) if path == CHAT else completion(**body)
+    assert (await http.post(path, json=ask)).status_code == 400
+    with pytest.raises(ValidationError) as told:
+        (protocol.Chat if path == CHAT else protocol.Completion).model_validate(ask)
+    assert told.value.error_count() < 10
+    assert not engine.has_work
 
 
 async def test_more_prompts_than_choices_are_refused(served: tuple[httpx.AsyncClient, Engine]) -> None:
