@@ -19,7 +19,7 @@ from outrider_runtime import dtype
 from outrider_runtime.paths import Paths
 from outrider_runtime.torch_engine import launch
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
-from outrider_runtime.torch_engine.environment import engine_environment
+from outrider_runtime.torch_engine.environment import DEFAULTS, engine_environment
 from outrider_runtime.torch_engine.hosting import Hosted, host
 from outrider_runtime.torch_engine.launch import Loaded, load
 from outrider_runtime.torch_engine.options import Options
@@ -153,9 +153,10 @@ def test_kv_takes_its_share_of_what_drafters_leave(
 def test_threads_sleep_while_they_wait_for_each_other(folder: Path) -> None:
     """Bug: beside others on the same cores they spun, a step took ten times as long, and a service's profile failed."""
     user_s = [EnvVar(name="OMP_WAIT_POLICY", value="ACTIVE"), EnvVar(name="LEVEL", value="1")]
-    assert engine_environment(boot(folder), {}) == {"OMP_WAIT_POLICY": "PASSIVE"}
-    assert engine_environment(boot(folder), {"OMP_WAIT_POLICY": "ACTIVE"}) == {}
-    assert engine_environment(boot(folder, env=user_s), {}) == {"OMP_WAIT_POLICY": "ACTIVE", "LEVEL": "1"}
+    assert engine_environment(boot(folder), {}) == DEFAULTS
+    others = {name: value for name, value in DEFAULTS.items() if name != "OMP_WAIT_POLICY"}
+    assert engine_environment(boot(folder), {"OMP_WAIT_POLICY": "ACTIVE"}) == others
+    assert engine_environment(boot(folder, env=user_s), {}) == {**others, "OMP_WAIT_POLICY": "ACTIVE", "LEVEL": "1"}
 
 
 @pytest.mark.slow
