@@ -21,7 +21,7 @@ from outrider_runtime.torch_engine import requests
 from outrider_runtime.torch_engine.answers import Chats, Completions, Piece, piece_of, usage
 from outrider_runtime.torch_engine.engine import Output
 from outrider_runtime.torch_engine.length import Longest
-from outrider_runtime.torch_engine.parameters import check_tokens, sampling, stops
+from outrider_runtime.torch_engine.parameters import check_tokens, drawn_apart, sampling, stops
 from outrider_runtime.torch_engine.protocol import Ask, Chat, Completion, parse
 from outrider_runtime.torch_engine.text import NOT_FOR_TEMPLATES, Text
 from outrider_runtime.torch_engine.thread import Client, EngineDeadError
@@ -73,11 +73,12 @@ class Service:
         if ask.model is not None and ask.model != self.model:
             raise RequestError(f"the model {ask.model!r} does not exist here", "model", HTTPStatus.NOT_FOUND)
         check_tokens(ask.stop_token_ids or (), "stop_token_ids", self._vocabulary)
+        drawn = sampling(ask, self.text.defaults, self._vocabulary)
         return [
             requests.Request(
                 f"{name}-{index}", list(prompt), len(prompt),
                 stops(ask, self.text.end_tokens, len(prompt), self.longest.tokens),
-                sampling(ask, self.text.defaults, self._vocabulary),
+                drawn_apart(drawn),
                 self.text.detokenizer(prompt),
             )
             for index, prompt in enumerate(prompts)

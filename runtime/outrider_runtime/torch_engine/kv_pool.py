@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 FIRST_TOKENS = 64
@@ -27,11 +27,12 @@ class KVPool:
         """Called when a buffer is taken away from a request that still runs."""
         self._bytes_per_token = list(bytes_per_token)
         self._tokens: dict[Holder, int] = {}
-        self._used = 0
+        self._used = [0] * len(self._bytes_per_token)
+        """Bytes of each model."""
 
     @property
     def free_bytes(self) -> int:
-        return self.total_bytes - self._used
+        return self.total_bytes - sum(self._used)
 
     @property
     def holders(self) -> Iterable[Holder]:
@@ -40,17 +41,15 @@ class KVPool:
     def add_model(self, bytes_per_token: int) -> None:
         """The next model's number is its place; the target is the first."""
         self._bytes_per_token.append(bytes_per_token)
+        self._used.append(0)
 
     def tokens(self, holder: Holder) -> int:
         """That its buffer has room for."""
         return self._tokens.get(holder, 0)
 
-    def free_tokens(self, model: int, without: Collection[int] = ()) -> int:
-        """without: models whose KV would go."""
-        held = sum(
-            size * self._bytes_per_token[one.model] for one, size in self._tokens.items() if one.model in without
-        )
-        return (self.free_bytes + held) // self._bytes_per_token[model]
+    def free_tokens(self, model: int, without: Iterable[int] = ()) -> int:
+        """without: models whose KV would go, each once."""
+        return (self.free_bytes + sum(self._used[one] for one in without)) // self._bytes_per_token[model]
 
     @property
     def free_tokens_of_all(self) -> int:
@@ -76,7 +75,7 @@ class KVPool:
         return False
 
     def release(self, holder: Holder) -> None:
-        self._used -= self._tokens.pop(holder, 0) * self._bytes_per_token[holder.model]
+        self._used[holder.model] -= self._tokens.pop(holder, 0) * self._bytes_per_token[holder.model]
 
     def release_all(self, request: str) -> None:
         """The request has ended, or is preempted."""
@@ -102,5 +101,5 @@ class KVPool:
         if more > self.free_bytes:
             return False
         self._tokens[holder] = tokens
-        self._used += more
+        self._used[holder.model] += more
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from outrider_runtime.server.errors import RequestError
 from outrider_runtime.torch_engine.protocol import MISSHAPEN, Ask
@@ -39,6 +40,11 @@ def sampling(ask: Ask, defaults: Mapping[str, float], vocabulary: int) -> Sampli
         logit_bias={_token(name, "logit_bias", vocabulary): bias for name, bias in (ask.logit_bias or {}).items()},
         logprobs=ask.top,
     )
+
+
+def drawn_apart(drawn: Sampling) -> Sampling:
+    """Of one prompt among several: noise of its own, where the request names no seed."""
+    return drawn if drawn.is_seeded else replace(drawn, seed=_UNSEEDED.getrandbits(63))
 
 
 def stops(ask: Ask, end_tokens: frozenset[int], prompt: int, longest: int) -> Stops:

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from outrider_runtime.server.errors import RequestError
 
@@ -77,9 +69,7 @@ class Ask(BaseModel):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
-    logit_bias: (
-        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MOST_ENTRIES)] | None
-    ) = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: Int64 | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True, max_length=MOST_ENTRIES)] | None = None
     stop_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=MOST_ENTRIES)] | None = None
@@ -91,6 +81,7 @@ class Ask(BaseModel):
     @field_validator("logit_bias", "vllm_xargs", mode="before")
     @classmethod
     def _few(cls, value: Any) -> Any:
+        """Before its entries are looked at: each may have an error of its own."""
         if isinstance(value, Mapping) and len(value) > MOST_ENTRIES:
             raise ValueError(f"it has {len(value)} entries; {MOST_ENTRIES} are allowed")
         return value

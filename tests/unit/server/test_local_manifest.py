@@ -170,18 +170,15 @@ def test_an_edit_that_makes_a_reader_stumble_is_the_last_one_of_nobody(
 ) -> None:
     """Bug: an anchor within itself ended the thread that follows the manifest, and no later edit was read."""
     serving = _serving(manifest, tmp_path)
-    read = threading.Event()
+    edits = threading.Semaphore(0)
 
     def stumble(*_arguments: object) -> None:
-        if read.is_set():
-            read_again.set()
-        read.set()
+        edits.release()
         raise RecursionError
 
-    read_again = threading.Event()
     monkeypatch.setattr(hot_manifest, "POLL_S", 0.01)
     monkeypatch.setattr(hot_manifest, "take_over", stumble)
     hot_manifest.follow_manifest(manifest, tmp_path / "root", serving)
-    for event in (read, read_again):
-        while not event.wait(0.05):
+    for _ in range(2):
+        while not edits.acquire(timeout=0.05):
             manifest.write_text(manifest.read_text() + "\n")

@@ -14,14 +14,20 @@ from outrider_operator.model import CONFIG_MAP, JOB
 from tests.unit.operator.decide.world import World, manifest
 
 
-def test_two_services_share_one_measurement_and_the_last_one_takes_it_along() -> None:
-    """One Job, one ConfigMap with an owner reference of each; leaving removes only one's own."""
+def two_services() -> World:
+    """Of one target and pool, rolled out; their measurement is under way."""
     world = World(manifest("one"), manifest("two"))
     for name in ("one", "two"):
         world.settle(name)
         world.roll_out(name)
     world.settle("one")
     world.settle("two")
+    return world
+
+
+def test_two_services_share_one_measurement_and_the_last_one_takes_it_along() -> None:
+    """One Job, one ConfigMap with an owner reference of each; leaving removes only one's own."""
+    world = two_services()
     assert len(world.created_jobs) == 1
     world.measure(world.jobs()[0])
     for name in ("one", "two", "one"):
@@ -98,24 +104,14 @@ def roll_over(world: World, name: str) -> None:
 
 def test_a_job_is_adopted_by_a_second_service_that_needs_it() -> None:
     """If the first one is deleted while it measures, the measurement goes on for the second."""
-    world = World(manifest("one"), manifest("two"))
-    for name in ("one", "two"):
-        world.settle(name)
-        world.roll_out(name)
-    world.settle("one")
-    world.settle("two")
+    world = two_services()
     owners = world.objects[JOB, world.jobs()[0]]["metadata"]["ownerReferences"]
     assert [o["uid"] for o in owners] == ["uid-one", "uid-two"]
 
 
 def test_a_job_that_nobody_wants_any_more_is_stopped() -> None:
     """A changed target frees the accelerator, but not while another service still needs the measurement."""
-    world = World(manifest("one"), manifest("two"))
-    for name in ("one", "two"):
-        world.settle(name)
-        world.roll_out(name)
-    world.settle("one")
-    world.settle("two")
+    world = two_services()
     (shared,) = world.jobs()
     ownerless = copy.deepcopy(world.objects[JOB, shared])
     world.patch("one", target={"name": "org/other"})
