@@ -47,11 +47,6 @@ def after_each_step(controller: Controller, undo: Callable[[], None]) -> None:
     controller.observe = observed  # type: ignore[method-assign]
 
 
-def deviations(controller: Controller) -> None:
-    """What the corrected model leaves of a kind of step at a size of batch."""
-    after_each_step(controller, partial(controller._evidence.latency._deviations.fill, 0.0))
-
-
 def correction_of_target(controller: Controller) -> None:
     latency = controller._evidence.latency
     after_each_step(controller, partial(_uncorrect, latency._memory.target))
@@ -69,16 +64,6 @@ def _uncorrect(believed: Any) -> None:
 def factors(controller: Controller) -> None:
     """What sets a class or a request apart in acceptance."""
     after_each_step(controller, lambda: controller._evidence.acceptance._known.groups.fill(0.0))
-
-
-def alarms(controller: Controller) -> None:
-    """That the last trials may contradict the estimates."""
-    after_each_step(controller, lambda: controller._evidence.acceptance._known.recent.fill(0.0))
-
-
-def hits_of_requests(controller: Controller) -> None:
-    """How often a lookup finds something in one request, beyond what it does in all."""
-    after_each_step(controller, lambda: controller._evidence.acceptance._known.slot_hits.fill(0.0))
 
 
 def ageing(controller: Controller) -> None:
@@ -134,8 +119,8 @@ def confidence(controller: Controller) -> None:
 SWITCHES: Mapping[str, Callable[[Controller], None]] = {
     one.__name__.replace("_", " "): one
     for one in (
-        deviations, correction_of_target, correction_of_drafts, factors, alarms, hits_of_requests, ageing,
-        measured_goodput, probes, exploration, gating, closing_holes, second_rank, confidence,
+        correction_of_target, correction_of_drafts, factors, ageing, measured_goodput, probes, exploration, gating,
+        closing_holes, second_rank, confidence,
     )
 }  # fmt: skip
 

@@ -51,12 +51,9 @@ class Evidence:
     def observe(self, outcome: Outcome) -> None:
         """Learn from a finished step. Absurd times (NaN, negative, a suspended machine) are dropped and counted."""
         self.acceptance.age(outcome.now)
-        ran, drafts_s, alarms, plain_s, prompts_s = self._learn(outcome)
+        ran, drafts_s, plain_s, prompts_s = self._learn(outcome)
         self.tally.observe(outcome, ran)
         self.longest = max(self.longest, ran.longest)
-        self.acceptance.noticed(alarms)
-        if alarms:
-            self.probes.lift()
         if math.isnan(plain_s):
             self.tally.dropped_steps += 1
             return
@@ -70,7 +67,7 @@ class Evidence:
         work_s = (outcome.tokens - ran.begun) / (batched - prompts) * plain_s + prompts_s
         self._observe_truth(outcome, work_s, ran.verified, drafts_s)
 
-    def _learn(self, outcome: Outcome) -> tuple[Ran, float, int, float, float]:
+    def _learn(self, outcome: Outcome) -> tuple[Ran, float, float, float]:
         """See `_observe`."""
         latency, forest, plan, row = self.latency, outcome.forest, outcome.draft_plan, ROWS[outcome.mode]
         columns, asked = outcome.batch.columns, np.ascontiguousarray(forest.asked)
@@ -129,19 +126,19 @@ def _observe(
     columns: tuple[Any, ...], forest: tuple[Any, ...], asked: Ints, lengths: Ints, verdicts: tuple[Any, ...],
     counts: tuple[Any, ...], counters: tuple[Ints, Ints], costs: tuple[Any, ...], memory: tuple[Any, ...], row: int,
     times: tuple[float, float], draft_s: Floats, drafting: tuple[Any, ...],
-) -> tuple[Ran, float, int, float, float]:  # fmt: skip
-    """What a step was; seconds of its drafts; how many drafters surprised; and see `observe_times`.
+) -> tuple[Ran, float, float, float]:  # fmt: skip
+    """What a step was; seconds of its drafts; and see `observe_times`.
 
     As `Columns`, `Nodes`, `Verdicts`, `Counts`, `Costs`, `Memory`, `Drafting`. asked, lengths: see `Forest`. counters:
     see `state.count`. times: see `_seconds`.
     """
-    batch, nodes, found, alarms, plain = Columns(*columns), Nodes(*forest), Verdicts(*verdicts), 0, (np.nan, 0.0)
+    batch, nodes, found, plain = Columns(*columns), Nodes(*forest), Verdicts(*verdicts), (np.nan, 0.0)
     ran = count(batch, nodes, found, counters[0], counters[1])
     if lengths.any():
-        alarms = observe_trials(Counts(*counts), batch, nodes, asked, lengths, found)
-    target_s, outside_s, drafts_s = _seconds(times, draft_s)
+        observe_trials(Counts(*counts), batch, nodes, asked, lengths, found)
+    target_s, _, drafts_s = _seconds(times, draft_s)
     if _believable(times, draft_s):
         learned = Memory(Believed(*memory[0]), Believed(*memory[1]), memory[2])
-        seconds, plan = (target_s, outside_s), Drafting(*drafting)
-        plain = observe_times(Costs(*costs), learned, row, ran.shape, seconds, ran.verified, plan, draft_s)
-    return ran, drafts_s, alarms, plain[0], plain[1]
+        plan = Drafting(*drafting)
+        plain = observe_times(Costs(*costs), learned, row, ran.shape, target_s, ran.verified, plan, draft_s)
+    return ran, drafts_s, plain[0], plain[1]

@@ -47,7 +47,7 @@ class Propose:
         rows, pool = self._choices.pool(batch)
         if not len(rows):
             return None
-        brings = (pool.paths * pool.offers)[:, 0].mean(axis=1) if pool.longest else np.zeros(len(pool.passes))
+        brings = pool.paths[:, 0].mean(axis=1) * pool.offers[:, 0] if pool.longest else np.zeros(len(pool.passes))
         draft_s = pool.first_s + (pool.asking_s.sum(axis=1) if pool.asking_s.size else 0.0)
         return Weighed(pool.price.token_s, pool.price.rate, tuple(brings.tolist()), tuple(draft_s.tolist()))
 

@@ -42,8 +42,7 @@ def draft_s(one: Latency, requests: int, passes: int) -> float:
 
 
 def observe(
-    one: Latency, shape: Shape, seconds: float, *, mode=ExecutionMode.UNIFORM, outside_s=math.nan, verified=0,
-    draft_s=math.nan,
+    one: Latency, shape: Shape, seconds: float, *, mode=ExecutionMode.UNIFORM, verified=0, draft_s=math.nan
 ) -> bool:  # fmt: skip
     """Whether the times of a step of 8 requests of 1000 tokens are believed; a draft of three passes at its end, where
     it has a time."""
@@ -51,8 +50,7 @@ def observe(
     plan = Drafting(fed, asked, np.array([3]), np.ones(1, np.int64), np.full(8, 1000))
     target, drafts, absurd = one.memory
     memory = Memory(Believed(*target), Believed(*drafts), absurd)
-    times = seconds, outside_s
-    plain_s, _ = observe_times(one.costs, memory, ROWS[mode], shape, times, verified, plan, np.array([draft_s]))
+    plain_s, _ = observe_times(one.costs, memory, ROWS[mode], shape, seconds, verified, plan, np.array([draft_s]))
     return not math.isnan(plain_s)
 
 
@@ -94,20 +92,6 @@ def test_a_device_that_is_slower_than_profiled_is_believed_target_and_draft_apar
     for _ in range(60):
         observe(one, decoding(8), 2 * TARGET.seconds(decoding(8)), draft_s=3 * PASS.seconds(decoding(8), 3))
     assert draft_s(one, 8, 3) == pytest.approx(3 * PASS.seconds(decoding(8), 3), rel=0.05)
-
-
-def test_time_outside_the_device_counts_for_the_kind_of_step_that_has_it():
-    """A step that verifies takes 1 ms more than devices report: plain ones do not."""
-    one = latency()
-    shape = Shape(8000.0, 24.0, 8.0, 8.0)
-    for _ in range(200):
-        verifying_s, plain_s = TARGET.seconds(shape), TARGET.seconds(decoding(8))
-        more_s = verifying_s + 1e-3
-        observe(one, decoding(8), verifying_s, mode=ExecutionMode.RAGGED, outside_s=more_s, verified=16)
-        observe(one, decoding(8), plain_s, outside_s=plain_s)
-    found = price(one, 8)
-    assert found.ragged_s[16] - TARGET.seconds(shape) == pytest.approx(1e-3, rel=0.1)
-    assert found.plain_s == pytest.approx(TARGET.seconds(decoding(8)), rel=0.02)
 
 
 @pytest.mark.parametrize("seconds", [math.nan, -1.0, 0.0, 3600.0, math.inf])

@@ -30,10 +30,8 @@ from outrider_runtime.control.acceptance.trials import (
     BINS,
     HIT_TRIALS,
     PRIOR_TRIALS,
-    SLOT_HIT_TRIALS,
     Counts,
     bin_of,
-    class_count,
 )
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.data.batch import Batch, Bools, Columns, Floats, Ints
@@ -60,10 +58,9 @@ class Acceptance:
             accepted=np.zeros(binned),
             hazards=np.empty(binned),
             groups=np.zeros((drafters, 1 + settings.slots, EVERY + 1)),
-            recent=np.zeros((drafters, 3)),
             asked=np.zeros((drafters, depths)),
             offered=np.zeros((drafters, depths)),
-            slot_hits=np.zeros((settings.slots, drafters, 2)),
+            classes=0,
             met=np.zeros(drafters, dtype=bool),
             edges=np.array([one.confidence_edges for one in settings.drafters]).reshape(drafters, BINS - 1),
             passes=np.array([one.passes for one in settings.drafters], dtype=bool),
@@ -75,8 +72,6 @@ class Acceptance:
         """As `Counts`, in a plain tuple, which a call unpacks faster."""
         self.set_classes(len(settings.hot.slo_classes))
         self.all_met = not drafters
-        self.alarms = 0
-        """How often the last trials contradicted the estimate: the traffic has changed."""
         self._aged_at: float | None = None
         trials.refresh(self._known)
 
@@ -92,11 +87,9 @@ class Acceptance:
 
     def set_classes(self, classes: int) -> None:
         """The classes have changed: what was known of them goes, of everything else it stays."""
-        slots = len(self._known.slot_hits)
-        of_slots = self._known.groups[:, -slots:]
-        groups = np.zeros((len(self.hazards), classes + 1 + slots, EVERY + 1))
-        groups[:, -slots:] = of_slots
-        self._known = self._known._replace(groups=groups)
+        of_slots = self._known.groups[:, 1 + self._known.classes :]
+        of_classes = np.zeros((len(of_slots), 1 + classes, EVERY + 1))
+        self._known = self._known._replace(groups=np.concatenate([of_classes, of_slots], axis=1), classes=classes)
         self.columns = tuple(self._known)
 
     def age(self, now: float) -> None:
@@ -107,32 +100,26 @@ class Acceptance:
             return
         keep = 0.5 ** ((now - self._aged_at) / AGE_HALF_LIFE_S)
         self._aged_at, known = now, self._known
-        ageing = (
-            known.tried, known.accepted, known.asked, known.offered, known.slot_hits, known.recent, known.groups,
-            known.ranks, known.places,
-        )  # fmt: skip
-        for counts in ageing:
+        for counts in (
+            known.tried, known.accepted, known.asked, known.offered, known.groups, known.ranks, known.places,
+        ):  # fmt: skip
             counts *= keep
         trials.refresh(known)
+        self.all_met = bool(known.met.all())
 
     def release(self, slots: Ints) -> None:
         """These requests have ended; whoever comes into their slots is a stranger."""
-        _forget(self._known.groups, self._known.slot_hits, slots)
+        self._known.groups[:, 1 + self._known.classes + slots] = 0.0
 
     def observe(self, batch: Batch, forest: Forest, verified: Bools, accepted: Bools, tried: Bools) -> None:
         """Count a step's trials. verified, accepted, tried: (M,), as `Outcome` has them."""
         columns, nodes = Columns(*batch.columns), Nodes(*forest.columns)
         verdicts, asked = trials.Verdicts(verified, accepted, tried), np.ascontiguousarray(forest.asked)
-        self.noticed(trials.observe(self._known, columns, nodes, asked, forest.lengths, verdicts))
+        trials.observe(self._known, columns, nodes, asked, forest.lengths, verdicts)
 
     def node_paths(self, batch: Batch, forest: Forest) -> Floats:
         """(M,): see `node_paths`."""
         return node_paths(self._known, Columns(*batch.columns), Nodes(*forest.columns))
-
-    def noticed(self, alarms: int) -> None:
-        """A step's trials were counted, and so many drafters' last ones contradicted their estimates."""
-        self.alarms += alarms
-        self.all_met = self.all_met or bool(self.met.all())
 
     def upper_paths(self) -> Floats:
         """(D, K): paths that are optimistic by some posterior standard deviations, given that there is a proposal, for
@@ -143,24 +130,20 @@ class Acceptance:
 
 
 @compiled
-def _forget(groups: Floats, slot_hits: Floats, slots: Ints) -> None:
-    for slot in slots:
-        groups[:, groups.shape[1] - len(slot_hits) + slot] = 0.0
-        slot_hits[slot] = 0.0
-
-
-@compiled
 def chain_paths(known: Counts, batch: Columns, rows: Ints, usable: Bools, limit: int) -> tuple[Floats, Floats]:
-    """Two (D, K, N) for N `rows` of the batch: the probability that the target accepts a chain of 1..K, if it is
-    proposed, and that the drafter has a proposal of that depth. A path is 0 past `limit` positions, past what the
-    request can still use, and where the drafter is not `usable` (D,)."""
-    (drafters, depths), classes = known.hazards.shape[:2], class_count(known)
-    paths, offers = np.zeros((drafters, depths, len(rows))), np.ones((drafters, depths, len(rows)))
+    """(D, K, N) for N `rows` of the batch: the probability that the target accepts a chain of 1..K, if it is proposed.
+    (D, K): that the drafter has a proposal of that depth.
+
+    A path is 0 past `limit` positions, past what the request can still use, and where the drafter is not `usable` (D,).
+    """
+    (drafters, depths), classes = known.hazards.shape[:2], known.classes
+    paths, offers = np.zeros((drafters, depths, len(rows))), np.ones((drafters, depths))
     for d in np.flatnonzero(usable):
         groups = known.groups[d]
         pool = pool_tried(groups, classes)
         of_class = class_factors(pool, groups, classes, EXPECTED_ANY)
-        hit_rates = (known.offered[d] + HIT_TRIALS) / (known.asked[d] + HIT_TRIALS)
+        if not known.passes[d]:
+            offers[d] = (known.offered[d] + HIT_TRIALS) / (known.asked[d] + HIT_TRIALS)
         for n in range(len(rows)):
             i = rows[n]
             factor = factor_of(of_class, pool, groups, batch.slo_class[i], batch.slot[i], EXPECTED_ANY)
@@ -168,11 +151,6 @@ def chain_paths(known: Counts, batch: Columns, rows: Ints, usable: Bools, limit:
             for k in range(min(limit, batch.left[i] - OF_THIS_STEP)):
                 path *= with_factor(known.hazards[d, k, ANY], factor)
                 paths[d, k, n] = path
-            if not known.passes[d]:
-                own = known.slot_hits[batch.slot[i], d]
-                hits = (own[1] + SLOT_HIT_TRIALS * hit_rates[0]) / (own[0] + SLOT_HIT_TRIALS) / hit_rates[0]
-                for k in range(depths):
-                    offers[d, k, n] = min(1.0, hits * hit_rates[k])
     return paths, offers
 
 
@@ -187,7 +165,7 @@ def node_paths(known: Counts, batch: Columns, nodes: Nodes) -> Floats:
 @compiled
 def _chain_node_paths(known: Counts, batch: Columns, nodes: Nodes) -> Floats:
     """The same, each node judged as a first child."""
-    (drafters, depths), classes, requests = known.hazards.shape[:2], class_count(known), len(batch.slot)
+    (drafters, depths), classes, requests = known.hazards.shape[:2], known.classes, len(batch.slot)
     pools, of_class = np.empty(drafters), np.empty((drafters, 2, 1 + classes))
     for d in range(drafters):
         pools[d] = pool_tried(known.groups[d], classes)

@@ -1,7 +1,6 @@
 """Step times as the controller believes them now: the profile (or what was learned), corrected online.
 
-Target and drafters are corrected apart, as one common factor would cancel in the argmax. What the correction of the
-target leaves is learned for each kind of step (`correction`). D drafters.
+Target and drafters are corrected apart, as one common factor would cancel in the argmax. D drafters.
 """
 
 from __future__ import annotations
@@ -15,14 +14,8 @@ import numpy as np
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.cost.correction import (
     DRAFT_MEMORY,
-    EVEN,
-    KINDS,
-    PLAIN,
-    SIZES,
     TARGET_MEMORY,
-    UNEVEN,
     Believed,
-    add_deviation,
     correct,
     rescale,
 )
@@ -37,7 +30,7 @@ from outrider_runtime.control.cost.model import (
     pass_s,
     without_prompts,
 )
-from outrider_runtime.control.cost.step_times import BEYOND, RAGGED, UNIFORM, Costs, decode_s, later_pass, read_tokens
+from outrider_runtime.control.cost.step_times import RAGGED, Costs, decode_s, later_pass, read_tokens
 from outrider_runtime.control.data.batch import Floats, Ints
 from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.control.settings import Drafter, Settings
@@ -95,21 +88,14 @@ def _plausible(seconds: float, predicted_s: float, absurd: Ints) -> bool:
 
 
 @compiled
-def _observe_target(
-    target: Believed, deviating: Floats, absurd: Ints, row: int, shape: Shape, seconds: tuple[float, float],
-    verifies: bool,
-) -> bool:  # fmt: skip
-    """Whether the time is plausible. seconds: of the pass, and outside of the drafts; deviating: `Costs.deviations`."""
-    target_s, outside_s = seconds
+def _observe_target(target: Believed, absurd: Ints, row: int, shape: Shape, target_s: float) -> bool:
+    """Whether the time is plausible."""
     constant, rest, predicted_s = _parts_s(target, row, shape)
     if not _plausible(target_s, predicted_s, absurd):
         return False
     # What the profile says is no accident, however little is believed at present.
     most_s = max(WINSOR_FACTOR * predicted_s, constant + rest)
     correct(target, TARGET_MEMORY, constant, rest, min(target_s, most_s))
-    if row != BEYOND and shape.n_prompt == 0.0 and not np.isnan(outside_s):
-        kind = PLAIN if not verifies else EVEN if row == UNIFORM else UNEVEN
-        add_deviation(deviating, kind, shape.n_requests, outside_s, _parts_s(target, row, shape)[2])
     return True
 
 
@@ -158,18 +144,16 @@ def _observe_drafts(drafts: Believed, costs: Costs, plan: Drafting, seconds: Flo
 
 @compiled
 def observe_times(
-    costs: Costs, memory: Memory, row: int, shape: Shape, seconds: tuple[float, float], verified: int, plan: Drafting,
+    costs: Costs, memory: Memory, row: int, shape: Shape, target_s: float, verified: int, plan: Drafting,
     draft_s: Floats,
 ) -> tuple[float, float]:  # fmt: skip
     """Learn from a finished step. Returns what plain decoding takes for the requests that decode, 0 for none, and what
     the prompts of the step add, as is known now; NaN when one of the times is absurd and was dropped.
 
-    row: of `MODES`. shape: of the target's pass without its proposals. seconds: the device's own time of it, and the
-    wall's without the drafts, NaN where nobody measured the device. draft_s: (D,), of the drafts at its end; NaN: it
+    row: of `MODES`. shape: of the target's pass without its proposals. draft_s: (D,), of the drafts at its end; NaN: it
     did not run.
     """
-    whole = verifying(shape, verified)
-    plausible = _observe_target(memory.target, costs.deviations, memory.absurd, row, whole, seconds, verified > 0)
+    plausible = _observe_target(memory.target, memory.absurd, row, verifying(shape, verified), target_s)
     told = _observe_drafts(memory.drafts, costs, plan, draft_s)
     if not plausible or not told:
         return np.nan, 0.0
@@ -210,7 +194,7 @@ class Latency:
         )
         self._learned = LearnedCost()
         self._draft_memory = np.zeros((len(settings.drafters), 5)), np.ones((len(settings.drafters), 2))
-        self._deviations, self._absurd = np.zeros((KINDS, SIZES, 2)), np.zeros(1, np.int64)
+        self._absurd = np.zeros(1, np.int64)
         self._take(_rows(model.target))
 
     def _take(self, target: Floats) -> None:
@@ -226,7 +210,7 @@ class Latency:
         for own in zip(*self._memory.drafts, strict=True):
             rescale(Believed(*own))
         costs = self._memory.target.costs, self._memory.drafts.costs
-        self.costs = Costs(costs[0], self._graph, self._deviations, costs[1], *self._traits)
+        self.costs = Costs(costs[0], self._graph, costs[1], *self._traits)
         """Of the moment; arrays that are kept in place."""
         self.columns = tuple(self.costs)
         """The same in a plain tuple, which a call unpacks faster."""

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.cost.correction import EVEN, PLAIN, UNEVEN, deviations
 from outrider_runtime.control.cost.model import (
     ABOVE,
     BATCHED,
@@ -36,8 +35,6 @@ class Costs(NamedTuple):
     """(3, 8): of each mode, corrected."""
     graph: float
     """Batched tokens of the largest graph."""
-    deviations: Floats
-    """[kind, size, (weight, deviation)]: what the model gets wrong about steps of a kind at a size of batch."""
     drafts: Floats
     """(D, 2, 8): of a pass, and of what the first one costs beyond it, corrected."""
     passes: Bools
@@ -51,20 +48,13 @@ class Costs(NamedTuple):
 
 
 @compiled
-def _step_s(costs: Costs, more_s: tuple[float, float, float], shape: Shape, proposals: float) -> float:
-    """Seconds of the target's pass of `shape` and its proposals, of unequal lengths. Past the largest graph other
-    coefficients hold, and no deviation is known."""
+def decode_s(costs: Costs, shape: Shape, proposals: float) -> float:
+    """Seconds of the target's pass of `shape` and so many proposals of unequal lengths. Past the largest graph other
+    coefficients hold."""
     if shape.n_batched + proposals > costs.graph:
         return pass_s(costs.target[BEYOND], shape, proposals)
-    plain = proposals == 0.0
-    row = UNIFORM if plain and shape.n_prompt == 0.0 else RAGGED
-    return pass_s(costs.target[row], shape, proposals) + more_s[PLAIN if plain else UNEVEN]
-
-
-@compiled
-def decode_s(costs: Costs, shape: Shape, proposals: float) -> float:
-    """Seconds of the target's pass of `shape` and so many proposals of unequal lengths."""
-    return _step_s(costs, deviations(costs.deviations, shape.n_requests), shape, proposals)
+    plain = proposals == 0.0 and shape.n_prompt == 0.0
+    return pass_s(costs.target[UNIFORM if plain else RAGGED], shape, proposals)
 
 
 @compiled
@@ -86,9 +76,9 @@ def prompt_s(costs: Costs, shape: Shape, proposals: float, tokens: float) -> flo
 
 
 @compiled
-def _fill(seconds: Floats, cost: Floats, shape: Shape, first: int, more_s: float) -> None:
+def _fill(seconds: Floats, cost: Floats, shape: Shape, first: int) -> None:
     """Seconds of `shape` with `first`, `first` + 1, .. proposals."""
-    fixed_s = pass_s(cost, shape, 0.0) - cost[ABOVE] * max(0.0, shape.n_batched - cost[KNEE]) + more_s
+    fixed_s = pass_s(cost, shape, 0.0) - cost[ABOVE] * max(0.0, shape.n_batched - cost[KNEE])
     for n in range(len(seconds)):
         above = max(0.0, shape.n_batched + first + n - cost[KNEE])
         seconds[n] = fixed_s + (cost[BATCHED] + cost[LOGITS]) * (first + n) + cost[ABOVE] * above
@@ -102,15 +92,15 @@ def price(costs: Costs, shape: Shape, context: Ints, read_s: float, goodput: flo
     context: (N,), cached tokens of each request. read_s: what a verified token costs in the drafters' next first
     passes. goodput: measured, by the modelled one of plain decoding.
     """
-    more_s, most = deviations(costs.deviations, shape.n_requests), max(0, most)
+    most = max(0, most)
     uneven, even = np.empty(most + 1), np.full(most + 1, np.inf)
     in_graph = int(max(0.0, min(most + 1.0, costs.graph - shape.n_batched + 1.0)))
-    _fill(uneven[1:in_graph], costs.target[RAGGED], shape, 1, more_s[UNEVEN])
-    _fill(uneven[in_graph:], costs.target[BEYOND], shape, in_graph, 0.0)
+    _fill(uneven[1:in_graph], costs.target[RAGGED], shape, 1)
+    _fill(uneven[in_graph:], costs.target[BEYOND], shape, in_graph)
     if shape.n_prompt == 0.0:
-        _fill(even[1:in_graph], costs.target[UNIFORM], shape, 1, more_s[EVEN])
-        _fill(even[in_graph:], costs.target[BEYOND], shape, in_graph, 0.0)
-    even[0] = uneven[0] = _step_s(costs, more_s, shape, 0.0)
+        _fill(even[1:in_graph], costs.target[UNIFORM], shape, 1)
+        _fill(even[in_graph:], costs.target[BEYOND], shape, in_graph)
+    even[0] = uneven[0] = decode_s(costs, shape, 0.0)
     node_s = np.empty(len(context))
     for i in range(len(context)):
         node_s[i] = costs.target[RAGGED, QUERY] * context[i] / 1000 + read_s

@@ -25,8 +25,6 @@ class Candidates(NamedTuple):
     rows: Ints
     """(C, V): the passes of each variant. The first is k = 0; then each set of drafters with each length and width, or
     each combination of them: a lookup is asked for all there is."""
-    evens: Bools
-    """(C,): all requests verify as many, of a chain."""
     drafter: Ints
     """(V,)"""
     width: Ints
@@ -56,10 +54,8 @@ def _candidates(passes: tuple[bool, ...], widest: tuple[int, ...], longest: int,
         return sum(runs), sum(itertools.compress(width, runs)), runs, sum(row)
 
     rows.sort(key=order)
-    alone = [row for row in rows if _is_one_chain(row, models, width)]
-    evens = [False] * len(rows) + [True] * len(alone)
     of_variants = np.array(drafter, np.int64), np.array(width, np.int64), np.array(models, bool)
-    return Candidates(np.array(rows + alone, np.int64), np.array(evens), *of_variants)
+    return Candidates(np.array(rows, np.int64), *of_variants)
 
 
 def _rows(
@@ -76,11 +72,6 @@ def _options(widest: int, lengths: Sequence[int]) -> list[tuple[int, ...]]:
     return [(0,) * widest] + [
         tuple(length * (w == runs) for w in range(widest)) for runs in range(widest) for length in lengths
     ]
-
-
-def _is_one_chain(row: tuple[int, ...], models: Sequence[bool], width: Sequence[int]) -> bool:
-    running = [(is_model, w) for passes, is_model, w in zip(row, models, width, strict=True) if passes]
-    return running == [(True, 1)]
 
 
 @compiled

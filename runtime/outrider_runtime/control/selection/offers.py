@@ -32,7 +32,7 @@ class Pool(NamedTuple):
     """(D, K, N): probability that the target accepts a chain of 1..K; 0 past a request's room, and where the drafter
     cannot serve it."""
     offers: Floats
-    """(D, K, N): probability that there is a proposal of that depth."""
+    """(D, K): probability that there is a proposal of that depth."""
     passes: Bools
     """(D,): every token is a pass."""
     first_s: Floats

@@ -46,7 +46,7 @@ def fill_chain(pool: Pool, d: int, token_s: float, wanted: Floats, columns: Floa
             price = rate * (token_s + node_s[i])
             at_any_cost = k < MOST_FORCED and gain[k, i] < wanted[i]
             pays[i] &= paths[k, i] > (0.0 if at_any_cost else price)
-            there = offers[k, i] if pays[i] else 0.0
+            there = offers[k] if pays[i] else 0.0
             gain[k + 1, i] = gain[k, i] + there * paths[k, i]
             tokens[k + 1, i] = tokens[k, i] + there
             net[k + 1, i] = gain[k + 1, i] - (0.0 if behind[i] else price * tokens[k + 1, i])
@@ -87,7 +87,7 @@ def share_models(who: Ints, each: Floats, columns: Floats, models: Bools, passes
 
 @compiled
 def share_lookups(share: Share, hits: Floats, models: Bools, passes: Ints) -> None:
-    """Before its model a request asks the lookup that is worth most beside it. hits: (V, N), how likely it has a
+    """Before its model a request asks the lookup that is worth most beside it. hits: (V,), how likely it has a
     proposal."""
     if models.all():
         return
@@ -95,10 +95,10 @@ def share_lookups(share: Share, hits: Floats, models: Bools, passes: Ints) -> No
     model, of_model = who[0].copy(), each.copy()
     for v in range(len(passes)):
         net, gain, tokens = columns[0, v, passes[v]], columns[1, v, passes[v]], columns[2, v, passes[v]]
+        miss = max(0.0, 1.0 - hits[v])
         if models[v] or passes[v] == 0:
             continue
         for i in range(len(net)):
-            miss = max(0.0, 1.0 - hits[v, i])
             here = net[i] + miss * of_model[NET, i]
             ties = here == each[NET, i] and who[0, i] == model[i] and v < model[i]
             if tokens[i] > 0.0 and (here > each[NET, i] or ties):
@@ -109,26 +109,17 @@ def share_lookups(share: Share, hits: Floats, models: Bools, passes: Ints) -> No
 
 
 @compiled
-def share_evenly(share: Share, pool: Pool, d: int, v: int, passes: int) -> bool:
-    """Every request verifies all that drafter d proposes, as variant v. False where one cannot."""
-    share.who[0], share.who[1], share.each[:] = v, NOBODY, 0.0
-    for k in range(passes):
-        for i in range(share.who.shape[1]):
-            there = pool.offers[d, k, i] if pool.paths[d, k, i] > 0.0 else 0.0
-            share.each[GAIN, i] += there * pool.paths[d, k, i]
-            share.each[TOKENS, i] += there
-    return bool(share.each[TOKENS].min() >= passes)
-
-
-@compiled
-def proposals(share: Share, node_s: Floats, next_s: float) -> tuple[float, float, float]:
-    """How many are expected, how likely there is none, and what they cost beyond their number."""
-    tokens, none, nodes_s = 0.0, 1.0, 0.0
+def proposals(share: Share, node_s: Floats, next_s: float) -> tuple[float, float, float, bool]:
+    """How many are expected, how likely there is none, what they cost beyond their number, and whether every request
+    has as many for sure."""
+    tokens, none, nodes_s, even = 0.0, 1.0, 0.0, True
     for i in range(len(node_s)):
-        tokens += share.each[TOKENS, i]
+        own = share.each[TOKENS, i]
+        tokens += own
         none *= share.each[NONE, i]
-        nodes_s += share.each[TOKENS, i] * (node_s[i] + next_s)
-    return tokens, none, nodes_s
+        nodes_s += own * (node_s[i] + next_s)
+        even &= share.each[NONE, i] == 0.0 and own == share.each[TOKENS, 0]
+    return tokens, none, nodes_s, even
 
 
 @compiled

@@ -66,12 +66,6 @@ class Probes:
         """Speculation measured worse than plain decoding, and is switched off for some time."""
         return self._off_steps > 0
 
-    def lift(self) -> None:
-        """The traffic has changed: what was measured says nothing any more."""
-        self._off_steps = 0
-        self._weight = self._evidence = 0.0
-        self._wait = min(self._wait, SUSPICIOUS_PERIOD_STEPS)
-
     def step(self, requests: int, *, speculating: bool) -> bool:
         """One decision of the closed loop; whether it is a probe. One starts only where speculation is the choice,
         classes apart."""
@@ -79,7 +73,7 @@ class Probes:
         if self.off:
             self._off_steps -= 1
             if requests < OTHER_LOAD * self._off_requests:
-                self.lift()
+                self._off_steps = 0
         if self._block_left > 0:
             self._block_left -= 1
             return True
