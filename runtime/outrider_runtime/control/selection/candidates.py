@@ -76,11 +76,13 @@ def _options(widest: int, lengths: Sequence[int]) -> list[tuple[int, ...]]:
 
 @compiled
 def beside(best: Ints, drafter: Ints, models: Bools, longest: int) -> Ints:
-    """(C, V): the candidates that differ from `best` in the passes of one drafter, whether it runs or not."""
+    """(C, V): `best`, and the candidates that differ from it in the passes of one drafter, whether it runs or not."""
     rows, count = np.empty((1 + len(best) * (1 + longest), len(best)), np.int64), 1
     rows[:] = best
     for v in np.flatnonzero(models):
         for length in range(longest + 1):
+            if length == best[v]:
+                continue
             for u in range(len(best)):
                 rows[count, u] *= drafter[u] != drafter[v]
             rows[count, v] = length

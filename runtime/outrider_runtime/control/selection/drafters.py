@@ -120,7 +120,9 @@ def _choose(pool: Pool, weighed: Candidates) -> tuple[_Best, Ints, Ints, float]:
     )  # fmt: skip
     best = _best(pool, weighed, weighed.rows, share)
     for _ in range(REFINEMENTS if models.sum() > EXACT_VARIANTS else 0):
-        best = _best(pool, weighed, beside(best.passes, drafter, models, pool.longest), share)
+        before, best = best, _best(pool, weighed, beside(best.passes, drafter, models, pool.longest), share)
+        if (before.passes == best.passes).all():
+            break
     _best(pool, weighed, best.passes.reshape(1, -1), share)
     lengths = longest(share, models, best.passes)
     return best, lengths, share.who, _drafts_s(pool, weighed, lengths, share.who)
