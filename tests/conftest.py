@@ -11,9 +11,8 @@ from xdist.scheduler import LoadScopeScheduling
 pytest_plugins = ["tests.cluster.fixtures"]
 
 LONGEST_FIRST = (
-    "cluster", "e2e", "test_speculation_is_lossless.py", "test_several_neural_drafters.py", "test_profiler.py",
-    "test_sparse_self.py", "test_a_draft_model_over_a_window.py", "test_what_serving_must_not_lose.py", "torch_engine",
-    "test_a_bug_in_the_books.py", "control",
+    "cluster", "test_speculation_is_lossless.py", "test_profiler.py", "test_a_bug_in_the_books.py",
+    "test_several_neural_drafters.py", "torch_engine", "control",
 )  # fmt: skip
 """Folders and files; the tests of the operator share the cluster's process."""
 
@@ -31,13 +30,15 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest come first, so that no process is left alone with one."""
+    """The longest come first, so that no process is left alone with one; the end-to-end tests last: by then little
+    runs beside them."""
     items.sort(key=_turn)
 
 
 def _turn(item: pytest.Item) -> int:
     parts = item.path.parts
-    return next((turn for turn, part in enumerate(LONGEST_FIRST) if part in parts), len(LONGEST_FIRST))
+    turns = (place for place, part in enumerate(LONGEST_FIRST) if part in parts)
+    return len(LONGEST_FIRST) + 1 if "e2e" in parts else next(turns, len(LONGEST_FIRST))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
@@ -45,17 +46,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 class Beside(LoadScopeScheduling):  # type: ignore[misc]  # xdist says nothing of its types
-    """What one process runs in one go: the tests of the session's cluster, which mostly wait; those on a cluster of
-    their own; those of the engines that a file starts, which compute; a folder of unit tests. A process that is idle
-    takes the next."""
+    """What one process runs in one go: the cluster's tests, which mostly wait; those of the engines that a file starts,
+    which compute; a folder of unit tests. A process that is idle takes the next."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = PurePosixPath(nodeid.split("::")[0])
         _, folder, *_ = file.parts
-        if folder in ("cluster", "operator"):
+        if folder in ("cluster", "operator", "e2e"):
             return "the session's cluster"
-        if folder == "e2e":
-            return "the end-to-end tests' cluster"
         if file.match("engine/test_server_*"):
             return "the session's server"
         return str(file if folder == "engine" else file.parent)
