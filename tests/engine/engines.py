@@ -48,7 +48,7 @@ SMALL = MODELS / "smollm2-135m-few-layers"
 EAGLE_HEAD = Path(__file__).parents[2] / "examples/models/smollm2-135m-eagle3"
 OUTPUT_TOKENS = 24
 """Of a request that says nothing else; every one has its full length."""
-CACHE_GIB = "2"
+CACHE_GIB = "1"
 """Of keys and values, where a test says nothing: by itself an engine takes what the machine has, beside others."""
 ENGINE_ARGUMENTS = ("--max-model-len=1024", "--max-num-seqs=16", "--max-num-batched-tokens=512", "--enforce-eager")
 
