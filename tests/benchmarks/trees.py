@@ -186,9 +186,9 @@ def of_selection() -> dict[str, Any]:
         for _ in range(STEPS):
             at = rng.integers(0, made.start[-1], REQUESTS)
             forest, _ = forest_at(beams, at)
-            paths = known.node_paths(batch(REQUESTS), forest)
+            paths, nothing = known.node_paths(batch(REQUESTS), forest), np.zeros(len(forest), bool)
             started = time.thread_time()
-            select(paths, forest.request, forest.depth, price, REQUESTS * CANDIDATES)
+            select(paths, forest.request, forest.depth, price, REQUESTS * CANDIDATES, nothing, np.inf)
             spent += time.thread_time() - started
         if run:  # the first one compiles
             means.append(1e6 * spent / STEPS)

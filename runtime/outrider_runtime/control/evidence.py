@@ -72,8 +72,10 @@ class Evidence:
         latency, forest, plan, row = self.latency, outcome.forest, outcome.draft_plan, ROWS[outcome.mode]
         columns, asked = outcome.batch.columns, np.ascontiguousarray(forest.asked)
         verdicts, times = (outcome.verified, outcome.accepted, outcome.tried), (outcome.step_s, outcome.target_s)
-        if latency.learning and _believable(times, outcome.draft_s):
-            latency.learn(_shape(columns, outcome.verified), row, _seconds(times, outcome.draft_s)[0])
+        if latency.learning:
+            target_s, drafts_s = _seconds(times, outcome.draft_s)
+            if _believable(times, target_s, drafts_s):
+                latency.learn(_shape(columns, outcome.verified), row, target_s)
         return _observe(
             columns, forest.columns, asked, forest.lengths, verdicts, self.acceptance.columns, self._counters,
             latency.columns, latency.memory, row, times, outcome.draft_s,
@@ -98,21 +100,20 @@ class Evidence:
 
 
 @compiled
-def _seconds(times: tuple[float, float], draft_s: Floats) -> tuple[float, float, float]:
-    """Of the target's pass; of the step outside of its drafts, NaN where nobody measured the device; and of the drafts.
-    times: of the step, and of the target's pass, NaN where nobody measured it."""
+def _seconds(times: tuple[float, float], draft_s: Floats) -> tuple[float, float]:
+    """Of the target's pass, and of the drafts. times: of the step, and of the target's pass, NaN where nobody measured
+    it."""
     drafts_s = 0.0
     for seconds in draft_s:
         drafts_s += seconds if seconds > 0.0 else 0.0  # NaN: it did not run
-    outside_s = times[0] - drafts_s
-    return (outside_s, np.nan, drafts_s) if np.isnan(times[1]) else (times[1], outside_s, drafts_s)
+    target_s = times[0] - drafts_s if np.isnan(times[1]) else times[1]
+    return target_s, drafts_s
 
 
 @compiled
-def _believable(times: tuple[float, float], draft_s: Floats) -> bool:
+def _believable(times: tuple[float, float], target_s: float, drafts_s: float) -> bool:
     """The step was no absurd one."""
-    target_s, outside_s, _ = _seconds(times, draft_s)
-    return 0.0 < times[0] < LONGEST_STEP_S and not outside_s - target_s > LONGEST_OUTSIDE_S
+    return 0.0 < times[0] < LONGEST_STEP_S and not times[0] - drafts_s - target_s > LONGEST_OUTSIDE_S
 
 
 @compiled
@@ -136,8 +137,8 @@ def _observe(
     ran = count(batch, nodes, found, counters[0], counters[1])
     if lengths.any():
         observe_trials(Counts(*counts), batch, nodes, asked, lengths, found)
-    target_s, _, drafts_s = _seconds(times, draft_s)
-    if _believable(times, draft_s):
+    target_s, drafts_s = _seconds(times, draft_s)
+    if _believable(times, target_s, drafts_s):
         learned = Memory(Believed(*memory[0]), Believed(*memory[1]), memory[2])
         plan = Drafting(*drafting)
         plain = observe_times(Costs(*costs), learned, row, ran.shape, target_s, ran.verified, plan, draft_s)

@@ -17,7 +17,7 @@ from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Columns, F
 from outrider_runtime.control.data.forest import Forest, Nodes
 from outrider_runtime.control.data.plans import Purpose, VerifyPlan
 from outrider_runtime.control.evidence import Evidence
-from outrider_runtime.control.selection.nodes import best_nodes
+from outrider_runtime.control.selection.nodes import select
 from outrider_runtime.control.selection.offers import Terms, terms
 from outrider_runtime.control.settings import InForce
 from outrider_runtime.control.slo import UnderWay, anyone_late, behind, clocks, forced_nodes, longest_step_s, needed
@@ -136,7 +136,7 @@ def _best(
     alone, most, nothing = without_prompts(base), min(budget, len(paths)), np.zeros(len(paths), np.bool_)
     read_s = step_times.read_s(costs, asked, alone.n_requests)
     price = step_times.price(costs, base, batch.context, read_s, now.goodput, most)
-    nodes, _ = best_nodes(paths, request, depth, price, budget, nothing, np.inf)
+    nodes = select(paths, request, depth, price, budget, nothing, np.inf).nodes
     if base.n_prompt > 0.0:
         price = step_times.price(costs, alone, batch.context, read_s, now.goodput, most)
     step_s = price.ragged_s[min(nodes.sum(), most)] + now.drafts_s
@@ -149,4 +149,4 @@ def _best(
     forced = forced_nodes(paths, request, who, needed(state, step_s), step_s, price, budget)
     gained = 1.0 + _gained(paths, request, forced, requests)
     longest_s = longest_step_s(state, gained, price.ragged_s[min(forced.sum(), most)] + now.drafts_s) - now.drafts_s
-    return best_nodes(paths, request, depth, price, budget, forced, longest_s)[0], True
+    return select(paths, request, depth, price, budget, forced, longest_s).nodes, True

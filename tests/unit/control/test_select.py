@@ -9,7 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider_runtime.control.data.forest import ROOT
-from outrider_runtime.control.selection.nodes import select
+from outrider_runtime.control.selection.nodes import Selection
+from outrider_runtime.control.selection.nodes import select as selected
 from outrider_runtime.control.slo import MOST_FORCED, forced_nodes
 from outrider_runtime.control.value import Price
 
@@ -22,6 +23,12 @@ def price(seconds, rate=1.0, node_s=None, uniform=None) -> Price:
     even[0] = ragged[0]
     node_s = np.zeros(REQUESTS) if node_s is None else np.array(node_s, dtype=float)
     return Price(ragged, even, node_s, rate, 0.0)
+
+
+def select(paths, request, depth, cost: Price, budget, forced=None, longest_s=math.inf) -> Selection:
+    """Where nothing else is said, none is forced and the pass may be as long as it likes."""
+    forced = np.zeros(len(paths), dtype=bool) if forced is None else forced
+    return selected(paths, request, depth, cost, budget, forced, longest_s)
 
 
 @st.composite

@@ -7,7 +7,6 @@ No set of so many nodes gains more (AdaServe lemma A.2), so it is the best of al
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -25,25 +24,17 @@ class Selection(NamedTuple):
     value: float
 
 
+@compiled
 def select(
-    paths: Floats, request: Ints, depth: Ints, price: Price, budget: int,
-    *, forced: Bools | None = None, longest_s: float = math.inf,
-) -> Selection:  # fmt: skip
-    """The best set of nodes for the target to score; none of them is always among the candidates unless `forced`.
+    paths: Floats, request: Ints, depth: Ints, price: Price, budget: int, forced: Bools, longest_s: float
+) -> Selection:
+    """The best set of nodes for the target to score; none of them is always among the candidates unless some are
+    forced.
 
     paths: (M,), probability that a node and all that it hangs on is accepted. request, depth: (M,). budget: most
     proposals that the step may hold. forced: (M,), subtrees that are scored whatever they are worth; they fit into the
     budget. longest_s: what is added to them must not make the target's pass longer.
     """
-    first = np.zeros(len(paths), dtype=bool) if forced is None else forced
-    return Selection(*best_nodes(paths, request, depth, price, budget, first, longest_s))
-
-
-@compiled
-def best_nodes(
-    paths: Floats, request: Ints, depth: Ints, price: Price, budget: int, forced: Bools, longest_s: float
-) -> tuple[Bools, float]:
-    """See `select`."""
     scores = np.empty(len(paths))
     for m in range(len(paths)):
         scores[m] = paths[m] - price.rate * price.node_s[request[m]]
@@ -52,11 +43,11 @@ def best_nodes(
     ranked = -np.sort(-candidates)[: max(0, min(budget, len(price.ragged_s) - 1) - taken)]
     count, ragged = _best_count(ranked, gain, taken, price, longest_s)
     if even >= ragged:  # equal worth: the even plan, whose graph is the cheaper one to be wrong about
-        return depth <= length, even
+        return Selection(depth <= length, even)
     nodes = forced.copy()
     if count:
         _take(scores, nodes, ranked[count - 1], count)
-    return nodes, ragged
+    return Selection(nodes, ragged)
 
 
 @compiled
