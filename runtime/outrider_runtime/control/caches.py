@@ -87,12 +87,11 @@ class DraftKV:
         """(D, N): what draft models are fed of holes, where that pays."""
         whole = self._choices.best(batch, batch.missing, goodput=choice.goodput)
         self.look(whole)
-        without = self._choices.best(batch, nothing_fed(batch), models=False, goodput=choice.goodput)
         rows, pool = self._choices.pool(batch, choice.goodput)
         missing = np.ascontiguousarray(batch.missing[:, rows])
         costs = pool.price.rate * feeding_s(self._evidence.latency.costs, missing, float(len(rows)))
         closing = nothing_fed(batch)
-        closing[:, rows] = self._newcomers(batch, rows, whole, choice, without, costs)
+        closing[:, rows] = self._newcomers(batch, rows, whole, choice, costs)
         if closing.any():
             after = self._choices.best(batch, np.where(closing > 0, batch.missing, 0), goodput=choice.goodput)
             fed = closing[:, rows] > 0
@@ -101,12 +100,12 @@ class DraftKV:
                 return nothing_fed(batch)
         return closing
 
-    def _newcomers(self, batch: Batch, rows: Ints, whole: Choice, now: Choice, without: Choice, costs: Floats) -> Ints:
+    def _newcomers(self, batch: Batch, rows: Ints, whole: Choice, now: Choice, costs: Floats) -> Ints:
         """(D, N): tokens, from the first missing one on, that draft models run over at the end of this step so that
         they can serve who has a hole. What the step's budget of tokens does not hold is left for later ones.
 
-        whole: the choice if nobody's cache had a hole; now: as things are; without: if no draft model were there.
-        costs: (D, N), tokens that feeding a drafter with all that it misses of a request is worth.
+        whole: the choice if nobody's cache had a hole; now: as things are. costs: (D, N), tokens that feeding a drafter
+        with all that it misses of a request is worth.
 
         A newcomer must be worth it beside those that are served, and those that are served on average: or else each
         of them would be fed for passes that run anyway, and all together would not pay for the passes.
@@ -116,6 +115,7 @@ class DraftKV:
         wanted = asks & self.holes(batch, rows)
         if not wanted.any():
             return feed
+        without = self._choices.best(batch, nothing_fed(batch), models=False, goodput=now.goodput)
         beside, on_average = whole.value - now.value, whole.value - without.value
         gain = min(beside / wanted.sum(), on_average / asks.sum())  # tokens a step, for each of the newcomers
         pays = wanted & (gain * _steps_left(batch, rows) > costs)

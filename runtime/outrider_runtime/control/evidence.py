@@ -74,7 +74,7 @@ class Evidence:
         verdicts, times = (outcome.verified, outcome.accepted, outcome.tried), (outcome.step_s, outcome.target_s)
         if latency.learning:
             target_s, drafts_s = _seconds(times, outcome.draft_s)
-            if _believable(times, target_s, drafts_s):
+            if _believable(outcome.step_s, target_s, drafts_s):
                 latency.learn(_shape(columns, outcome.verified), row, target_s)
         return _observe(
             columns, forest.columns, asked, forest.lengths, verdicts, self.acceptance.columns, self._counters,
@@ -111,9 +111,9 @@ def _seconds(times: tuple[float, float], draft_s: Floats) -> tuple[float, float]
 
 
 @compiled
-def _believable(times: tuple[float, float], target_s: float, drafts_s: float) -> bool:
+def _believable(step_s: float, target_s: float, drafts_s: float) -> bool:
     """The step was no absurd one."""
-    return 0.0 < times[0] < LONGEST_STEP_S and not times[0] - drafts_s - target_s > LONGEST_OUTSIDE_S
+    return 0.0 < step_s < LONGEST_STEP_S and not step_s - drafts_s - target_s > LONGEST_OUTSIDE_S
 
 
 @compiled
@@ -138,7 +138,7 @@ def _observe(
     if lengths.any():
         observe_trials(Counts(*counts), batch, nodes, asked, lengths, found)
     target_s, drafts_s = _seconds(times, draft_s)
-    if _believable(times, target_s, drafts_s):
+    if _believable(times[0], target_s, drafts_s):
         learned = Memory(Believed(*memory[0]), Believed(*memory[1]), memory[2])
         plan = Drafting(*drafting)
         plain = observe_times(Costs(*costs), learned, row, ran.shape, target_s, ran.verified, plan, draft_s)
