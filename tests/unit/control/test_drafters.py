@@ -150,8 +150,8 @@ def test_a_large_pool_is_weighed_in_little_memory():
     finally:
         tracemalloc.stop()
     assert peak < 32 << 20
-    assert len(made.rows) == 1 + longest * (2**models - 1), "k = 0, and each set"
-    assert len(np.unique(made.rows, axis=0)) == len(made.rows)
+    assert len(made.rows) == 1 + longest * (2**models - 1) + longest * models, "k = 0, each set, each alone and even"
+    assert len(np.unique(made.rows[~made.even], axis=0)) == len(made.rows) - longest * models
 
 
 def test_each_request_asks_whoever_suits_it_best():
@@ -176,15 +176,59 @@ def test_where_a_lookup_finds_nothing_the_model_stands_in():
     assert choice.asked.tolist() == [[1] * 4, [0] * 4]
 
 
+def in_pieces(one: Pool) -> Pool:
+    """Steps of unequal lengths take nine seconds, those of equal lengths what they took before."""
+    seconds, price = one.price.ragged_s, one.price
+    dear_s = np.where(np.arange(len(seconds)) > 0, 9.0, seconds)
+    return one._replace(price=price._replace(ragged_s=dear_s, uniform_s=seconds))
+
+
 def test_where_steps_of_equal_lengths_are_cheap_all_are_proposed_as_many():
     """With ragged steps alone nothing pays: they run in pieces, even ones as a graph."""
-    one = pool(np.array([[[0.8, 0.6, 0.4]] * 4]), [True], token=0.05)
-    dear = one.price._replace(ragged_s=np.where(np.arange(13) > 0, 9.0, 1.0))
-    assert not choose(one._replace(price=dear)).passes.any()
-    cheap = dear._replace(uniform_s=np.where(np.arange(13) % 4 == 0, 1.0 + 0.05 * np.arange(13), math.inf))
-    choice = choose(one._replace(price=cheap))
+    cheap = in_pieces(pool(np.array([[[0.8, 0.6, 0.4]] * 4]), [True], token=0.05))
+    never = np.where(np.arange(13) > 0, math.inf, 1.0)
+    assert not choose(cheap._replace(price=cheap.price._replace(uniform_s=never))).passes.any()
+    choice = choose(cheap)
     assert choice.passes.tolist() == [3]
     assert choice.asked[0].tolist() == [0] * 4
+
+
+def test_a_request_that_no_token_pays_for_is_proposed_as_many_as_the_others_where_that_keeps_the_step_even():
+    """Bug: one request in four that hardly accepts switched speculation off for all."""
+    paths = np.array([[[0.8, 0.6, 0.4]] * 3 + [[0.04, 0.002, 0.0001]]])
+    choice = choose(in_pieces(pool(paths, [True], token=0.05)))
+    assert choice.passes.tolist() == [3]
+    assert choice.asked[0].tolist() == [0] * 4
+    paths[0, 3] = 0.0  # it has no token left for proposals
+    assert not choose(in_pieces(pool(paths, [True], token=0.05))).passes.any()
+
+
+def test_what_a_lookup_finds_is_of_unequal_lengths():
+    """Bug: a lookup that always has one proposal, and seldom three, was priced as a step of equal lengths."""
+    paths = np.array([[[0.8, 0.6, 0.4]] * 4])
+    offers = np.array([[1.0, 0.4, 0.3]])
+    assert not choose(in_pieces(pool(paths, [False], offers=offers, token=0.05))).passes.any()
+
+
+@given(pools(models=2, lookups=1), st.floats(0.0, 2.0))
+@settings(max_examples=25, deadline=None)
+def test_steps_of_equal_lengths_are_weighed_with_all_others(one, dearer):
+    """Against every chain of one model that all verify whole, where unequal lengths take `dearer` seconds more."""
+    seconds, price = one.price.ragged_s, one.price
+    dear_s = seconds + dearer * (np.arange(len(seconds)) > 0)
+    one = one._replace(price=price._replace(ragged_s=dear_s, uniform_s=seconds))
+    choice, requests = choose(one), one.paths.shape[2]
+    evenly = [
+        even_worth(one, d, k) for d in (0, 1) for k in range(1, DEPTHS + 1) if k * requests <= one.budget
+    ]  # fmt: skip
+    assert choice.value >= max(evenly) - 1e-9
+    assert choice.value >= choose(one._replace(price=one.price._replace(uniform_s=dear_s))).value - 1e-9
+
+
+def even_worth(one: Pool, d: int, k: int) -> float:
+    tokens, price = k * one.paths.shape[2], one.price
+    drafts_s = one.first_s[d] + (k - 1) * one.pass_s[d, 0] + one.token_s[d] * tokens
+    return float(one.paths[d, :k].sum() - price.rate * (price.uniform_s[tokens] + drafts_s))
 
 
 def test_whoever_is_behind_its_tpot_comes_before_goodput():

@@ -18,13 +18,16 @@ from outrider_runtime.control.data.batch import Bools, Ints
 
 EXACT_VARIANTS, REFINEMENTS = 2, 2
 """So many variants with passes are given every combination of lengths; more are given the same length, and then refined
-one by one, so many times."""
+one by one, at most so many times."""
 
 
 class Candidates(NamedTuple):
     rows: Ints
     """(C, V): the passes of each variant. The first is k = 0; then each set of drafters with each length and width, or
     each combination of them: a lookup is asked for all there is."""
+    even: Bools
+    """(C,): every request verifies all of one model's chain. Steps of equal lengths may be cheaper (`Price.uniform_s`),
+    and a request that no token pays for is then worth one that keeps the others' step cheap."""
     drafter: Ints
     """(V,)"""
     width: Ints
@@ -54,8 +57,10 @@ def _candidates(passes: tuple[bool, ...], widest: tuple[int, ...], longest: int,
         return sum(runs), sum(itertools.compress(width, runs)), runs, sum(row)
 
     rows.sort(key=order)
+    chains = [row for row in rows if _is_one_chain(row, models, width)]
+    even = np.arange(len(rows) + len(chains)) >= len(rows)
     of_variants = np.array(drafter, np.int64), np.array(width, np.int64), np.array(models, bool)
-    return Candidates(np.array(rows, np.int64), *of_variants)
+    return Candidates(np.array(rows + chains, np.int64), even, *of_variants)
 
 
 def _rows(
@@ -72,6 +77,10 @@ def _options(widest: int, lengths: Sequence[int]) -> list[tuple[int, ...]]:
     return [(0,) * widest] + [
         tuple(length * (w == runs) for w in range(widest)) for runs in range(widest) for length in lengths
     ]
+
+
+def _is_one_chain(row: tuple[int, ...], models: Sequence[bool], width: Sequence[int]) -> bool:
+    return [(models[v], width[v]) for v, passes in enumerate(row) if passes] == [(True, 1)]
 
 
 @compiled

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.data.batch import NOBODY, Ints
+from outrider_runtime.control.data.batch import NOBODY, Bools, Ints
 from outrider_runtime.control.selection.candidates import EXACT_VARIANTS, REFINEMENTS, Candidates, beside, candidates
 from outrider_runtime.control.selection.offers import Pool
 from outrider_runtime.control.selection.sharing import (
@@ -26,6 +26,7 @@ from outrider_runtime.control.selection.sharing import (
     fill_tree,
     longest,
     proposals,
+    share_evenly,
     share_lookups,
     share_models,
 )
@@ -105,6 +106,7 @@ def best_choice(pool: Pool, weighed: Candidates) -> tuple[Ints, Ints, Ints, floa
 
 class _Best(NamedTuple):
     passes: Ints
+    even: bool
     value: float
     step_s: float
 
@@ -113,25 +115,28 @@ class _Best(NamedTuple):
 def _choose(pool: Pool, weighed: Candidates) -> tuple[_Best, Ints, Ints, float]:
     """The best choice, (V,) the longest proposal that is asked of each variant, (2, N) whom each request asks,
     and seconds of the drafts."""
-    (_, depths, requests), (_, drafter, _, models) = pool.paths.shape, weighed
+    (_, depths, requests), (_, _, drafter, _, models) = pool.paths.shape, weighed
     share = Share(
         np.zeros((3, len(drafter), depths + 1, requests)), np.full(len(drafter), np.nan),
         wanted(pool.need, pool.price.ragged_s[0]), np.empty((2, requests), np.int64), np.empty((4, requests)),
     )  # fmt: skip
-    best = _best(pool, weighed, weighed.rows, share)
+    best = _best(pool, weighed, weighed.rows, weighed.even, share)
     for _ in range(REFINEMENTS if models.sum() > EXACT_VARIANTS else 0):
-        before, best = best, _best(pool, weighed, beside(best.passes, drafter, models, pool.longest), share)
+        rows = beside(best.passes, drafter, models, pool.longest)
+        even = np.zeros(len(rows), np.bool_)
+        even[0] = best.even
+        before, best = best, _best(pool, weighed, rows, even, share)
         if (before.passes == best.passes).all():
             break
-    _best(pool, weighed, best.passes.reshape(1, -1), share)
+    _best(pool, weighed, best.passes.reshape(1, -1), np.full(1, best.even), share)
     lengths = longest(share, models, best.passes)
     return best, lengths, share.who, _drafts_s(pool, weighed, lengths, share.who)
 
 
 @compiled
-def _best(pool: Pool, variants: Candidates, rows: Ints, share: Share) -> _Best:
+def _best(pool: Pool, variants: Candidates, rows: Ints, even: Bools, share: Share) -> _Best:
     """Of `rows` (C, V) the one of the highest worth, of those that leave who is behind about as short as it can be.
-    share: set to the last one's."""
+    even: (C,). share: set to the last one's."""
     price, need, late, drafter = pool.price, pool.need, pool.need.behind.any(), variants.drafter
     values, short, seconds = np.full(len(rows), -np.inf), np.full(len(rows), np.inf), np.zeros(len(rows))
     most, hits = min(pool.budget, len(price.ragged_s) - 1), pool.offers[:, 0][drafter]
@@ -143,20 +148,21 @@ def _best(pool: Pool, variants: Candidates, rows: Ints, share: Share) -> _Best:
             if passes[v] > 0 and share.read_s[v] != next_s:
                 share.read_s[v] = next_s
                 _fill(pool, variants, v, price.token_s + next_s, share)
-        share_models(share.who, share.each, share.columns, variants.models, passes)
-        share_lookups(share, hits, variants.models, passes)
-        tokens, none, nodes_s, even = proposals(share, price.node_s, next_s)
+        if even[c]:
+            share_evenly(share, pool, drafter[passes.argmax()], passes)
+        else:
+            share_models(share.who, share.each, share.columns, variants.models, passes)
+            share_lookups(share, hits, variants.models, passes)
+        tokens, none, nodes_s = proposals(share, price.node_s, next_s)
         if tokens <= most:
-            target_s = expected_s(price.ragged_s, tokens, none)
-            if even:
-                target_s = min(target_s, price.uniform_s[int(tokens)])
+            target_s = price.uniform_s[int(tokens)] if even[c] else expected_s(price.ragged_s, tokens, none)
             step_s = _drafts_s(pool, variants, passes, share.who) + target_s
             seconds[c] = step_s + nodes_s
             values[c] = worth(share.each[GAIN].sum(), seconds[c], price.rate)
             short[c] = shortfall(share.each[GAIN], need, step_s) if late else 0.0
     values[short > short.min() + EQUAL_SHORTFALL * need.behind.sum()] = -np.inf
     best = values.argmax()  # the first of equal ones
-    return _Best(rows[best], values[best], seconds[best])
+    return _Best(rows[best], even[best], values[best], seconds[best])
 
 
 @compiled

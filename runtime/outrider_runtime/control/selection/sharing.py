@@ -109,17 +109,28 @@ def share_lookups(share: Share, hits: Floats, models: Bools, passes: Ints) -> No
 
 
 @compiled
-def proposals(share: Share, node_s: Floats, next_s: float) -> tuple[float, float, float, bool]:
-    """How many are expected, how likely there is none, what they cost beyond their number, and whether every request
-    has as many for sure."""
-    tokens, none, nodes_s, even = 0.0, 1.0, 0.0, True
+def share_evenly(share: Share, pool: Pool, d: int, passes: Ints) -> None:
+    """Every request verifies all that drafter d, the one that runs, proposes; one that it cannot serve makes the step
+    an impossible one. passes: (V,)"""
+    length = passes.max()
+    share.who[0], share.who[1], share.each[NONE] = passes.argmax(), NOBODY, 0.0
+    share.each[TOKENS], share.each[GAIN] = length, 0.0
+    for k in range(length):
+        for i in range(share.who.shape[1]):
+            share.each[GAIN, i] += pool.paths[d, k, i]
+            if pool.paths[d, k, i] == 0.0:
+                share.each[TOKENS, i] = np.inf
+
+
+@compiled
+def proposals(share: Share, node_s: Floats, next_s: float) -> tuple[float, float, float]:
+    """How many are expected, how likely there is none, and what they cost beyond their number."""
+    tokens, none, nodes_s = 0.0, 1.0, 0.0
     for i in range(len(node_s)):
-        own = share.each[TOKENS, i]
-        tokens += own
+        tokens += share.each[TOKENS, i]
         none *= share.each[NONE, i]
-        nodes_s += own * (node_s[i] + next_s)
-        even &= share.each[NONE, i] == 0.0 and own == share.each[TOKENS, 0]
-    return tokens, none, nodes_s, even
+        nodes_s += share.each[TOKENS, i] * (node_s[i] + next_s)
+    return tokens, none, nodes_s
 
 
 @compiled
