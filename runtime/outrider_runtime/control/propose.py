@@ -83,7 +83,7 @@ class Propose:
         """Start to explore: a drafter that is hardly known at once; else, every so often, the one with the highest
         upper bound, where that beats the choice or nothing is chosen."""
         acceptance, explorer = self._evidence.acceptance, self._evidence.explorer
-        strangers = not acceptance.all_met and bool((self.force.usable & ~acceptance.met).any())
+        strangers = bool((self.force.usable & ~acceptance.met).any())
         if not explorer.due(eager=strangers) or choice.for_slo or not choice.asked.shape[1]:
             return None
         if (choice.passes > 0)[self.force.usable].all():  # it tries them all

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -121,8 +122,19 @@ def test_evidence_ages_by_time_also_where_nothing_is_observed():
     assert known.hazards[0, 0, -1] > 0.45
 
 
-def test_other_traffic_is_noticed_within_a_few_steps():
-    """The prompts change from easy to hard: the estimate follows within 25 steps of eight requests."""
+@pytest.mark.parametrize("now", [math.nan, math.inf, -math.inf, 0.0])
+def test_a_clock_that_says_nothing_ages_nothing(now):
+    """Bug: after one step whose time was not a number everything known was none."""
+    known = acceptance()
+    serve(known, 50, always(0.05))
+    low = known.hazards.copy()
+    known.age(now)
+    known.age(2.0)
+    assert known.hazards == pytest.approx(low, rel=0.1)
+
+
+def test_other_traffic_is_noticed_within_25_steps():
+    """Eight requests whose prompts change from easy to hard."""
     known = acceptance()
     serve(known, 100, always(0.9))
     serve(known, 25, always(0.2), seed=1)

@@ -103,6 +103,17 @@ def test_absurd_times_are_dropped(seconds):
     assert price(one, 8).plain_s == pytest.approx(TARGET.seconds(decoding(8)))
 
 
+def test_a_draft_that_takes_seconds_is_believed_when_it_goes_on():
+    """Bug: of a drafter that took over a second a call, where the profile said milliseconds, nothing was ever learned,
+    and each of its steps was dropped."""
+    one, plain_s = latency(), TARGET.seconds(decoding(8))
+    believed = [observe(one, decoding(8), plain_s, draft_s=1.5) for _ in range(120)]
+    assert not any(believed[:8])
+    assert all(believed[8:])
+    assert draft_s(one, 8, 3) == pytest.approx(1.5, rel=0.1)
+    assert price(one, 8).plain_s == pytest.approx(plain_s)
+
+
 def test_a_drafter_without_a_profile_is_taken_for_a_share_of_the_target():
     assert 0 < draft_s(latency(drafters=False), 8, 1) < TARGET.seconds(decoding(8))
 

@@ -9,6 +9,7 @@ Shapes: D drafters, K depths, N requests, M nodes, B bins, G groups (see `trials
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,6 @@ class Acceptance:
         self.columns: tuple[Any, ...]
         """As `Counts`, in a plain tuple, which a call unpacks faster."""
         self.set_classes(len(settings.hot.slo_classes))
-        self.all_met = not drafters
         self._aged_at: float | None = None
         trials.refresh(self._known)
 
@@ -93,7 +93,10 @@ class Acceptance:
         self.columns = tuple(self._known)
 
     def age(self, now: float) -> None:
-        """Let evidence age, also where nothing is observed (k = 0)."""
+        """Let evidence age, also where nothing is observed (k = 0). A clock that jumps back, or says nothing, ages
+        nothing."""
+        if not math.isfinite(now):
+            return
         if self._aged_at is None:
             self._aged_at = now
         if now - self._aged_at < AGE_EVERY_S:
@@ -105,7 +108,6 @@ class Acceptance:
         ):  # fmt: skip
             counts *= keep
         trials.refresh(known)
-        self.all_met = bool(known.met.all())
 
     def release(self, slots: Ints) -> None:
         """These requests have ended; whoever comes into their slots is a stranger."""

@@ -54,7 +54,7 @@ class Memory(NamedTuple):
     target: Believed
     drafts: Believed
     absurd: Ints
-    """(1,): absurd times in a row."""
+    """(1+D,): absurd times in a row, of the target and of each drafter."""
 
 
 class Drafting(NamedTuple):
@@ -123,8 +123,8 @@ def _first_pass(feed: Ints, asked: Ints, context: Ints, budget: float, drafter: 
 
 
 @compiled
-def _observe_drafts(drafts: Believed, costs: Costs, plan: Drafting, seconds: Floats) -> bool:
-    """Whether the times are plausible. seconds: (D,); NaN: it did not run."""
+def _observe_drafts(drafts: Believed, absurd: Ints, costs: Costs, plan: Drafting, seconds: Floats) -> bool:
+    """Whether the times are plausible. absurd: (D,), absurd times in a row. seconds: (D,); NaN: it did not run."""
     feed, asked, passes, widths, context = plan
     plausible = True
     for d in range(len(seconds)):
@@ -135,10 +135,10 @@ def _observe_drafts(drafts: Believed, costs: Costs, plan: Drafting, seconds: Flo
         own = Believed(drafts.base[d], drafts.sums[d], drafts.values[d], drafts.costs[d])
         calls, tokens = _draft_parts_s(own.base, first, further, widths[d])
         predicted = own.values[0] * calls + own.values[1] * tokens
-        if seconds[d] > max(ABSURD_S, ABSURD_FACTOR * predicted):
-            plausible = False
-        else:
+        if _plausible(seconds[d], predicted, absurd[d : d + 1]):
             correct(own, DRAFT_MEMORY, calls, tokens, min(seconds[d], WINSOR_FACTOR * predicted))
+        else:
+            plausible = False
     return plausible
 
 
@@ -150,11 +150,11 @@ def observe_times(
     """Learn from a finished step. Returns what plain decoding takes for the requests that decode, 0 for none, and what
     the prompts of the step add, as is known now; NaN when one of the times is absurd and was dropped.
 
-    row: of `MODES`. shape: of the target's pass without its proposals. draft_s: (D,), of the drafts at its end; NaN: it
-    did not run.
+    row: of `MODES`. shape, target_s: of the target's pass, the shape without its proposals. draft_s: (D,), of the
+    drafts at its end; NaN: it did not run.
     """
-    plausible = _observe_target(memory.target, memory.absurd, row, verifying(shape, verified), target_s)
-    told = _observe_drafts(memory.drafts, costs, plan, draft_s)
+    plausible = _observe_target(memory.target, memory.absurd[:1], row, verifying(shape, verified), target_s)
+    told = _observe_drafts(memory.drafts, memory.absurd[1:], costs, plan, draft_s)
     if not plausible or not told:
         return np.nan, 0.0
     return _plain_s(costs, shape)
@@ -194,7 +194,7 @@ class Latency:
         )
         self._learned = LearnedCost()
         self._draft_memory = np.zeros((len(settings.drafters), 5)), np.ones((len(settings.drafters), 2))
-        self._absurd = np.zeros(1, np.int64)
+        self._absurd = np.zeros(1 + len(settings.drafters), np.int64)
         self._take(_rows(model.target))
 
     def _take(self, target: Floats) -> None:
@@ -220,7 +220,7 @@ class Latency:
     def learn(self, shape: Shape, row: int, target_s: float) -> None:
         """Where no profile says it, what the target's pass of this shape took says what a pass costs."""
         _, _, predicted_s = _parts_s(self._memory.target, row, shape)
-        if _plausible(target_s, predicted_s, self._absurd.copy()) and self._learned.observe(shape, target_s):
+        if _plausible(target_s, predicted_s, self._absurd[:1].copy()) and self._learned.observe(shape, target_s):
             self._take(_rows({ExecutionMode.RAGGED: self._learned.cost}))
 
 

@@ -94,10 +94,10 @@ def share_lookups(share: Share, hits: Floats, models: Bools, passes: Ints) -> No
     who, each, columns = share.who, share.each, share.columns
     model, of_model = who[0].copy(), each.copy()
     for v in range(len(passes)):
-        net, gain, tokens = columns[0, v, passes[v]], columns[1, v, passes[v]], columns[2, v, passes[v]]
-        miss = max(0.0, 1.0 - hits[v])
         if models[v] or passes[v] == 0:
             continue
+        net, gain, tokens = columns[0, v, passes[v]], columns[1, v, passes[v]], columns[2, v, passes[v]]
+        miss = max(0.0, 1.0 - hits[v])
         for i in range(len(net)):
             here = net[i] + miss * of_model[NET, i]
             ties = here == each[NET, i] and who[0, i] == model[i] and v < model[i]
