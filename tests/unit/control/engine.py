@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,8 @@ class World:
     hidden: float = 0.0
     """Share of each step that no device reports."""
     noise: float = 0.03
+    ragged_s: float = 0.0
+    """By which a step is longer that holds prompts, or in which requests verify unequal lengths."""
 
 
 @dataclass
@@ -148,11 +150,11 @@ class Engine:
         draft = self.controller.plan_draft(batch)
         accepted = self._accept(batch, forest, verify.nodes)
         lengths = np.bincount(forest.request[accepted], minlength=len(rows))
-        target_s, drafts_s, step_s = self._seconds(batch, int(verified.sum()), draft)
+        even = not prompt.any() and len(set(verified.tolist())) == 1
+        target_s, drafts_s, step_s = self._seconds(batch, int(verified.sum()), draft, even=even)
         self.now += step_s
         self._propose(batch, draft)
         tokens = self._commit(rows, prompt, lengths)
-        even = not prompt.any() and len(set(verified.tolist())) == 1
         mode = ExecutionMode.UNIFORM if even else ExecutionMode.RAGGED
         outcome = Outcome(
             self.now,
@@ -197,11 +199,14 @@ class Engine:
         np.minimum.at(first_miss, forest.request[missed], forest.depth[missed])
         return np.asarray(forest.depth < first_miss[forest.request])
 
-    def _seconds(self, batch: Batch, verified: int, draft: DraftPlan) -> tuple[float, np.ndarray, float]:
+    def _seconds(
+        self, batch: Batch, verified: int, draft: DraftPlan, *, even: bool
+    ) -> tuple[float, np.ndarray, float]:  # fmt: skip
         noise = np.exp(self._rng.normal(0, self.world.noise, 1 + len(self._drafters)))
         cached = float(batch.context.sum())
         decoding = int((batch.prompt == 0).sum())
-        target_s = noise[0] * self.world.target_s(decoding + int(batch.prompt.sum()) + verified, cached)
+        target_s = self.world.target_s(decoding + int(batch.prompt.sum()) + verified, cached)
+        target_s = noise[0] * (target_s + (0.0 if even else self.world.ragged_s))
         drafts_s = np.full(len(self._drafters), np.nan)
         for d, drafter in enumerate(self._drafters):
             passes, fed = int(draft.passes[d]), int(draft.feed[d].sum())
@@ -273,8 +278,9 @@ class Engine:
         self.controller.release(ended)
 
 
-def profile(target: StepCost, drafters: dict[str, DrafterCost]) -> LatencyModel:
-    return LatencyModel(dict.fromkeys(ExecutionMode, target), drafters)
+def profile(target: StepCost, drafters: dict[str, DrafterCost], ragged_s: float = 0.0) -> LatencyModel:
+    ragged = replace(target, constant_s=target.constant_s + ragged_s)
+    return LatencyModel(dict.fromkeys(ExecutionMode, ragged) | {ExecutionMode.UNIFORM: target}, drafters)
 
 
 def controller(

@@ -44,8 +44,8 @@ def world(alpha=0.7, **changes) -> World:
 WORLD = world()
 
 
-def model(target: StepCost = TARGET, names=("eagle", "draft"), passes: DrafterCost = PASS):
-    return profile(target, dict.fromkeys(names, passes) | {"pld": CALL})
+def model(target: StepCost = TARGET, names=("eagle", "draft"), passes: DrafterCost = PASS, ragged_s: float = 0.0):
+    return profile(target, dict.fromkeys(names, passes) | {"pld": CALL}, ragged_s)
 
 
 def serve(pool, one: World, load: int, *, pinned=None, profile=None, steps=MEASURE, settle=SETTLE, **engine) -> float:
@@ -150,6 +150,14 @@ def test_a_draft_that_is_half_as_dear_again_as_profiled(load):
 @pytest.mark.parametrize("load", [4, 32])
 def test_time_that_no_device_reports(hidden, load):
     assert of_best((EAGLE,), world(hidden=hidden), load) >= 0.94
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ragged_s", [0.004, 0.008])
+def test_one_request_that_hardly_accepts_where_steps_of_equal_lengths_are_cheap(ragged_s):
+    """Bug: it was left out, which made each step a dear one for the other seven, or switched speculation off."""
+    one = world(lambda _drafter, number, _depth: np.where(np.asarray(number) % 8 == 0, 0.02, 0.7), ragged_s=ragged_s)
+    assert of_best((EAGLE,), one, 8, profile=model(ragged_s=ragged_s)) >= 0.97
 
 
 def test_a_draft_that_slows_three_times_while_serving_lowers_k():
