@@ -43,22 +43,22 @@ class DraftKV:
     def __init__(self, settings: Settings, evidence: Evidence, choices: Choices) -> None:
         self._evidence, self._choices, self._since_look = evidence, choices, 0
         self._idle = np.zeros(len(settings.drafters), np.int64)
-        self.models = np.array([drafter.needs_kv for drafter in settings.drafters], dtype=bool)
+        self.needs_kv = np.array([drafter.needs_kv for drafter in settings.drafters], dtype=bool)
         self._hidden = np.array([drafter.needs_hidden for drafter in settings.drafters], dtype=bool)
 
     @property
     def gated(self) -> Bools:
         """(D,): the drafters that read and are not fed."""
-        return np.asarray((self.models | self._hidden) & (self._idle >= HOLD_LOOKS))
+        return np.asarray((self.needs_kv | self._hidden) & (self._idle >= HOLD_LOOKS))
 
     @property
     def columns(self) -> tuple[Ints, Bools, Bools]:
         """As `feed` takes them."""
-        return self._idle, self.models, self._hidden
+        return self._idle, self.needs_kv, self._hidden
 
     def holes(self, batch: Batch, rows: Ints, most: int = HOLE_TOKENS) -> Bools:
         """(D, N): more is missing than `most` tokens, and the drafter proposes junk over it."""
-        return np.asarray((batch.missing[:, rows] > most) & self.models[:, None])
+        return np.asarray((batch.missing[:, rows] > most) & self.needs_kv[:, None])
 
     def close(self, batch: Batch) -> tuple[Choice, Ints]:
         """The best choice after those holes in draft models' caches are closed that it pays to close, and (D, N) what
@@ -69,7 +69,7 @@ class DraftKV:
         if not choice.holes or self._evidence.probes.off:
             self.look(choice)
             return choice, nothing
-        if self._since_look < LOOK_EVERY_STEPS and not choice.passes[self.models].any():
+        if self._since_look < LOOK_EVERY_STEPS and not choice.passes[self.needs_kv].any():
             return choice, nothing
         self._since_look = 0
         closing = self._closing(batch, choice)
@@ -107,15 +107,16 @@ class DraftKV:
         whole: the choice if nobody's cache had a hole; now: as things are. costs: (D, N), tokens that feeding a drafter
         with all that it misses of a request is worth.
 
-        A newcomer must be worth it beside those that are served, and those that are served on average: or else each
-        of them would be fed for passes that run anyway, and all together would not pay for the passes.
+        Two gains must pay for feeding a newcomer: what the newcomers add, by their number, and what all who are served
+        gain over the best choice without such drafters, by theirs. By the first alone each would be fed for passes that
+        run anyway, and all together would not pay for the passes.
         """
         feed = np.zeros(costs.shape, np.int64)
-        asks = (whole.asked[:, None] == np.arange(len(costs))[:, None]).any(axis=0) & self.models[:, None]  # (D, N)
+        asks = (whole.asked[:, None] == np.arange(len(costs))[:, None]).any(axis=0) & self.needs_kv[:, None]  # (D, N)
         wanted = asks & self.holes(batch, rows)
         if not wanted.any():
             return feed
-        without = self._choices.best(batch, nothing_fed(batch), models=False, goodput=now.goodput)
+        without = self._choices.best(batch, nothing_fed(batch), caches=False, goodput=now.goodput)
         beside, on_average = whole.value - now.value, whole.value - without.value
         gain = min(beside / wanted.sum(), on_average / asks.sum())  # tokens a step, for each of the newcomers
         pays = wanted & (gain * _steps_left(batch, rows) > costs)

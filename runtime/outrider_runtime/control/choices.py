@@ -36,44 +36,44 @@ class Choices:
         evidence, most = self._evidence, self.force.most_tokens
         return min(most, evidence.longest + 1) if evidence.latency.learning else most
 
-    def best(self, batch: Batch, closed: Ints, *, models: bool = True, goodput: float | None = None) -> Choice:
-        """closed: (D, N), tokens of holes that draft models are fed first. models: those may run. goodput: lambda, by
-        the goodput of plain decoding.
+    def best(self, batch: Batch, closed: Ints, *, caches: bool = True, goodput: float | None = None) -> Choice:
+        """closed: (D, N), tokens of holes that draft models are fed first. caches: drafters with a cache of their own
+        may run. goodput: lambda, by the goodput of plain decoding.
 
         None: as it was measured in the steps before. Where no choice gives so much at this batch, it is brought down
         to what the best one does (Dinkelbach's steps): too high a lambda favours short steps, k = 0 at last.
         """
         if goodput is not None:
-            return self._at(goodput, batch, closed, models=models)
-        choice = self._at(self._evidence.goodput.ratio, batch, closed, models=models)
+            return self._at(goodput, batch, closed, caches=caches)
+        choice = self._at(self._evidence.goodput.ratio, batch, closed, caches=caches)
         requests = float(np.count_nonzero(batch.prompt_left == 0))
         given = choice.gain >= requests * (choice.goodput / EXCESS - 1.0)
         for _ in range(0 if given or choice.for_slo else DINKELBACH_STEPS):
             best = (requests + choice.gain + choice.spent) / (requests + choice.spent / choice.goodput)
-            before, choice = choice, self._at(best, batch, closed, models=models)
+            before, choice = choice, self._at(best, batch, closed, caches=caches)
             if (before.passes == choice.passes).all():
                 break
         return choice
 
-    def _at(self, goodput: float, batch: Batch, closed: Ints, *, models: bool) -> Choice:
+    def _at(self, goodput: float, batch: Batch, closed: Ints, *, caches: bool) -> Choice:
         longest = self.longest
         weighed = candidates(self._passes, self._widest, longest, self._depths)
-        known = self._known(batch, longest, goodput, models=models)
+        known = self._known(batch, longest, goodput, caches=caches)
         return Choice(*_best(batch.columns, *known, closed, tuple(weighed)), goodput)
 
     def pool(self, batch: Batch, goodput: float | None = None) -> tuple[Ints, Pool]:
         """The rows that may ask, and what drafters offer them as things are. goodput: as measured, if None."""
         goodput = self._evidence.goodput.ratio if goodput is None else goodput
-        counts, costs, now = self._known(batch, max(1, self.longest), goodput, models=True)
+        counts, costs, now = self._known(batch, max(1, self.longest), goodput, caches=True)
         known = Counts(*counts), Costs(*costs), Terms(*now)
         return offered(Columns(*batch.columns), *known, np.zeros(batch.missing.shape, np.int64))
 
     def _known(
-        self, batch: Batch, longest: int, goodput: float, *, models: bool
+        self, batch: Batch, longest: int, goodput: float, *, caches: bool
     ) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
         """What a choice looks at beside the batch: as `Counts`, `Costs`, `Terms`."""
         evidence, force = self._evidence, self.force
-        if not models:
+        if not caches:
             force = dataclasses.replace(force, usable=force.usable & ~force.needs_kv)
         now = terms(batch, force, goodput, self._under_way, longest)
         return evidence.acceptance.columns, evidence.latency.columns, now

@@ -36,9 +36,13 @@ def _static(found: dict[str, Any], bars: Sequence[Bar]) -> str:
     """A row a world; then the points that miss."""
     worlds = dict.fromkeys(one["world"] for one in found["static"])
     head = ("world", "points", "of each point's best static", "of plain decoding", "of adaptive verification")
-    missed = [(bar.where, bar.against, _verdict(bar)) for bar in bars if bar.name in AT_POINTS and not bar.holds]
+    missed = [
+        (bar.where, bar.name.removeprefix("1 "), bar.against, _verdict(bar))
+        for bar in bars
+        if bar.name in AT_POINTS and not bar.holds
+    ]
     rows = _table(head, *(_world(name, bars) for name in worlds))
-    return f"{rows}\n\n{_table(('missed at', 'against', 'result'), *missed)}" if missed else rows
+    return f"{rows}\n\n{_table(('missed at', 'bar', 'against', 'result'), *missed)}" if missed else rows
 
 
 def _world(name: str, bars: Sequence[Bar]) -> tuple[str, ...]:

@@ -131,6 +131,8 @@ def test_a_clock_that_says_nothing_ages_nothing(now):
     known.age(now)
     known.age(2.0)
     assert known.hazards == pytest.approx(low, rel=0.1)
+    known.age(302.0)
+    assert known.hazards[0, 0, -1] > 0.45
 
 
 def test_other_traffic_is_noticed_within_25_steps():

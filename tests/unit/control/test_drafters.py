@@ -7,16 +7,23 @@ import math
 import tracemalloc
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider_runtime.control.acceptance.trees import Beams, beams
+from outrider_runtime.control.cost.model import DrafterCost, StepCost
 from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.control.selection.candidates import candidates
 from outrider_runtime.control.selection.drafters import choose
 from outrider_runtime.control.selection.offers import Pool
+from outrider_runtime.control.settings import Drafter
 from outrider_runtime.control.slo import Need, nobody_behind
 from outrider_runtime.control.value import Price
 
+from tests.unit.control.columns import batch
+from tests.unit.control.engine import controller, profile
+
+EAGLE = Drafter("eagle", passes=True, needs_hidden=True)
 DEPTHS = 3
 
 
@@ -199,8 +206,25 @@ def test_a_request_that_no_token_pays_for_is_proposed_as_many_as_the_others_wher
     choice = choose(in_pieces(pool(paths, [True], token=0.05)))
     assert choice.passes.tolist() == [3]
     assert choice.asked[0].tolist() == [0] * 4
-    paths[0, 3] = 0.0  # it has no token left for proposals
+    paths[0, 3] = 0.0  # the drafter cannot serve it
     assert not choose(in_pieces(pool(paths, [True], token=0.05))).passes.any()
+
+
+def test_no_step_is_even_in_which_a_request_has_no_token_left_for_proposals():
+    """It decodes beside the others, and nothing may be proposed for it."""
+    cost, head = StepCost(constant_s=0.010), DrafterCost(StepCost(constant_s=1e-4))
+    loop = controller((EAGLE,), profile(cost, {"eagle": head}, ragged_s=0.016))
+    assert loop.plan_draft(batch(8)).passes[0] > 0
+    assert loop.plan_draft(batch(8, left=[100] * 7 + [1])).passes[0] > 0, "it ends with this step"
+    assert loop.plan_draft(batch(8, left=[100] * 7 + [2])).passes[0] == 0
+
+
+def test_where_no_step_is_even_and_nothing_costs_the_worth_is_a_number():
+    """Bug: before the first step without a profile lambda is 0, and 0 times the time of an impossible step was no
+    number, which won."""
+    choice = choose(pool([[[0.8, 0.6, 0.4]] * 4], [True], rate=0.0))
+    assert choice.value == pytest.approx(4 * 1.8)
+    assert choice.passes.tolist() == [3]
 
 
 def test_what_a_lookup_finds_is_of_unequal_lengths():
@@ -217,11 +241,8 @@ def test_steps_of_equal_lengths_are_weighed_with_all_others(one, dearer):
     seconds, price = one.price.ragged_s, one.price
     dear_s = seconds + dearer * (np.arange(len(seconds)) > 0)
     one = one._replace(price=price._replace(ragged_s=dear_s, uniform_s=seconds))
-    choice, requests = choose(one), one.paths.shape[2]
-    evenly = [
-        even_worth(one, d, k) for d in (0, 1) for k in range(1, DEPTHS + 1) if k * requests <= one.budget
-    ]  # fmt: skip
-    assert choice.value >= max(evenly) - 1e-9
+    choice = choose(one)
+    assert choice.value >= max(even_worth(one, d, k) for d in (0, 1) for k in range(1, DEPTHS + 1)) - 1e-9
     assert choice.value >= choose(one._replace(price=one.price._replace(uniform_s=dear_s))).value - 1e-9
 
 

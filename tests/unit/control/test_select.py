@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider_runtime.control.data.forest import ROOT
-from outrider_runtime.control.selection.nodes import Selection
-from outrider_runtime.control.selection.nodes import select as selected
+from outrider_runtime.control.selection.nodes import Selection, select
 from outrider_runtime.control.slo import MOST_FORCED, forced_nodes
 from outrider_runtime.control.value import Price
 
@@ -25,10 +24,10 @@ def price(seconds, rate=1.0, node_s=None, uniform=None) -> Price:
     return Price(ragged, even, node_s, rate, 0.0)
 
 
-def select(paths, request, depth, cost: Price, budget, forced=None, longest_s=math.inf) -> Selection:
+def selected(paths, request, depth, cost: Price, budget, forced=None, longest_s=math.inf) -> Selection:
     """Where nothing else is said, none is forced and the pass may be as long as it likes."""
     forced = np.zeros(len(paths), dtype=bool) if forced is None else forced
-    return selected(paths, request, depth, cost, budget, forced, longest_s)
+    return select(paths, request, depth, cost, budget, forced, longest_s)
 
 
 @st.composite
@@ -76,7 +75,7 @@ def test_the_plan_is_the_best_of_all_plans_within_the_budget(forest, ragged, rat
     paths, request, depth, parent = forest
     cost = price(ragged, rate, node_s=[0.0, 0.1, 0.3])
     best = max(worth_of(p, paths, request, cost) for p in plans(request, parent) if p.sum() <= budget)
-    found = select(paths, request, depth, cost, budget)
+    found = selected(paths, request, depth, cost, budget)
     assert found.nodes.sum() <= budget
     assert all(parent[m] == ROOT or found.nodes[parent[m]] for m in np.flatnonzero(found.nodes))
     assert math.isclose(found.value, worth_of(found.nodes, paths, request, cost), abs_tol=1e-9)
@@ -91,7 +90,7 @@ def test_what_an_slo_forces_is_scored_and_the_rest_is_the_best_beside_it(forest,
     paths, request, depth, parent = forest
     forced = parent == ROOT
     cost = price(ragged)
-    found = select(paths, request, depth, cost, NODES, forced=forced)
+    found = selected(paths, request, depth, cost, NODES, forced=forced)
     assert found.nodes[forced].all()
     best = max(worth_of(p, paths, request, cost) for p in plans(request, parent) if p[forced].all())
     assert math.isclose(found.value, best, abs_tol=1e-9)
@@ -120,7 +119,7 @@ def test_slo_first_is_the_best_of_all_plans_request_by_request_and_then_for_good
     who, needed, cost = np.array(late), np.array(needs), price(ragged)
     order = sorted(np.flatnonzero(who), key=lambda i: (-needed[i], i))
     forced = forced_nodes(paths, request, who, needed, 1.0, cost, budget)
-    found = select(paths, request, depth, cost, budget, forced=forced)
+    found = selected(paths, request, depth, cost, budget, forced=forced)
     within = [plan for plan in plans(request, parent) if plan.sum() <= budget]
     keys = [lexicographic(plan, paths, request, needed, order, cost) for plan in within]
     assert found.nodes.sum() <= budget
@@ -134,7 +133,7 @@ def test_nothing_beyond_the_forced_makes_a_step_longer_than_it_may_be(forest, ra
     """Requests that are just in time stay so."""
     paths, request, depth, parent = forest
     forced = (parent == ROOT) & (request == 0)
-    found = select(paths, request, depth, price(ragged), NODES, forced=forced, longest_s=longest_s)
+    found = selected(paths, request, depth, price(ragged), NODES, forced=forced, longest_s=longest_s)
     allowed = max(longest_s, float(ragged[forced.sum()]))
     assert ragged[found.nodes.sum()] <= allowed + 1e-12
 
@@ -144,9 +143,9 @@ def test_equal_lengths_win_where_they_run_in_a_cheaper_graph():
     request, depth = np.repeat(np.arange(3), 2), np.tile([1, 2], 3)
     paths = np.array([0.9, 0.8, 0.5, 0.3, 0.9, 0.8])
     ragged = 1.0 + 0.4 * np.arange(7)
-    found = select(paths, request, depth, price(ragged, uniform=1.0 + 0.2 * np.arange(7)), 6)
+    found = selected(paths, request, depth, price(ragged, uniform=1.0 + 0.2 * np.arange(7)), 6)
     assert found.nodes.all()
-    alone = select(paths, request, depth, price(ragged), 6)
+    alone = selected(paths, request, depth, price(ragged), 6)
     assert alone.nodes.tolist() == [True, True, True, False, True, True]
 
 
@@ -154,5 +153,5 @@ def test_a_tree_is_no_even_step():
     """One request has two siblings and another nothing: as many nodes as requests, and no graph for it."""
     request, depth = np.array([0, 0, 1]), np.array([1, 1, 1])
     paths = np.array([0.5, 0.4, 0.6])
-    found = select(paths, request, depth, price(np.full(7, 1.0), uniform=np.full(7, 0.1)), 6)
+    found = selected(paths, request, depth, price(np.full(7, 1.0), uniform=np.full(7, 0.1)), 6)
     assert math.isclose(found.value, 1.5 - 1.0)

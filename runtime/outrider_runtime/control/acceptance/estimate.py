@@ -93,11 +93,11 @@ class Acceptance:
         self.columns = tuple(self._known)
 
     def age(self, now: float) -> None:
-        """Let evidence age, also where nothing is observed (k = 0). A clock that jumps back, or says nothing, ages
-        nothing."""
+        """Let evidence age, also where nothing is observed (k = 0). A clock that jumps back ages nothing, nor does one
+        that says nothing."""
         if not math.isfinite(now):
             return
-        if self._aged_at is None:
+        if self._aged_at is None or now < self._aged_at:
             self._aged_at = now
         if now - self._aged_at < AGE_EVERY_S:
             return

@@ -77,7 +77,7 @@ def _parts_s(target: Believed, row: int, shape: Shape) -> tuple[float, float, fl
 
 @compiled
 def _plausible(seconds: float, predicted_s: float, absurd: Ints) -> bool:
-    """absurd: (1,), absurd times in a row."""
+    """Whether to believe it: absurd ones are counted, and believed when they go on. absurd: (1,), so many in a row."""
     if not np.isfinite(seconds) or seconds <= 0.0:
         return False
     if seconds <= max(ABSURD_S, ABSURD_FACTOR * predicted_s) or predicted_s <= 0.0:
@@ -220,7 +220,8 @@ class Latency:
     def learn(self, shape: Shape, row: int, target_s: float) -> None:
         """Where no profile says it, what the target's pass of this shape took says what a pass costs."""
         _, _, predicted_s = _parts_s(self._memory.target, row, shape)
-        if _plausible(target_s, predicted_s, self._absurd[:1].copy()) and self._learned.observe(shape, target_s):
+        absurd = self._absurd[:1].copy()  # `observe_times` counts this step
+        if _plausible(target_s, predicted_s, absurd) and self._learned.observe(shape, target_s):
             self._take(_rows({ExecutionMode.RAGGED: self._learned.cost}))
 
 

@@ -24,10 +24,10 @@ one by one, at most so many times."""
 class Candidates(NamedTuple):
     rows: Ints
     """(C, V): the passes of each variant. The first is k = 0; then each set of drafters with each length and width, or
-    each combination of them: a lookup is asked for all there is."""
+    each combination of them: a lookup is asked for all there is. At the end chains of one model come again, even."""
     even: Bools
-    """(C,): every request verifies all of one model's chain. Steps of equal lengths may be cheaper (`Price.uniform_s`),
-    and a request that no token pays for is then worth one that keeps the others' step cheap."""
+    """(C,): every request verifies all of one model's chain. Steps of equal lengths may be cheaper (`Price.uniform_s`):
+    then a request is given tokens that do not pay for themselves where they keep the others' step cheap."""
     drafter: Ints
     """(V,)"""
     width: Ints

@@ -6,7 +6,7 @@ served by a model that runs anyway: two entries in one ranking. Depth and width 
 (section 5.2) has a rule: a place in a beam counts where it pays for its token, as in a chain. k = 0 is always a
 candidate, and wins a tie.
 
-Shapes: D drafters, V variants (see `sharing`), N decoding requests, K positions, C candidates.
+Shapes: D drafters, V variants (see `candidates`), N decoding requests, K positions, C candidates.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def nobody(drafters: int, requests: int) -> Choice:
 def choose(pool: Pool) -> Choice:
     """The best set of drafters, passes, widths and requests; k = 0 unless something is worth more than that.
 
-    Exact where a verified token costs the same however many there are, for one drafter, or two that propose chains.
-    More are given the same passes first, and then each its own, one after the other.
+    Exact for one drafter, or two that propose chains, where a verified token costs the same however many there are and
+    whether lengths are equal or not. More are given the same passes first, and then each its own, one after the other.
     """
     return Choice(*best_choice(pool, candidates(pool.passes, pool.beams.widest, pool.longest, pool.paths.shape[1])))
 
@@ -115,7 +115,7 @@ class _Best(NamedTuple):
 def _choose(pool: Pool, weighed: Candidates) -> tuple[_Best, Ints, Ints, float]:
     """The best choice, (V,) the longest proposal that is asked of each variant, (2, N) whom each request asks,
     and seconds of the drafts."""
-    (_, depths, requests), (_, _, drafter, _, models) = pool.paths.shape, weighed
+    (_, depths, requests), drafter, models = pool.paths.shape, weighed.drafter, weighed.models
     share = Share(
         np.zeros((3, len(drafter), depths + 1, requests)), np.full(len(drafter), np.nan),
         wanted(pool.need, pool.price.ragged_s[0]), np.empty((2, requests), np.int64), np.empty((4, requests)),
@@ -137,32 +137,43 @@ def _choose(pool: Pool, weighed: Candidates) -> tuple[_Best, Ints, Ints, float]:
 def _best(pool: Pool, variants: Candidates, rows: Ints, even: Bools, share: Share) -> _Best:
     """Of `rows` (C, V) the one of the highest worth, of those that leave who is behind about as short as it can be.
     even: (C,). share: set to the last one's."""
-    price, need, late, drafter = pool.price, pool.need, pool.need.behind.any(), variants.drafter
+    price, need, late = pool.price, pool.need, pool.need.behind.any()
     values, short, seconds = np.full(len(rows), -np.inf), np.full(len(rows), np.inf), np.zeros(len(rows))
-    most, hits = min(pool.budget, len(price.ragged_s) - 1), pool.offers[:, 0][drafter]
+    most = min(pool.budget, len(price.ragged_s) - 1)
     for c in range(len(rows)):
-        passes, next_s = rows[c], 0.0
-        for v in range(len(passes)):
-            next_s += pool.token_s[drafter[v]] if passes[v] > 0 else 0.0
-        for v in range(len(passes)):
-            if passes[v] > 0 and share.read_s[v] != next_s:
-                share.read_s[v] = next_s
-                _fill(pool, variants, v, price.token_s + next_s, share)
-        if even[c]:
-            share_evenly(share, pool, drafter[passes.argmax()], passes)
-        else:
-            share_models(share.who, share.each, share.columns, variants.models, passes)
-            share_lookups(share, hits, variants.models, passes)
+        possible, next_s = _shared(pool, variants, rows[c], even[c], share)
+        if not possible:
+            continue
         tokens, none, nodes_s = proposals(share, price.node_s, next_s)
-        if tokens <= most:
-            target_s = price.uniform_s[int(tokens)] if even[c] else expected_s(price.ragged_s, tokens, none)
-            step_s = _drafts_s(pool, variants, passes, share.who) + target_s
+        if tokens > most:
+            continue
+        target_s = price.uniform_s[int(tokens)] if even[c] else expected_s(price.ragged_s, tokens, none)
+        if target_s < np.inf:
+            step_s = _drafts_s(pool, variants, rows[c], share.who) + target_s
             seconds[c] = step_s + nodes_s
             values[c] = worth(share.each[GAIN].sum(), seconds[c], price.rate)
             short[c] = shortfall(share.each[GAIN], need, step_s) if late else 0.0
     values[short > short.min() + EQUAL_SHORTFALL * need.behind.sum()] = -np.inf
     best = values.argmax()  # the first of equal ones
     return _Best(rows[best], even[best], values[best], seconds[best])
+
+
+@compiled
+def _shared(pool: Pool, variants: Candidates, passes: Ints, even: bool, share: Share) -> tuple[bool, float]:
+    """Set `share` to what comes of `passes` (V,). Whether that is possible, and seconds that a verified token takes in
+    the drafters' next first passes."""
+    next_s, drafter = 0.0, variants.drafter
+    for v in range(len(passes)):
+        next_s += pool.token_s[drafter[v]] if passes[v] > 0 else 0.0
+    if even:
+        return share_evenly(share, pool, drafter[passes.argmax()], passes), next_s
+    for v in range(len(passes)):
+        if passes[v] > 0 and share.read_s[v] != next_s:
+            share.read_s[v] = next_s
+            _fill(pool, variants, v, pool.price.token_s + next_s, share)
+    share_models(share.who, share.each, share.columns, variants.models, passes)
+    share_lookups(share, pool.offers, drafter, variants.models, passes)
+    return True, next_s
 
 
 @compiled

@@ -100,6 +100,12 @@ def can_ask(batch: Columns) -> Ints:
 
 
 @compiled
+def _someone_decodes_alone(batch: Columns) -> bool:
+    """A request that ends with its next token: nothing is proposed for it, so no step with proposals is even."""
+    return bool(((batch.prompt_left == 0) & (batch.left == OF_THIS_STEP)).any())
+
+
+@compiled
 def offered(batch: Columns, known: Counts, costs: Costs, now: Terms, closed: Ints) -> tuple[Ints, Pool]:
     """Rows that may ask, and what they are offered. closed: (D, N), tokens of holes that draft models are fed first."""
     rows, base = can_ask(batch), next_step(batch, now.token_budget)
@@ -107,6 +113,8 @@ def offered(batch: Columns, known: Counts, costs: Costs, now: Terms, closed: Int
     budget = min(now.token_budget - len(rows), now.free_kv_tokens - 2 * int(base.n_batched))
     context = batch.context[rows]
     price = step_times.price(costs, base, context, 0.0, now.goodput, min(budget, len(rows) * now.longest))
+    if _someone_decodes_alone(batch):
+        price.uniform_s[1:] = np.inf
     wider = beams(known.places, np.ascontiguousarray(known.hazards[:, :, ANY]), known.widest)
     first_s, pass_s, token_s = step_times.draft_columns(
         costs, context, float(batch.prompt.sum()), wider.places.shape[2]

@@ -31,7 +31,8 @@ class Share(NamedTuple):
     who: Ints
     """(2, N): the variants that each request asks first and, where that finds nothing, next; NOBODY."""
     each: Floats
-    """(4, N): the tokens and the proposals that it may expect, how likely it has no proposal, what all is worth."""
+    """(4, N): the tokens and the proposals that it may expect, how likely it has no proposal, and, where each has
+    another length, what all is worth."""
 
 
 @compiled
@@ -86,9 +87,9 @@ def share_models(who: Ints, each: Floats, columns: Floats, models: Bools, passes
 
 
 @compiled
-def share_lookups(share: Share, hits: Floats, models: Bools, passes: Ints) -> None:
-    """Before its model a request asks the lookup that is worth most beside it. hits: (V,), how likely it has a
-    proposal."""
+def share_lookups(share: Share, offers: Floats, drafter: Ints, models: Bools, passes: Ints) -> None:
+    """Before its model a request asks the lookup that is worth most beside it. offers: (D, K), see `Pool`; drafter,
+    models, passes: (V,)"""
     if models.all():
         return
     who, each, columns = share.who, share.each, share.columns
@@ -97,7 +98,7 @@ def share_lookups(share: Share, hits: Floats, models: Bools, passes: Ints) -> No
         if models[v] or passes[v] == 0:
             continue
         net, gain, tokens = columns[0, v, passes[v]], columns[1, v, passes[v]], columns[2, v, passes[v]]
-        miss = max(0.0, 1.0 - hits[v])
+        miss = max(0.0, 1.0 - offers[drafter[v], 0])
         for i in range(len(net)):
             here = net[i] + miss * of_model[NET, i]
             ties = here == each[NET, i] and who[0, i] == model[i] and v < model[i]
@@ -109,17 +110,15 @@ def share_lookups(share: Share, hits: Floats, models: Bools, passes: Ints) -> No
 
 
 @compiled
-def share_evenly(share: Share, pool: Pool, d: int, passes: Ints) -> None:
-    """Every request verifies all that drafter d, the one that runs, proposes; one that it cannot serve makes the step
-    an impossible one. passes: (V,)"""
+def share_evenly(share: Share, pool: Pool, d: int, passes: Ints) -> bool:
+    """Every request verifies all that drafter d, the one that runs, proposes. passes: (V,). False where it cannot serve
+    one of them so far; then nothing is set."""
     length = passes.max()
-    share.who[0], share.who[1], share.each[NONE] = passes.argmax(), NOBODY, 0.0
-    share.each[TOKENS], share.each[GAIN] = length, 0.0
-    for k in range(length):
-        for i in range(share.who.shape[1]):
-            share.each[GAIN, i] += pool.paths[d, k, i]
-            if pool.paths[d, k, i] == 0.0:
-                share.each[TOKENS, i] = np.inf
+    if pool.paths[d, length - 1].min() <= 0.0:
+        return False
+    share.who[0], share.who[1] = passes.argmax(), NOBODY
+    share.each[GAIN], share.each[TOKENS], share.each[NONE] = pool.paths[d, :length].sum(axis=0), length, 0.0
+    return True
 
 
 @compiled
