@@ -24,10 +24,11 @@ one by one, at most so many times."""
 class Candidates(NamedTuple):
     rows: Ints
     """(C, V): the passes of each variant. The first is k = 0; then each set of drafters with each length and width, or
-    each combination of them: a lookup is asked for all there is. At the end chains of one model come again, even."""
+    each combination of them: a lookup is asked for all there is. At the end models' chains come again, even."""
     even: Bools
-    """(C,): every request verifies all of one model's chain. Steps of equal lengths may be cheaper (`Price.uniform_s`):
-    then a request is given tokens that do not pay for themselves where they keep the others' step cheap."""
+    """(C,): every request verifies all of a model's chain, and all are as long. Such steps may be cheaper
+    (`Price.uniform_s`): then a request is given tokens that do not pay for themselves where they keep the others' step
+    cheap."""
     drafter: Ints
     """(V,)"""
     width: Ints
@@ -57,7 +58,7 @@ def _candidates(passes: tuple[bool, ...], widest: tuple[int, ...], longest: int,
         return sum(runs), sum(itertools.compress(width, runs)), runs, sum(row)
 
     rows.sort(key=order)
-    chains = [row for row in rows if _is_one_chain(row, models, width)]
+    chains = [row for row in rows if _are_chains(row, models, width)]
     even = np.arange(len(rows) + len(chains)) >= len(rows)
     of_variants = np.array(drafter, np.int64), np.array(width, np.int64), np.array(models, bool)
     return Candidates(np.array(rows + chains, np.int64), even, *of_variants)
@@ -79,8 +80,9 @@ def _options(widest: int, lengths: Sequence[int]) -> list[tuple[int, ...]]:
     ]
 
 
-def _is_one_chain(row: tuple[int, ...], models: Sequence[bool], width: Sequence[int]) -> bool:
-    return [(models[v], width[v]) for v, passes in enumerate(row) if passes] == [(True, 1)]
+def _are_chains(row: tuple[int, ...], models: Sequence[bool], width: Sequence[int]) -> bool:
+    """Of models, and of one length."""
+    return {(passes, models[v], width[v]) for v, passes in enumerate(row) if passes} == {(max(row), True, 1)}
 
 
 @compiled

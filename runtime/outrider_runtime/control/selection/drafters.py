@@ -166,7 +166,7 @@ def _shared(pool: Pool, variants: Candidates, passes: Ints, even: bool, share: S
     for v in range(len(passes)):
         next_s += pool.token_s[drafter[v]] if passes[v] > 0 else 0.0
     if even:
-        return share_evenly(share, pool, drafter[passes.argmax()], passes), next_s
+        return share_evenly(share, pool, drafter, passes), next_s
     for v in range(len(passes)):
         if passes[v] > 0 and share.read_s[v] != next_s:
             share.read_s[v] = next_s

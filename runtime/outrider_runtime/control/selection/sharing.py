@@ -110,15 +110,18 @@ def share_lookups(share: Share, offers: Floats, drafter: Ints, models: Bools, pa
 
 
 @compiled
-def share_evenly(share: Share, pool: Pool, d: int, passes: Ints) -> bool:
-    """Every request verifies all that drafter d, the one that runs, proposes. passes: (V,). False where it cannot serve
-    one of them so far; then nothing is set."""
+def share_evenly(share: Share, pool: Pool, drafter: Ints, passes: Ints) -> bool:
+    """Every request verifies all that the model which suits it best proposes; all that run propose as many. drafter,
+    passes: (V,). False where nobody can serve one of them so far."""
     length = passes.max()
-    if pool.paths[d, length - 1].min() <= 0.0:
-        return False
-    share.who[0], share.who[1] = passes.argmax(), NOBODY
-    share.each[GAIN], share.each[TOKENS], share.each[NONE] = pool.paths[d, :length].sum(axis=0), length, 0.0
-    return True
+    share.who[:], share.each[GAIN], share.each[TOKENS], share.each[NONE] = NOBODY, 0.0, length, 0.0
+    for v in np.flatnonzero(passes):
+        for i in range(share.who.shape[1]):
+            path = pool.paths[drafter[v], :length, i]
+            gain = path.sum()
+            if path[length - 1] > 0.0 and gain > share.each[GAIN, i]:
+                share.who[0, i], share.each[GAIN, i] = v, gain
+    return bool(share.who[0].min() > NOBODY)
 
 
 @compiled
