@@ -16,10 +16,9 @@ from outrider_runtime.loop.stepper import Stepper
 from outrider_runtime.snapshot import read_snapshot
 
 from tests.engine.engines import POOR_DRAFT, Bench, bench, draft_model, eagle, lookup
-from tests.engine.test_speculation_is_lossless import PROMPTS, state_of
+from tests.engine.test_speculation_is_lossless import SHORT, state_of
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
-SHORT = PROMPTS[:3]
 SCHEDULER = "outrider_runtime.vllm_plugin.scheduler"
 CALLS: list[tuple[type | str, str]] = [
     (Stepper, "verify"), (Stepper, "draft"), (Stepper, "news"), (Stepper, "done"), (Stepper, "leaves"),

@@ -11,7 +11,7 @@ from outrider_runtime.vllm_plugin import launch
 from tests.engine import engines
 from tests.engine.engines import TARGET, Bench, boot_config, draft_model, lookup
 from tests.engine.test_drafters_that_cannot_start import reasons
-from tests.engine.test_speculation_is_lossless import PROMPTS
+from tests.engine.test_speculation_is_lossless import SHORT
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
@@ -37,4 +37,4 @@ def test_a_pool_that_does_not_fit_into_memory_is_started_without_its_dearest() -
             assert "draft takes" in reason
             assert "twin takes" in reason
             engine.loop.pin(2, "pld")
-            assert engine.generate(PROMPTS[:2])
+            assert engine.generate(SHORT[:2])

@@ -13,7 +13,7 @@ import pytest
 from outrider_crds.spec import Drafter
 
 from tests.engine.engines import POOR_DRAFT, Bench, bench, draft_model, eagle, lookup
-from tests.engine.test_speculation_is_lossless import PROMPTS, state_of
+from tests.engine.test_speculation_is_lossless import SHORT, state_of
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
@@ -38,7 +38,7 @@ def engine(running: Bench) -> Bench:
 @pytest.fixture
 def reference(engine: Bench) -> list[list[int]]:
     engine.loop.pin(0)
-    plain = engine.generate(PROMPTS)
+    plain = engine.generate(SHORT)
     engine.fresh()
     return plain
 
@@ -53,7 +53,7 @@ def test_a_length_that_changes_at_every_step_loses_nothing_and_nobody(
         engine.fresh()
         lengths = itertools.cycle((0, 3, 1, 0, 0, 2, 3))
         tokens = engine.run(
-            [(prompt, {}) for prompt in PROMPTS],
+            [(prompt, {}) for prompt in SHORT],
             arrive_every=2,
             before_step=lambda _step, name=drafter, cycle=lengths: engine.loop.pin(next(cycle), name),
         )
@@ -71,7 +71,7 @@ def test_a_request_that_reaches_the_length_limit_ends_there_and_the_others_go_on
     near = tokenizer.decode(tokenizer.encode("word " * limit)[: limit - 12])
     for drafter in (one.name for one in engine.plan.pool.hosted):
         engine.loop.pin(3, drafter)
-        near_tokens, other = engine.run([(near, {"max_tokens": 40}), (PROMPTS[1], {})])
+        near_tokens, other = engine.run([(near, {"max_tokens": 40}), (SHORT[1], {})])
         assert other == reference[1]
         assert 0 < len(near_tokens) < 40, "it reached the limit"
 
@@ -80,7 +80,7 @@ def test_what_a_draft_took_and_brought_is_told_a_step_later(engine: Bench) -> No
     """Bug: the draft's time was part of the target's, so that a draft that slowed down was never found out."""
     drafter = engine.plan.pool.hosted[-1].name
     engine.loop.pin(2, drafter)
-    engine.generate(PROMPTS[:2])
+    engine.generate(SHORT[:2])
     steps = [step.outcome for step in engine.steps if math.isfinite(step.outcome.step_s)]
     number = engine.loop.numbers[drafter]
     assert sum(step.draft_s[number] > 0 for step in steps) >= len(steps) - 1
@@ -99,7 +99,7 @@ def test_a_drafter_that_raises_costs_its_proposals_only(engine: Bench, reference
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.runner.speculator._members[engine.loop.numbers[drafter]], "propose", fail)
-        assert engine.generate(PROMPTS) == reference
+        assert engine.generate(SHORT) == reference
     assert "the draft fell over" in state_of(engine, drafter).reason
     engine.loop.resume(drafter)
 
@@ -110,7 +110,7 @@ def test_grammar_bound_and_sampled_requests_share_the_batch(engine: Bench) -> No
     engine.loop.pin(3, engine.plan.pool.hosted[0].name)
     digits = {"structured_outputs": StructuredOutputsParams(regex="(1 2 3 ){4}"), "ignore_eos": False}
     sampled = {"temperature": 1.0, "top_k": 1, "logprobs": 2, "presence_penalty": 0.0}
-    rows = engine.run([("1 2 3 1 2 3 1 2 3 ", digits), (PROMPTS[0], {}), (PROMPTS[0], sampled)])
+    rows = engine.run([("1 2 3 1 2 3 1 2 3 ", digits), (SHORT[0], {}), (SHORT[0], sampled)])
     text = engine.llm.get_tokenizer().decode(rows[0], skip_special_tokens=True)
     assert text.strip() == "1 2 3 1 2 3 1 2 3 1 2 3"
     assert rows[1] == rows[2]

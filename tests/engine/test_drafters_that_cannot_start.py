@@ -18,7 +18,7 @@ from outrider_runtime.vllm_plugin import launch
 
 from tests.engine import engines
 from tests.engine.engines import POOR_DRAFT, TARGET, Bench, boot_config, draft_model, eagle, lookup, model
-from tests.engine.test_speculation_is_lossless import PROMPTS, state_of
+from tests.engine.test_speculation_is_lossless import SHORT, state_of
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 TARGET_LAYERS = 30
@@ -56,10 +56,10 @@ def test_a_head_for_a_target_that_hands_out_no_hidden_states_is_left_out(without
         assert "EAGLE-3" in reasons(engine)["eagle"]
         assert "GPT2LMHeadModel" in reasons(engine)["eagle"]
         engine.loop.pin(0)
-        plain = engine.generate(PROMPTS)
+        plain = engine.generate(SHORT)
         engine.fresh()
         engine.loop.pin(3, "pld")
-        assert engine.generate(PROMPTS) == plain
+        assert engine.generate(SHORT) == plain
         assert engine.verified("pld") > 0
 
 
@@ -127,9 +127,9 @@ def test_a_head_that_raises_before_the_engine_serves_is_started_without(
         of_draft = engine.runner.speculator.draft_attn_layer_names
         assert len({name for group in groups for name in group.layer_names} - of_draft) == TARGET_LAYERS
         engine.loop.pin(0)
-        plain = engine.generate(PROMPTS)
+        plain = engine.generate(SHORT)
         for drafter in ("draft", "pld"):
             engine.fresh()
             engine.loop.pin(3, drafter)
-            assert engine.generate(PROMPTS) == plain
+            assert engine.generate(SHORT) == plain
             assert engine.accepted(drafter) > 0

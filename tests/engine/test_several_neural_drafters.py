@@ -23,13 +23,10 @@ from safetensors.torch import load_file, save_file
 
 from tests.engine.engines import EAGLE_HEAD, OUTPUT_TOKENS, POOR_DRAFT, draft_model, eagle, lookup
 from tests.engine.ordered import Giver, OrderedBench, ordered
-from tests.engine.test_speculation_is_lossless import PROMPTS as ALL_PROMPTS
+from tests.engine.test_speculation_is_lossless import SHORT, STORY
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 MOST = 3
-LONG = ALL_PROMPTS[3]
-PROMPTS = [prompt for prompt in ALL_PROMPTS if not prompt.startswith(LONG[:20])]
-"""The short ones: what is drafted hangs on no prompt's length, and to read a long one takes as long as its answer."""
 OTHER_LAYERS = [1, 11, 21]
 """Of the target, which hands out those of 2, 15 and 27 where a head names none."""
 
@@ -61,7 +58,7 @@ def engine(pool: tuple[Drafter, ...]) -> Iterator[OrderedBench]:
 
 @pytest.fixture(scope="module")
 def reference(engine: OrderedBench) -> list[list[int]]:
-    return engine.run(PROMPTS, nobody)
+    return engine.run(SHORT, nobody)
 
 
 def nobody(_step: int, _requests: list[str], idle: DraftOrder) -> DraftOrder:
@@ -106,7 +103,7 @@ def test_a_member_that_was_fed_alone_then_proposes_fewer_tokens_than_the_most(
     engine: OrderedBench, reference: list[list[int]]
 ) -> None:
     """Bug: the padding of K = 0, and that behind a smaller K, was taken for nonsense, and the drafter suspended."""
-    assert engine.run(PROMPTS, fed_then_short) == reference
+    assert engine.run(SHORT, fed_then_short) == reference
     assert all(not report.failures for _, report in engine.told)
     fed = [report for order, report in engine.told if not order.draft_tokens and order.passes.max() == 0]
     assert fed
@@ -116,14 +113,14 @@ def test_a_member_that_was_fed_alone_then_proposes_fewer_tokens_than_the_most(
 
 def test_answers_are_those_of_plain_decoding(engine: OrderedBench, reference: list[list[int]]) -> None:
     for give in (everybody(), everybody(1), by_turns):
-        assert engine.run(PROMPTS, give, arrive_every=2) == reference
+        assert engine.run(SHORT, give, arrive_every=2) == reference
         assert all(not report.failures for _, report in engine.told)
         assert all(engine.proposed(member) for member in range(len(engine.names)))
 
 
 def test_proposals_come_from_the_member_that_was_asked(engine: OrderedBench, reference: list[list[int]]) -> None:
     """A lookup that finds nothing proposes nothing, and nobody stands in unless that is ordered."""
-    assert engine.run(PROMPTS, by_turns, arrive_every=2) == reference
+    assert engine.run(SHORT, by_turns, arrive_every=2) == reference
     for order, report in engine.told:
         told = report.proposed > 0
         assert (report.proposer[told] == order.chosen[told]).all()
@@ -134,11 +131,11 @@ def test_proposals_come_from_the_member_that_was_asked(engine: OrderedBench, ref
 def test_a_member_runs_as_many_passes_as_asked_and_only_when_asked(
     engine: OrderedBench, reference: list[list[int]]
 ) -> None:
-    assert engine.run(PROMPTS, by_turns, arrive_every=2) == reference
+    assert engine.run(SHORT, by_turns, arrive_every=2) == reference
     for member in engine.forwards:
         ordered_passes = [int(order.passes[member]) for order, _ in engine.told]
         assert engine.forwards[member] == sum(max(1, passes) for passes in ordered_passes if passes != IDLE)
-    assert engine.run(PROMPTS, nobody) == reference
+    assert engine.run(SHORT, nobody) == reference
     assert not engine.forwards
 
 
@@ -149,12 +146,12 @@ def test_a_member_that_raises_costs_its_own_proposals_only(engine: OrderedBench,
     broken, others = 0, range(1, len(engine.names))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.member(broken), "propose", fail)
-        assert engine.run(PROMPTS, everybody()) == reference
+        assert engine.run(SHORT, everybody()) == reference
     assert not engine.proposed(broken)
     assert all(engine.proposed(other) for other in others)
     assert all(set(report.failures) == {broken} for _, report in engine.told)
     assert all(math.isnan(report.seconds[broken]) for _, report in engine.told)
-    assert engine.run(PROMPTS, everybody()) == reference
+    assert engine.run(SHORT, everybody()) == reference
     assert engine.proposed(broken), "used again"
 
 
@@ -163,7 +160,7 @@ def test_a_member_proposes_beside_others_what_it_proposes_alone(
 ) -> None:
     """Bugs: a head's first pass wrote its KV where another member's last pass had put the slots; a head got hidden
     states of layers that another one reads."""
-    assert engine.run(PROMPTS, everybody()) == reference
+    assert engine.run(SHORT, everybody()) == reference
     beside = dict(engine.scheduler.proposals)
     for member in range(len(engine.names)):
 
@@ -172,7 +169,7 @@ def test_a_member_proposes_beside_others_what_it_proposes_alone(
             order.chosen[:] = member
             return order._replace(draft_tokens=MOST)
 
-        assert engine.run(PROMPTS, alone) == reference
+        assert engine.run(SHORT, alone) == reference
         common = engine.scheduler.proposals.keys() & beside.keys()
         assert len({at for at in common if at[0] == member}) > (5 if member in engine.forwards else 0), (
             "lookups find few"
@@ -184,10 +181,10 @@ def test_a_member_proposes_beside_others_what_it_proposes_alone(
 def test_heads_read_the_layers_that_they_were_trained_on(engine: OrderedBench, reference: list[list[int]]) -> None:
     """The target hands out the layers of all heads, and each finds its own among them."""
     assert set(engine.runner.model.model.aux_hidden_state_layers) == {2, 15, 27, *OTHER_LAYERS}
-    assert engine.run(PROMPTS, everybody()) == reference
+    assert engine.run(SHORT, everybody()) == reference
     encode, right = engine.llm.get_tokenizer().encode, list[bool]()
     for (member, name, known), tokens in engine.scheduler.proposals.items():
-        answer = reference[int(name)][known - len(encode(PROMPTS[int(name)])) :]
+        answer = reference[int(name)][known - len(encode(SHORT[int(name)])) :]
         if member == 0 and answer:
             right.append(tokens[0] == answer[0])
     assert sum(right) > 0.2 * len(right) > 0
@@ -197,7 +194,7 @@ def test_heads_read_the_layers_that_they_were_trained_on(engine: OrderedBench, r
 def test_each_draft_model_has_holes_of_its_own(engine: OrderedBench) -> None:
     """The twin idles for ten steps, then runs over what it has missed: from then on it proposes what the other one,
     which saw every token, proposes."""
-    skipped, prompt = 10, [LONG]
+    skipped, prompt = 10, [STORY]
     seen = {"until": 0}
 
     def give(step: int, requests: list[str], order: DraftOrder) -> DraftOrder:
@@ -285,14 +282,14 @@ def test_drafters_that_cannot_load_leave_the_others(other_layers: Path, tmp_path
         assert "of 3 layers, and is to read 1 (eagle_aux_hidden_state_layer_ids)" in engine.failures["layers"]
         assert "49159" in engine.failures["beyond"]
         assert "49152" in engine.failures["beyond"]
-        reference = engine.run(PROMPTS, nobody)
+        reference = engine.run(SHORT, nobody)
 
         def good(step: int, requests: list[str], order: DraftOrder) -> DraftOrder:
             order.passes[1:3] = MOST
             order.chosen[:] = [1 + (step + place) % 2 for place in range(len(requests))]
             return order._replace(draft_tokens=MOST)
 
-        assert engine.run(PROMPTS, good) == reference
+        assert engine.run(SHORT, good) == reference
         assert engine.proposed(1)
         assert engine.proposed(2)
 
@@ -302,10 +299,10 @@ def test_asynchronous_scheduling_loses_nothing(other_layers: Path) -> None:
     with ordered(
         [lookup(), eagle(), eagle(other_layers, "other"), draft_model(POOR_DRAFT)], asynchronous=True
     ) as engine:
-        reference = engine.run(PROMPTS, nobody)
-        assert [len(tokens) for tokens in reference] == [OUTPUT_TOKENS] * len(PROMPTS)
-        assert engine.run(PROMPTS, fed_then_short) == reference
+        reference = engine.run(SHORT, nobody)
+        assert [len(tokens) for tokens in reference] == [OUTPUT_TOKENS] * len(SHORT)
+        assert engine.run(SHORT, fed_then_short) == reference
         for give in (everybody(), by_turns):
-            assert engine.run(PROMPTS, give, arrive_every=2) == reference
+            assert engine.run(SHORT, give, arrive_every=2) == reference
             assert all(engine.proposed(member) for member in range(4))
             assert all(not report.failures for _, report in engine.told)

@@ -36,6 +36,8 @@ PROMPTS = (
     "List the planets of the solar system: Mercury, Venus,",
     STORY + "After that she",
 )
+SHORT = tuple(prompt for prompt in PROMPTS if not prompt.startswith(STORY))
+"""For tests of what hangs on no prompt's length: to read a long one takes as long as its answer."""
 
 
 class Case(NamedTuple):
@@ -87,6 +89,11 @@ def running(case: Case, reference: list[list[int]]) -> Iterator[Bench]:
 def engine(running: Bench) -> Bench:
     running.fresh()
     return running
+
+
+@pytest.fixture(scope="module")
+def short_reference(reference: list[list[int]]) -> list[list[int]]:
+    return [tokens for prompt, tokens in zip(PROMPTS, reference, strict=True) if prompt in SHORT]
 
 
 def drafters(engine: Bench) -> list[str]:
@@ -302,7 +309,7 @@ def all_proposed(batch: Batch, forest: Forest) -> VerifyPlan:
     return VerifyPlan(nodes, np.bincount(forest.request[nodes], minlength=len(batch)), Purpose.FIXED)
 
 
-def test_a_drafter_that_raises_is_suspended_and_requests_go_on(engine: Bench, reference: list[list[int]]) -> None:
+def test_a_drafter_that_raises_is_suspended_and_requests_go_on(engine: Bench, short_reference: list[list[int]]) -> None:
     drafter = engine.plan.pool.hosted[-1]
     host = member(engine, drafter.name)
     engine.loop.pin(2, drafter.name)
@@ -312,7 +319,7 @@ def test_a_drafter_that_raises_is_suspended_and_requests_go_on(engine: Bench, re
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "propose", fail)
-        assert engine.generate(PROMPTS) == reference
+        assert engine.generate(SHORT) == short_reference
     state = state_of(engine, drafter.name)
     assert "the draft fell over" in state.reason
     assert "suspended" in state.reason
@@ -325,7 +332,7 @@ def test_a_drafter_that_raises_is_suspended_and_requests_go_on(engine: Bench, re
     [("plan_verify", 2), ("plan_draft", 2), ("plan_draft", 0), ("observe", 2), ("release", 2)],
 )
 def test_a_controller_that_raises_costs_speculation_only(
-    engine: Bench, reference: list[list[int]], call: str, draft_tokens: int
+    engine: Bench, short_reference: list[list[int]], call: str, draft_tokens: int
 ) -> None:
     """Bug: a division by zero in a decision ended the engine, and with it every request of the pod. What is caught does
     not depend on the pool, so that one stands for all."""
@@ -339,14 +346,14 @@ def test_a_controller_that_raises_costs_speculation_only(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(controller, call, fail_once)
-        assert engine.generate(PROMPTS, arrive_every=2) == reference  # requests that end together are one call
+        assert engine.generate(SHORT, arrive_every=2) == short_reference  # requests that end together are one call
     assert len(calls) > 1
     for drafter in engine.plan.pool.hosted:
         assert "the control loop raised ZeroDivisionError" in state_of(engine, drafter.name).reason
         engine.loop.resume(drafter.name)
 
 
-def test_tokens_outside_the_vocabulary_are_never_verified(engine: Bench, reference: list[list[int]]) -> None:
+def test_tokens_outside_the_vocabulary_are_never_verified(engine: Bench, short_reference: list[list[int]]) -> None:
     """Bug: a token id of 2**30 indexes the target's embedding: the engine dies for everyone."""
     drafter = engine.plan.pool.hosted[-1]
     host = member(engine, drafter.name)
@@ -358,7 +365,7 @@ def test_tokens_outside_the_vocabulary_are_never_verified(engine: Bench, referen
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "propose", nonsense)
-        assert engine.generate(PROMPTS) == reference
+        assert engine.generate(SHORT) == short_reference
     assert any(one.asked for one in engine.outcomes)
     assert engine.verified(drafter.name) == 0
 
