@@ -29,6 +29,7 @@ from outrider_runtime.control.selection.sharing import (
     share_evenly,
     share_lookups,
     share_models,
+    whole_chains,
 )
 from outrider_runtime.control.slo import shortfall, wanted
 from outrider_runtime.control.value import expected_s, worth
@@ -118,7 +119,8 @@ def _choose(pool: Pool, weighed: Candidates) -> tuple[_Best, Ints, Ints, float]:
     (_, depths, requests), drafter, models = pool.paths.shape, weighed.drafter, weighed.models
     share = Share(
         np.zeros((3, len(drafter), depths + 1, requests)), np.full(len(drafter), np.nan),
-        wanted(pool.need, pool.price.ragged_s[0]), np.empty((2, requests), np.int64), np.empty((4, requests)),
+        wanted(pool.need, pool.price.ragged_s[0]), np.empty((2, requests), np.int64), whole_chains(pool.paths),
+        np.empty((4, requests)),
     )  # fmt: skip
     best = _best(pool, weighed, weighed.rows, weighed.even, share)
     for _ in range(REFINEMENTS if models.sum() > EXACT_VARIANTS else 0):
@@ -166,7 +168,7 @@ def _shared(pool: Pool, variants: Candidates, passes: Ints, even: bool, share: S
     for v in range(len(passes)):
         next_s += pool.token_s[drafter[v]] if passes[v] > 0 else 0.0
     if even:
-        return share_evenly(share, pool, drafter, passes), next_s
+        return share_evenly(share, drafter, passes), next_s
     for v in range(len(passes)):
         if passes[v] > 0 and share.read_s[v] != next_s:
             share.read_s[v] = next_s

@@ -30,9 +30,24 @@ class Share(NamedTuple):
     """(N,): see `slo.wanted`."""
     who: Ints
     """(2, N): the variants that each request asks first and, where that finds nothing, next; NOBODY."""
+    whole: Floats
+    """(D, K, N): the tokens that whole chains of 1..K are worth; 0 where the drafter has none so long."""
     each: Floats
     """(4, N): the tokens and the proposals that it may expect, how likely it has no proposal, and, where each has
     another length, what all is worth."""
+
+
+@compiled
+def whole_chains(paths: Floats) -> Floats:
+    """`Share.whole`. paths: (D, K, N), see `Pool`."""
+    gains = np.zeros(paths.shape)
+    for d in range(paths.shape[0]):
+        for i in range(paths.shape[2]):
+            gain = 0.0
+            for k in range(paths.shape[1]):
+                gain += paths[d, k, i]
+                gains[d, k, i] = gain if paths[d, k, i] > 0.0 else 0.0
+    return gains
 
 
 @compiled
@@ -110,17 +125,16 @@ def share_lookups(share: Share, offers: Floats, drafter: Ints, models: Bools, pa
 
 
 @compiled
-def share_evenly(share: Share, pool: Pool, drafter: Ints, passes: Ints) -> bool:
+def share_evenly(share: Share, drafter: Ints, passes: Ints) -> bool:
     """Every request verifies all that the model which suits it best proposes; all that run propose as many. drafter,
     passes: (V,). False where nobody can serve one of them so far."""
     length = passes.max()
     share.who[:], share.each[GAIN], share.each[TOKENS], share.each[NONE] = NOBODY, 0.0, length, 0.0
     for v in np.flatnonzero(passes):
-        for i in range(share.who.shape[1]):
-            path = pool.paths[drafter[v], :length, i]
-            gain = path.sum()
-            if path[length - 1] > 0.0 and gain > share.each[GAIN, i]:
-                share.who[0, i], share.each[GAIN, i] = v, gain
+        gains = share.whole[drafter[v], length - 1]
+        for i in range(len(gains)):
+            if gains[i] > share.each[GAIN, i]:
+                share.who[0, i], share.each[GAIN, i] = v, gains[i]
     return bool(share.who[0].min() > NOBODY)
 
 
