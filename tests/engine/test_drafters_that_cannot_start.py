@@ -133,3 +133,12 @@ def test_a_head_that_raises_before_the_engine_serves_is_started_without(
             engine.loop.pin(3, drafter)
             assert engine.generate(SHORT) == plain
             assert engine.accepted(drafter) > 0
+
+
+def test_a_head_of_random_weights_starts() -> None:
+    """Bug: the map of its smaller vocabulary, which nobody makes up, was missed in a checkpoint that is not there."""
+    with engines.bench([eagle()], extra=["--load-format=dummy"]) as engine:
+        assert not reasons(engine)
+        engine.loop.pin(1, "eagle")
+        engine.generate(SHORT[:1], max_tokens=4)
+        assert engine.verified("eagle")

@@ -38,7 +38,7 @@ class DraftModel(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyp
         self._most_tokens: int = vllm_config.speculative_config.num_speculative_tokens
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
-        with named(speculator, self._prefix), whole_weights():
+        with named(speculator, self._prefix), whole_weights(self.vllm_config.load_config.load_format):
             return super().load_draft_model(target_model, target_attn_layer_names)
 
     def load_model(self, target_model: Any) -> None:

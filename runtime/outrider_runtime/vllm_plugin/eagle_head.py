@@ -36,7 +36,7 @@ class EagleHead(EagleSpeculator):  # type: ignore[misc]  # vLLM is untyped here
         self._places: list[int] | None = None
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
-        with named(utils, self._prefix), whole_weights(FROM_TARGET):
+        with named(utils, self._prefix), whole_weights(self.vllm_config.load_config.load_format, FROM_TARGET):
             head = super().load_draft_model(target_model, target_attn_layer_names)
         check_token_map(head, self.vllm_config.model_config.get_vocab_size())
         self._check_layers(head, len(self.layers(target_model)))

@@ -65,9 +65,9 @@ class SparseSelf(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyp
     # -- one step -----------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def propose(
-        self, input_batch: Any, _attn_metadata: Any, _slot_mappings: Any, _last_hidden_states: Any,
-        _aux_hidden_states: Any, _num_sampled: Any, num_rejected: torch.Tensor, last_sampled: torch.Tensor,
+    def propose(  # vLLM calls it by position while it serves, and by name while it measures memory on a GPU
+        self, input_batch: Any, attn_metadata: Any, slot_mappings: Any, last_hidden_states: Any,  # noqa: ARG002
+        aux_hidden_states: Any, num_sampled: Any, num_rejected: torch.Tensor, last_sampled: torch.Tensor,  # noqa: ARG002
         *_arguments: Any, rows: Rows | None = None, num_speculative_tokens: int | None = None,
         dummy_run: bool = False, **_keywords: Any,
     ) -> torch.Tensor:  # fmt: skip
