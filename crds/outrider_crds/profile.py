@@ -86,8 +86,18 @@ class StepCost(Model):
         return self.per_context_token_s * batch + self.per_context_query_s * batch * tokens / 1000
 
 
+LEAST_STEP_S = 1e-9
+"""Of the target; no device is faster."""
+
+
+def _pass_takes_time(cost: StepCost) -> StepCost:
+    if cost.seconds(context=1, batch=1, tokens=1) <= 0:
+        raise ValueError("a pass takes no time at all")
+    return cost
+
+
 def _takes_time(costs: dict[ExecutionMode, StepCost]) -> dict[ExecutionMode, StepCost]:
-    free = [mode for mode, cost in costs.items() if cost.seconds(context=1, batch=1, tokens=1) <= 0]
+    free = [mode for mode, cost in costs.items() if cost.seconds(context=1, batch=1, tokens=1) < LEAST_STEP_S]
     if free or not costs:
         raise ValueError(f"a step takes no time at all ({', '.join(free) or 'none was measured'})")
     return costs
@@ -126,7 +136,7 @@ class DrafterProfile(Contract):
     key: str
     name: str
     """Name of the drafter when it was measured, for people; the key identifies it."""
-    cost: StepCost
+    cost: Annotated[StepCost, AfterValidator(_pass_takes_time)]
     """One draft forward pass: `T_d(N_context, N_batched)`; for prompt lookup constant and per-request terms. A beam's
     later passes are passes over `n_requests * width` tokens."""
     autoregressive: bool

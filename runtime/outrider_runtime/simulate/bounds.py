@@ -13,6 +13,8 @@ MOST_AT_ONCE = 1 << 14
 """Requests that one engine runs side by side."""
 LEAST_RATE, MOST_RATE = 1e-6, 1e6
 """Requests a second."""
+MOST_WEIGHT = 1e6
+"""Of an SLO class."""
 MOST_SEED = (1 << 63) - 1
 
 

@@ -86,7 +86,7 @@ def traced(deployment: Deployment, wanted: Wanted, trace: Path, rate_per_s: floa
     """
     rng = np.random.default_rng([wanted.seed, 2])
     at_s, prompt, output = read_trace(trace)
-    if rate_per_s is not None and at_s[-1] > 0:
+    if rate_per_s is not None:
         at_s = at_s * ((len(at_s) - 1) / rate_per_s / at_s[-1])
     nobody = np.full(len(at_s), NOBODY, np.int64)
     load = Workload(at_s, prompt, output, nobody, answers_of(deployment.recording, None, len(at_s), rng))
@@ -122,13 +122,15 @@ def read_trace(path: Path) -> tuple[Floats, Ints, Ints]:
     Raises SimulationError, with the line's number, for a file or a row that is none.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             rows = sorted(_rows(path, csv.reader(file)))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SimulationError(f"cannot read the trace {path}: {error}") from error
     if not rows:
         raise SimulationError(f"the trace {path} holds no request below its header")
     at_s, prompt, output = (np.array(column) for column in zip(*rows, strict=True))
+    if at_s[0] == at_s[-1]:
+        raise SimulationError(f"the trace {path} has no two arrivals at different times: give --rate without --trace")
     return at_s - at_s[0], prompt, output
 
 

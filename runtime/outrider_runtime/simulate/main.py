@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _simulate(options: argparse.Namespace) -> None:
     asked = service.read(options.manifest)
-    world = on_system(asked, options.system) if options.system else as_profiled(options.profile)
+    world = on_system(asked, options.system) if options.system is not None else as_profiled(options.profile)
     deployment = deployed(asked, world, _acceptance(options, asked))
     lengths = Lengths(options.prompt_tokens, options.output_tokens)
     wanted = Wanted(lengths, options.duration, dict(options.mix), options.seed)
@@ -86,7 +86,7 @@ def _loads(deployment: Deployment, wanted: Wanted, options: argparse.Namespace) 
     """With the requests a second of each."""
     if options.trace is not None:
         load = loads.traced(deployment, wanted, options.trace, options.rate)
-        yield options.rate or len(load) / max(float(load.at_s[-1]), 1e-9), load
+        yield options.rate or len(load) / float(load.at_s[-1]), load
         return
     for rate in [options.rate] if options.rate else loads.rates(deployment, wanted):
         yield rate, loads.at_rate(deployment, wanted, rate)
@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"share of first proposals accepted, or `recorded`; may be repeated (default {DEFAULT_ACCEPTANCE:g})",
     )  # fmt: skip
     parser.add_argument("--compare", action="store_true", help="also each drafter at k = 1, 3, 5")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="write simulation.json and simulation.png here")
+    parser.add_argument("--output", type=_folder, metavar="DIR", help="write simulation.json and simulation.png here")
     parser.add_argument(
         "--seed", type=_whole(0, bounds.MOST_SEED), default=0, metavar="N", help="of all that is drawn (default 0)"
     )
@@ -181,6 +181,12 @@ def _rate(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _folder(text: str) -> Path:
+    if not text:  # an unset variable of a script; Path makes the current folder of it
+        raise argparse.ArgumentTypeError("it is empty: name a folder")
+    return Path(text)
+
+
 def _whole(least: int, most: int) -> Callable[[str], int]:
     def whole(text: str) -> int:
         try:
@@ -212,8 +218,10 @@ def _mix(text: str) -> list[tuple[str, float]]:
             found.append((name, float(weight)))
         except ValueError:
             found.append((name, math.nan))
-        if not 0 <= found[-1][1] < math.inf:
-            raise argparse.ArgumentTypeError(f"{part!r}: write CLASS=WEIGHT, a weight of 0 or more")
+        if not 0 <= found[-1][1] <= bounds.MOST_WEIGHT:
+            raise argparse.ArgumentTypeError(f"{part!r}: write CLASS=WEIGHT, a weight of 0 to {bounds.MOST_WEIGHT:g}")
+        if name in dict(found[:-1]):
+            raise argparse.ArgumentTypeError(f"class {name!r} has two weights")
     return found
 
 

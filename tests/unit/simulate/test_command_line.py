@@ -129,6 +129,9 @@ def test_a_measured_profile_is_simulated_and_says_what_it_lacks(document, manife
         "[]", "{target: 3}", "{kind: ConfigMap, data: {target.json: nothing}}", "a: b: c", "a: 2026-99-99", "[" * 3000,
         "{kind: ConfigMap, data: [1]}", "{kind: ConfigMap, data: text}", "{kind: ConfigMap, data: {target.json: 1}}",
         "{kind: ConfigMap, data: {target.json: '" + "[" * 100000 + "'}}",
+        json.dumps({"target": MEASURED_TARGET, "drafters": [MEASURED_HEAD, MEASURED_HEAD]}),
+        json.dumps({"target": MEASURED_TARGET, "drafters": [{**MEASURED_HEAD, "cost": {}}]}),
+        json.dumps({"target": {**MEASURED_TARGET, "costs": {"uniform": {"constantS": 1e-300}}}}),
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_profile_is_refused_with_its_name(text, manifest, tmp_path, capsys):
@@ -162,6 +165,9 @@ def test_a_world_that_ships_is_simulated_by_name(capsys):
         (("--system", "h100_sxm", "--mix", "gold=1"), "class 'gold' is not in the manifest; it has tight, loose"),
         (("--system", "h100_sxm", "--mix", "tight=0"), "the weights add up to nothing"),
         (("--system", "h100_sxm", "--mix", "tight"), "write CLASS=WEIGHT"),
+        (("--system", "h100_sxm", "--mix", "tight=1e308,loose=1e308"), "a weight of 0 to 1e+06"),
+        (("--system", "h100_sxm", "--mix", "tight=1,tight=0"), "class 'tight' has two weights"),
+        (("--system", "h100_sxm", "--output", ""), "name a folder"),
         (("--profile", "/"), "/ is no file"),
         (("--profile", "/dev/null"), "/dev/null is no file"),
         *(
@@ -206,6 +212,14 @@ def test_a_trace_with_a_bad_row_is_refused_with_its_line(tokens, manifest, tmp_p
     assert "azure.csv, line 14" in failure(capsys, "--manifest", manifest, "--system", "h100_sxm", "--trace", trace)
 
 
+def test_a_trace_at_one_instant_has_no_pace(manifest, tmp_path, capsys):
+    """As spreadsheets write it, with a mark at the start."""
+    trace = tmp_path / "azure.csv"
+    trace.write_text("\n".join(TRACE.splitlines()[:2]), encoding="utf-8-sig")
+    words = failure(capsys, "--manifest", manifest, "--system", "h100_sxm", "--trace", trace)
+    assert "no two arrivals at different times" in words
+
+
 @pytest.mark.parametrize("folder", ["/proc/x", "/proc", "file", "file/below"])
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_simulated(folder, manifest, tmp_path, capsys):
     (tmp_path / "file").touch()
@@ -215,11 +229,12 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_simulated
 
 
 @without_the_extra
+@pytest.mark.parametrize("system", ["foo", ""])
 @pytest.mark.parametrize("manifest_of", ["meta-llama/Llama-3.1-8B-Instruct", "someone/Else-1B"])
-def test_a_system_that_nobody_knows_is_refused_with_those_that_are_known(manifest_of, tmp_path, capsys):
+def test_a_system_that_nobody_knows_is_refused_with_those_that_are_known(system, manifest_of, tmp_path, capsys):
     path = tmp_path / "service.yaml"
     path.write_text(MANIFEST.replace("meta-llama/Llama-3.1-8B-Instruct", manifest_of))
-    words = failure(capsys, "--manifest", path, "--system", "foo")
+    words = failure(capsys, "--manifest", path, "--system", system)
     assert "if it knows that name; without it the known systems are a100_sxm, h100_sxm, h200_sxm, l40s, with" in words
 
 

@@ -44,7 +44,7 @@ class Lengths:
     def draw(self, count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
         factor = np.exp(self.spread * rng.standard_normal((2, count)))
         prompt, output = (np.array([[self.prompt], [self.output]]) * factor).astype(np.int64)
-        return np.maximum(prompt, 1), np.maximum(output, 8)
+        return np.maximum(prompt, 1), np.maximum(output, 1)
 
 
 def answers_of(recording: Recording, group: str | None, count: int, rng: np.random.Generator) -> Ints:

@@ -39,6 +39,9 @@ def document(path: Path, name: str) -> dict[str, Any]:
     target = result.target
     if target is None:
         raise SimulationError(f"{path} holds no measurement of a target: run outrider-profile for it without --drafter")
+    drafters = {one.name: _drafter(one) for one in result.drafters}
+    if len(drafters) < len(result.drafters):
+        raise SimulationError(f"{path} measures two drafters of one name: {', '.join(sorted(drafters))}")
     return {
         "name": name,
         "origin": "measured",
@@ -51,7 +54,7 @@ def document(path: Path, name: str) -> dict[str, Any]:
         "kvTokens": UNLIMITED,
         "graphTokens": GRAPH_TOKENS if ExecutionMode.BEYOND_GRAPH in target.costs else None,
         "target": {"costs": {mode.value: cost.model_dump() for mode, cost in target.costs.items()}},
-        "drafters": {one.name: _drafter(one) for one in result.drafters},
+        "drafters": drafters,
     }
 
 
