@@ -16,8 +16,10 @@ LONGEST_FIRST = (
 )  # fmt: skip
 """Folders and files; the tests of the operator share the cluster's process."""
 
-# No test is timed: on a busy machine any example may take long.
-settings.register_profile("outrider", deadline=None)
+# No test is timed: on a busy machine any example may take long. A commit passes or fails whenever it is tested: new
+# examples are looked for on purpose, with `--hypothesis-profile=search`.
+settings.register_profile("outrider", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None)
 settings.load_profile("outrider")
 
 

@@ -199,10 +199,8 @@ def of_selection() -> dict[str, Any]:
 def _price(most: int) -> Price:
     """An A100's: dearer past the knee."""
     tokens = np.arange(most + 1)
-    ragged = 1.4e-2 + 3e-5 * tokens + 1e-4 * np.maximum(0, tokens - 150)
-    uniform = np.full(most + 1, np.inf)
-    uniform[0] = ragged[0]
-    return Price(ragged, uniform, np.zeros(REQUESTS), 5e3, 3e-5)
+    seconds = 1.4e-2 + 3e-5 * tokens + 1e-4 * np.maximum(0, tokens - 150)
+    return Price(seconds, seconds, np.zeros(REQUESTS), 5e3, 3e-5)
 
 
 def main() -> None:

@@ -99,9 +99,12 @@ def admissions(batch: Columns, queue: Queue, pace: Pace, costs: Costs, tpots_s: 
 
     Where every token costs, a fuller batch is slower for all: beyond the size that its tightest class bears, all of
     them would be late instead of one waiting. An overdue request starts in any case, and so does one on an idle engine.
+    A TPOT that a lone request could not keep either counts for nothing.
     """
     if not queue.someone:
         return ANY_NUMBER
+    alone_s = decode_s(costs, Shape(0.0, 1.0, 1.0, 0.0, 0.0), 0.0) / _mean_pace(pace)
+    tpots_s = np.where(MARGIN * tpots_s < alone_s, np.inf, tpots_s)
     tpot_s = tpots_s[queue.slo_class]
     for i in range(len(batch.slot)):
         if batch.prompt[i] + batch.prompt_left[i] > 0:
@@ -123,12 +126,17 @@ def _fits(more: int, batch: Columns, queue: Queue, pace: Pace, costs: Costs, tpo
     unread_s = prompt_s(costs, pace.base, pace.proposals, float(reading.sum() + more * queue.prompt))
     one_s = prompt_s(costs, pace.base, pace.proposals, float(queue.prompt))
     turnover_s = (len(batch.slot) + more) * one_s / _answer_tokens(pace.clocks, queue.left)
-    mean_pace = pace.gained.mean() if len(pace.gained) else 1.0
-    if then_s / mean_pace + turnover_s > MARGIN * tpot_s:
+    if then_s / _mean_pace(pace) + turnover_s > MARGIN * tpot_s:
         return False
     safe = slack_s(pace.clocks, now_s / pace.gained) >= 0.0
     delayed = later(pace.clocks, unread_s, np.zeros(len(safe)))
     return not (safe & (slack_s(delayed, then_s / pace.gained + turnover_s) < 0.0)).any()
+
+
+@compiled
+def _mean_pace(pace: Pace) -> float:
+    """Tokens that a request gets in a step."""
+    return float(pace.gained.mean()) if len(pace.gained) else 1.0
 
 
 @compiled

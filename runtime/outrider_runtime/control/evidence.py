@@ -22,7 +22,7 @@ from outrider_runtime.control.settings import Settings
 from outrider_runtime.control.state import Ran, count, new_tally
 from outrider_runtime.control.truth.explore import Explorer
 from outrider_runtime.control.truth.probes import Probes
-from outrider_runtime.control.value import Goodput
+from outrider_runtime.control.value import Goodput, Newcomers
 
 LONGEST_STEP_S = 120.0
 LONGEST_OUTSIDE_S = 1.0
@@ -36,7 +36,7 @@ class Evidence:
         self._settings = settings
         self.acceptance = Acceptance(settings)
         self.latency = Latency(model, settings)
-        self.goodput = Goodput()
+        self.goodput, self.newcomers = Goodput(), Newcomers()
         self.probes = Probes(rng)
         self.explorer = Explorer(rng)
         self.tally = new_tally(len(settings.drafters), settings.max_draft_tokens)
@@ -54,6 +54,7 @@ class Evidence:
         ran, drafts_s, plain_s, prompts_s = self._learn(outcome)
         self.tally.observe(outcome, ran)
         self.longest = max(self.longest, ran.longest)
+        self.newcomers.observe(ran.shape.n_prompt > 0, read_on=bool(outcome.batch.prompt_left.any()))
         if math.isnan(plain_s):
             self.tally.dropped_steps += 1
             return
@@ -65,7 +66,7 @@ class Evidence:
             self._observe_goodput(outcome, requests / plain_s)
         # A prompt brings one token itself.
         work_s = (outcome.tokens - ran.begun) / (batched - prompts) * plain_s + prompts_s
-        self._observe_truth(outcome, work_s, ran.verified, drafts_s)
+        self._observe_truth(outcome, work_s, drafts_s)
 
     def _learn(self, outcome: Outcome) -> tuple[Ran, float, float, float]:
         """See `_observe`."""
@@ -88,14 +89,15 @@ class Evidence:
         if outcome.verify_purpose is Purpose.EXPLORE or outcome.draft_plan.purpose is Purpose.EXPLORE:
             self.explorer.pay(outcome.step_s, outcome.tokens / (plain_rate * max(1.0, self.goodput.ratio)))
 
-    def _observe_truth(self, outcome: Outcome, work_s: float, verified: int, drafts_s: float) -> None:
+    def _observe_truth(self, outcome: Outcome, work_s: float, drafts_s: float) -> None:
         """work_s: what the model says plain decoding takes for what the step gave."""
         verify, draft = outcome.verify_purpose, outcome.draft_plan.purpose
         if verify is Purpose.PROBE:
             if draft is Purpose.PROBE:  # a draft whose cache is always fed is no plain decoding
                 self.probes.observe_probe(work_s, outcome.step_s - drafts_s, outcome.tokens)
             return
-        speculates = verify is draft is Purpose.CHOICE and verified > 0 and any(outcome.draft_plan.passes.tolist())
+        drafted = outcome.forest.lengths.any() and outcome.draft_plan.passes.any()
+        speculates = bool(verify is draft is Purpose.CHOICE and drafted)
         self.probes.observe(work_s, outcome.step_s, speculates=speculates)
 
 

@@ -105,12 +105,12 @@ class Propose:
         return explorer.start(drafter, int((pool.paths[drafter, 0] > 0).sum()))
 
     def _asked_first(self, choice: Choice, drafter: int) -> Choice:
-        """The choice with a drafter of one call before whoever some requests ask: its worth beside the others is seen
-        so."""
+        """The choice with a drafter of one call before whoever some requests ask, where they do not ask it already: its
+        worth beside the others is seen so."""
         passes, requests = choice.passes.copy(), choice.asked.shape[1]
         passes[drafter] = self._choices.longest
         first, second = choice.asked
-        tries = self._evidence.explorer.some_of(requests)
+        tries = self._evidence.explorer.some_of(requests) & (first != drafter)
         asked = np.stack([np.where(tries, drafter, first), np.where(tries, first, second)])
         return choice._replace(passes=passes, asked=asked)
 
@@ -139,9 +139,11 @@ class Propose:
         served = (batch.prompt_left == 0) & (batch.left > OF_THIS_STEP)
         closes = np.zeros(batch.missing.shape, np.int64)
         if self._drafters[drafter].needs_kv:
-            most = SHORT_TOKENS if purpose is Purpose.EXPLORE else batch.token_budget
-            served &= batch.missing[drafter] <= most
-            closes[drafter] = np.where(served, batch.missing[drafter], 0)
+            missing = batch.missing[drafter]
+            if purpose is Purpose.EXPLORE:
+                served &= missing <= SHORT_TOKENS
+            closes[drafter] = np.where(served, np.minimum(missing, batch.token_budget), 0)
+            served &= missing <= batch.token_budget  # the rest of a longer hole is left for later steps
         passes = np.zeros(len(self._drafters), np.int64)
         passes[drafter] = draft_tokens * served.any()
         widths = np.ones_like(passes)

@@ -13,9 +13,9 @@ import numpy as np
 from outrider_runtime.control.compiled import compilable, compiled
 from outrider_runtime.control.data.batch import Floats
 
-HALF_LIFE_STEPS = 40.0
+KEPT = 0.5 ** (1 / 40)
+"""Of what was measured, at every step."""
 PRIOR_TOKENS = 8.0
-
 
 WHOLE_BATCH: Floats = np.zeros((0, 0))
 """In place of what requests add to drafters' passes: every pass is over the whole batch."""
@@ -33,7 +33,7 @@ class Price(NamedTuple):
     ragged_s: Floats
     """(T+1,): seconds of the target's pass with 0, 1, .. T proposals of unequal lengths; [0] is plain decoding."""
     uniform_s: Floats
-    """(T+1,): the same where every request verifies equally many; infinite where no such step is possible."""
+    """(T+1,): the same where every request verifies equally many; as `ragged_s` where no such step is possible."""
     node_s: Floats
     """(N,): what a node costs beyond that: for its request's context, and in the next first pass of the drafters."""
     rate: float
@@ -73,15 +73,27 @@ class Goodput:
     """
 
     def __init__(self) -> None:
-        self._keep = 0.5 ** (1.0 / HALF_LIFE_STEPS)
         self._tokens = self._plain_tokens = 0.0
 
     def observe(self, tokens: int, step_s: float, plain_rate: float) -> None:
         """`plain_rate`: modelled tokens per second of plain decoding at this step's batch."""
-        self._tokens = self._keep * self._tokens + tokens
-        self._plain_tokens = self._keep * self._plain_tokens + step_s * plain_rate
+        self._tokens = KEPT * self._tokens + tokens
+        self._plain_tokens = KEPT * self._plain_tokens + step_s * plain_rate
 
     @property
     def ratio(self) -> float:
         """lambda by the modelled goodput of plain decoding at the same batch."""
         return (self._tokens + PRIOR_TOKENS) / (self._plain_tokens + PRIOR_TOKENS)
+
+
+class Newcomers:
+    """How often a step holds prompts that the step before it did not leave unread."""
+
+    def __init__(self) -> None:
+        self.share, self._read_on = 0.0, False
+
+    def observe(self, prompts: bool, *, read_on: bool) -> None:
+        """prompts: the step held some. read_on: it left some for the next one."""
+        if not self._read_on:
+            self.share += (1.0 - KEPT) * (prompts - self.share)
+        self._read_on = read_on

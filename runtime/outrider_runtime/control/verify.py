@@ -35,7 +35,8 @@ class Verify:
         if not len(forest) and not self.force.has_classes:
             return VerifyPlan(NO_NODES, np.zeros(len(batch), np.int64), forest.purpose)
         evidence, force = self._evidence, self.force
-        now = terms(batch, force, evidence.goodput.ratio, self._under_way, force.most_tokens)
+        newcomers = evidence.newcomers.share if batch.waiting else 0.0
+        now = terms(batch, force, evidence.goodput.ratio, self._under_way, force.most_tokens, newcomers)
         queue = _queue(batch, admits=force.has_classes and force.hot.admission)
         nodes, lengths, for_slo, budget, admit = _verify(
             batch.columns, forest.columns, forest.lengths, self._scored(forest), evidence.acceptance.columns,
@@ -135,10 +136,10 @@ def _best(
     budget = _room(base, now.token_budget, now.free_kv_tokens)
     alone, most, nothing = without_prompts(base), min(budget, len(paths)), np.zeros(len(paths), np.bool_)
     read_s = step_times.read_s(costs, asked, alone.n_requests)
-    price = step_times.price(costs, base, batch.context, read_s, now.goodput, most)
+    price = step_times.price(costs, base, batch.context, read_s, now.goodput, most, now.newcomers)
     nodes = select(paths, request, depth, price, budget, nothing, np.inf).nodes
     if base.n_prompt > 0.0:
-        price = step_times.price(costs, alone, batch.context, read_s, now.goodput, most)
+        price = step_times.price(costs, alone, batch.context, read_s, now.goodput, most, now.newcomers)
     step_s = price.ragged_s[min(nodes.sum(), most)] + now.drafts_s
     if not anyone_late(batch, now.tpots_s, step_s):
         return nodes, False

@@ -160,6 +160,22 @@ def test_one_request_that_hardly_accepts_where_steps_of_equal_lengths_are_cheap(
     assert of_best((EAGLE,), one, 8, profile=model(ragged_s=ragged_s)) >= 0.97
 
 
+def test_one_request_alone_is_served_well_by_a_lookup_and_a_head_where_ragged_steps_are_dear():
+    """Bug: its steps were priced as ragged ones, which no step of one request is."""
+    one = world(ragged_s=0.03, pass_s={0: linear(8e-4, 4e-6), 1: linear(1e-4, 0.0)})
+    assert of_best((EAGLE, LOOKUP), one, 1, profile=model(ragged_s=0.03)) >= 0.97
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ragged_s", "load"), [(0.03, 64), (0.008, 128)])
+def test_newcomers_in_nearly_every_step_where_steps_with_prompts_are_dear(ragged_s, load):
+    """Bug: even steps were planned for that newcomers made ragged: 0.78 of the best length."""
+    cost = StepCost(per_batched_token_s=2e-5, constant_s=0.010)
+    one = world(ragged_s=ragged_s, target_s=linear(0.010, 2e-5))
+    ours = serve((EAGLE,), one, load, profile=model(cost, ragged_s=ragged_s))
+    assert ours >= 0.95 * best_static((EAGLE,), one, load, (1, 2, 3, 4))
+
+
 def test_a_draft_that_slows_three_times_while_serving_lowers_k():
     """A neighbour takes its device: long drafts stop to pay."""
     running = Engine(world(0.7), controller((EAGLE,), model()), load=4)
@@ -337,6 +353,20 @@ def test_a_tight_class_meets_its_tpot_where_goodput_alone_would_miss_it():
 
     assert attained(tight_s=10.0) <= 0.1
     assert attained(tpot_s) >= 0.6
+
+
+def test_a_model_that_proposes_nothing_gives_way_to_one_that_does():
+    """It is asked, and answers nothing: a window that every context exceeds, say."""
+    dead = world(hit=lambda drafter, _number: np.where(np.asarray(drafter) == 0, 0.0, 1.0))
+    assert serve((EAGLE, DRAFT), dead, 8) >= 0.95 * serve((EAGLE,), WORLD, 8)
+    assert serve((EAGLE,), dead, 8) >= 0.97 * serve((EAGLE,), dead, 8, pinned=(0, None))
+
+
+def test_a_text_of_which_everything_is_accepted_is_drafted_as_long_as_may_be():
+    """Bug: a chance of exactly 1 has no odds."""
+    running = Engine(world(1.0), controller((EAGLE,), model(), length=16), load=4, output=2000)
+    running.run(500)
+    assert np.mean([record.passes[0] for record in running.run(100)]) >= 14
 
 
 def test_mode_off_proposes_and_verifies_nothing():

@@ -43,8 +43,7 @@ def pool(paths, passes, *, offers=None, token=0.1, knee=None, rate=1.0, first=0.
     drafters, depths, requests = paths.shape
     count = np.arange(requests * depths + 1)
     seconds = 1.0 + token * count + (0.0 if knee is None else 3 * token * np.maximum(0, count - knee))
-    even = np.where(count > 0, math.inf, seconds)
-    price = Price(seconds, even, np.zeros(requests), rate, token)
+    price = Price(seconds, seconds, np.zeros(requests), rate, token)
     made = {
         "paths": paths, "offers": np.ones((drafters, depths)) if offers is None else offers,
         "passes": np.array(passes),
@@ -194,8 +193,8 @@ def in_pieces(one: Pool) -> Pool:
 def test_where_steps_of_equal_lengths_are_cheap_all_are_proposed_as_many():
     """With ragged steps alone nothing pays: they run in pieces, even ones as a graph."""
     cheap = in_pieces(pool(np.array([[[0.8, 0.6, 0.4]] * 4]), [True], token=0.05))
-    never = np.where(np.arange(13) > 0, math.inf, 1.0)
-    assert not choose(cheap._replace(price=cheap.price._replace(uniform_s=never))).passes.any()
+    dear = cheap.price._replace(uniform_s=cheap.price.ragged_s)
+    assert not choose(cheap._replace(price=dear)).passes.any()
     choice = choose(cheap)
     assert choice.passes.tolist() == [3]
     assert choice.asked[0].tolist() == [0] * 4
@@ -220,9 +219,8 @@ def test_no_step_is_even_in_which_a_request_has_no_token_left_for_proposals():
     assert loop.plan_draft(batch(8, left=[100] * 7 + [2])).passes[0] == 0
 
 
-def test_where_no_step_is_even_and_nothing_costs_the_worth_is_a_number():
-    """Bug: before the first step without a profile lambda is 0, and 0 times the time of an impossible step was no
-    number, which won."""
+def test_while_nothing_costs_everything_is_drafted():
+    """Before the first step without a profile lambda is 0."""
     choice = choose(pool([[[0.8, 0.6, 0.4]] * 4], [True], rate=0.0))
     assert choice.value == pytest.approx(4 * 1.8)
     assert choice.passes.tolist() == [3]
@@ -268,12 +266,35 @@ def test_whoever_is_behind_its_tpot_comes_before_goodput():
     assert choice.asked[0].tolist() == [0, NOBODY]
 
 
-@given(pools(models=2, lookups=0), st.lists(st.sampled_from([0.0, 0.02, 0.2]), min_size=4, max_size=4))
-@settings(max_examples=25, deadline=None)
+@given(
+    st.one_of(pools(models=2, lookups=0), pools(models=1, lookups=1)),
+    st.lists(st.sampled_from([0.0, 0.02, 0.2]), min_size=4, max_size=4),
+)
+@settings(max_examples=50, deadline=None)
 def test_a_request_is_drafted_for_where_its_part_of_the_passes_pays(one, asking):
     """Of a drafter whose passes hold those alone that ask, each request has a price of its own."""
-    one = one._replace(asking_s=np.array(asking).reshape(2, 2)[:, : one.paths.shape[2]])
+    asking_s = np.array(asking).reshape(2, 2)[:, : one.paths.shape[2]] * one.passes[:, None]
+    one = one._replace(asking_s=asking_s)
     assert choose(one).value >= max(every_choice(one)) - 0.02
+
+
+def test_a_model_that_is_dear_to_ask_is_not_asked_behind_a_lookup_that_seldom_misses():
+    """Bug: its passes were weighed as if only a miss paid for them."""
+    paths = np.array([[[0.7, 0.5, 0.4]] * 2, [[0.9, 0.8, 0.7]] * 2])
+    offers = np.array([[1.0] * 3, [0.9] * 3])
+    one = pool(paths, [True, False], offers=offers, token=0.01, first=0.01, more=0.01)
+    assert choose(one).asked.tolist() == [[1, 1], [0, 0]]
+    choice = choose(one._replace(asking_s=np.array([[0.01, 0.3], [0.0, 0.0]])))
+    assert choice.asked.tolist() == [[1, 1], [0, NOBODY]]
+
+
+def test_of_equal_lengths_each_asks_the_model_that_is_worth_most_at_its_price():
+    """Bug: what asking costs counted only where lengths are unequal."""
+    paths = np.array([[[0.8, 0.6, 0.4]] * 2, [[0.7, 0.5, 0.3]] * 2])
+    one = in_pieces(pool(paths, [True, True], token=0.01, first=0.01, more=0.01))
+    assert choose(one).asked[0].tolist() == [0, 0]
+    choice = choose(one._replace(asking_s=np.array([[0.3, 0.3], [0.01, 0.01]])))
+    assert choice.asked[0].tolist() == [1, 1]
 
 
 def test_only_those_ask_whose_context_is_cheap_enough():

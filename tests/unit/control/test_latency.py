@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -20,10 +21,8 @@ PASS = DrafterCost(StepCost(per_batched_token_s=4e-6, constant_s=1e-3))
 EAGLE = Drafter("eagle", passes=True, needs_hidden=True)
 
 
-def latency(target=TARGET, *, graph=None, beyond=None, drafters=True) -> Latency:
-    modes = dict.fromkeys(ExecutionMode, target)
-    if beyond is not None:
-        modes[ExecutionMode.BEYOND_GRAPH] = beyond
+def latency(target=TARGET, *, graph=None, ragged=TARGET, beyond=TARGET, drafters=True) -> Latency:
+    modes = {ExecutionMode.UNIFORM: target, ExecutionMode.RAGGED: ragged, ExecutionMode.BEYOND_GRAPH: beyond}
     settings = Settings((EAGLE,), 5, 16, largest_graph_tokens=graph)
     return Latency(LatencyModel(modes, {"eagle": PASS} if drafters else {}), settings)
 
@@ -32,8 +31,10 @@ def decoding(requests: int, context: int = 1000) -> Shape:
     return Shape(*map(float, (requests * context, requests, requests, requests * context / 1000)))
 
 
-def price(one: Latency, requests: int, most: int = 100):
-    return price_of(one.costs, decoding(requests), np.zeros(requests, np.int64), 0.0, 1.0, most)
+def price(one: Latency, requests: int, most: int = 100, *, verify: int | None = None, newcomers: float = 0.0):
+    """Of decoding requests, `verify` of which may have proposals: all, unless it says otherwise."""
+    context = np.zeros(requests if verify is None else verify, np.int64)
+    return price_of(one.costs, decoding(requests), context, 0.0, 1.0, most, newcomers)
 
 
 def draft_s(one: Latency, requests: int, passes: int) -> float:
@@ -81,6 +82,35 @@ def test_past_the_largest_graph_other_coefficients_hold():
     found = price(latency(graph=48, beyond=slow), 32).ragged_s
     assert found[16] == pytest.approx(TARGET.seconds(decoding(32)) + 16 * 4e-5)
     assert found[17] == pytest.approx(0.02 + 49 * 4e-5)
+
+
+IN_PIECES = dataclasses.replace(TARGET, constant_s=0.014)
+
+
+def test_one_request_alone_is_even_whatever_it_verifies():
+    found = price(latency(ragged=IN_PIECES), 1)
+    assert found.ragged_s[:6] == pytest.approx([TARGET.seconds(decoding(1)) + k * 4e-5 for k in range(6)])
+    assert found.uniform_s == pytest.approx(found.ragged_s)
+
+
+def test_no_step_with_proposals_is_even_where_a_request_can_have_none():
+    found = price(latency(ragged=IN_PIECES), 32, verify=31)
+    assert found.uniform_s[1:] == pytest.approx(found.ragged_s[1:])
+    assert found.plain_s == pytest.approx(TARGET.seconds(decoding(32)))
+
+
+def test_a_step_that_newcomers_may_join_is_as_likely_ragged():
+    found = price(latency(ragged=IN_PIECES), 32, newcomers=0.25)
+    assert found.uniform_s == pytest.approx(price(latency(), 32).uniform_s + 0.25 * 0.004)
+    assert found.ragged_s[1:] == pytest.approx(price(latency(), 32).ragged_s[1:] + 0.004)
+    assert found.plain_s == found.uniform_s[0] == found.ragged_s[0]
+
+
+@pytest.mark.parametrize(("newcomers", "two_or_more"), [(0.0, 0.0), (0.5, 0.5 - 0.5 * math.log(2)), (1.0, 1.0)])
+def test_what_newcomers_make_ragged_counts_against_lambda_only_where_they_find_it_so(newcomers, two_or_more):
+    """Whatever the draft length, as many come as answers end."""
+    found = price(latency(ragged=IN_PIECES), 32, newcomers=newcomers)
+    assert 32 / found.rate == pytest.approx(TARGET.seconds(decoding(32)) + two_or_more * 0.004)
 
 
 def test_a_device_that_is_slower_than_profiled_is_believed_target_and_draft_apart():

@@ -46,6 +46,15 @@ def test_whoever_is_held_reads_a_prompt_that_comes_in_chunks(drafter: Drafter, m
     assert plan.draft_tokens == 0
 
 
+def test_whoever_is_held_closes_a_hole_that_no_step_bears_in_parts() -> None:
+    """Bug: more than a step holds was never fed, and the request was never asked for."""
+    loop = controller(DRAFT)
+    loop.pin(3, "draft")
+    plan = loop.plan_draft(columns.batch(2, missing=[[700, 1]], token_budget=512))
+    assert plan.feed.tolist() == [[512, 1]]
+    assert plan.asked[0].tolist() == [NOBODY, 0]
+
+
 @pytest.mark.parametrize("mode", [Mode.OFF, Mode.CLOSED_LOOP])
 def test_a_drafter_that_is_switched_off_reads_nothing_though_it_should_always_read(mode: Mode) -> None:
     """Bug: with `draftPrefill: Always` a suspended drafter was run at every step, and with `mode: Off` each of them."""

@@ -18,8 +18,7 @@ REQUESTS, NODES = 3, 10
 
 def price(seconds, rate=1.0, node_s=None, uniform=None) -> Price:
     ragged = np.array(seconds, dtype=float)
-    even = np.full(len(ragged), math.inf) if uniform is None else np.array(uniform, dtype=float)
-    even[0] = ragged[0]
+    even = ragged if uniform is None else np.array(uniform, dtype=float)
     node_s = np.zeros(REQUESTS) if node_s is None else np.array(node_s, dtype=float)
     return Price(ragged, even, node_s, rate, 0.0)
 
@@ -149,9 +148,27 @@ def test_equal_lengths_win_where_they_run_in_a_cheaper_graph():
     assert alone.nodes.tolist() == [True, True, True, False, True, True]
 
 
+def test_an_even_step_that_holds_the_forced_is_no_longer_than_they_are_alone():
+    """One of three requests is forced to a token: three tokens would take as long as the step may not."""
+    request, depth = np.arange(3), np.ones(3, np.int64)
+    cost = price([1.0, 1.0, 1.2, 1.25])
+    found = selected(np.full(3, 0.5), request, depth, cost, 3, forced=request == 0, longest_s=1.2)
+    assert found.nodes.sum() == 2
+    assert selected(np.full(3, 0.5), request, depth, cost, 3, forced=request < 3, longest_s=1.2).nodes.all()
+
+
 def test_a_tree_is_no_even_step():
     """One request has two siblings and another nothing: as many nodes as requests, and no graph for it."""
     request, depth = np.array([0, 0, 1]), np.array([1, 1, 1])
     paths = np.array([0.5, 0.4, 0.6])
     found = selected(paths, request, depth, price(np.full(7, 1.0), uniform=np.full(7, 0.1)), 6)
     assert math.isclose(found.value, 1.5 - 1.0)
+
+
+def test_equal_lengths_are_no_even_step_where_a_request_has_no_tokens_left_for_them():
+    """Its nodes are worth nothing and are never verified: the others' lengths make a ragged step."""
+    request, depth = np.arange(3), np.ones(3, np.int64)
+    ragged = np.array([1.0, 3.0, 3.0, 3.0])
+    cost = price(ragged, uniform=[1.0, 1.0, 1.0, 1.0])
+    assert selected(np.array([0.9, 0.9, 0.9]), request, depth, cost, 3).nodes.all()
+    assert not selected(np.array([0.9, 0.9, 0.0]), request, depth, cost, 3).nodes.any()

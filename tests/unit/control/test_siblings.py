@@ -139,8 +139,7 @@ def offered(requests: int, chain: float, later: float, pass_s: float = 2e-4, mos
     """A pool of one drafter whose chains are accepted with `chain` at each depth, and its beams."""
     paths = np.full((1, DEPTH, requests), chain).cumprod(axis=1)
     ragged = 1e-2 + 1e-5 * np.arange(most + 1)
-    price = Price(ragged, np.full(most + 1, np.inf), np.zeros(requests), requests / 1e-2, 1e-5)
-    price.uniform_s[0] = ragged[0]
+    price = Price(ragged, ragged, np.zeros(requests), requests / 1e-2, 1e-5)
     place = [chain]
     for _ in range(WIDTH - 1):
         place.append(later * (1 - sum(place)))
@@ -155,7 +154,7 @@ def offered(requests: int, chain: float, later: float, pass_s: float = 2e-4, mos
 def priced(pool: Pool, token_s: float) -> Pool:
     """The same where a verified token costs so much."""
     seconds = pool.price.ragged_s[0] + token_s * np.arange(len(pool.price.ragged_s))
-    return pool._replace(price=pool.price._replace(ragged_s=seconds, token_s=token_s))
+    return pool._replace(price=pool.price._replace(ragged_s=seconds, uniform_s=seconds, token_s=token_s))
 
 
 @pytest.mark.parametrize("later", [0.0, 0.3, 0.6])

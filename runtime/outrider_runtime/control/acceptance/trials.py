@@ -81,7 +81,7 @@ def observe(
     if known.ranks.shape[1] > 1:
         count_trees(known.ranks, known.places, nodes, verdicts.verified, accepted, len(batch.slot))
         trials = trials & (nodes.rank == 0)
-    _count_hits(known, nodes, asked, lengths)
+    _count_hits(known, nodes, asked, lengths, batch.left)
     classes, depths, bins = known.classes, known.hazards.shape[1], np.empty(len(trials), np.int64)
     for m in range(len(trials)):
         bins[m] = bin_of(nodes.confidence[m], known.edges[nodes.drafter[m]])
@@ -96,7 +96,8 @@ def observe(
 
 
 @compiled
-def _count_hits(known: Counts, nodes: Nodes, asked_of: Ints, lengths: Ints) -> None:
+def _count_hits(known: Counts, nodes: Nodes, asked_of: Ints, lengths: Ints, left: Ints) -> None:
+    """Proposals that a request has no tokens left for are not missed."""
     asked, offered = known.asked, known.offered
     (drafters, depths), requests = asked.shape, asked_of.shape[1]
     deepest = np.zeros((drafters, requests), np.int64)
@@ -109,7 +110,7 @@ def _count_hits(known: Counts, nodes: Nodes, asked_of: Ints, lengths: Ints) -> N
             if d == NOBODY:
                 break
             found = min(deepest[d, i], depths)
-            asked[d, : min(max(lengths[d], found), depths)] += 1.0
+            asked[d, : min(max(min(lengths[d], left[i] - 1), found), depths)] += 1.0
             offered[d, :found] += 1.0
             if found > 0:
                 break
@@ -153,7 +154,7 @@ def refresh(known: Counts) -> None:
         mean, strength = PRIOR, PRIOR_TRIALS
         for k in range(tried.shape[1]):
             mean = (accepted[d, k, ANY] + strength * mean) / (tried[d, k, ANY] + strength)
-            hazards[d, k, ANY] = mean
+            hazards[d, k, ANY] = min(mean, MOST)
             strength = DEPTH_TRIALS
             for b in range(BINS):
                 own = (accepted[d, k, b] + BIN_TRIALS * mean) / (tried[d, k, b] + BIN_TRIALS)

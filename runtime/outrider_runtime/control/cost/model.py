@@ -142,14 +142,17 @@ def this_step(batch: Columns) -> Shape:
 @compiled
 def next_step(batch: Columns, budget: int) -> Shape:
     """The same of the step after it, of so many tokens at most: who still reads its prompt then, reads; who decodes has
-    one token more."""
+    one token more, or has ended with its last one."""
     context, prompt, prompt_left = batch.context, batch.prompt, batch.prompt_left
-    cached, tokens, prompts, query = 0.0, 0.0, 0.0, 0.0
+    requests, cached, tokens, prompts, query = 0.0, 0.0, 0.0, 0.0, 0.0
     for i in range(len(context)):
+        if prompt_left[i] == 0 and batch.left[i] <= 1:
+            continue
+        requests += 1
         after = context[i] + max(1, prompt[i])
         own = min(prompt_left[i], budget - prompts) if prompt_left[i] else 1
         prompts += own if prompt_left[i] else 0
         cached += after
         tokens += own
         query += own * after
-    return Shape(cached, tokens, float(len(context)), query / 1000, prompts)
+    return Shape(cached, tokens, requests, query / 1000, prompts)

@@ -48,21 +48,34 @@ class Costs(NamedTuple):
 
 
 @compiled
-def decode_s(costs: Costs, shape: Shape, proposals: float) -> float:
-    """Seconds of the target's pass of `shape` and so many proposals of unequal lengths. Past the largest graph other
-    coefficients hold."""
-    if shape.n_batched + proposals > costs.graph:
-        return pass_s(costs.target[BEYOND], shape, proposals)
-    plain = proposals == 0.0 and shape.n_prompt == 0.0
-    return pass_s(costs.target[UNIFORM if plain else RAGGED], shape, proposals)
+def _ragged(costs: Costs, tokens: float) -> Floats:
+    """Coefficients of a step of so many tokens and unequal lengths. Past the largest graph other ones hold."""
+    row: Floats = costs.target[BEYOND if tokens > costs.graph else RAGGED]
+    return row
 
 
 @compiled
-def plain_rate(costs: Costs, shape: Shape) -> float:
-    """Tokens a second of requests that decode by themselves, nothing proposed; 0 while no cost is known."""
-    alone = without_prompts(shape)
-    seconds = decode_s(costs, alone, 0.0)
-    return alone.n_requests / seconds if seconds > 0.0 else 0.0
+def decode_s(costs: Costs, shape: Shape, proposals: float) -> float:
+    """Seconds of the target's pass of `shape` and so many proposals of unequal lengths."""
+    plain = proposals == 0.0 and shape.n_prompt == 0.0 and shape.n_batched <= costs.graph
+    cost = costs.target[UNIFORM] if plain else _ragged(costs, shape.n_batched + proposals)
+    return pass_s(cost, shape, proposals)
+
+
+@compiled
+def _plain_rate(costs: Costs, shape: Shape, newcomers: float) -> float:
+    """Tokens a second of requests that decode, nothing proposed; 0 while no cost is known.
+
+    Newcomers' prompts make a step ragged. They are as many as answers end, so a token brings its share of such steps
+    whatever the draft length, as it brings prompt work: what counts against a step are newcomers who find it ragged.
+    With arrivals of their own accord, `-log(1 - newcomers)` a step, that is the chance of two or more.
+    """
+    alone, two = without_prompts(shape), newcomers
+    if newcomers < 1.0:
+        two += (1.0 - newcomers) * np.log(1.0 - newcomers)
+    even_s = decode_s(costs, alone, 0.0)
+    seconds = even_s + two * (pass_s(_ragged(costs, alone.n_batched), alone, 0.0) - even_s)
+    return float(alone.n_requests / seconds) if seconds > 0.0 else 0.0
 
 
 @compiled
@@ -85,27 +98,36 @@ def _fill(seconds: Floats, cost: Floats, shape: Shape, first: int) -> None:
 
 
 @compiled
-def price(costs: Costs, shape: Shape, context: Ints, read_s: float, goodput: float, most: int) -> Price:
-    """What a step takes around `shape`, which holds no proposals yet, with up to `most` of them. A step with prompts
-    has no uniform form.
+def price(
+    costs: Costs, shape: Shape, context: Ints, read_s: float, goodput: float, most: int, newcomers: float
+) -> Price:  # fmt: skip
+    """What a step takes around `shape`, which holds no proposals yet, with up to `most` of them.
 
-    context: (N,), cached tokens of each request. read_s: what a verified token costs in the drafters' next first
-    passes. goodput: measured, by the modelled one of plain decoding.
+    A step is ragged where it holds a prompt, and with proposals where a request has none. One request alone is even.
+
+    context: (N,), cached tokens of each request that may verify proposals. read_s: what a verified token costs in the
+    drafters' next first passes. goodput: measured, by the modelled one of plain decoding. newcomers: how likely the
+    step holds prompts of requests that are not in `shape`.
     """
     most = max(0, most)
-    uneven, even = np.empty(most + 1), np.full(most + 1, np.inf)
+    uneven, even = np.empty(most + 1), np.empty(most + 1)
     in_graph = int(max(0.0, min(most + 1.0, costs.graph - shape.n_batched + 1.0)))
-    _fill(uneven[1:in_graph], costs.target[RAGGED], shape, 1)
+    _fill(uneven[:in_graph], costs.target[RAGGED], shape, 0)
     _fill(uneven[in_graph:], costs.target[BEYOND], shape, in_graph)
-    if shape.n_prompt == 0.0:
-        _fill(even[1:in_graph], costs.target[UNIFORM], shape, 1)
-        _fill(even[in_graph:], costs.target[BEYOND], shape, in_graph)
-    even[0] = uneven[0] = decode_s(costs, shape, 0.0)
+    _fill(even[:in_graph], costs.target[UNIFORM], shape, 0)
+    ragged = 1.0 if shape.n_prompt > 0.0 else newcomers
+    even[:in_graph] += ragged * (uneven[:in_graph] - even[:in_graph])
+    even[in_graph:] = uneven[in_graph:]
+    uneven[0] = even[0]
+    if shape.n_requests > len(context):
+        even[1:] = uneven[1:]
+    elif shape.n_requests == 1.0:
+        uneven[:] = even
     node_s = np.empty(len(context))
     for i in range(len(context)):
         node_s[i] = costs.target[RAGGED, QUERY] * context[i] / 1000 + read_s
-    rate = plain_rate(costs, shape) * goodput
-    first_s = token_s(costs.target[BEYOND if shape.n_batched > costs.graph else RAGGED], shape.n_batched)
+    rate = _plain_rate(costs, shape, newcomers) * goodput
+    first_s = token_s(_ragged(costs, shape.n_batched), shape.n_batched)
     return Price(uneven, even, node_s, rate, first_s)
 
 

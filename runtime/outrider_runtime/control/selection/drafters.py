@@ -120,7 +120,7 @@ def _choose(pool: Pool, weighed: Candidates) -> tuple[_Best, Ints, Ints, float]:
     share = Share(
         np.zeros((3, len(drafter), depths + 1, requests)), np.full(len(drafter), np.nan),
         wanted(pool.need, pool.price.ragged_s[0]), np.empty((2, requests), np.int64), whole_chains(pool.paths),
-        np.empty((4, requests)),
+        np.empty((5, requests)),
     )  # fmt: skip
     best = _best(pool, weighed, weighed.rows, weighed.even, share)
     for _ in range(REFINEMENTS if models.sum() > EXACT_VARIANTS else 0):
@@ -150,11 +150,10 @@ def _best(pool: Pool, variants: Candidates, rows: Ints, even: Bools, share: Shar
         if tokens > most:
             continue
         target_s = price.uniform_s[int(tokens)] if even[c] else expected_s(price.ragged_s, tokens, none)
-        if target_s < np.inf:
-            step_s = _drafts_s(pool, variants, rows[c], share.who) + target_s
-            seconds[c] = step_s + nodes_s
-            values[c] = worth(share.each[GAIN].sum(), seconds[c], price.rate)
-            short[c] = shortfall(share.each[GAIN], need, step_s) if late else 0.0
+        step_s = _drafts_s(pool, variants, rows[c], share.who) + target_s
+        seconds[c] = step_s + nodes_s
+        values[c] = worth(share.each[GAIN].sum(), seconds[c], price.rate)
+        short[c] = shortfall(share.each[GAIN], need, step_s) if late else 0.0
     values[short > short.min() + EQUAL_SHORTFALL * need.behind.sum()] = -np.inf
     best = values.argmax()  # the first of equal ones
     return _Best(rows[best], even[best], values[best], seconds[best])
@@ -168,12 +167,12 @@ def _shared(pool: Pool, variants: Candidates, passes: Ints, even: bool, share: S
     for v in range(len(passes)):
         next_s += pool.token_s[drafter[v]] if passes[v] > 0 else 0.0
     if even:
-        return share_evenly(share, drafter, passes), next_s
+        return share_evenly(pool, share, drafter, passes), next_s
     for v in range(len(passes)):
         if passes[v] > 0 and share.read_s[v] != next_s:
             share.read_s[v] = next_s
             _fill(pool, variants, v, pool.price.token_s + next_s, share)
-    share_models(share.who, share.each, share.columns, variants.models, passes)
+    share_models(pool, share, drafter, variants.models, passes)
     share_lookups(share, pool.offers, drafter, variants.models, passes)
     return True, next_s
 

@@ -33,13 +33,14 @@ def select(
 
     paths: (M,), probability that a node and all that it hangs on is accepted. request, depth: (M,). budget: most
     proposals that the step may hold. forced: (M,), subtrees that are scored whatever they are worth; they fit into the
-    budget. longest_s: what is added to them must not make the target's pass longer.
+    budget. longest_s: most seconds of the target's pass, unless the forced ones alone take longer.
     """
     scores = np.empty(len(paths))
     for m in range(len(paths)):
         scores[m] = paths[m] - price.rate * price.node_s[request[m]]
-    length, even = _best_length(scores, request, depth, forced, price, budget, longest_s)
     taken, gain, candidates = _candidates(scores, forced, price)
+    longest_s = max(longest_s, price.ragged_s[taken])
+    length, even = _best_length(scores, paths, request, depth, forced, price, budget, longest_s)
     ranked = -np.sort(-candidates)[: max(0, min(budget, len(price.ragged_s) - 1) - taken)]
     count, ragged = _best_count(ranked, gain, taken, price, longest_s)
     if even >= ragged:  # equal worth: the even plan, whose graph is the cheaper one to be wrong about
@@ -95,10 +96,11 @@ def _take(scores: Floats, nodes: Bools, least: float, count: int) -> None:
 
 @compiled
 def _best_length(
-    scores: Floats, request: Ints, depth: Ints, forced: Bools, price: Price, budget: int, longest_s: float
-) -> tuple[int, float]:
-    """The best k where every request verifies as many, k = 0 among them: all must have chains as long. Worth -inf where
-    no such plan holds what is forced."""
+    scores: Floats, paths: Floats, request: Ints, depth: Ints, forced: Bools, price: Price, budget: int,
+    longest_s: float,
+) -> tuple[int, float]:  # fmt: skip
+    """The best k where every request verifies as many, k = 0 among them: all must have chains as long, and tokens left
+    for them. Worth -inf where no such plan holds what is forced."""
     seconds, rate, requests = price.uniform_s, price.rate, len(price.node_s)
     deepest, least = 0, 0
     for m in range(len(depth)):
@@ -108,7 +110,7 @@ def _best_length(
     gains = np.zeros(deepest + 1)
     of_request = np.zeros((deepest + 1, requests), np.int64)
     for m in range(len(depth)):
-        of_request[depth[m], request[m]] += 1
+        of_request[depth[m], request[m]] += paths[m] > 0.0
         gains[depth[m]] += scores[m]
     best, value, gain = 0, -np.inf, 0.0
     if least == 0:
@@ -119,6 +121,6 @@ def _best_length(
         if tokens > budget or tokens >= len(seconds) or of_request[k].max() > 1 or of_request[k].min() == 0:
             break
         here = worth(gain, seconds[tokens], rate)
-        if k >= least and here > value and (k == least or seconds[tokens] <= longest_s):
+        if k >= least and here > value and seconds[tokens] <= longest_s:
             best, value = k, here
     return best, value

@@ -72,13 +72,17 @@ class Terms(NamedTuple):
     """(S,): tokens beyond the bonus token that the step under way is expected to give, by slot."""
     drafts_s: float
     """Seconds of its drafts."""
+    newcomers: float
+    """How likely the step holds prompts of requests that are not in the batch."""
 
 
-def terms(batch: Batch, force: InForce, goodput: float, under_way: UnderWay, longest: int) -> tuple[Any, ...]:
+def terms(
+    batch: Batch, force: InForce, goodput: float, under_way: UnderWay, longest: int, newcomers: float
+) -> tuple[Any, ...]:  # fmt: skip
     """As `Terms`, in a plain tuple, which a call unpacks faster."""
     return (
         force.usable, force.needs_kv, force.tpots_s, longest, batch.token_budget, batch.free_kv_tokens, goodput,
-        under_way.expected, under_way.drafts_s,
+        under_way.expected, under_way.drafts_s, newcomers,
     )  # fmt: skip
 
 
@@ -100,21 +104,14 @@ def can_ask(batch: Columns) -> Ints:
 
 
 @compiled
-def _someone_decodes_alone(batch: Columns) -> bool:
-    """A request that ends with its next token: nothing is proposed for it, so no step with proposals is even."""
-    return bool(((batch.prompt_left == 0) & (batch.left == OF_THIS_STEP)).any())
-
-
-@compiled
 def offered(batch: Columns, known: Counts, costs: Costs, now: Terms, closed: Ints) -> tuple[Ints, Pool]:
     """Rows that may ask, and what they are offered. closed: (D, N), tokens of holes that draft models are fed first."""
     rows, base = can_ask(batch), next_step(batch, now.token_budget)
     paths, offers = chain_paths(known, batch, rows, now.usable, now.longest)
-    budget = min(now.token_budget - len(rows), now.free_kv_tokens - 2 * int(base.n_batched))
-    context = batch.context[rows]
-    price = step_times.price(costs, base, context, 0.0, now.goodput, min(budget, len(rows) * now.longest))
-    if _someone_decodes_alone(batch):
-        price.uniform_s[1:] = np.inf
+    decoding = int(base.n_batched - base.n_prompt)
+    budget = min(now.token_budget - decoding, now.free_kv_tokens - 2 * int(base.n_batched))
+    context, most = batch.context[rows], min(budget, len(rows) * now.longest)
+    price = step_times.price(costs, base, context, 0.0, now.goodput, most, now.newcomers)
     wider = beams(known.places, np.ascontiguousarray(known.hazards[:, :, ANY]), known.widest)
     first_s, pass_s, token_s = step_times.draft_columns(
         costs, context, float(batch.prompt.sum()), wider.places.shape[2]

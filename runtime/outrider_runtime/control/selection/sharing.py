@@ -15,7 +15,7 @@ from outrider_runtime.control.data.batch import NOBODY, Bools, Floats, Ints
 from outrider_runtime.control.selection.offers import Pool
 from outrider_runtime.control.slo import MOST_FORCED
 
-GAIN, TOKENS, NONE, NET = range(4)
+GAIN, TOKENS, NONE, NET, ASKING = range(5)
 
 
 class Share(NamedTuple):
@@ -23,7 +23,8 @@ class Share(NamedTuple):
 
     columns: Floats
     """(3, V, K+1, N): of a variant's first 0..K positions, those left out that do not pay for their tokens: what they
-    are worth at the price of a token, the tokens and the proposals that are expected of them."""
+    are worth at the price of a token, the tokens and the proposals that are expected of them. Asking is not paid for
+    yet."""
     read_s: Floats
     """(V,): seconds that a verified token takes in later first passes, for which `columns` hold."""
     wanted: Floats
@@ -33,8 +34,8 @@ class Share(NamedTuple):
     whole: Floats
     """(D, K, N): the tokens that whole chains of 1..K are worth; 0 where the drafter has none so long."""
     each: Floats
-    """(4, N): the tokens and the proposals that it may expect, how likely it has no proposal, and, where each has
-    another length, what all is worth."""
+    """(5, N): the tokens and the proposals that it may expect, how likely it has no proposal, and, where each has
+    another length, what all is worth, and the tokens that lambda wants for asking a model."""
 
 
 @compiled
@@ -55,7 +56,7 @@ def fill_chain(pool: Pool, d: int, token_s: float, wanted: Floats, columns: Floa
     """columns: (3, K+1, N) of a variant, and wanted: see `Share`. token_s: what a verified token costs at first. What
     the plan is worth under a cost that bends is weighed with its passes."""
     net, gain, tokens, paths, offers = columns[0], columns[1], columns[2], pool.paths[d], pool.offers[d]
-    rate, node_s, behind, asking_s = pool.price.rate, pool.price.node_s, pool.need.behind, pool.asking_s
+    rate, node_s, behind = pool.price.rate, pool.price.node_s, pool.need.behind
     pays = np.ones(paths.shape[1], np.bool_)
     for k in range(paths.shape[0]):
         for i in range(paths.shape[1]):
@@ -66,8 +67,6 @@ def fill_chain(pool: Pool, d: int, token_s: float, wanted: Floats, columns: Floa
             gain[k + 1, i] = gain[k, i] + there * paths[k, i]
             tokens[k + 1, i] = tokens[k, i] + there
             net[k + 1, i] = gain[k + 1, i] - (0.0 if behind[i] else price * tokens[k + 1, i])
-            if asking_s.size and not behind[i]:
-                net[k + 1, i] -= rate * (k + 1) * asking_s[d, i]
 
 
 @compiled
@@ -89,22 +88,33 @@ def fill_tree(pool: Pool, d: int, width: int, token_s: float, wanted: Floats, co
 
 
 @compiled
-def share_models(who: Ints, each: Floats, columns: Floats, models: Bools, passes: Ints) -> None:
-    """Each request asks the model that is worth most to it. models, passes: (V,)"""
-    who[:], each[:NONE], each[NONE], each[NET] = NOBODY, 0.0, 1.0, 0.0
+def _asking(pool: Pool, d: int, i: int, passes: int) -> float:
+    """Tokens that lambda wants for the time by which a request lengthens the passes of whom it asks. One that is behind
+    asks at any cost."""
+    if pool.asking_s.size == 0 or pool.need.behind[i]:
+        return 0.0
+    return float(pool.price.rate * passes * pool.asking_s[d, i])
+
+
+@compiled
+def share_models(pool: Pool, share: Share, drafter: Ints, models: Bools, passes: Ints) -> None:
+    """Each request asks the model that is worth most to it. drafter, models, passes: (V,)"""
+    who, each, columns = share.who, share.each, share.columns
+    who[:], each[:], each[NONE] = NOBODY, 0.0, 1.0
     for v in range(len(passes)):
         if models[v] and passes[v] > 0:
             net, gain, tokens = columns[0, v, passes[v]], columns[1, v, passes[v]], columns[2, v, passes[v]]
             for i in range(len(net)):
-                if net[i] > each[NET, i]:
+                asking = _asking(pool, drafter[v], i, passes[v])
+                if net[i] - asking > each[NET, i]:
                     who[0, i], each[GAIN, i], each[TOKENS, i] = v, gain[i], tokens[i]
-                    each[NONE, i], each[NET, i] = 0.0, net[i]
+                    each[NONE, i], each[NET, i], each[ASKING, i] = 0.0, net[i] - asking, asking
 
 
 @compiled
 def share_lookups(share: Share, offers: Floats, drafter: Ints, models: Bools, passes: Ints) -> None:
-    """Before its model a request asks the lookup that is worth most beside it. offers: (D, K), see `Pool`; drafter,
-    models, passes: (V,)"""
+    """Before its model, or in place of it, a request asks the lookup that is worth most. A model is asked whether the
+    lookup finds something or not. offers: (D, K), see `Pool`; drafter, models, passes: (V,)"""
     if models.all():
         return
     who, each, columns = share.who, share.each, share.columns
@@ -115,27 +125,30 @@ def share_lookups(share: Share, offers: Floats, drafter: Ints, models: Bools, pa
         net, gain, tokens = columns[0, v, passes[v]], columns[1, v, passes[v]], columns[2, v, passes[v]]
         miss = max(0.0, 1.0 - offers[drafter[v], 0])
         for i in range(len(net)):
-            here = net[i] + miss * of_model[NET, i]
+            beside = miss * of_model[NET, i] - (1.0 - miss) * of_model[ASKING, i]
+            here = net[i] + max(0.0, beside)
             ties = here == each[NET, i] and who[0, i] == model[i] and v < model[i]
             if tokens[i] > 0.0 and (here > each[NET, i] or ties):
-                who[0, i], who[1, i], each[NET, i] = v, model[i], here
-                each[GAIN, i] = gain[i] + miss * of_model[GAIN, i]
-                each[TOKENS, i] = tokens[i] + miss * of_model[TOKENS, i]
-                each[NONE, i] = miss * of_model[NONE, i]
+                next_one = miss if beside >= 0.0 else 0.0
+                who[0, i], who[1, i], each[NET, i] = v, model[i] if beside >= 0.0 else NOBODY, here
+                each[GAIN, i] = gain[i] + next_one * of_model[GAIN, i]
+                each[TOKENS, i] = tokens[i] + next_one * of_model[TOKENS, i]
+                each[NONE, i] = miss * of_model[NONE, i] if beside >= 0.0 else miss
 
 
 @compiled
-def share_evenly(share: Share, drafter: Ints, passes: Ints) -> bool:
+def share_evenly(pool: Pool, share: Share, drafter: Ints, passes: Ints) -> bool:
     """Every request verifies all that the model which suits it best proposes; all that run propose as many. drafter,
     passes: (V,). False where nobody can serve one of them so far."""
-    length = passes.max()
-    share.who[:], share.each[GAIN], share.each[TOKENS], share.each[NONE] = NOBODY, 0.0, length, 0.0
+    length, who, each = passes.max(), share.who, share.each
+    who[:], each[TOKENS], each[NONE], each[NET] = NOBODY, length, 0.0, -np.inf
     for v in np.flatnonzero(passes):
         gains = share.whole[drafter[v], length - 1]
         for i in range(len(gains)):
-            if gains[i] > share.each[GAIN, i]:
-                share.who[0, i], share.each[GAIN, i] = v, gains[i]
-    return bool(share.who[0].min() > NOBODY)
+            net = gains[i] - _asking(pool, drafter[v], i, length)
+            if gains[i] > 0.0 and net > each[NET, i]:
+                who[0, i], each[GAIN, i], each[NET, i] = v, gains[i], net
+    return bool(who[0].min() > NOBODY)
 
 
 @compiled

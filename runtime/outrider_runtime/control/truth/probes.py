@@ -93,7 +93,7 @@ class Probes:
         self._plain_tokens += tokens
 
     def observe(self, work_s: float, seconds: float, *, speculates: bool) -> None:
-        """Any other step of the closed loop; `speculates`: it verified, and proposed for the next one."""
+        """Any other step of the closed loop; `speculates`: drafters ran for it, and for the next one."""
         if self._plain and self._block_left == 0:
             self._judge()
             self._plain, self._plain_tokens = [], 0
