@@ -12,9 +12,10 @@ pytest_plugins = ["tests.cluster.fixtures"]
 
 LONGEST_FIRST = (
     "cluster", "test_speculation_is_lossless.py", "test_profiler.py", "test_a_bug_in_the_books.py",
-    "test_several_neural_drafters.py", "torch_engine", "control",
+    "test_several_neural_drafters.py", "engine", "e2e", "torch_engine", "control",
 )  # fmt: skip
-"""Folders and files; the tests of the operator share the cluster's process."""
+"""Folders and files; the tests of the operator share the cluster's process. The pods of the end-to-end tests need the
+cores that engines in tests would take: one process has unit tests by then."""
 
 # No test is timed: on a busy machine any example may take long. A commit passes or fails whenever it is tested: new
 # examples are looked for on purpose, with `--hypothesis-profile=search`.
@@ -28,19 +29,19 @@ def pytest_configure() -> None:
     a busy neighbour each wait is a turn of the scheduler's. OpenMP reads this when torch is loaded."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Triton looks when it is imported, which any test that imports vLLM does.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+    if os.environ.get("OUTRIDER_TEST_DEVICE") != "gpu":
+        os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest come first, so that no process is left alone with one; the end-to-end tests last: by then little
-    runs beside them."""
+    """The longest come first, so that no process is left alone with one."""
     items.sort(key=_turn)
 
 
 def _turn(item: pytest.Item) -> int:
     parts = item.path.parts
     turns = (place for place, part in enumerate(LONGEST_FIRST) if part in parts)
-    return len(LONGEST_FIRST) + 1 if "e2e" in parts else next(turns, len(LONGEST_FIRST))
+    return next(turns, len(LONGEST_FIRST))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
@@ -54,8 +55,10 @@ class Beside(LoadScopeScheduling):  # type: ignore[misc]  # xdist says nothing o
     def _split_scope(self, nodeid: str) -> str:
         file = PurePosixPath(nodeid.split("::")[0])
         _, folder, *_ = file.parts
-        if folder in ("cluster", "operator", "e2e"):
+        if folder in ("cluster", "operator"):
             return "the session's cluster"
+        if folder == "e2e":
+            return "the end-to-end cluster"
         if file.match("engine/test_server_*"):
             return "the session's server"
         return str(file if folder == "engine" else file.parent)

@@ -12,9 +12,11 @@ import pytest
 import yaml
 from outrider_runtime.vllm_plugin import cpu
 
+from tests.engine.engines import DEVICE
 from tests.engine.server_process import EXAMPLE, TARGET, Server
 
-os.environ.update(cpu.ENVIRONMENT)  # before any test imports vLLM
+if DEVICE == "cpu":
+    os.environ.update(cpu.ENVIRONMENT)  # before any test imports vLLM
 
 
 @dataclass(frozen=True)

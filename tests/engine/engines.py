@@ -7,6 +7,7 @@ import gc
 import importlib
 import json
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,7 +51,10 @@ OUTPUT_TOKENS = 24
 """Of a request that says nothing else; every one has its full length."""
 CACHE_GIB = "1"
 """Of keys and values, where a test says nothing: by itself an engine takes what the machine has, beside others."""
-ENGINE_ARGUMENTS = ("--max-model-len=1024", "--max-num-seqs=16", "--max-num-batched-tokens=512", "--enforce-eager")
+DEVICE = os.environ.get("OUTRIDER_TEST_DEVICE", "cpu")
+"""With "gpu" the engines of these tests run on one; CONTRIBUTING.md says how."""
+DEVICE_ARGUMENTS = shlex.split(os.environ.get("OUTRIDER_TEST_ENGINE_ARGUMENTS", "--enforce-eager"))
+ENGINE_ARGUMENTS = ("--max-model-len=1024", "--max-num-seqs=16", "--max-num-batched-tokens=512", *DEVICE_ARGUMENTS)
 
 
 def windowed(folder: Path) -> Path:
@@ -112,7 +116,7 @@ def boot_config(
         revision="local",
         target=model(target),
         draft_pool=list(drafters),
-        accelerator=Accelerator(products=["cpu"]),
+        accelerator=Accelerator(products=[DEVICE]),
         # Whole numbers of float32 do not depend on how many tokens share a pass; those of bfloat16 may.
         engine=Engine(dtype=Dtype.FLOAT32, extra_args=[*ENGINE_ARGUMENTS, *extra]),
         max_draft_tokens=max_draft_tokens,
