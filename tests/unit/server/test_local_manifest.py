@@ -170,11 +170,11 @@ def test_an_edit_that_makes_a_reader_stumble_is_the_last_one_of_nobody(
 ) -> None:
     """Bug: an anchor within itself ended the thread that follows the manifest, and no later edit was read."""
     serving = _serving(manifest, tmp_path)
-    edits = threading.Semaphore(0)
+    edits, over, before = threading.Semaphore(0), threading.Event(), {*threading.enumerate()}
 
     def stumble(*_arguments: object) -> None:
         edits.release()
-        raise RecursionError
+        raise SystemExit if over.is_set() else RecursionError
 
     monkeypatch.setattr(hot_manifest, "POLL_S", 0.01)
     monkeypatch.setattr(hot_manifest, "take_over", stumble)
@@ -182,3 +182,8 @@ def test_an_edit_that_makes_a_reader_stumble_is_the_last_one_of_nobody(
     for _ in range(2):
         while not edits.acquire(timeout=0.05):
             manifest.write_text(manifest.read_text() + "\n")
+    over.set()  # the thread would follow a folder that is gone, and log where nobody listens
+    (thread,) = {*threading.enumerate()} - before
+    while thread.is_alive():
+        manifest.write_text(manifest.read_text() + "\n")
+        thread.join(0.05)
