@@ -165,6 +165,7 @@ def test_a_folder_with_a_null_byte_is_not_on_this_machine(manifest: Path, tmp_pa
         load_local_service(manifest, tmp_path / "root")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # so the thread ends
 def test_an_edit_that_makes_a_reader_stumble_is_the_last_one_of_nobody(
     manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
