@@ -28,8 +28,10 @@ def pytest_configure() -> None:
     """One thread for each engine, those of the servers that tests start included: two wait for each other, and beside
     a busy neighbour each wait is a turn of the scheduler's. OpenMP reads this when torch is loaded."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # Triton looks when it is imported, which any test that imports vLLM does.
-    if os.environ.get("OUTRIDER_TEST_DEVICE") != "gpu":
+    device = os.environ.get("OUTRIDER_TEST_DEVICE", "cpu")
+    if device not in ("cpu", "gpu"):
+        raise pytest.UsageError(f"OUTRIDER_TEST_DEVICE is {device!r}; set it to cpu or gpu")
+    if device == "cpu":  # Triton looks when it is imported, which any test that imports vLLM does.
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
 

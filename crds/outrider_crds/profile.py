@@ -86,25 +86,19 @@ class StepCost(Model):
         return self.per_context_token_s * batch + self.per_context_query_s * batch * tokens / 1000
 
 
-LEAST_STEP_S = 1e-9
-"""Of the target; no device is faster."""
+LEAST_PASS_S = 1e-9
+"""No device is faster; every speed-up divides by what passes take."""
 
 
-def _pass_takes_time(cost: StepCost) -> StepCost:
-    if cost.seconds(context=1, batch=1, tokens=1) <= 0:
+def _takes_time(cost: StepCost) -> StepCost:
+    if cost.seconds(context=1, batch=1, tokens=1) < LEAST_PASS_S:
         raise ValueError("a pass takes no time at all")
     return cost
 
 
-def _takes_time(costs: dict[ExecutionMode, StepCost]) -> dict[ExecutionMode, StepCost]:
-    free = [mode for mode, cost in costs.items() if cost.seconds(context=1, batch=1, tokens=1) < LEAST_STEP_S]
-    if free or not costs:
-        raise ValueError(f"a step takes no time at all ({', '.join(free) or 'none was measured'})")
-    return costs
-
-
-Costs = Annotated[dict[ExecutionMode, StepCost], AfterValidator(_takes_time)]
-"""What no device can do, and what every speed-up divides by, is no measurement."""
+TimedCost = Annotated[StepCost, AfterValidator(_takes_time)]
+"""Of passes that take time: what no device can do is no measurement."""
+Costs = Annotated[dict[ExecutionMode, TimedCost], Field(min_length=1)]
 
 
 class TargetProfile(Contract):
@@ -136,7 +130,7 @@ class DrafterProfile(Contract):
     key: str
     name: str
     """Name of the drafter when it was measured, for people; the key identifies it."""
-    cost: Annotated[StepCost, AfterValidator(_pass_takes_time)]
+    cost: TimedCost
     """One draft forward pass: `T_d(N_context, N_batched)`; for prompt lookup constant and per-request terms. A beam's
     later passes are passes over `n_requests * width` tokens."""
     autoregressive: bool

@@ -231,7 +231,7 @@ class RuntimeState(Contract):
     steps: Annotated[int, Metric("outrider_steps_total")] = 0
     """Engine steps that ran the model."""
     speculative_steps: Annotated[int, Metric("outrider_speculative_steps_total")] = 0
-    """Engine steps that verified at least one proposed token."""
+    """Engine steps for which drafters were asked, whether they had proposals or not."""
     output_tokens: Annotated[int, Metric("outrider_output_tokens_total")] = 0
     """Tokens that reached users. Its rate is the goodput."""
     busy_s: Annotated[float, Metric("outrider_busy_seconds_total")] = 0.0

@@ -53,7 +53,7 @@ CACHE_GIB = "1"
 """Of keys and values, where a test says nothing: by itself an engine takes what the machine has, beside others."""
 DEVICE = os.environ.get("OUTRIDER_TEST_DEVICE", "cpu")
 """With "gpu" the engines of these tests run on one; CONTRIBUTING.md says how."""
-DEVICE_ARGUMENTS = shlex.split(os.environ.get("OUTRIDER_TEST_ENGINE_ARGUMENTS", "--enforce-eager"))
+DEVICE_ARGUMENTS = shlex.split(os.environ.get("OUTRIDER_TEST_DEVICE_ARGUMENTS", "--enforce-eager"))
 ENGINE_ARGUMENTS = ("--max-model-len=1024", "--max-num-seqs=16", "--max-num-batched-tokens=512", *DEVICE_ARGUMENTS)
 
 

@@ -272,8 +272,8 @@ def test_a_proposal_may_be_asked_for_by_name(ours: str) -> None:
     """Bug: while it measures memory on a GPU vLLM names what it gives, and the pool passes the names on."""
     found("outrider_runtime.vllm_plugin.cpu_worker")
     theirs = inspect.signature(found(f"{GPU}.spec_decode.ngram.speculator.NgramGPUSpeculator").propose)
-    by_place = {"self", "input_batch", "attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states"}
-    named = dict.fromkeys(theirs.parameters.keys() - by_place)
+    by_place = ("self", "input_batch", "attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states")
+    named = dict.fromkeys(theirs.parameters.keys() - {*by_place})
     inspect.signature(found(f"outrider_runtime.vllm_plugin.{ours}").propose).bind(*by_place, **named)
 
 

@@ -99,7 +99,7 @@ def admissions(batch: Columns, queue: Queue, pace: Pace, costs: Costs, tpots_s: 
 
     Where every token costs, a fuller batch is slower for all: beyond the size that its tightest class bears, all of
     them would be late instead of one waiting. An overdue request starts in any case, and so does one on an idle engine.
-    A TPOT that a lone request could not keep either counts for nothing.
+    A TPOT that not even a lone request could keep counts for nothing.
     """
     if not queue.someone:
         return ANY_NUMBER

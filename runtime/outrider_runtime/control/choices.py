@@ -75,7 +75,7 @@ class Choices:
         evidence, force = self._evidence, self.force
         if not caches:
             force = dataclasses.replace(force, usable=force.usable & ~force.needs_kv)
-        now = terms(batch, force, goodput, self._under_way, longest, evidence.newcomers.share)
+        now = terms(batch, force, goodput, self._under_way, longest, evidence.fresh_prompts.share)
         return evidence.acceptance.columns, evidence.latency.columns, now
 
 

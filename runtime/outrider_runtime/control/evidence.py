@@ -12,6 +12,7 @@ from outrider_runtime.control.acceptance.trials import Counts, Verdicts
 from outrider_runtime.control.acceptance.trials import observe as observe_trials
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.cost.correction import Believed
+from outrider_runtime.control.cost.fresh_prompts import FreshPrompts
 from outrider_runtime.control.cost.latency import ROWS, Drafting, Latency, Memory, observe_times, verifying
 from outrider_runtime.control.cost.model import LatencyModel, Shape, this_step
 from outrider_runtime.control.cost.step_times import Costs
@@ -22,7 +23,7 @@ from outrider_runtime.control.settings import Settings
 from outrider_runtime.control.state import Ran, count, new_tally
 from outrider_runtime.control.truth.explore import Explorer
 from outrider_runtime.control.truth.probes import Probes
-from outrider_runtime.control.value import Goodput, Newcomers
+from outrider_runtime.control.value import Goodput
 
 LONGEST_STEP_S = 120.0
 LONGEST_OUTSIDE_S = 1.0
@@ -36,7 +37,7 @@ class Evidence:
         self._settings = settings
         self.acceptance = Acceptance(settings)
         self.latency = Latency(model, settings)
-        self.goodput, self.newcomers = Goodput(), Newcomers()
+        self.goodput, self.fresh_prompts = Goodput(), FreshPrompts()
         self.probes = Probes(rng)
         self.explorer = Explorer(rng)
         self.tally = new_tally(len(settings.drafters), settings.max_draft_tokens)
@@ -54,7 +55,7 @@ class Evidence:
         ran, drafts_s, plain_s, prompts_s = self._learn(outcome)
         self.tally.observe(outcome, ran)
         self.longest = max(self.longest, ran.longest)
-        self.newcomers.observe(ran.shape.n_prompt > 0, read_on=bool(outcome.batch.prompt_left.any()))
+        self.fresh_prompts.observe(ran.shape.n_prompt > 0, read_on=bool(outcome.batch.prompt_left.any()))
         if math.isnan(plain_s):
             self.tally.dropped_steps += 1
             return
@@ -96,8 +97,7 @@ class Evidence:
             if draft is Purpose.PROBE:  # a draft whose cache is always fed is no plain decoding
                 self.probes.observe_probe(work_s, outcome.step_s - drafts_s, outcome.tokens)
             return
-        drafted = outcome.forest.lengths.any() and outcome.draft_plan.passes.any()
-        speculates = bool(verify is draft is Purpose.CHOICE and drafted)
+        speculates = verify is draft is Purpose.CHOICE and outcome.drafted and bool(outcome.draft_plan.passes.any())
         self.probes.observe(work_s, outcome.step_s, speculates=speculates)
 
 

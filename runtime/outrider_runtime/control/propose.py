@@ -140,10 +140,10 @@ class Propose:
         closes = np.zeros(batch.missing.shape, np.int64)
         if self._drafters[drafter].needs_kv:
             missing = batch.missing[drafter]
-            if purpose is Purpose.EXPLORE:
-                served &= missing <= SHORT_TOKENS
-            closes[drafter] = np.where(served, np.minimum(missing, batch.token_budget), 0)
-            served &= missing <= batch.token_budget  # the rest of a longer hole is left for later steps
+            closable = served & (missing <= SHORT_TOKENS) if purpose is Purpose.EXPLORE else served
+            # A hole longer than a step's tokens is closed in parts, and its request is served when the last one is.
+            closes[drafter] = np.where(closable, np.minimum(missing, batch.token_budget), 0)
+            served = closable & (missing <= batch.token_budget)
         passes = np.zeros(len(self._drafters), np.int64)
         passes[drafter] = draft_tokens * served.any()
         widths = np.ones_like(passes)

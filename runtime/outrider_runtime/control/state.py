@@ -83,7 +83,7 @@ class Tally:
         self.last_step_at = outcome.now
         self.busy_s += outcome.step_s if math.isfinite(outcome.step_s) and outcome.step_s > 0 else 0.0
         self.proposed_tokens += len(outcome.forest)
-        self.speculative_steps += verified > 0
+        self.speculative_steps += outcome.drafted
         if decoding:
             fresh = 1 - RECENT_KEEP
             self.recent_length += fresh * (verified / decoding - self.recent_length)

@@ -13,7 +13,8 @@ import numpy as np
 from outrider_runtime.control.compiled import compilable, compiled
 from outrider_runtime.control.data.batch import Floats
 
-KEPT = 0.5 ** (1 / 40)
+HALF_LIFE_STEPS = 40
+KEPT = 0.5 ** (1 / HALF_LIFE_STEPS)
 """Of what was measured, at every step."""
 PRIOR_TOKENS = 8.0
 
@@ -33,7 +34,8 @@ class Price(NamedTuple):
     ragged_s: Floats
     """(T+1,): seconds of the target's pass with 0, 1, .. T proposals of unequal lengths; [0] is plain decoding."""
     uniform_s: Floats
-    """(T+1,): the same where every request verifies equally many; as `ragged_s` where no such step is possible."""
+    """(T+1,): the same where every request verifies equally many, as likely ragged as prompts may join the step; as
+    `ragged_s` where no such step is possible. Of one request both are the same."""
     node_s: Floats
     """(N,): what a node costs beyond that: for its request's context, and in the next first pass of the drafters."""
     rate: float
@@ -84,16 +86,3 @@ class Goodput:
     def ratio(self) -> float:
         """lambda by the modelled goodput of plain decoding at the same batch."""
         return (self._tokens + PRIOR_TOKENS) / (self._plain_tokens + PRIOR_TOKENS)
-
-
-class Newcomers:
-    """How often a step holds prompts that the step before it did not leave unread."""
-
-    def __init__(self) -> None:
-        self.share, self._read_on = 0.0, False
-
-    def observe(self, prompts: bool, *, read_on: bool) -> None:
-        """prompts: the step held some. read_on: it left some for the next one."""
-        if not self._read_on:
-            self.share += (1.0 - KEPT) * (prompts - self.share)
-        self._read_on = read_on

@@ -11,7 +11,7 @@ from outrider_runtime.control.acceptance.trials import Counts
 from outrider_runtime.control.admission import ANY_NUMBER, Pace, Queue, admissions, token_budget
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.cost import step_times
-from outrider_runtime.control.cost.model import Shape, this_step, without_prompts
+from outrider_runtime.control.cost.model import Shape, room, this_step, without_prompts
 from outrider_runtime.control.cost.step_times import Costs
 from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Columns, Floats, Ints, Waiting
 from outrider_runtime.control.data.forest import Forest, Nodes
@@ -35,8 +35,8 @@ class Verify:
         if not len(forest) and not self.force.has_classes:
             return VerifyPlan(NO_NODES, np.zeros(len(batch), np.int64), forest.purpose)
         evidence, force = self._evidence, self.force
-        newcomers = evidence.newcomers.share if batch.waiting else 0.0
-        now = terms(batch, force, evidence.goodput.ratio, self._under_way, force.most_tokens, newcomers)
+        fresh_prompts = evidence.fresh_prompts.share if batch.waiting else 0.0  # nobody else can join this step
+        now = terms(batch, force, evidence.goodput.ratio, self._under_way, force.most_tokens, fresh_prompts)
         queue = _queue(batch, admits=force.has_classes and force.hot.admission)
         nodes, lengths, for_slo, budget, admit = _verify(
             batch.columns, forest.columns, forest.lengths, self._scored(forest), evidence.acceptance.columns,
@@ -57,13 +57,6 @@ NO_ONE = Waiting(NOBODY, 0, 0)
 def _queue(batch: Batch, *, admits: bool) -> tuple[bool, bool, float, int, int, int, bool]:
     """As `Queue`."""
     return admits, batch.next is not None, batch.patience_used, *(batch.next or NO_ONE)
-
-
-@compiled
-def _room(base: Shape, token_budget: int, free_kv_tokens: int) -> int:
-    """Most proposals that a step of `base` may hold."""
-    decoding = int(base.n_batched - base.n_prompt)
-    return max(0, min(token_budget - decoding, free_kv_tokens - int(base.n_batched)))
 
 
 @compiled
@@ -102,7 +95,7 @@ def _verify(
         paths = node_paths(Counts(*counts), batch, proposed)
         nodes, for_slo = _best(batch, proposed, asked, paths, known, base, now)
     elif scored == WHATEVER_FITS:
-        nodes = _whatever_fits(proposed, batch.left, _room(base, now.token_budget, now.free_kv_tokens))
+        nodes = _whatever_fits(proposed, batch.left, room(base, now.token_budget, now.free_kv_tokens))
     lengths, gained = _lengths(request, nodes, requests), _gained(paths, request, nodes, requests)
     now.expected[batch.slot] = gained
     budget = admit = ANY_NUMBER
@@ -133,13 +126,13 @@ def _best(
 ) -> tuple[Bools, bool]:
     """What is scored, and whether for those behind their TPOT."""
     request, depth, requests = proposed.request, proposed.depth, len(batch.slot)
-    budget = _room(base, now.token_budget, now.free_kv_tokens)
+    budget = room(base, now.token_budget, now.free_kv_tokens)
     alone, most, nothing = without_prompts(base), min(budget, len(paths)), np.zeros(len(paths), np.bool_)
     read_s = step_times.read_s(costs, asked, alone.n_requests)
-    price = step_times.price(costs, base, batch.context, read_s, now.goodput, most, now.newcomers)
+    price = step_times.price(costs, base, batch.context, read_s, now.goodput, most, now.fresh_prompts, True)
     nodes = select(paths, request, depth, price, budget, nothing, np.inf).nodes
     if base.n_prompt > 0.0:
-        price = step_times.price(costs, alone, batch.context, read_s, now.goodput, most, now.newcomers)
+        price = step_times.price(costs, alone, batch.context, read_s, now.goodput, most, now.fresh_prompts, True)
     step_s = price.ragged_s[min(nodes.sum(), most)] + now.drafts_s
     if not anyone_late(batch, now.tpots_s, step_s):
         return nodes, False

@@ -168,8 +168,8 @@ def test_one_request_alone_is_served_well_by_a_lookup_and_a_head_where_ragged_st
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ragged_s", "load"), [(0.03, 64), (0.008, 128)])
-def test_newcomers_in_nearly_every_step_where_steps_with_prompts_are_dear(ragged_s, load):
-    """Bug: even steps were planned for that newcomers made ragged: 0.78 of the best length."""
+def test_fresh_prompts_in_nearly_every_step_where_steps_with_prompts_are_dear(ragged_s, load):
+    """Bug: even steps were planned for that fresh prompts made ragged: 0.78 of the best length."""
     cost = StepCost(per_batched_token_s=2e-5, constant_s=0.010)
     one = world(ragged_s=ragged_s, target_s=linear(0.010, 2e-5))
     ours = serve((EAGLE,), one, load, profile=model(cost, ragged_s=ragged_s))
@@ -359,7 +359,9 @@ def test_a_model_that_proposes_nothing_gives_way_to_one_that_does():
     """It is asked, and answers nothing: a window that every context exceeds, say."""
     dead = world(hit=lambda drafter, _number: np.where(np.asarray(drafter) == 0, 0.0, 1.0))
     assert serve((EAGLE, DRAFT), dead, 8) >= 0.95 * serve((EAGLE,), WORLD, 8)
-    assert serve((EAGLE,), dead, 8) >= 0.97 * serve((EAGLE,), dead, 8, pinned=(0, None))
+    plain = serve((EAGLE,), dead, 8, pinned=(0, None))
+    for widest in (1, 4):
+        assert serve((dataclasses.replace(EAGLE, widest=widest),), dead, 8) >= 0.97 * plain
 
 
 def test_a_text_of_which_everything_is_accepted_is_drafted_as_long_as_may_be():

@@ -31,10 +31,10 @@ def decoding(requests: int, context: int = 1000) -> Shape:
     return Shape(*map(float, (requests * context, requests, requests, requests * context / 1000)))
 
 
-def price(one: Latency, requests: int, most: int = 100, *, verify: int | None = None, newcomers: float = 0.0):
+def price(one: Latency, requests: int, most: int = 100, *, verify: int | None = None, fresh_prompts: float = 0.0):
     """Of decoding requests, `verify` of which may have proposals: all, unless it says otherwise."""
     context = np.zeros(requests if verify is None else verify, np.int64)
-    return price_of(one.costs, decoding(requests), context, 0.0, 1.0, most, newcomers)
+    return price_of(one.costs, decoding(requests), context, 0.0, 1.0, most, fresh_prompts, len(context) == requests)
 
 
 def draft_s(one: Latency, requests: int, passes: int) -> float:
@@ -99,17 +99,16 @@ def test_no_step_with_proposals_is_even_where_a_request_can_have_none():
     assert found.plain_s == pytest.approx(TARGET.seconds(decoding(32)))
 
 
-def test_a_step_that_newcomers_may_join_is_as_likely_ragged():
-    found = price(latency(ragged=IN_PIECES), 32, newcomers=0.25)
+def test_a_step_that_fresh_prompts_may_join_is_as_likely_ragged():
+    found = price(latency(ragged=IN_PIECES), 32, fresh_prompts=0.25)
     assert found.uniform_s == pytest.approx(price(latency(), 32).uniform_s + 0.25 * 0.004)
     assert found.ragged_s[1:] == pytest.approx(price(latency(), 32).ragged_s[1:] + 0.004)
     assert found.plain_s == found.uniform_s[0] == found.ragged_s[0]
 
 
-@pytest.mark.parametrize(("newcomers", "two_or_more"), [(0.0, 0.0), (0.5, 0.5 - 0.5 * math.log(2)), (1.0, 1.0)])
-def test_what_newcomers_make_ragged_counts_against_lambda_only_where_they_find_it_so(newcomers, two_or_more):
-    """Whatever the draft length, as many come as answers end."""
-    found = price(latency(ragged=IN_PIECES), 32, newcomers=newcomers)
+@pytest.mark.parametrize(("fresh", "two_or_more"), [(0.0, 0.0), (0.5, 0.5 - 0.5 * math.log(2)), (1.0, 1.0)])
+def test_of_ragged_steps_lambda_counts_what_does_not_grow_with_their_tokens(fresh, two_or_more):
+    found = price(latency(ragged=IN_PIECES), 32, fresh_prompts=fresh)
     assert 32 / found.rate == pytest.approx(TARGET.seconds(decoding(32)) + two_or_more * 0.004)
 
 

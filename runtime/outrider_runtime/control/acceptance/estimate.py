@@ -134,9 +134,8 @@ class Acceptance:
 @compiled
 def chain_paths(known: Counts, batch: Columns, rows: Ints, usable: Bools, limit: int) -> tuple[Floats, Floats]:
     """(D, K, N) for N `rows` of the batch: the probability that the target accepts a chain of 1..K, if it is proposed.
-    (D, K): that the drafter has a proposal of that depth.
+    (D, K): that the drafter has a proposal of that depth; of a model, any.
 
-    How often a model proposes anything is part of its paths; of a lookup it is told apart, for each depth.
     A path is 0 past `limit` positions, past what the request can still use, and where the drafter is not `usable` (D,).
     """
     (drafters, depths), classes = known.hazards.shape[:2], known.classes
@@ -146,12 +145,13 @@ def chain_paths(known: Counts, batch: Columns, rows: Ints, usable: Bools, limit:
         pool = pool_tried(groups, classes)
         of_class = class_factors(pool, groups, classes, EXPECTED_ANY)
         hits = (known.offered[d] + HIT_TRIALS) / (known.asked[d] + HIT_TRIALS)
-        if not known.passes[d]:
-            offers[d] = hits
+        offers[d] = hits
+        if known.passes[d]:
+            offers[d] = hits[0]
         for n in range(len(rows)):
             i = rows[n]
             factor = factor_of(of_class, pool, groups, batch.slo_class[i], batch.slot[i], EXPECTED_ANY)
-            path = hits[0] if known.passes[d] else 1.0
+            path = 1.0
             for k in range(min(limit, batch.left[i] - OF_THIS_STEP)):
                 path *= with_factor(known.hazards[d, k, ANY], factor)
                 paths[d, k, n] = path

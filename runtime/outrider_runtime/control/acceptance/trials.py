@@ -1,4 +1,4 @@
-"""What trials teach: discounted counts by depth and bin of confidence, and how often lookups find something.
+"""What trials teach: discounted counts by depth and bin of confidence, and how often drafters propose anything.
 
 Shapes: D drafters, K depths, B bins, G groups (see `groups`); N requests, M nodes, R ranks.
 """

@@ -124,6 +124,13 @@ def without_prompts(shape: Shape) -> Shape:
 
 
 @compiled
+def room(shape: Shape, token_budget: int, free_kv_tokens: int) -> int:
+    """Most proposals that a step of `shape` may hold."""
+    decoding = int(shape.n_batched - shape.n_prompt)
+    return max(0, min(token_budget - decoding, free_kv_tokens - int(shape.n_batched)))
+
+
+@compiled
 def this_step(batch: Columns) -> Shape:
     """What the target's pass of a batch processes without any proposal."""
     context, prompt, prompt_left = batch.context, batch.prompt, batch.prompt_left

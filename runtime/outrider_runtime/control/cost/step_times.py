@@ -56,25 +56,25 @@ def _ragged(costs: Costs, tokens: float) -> Floats:
 
 @compiled
 def decode_s(costs: Costs, shape: Shape, proposals: float) -> float:
-    """Seconds of the target's pass of `shape` and so many proposals of unequal lengths."""
-    plain = proposals == 0.0 and shape.n_prompt == 0.0 and shape.n_batched <= costs.graph
-    cost = costs.target[UNIFORM] if plain else _ragged(costs, shape.n_batched + proposals)
-    return pass_s(cost, shape, proposals)
+    """Seconds of the target's pass of `shape` and so many proposals, of unequal lengths where several have some."""
+    tokens = shape.n_batched + proposals
+    even = shape.n_prompt == 0.0 and (proposals == 0.0 or shape.n_requests == 1.0) and tokens <= costs.graph
+    return pass_s(costs.target[UNIFORM] if even else _ragged(costs, tokens), shape, proposals)
 
 
 @compiled
-def _plain_rate(costs: Costs, shape: Shape, newcomers: float) -> float:
+def _plain_rate(costs: Costs, shape: Shape, fresh_prompts: float) -> float:
     """Tokens a second of requests that decode, nothing proposed; 0 while no cost is known.
 
-    Newcomers' prompts make a step ragged. They are as many as answers end, so a token brings its share of such steps
-    whatever the draft length, as it brings prompt work: what counts against a step are newcomers who find it ragged.
-    With arrivals of their own accord, `-log(1 - newcomers)` a step, that is the chance of two or more.
+    A step that fresh prompts join is ragged, and the more tokens a step gives, the more answers end and prompts come.
+    What so grows with the tokens is theirs whatever the draft length, as prompt work is; the rest is the step's. Where
+    `1 - exp(-m)` of the steps are ragged, with `m` prompts a step, the rest is the chance of two or more.
     """
-    alone, two = without_prompts(shape), newcomers
-    if newcomers < 1.0:
-        two += (1.0 - newcomers) * np.log(1.0 - newcomers)
+    alone, two_or_more = without_prompts(shape), fresh_prompts
+    if fresh_prompts < 1.0:
+        two_or_more += (1.0 - fresh_prompts) * np.log(1.0 - fresh_prompts)
     even_s = decode_s(costs, alone, 0.0)
-    seconds = even_s + two * (pass_s(_ragged(costs, alone.n_batched), alone, 0.0) - even_s)
+    seconds = even_s + two_or_more * (pass_s(_ragged(costs, alone.n_batched), alone, 0.0) - even_s)
     return float(alone.n_requests / seconds) if seconds > 0.0 else 0.0
 
 
@@ -99,15 +99,16 @@ def _fill(seconds: Floats, cost: Floats, shape: Shape, first: int) -> None:
 
 @compiled
 def price(
-    costs: Costs, shape: Shape, context: Ints, read_s: float, goodput: float, most: int, newcomers: float
+    costs: Costs, shape: Shape, context: Ints, read_s: float, goodput: float, most: int, fresh_prompts: float,
+    everybody: bool,
 ) -> Price:  # fmt: skip
     """What a step takes around `shape`, which holds no proposals yet, with up to `most` of them.
 
     A step is ragged where it holds a prompt, and with proposals where a request has none. One request alone is even.
 
-    context: (N,), cached tokens of each request that may verify proposals. read_s: what a verified token costs in the
-    drafters' next first passes. goodput: measured, by the modelled one of plain decoding. newcomers: how likely the
-    step holds prompts of requests that are not in `shape`.
+    context: (N,), cached tokens of the requests whose nodes are priced. read_s: what a verified token costs in the
+    drafters' next first passes. goodput: measured, by the modelled one of plain decoding. fresh_prompts: how likely
+    the step holds prompts of requests that are not in `shape`. everybody: all that decode in it may have proposals.
     """
     most = max(0, most)
     uneven, even = np.empty(most + 1), np.empty(most + 1)
@@ -115,18 +116,18 @@ def price(
     _fill(uneven[:in_graph], costs.target[RAGGED], shape, 0)
     _fill(uneven[in_graph:], costs.target[BEYOND], shape, in_graph)
     _fill(even[:in_graph], costs.target[UNIFORM], shape, 0)
-    ragged = 1.0 if shape.n_prompt > 0.0 else newcomers
+    ragged = 1.0 if shape.n_prompt > 0.0 else fresh_prompts
     even[:in_graph] += ragged * (uneven[:in_graph] - even[:in_graph])
     even[in_graph:] = uneven[in_graph:]
     uneven[0] = even[0]
-    if shape.n_requests > len(context):
+    if not everybody:
         even[1:] = uneven[1:]
     elif shape.n_requests == 1.0:
         uneven[:] = even
     node_s = np.empty(len(context))
     for i in range(len(context)):
         node_s[i] = costs.target[RAGGED, QUERY] * context[i] / 1000 + read_s
-    rate = _plain_rate(costs, shape, newcomers) * goodput
+    rate = _plain_rate(costs, shape, fresh_prompts) * goodput
     first_s = token_s(_ragged(costs, shape.n_batched), shape.n_batched)
     return Price(uneven, even, node_s, rate, first_s)
 

@@ -113,3 +113,8 @@ class Outcome:
     tried: Bools
     """(M,): nodes whose parents were accepted, and where the target's own token is known: it may be for a node that was
     not verified."""
+
+    @property
+    def drafted(self) -> bool:
+        """Drafters were asked for this step, whether they had proposals or not."""
+        return bool(self.forest.lengths.any())

@@ -119,8 +119,8 @@ def _choose(pool: Pool, weighed: Candidates) -> tuple[_Best, Ints, Ints, float]:
     (_, depths, requests), drafter, models = pool.paths.shape, weighed.drafter, weighed.models
     share = Share(
         np.zeros((3, len(drafter), depths + 1, requests)), np.full(len(drafter), np.nan),
-        wanted(pool.need, pool.price.ragged_s[0]), np.empty((2, requests), np.int64), whole_chains(pool.paths),
-        np.empty((5, requests)),
+        wanted(pool.need, pool.price.ragged_s[0]), np.empty((2, requests), np.int64),
+        whole_chains(pool.paths, pool.offers), np.empty((5, requests)),
     )  # fmt: skip
     best = _best(pool, weighed, weighed.rows, weighed.even, share)
     for _ in range(REFINEMENTS if models.sum() > EXACT_VARIANTS else 0):

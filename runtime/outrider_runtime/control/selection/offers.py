@@ -14,7 +14,7 @@ from outrider_runtime.control.acceptance.trees import Beams, beams, most_gained
 from outrider_runtime.control.acceptance.trials import ANY, Counts
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.cost import step_times
-from outrider_runtime.control.cost.model import next_step
+from outrider_runtime.control.cost.model import next_step, room
 from outrider_runtime.control.cost.step_times import Costs
 from outrider_runtime.control.data.batch import Batch, Bools, Columns, Floats, Ints
 from outrider_runtime.control.settings import InForce
@@ -32,7 +32,7 @@ class Pool(NamedTuple):
     """(D, K, N): probability that the target accepts a chain of 1..K; 0 past a request's room, and where the drafter
     cannot serve it."""
     offers: Floats
-    """(D, K): probability that there is a proposal of that depth."""
+    """(D, K): probability that there is a proposal of that depth; of a model, any."""
     passes: Bools
     """(D,): every token is a pass."""
     first_s: Floats
@@ -72,17 +72,17 @@ class Terms(NamedTuple):
     """(S,): tokens beyond the bonus token that the step under way is expected to give, by slot."""
     drafts_s: float
     """Seconds of its drafts."""
-    newcomers: float
+    fresh_prompts: float
     """How likely the step holds prompts of requests that are not in the batch."""
 
 
 def terms(
-    batch: Batch, force: InForce, goodput: float, under_way: UnderWay, longest: int, newcomers: float
+    batch: Batch, force: InForce, goodput: float, under_way: UnderWay, longest: int, fresh_prompts: float
 ) -> tuple[Any, ...]:  # fmt: skip
     """As `Terms`, in a plain tuple, which a call unpacks faster."""
     return (
         force.usable, force.needs_kv, force.tpots_s, longest, batch.token_budget, batch.free_kv_tokens, goodput,
-        under_way.expected, under_way.drafts_s, newcomers,
+        under_way.expected, under_way.drafts_s, fresh_prompts,
     )  # fmt: skip
 
 
@@ -108,32 +108,35 @@ def offered(batch: Columns, known: Counts, costs: Costs, now: Terms, closed: Int
     """Rows that may ask, and what they are offered. closed: (D, N), tokens of holes that draft models are fed first."""
     rows, base = can_ask(batch), next_step(batch, now.token_budget)
     paths, offers = chain_paths(known, batch, rows, now.usable, now.longest)
-    decoding = int(base.n_batched - base.n_prompt)
-    budget = min(now.token_budget - decoding, now.free_kv_tokens - 2 * int(base.n_batched))
+    taken = int(base.n_batched)  # by the step under way
+    budget = room(base, now.token_budget, now.free_kv_tokens - taken)
     context, most = batch.context[rows], min(budget, len(rows) * now.longest)
-    price = step_times.price(costs, base, context, 0.0, now.goodput, most, now.newcomers)
+    everybody = len(rows) == int(base.n_requests)
+    price = step_times.price(costs, base, context, 0.0, now.goodput, most, now.fresh_prompts, everybody)
     wider = beams(known.places, np.ascontiguousarray(known.hazards[:, :, ANY]), known.widest)
     first_s, pass_s, token_s = step_times.draft_columns(
         costs, context, float(batch.prompt.sum()), wider.places.shape[2]
     )
-    need = _need(batch, rows, paths, price, now, wider)
+    need = _need(batch, rows, paths, offers, price, now, wider)
     for d in range(len(paths)):
         for n in range(len(rows)):
             if not served(batch.missing[d, rows[n]], closed[d, rows[n]], now.needs_kv[d]):
                 paths[d, :, n] = 0.0
     asking_s = step_times.asking_s(costs, context)
     pool = Pool(
-        paths, offers, known.passes, first_s, pass_s, token_s, price, now.longest, max(0, budget), need, wider, asking_s
+        paths, offers, known.passes, first_s, pass_s, token_s, price, now.longest, budget, need, wider, asking_s
     )  # fmt: skip
     return rows, pool
 
 
 @compiled
-def _need(batch: Columns, rows: Ints, paths: Floats, price: Price, now: Terms, beams: Beams) -> Need:
+def _need(
+    batch: Columns, rows: Ints, paths: Floats, offers: Floats, price: Price, now: Terms, beams: Beams
+) -> Need:  # fmt: skip
     """Who will be behind when the next step begins. The step under way is taken to be like a plain one."""
     step_s = price.ragged_s[0] + now.drafts_s
     if not anyone_late(batch, now.tpots_s, 2 * step_s):
         return nobody_behind(len(rows))
-    most = 1.0 + most_gained(paths, beams)
+    most = 1.0 + most_gained(paths, offers, beams)
     state = later(clocks(batch, rows, now.tpots_s), step_s, 1.0 + now.expected[batch.slot[rows]])
     return Need(behind(state, step_s, most), needed(state, 0.0) - 1.0, 1.0 / state.tpot_s)

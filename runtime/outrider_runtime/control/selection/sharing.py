@@ -34,19 +34,19 @@ class Share(NamedTuple):
     whole: Floats
     """(D, K, N): the tokens that whole chains of 1..K are worth; 0 where the drafter has none so long."""
     each: Floats
-    """(5, N): the tokens and the proposals that it may expect, how likely it has no proposal, and, where each has
-    another length, what all is worth, and the tokens that lambda wants for asking a model."""
+    """(5, N), of each request: GAIN, tokens that it may expect; TOKENS, proposals that it may expect; NONE, how likely
+    it has none; NET, what all of that is worth; ASKING, tokens that lambda wants for asking its model."""
 
 
 @compiled
-def whole_chains(paths: Floats) -> Floats:
-    """`Share.whole`. paths: (D, K, N), see `Pool`."""
+def whole_chains(paths: Floats, offers: Floats) -> Floats:
+    """`Share.whole`. paths: (D, K, N), offers: (D, K), see `Pool`."""
     gains = np.zeros(paths.shape)
     for d in range(paths.shape[0]):
         for i in range(paths.shape[2]):
             gain = 0.0
             for k in range(paths.shape[1]):
-                gain += paths[d, k, i]
+                gain += offers[d, k] * paths[d, k, i]
                 gains[d, k, i] = gain if paths[d, k, i] > 0.0 else 0.0
     return gains
 
@@ -85,6 +85,7 @@ def fill_tree(pool: Pool, d: int, width: int, token_s: float, wanted: Floats, co
                     gained, taken, reach[i] = gained + path, taken + 1.0, reach[i] + path
             gain[k + 1, i], tokens[k + 1, i] = gained, taken
             net[k + 1, i] = gained - (0.0 if pool.need.behind[i] else price * taken)
+    columns *= pool.offers[d, 0]
 
 
 @compiled
@@ -104,11 +105,12 @@ def share_models(pool: Pool, share: Share, drafter: Ints, models: Bools, passes:
     for v in range(len(passes)):
         if models[v] and passes[v] > 0:
             net, gain, tokens = columns[0, v, passes[v]], columns[1, v, passes[v]], columns[2, v, passes[v]]
+            miss = 1.0 - pool.offers[drafter[v], 0]
             for i in range(len(net)):
                 asking = _asking(pool, drafter[v], i, passes[v])
                 if net[i] - asking > each[NET, i]:
                     who[0, i], each[GAIN, i], each[TOKENS, i] = v, gain[i], tokens[i]
-                    each[NONE, i], each[NET, i], each[ASKING, i] = 0.0, net[i] - asking, asking
+                    each[NONE, i], each[NET, i], each[ASKING, i] = miss, net[i] - asking, asking
 
 
 @compiled
@@ -125,15 +127,16 @@ def share_lookups(share: Share, offers: Floats, drafter: Ints, models: Bools, pa
         net, gain, tokens = columns[0, v, passes[v]], columns[1, v, passes[v]], columns[2, v, passes[v]]
         miss = max(0.0, 1.0 - offers[drafter[v], 0])
         for i in range(len(net)):
-            beside = miss * of_model[NET, i] - (1.0 - miss) * of_model[ASKING, i]
+            beside = miss * (of_model[NET, i] + of_model[ASKING, i]) - of_model[ASKING, i]
+            keeps = beside >= 0.0
             here = net[i] + max(0.0, beside)
             ties = here == each[NET, i] and who[0, i] == model[i] and v < model[i]
             if tokens[i] > 0.0 and (here > each[NET, i] or ties):
-                next_one = miss if beside >= 0.0 else 0.0
-                who[0, i], who[1, i], each[NET, i] = v, model[i] if beside >= 0.0 else NOBODY, here
-                each[GAIN, i] = gain[i] + next_one * of_model[GAIN, i]
-                each[TOKENS, i] = tokens[i] + next_one * of_model[TOKENS, i]
-                each[NONE, i] = miss * of_model[NONE, i] if beside >= 0.0 else miss
+                reach = miss if keeps else 0.0
+                who[0, i], who[1, i], each[NET, i] = v, model[i] if keeps else NOBODY, here
+                each[GAIN, i] = gain[i] + reach * of_model[GAIN, i]
+                each[TOKENS, i] = tokens[i] + reach * of_model[TOKENS, i]
+                each[NONE, i] = miss * of_model[NONE, i] if keeps else miss
 
 
 @compiled

@@ -89,8 +89,8 @@ def upper_bounds(pool: Pool, upper_paths: Floats, lengths: int) -> Floats:
             tokens = served[drafter] * length
             if tokens > min(pool.budget, len(price.ragged_s) - 1):
                 break
-            even_s = price.uniform_s[tokens] if served[drafter] == pool.paths.shape[2] else np.inf
-            target_s = min(float(even_s), float(price.ragged_s[tokens])) - price.plain_s
+            even_s = (price.uniform_s if served[drafter] == pool.paths.shape[2] else price.ragged_s)[tokens]
+            target_s = float(min(even_s, price.ragged_s[tokens])) - price.plain_s
             draft_s = pool.first_s[drafter] + (length - 1) * pool.pass_s[drafter, 0] + tokens * pool.token_s[drafter]
             draft_s += length * asking_s
             gain = float(served[drafter] * upper_paths[drafter, :length].sum())
