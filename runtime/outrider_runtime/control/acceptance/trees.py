@@ -197,20 +197,18 @@ def place_rates(chains: Floats, places: Floats, hazards: Floats) -> Floats:
 
 
 @compiled
-def most_gained(paths: Floats, offers: Floats, beams: Beams) -> Floats:
-    """(N,): the most tokens beyond the bonus token that any drafter is expected to bring. paths: (D, K, N), offers:
-    (D, K), as in `Pool`."""
+def most_gained(paths: Floats, beams: Beams) -> Floats:
+    """(N,): the most tokens beyond the bonus token that any drafter is expected to bring if it has a proposal. paths:
+    (D, K, N)."""
     drafters, depths, requests = paths.shape
     most = np.zeros(requests)
     for d in range(drafters):
         widest = beams.widest[d]
         rates = place_rates(paths[d], beams.places[d], beams.hazards[d]) if widest > 1 else paths[:0]
         for i in range(requests):
-            gain, beam, reach = 0.0, 0.0, 1.0
-            for k in range(depths):
-                gain += offers[d, k] * paths[d, k, i]
+            gain, beam, reach = paths[d, :, i].sum(), 0.0, 1.0
             for k in range(depths if widest > 1 else 0):
                 reach *= rates[k, :widest, i].sum()
-                beam += offers[d, k] * reach
+                beam += reach
             most[i] = max(most[i], gain, beam)
     return most

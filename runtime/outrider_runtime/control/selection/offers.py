@@ -117,7 +117,7 @@ def offered(batch: Columns, known: Counts, costs: Costs, now: Terms, closed: Int
     first_s, pass_s, token_s = step_times.draft_columns(
         costs, context, float(batch.prompt.sum()), wider.places.shape[2]
     )
-    need = _need(batch, rows, paths, offers, price, now, wider)
+    need = _need(batch, rows, paths, price, now, wider)
     for d in range(len(paths)):
         for n in range(len(rows)):
             if not served(batch.missing[d, rows[n]], closed[d, rows[n]], now.needs_kv[d]):
@@ -130,13 +130,11 @@ def offered(batch: Columns, known: Counts, costs: Costs, now: Terms, closed: Int
 
 
 @compiled
-def _need(
-    batch: Columns, rows: Ints, paths: Floats, offers: Floats, price: Price, now: Terms, beams: Beams
-) -> Need:  # fmt: skip
+def _need(batch: Columns, rows: Ints, paths: Floats, price: Price, now: Terms, beams: Beams) -> Need:
     """Who will be behind when the next step begins. The step under way is taken to be like a plain one."""
     step_s = price.ragged_s[0] + now.drafts_s
     if not anyone_late(batch, now.tpots_s, 2 * step_s):
         return nobody_behind(len(rows))
-    most = 1.0 + most_gained(paths, offers, beams)
+    most = 1.0 + most_gained(paths, beams)
     state = later(clocks(batch, rows, now.tpots_s), step_s, 1.0 + now.expected[batch.slot[rows]])
     return Need(behind(state, step_s, most), needed(state, 0.0) - 1.0, 1.0 / state.tpot_s)
