@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -86,7 +87,8 @@ def _profiles(worlds: dict[str, dict[str, dict[str, float]]]) -> str:
 
 
 def _verdict(bar: Bar) -> str:
-    return f"{bar.value:.3f} of {bar.least:.3f}, {'holds' if bar.holds else 'missed'}"
+    shown = bar.value if bar.holds else math.floor(1000 * bar.value) / 1000  # never as if it were reached
+    return f"{shown:.3f} of {bar.least:.3f}, {'holds' if bar.holds else 'missed'}"
 
 
 def _slo(one: dict[str, Any]) -> str:
