@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,18 @@ class Laptop:
         document = yaml.safe_load(self.manifest.read_text())
         document["spec"]["speculation"] |= speculation
         self.manifest.write_text(yaml.safe_dump(document))
+
+    @contextmanager
+    def speculating(self) -> Iterator[None]:
+        """At every step, whatever the loop thinks of it: on a busy machine its probes may say that it does not pay."""
+        before = self.server.state().config_hash
+        self.edit(mode="Static")
+        self.server.wait_until("the new config", lambda: self.server.state().config_hash != before)
+        try:
+            yield
+        finally:
+            self.edit(mode="ClosedLoop")
+            self.server.wait_until("the old config", lambda: self.server.state().config_hash == before)
 
 
 @pytest.fixture(scope="session")

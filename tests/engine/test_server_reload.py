@@ -30,8 +30,9 @@ def test_speculation_is_switched_off_and_on_without_a_restart(laptop: Laptop) ->
     assert off.started_at == before.started_at
     laptop.edit(mode="ClosedLoop")
     server.wait_until("the old config", lambda: server.state().config_hash == before.config_hash)
-    _answer(server)
-    server.wait_until("speculation", lambda: server.state().speculative_steps > off.speculative_steps)
+    with laptop.speculating():
+        _answer(server)
+        server.wait_until("speculation", lambda: server.state().speculative_steps > off.speculative_steps)
 
 
 def test_a_new_slo_class_is_known_at_once(laptop: Laptop) -> None:
