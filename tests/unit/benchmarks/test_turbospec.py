@@ -11,6 +11,7 @@ from outrider_runtime.simulate.worlds.world import Pass, World
 from tests.benchmarks import simulator_against_turbospec as turbospec
 
 TABLE = turbospec.TABLES[0]
+CLIENTS = 96
 ROUNDS, ROUNDS_UNTIL_IT_IS_OFF = 8, 16
 """Of requests. The profile says that a token pays: only the third probe tells that it does not."""
 
@@ -36,12 +37,13 @@ def test_at_low_load_speculation_is_on_and_pays():
 
 def test_where_a_fixed_length_loses_speculation_is_off():
     """Table 4 at 16 a second, with batch expansion: 1.09 at k = 3, 0.99 with TurboSpec."""
-    world, load = turbospec.expanded(turbospec.world_of(TABLE)), load_of(96, ROUNDS_UNTIL_IT_IS_OFF)
+    world, load = turbospec.expanded(turbospec.world_of(TABLE)), load_of(CLIENTS, ROUNDS_UNTIL_IT_IS_OFF)
     found = by_plain(world, load)
     assert found["k = 3"] > 1.2
     assert found["loop"] < 1.05
-    verified = np.array(turbospec.ran(TABLE, load, turbospec.ours(world), world).log.verified)
-    assert (verified[-len(verified) // 4 :] == 0).mean() > 0.95
+    log = turbospec.ran(TABLE, load, turbospec.ours(world), world).log
+    verified = np.array(log.verified)[np.array(log.requests) == CLIENTS]
+    assert (verified[len(verified) // 2 :] == 0).mean() > 0.85
 
 
 def test_verified_tokens_cost_their_context_again_with_batch_expansion():
