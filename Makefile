@@ -31,10 +31,10 @@ crds: deps-fast ## write the CustomResourceDefinition from the models
 	$(VENV)/bin/outrider-crds
 
 bench: $(if $(ONLY),deps,code) ## the bars, on paired replays of recorded proposals, in at most MINUTES=20 (ONLY=real_cores: that benchmark)
-	$(PY) -m tests.benchmarks.$(or $(ONLY),replay) $(if $(MINUTES),--minutes $(MINUTES))
+	$(PY) -m bench.$(or $(ONLY),replay) $(if $(MINUTES),--minutes $(MINUTES))
 
 recording: deps ## record anew what the drafters propose (PROMPTS=FILE, as Spec-Bench has them; docs/simulator.md)
-	PYTHONPATH=examples OMP_WAIT_POLICY=passive $(PY) -m tests.benchmarks.record $(PROMPTS) $(if $(MINUTES),--minutes $(MINUTES)) --output runtime/outrider_runtime/simulate/data/recordings/smollm2.npz
+	PYTHONPATH=examples OMP_WAIT_POLICY=passive $(PY) -m bench.record $(PROMPTS) $(if $(MINUTES),--minutes $(MINUTES)) --output runtime/outrider_runtime/simulate/data/recordings/smollm2.npz
 
 profile: deps ## measure the example's latency profile on this machine and print the report
 	$(VENV)/bin/outrider-profile -f examples/smollm2-cpu.yaml --report .outrider/profile

@@ -16,13 +16,15 @@ from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.control.settings import MATCH_EDGES, Drafter, Settings
 from outrider_runtime.simulate import recording as recordings
 from outrider_runtime.simulate.replay.engine import Engine, Policy, Setting
-from outrider_runtime.simulate.replay.policies import Adaptive, ByBatchSize, Fixed, cost_tables, tuned_table
+from outrider_runtime.simulate.replay.policies import Fixed
 from outrider_runtime.simulate.replay.profile import fitted
 from outrider_runtime.simulate.replay.proposals import mean_hazards
 from outrider_runtime.simulate.replay.scheduling import Limits
 from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed, open_load, poisson, with_classes
 from outrider_runtime.simulate.worlds import world as worlds
 from outrider_runtime.simulate.worlds.world import Pass
+
+from bench.replay.baselines import Adaptive, ByBatchSize, cost_tables, tuned_table
 
 EAGLE = Drafter("eagle", passes=True, needs_hidden=True)
 LOOKUP = Drafter("lookup", confidence_edges=MATCH_EDGES)

@@ -18,9 +18,10 @@ from outrider_runtime.simulate.replay.beams import Beams
 from outrider_runtime.simulate.replay.engine import Engine, Setting
 from outrider_runtime.simulate.replay.policies import Fixed
 from outrider_runtime.simulate.replay.scheduling import Limits
-from outrider_runtime.simulate.replay.tree_policies import AdaServe, StaticTree, path_probabilities
 from outrider_runtime.simulate.replay.workload import Lengths, closed
 from outrider_runtime.simulate.worlds import world as worlds
+
+from bench.replay.tree_baselines import AdaServe, StaticTree, path_probabilities
 
 RECORDED = recordings.shipped()
 LIFTED = recordings.lifted(RECORDED, 0.7, seed=0)

@@ -20,7 +20,7 @@ from outrider_runtime.torch_engine.runner import Model
 from outrider_runtime.torch_engine.scheduler import Limits
 from transformers import AutoModelForCausalLM
 
-from tests.benchmarks.teacher_forcing import LEAST_BEST, WORST_GAP, gaps
+from bench.teacher_forcing import LEAST_BEST, WORST_GAP, gaps
 from tests.engine import engines
 from tests.unit.torch_engine.engines import CPU, bench
 from tests.unit.torch_engine.models import write_head, write_medusa, write_pair
@@ -69,7 +69,7 @@ def answers(models: Path, drafter: str, width: int) -> tuple[list[list[int]], in
 @pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "width"), ARMS)
 def test_every_token_is_the_best_one(models: Path, drafter: str, width: int) -> None:
-    """At each place, given the tokens before it; `tests.benchmarks.teacher_forcing` does the same with a real model."""
+    """At each place, given the tokens before it; `bench.teacher_forcing` does the same with a real model."""
     model = AutoModelForCausalLM.from_pretrained(models / "target", dtype=torch.float64).eval()
     found, verified = answers(models, drafter, width)
     assert verified > 0

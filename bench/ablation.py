@@ -1,0 +1,234 @@
+"""What each mechanism of the control core buys: replays with one of them off at a time.
+
+    python -m bench.ablation        writes results/ablation.json (about 15 minutes of one core)
+
+The same loads, seeds, profiles and worlds as the whole loop, so ratios are paired. A load is measured by goodput, one
+that shifts by the replay's speeds, one with SLO classes by the share of requests that met theirs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.data.forest import Forest
+from outrider_runtime.simulate.replay.engine import Policy
+
+from bench.replay import phases, plan, pool, slo_mix, static_load, wrong_models
+from bench.replay.bars import geometric_mean
+from bench.replay.cells import run
+from bench.replay.settings import Case, System, ours
+from bench.replay.static_load import Point
+
+RESULT = Path(__file__).parent / "results" / "ablation.json"
+SEEDS = 3
+H200, A100, L40S, CPU = "llama-3.1-8b-h200", "llama-3.1-8b-a100", "llama-3.1-8b-l40s", "smollm2-135m-cpu"
+
+
+# -- what is switched off ---------------------------------------------------------------------------------------------
+
+
+def after_each_step(controller: Controller, undo: Callable[[], None]) -> None:
+    """Have what a step taught undone."""
+    observe = controller.observe
+
+    def observed(outcome: Any) -> None:
+        observe(outcome)
+        undo()
+
+    controller.observe = observed  # type: ignore[method-assign]
+
+
+def correction_of_target(controller: Controller) -> None:
+    latency = controller._evidence.latency
+    after_each_step(controller, partial(_uncorrect, latency._memory.target))
+
+
+def correction_of_drafts(controller: Controller) -> None:
+    latency = controller._evidence.latency
+    after_each_step(controller, partial(_uncorrect, latency._memory.drafts))
+
+
+def _uncorrect(believed: Any) -> None:
+    believed.sums[:], believed.values[:], believed.costs[:] = 0.0, 1.0, believed.base
+
+
+def factors(controller: Controller) -> None:
+    """What sets a class or a request apart in acceptance."""
+    after_each_step(controller, lambda: controller._evidence.acceptance._known.groups.fill(0.0))
+
+
+def ageing(controller: Controller) -> None:
+    controller._evidence.acceptance.age = lambda _now: None  # type: ignore[assignment, method-assign]
+
+
+def measured_goodput(controller: Controller) -> None:
+    """lambda is the modelled goodput of plain decoding."""
+    after_each_step(controller, controller._evidence.goodput.__init__)  # type: ignore[misc]
+
+
+def probes(controller: Controller) -> None:
+    controller._evidence.probes.step = lambda *_, **__: False  # type: ignore[method-assign]
+
+
+def exploration(controller: Controller) -> None:
+    controller._evidence.explorer.due = lambda **_: False  # type: ignore[method-assign]
+
+
+def gating(controller: Controller) -> None:
+    """That a drafter which is passed over reads nothing."""
+    controller._propose._kv.look = lambda _choice: None  # type: ignore[assignment, method-assign]
+
+
+def closing_holes(controller: Controller) -> None:
+    """That a draft model is fed what it missed."""
+    kv = controller._propose._kv
+    kv._closing = lambda batch, _choice: np.zeros(batch.missing.shape, np.int64)  # type: ignore[assignment, method-assign]
+
+
+def second_rank(controller: Controller) -> None:
+    """That a request whose lookup finds nothing is served by a model that runs anyway."""
+    planned = controller.plan_draft
+
+    def plan_draft(batch: Any) -> Any:
+        made = planned(batch)
+        return replace(made, asked=made.asked[:1])
+
+    controller.plan_draft = plan_draft  # type: ignore[method-assign]
+
+
+def confidence(controller: Controller) -> None:
+    """What drafters say of their own proposals; on GPUs it does not reach the loop anyway."""
+    plan, observe = controller.plan_verify, controller.observe
+
+    def unsure(forest: Forest) -> Forest:
+        return replace(forest, confidence=np.full(len(forest), np.nan))
+
+    controller.plan_verify = lambda batch, forest: plan(batch, unsure(forest))  # type: ignore[method-assign]
+    controller.observe = lambda outcome: observe(replace(outcome, forest=unsure(outcome.forest)))  # type: ignore[method-assign]
+
+
+SWITCHES: Mapping[str, Callable[[Controller], None]] = {
+    one.__name__.replace("_", " "): one
+    for one in (
+        correction_of_target, correction_of_drafts, factors, ageing, measured_goodput, probes, exploration, gating,
+        closing_holes, second_rank, confidence,
+    )
+}  # fmt: skip
+
+
+def without(system: System, switch: Callable[[Controller], None] | None) -> System:
+    def build(case: Case, seed: int) -> Policy:
+        controller = system.build(case, seed)
+        assert isinstance(controller, Controller)
+        if switch is not None:
+            switch(controller)
+        return controller
+
+    return replace(system, build=build)
+
+
+# -- what it is measured on -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    name: str
+    system: System
+    measure: Callable[[System, int], float]
+    """System, seed -> a figure that is the better the larger."""
+
+
+def cells() -> Iterable[Cell]:
+    for name, acceptance, requests in (
+        (H200, 0.7, 1),
+        (H200, 0.5, 128),
+        (A100, 0.7, 8),
+        (L40S, 0.5, 32),
+        (CPU, None, 8),
+    ):
+        yield static(name, acceptance, requests, ours())
+    for title, distort in (("knee off", wrong_models.knee_off), ("drafts dearer", wrong_models.draft_dearer)):
+        yield static(A100, 0.7, 32, ours(distort=distort), f", {title}")
+    point = Point(Case(A100, 0.7), 32)
+    yield Cell(f"{point}, not all of a step reported", ours(), partial(_unreported, point))
+    for shift in (*plan.shifts(replace(plan.DEFAULT, worlds=(H200,)))[:2], *plan.shifts(plan.DEFAULT)[4:5]):
+        yield Cell(f"{shift.name}, {shift.case}", ours(), partial(_shifted, shift))
+    for mixed, name in plan.MIXED:
+        case = Case(name, mix=mixed)
+        yield Cell(f"{case}, 8 requests", ours(), partial(_pooled, case))
+    for mix in plan.mixes(plan.DEFAULT)[:1]:
+        yield Cell(f"SLO mix, {mix.case}", ours(classes=mix.targets), partial(_attained, mix))
+
+
+def static(name: str, acceptance: float | None, requests: int, system: System, title: str = "") -> Cell:
+    point = Point(Case(name, acceptance), requests)
+    return Cell(f"{point}{title}", system, lambda one, seed: static_load.measure(point, one, [seed])[0])
+
+
+def _unreported(point: Point, system: System, seed: int) -> float:
+    return static_load.measure(point, wrong_models.unreported(system), [seed])[0]
+
+
+def _shifted(shift: phases.Shift, system: System, seed: int) -> float:
+    load = phases.load(shift, seed)
+    speed = phases.speeds(shift, load, run(shift.case, system, load, seed))
+    return float(np.exp(np.log(speed) @ shift.shares()))
+
+
+def _pooled(case: Case, system: System, seed: int) -> float:
+    return run(case, system, pool.load(case, 8, seed), seed).goodput
+
+
+def _attained(mix: slo_mix.Mix, system: System, seed: int) -> float:
+    return mix.measure(system, mix.coarse[4], [seed])[0].share
+
+
+# -- what comes of it -------------------------------------------------------------------------------------------------
+
+
+def measured(switches: Iterable[str], seeds: int) -> dict[str, dict[str, float]]:
+    """Switch -> cell -> by the whole loop's, geometric mean over the seeds."""
+    found: dict[str, dict[str, float]] = {name: {} for name in switches}
+    for cell in cells():
+        whole = [cell.measure(cell.system, seed) for seed in range(seeds)]
+        for name, row in found.items():
+            system = without(cell.system, SWITCHES[name])
+            row[cell.name] = geometric_mean([cell.measure(system, seed) / whole[seed] for seed in range(seeds)])
+        print(cell.name, {name: round(row[cell.name], 3) for name, row in found.items()}, file=sys.stderr, flush=True)
+    return found
+
+
+def table(found: Mapping[str, Mapping[str, float]]) -> str:
+    lines = ["| off | by the whole loop, geometric mean | worst | where |", "|---|---|---|---|"]
+    for name, row in sorted(found.items(), key=lambda one: geometric_mean(list(one[1].values()))):
+        worst = min(row, key=lambda cell: row[cell])
+        lines.append(f"| {name} | {geometric_mean(list(row.values())):.3f} | {row[worst]:.3f} | {worst} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", choices=SWITCHES, default=list(SWITCHES), help="some mechanisms")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--tables", action="store_true", help="nothing anew: the table of what is there")
+    options = parser.parse_args()
+    if not options.tables:
+        found = {
+            name: {cell: round(ratio, 4) for cell, ratio in row.items()}
+            for name, row in measured(options.only, options.seeds).items()
+        }
+        RESULT.write_text(json.dumps({"seeds": options.seeds, "ratios": found}, indent=1) + "\n")
+    print(table(json.loads(RESULT.read_text())["ratios"]))
+
+
+if __name__ == "__main__":
+    main()

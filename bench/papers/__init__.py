@@ -1,0 +1,1 @@
+"""One-off studies: what a paper reports, held against the simulator or a device."""

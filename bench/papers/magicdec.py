@@ -1,0 +1,207 @@
+"""Sparse self-speculation on replays: Llama-3.1-8B drafts for itself over 512 tokens, in two worlds.
+
+    python -m bench.papers.magicdec
+
+writes results/magicdec.json. On 8 A100 the rows are those of MagicDec's Table 1(c), each with its own tokens a step
+(Omega, two drafted). Beside ours stand the speed-up that the paper prints and the one that its times give at Omega: the
+printed one is lower. Ours is to be at least the printed one where that is above 1, and plain decoding where it is not.
+On one H200 the times are composed, contexts go as far as its tables do, and Omega is the paper's at such a context.
+
+All requests of a row decode at once, as in the paper; reading prompts is left out. Then contexts go up and come back
+while one controller serves. Requests of two phases overlap, in another way under each policy: so a phase is told from
+the steps in which its requests alone decode, and the whole from the time that everything takes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.settings import HotSettings, Settings
+from outrider_runtime.simulate.recording import Recording
+from outrider_runtime.simulate.replay.engine import Engine, Policy, Setting
+from outrider_runtime.simulate.replay.policies import Fixed
+from outrider_runtime.simulate.replay.scheduling import Limits
+from outrider_runtime.simulate.replay.workload import Workload
+
+from bench.papers.magicdec_world import DRAFTED, Row, rows
+from bench.replay import settings
+
+RESULTS = Path(__file__).parent / "results" / "magicdec.json"
+PLAIN, FIXED, OURS = "plain", "k = 2", "ours"
+POOL = (settings.TRAITS["sparse"],)
+ROWS = rows("llama-3.1-8b")
+AS_PLAIN = 0.99
+"""Of plain decoding, counts as plain."""
+TOKENS, SEEDS, WAVES = 512, 2, 3
+"""Of each answer; of each row; answers after each other, so that a row lasts some hundred steps."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One world."""
+
+    world: str
+    longest: int
+    """Tokens of a request: what the profile goes by."""
+    shift: tuple[int, ...]
+    """Contexts of the phases."""
+    shift_requests: int
+
+
+A100 = Part("llama-3.1-8b-8xa100-long", 102_400, (1000, 8000, 32_000, 8000, 1000), 64)
+H200 = Part("llama-3.1-8b-h200", 16_384, (1000, 4000, 16_000, 4000, 1000), 32)
+H200_ROWS = tuple(
+    (context, requests) for context in (1000, 4000, 8000, 16_000) for requests in (8, 32, 128)
+    if requests * (context + TOKENS) <= settings.world(H200.world).kv_tokens
+)  # fmt: skip
+
+
+@cache
+def lift(omega: float) -> float:
+    """Acceptance, in thousandths, of the lifted recording from which so many tokens a step come at two drafted ones."""
+    shares = np.arange(700, 900) / 1000
+    return float(min(shares, key=lambda share: abs(tokens_per_step(settings.recording(float(share))) - omega)))
+
+
+def tokens_per_step(recording: Recording) -> float:
+    """Of requests that get as many tokens of each answer, a step at a time."""
+    depth = recording.depth[recording.drafters.index("sparse")]
+    return 1 / fmean(1 / _of_answer(depth[begin:end]) for begin, end in pairwise(recording.start))
+
+
+def _of_answer(depth: NDArray[np.int8]) -> float:
+    """depth: (positions,). Each step begins where the one before it left off."""
+    place, steps = 0, 0
+    while place < len(depth):
+        place, steps = place + 1 + min(int(depth[place]), DRAFTED), steps + 1
+    return place / steps
+
+
+def omega_at(context: int) -> float:
+    """The paper's, of its row whose context is nearest."""
+    return min(ROWS, key=lambda row: abs(row.context - context)).omega
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Requests that decode at once, and how often they accept."""
+
+    part: Part
+    requests: int
+    omega: float
+
+    @property
+    def recording(self) -> Recording:
+        return settings.recording(lift(self.omega))
+
+
+def workload(cell: Cell, count: int, seed: int) -> Workload:
+    rng = np.random.default_rng([seed, 3])
+    nobody, output = np.full(count, -1, np.int64), np.full(count, TOKENS, np.int64)
+    answers = np.resize(rng.permutation(cell.recording.answers), count)
+    return Workload(np.zeros(count), np.ones(count, np.int64), output, nobody, answers, cell.requests)
+
+
+def decoding_rate(cell: Cell, name: str, context: int, seed: int) -> float:
+    """Tokens a second while all requests of a row decode."""
+    return alone_rates(served(cell, name, [context] * (WAVES * cell.requests), seed), cell.requests, 1)[0]
+
+
+def alone_rates(engine: Engine, clients: int, phases: int) -> list[float]:
+    """Tokens a second in each phase, while `clients` of its requests decode, and nobody else does."""
+    log, found = engine.log, []
+    now, step_s, tokens, running = map(np.array, (log.now, log.step_s, log.tokens, log.requests))
+    begins, ends = (np.split(at, phases) for at in (engine.requests.first_s, engine.requests.done_s))
+    for phase in range(phases):
+        begun = ends[phase - 1].max() if phase else begins[0][:clients].max()
+        over = begins[phase + 1].min() if phase + 1 < phases else np.inf
+        inside = (now > begun) & (now <= over) & (running == clients)
+        found.append(float(tokens[inside].sum() / step_s[inside].sum()))
+    return found
+
+
+def served(cell: Cell, name: str, contexts: Sequence[int], seed: int) -> Engine:
+    """Requests read one token; once they decode they have their context."""
+    world = settings.world(cell.part.world)
+    limits = Limits(max_requests=settings.SLOTS, kv_tokens=world.kv_tokens)
+    cost = settings.decision_us(slo_classes=False) if name == OURS else ((1, 0.0),)
+    setting = Setting(world, cell.recording, POOL, limits, cost, asynchronous=True)
+    engine = Engine(setting, workload(cell, len(contexts), seed), policy(cell.part, name, seed))
+    requests, grown = engine.requests, np.zeros(len(contexts), bool)
+    while engine.advance():
+        new = (requests.produced > 0) & ~grown
+        for column in (requests.context, requests.prompt):
+            column[new] += np.array(contexts, np.int64)[new] - 1
+        grown |= new
+    return engine
+
+
+def policy(part: Part, name: str, seed: int) -> Policy:
+    if name == OURS:
+        latency = settings.profile(part.world, POOL, seed % settings.PROFILES, part.longest)
+        hot = HotSettings(max_draft_tokens=settings.LONGEST)
+        graph = settings.world(part.world).graph_tokens
+        of_loop = Settings(POOL, settings.LONGEST, settings.SLOTS, largest_graph_tokens=graph, hot=hot)
+        return Controller(of_loop, latency, clock=time.perf_counter, rng=np.random.default_rng([seed, 2]))
+    return Fixed(POOL) if name == PLAIN else Fixed(POOL, 0, DRAFTED)
+
+
+def compared(cell: Cell, context: int) -> dict[str, Any]:
+    """Speed-ups over plain decoding."""
+    rates = {
+        name: fmean(decoding_rate(cell, name, context, seed) for seed in range(SEEDS)) for name in (PLAIN, FIXED, OURS)
+    }
+    fixed, ours = (round(rates[name] / rates[PLAIN], 3) for name in (FIXED, OURS))
+    return {"context": context, "requests": cell.requests, "omega": cell.omega, "fixed": fixed, "ours": ours}
+
+
+def beside_paper(row: Row) -> dict[str, Any]:
+    found = compared(Cell(A100, row.requests, row.omega), row.context)
+    by_times = round(row.omega * row.decode_ms / (row.verify_ms + row.draft_ms), 3)
+    bar = row.speedup if row.speedup > 1 else AS_PLAIN
+    return {**found, "byTimes": by_times, "printed": row.speedup, "holds": found["ours"] >= bar}
+
+
+def shifted(part: Part, seed: int) -> dict[str, Any]:
+    """Speed-up over plain decoding of each phase, and of the whole. Accepted is what it is at the longest context."""
+    cell, phases = Cell(part, part.shift_requests, omega_at(max(part.shift))), len(part.shift)
+    contexts = [context for context in part.shift for _ in range(2 * cell.requests)]
+    plain, ours = (served(cell, name, contexts, seed) for name in (PLAIN, OURS))
+    before, after = (alone_rates(engine, cell.requests, phases) for engine in (plain, ours))
+    whole = float(plain.requests.done_s.max() / ours.requests.done_s.max())
+    found = [
+        {"context": context, "speedup": round(fast / slow, 3)}
+        for context, slow, fast in zip(part.shift, before, after, strict=True)
+    ]
+    return {"requests": cell.requests, "omega": cell.omega, "seed": seed, "phases": found, "whole": round(whole, 3)}
+
+
+def told(found: dict[str, Any]) -> dict[str, Any]:
+    print(found, flush=True)
+    return found
+
+
+def main() -> None:
+    beside = [told(beside_paper(row)) for row in ROWS]
+    alone = [told(compared(Cell(H200, requests, omega_at(context)), context)) for context, requests in H200_ROWS]
+    shifts = {part.world: [told(shifted(part, seed)) for seed in range(SEEDS)] for part in (A100, H200)}
+    print(f"{sum(row['holds'] for row in beside)} of {len(beside)} rows hold")
+    found = {
+        part.world: {"rows": lines, "shift": shifts[part.world]} for part, lines in ((A100, beside), (H200, alone))
+    }
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""Makes a recording: what each drafter would have proposed at every position of the target's own answers.
+
+    make recording PROMPTS=spec_bench.jsonl
+
+The target answers each prompt once, two thirds greedily and a third at temperature 0.7. For a greedy proposal, "equals
+the token that was sampled" has exactly the probability with which rejection sampling accepts it.
+
+A batch of prompts is a part, a file of its own: what was interrupted, or stopped by `--minutes`, goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from eagle3 import checkpoint
+from eagle3.head import Head
+from eagle3.target import Answer, Target
+from outrider_runtime.simulate.recording import DEPTH, OFF_PATH, WIDTH, Recording, Trees, load, quantised
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from vllm.v1.spec_decode.ngram_proposer import _find_longest_matched_ngram_and_propose_tokens as lookup
+
+from bench.record import beams, chains
+from bench.record.parts import Part, joined, parts, trees_joined
+from bench.record.prompts import GROUPS, by_group
+from setup.drafts import EAGLE, FIRST_LAYERS
+from setup.model import FOLDER
+
+HOLE = 32
+LOOKUP = {"min_ngram": 2, "max_ngram": 4, "max_model_len": 1 << 20, "k": DEPTH}
+"""The settings of examples/smollm2-cpu.yaml."""
+WINDOWS = {"sparse": (4, 64)}
+"""Sparse self-speculation: the first tokens and the last ones that the target sees while it drafts."""
+
+
+class Models(NamedTuple):
+    target: Target
+    head: Head
+    draft: PreTrainedModel
+
+
+class Proposals(NamedTuple):
+    """Of the M positions of one answer, by one drafter."""
+
+    depth: np.ndarray
+    """(M,) leading proposals that the target agreed with."""
+    proposed: np.ndarray
+    """(M,)"""
+    confidence: np.ndarray
+    """(M, DEPTH)"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("prompts", type=Path, help="JSON lines with `category` and `turns`")
+    parser.add_argument("--count", type=int, default=24, help="prompts of each of the three groups (default 24)")
+    parser.add_argument("--length", type=int, default=128, help="positions of an answer (default 128)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further part after so many")
+    parser.add_argument("--parts", type=Path, default=Path(".outrider/recording"), metavar="FOLDER")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the recording, .npz")
+    options = parser.parse_args()
+    until = time.monotonic() + 60 * options.minutes
+    wanted = list(parts(by_group(options.prompts, options.count)))
+    options.parts.mkdir(parents=True, exist_ok=True)
+    missing = [one for one in wanted if not one.file(options.parts).exists()]
+    models = _models() if missing else None
+    for number, part in enumerate(missing):
+        if time.monotonic() > until or models is None:
+            print(f"{len(missing) - number} of {len(wanted)} parts are left; the same command goes on with them")
+            return 1
+        _write(part, models, options.length, options.parts)
+    recording = joined([load(one.file(options.parts)) for one in wanted], tuple(GROUPS))
+    recording.save(options.output)
+    print(f"{options.output}: {recording.answers} answers, {recording.start[-1]} positions")
+    return 0
+
+
+def _models() -> Models:
+    target = Target(FOLDER, "cpu")
+    target.model.float()  # as fast as bfloat16 or faster on most CPUs, and equal on all
+    head = checkpoint.load(EAGLE, target).float()
+    return Models(target, head, AutoModelForCausalLM.from_pretrained(FIRST_LAYERS, dtype=torch.float32).eval())
+
+
+def _write(part: Part, models: Models, length: int, folder: Path) -> None:
+    """Sampled alike whichever parts were made before it."""
+    torch.manual_seed(zlib.crc32(part.name.encode()))
+    prompts = [models.target.encode(text) for text in part.prompts]
+    answers = models.target.write(prompts, length + DEPTH + 1, part.temperature)
+    long = [answer for answer in answers if len(answer.tokens) - answer.prompt > 2 * DEPTH]
+    rows = [
+        Row(part.group, part.temperature, answer.prompt, _proposals(models, answer), _trees(models, answer))
+        for answer in long
+    ]
+    partial = part.file(folder).with_suffix(".partial.npz")
+    _recording(rows, [part.group]).save(partial)
+    partial.rename(part.file(folder))
+    print(f"{part.name}: {len(rows)} answers", flush=True)
+
+
+class Row(NamedTuple):
+    group: str
+    temperature: float
+    prompt: int
+    proposals: Mapping[str, Proposals]
+    trees: Trees
+    """Of the head."""
+
+
+def _proposals(models: Models, answer: Answer) -> dict[str, Proposals]:
+    """At each position whose next DEPTH tokens are known. The answer's first token comes from the prompt's own pass."""
+    tokens, last = answer.tokens, len(answer.tokens) - DEPTH - 1
+    count = last - answer.prompt
+    truth = tokens[answer.prompt + 1 :].unfold(0, DEPTH, 1)[:count]  # (M, K)
+    found = {"lookup": _looked_up(tokens.numpy(), answer.prompt, truth)}
+    coverages = {
+        "eagle": chains.everything,
+        "eagle/no-prompt": chains.without_prompt(answer.prompt),
+        "eagle/after-hole": chains.after_hole(HOLE),
+    }
+    for name, visible in coverages.items():
+        made = chains.of_head(
+            models.head, models.target.embed, tokens, answer.fused, answer.prompt - 1, count, DEPTH, visible
+        )
+        found[name] = _judged(made, truth)
+    text = tokens[:last]
+    made = chains.of_model(models.draft, text, answer.prompt, count, DEPTH, chains.everything)
+    found["draft"] = _judged(made, truth)
+    for name, (sinks, window) in WINDOWS.items():
+        visible = chains.sinks_and_window(sinks, window)
+        found[name] = _judged(chains.of_model(models.target.model, text, answer.prompt, count, DEPTH, visible), truth)
+    return found
+
+
+def _trees(models: Models, answer: Answer) -> Trees:
+    """The head's beam at the positions of `_proposals`."""
+    tokens, first, last = answer.tokens, answer.prompt - 1, len(answer.tokens) - DEPTH - 1
+    count = last - answer.prompt
+    truth = tokens[answer.prompt + 1 :].unfold(0, DEPTH, 1)[:count]  # (M, K)
+    made = beams.of_head(
+        models.head, models.target.embed, tokens, answer.fused, first, count, DEPTH, WIDTH, chains.everything
+    )
+    odds = made.logprob - torch.log1p(-made.logprob.exp().clamp(max=1 - 1e-6))
+    parent = made.parent.numpy().astype(np.int8)
+    return Trees(parent, quantised(odds.numpy()), _on_path(parent, (made.tokens == truth[..., None]).numpy()))
+
+
+def _on_path(parent: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """(M, K), as `Trees.on_path`. right (M, K, w): the node's token is the target's own so far behind."""
+    place, paths = np.zeros(len(right), np.int8), np.full(right.shape[:2], OFF_PATH, np.int8)
+    for depth in range(right.shape[1]):
+        holds = right[:, depth] & (parent[:, depth] == place[:, None])
+        place = np.where(holds.any(1), holds.argmax(1), OFF_PATH).astype(np.int8)
+        paths[:, depth] = place
+    return paths
+
+
+def _judged(made: chains.Chains, truth: Tensor) -> Proposals:
+    agreed = (made.tokens == truth).int().cumprod(1).sum(1)
+    return Proposals(agreed.numpy(), np.full(len(agreed), DEPTH), quantised(made.confidence.numpy()))
+
+
+def _looked_up(tokens: np.ndarray, prompt: int, truth: Tensor) -> Proposals:
+    """vLLM's own function; its confidence is the length of the match, in tokens."""
+    depth, proposed = np.zeros(len(truth), int), np.zeros(len(truth), int)
+    confidence = np.zeros((len(truth), DEPTH), np.int8)
+    for place, expected in enumerate(truth.numpy()):
+        text = tokens[: prompt + place + 1].astype(np.int32)
+        found = lookup(text, **LOOKUP)
+        proposed[place] = len(found)
+        depth[place] = int((found == expected[: len(found)]).cumprod().sum())
+        confidence[place] = _match_length(text) if len(found) else 0
+    return Proposals(depth, proposed, confidence)
+
+
+def _match_length(text: np.ndarray) -> int:
+    return max(
+        size
+        for size in range(LOOKUP["min_ngram"], LOOKUP["max_ngram"] + 1)
+        if len(lookup(text, **(LOOKUP | {"min_ngram": size, "max_ngram": size}))) or size == LOOKUP["min_ngram"]
+    )
+
+
+def _recording(rows: Sequence[Row], groups: Sequence[str]) -> Recording:
+    lengths = [len(next(iter(row.proposals.values())).depth) for row in rows]
+    names = list(rows[0].proposals)
+
+    def column(field: str) -> np.ndarray:
+        return np.stack([np.concatenate([getattr(row.proposals[name], field) for row in rows]) for name in names])
+
+    return Recording(
+        drafters=tuple(names),
+        groups=tuple(groups),
+        group=np.array([groups.index(row.group) for row in rows], np.int16),
+        temperature=np.array([row.temperature for row in rows], np.float32),
+        prompt_tokens=np.array([row.prompt for row in rows], np.int32),
+        start=np.cumsum([0, *lengths]).astype(np.int32),
+        depth=column("depth").astype(np.int8),
+        proposed=column("proposed").astype(np.int8),
+        confidence=column("confidence").astype(np.int8),
+        trees={"eagle": trees_joined([row.trees for row in rows])},
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""What an EAGLE-3 head proposes as a tree at every position of a text at once (AdaServe, section 4.1).
+
+As `chains`: each position goes on by itself, now with the nodes of its beam. What a node sees of its own tree is its
+ancestors, so the keys of those stand in its row.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from eagle3.head import Head
+from torch import Tensor, nn
+
+from bench.record.chains import Visible, attending_layer
+
+
+class Beams(NamedTuple):
+    """Of M positions, depth by depth, the w nodes of the likeliest paths, likeliest first; the greedy chain's node is
+    among them, the last one at the worst (`torch_engine.drafts.beam`). All (M, K, w)."""
+
+    tokens: Tensor
+    parent: Tensor
+    """The place of each node's parent among the w of the depth before; 0 for the first depth."""
+    logprob: Tensor
+    """Of the node, given its parent, in the drafter's own distribution."""
+
+
+@torch.inference_mode()
+def of_head(
+    head: Head, embed: nn.Module, tokens: Tensor, fused: Tensor, first: int, count: int, length: int, width: int,
+    visible: Visible,
+) -> Beams:  # fmt: skip
+    """At positions first..first+count-1; tokens (N + 1,), fused (N, 3H): see `chains.of_head`."""
+    dtype = head.fc.weight.dtype
+    state: Tensor = head.fc(fused[None].to(dtype))  # (1, N, H)
+    n, chain = state.shape[1], list[tuple[Tensor, Tensor]]()
+    keys, places = torch.arange(n), torch.arange(first, first + count)
+    seen = visible(keys[:, None], keys[None])
+    state = attending_layer(head, embed(tokens[None, 1 : n + 1]).to(dtype), state, keys, seen, chain)[:, places]
+    paths, chained, found = torch.zeros(count, 1), torch.zeros(count, dtype=torch.long), []
+    for step in range(length):
+        best = _grown(head, state[0], paths, chained, width)
+        found.append(best)
+        paths, chained = best.path, best.chained
+        if step + 1 < length:
+            rows = (torch.arange(count)[:, None] * (1 if step == 0 else width) + best.parent).flatten()  # (M * w,)
+            text, own = chain[0], chain[1:]
+            chain = [text, *((key[:, :, rows], value[:, :, rows]) for key, value in own)]
+            token = embed(best.token.flatten()[None]).to(dtype)
+            at, sees = (places + 1 + step).repeat_interleave(width), seen[places].repeat_interleave(width, 0)
+            state = attending_layer(head, token, state[:, rows], at, sees, chain)
+    return Beams(*(torch.stack([getattr(one, name) for one in found], 1) for name in ("token", "parent", "logprob")))
+
+
+class _Grown(NamedTuple):
+    """The next depth's nodes; all (M, w)."""
+
+    token: Tensor
+    parent: Tensor
+    logprob: Tensor
+    path: Tensor
+    chained: Tensor
+    """(M,): the place of the greedy chain's node."""
+
+
+def _grown(head: Head, state: Tensor, paths: Tensor, chained: Tensor, width: int) -> _Grown:
+    """state (M * v, H), paths (M, v): of the v nodes of the depth before, log-probabilities; chained: (M,)"""
+    logs = head.lm_head(head.norm(state)).float().log_softmax(-1)
+    edges, token = logs.topk(width, -1)  # (M * v, w)
+    v = paths.shape[1]
+    edges, token = edges.reshape(-1, v * width), head.vocabulary[token].reshape(-1, v * width)
+    whole = edges + paths.repeat_interleave(width, 1)
+    best, chain = whole.topk(width, -1).indices, chained * width  # a node's first child is its likeliest
+    best[:, -1] = torch.where((best == chain[:, None]).any(1), best[:, -1], chain)
+    place = (best == chain[:, None]).int().argmax(1)
+    return _Grown(token.gather(1, best), best // width, edges.gather(1, best), whole.gather(1, best), place)

@@ -1,0 +1,178 @@
+"""python -m bench.replay             the bars, at most 20 minutes of two quiet cores
+python -m bench.replay --quick     a few seeds and points, to see that it runs
+python -m bench.replay --judge     nothing anew: the verdicts of what is there
+python -m bench.replay --tables    nothing anew: the tables of docs/results.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.replay import phases, plan, pool, profiles, slo_mix, static_load, wrong_models
+from bench.replay.bars import Bar, summary
+from bench.replay.cells import COUNT
+from bench.replay.plots import static_plot
+from bench.replay.tables import tables
+
+RESULTS = Path(__file__).parents[1] / "results" / "replay.json"
+PICTURE = Path(__file__).parents[2] / "docs" / "images" / "replay.png"
+PROCESSES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one process does in one go."""
+
+    part: str
+    name: str
+    work: Callable[..., object]
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    job: Job
+    found: object
+    cells: int
+    cpu_s: float
+
+
+def main() -> int:
+    options = _options()
+    if options.tables:
+        print(tables(json.loads(options.output.read_text())))
+        return 0
+    if not options.judge:
+        found = measured(plan.QUICK if options.quick else plan.DEFAULT, options.minutes, options.only)
+        options.output.write_text(json.dumps(found, indent=1) + "\n")
+        static_plot(found, PICTURE if options.output == RESULTS else options.output.with_suffix(".png"))
+    _print(json.loads(options.output.read_text()))
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--judge", action="store_true")
+    parser.add_argument("--tables", action="store_true")
+    parser.add_argument(
+        "--minutes", type=float, default=20.0, help="what is not begun by then is left out (default 20)"
+    )
+    parser.add_argument("--only", choices=PARTS, nargs="*", default=PARTS, help="some parts")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    return parser.parse_args()
+
+
+def _print(document: dict[str, Any]) -> None:
+    """The verdicts."""
+    bars = [Bar(**bar) for bar in document["bars"]]
+    for bar in sorted(bars, key=lambda one: (one.name, one.holds, one.where)):
+        print(bar.line())
+    print("\n".join(summary(bars)))
+    print(f"{document['cells']} cells, {document['cpuSeconds']} CPU seconds, {document['seeds']} seeds")
+    if document["leftOut"]:
+        print(f"left out for lack of time: {'; '.join(document['leftOut'])}")
+
+
+def measured(size: plan.Size, minutes: float, parts: Sequence[str]) -> dict[str, Any]:
+    """Runs what fits into the time, in the plan's order; says what did not."""
+    until = time.monotonic() + 60 * minutes
+    done: list[Done] = []
+    waiting, left_out = [one for one in jobs(size) if one.part in parts], list[str]()
+    with ProcessPoolExecutor(PROCESSES) as executor:
+        running: set[Future[Done]] = set()
+        while waiting or running:
+            while waiting and len(running) < PROCESSES:
+                job = waiting.pop(0)
+                if time.monotonic() > until:
+                    left_out.append(job.name)
+                else:
+                    running.add(executor.submit(run, job))
+            finished, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in finished:
+                done.append(future.result())
+                print(
+                    f"{done[-1].job.name}: {done[-1].cells} cells, {done[-1].cpu_s:.0f} s", file=sys.stderr, flush=True
+                )
+    seeds = {"seeds": size.seeds, "fewer": size.fewer, "screening": size.screening}
+    return document(done) | {"leftOut": left_out, "profiles": profiles.documents(size.worlds)} | seeds
+
+
+def run(job: Job) -> Done:
+    cells, began_s = COUNT.cells, time.process_time()
+    found = job.work(*job.arguments)
+    return Done(job, found, COUNT.cells - cells, time.process_time() - began_s)
+
+
+PARTS = ("static", "shifts", "slo", "wrong", "pool")
+
+
+def jobs(size: plan.Size) -> Iterator[Job]:
+    for point in plan.points(size):
+        yield Job("static", f"static: {point}", static_load.judge, (point, size.seeds, size.screening))
+    for shift in plan.shifts(size):
+        yield Job("shifts", f"shift: {shift.name}, {shift.case}", phases.judge, (shift, size.fewer, size.screening))
+    for mix in plan.mixes(size):
+        yield Job("slo", f"SLO mix: {mix.case}", slo_mix.judge, (mix, size.fewer, size.screening))
+    for point in plan.wrong_points(size):
+        yield Job("wrong", f"wrong models: {point}", wrong_models.judge, (point, size.fewer))
+    for case, requests in plan.pools():
+        yield Job(
+            "pool", f"pool: {case}, {requests} requests", pool.judge, (case, requests, size.fewer, size.screening)
+        )
+
+
+def document(done: Sequence[Done]) -> dict[str, Any]:
+    found = {part: [one.found for one in done if one.job.part == part] for part in PARTS}
+    return {"bars": [asdict(bar) for bar in _bars(found)], **_figures(found)} | {
+        "cells": sum(one.cells for one in done),
+        "cpuSeconds": round(sum(one.cpu_s for one in done)),
+    }
+
+
+def _bars(found: dict[str, list[Any]]) -> list[Bar]:
+    each = [
+        *(slo_mix.bars(one) for one in found["slo"]),
+        *found["wrong"],
+        *(pool.bars(one) for one in found["pool"]),
+    ]
+    return static_load.bars(found["static"]) + phases.bars(found["shifts"]) + [bar for bars in each for bar in bars]
+
+
+def _figures(found: dict[str, list[Any]]) -> dict[str, Any]:
+    return {
+        "static": [
+            {
+                "world": one.point.case.world, "acceptance": one.point.case.acceptance, "group": one.point.case.group,
+                "requests": one.point.requests, "best": one.best, "goodput": rounded(one.figures),
+            }
+            for one in found["static"]
+        ],
+        "shifts": [
+            {
+                "name": one.shift.name, "case": str(one.shift.case), "best": one.best, "chosen": one.chosen,
+                "speed": {name: getattr(one, name).mean(0).round(4).tolist() for name in phases.COMPARED},
+            }
+            for one in found["shifts"]
+        ],
+        "slo": [slo_mix.document(one) for one in found["slo"]],
+        "pool": [
+            {"case": str(one.case), "requests": one.requests, "goodput": rounded(one.figures)} for one in found["pool"]
+        ],
+    }  # fmt: skip
+
+
+def rounded(figures: dict[str, list[float]]) -> dict[str, list[float]]:
+    return {name: [round(value, 1) for value in found] for name, found in figures.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Bar 2: load and prompts that shift, and the arrivals of a trace. How much of what hindsight could gain is gained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from outrider_runtime.simulate.replay.workload import Lengths, Workload, answers_of, open_load
+
+from bench.replay.bars import Bar, best_on_means, closed_gap, low
+from bench.replay.cells import Result, run
+from bench.replay.settings import Case, System, ours, recording_of, singles
+
+LEAST_CLOSED, LEAST_OF_SINGLE, SMALL_GAP = 0.6, 1 / 1.01, 0.03
+LENGTHS = Lengths(300, 128)
+DONE = 0.95
+"""The last few requests run in a batch that empties."""
+COMPARED = ("ours", "plain", "single", "oracle")
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    seconds: float
+    rate_per_s: float
+    group: str | None = None
+    overloaded: bool = False
+    """More comes in than can be served: goodput is compared, as latency only says for how long that went on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """A load in phases."""
+
+    name: str
+    case: Case
+    phases: tuple[Phase, ...]
+    arrivals_s: tuple[float, ...] | None = None
+    """Of a trace; None: Poisson at each phase's rate."""
+
+    def ends_s(self) -> NDArray[np.float64]:
+        return np.cumsum([phase.seconds for phase in self.phases])
+
+    def shares(self) -> NDArray[np.float64]:
+        """(phases,) of the requests that are expected in each."""
+        weight = np.array([phase.seconds * phase.rate_per_s for phase in self.phases])
+        return np.asarray(weight / weight.sum())
+
+
+def load(shift: Shift, seed: int) -> Workload:
+    """The arrivals, with prompts of each phase's group."""
+    rng = np.random.default_rng([seed, 11])
+    at_s = np.array(shift.arrivals_s) if shift.arrivals_s is not None else _poisson(shift, rng)
+    real = recording_of(shift.case)
+    phase = _phase_of(shift, at_s)
+    answers = np.zeros(len(at_s), np.int64)
+    for number, one in enumerate(shift.phases):
+        answers[phase == number] = answers_of(real, one.group, int((phase == number).sum()), rng)
+    made = open_load(at_s, real, None, rng, LENGTHS)
+    return Workload(made.at_s, made.prompt, made.output, made.slo_class, answers)
+
+
+def _poisson(shift: Shift, rng: np.random.Generator) -> NDArray[np.float64]:
+    times, start = [], 0.0
+    for phase in shift.phases:
+        count = int(rng.poisson(phase.rate_per_s * phase.seconds))
+        times.append(start + np.sort(rng.uniform(0, phase.seconds, count)))
+        start += phase.seconds
+    return np.concatenate(times)
+
+
+def _phase_of(shift: Shift, at_s: NDArray[np.float64]) -> NDArray[np.int64]:
+    return np.asarray(np.searchsorted(shift.ends_s(), at_s, side="right").clip(0, len(shift.phases) - 1), np.int64)
+
+
+def speeds(shift: Shift, load: Workload, result: Result) -> NDArray[np.float64]:
+    """(phases,) the larger the better: 1 by the mean seconds of the requests that came in a phase; where it is
+    overloaded, their tokens by the seconds from its start until DONE of them are answered. 1 where nobody came."""
+    phase, found = _phase_of(shift, result.arrived_s), np.ones(len(shift.phases))
+    latency, starts = result.done_s - result.arrived_s, shift.ends_s() - [one.seconds for one in shift.phases]
+    for number, one in enumerate(shift.phases):
+        here = phase == number
+        if here.any() and one.overloaded:
+            found[number] = load.output[here].sum() / (np.quantile(result.done_s[here], DONE) - starts[number])
+        elif here.any():
+            found[number] = 1 / latency[here].mean()
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Shifted:
+    """Each (seeds, phases) speeds; the oracle's are each phase's best setting in hindsight."""
+
+    shift: Shift
+    ours: NDArray[np.float64]
+    plain: NDArray[np.float64]
+    single: NDArray[np.float64]
+    oracle: NDArray[np.float64]
+    best: str
+    chosen: tuple[str, ...]
+    """By the oracle, in each phase."""
+
+    def whole(self, speed: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(seeds,) geometric mean over the phases, weighed by their requests."""
+        return np.asarray(np.exp(np.log(speed) @ self.shift.shares()))
+
+
+def judge(shift: Shift, seeds: int, screening: int) -> Shifted:
+    """All single settings with a few seeds; ours, plain, the best one and the oracle's with all."""
+    systems = singles(shift.case)
+    found = {name: _measure(shift, one, range(screening)) for name, one in systems.items()}
+    means = {name: np.log(one).mean(0) for name, one in found.items()}  # (phases,)
+    best = best_on_means({name: [float(one @ shift.shares())] for name, one in means.items()})
+    chosen = tuple(
+        best_on_means({name: [float(one[phase])] for name, one in means.items()}) for phase in range(len(shift.phases))
+    )
+    for name in {best, "plain", *chosen}:
+        found[name] = np.concatenate([found[name], _measure(shift, systems[name], range(screening, seeds))])
+    oracle = np.stack([found[name][:, phase] for phase, name in enumerate(chosen)], axis=1)
+    mine = _measure(shift, ours(), range(seeds))
+    return Shifted(shift, mine, found["plain"], found[best], oracle, best, chosen)
+
+
+def _measure(shift: Shift, system: System, seeds: Iterable[int]) -> NDArray[np.float64]:
+    """(seeds, phases)"""
+    loads = [(seed, load(shift, seed)) for seed in seeds]
+    rows = [speeds(shift, one, run(shift.case, system, one, seed)) for seed, one in loads]
+    return np.array(rows).reshape(len(rows), len(shift.phases))
+
+
+def bars(shifted: Sequence[Shifted]) -> list[Bar]:
+    return [bar for one in shifted for bar in (_against_hindsight(one), _against_plain(one))]
+
+
+def _against_hindsight(one: Shifted) -> Bar:
+    mine, single, oracle = (one.whole(speed) for speed in (one.ours, one.single, one.oracle))
+    gap = float(np.exp(np.mean(np.log(oracle / single)))) - 1
+    where, seeds = f"{one.shift.name}, {one.shift.case} (hindsight gains {gap:.1%})", len(mine)
+    if gap < SMALL_GAP:
+        return Bar("2 shifts", where, low((mine / single).tolist()), LEAST_OF_SINGLE, one.best, seeds)
+    closed = closed_gap(np.log(mine), np.log(single), np.log(oracle))
+    return Bar("2 shifts, gap closed", where, low(closed.tolist()), LEAST_CLOSED, f"{one.best} and hindsight", seeds)
+
+
+def _against_plain(one: Shifted) -> Bar:
+    """In the phase where it is worst."""
+    by_phase = [low((mine / plain).tolist()) for mine, plain in zip(one.ours.T, one.plain.T, strict=True)]
+    worst = int(np.argmin(by_phase))
+    where = f"{one.shift.name}, {one.shift.case}, phase {worst + 1}"
+    return Bar("2 shifts, of plain decoding", where, by_phase[worst], LEAST_OF_SINGLE, "plain", len(one.ours))

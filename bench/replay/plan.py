@@ -1,0 +1,150 @@
+"""What `make bench` measures, in order of what a reader asks first. Sizes are chosen so that a whole run stays
+below 8,000 cells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from outrider_runtime.simulate.worlds.world import Pass
+
+from bench.replay.phases import Phase, Shift
+from bench.replay.settings import POOLS, Case, world
+from bench.replay.slo_mix import Mix
+from bench.replay.static_load import Point
+
+LIFTED = (0.5, 0.7, 0.9)
+GROUPS = ("chat", "reasoning", "reading")
+TOKENS = 128
+"""Of an answer."""
+SHIFTED = ("llama-3.1-8b-h200", "llama-3.1-8b-a100")
+WORLDS = tuple(name for name in POOLS if name != "llama-3.1-8b-h100")
+"""An H100's steps are those of an H200 but for its memory."""
+MIXED = (("a lookup suits reading", "llama-3.1-8b-h200"), ("two models suit one group each", "llama-3.1-70b-4xh100"))
+TRACE = Path(__file__).parents[1] / "data" / "azure_code_2023.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    seeds: int
+    """Of ours and of those that it is compared with."""
+    screening: int
+    """With which the best of the others are found."""
+    fewer: int
+    """In place of `seeds` where a cell takes long or a bar needs many."""
+    batches: tuple[int, ...]
+    worlds: tuple[str, ...] = WORLDS
+
+
+DEFAULT = Size(seeds=20, screening=3, fewer=8, batches=(1, 8, 32, 128))
+QUICK = Size(seeds=3, screening=2, fewer=2, batches=(8, 128), worlds=SHIFTED)
+
+
+# -- static load ------------------------------------------------------------------------------------------------------
+
+
+def points(size: Size) -> list[Point]:
+    """Every world at every batch, each world lifted to every acceptance in turn; then as recorded, a group in turn."""
+    lifted = [
+        Point(Case(name, LIFTED[(number + place) % len(LIFTED)]), requests)
+        for number, name in enumerate(size.worlds)
+        for place, requests in enumerate(size.batches)
+        if fits(name, requests)
+    ]
+    groups = cycle(GROUPS)
+    real = [
+        Point(Case(name, None, next(groups)), requests)
+        for name in size.worlds
+        for requests in size.batches[::2]
+        if fits(name, requests)
+    ]
+    return lifted + real
+
+
+def fits(name: str, requests: int) -> bool:
+    """Rows of long contexts begin at 32 requests, a CPU serves no 128; memory holds no more than the world says."""
+    if name.endswith("long"):
+        return requests >= 32
+    if name.endswith("cpu"):
+        return requests <= 32
+    return requests * 600 <= world(name).kv_tokens
+
+
+def wrong_points(size: Size) -> list[Point]:
+    return [Point(Case(name, 0.7), requests) for name in SHIFTED for requests in (size.batches[1], size.batches[-1])]
+
+
+# -- what shifts ------------------------------------------------------------------------------------------------------
+
+PHASE_STEPS = 600
+"""Of plain decoding of 32 requests: seconds, where a step takes ten milliseconds."""
+LOADS = (0.05, 0.6, 1.3, 0.1, 0.8, 0.05)
+"""Shares of what plain decoding can serve."""
+STEADY = 0.3
+WINDOWS, WINDOW_STEPS, OF_CAPACITY, LONGEST_GAP_S = 6, 600, 0.5, 5.0
+"""Of the trace."""
+
+
+def shifts(size: Size) -> list[Shift]:
+    return [one for name in SHIFTED if name in size.worlds for one in _shifts(name)]
+
+
+def _shifts(name: str) -> list[Shift]:
+    full, seconds = capacity(name), PHASE_STEPS * step_s(name, 32)
+    rising = tuple(Phase(seconds, share * full, overloaded=share >= 1) for share in LOADS)
+    prompts = tuple(Phase(2 * seconds, STEADY * full, group) for group in GROUPS)
+    return [
+        Shift("load goes up and comes back", Case(name, 0.7), rising),
+        Shift("prompts change", Case(name, None), prompts),
+        trace(name, 0.7),
+    ]
+
+
+def trace(name: str, acceptance: float) -> Shift:
+    """The arrivals of Azure's trace, brought to half of the capacity; its phases are as many requests each."""
+    full, seconds = capacity(name), WINDOWS * WINDOW_STEPS * step_s(name, 32)
+    each = round(seconds * OF_CAPACITY * full / WINDOWS)
+    at_s = _trace(WINDOWS * each + 1)
+    at_s *= seconds / at_s[-1]
+    windows = np.diff(at_s[::each])
+    found = tuple(Phase(float(one), each / float(one), overloaded=bool(each / one >= full)) for one in windows)
+    return Shift("arrivals of the Azure trace", Case(name, acceptance), found, tuple(at_s[:-1].tolist()))
+
+
+def _trace(count: int) -> NDArray[np.float64]:
+    """The first arrivals. Nobody learns from an idle engine: gaps are cut to LONGEST_GAP_S."""
+    at_s = np.loadtxt(TRACE, skiprows=1)[:count]
+    return np.concatenate([[0.0], np.minimum(np.diff(at_s), LONGEST_GAP_S).cumsum()])
+
+
+def capacity(name: str, requests: int = 128, prompt: int = 300) -> float:
+    """Requests a second that plain decoding finishes with so many at a time, each with a prompt to read."""
+    one = world(name)
+    reading_s = one.target_s(Pass(prompt + requests, requests, 400, requests + 1, ((prompt, 0),)))
+    decoding_s = step_s(name, requests)
+    return 1 / (TOKENS * decoding_s / requests + reading_s - decoding_s)
+
+
+def step_s(name: str, requests: int) -> float:
+    """Of plain decoding."""
+    return world(name).target_s(Pass(requests, requests, 400, requests))
+
+
+# -- the others -------------------------------------------------------------------------------------------------------
+
+
+def mixes(size: Size) -> list[Mix]:
+    """SLO classes, at rates from half of the capacity up."""
+    coarse = tuple(round(0.5 + 0.15 * step, 2) for step in range(6))
+    return [
+        Mix(Case(name, 0.7), step_s(name, 1), capacity(name), coarse, 0.05) for name in SHIFTED if name in size.worlds
+    ]
+
+
+def pools() -> list[tuple[Case, int]]:
+    """Pools on mixed prompts: synthetic ones at several batches, and the recorded one."""
+    found = [(Case(name, mix=mix), requests) for mix, name in MIXED for requests in (2, 8, 32)]
+    return found + [(Case(name), 8) for name in SHIFTED]

@@ -1,0 +1,57 @@
+"""How well the profiles that ours mounts predict the worlds' own step times: what the controller decides by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from outrider_runtime.control.cost.model import Shape
+from outrider_runtime.control.data.plans import ExecutionMode
+from outrider_runtime.simulate.worlds.world import Pass
+
+from bench.replay.settings import LONGEST, Case, pool, profile, world
+
+REQUESTS, CONTEXT = (1, 3, 6, 12, 24, 48, 96), 600
+"""Between the sizes that the profile was measured at."""
+
+
+def documents(worlds: Sequence[str]) -> dict[str, object]:
+    """By world."""
+    return {name: document(name) for name in worlds}
+
+
+def document(name: str) -> dict[str, object]:
+    """Predicted by the world's seconds, less 1: median size and the largest, of verifying steps, of drafts."""
+    found = {"target": list(_steps(name))} | {one.name: list(_drafts(name, one.name)) for one in pool(Case(name))}
+    return {
+        part: {"medianErrorPercent": _percent(np.median(np.abs(errors))), "worstErrorPercent": _percent(_worst(errors))}
+        for part, errors in found.items()
+    }
+
+
+def _steps(name: str) -> Iterator[float]:
+    one, cost = world(name), profile(name, pool(Case(name)), 0).target[ExecutionMode.UNIFORM]
+    for requests in REQUESTS:
+        for tokens in range(requests, (1 + LONGEST) * requests + 1, requests):
+            seconds = one.target_s(Pass(tokens, requests, CONTEXT, tokens))
+            yield cost.seconds(_shape(requests, tokens)) / seconds - 1
+
+
+def _drafts(name: str, drafter: str) -> Iterator[float]:
+    one, cost = world(name), profile(name, pool(Case(name)), 0).drafters[drafter]
+    for requests in REQUESTS:
+        for passes in range(1, 1 + LONGEST):
+            seconds = one.draft_s(drafter, Pass(requests, requests, CONTEXT, requests), passes)
+            yield cost.seconds(_shape(requests, requests), passes) / seconds - 1
+
+
+def _shape(requests: int, tokens: int) -> Shape:
+    return Shape(requests * CONTEXT, tokens, requests, CONTEXT * tokens / 1000)
+
+
+def _worst(errors: list[float]) -> float:
+    return max(errors, key=abs)
+
+
+def _percent(error: float) -> float:
+    return round(100 * float(error), 1)

@@ -1,0 +1,173 @@
+"""The worlds, the recordings and the policies that are compared."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.cost.model import LatencyModel
+from outrider_runtime.control.settings import Drafter, HotSettings, Settings, SLOClass
+from outrider_runtime.loop.waiting import patience_s
+from outrider_runtime.simulate import recording as recordings
+from outrider_runtime.simulate import service
+from outrider_runtime.simulate.recording import Recording
+from outrider_runtime.simulate.replay.engine import Policy, Setting
+from outrider_runtime.simulate.replay.policies import Fixed
+from outrider_runtime.simulate.replay.profile import LONGEST_REQUEST, fitted
+from outrider_runtime.simulate.replay.scheduling import Limits
+from outrider_runtime.simulate.worlds import world as worlds
+
+from bench import core_decision
+from bench.replay.baselines import Adaptive, ByBatchSize, cost_tables, tuned_table
+from bench.replay.synthetic import MIXES, by_category
+
+LONGEST = 5
+"""Most draft tokens of every policy."""
+SLOTS = 256
+STATIC = (1, 2, 3, 5)
+PROFILES = 4
+"""Different noisy profiles; a seed takes one in turn."""
+TRAITS = service.TRAITS | {"sparse": replace(service.TRAITS["sparse"], kv_budget=512)}
+POOLS = {
+    "llama-3.1-8b-h200": ("eagle", "lookup"),
+    "llama-3.1-8b-h100": ("eagle", "lookup"),
+    "llama-3.1-8b-a100": ("draft", "lookup"),
+    "llama-3.1-8b-l40s": ("eagle", "lookup"),
+    "llama-3.1-70b-4xh100": ("eagle", "lookup"),
+    "llama-3.1-8b-8xa100-long": ("sparse", "lookup"),
+    "smollm2-135m-cpu": ("eagle", "lookup"),
+}
+"""The pool of each world; a tie goes to the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a cell holds fixed for every policy."""
+
+    world: str
+    acceptance: float | None = None
+    """Lifted to this, or None: as recorded."""
+    group: str | None = None
+    mix: str | None = None
+    """Of `synthetic.MIXES`, in place of the world's own pool and of a lifted acceptance."""
+
+    def __str__(self) -> str:
+        lift = "as recorded" if self.acceptance is None else f"lifted to {self.acceptance}"
+        return f"{self.world}, {self.group or 'all prompts'}, {self.mix or lift}"
+
+
+@cache
+def recording(acceptance: float | None = None, mix: str | None = None) -> Recording:
+    real = recordings.shipped()
+    if mix is not None:
+        return by_category(real, MIXES[mix], seed=0)
+    return real if acceptance is None else recordings.lifted(real, acceptance, seed=0)
+
+
+def recording_of(case: Case) -> Recording:
+    return recording(case.acceptance, case.mix)
+
+
+@cache
+def world(name: str) -> worlds.World:
+    return worlds.load(name)
+
+
+def pool(case: Case) -> tuple[Drafter, ...]:
+    names = POOLS[case.world] if case.mix is None else MIXES[case.mix].pool
+    return tuple(TRAITS[name] for name in names)
+
+
+@cache
+def profile(name: str, drafters: tuple[Drafter, ...], seed: int, longest: int = LONGEST_REQUEST) -> LatencyModel:
+    return fitted(world(name), drafters, np.random.default_rng([seed, 7]), longest)
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A policy by name; `build` gives a fresh one for a case and a seed."""
+
+    name: str
+    build: Callable[[Case, int], Policy]
+    loop: bool = False
+    """The loop, as it runs in vLLM: decisions take time, and drafters' confidences do not reach it."""
+    patience_s: tuple[float, ...] = ()
+    """Of each SLO class, where the policy starts requests by when they are due."""
+
+
+@cache
+def decision_us(*, slo_classes: bool) -> tuple[tuple[int, float], ...]:
+    """What the decisions of a step cost, by batch, as `bench.core_decision` measured it."""
+    rows = [row for row in json.loads(core_decision.RESULT.read_text())["rows"] if row["drafters"] == 1]
+    return tuple((row["batch"], row["mean_us"]) for row in rows if row["slo_classes"] is slo_classes)
+
+
+def setting(case: Case, system: System) -> Setting:
+    one = world(case.world)
+    limits = Limits(max_requests=SLOTS, kv_tokens=one.kv_tokens)
+    cost = decision_us(slo_classes=bool(system.patience_s)) if system.loop else ((1, 0.0),)
+    on_gpu = not case.world.endswith("cpu")  # there vLLM schedules asynchronously
+    return Setting(one, recording_of(case), pool(case), limits, cost, on_gpu, system.patience_s, not system.loop)
+
+
+Distort = Callable[[LatencyModel], LatencyModel]
+
+
+def ours(
+    name: str = "ours", *, classes: tuple[SLOClass, ...] = (), admission: bool = True, speculates: bool = True,
+    distort: Distort | None = None,
+) -> System:  # fmt: skip
+    def build(case: Case, seed: int) -> Policy:
+        latency = profile(case.world, pool(case), seed % PROFILES)
+        most = LONGEST if speculates else 0
+        hot = HotSettings(max_draft_tokens=most, slo_classes=classes, admission=admission)
+        settings = Settings(pool(case), LONGEST, SLOTS, largest_graph_tokens=world(case.world).graph_tokens, hot=hot)
+        rng = np.random.default_rng([seed, 2])
+        model = distort(latency) if distort else latency
+        return Controller(settings, model, clock=time.perf_counter, rng=rng)
+
+    return System(name, build, loop=True, patience_s=tuple(map(patience_s, classes)))
+
+
+def plain() -> System:
+    return System("plain", lambda case, _: Fixed(pool(case)))
+
+
+def statics(case: Case, lengths: Sequence[int] = STATIC) -> list[System]:
+    """Every drafter at every length."""
+    return [_static(number, drafter.name, k) for number, drafter in enumerate(pool(case)) for k in lengths]
+
+
+def _static(number: int, name: str, k: int) -> System:
+    return System(f"{name}, k = {k}", lambda case, _: Fixed(pool(case), number, k))
+
+
+def by_batch_size() -> System:
+    return System("table by batch size", lambda case, _: ByBatchSize(pool(case), 0, _table(case)))
+
+
+@cache
+def _table(case: Case) -> list[int]:
+    return tuned_table(world(case.world), recording_of(case), pool(case)[0].name, LONGEST)
+
+
+def adaptive() -> System:
+    def build(case: Case, _: int) -> Policy:
+        costs = cost_tables(world(case.world), pool(case)[0].name, LONGEST)
+        return Adaptive(pool(case), 0, LONGEST, costs, SLOTS)
+
+    return System("adaptive verification", build)
+
+
+def singles(case: Case) -> Mapping[str, System]:
+    """Settings that never change: no speculation, and every drafter at every length."""
+    return {one.name: one for one in (plain(), *statics(case))}
+
+
+def others(case: Case) -> Mapping[str, System]:
+    return {**singles(case), **{one.name: one for one in (by_batch_size(), adaptive())}}

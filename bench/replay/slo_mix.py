@@ -1,0 +1,160 @@
+"""Bar 3: three classes, 60/20/20, at rising rates. What admission gives and what speculation gives are shown apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from outrider_runtime.control.settings import SLOClass
+from outrider_runtime.simulate.replay.workload import Lengths, Workload, open_load, poisson, with_classes
+
+from bench.replay.bars import Bar, best_on_means, low
+from bench.replay.cells import Result, run
+from bench.replay.settings import Case, System, others, ours, recording_of
+
+SHARES = np.array([0.6, 0.2, 0.2])
+TIGHTNESS = (("interactive", 1.6, 60.0), ("chat", 3.0, 120.0), ("batch", 20.0, 4000.0))
+"""TPOT and TTFT of a class, in steps of plain decoding for one request."""
+ATTAINED, MOST_MISSES, TTFT_FACTOR = 0.90, 0.5, 1.05
+QUANTILES = (0.50, 0.99)
+REQUESTS = 300
+LENGTHS = Lengths(300, 128)
+CANDIDATES = 2
+"""Baselines that are looked at in fine steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attained:
+    share: float
+    """Of requests that met their class's TPOT and TTFT."""
+    result: Result
+
+
+def classes(step_s: float) -> tuple[SLOClass, ...]:
+    return tuple(SLOClass(name, tpot * step_s, ttft * step_s) for name, tpot, ttft in TIGHTNESS)
+
+
+def load(case: Case, rate_per_s: float, seed: int) -> Workload:
+    rng = np.random.default_rng([seed, 13])
+    at_s = poisson(rate_per_s, REQUESTS, rng)
+    return with_classes(open_load(at_s, recording_of(case), case.group, rng, LENGTHS), SHARES, rng)
+
+
+def attained(result: Result, targets: Sequence[SLOClass]) -> float:
+    tpot, ttft = (np.array([getattr(one, name) for one in targets]) for name in ("tpot_s", "ttft_s"))
+    met = (result.tpot_s <= tpot[result.slo_class]) & (result.ttft_s <= ttft[result.slo_class])
+    return float(met.mean())
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """A case with its classes, and the rates that are looked at, as shares of what plain decoding can serve."""
+
+    case: Case
+    step_s: float
+    capacity_per_s: float
+    coarse: tuple[float, ...]
+    fine: float
+
+    @property
+    def targets(self) -> tuple[SLOClass, ...]:
+        return classes(self.step_s)
+
+    def measure(self, system: System, share: float, seeds: Iterable[int]) -> list[Attained]:
+        rate = share * self.capacity_per_s
+        results = [run(self.case, system, load(self.case, rate, seed), seed) for seed in seeds]
+        return [Attained(attained(one, self.targets), one) for one in results]
+
+    def variants(self) -> Mapping[str, System]:
+        """Ours whole, without admission, and its admission without speculation."""
+        targets = self.targets
+        return {
+            "ours": ours(classes=targets),
+            "ours without admission": ours("ours without admission", classes=targets, admission=False),
+            "admission alone": ours("admission alone", classes=targets, speculates=False),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    mix: Mix
+    curves: dict[str, list[float]]
+    """Attainment at the coarse rates, by system."""
+    base: str
+    share: float
+    """Of the capacity: the lowest rate at which the best baseline attains less than 90%."""
+    there: dict[str, list[Attained]]
+    """The base and the variants at that rate."""
+
+
+def judge(mix: Mix, seeds: int, screening: int) -> Judged:
+    baselines = others(mix.case)
+    systems = {**baselines, **mix.variants()}
+    curves = {name: [_mean(mix.measure(one, share, range(1))) for share in mix.coarse] for name, one in systems.items()}
+    first = sorted(baselines, key=lambda name: -sum(curves[name]))[:CANDIDATES]
+    base, share = _where_it_falls(mix, {name: baselines[name] for name in first}, curves, screening)
+    chosen = {base: baselines[base], **mix.variants()}
+    there = {name: mix.measure(one, share, range(seeds)) for name, one in chosen.items()}
+    return Judged(mix, curves, base, share, there)
+
+
+def _mean(found: Sequence[Attained]) -> float:
+    return float(np.mean([one.share for one in found]))
+
+
+def _where_it_falls(
+    mix: Mix, systems: Mapping[str, System], curves: Mapping[str, Sequence[float]], screening: int
+) -> tuple[str, float]:
+    """The best of `systems` at the first rate, in fine steps, at which all of them attain less than 90%."""
+    best = [max(curves[name][place] for name in systems) for place in range(len(mix.coarse))]
+    below = next((place for place, share in enumerate(best) if share < ATTAINED), len(best) - 1)
+    share = mix.coarse[max(0, below - 1)]
+    while True:
+        means = {name: [_mean(mix.measure(one, share, range(screening)))] for name, one in systems.items()}
+        name = best_on_means(means)
+        if means[name][0] < ATTAINED or share >= mix.coarse[-1]:
+            return name, share
+        share = round(share + mix.fine, 4)
+
+
+def bars(judged: Judged) -> list[Bar]:
+    mine, base = judged.there["ours"], judged.there[judged.base]
+    where = f"{judged.mix.case}, at {judged.share:.0%} of capacity"
+    avoided = [1 - (1 - one.share) / max(1e-9, 1 - other.share) for one, other in zip(mine, base, strict=True)]
+    found = [Bar("3 SLO mix, misses avoided", where, low(avoided), 1 - MOST_MISSES, judged.base, len(mine))]
+    for number, target in enumerate(judged.mix.targets):
+        for quantile in QUANTILES:
+            ttft_s, theirs_s = (_ttft(side, number, quantile) for side in (mine, base))
+            limit = max(TTFT_FACTOR * theirs_s, target.ttft_s or 0.0)
+            name = f"3 SLO mix, TTFT p{100 * quantile:.0f} of {target.name}"
+            found.append(Bar(name, where, limit / ttft_s, 1.0, judged.base, len(mine)))
+    return found
+
+
+def _ttft(found: Sequence[Attained], number: int, quantile: float) -> float:
+    """Seconds, over the requests of all seeds."""
+    return float(
+        np.quantile(np.concatenate([one.result.ttft_s[one.result.slo_class == number] for one in found]), quantile)
+    )
+
+
+def document(judged: Judged) -> dict[str, object]:
+    """For the results: what each system attains, and how long each class waits."""
+    return {
+        "world": judged.mix.case.world,
+        "rates": list(judged.mix.coarse),
+        "attained": judged.curves,
+        "base": judged.base,
+        "share": judged.share,
+        "there": {
+            name: {
+                "attained": [round(one.share, 4) for one in found],
+                "ttftMs": {
+                    target.name: [round(1e3 * _ttft(found, number, quantile), 1) for quantile in QUANTILES]
+                    for number, target in enumerate(judged.mix.targets)
+                },
+            }
+            for name, found in judged.there.items()
+        },
+    }

@@ -1,0 +1,89 @@
+"""Bar 1: at a static load, close to each point's best static setting; bar 6: against vLLM's adaptive verification."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed
+
+from bench.replay.bars import Bar, best_on_means, geometric_mean, low, paired
+from bench.replay.cells import run
+from bench.replay.settings import Case, System, others, ours, recording_of, singles
+
+LEAST_POINT, LEAST_MEAN, LEAST_OF_PLAIN = 0.98, 1.00, 0.98
+LEAST_OF_ADAPTIVE, LEAST_ADAPTIVE_MEAN, LEAST_WHERE_NOTHING_PAYS = 0.98, 1.00, 1.05
+ADAPTIVE = "adaptive verification"
+ROUNDS = 7
+LONG_CONTEXT = Lengths(8000, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    case: Case
+    requests: int
+
+    def __str__(self) -> str:
+        return f"{self.case}, {self.requests} requests"
+
+
+def load(point: Point, seed: int) -> Workload:
+    """ROUNDS requests of each client, so that what is measured is no transient."""
+    rng = np.random.default_rng([seed, point.requests])
+    lengths = LONG_CONTEXT if point.case.world.endswith("long") else Lengths(300, 160)
+    count = point.requests * ROUNDS + 8
+    return closed(point.requests, count, recording_of(point.case), point.case.group, rng, lengths)
+
+
+def measure(point: Point, system: System, seeds: Iterable[int]) -> list[float]:
+    return [run(point.case, system, load(point, seed), seed).goodput for seed in seeds]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Goodput over seeds, by system."""
+
+    point: Point
+    figures: dict[str, list[float]]
+    best: str
+    """Of the static settings, plain decoding among them."""
+
+    def ratios(self, to: str, mine: str = "ours") -> list[float]:
+        return paired(self.figures[mine], self.figures[to])
+
+
+def judge(point: Point, seeds: int, screening: int) -> Judged:
+    """All others with a few seeds; ours, the best static one, plain and the adaptive one with all."""
+    systems = others(point.case)
+    figures = {name: measure(point, one, range(screening)) for name, one in systems.items()}
+    best = best_on_means({name: figures[name] for name in singles(point.case)})
+    for name in {best, "plain", ADAPTIVE}:
+        figures[name] += measure(point, systems[name], range(screening, seeds))
+    figures["ours"] = measure(point, ours(), range(seeds))
+    return Judged(point, figures, best)
+
+
+def bars(judged: Sequence[Judged]) -> list[Bar]:
+    found = []
+    for one in judged:
+        seeds, where = len(one.figures["ours"]), str(one.point)
+        found.append(Bar("1 static load", where, low(one.ratios(one.best)), LEAST_POINT, one.best, seeds))
+        found.append(Bar("1 static load, of plain", where, low(one.ratios("plain")), LEAST_OF_PLAIN, "plain", seeds))
+        least = LEAST_WHERE_NOTHING_PAYS if one.best == "plain" else LEAST_OF_ADAPTIVE
+        found.append(Bar("6 adaptive verification", where, low(one.ratios(ADAPTIVE)), least, ADAPTIVE, seeds))
+    return found + _means(judged)
+
+
+def _means(judged: Sequence[Judged]) -> list[Bar]:
+    found = []
+    for name in sorted({one.point.case.world for one in judged}):
+        here = [one for one in judged if one.point.case.world == name]
+        seeds = min(len(one.figures["ours"]) for one in here)
+        for title, against, least in (
+            ("1 static load, geometric mean", "", LEAST_MEAN),
+            ("6 adaptive verification, geometric mean", ADAPTIVE, LEAST_ADAPTIVE_MEAN),
+        ):
+            by_seed = [geometric_mean([one.ratios(against or one.best)[seed] for one in here]) for seed in range(seeds)]
+            found.append(Bar(title, name, low(by_seed), least, against or "each point's best static", seeds))
+    return found

@@ -1,0 +1,65 @@
+"""`outrider-operator`, with the CPU time of every callback of its event loop measured from inside.
+
+    python -m bench.scale.callbacks REPORT
+
+A callback that computes for long holds up the Lease, the probes and every other service. Thread CPU time: what the
+machine gave to other processes meanwhile is not the operator's. REPORT is written whenever a longer one was seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+
+
+class Longest:
+    """The callback that took most, and how many took a tenth of a second."""
+
+    LONG_S = 0.1
+
+    def __init__(self, report: Path) -> None:
+        self._report = report
+        self._most_s = 0.0
+        self._long = 0
+        self._what = ""
+
+    def note(self, handle: asyncio.Handle, cpu_s: float) -> None:
+        self._long += cpu_s >= self.LONG_S
+        if cpu_s > self._most_s:
+            self._most_s, self._what = cpu_s, _task(handle)
+        if cpu_s >= min(self._most_s, self.LONG_S):
+            document = {"longest_s": self._most_s, "what": self._what, "long": self._long}
+            self._report.write_text(json.dumps(document))
+
+
+def _task(handle: asyncio.Handle) -> str:
+    """The name of the task that the callback continues, else of the callback."""
+    task = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
+    return task.get_name() if isinstance(task, asyncio.Task) else repr(handle)[:200]
+
+
+def measure(longest: Longest) -> None:
+    """asyncio's own slow-callback log takes wall time, which on a busy machine is another process's."""
+    run = asyncio.Handle._run
+
+    def measured(handle: asyncio.Handle) -> None:
+        began = time.thread_time()
+        run(handle)
+        longest.note(handle, time.thread_time() - began)
+
+    asyncio.Handle._run = measured  # type: ignore[assignment, method-assign]
+
+
+def main() -> None:
+    from outrider_operator.main import main as operate
+
+    report = Path(sys.argv.pop(1))
+    measure(Longest(report))
+    operate()
+
+
+if __name__ == "__main__":
+    main()

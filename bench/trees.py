@@ -1,0 +1,221 @@
+"""Trees of the recorded EAGLE-3 head by its chains: tokens a step, calibrated edges, goodput, what selecting costs.
+
+python -m bench.trees        writes results/trees.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from outrider_runtime.control.acceptance.estimate import Acceptance
+from outrider_runtime.control.data.batch import NOBODY, Batch
+from outrider_runtime.control.data.forest import ROOT, Forest, trials
+from outrider_runtime.control.data.plans import Purpose
+from outrider_runtime.control.selection.nodes import select
+from outrider_runtime.control.settings import Settings
+from outrider_runtime.control.value import Price
+from outrider_runtime.simulate.recording import DEPTH, WIDTH, Recording
+from outrider_runtime.simulate.replay.beams import Beams
+from outrider_runtime.simulate.replay.proposals import mean_hazards
+from outrider_runtime.simulate.replay.workload import Lengths, closed
+
+from bench.replay import trees
+from bench.replay.settings import recording
+from bench.replay.trees import CHAINS, TREES, Place
+
+RESULT = Path(__file__).parent / "results" / "trees.json"
+VERIFIED, LEAST = 16, {0.5: 1.15, 0.7: 1.05}
+REQUESTS, WARM = 64, 0.25
+"""Requests of a step where edges are judged; and the share of steps that is only learned from."""
+WORLDS = (
+    "llama-3.1-8b-h200", "llama-3.1-8b-h100", "llama-3.1-8b-a100", "llama-3.1-8b-l40s", "llama-3.1-70b-4xh100",
+    "llama-3.1-70b-4xa100", "smollm2-135m-cpu",
+)  # fmt: skip
+LOADS, ACCEPTANCES, LEAST_GOODPUT = (1, 8, 32), (0.5, 0.7, 0.9, None), 0.98
+RUNS, STEPS, CANDIDATES, MOST_US = 5, 200, 32, 200.0
+
+
+def batch(requests: int) -> Batch:
+    """Requests that decode, with room for everything."""
+    nothing, much = np.zeros(requests, np.int64), np.full(requests, 1000)
+    nobody = np.full(requests, NOBODY)
+    return Batch(
+        np.arange(requests), nobody, much, nothing, nothing, much, much, np.zeros(requests), nothing[None], 0.0, 8192,
+        10**6,
+    )  # fmt: skip
+
+
+def forest_at(beams: Beams, at: NDArray[np.int64]) -> tuple[Forest, NDArray[np.bool_]]:
+    """The whole beams at some positions, and which of the nodes the target takes."""
+    table = beams.table(at, np.full(len(at), DEPTH), WIDTH)
+    request, parent, depth, rank, confidence = table.nodes
+    forest = Forest(
+        request, parent, np.zeros_like(request), depth, rank, confidence, np.zeros((1, len(at)), np.int64),
+        np.array([DEPTH]), Purpose.CHOICE,
+    )  # fmt: skip
+    return forest, table.right[table.there]
+
+
+# -- tokens a step, and calibration -----------------------------------------------------------------------------------
+
+
+class Judged:
+    """What the loop's own estimates make of the recorded beams, position after position, each judged before it is
+    learned from."""
+
+    def __init__(self, made: Recording) -> None:
+        self.known = Acceptance(Settings((TREES,), DEPTH, REQUESTS))
+        beams = Beams(made.trees["eagle"])
+        order = np.random.default_rng(0).permutation(made.start[-1])
+        steps = len(order) // REQUESTS
+        self.accepted: list[float] = []
+        self.edges: list[tuple[int, int, float, bool]] = []
+        """(rank, depth, said, taken) of the nodes that were tried."""
+        for step in range(steps):
+            self._step(beams, order[step * REQUESTS :][:REQUESTS], judges=step >= WARM * steps)
+
+    def _step(self, beams: Beams, at: NDArray[np.int64], *, judges: bool) -> None:
+        running, (forest, right) = batch(len(at)), forest_at(beams, at)
+        paths, everything = self.known.node_paths(running, forest), np.ones(len(forest), bool)
+        tried = trials(forest, everything, right)
+        if judges:
+            self.accepted.append(float((right & likeliest(paths, forest.request)).sum()) / len(at))
+            above = np.where(forest.parent == ROOT, 1.0, paths[forest.parent])
+            edges = np.divide(paths, above, out=np.zeros_like(paths), where=tried)
+            self.edges += list(
+                zip(forest.rank[tried], forest.depth[tried], edges[tried], right[tried], strict=True)
+            )  # fmt: skip
+        self.known.observe(running, forest, everything, right, tried)
+        self.known.release(np.arange(len(at)))  # each position is a request of its own
+
+    @property
+    def tokens(self) -> float:
+        """Of a step that verifies VERIFIED nodes of each request, bonus token included."""
+        return 1 + float(np.mean(self.accepted))
+
+
+def likeliest(paths: NDArray[np.floating[Any]], request: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """The VERIFIED best nodes of each request."""
+    order = np.lexsort((np.arange(len(paths)), -paths, request))
+    places = np.arange(len(order)) - np.searchsorted(request[order], request[order])
+    found = np.zeros(len(paths), bool)
+    found[order[places < VERIFIED]] = True
+    return found
+
+
+def best_chain(made: Recording) -> float:
+    """Tokens a step of the longest chain, which accepts most. Past what is recorded it goes on as it ended."""
+    hazards = mean_hazards(made, "eagle")
+    whole = np.concatenate([hazards, np.full(VERIFIED - DEPTH, hazards[-3:].mean())])
+    return 1 + float(whole.cumprod().sum())
+
+
+def of_tokens(acceptance: float | None) -> dict[str, Any]:
+    made = recording(acceptance)
+    judged, chain = Judged(made), best_chain(made)
+    ratio = judged.tokens / chain
+    least = LEAST.get(acceptance or 0.0)
+    found = {"tree": round(judged.tokens, 3), "chain": round(chain, 3), "ratio": round(ratio, 3)}
+    return found | {"least": least, "holds": least is None or ratio >= least, "edges": of_edges(judged)}
+
+
+def of_edges(judged: Judged) -> dict[str, Any]:
+    """Log loss by that of each depth's own rates (a rate a rank and depth, known afterwards), and calibration error."""
+    rank, depth, said, taken = (np.array(column) for column in zip(*judged.edges, strict=True))
+    rates = np.zeros(len(said))
+    for key in set(zip(rank.tolist(), depth.tolist(), strict=True)):
+        here = (rank == key[0]) & (depth == key[1])
+        rates[here] = taken[here].mean()
+    errors = [round(calibration_error(said[rank == one], taken[rank == one]), 4) for one in range(WIDTH)]
+    losses = (round(log_loss(chances, taken), 4) for chances in (said, rates))
+    return dict(zip(("log loss", "of rates by depth"), losses, strict=True)) | {"calibration error by rank": errors}
+
+
+def log_loss(said: NDArray[np.floating[Any]], taken: NDArray[np.bool_]) -> float:
+    chance = np.clip(said, 1e-6, 1 - 1e-6)
+    return float(-np.where(taken, np.log(chance), np.log1p(-chance)).mean())
+
+
+def calibration_error(said: NDArray[np.floating[Any]], taken: NDArray[np.bool_], bins: int = 10) -> float:
+    """Mean over ten equal parts, by what was said, of the difference from what happened."""
+    parts = np.array_split(np.argsort(said), bins)
+    return float(np.mean([abs(said[part].mean() - taken[part].mean()) for part in parts if len(part)]))
+
+
+# -- goodput ----------------------------------------------------------------------------------------------------------
+
+
+def of_goodput(seeds: int) -> list[dict[str, Any]]:
+    rows = []
+    for number, name in enumerate(WORLDS):
+        for place_, requests in enumerate(LOADS):
+            place = Place(name, ACCEPTANCES[(number + place_) % len(ACCEPTANCES)])
+            ratios = [_goodput(place, requests, seed) for seed in range(seeds)]
+            mean = float(np.mean(ratios))
+            rows.append({"place": str(place), "requests": requests, "trees by chains": round(mean, 3)})
+            rows[-1] |= {"least": round(min(ratios), 3), "holds": mean >= LEAST_GOODPUT}
+            print(rows[-1], flush=True)
+    return rows
+
+
+def _goodput(place: Place, requests: int, seed: int) -> float:
+    rng = np.random.default_rng([seed, requests])
+    load = closed(requests, 7 * requests + 8, recording(place.acceptance), None, rng, Lengths(300, 160))
+    chains, wide = (
+        trees.run(place, trees.ours(name, drafter), load, seed) for name, drafter in (("c", CHAINS), ("t", TREES))
+    )
+    return chains.now / wide.now  # the same tokens
+
+
+# -- what selecting costs ---------------------------------------------------------------------------------------------
+
+
+def of_selection() -> dict[str, Any]:
+    """Thread CPU time of one selection over 64 requests of 32 candidates each, another forest at every step."""
+    made, price = recording(0.7), _price(REQUESTS * CANDIDATES)
+    beams, rng, means = Beams(made.trees["eagle"]), np.random.default_rng(0), []
+    known = Acceptance(Settings((TREES,), DEPTH, REQUESTS))
+    for run in range(RUNS + 1):
+        spent = 0.0
+        for _ in range(STEPS):
+            at = rng.integers(0, made.start[-1], REQUESTS)
+            forest, _ = forest_at(beams, at)
+            paths, nothing = known.node_paths(batch(REQUESTS), forest), np.zeros(len(forest), bool)
+            started = time.thread_time()
+            select(paths, forest.request, forest.depth, price, REQUESTS * CANDIDATES, nothing, np.inf)
+            spent += time.thread_time() - started
+        if run:  # the first one compiles
+            means.append(1e6 * spent / STEPS)
+    mean = float(np.mean(means))
+    return {"mean us": round(mean, 1), "runs us": [round(one, 1) for one in means], "holds": mean <= MOST_US}
+
+
+def _price(most: int) -> Price:
+    """An A100's: dearer past the knee."""
+    tokens = np.arange(most + 1)
+    seconds = 1.4e-2 + 3e-5 * tokens + 1e-4 * np.maximum(0, tokens - 150)
+    return Price(seconds, seconds, np.zeros(REQUESTS), 5e3, 3e-5)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--minutes", type=float, help="is not looked at: it takes a few")
+    options = parser.parse_args()
+    found: dict[str, Any] = {"selection": of_selection()}
+    print(found["selection"])
+    found["tokens"] = {str(one or "as recorded"): of_tokens(one) for one in ACCEPTANCES}
+    for name, row in found["tokens"].items():
+        print(name, row)
+    found["goodput"] = of_goodput(options.seeds)
+    RESULT.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

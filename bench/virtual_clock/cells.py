@@ -1,0 +1,68 @@
+"""The cells: a workload, a system, and how vLLM schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from outrider_runtime.simulate.replay.engine import Setting
+from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed, open_load, poisson
+
+from bench.replay.plan import capacity
+from bench.replay.settings import Case, System, ours, recording_of, setting, singles
+
+LENGTHS = Lengths(300, 128)
+REQUESTS = 150
+H200, A100 = Case("llama-3.1-8b-h200", 0.7), Case("llama-3.1-8b-a100", 0.9)
+SMALL_KV_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    case: Case
+    system: str
+    """`ours`, or one of `settings.singles`."""
+    share: float | None = None
+    """Arrivals, as a share of what plain decoding serves; None: a closed load."""
+    clients: int = 0
+    asynchronous: bool = False
+    little_memory: bool = False
+
+    def __str__(self) -> str:
+        load = f"{self.clients} requests" if self.share is None else f"{self.share:.0%} of capacity"
+        more = ", little memory" * self.little_memory + ", asynchronous" * self.asynchronous
+        return f"{self.system}, {self.case}, {load}{more}"
+
+    def load(self, seed: int) -> Workload:
+        rng, recording = np.random.default_rng([seed, 23]), recording_of(self.case)
+        if self.share is None:
+            return closed(self.clients, max(REQUESTS, 3 * self.clients), recording, None, rng, LENGTHS)
+        at_s = poisson(self.share * capacity(self.case.world), REQUESTS, rng)
+        return open_load(at_s, recording, None, rng, LENGTHS)
+
+    def policy(self) -> System:
+        """Here the host takes no time."""
+        return replace(ours(), loop=False) if self.system == "ours" else singles(self.case)[self.system]
+
+    def setting(self) -> Setting:
+        found = replace(setting(self.case, self.policy()), confidences=False)
+        limits = replace(found.limits, kv_tokens=SMALL_KV_TOKENS) if self.little_memory else found.limits
+        return replace(found, limits=limits)
+
+
+def cells() -> Iterator[Cell]:
+    yield Cell(H200, "plain", share=0.8)
+    yield Cell(H200, "plain", share=0.8, little_memory=True)
+    yield Cell(H200, "eagle, k = 3", share=0.5)
+    yield Cell(H200, "lookup, k = 3", clients=32)
+    yield Cell(A100, "draft, k = 5", clients=8)
+    yield Cell(H200, "ours", share=0.5)
+    yield Cell(H200, "ours", share=0.8)
+    yield Cell(H200, "ours", share=0.8, little_memory=True)
+    yield Cell(H200, "ours", clients=8)
+    yield Cell(A100, "ours", clients=8)
+    yield Cell(H200, "plain", share=0.8, asynchronous=True)
+    yield Cell(H200, "eagle, k = 3", share=0.5, asynchronous=True)
+    yield Cell(H200, "ours", share=0.5, asynchronous=True)
+    yield Cell(H200, "ours", clients=8, asynchronous=True)

@@ -1,0 +1,189 @@
+"""vLLM's engine core in this process, in front of a `Playback`; requests come as a workload says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from outrider_crds.runtime_config import HotConfig
+from outrider_crds.spec import Drafter, DraftPrefill, SpeculationMode
+from outrider_runtime.loop import requests as loop_requests
+from outrider_runtime.simulate.recording import DEPTH
+from outrider_runtime.simulate.replay.device import Device
+from outrider_runtime.simulate.replay.engine import Log, Setting
+from outrider_runtime.simulate.replay.requests import BLOCK_TOKENS, Requests
+from outrider_runtime.simulate.replay.workload import Workload
+from outrider_runtime.vllm_plugin import arguments, launch
+
+from bench.replay.settings import LONGEST
+from bench.virtual_clock.clock import Clock
+from tests.engine import engines
+
+LONGEST_REQUEST = 2048
+TOKEN = 7
+"""Every one of a prompt."""
+HOSTED = {
+    "eagle": engines.eagle(),
+    "draft": engines.draft_model(engines.POOR_DRAFT),
+    "lookup": engines.lookup("lookup"),
+}
+"""By its name in the recording. Of their models only the configs are read."""
+METHODS: dict[str, dict[str, object]] = {
+    "eagle": {"method": "eagle3", "model": str(engines.EAGLE_HEAD)},
+    "draft": {"method": "draft_model", "model": str(engines.POOR_DRAFT)},
+    "lookup": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """vLLM as it is; without a drafter it does not speculate."""
+
+    drafter: str | None = None
+    k: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """What came of a workload."""
+
+    latency_s: float
+    """Mean."""
+    draft_length: float
+    """Proposals verified of a request in a step."""
+    preempted: int
+
+
+def mean_draft_length(log: Log) -> float:
+    return sum(log.verified) / sum(log.requests)
+
+
+def served(setting: Setting, load: Workload, stock: Stock | None, profile: Any, *, asynchronous: bool) -> Served:
+    """stock: None for vLLM with the loop in its scheduler, which mounts `profile`."""
+    clock, requests = Clock(), Requests(replace(load, output=load.output + DEPTH))  # drafters know no end
+    device = Device(setting.world, setting.recording, setting.drafters, requests)
+    names = [one.name for one in setting.drafters]
+    drafter = names.index(stock.drafter) if stock and stock.drafter else None
+    plan = _plan([HOSTED[name] for name in names], setting)
+
+    def executor(config: Any) -> Any:
+        from bench.virtual_clock.executor import Playback  # vLLM's environment must be there
+
+        return Playback(device, clock, drafter, config)
+
+    with _core(plan, stock, setting, executor, clock, asynchronous) as core:
+        if stock is None:
+            core.scheduler.outrider_reporter.stop()  # whose profile would be the mounted one
+            core.scheduler.outrider.replace_latency(profile)
+        _serve(core, load, requests, clock)
+        latency_s = float((requests.done_s - requests.arrived_s).mean())
+        playback = core.model_executor
+        return Served(latency_s, mean_draft_length(playback.log), playback.preempted)
+
+
+def _serve(core: Any, load: Workload, requests: Requests, clock: Clock) -> None:
+    """Requests arrive between the engine core's steps."""
+    following, running = 0, 0
+    while following < len(load) or running or core.batch_queue:
+        while following < len(load) and load.at_s[following] <= clock.now and running < (load.clients or len(load)):
+            if load.clients is not None:
+                requests.arrived_s[following] = clock.now
+            core.add_request(_request(load, following, float(requests.arrived_s[following])))
+            following, running = following + 1, running + 1
+        if not core.scheduler.has_requests() and not core.batch_queue:
+            clock.now = max(clock.now, float(load.at_s[following]))
+            continue
+        outputs, executed = core.step_fn()
+        core.post_step(executed)
+        running -= _note(outputs or {}, requests, clock.now)
+
+
+def _note(outputs: dict[int, Any], requests: Requests, now: float) -> int:
+    """The requests that ended."""
+    ended = 0
+    for output in (one for client in outputs.values() for one in client.outputs):
+        row = int(output.request_id)
+        if output.new_token_ids and np.isnan(requests.first_s[row]):
+            requests.first_s[row] = now
+        if output.finish_reason is not None:
+            requests.done_s[row] = now
+            ended += 1
+    return ended
+
+
+def _request(load: Workload, row: int, arrived_s: float) -> Any:
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    sampling = SamplingParams(temperature=0.0, max_tokens=int(load.output[row]), ignore_eos=True)
+    return Request(str(row), [TOKEN] * int(load.prompt[row]), sampling, None, arrival_time=arrived_s)
+
+
+def _plan(drafters: list[Drafter], setting: Setting) -> launch.LaunchPlan:
+    hot = HotConfig(
+        mode=SpeculationMode.CLOSED_LOOP, draft_prefill=DraftPrefill.AUTO, max_draft_tokens=LONGEST, slo_classes=[]
+    )
+    limits = setting.limits
+    extra = (
+        f"--max-model-len={LONGEST_REQUEST}", f"--max-num-seqs={limits.max_requests}", f"--block-size={BLOCK_TOKENS}",
+        f"--max-num-batched-tokens={limits.token_budget}", "--no-enable-prefix-caching",
+        f"--num-gpu-blocks-override={1 + limits.kv_tokens // BLOCK_TOKENS}",  # one is vLLM's own
+    )  # fmt: skip
+    plan = engines.make_plan(drafters, hot)
+    engine = plan.boot.engine.model_copy(update={"extra_args": list(extra)})
+    boot = plan.boot.model_copy(update={"max_draft_tokens": LONGEST, "engine": engine})
+    return plan.model_copy(update={"boot": boot})
+
+
+def _arguments(plan: launch.LaunchPlan, stock: Stock | None) -> list[str]:
+    ours = arguments.engine_arguments(plan)
+    if stock is None:
+        return ours
+    mine = ("--scheduler-cls", "--worker-cls", "--speculative-config", "--additional-config")
+    kept = [one for one in ours if not one.startswith(mine)]
+    if stock.drafter is None:
+        return kept
+    config = METHODS[stock.drafter] | {"num_speculative_tokens": stock.k}
+    return [*kept, f"--speculative-config={json.dumps(config)}"]
+
+
+@contextmanager
+def _core(
+    plan: launch.LaunchPlan,
+    stock: Stock | None,
+    setting: Setting,
+    executor: Callable[[Any], Any],
+    clock: Clock,
+    asynchronous: bool,
+) -> Iterator[Any]:
+    with ExitStack() as stack:
+        stack.enter_context(engines.own_environment(VLLM_LOGGING_LEVEL="ERROR"))
+        stack.enter_context(engines._asynchronous_scheduling() if asynchronous else nullcontext())
+        launch.prepare(plan)
+        engines.hide_dunders_of_llvmlite()
+        arguments.prepare_vllm(worker_is_here=True)
+        config = _config(_arguments(plan, stock))
+        config.compilation_config.max_cudagraph_capture_size = setting.world.graph_tokens
+
+        from outrider_runtime.vllm_plugin import scheduler
+        from vllm.v1.engine.core import EngineCore
+
+        for module in (scheduler, loop_requests):
+            stack.enter_context(mock.patch.object(module, "time", clock))
+        core = EngineCore(config, executor, log_stats=False)
+        stack.callback(core.shutdown)
+        yield core
+
+
+def _config(engine_arguments: list[str]) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", *engine_arguments])
+    return EngineArgs.from_cli_args(parsed).create_engine_config()

@@ -1,0 +1,178 @@
+"""The replay's device behind vLLM's engine core: recorded tokens at a world's times, on a virtual clock.
+
+What decides is vLLM's own: the engine core's loop, its scheduler, its KV cache manager. What they call to run a step
+plays the recording and moves the clock.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import torch
+from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.plans import DraftPlan, Purpose
+from outrider_runtime.simulate.replay.device import Device, Ran
+from outrider_runtime.simulate.replay.engine import Log
+from outrider_runtime.simulate.replay.requests import BLOCK_TOKENS, Books
+from outrider_runtime.simulate.replay.workload import Ints
+from outrider_runtime.vllm_plugin.messages import (
+    IDLE,
+    DraftOrder,
+    DraftReport,
+    StepReport,
+    attach,
+    attached_order,
+    numbers,
+)
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput
+
+from bench.virtual_clock.clock import Clock
+
+TOKEN = 7
+"""Every one that is forced."""
+
+
+class Output(Future[Any]):
+    """There at a moment of the virtual clock: who asks for it waits until then."""
+
+    def __init__(self, clock: Clock, at_s: float, made: ModelRunnerOutput | None) -> None:
+        super().__init__()
+        self._clock, self._at_s = clock, at_s
+        self.set_result(made)
+
+    def result(self, timeout: float | None = None) -> Any:
+        self._clock.now = max(self._clock.now, self._at_s)
+        return super().result(timeout)
+
+
+class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
+    """Requests are called by their row. drafter: which one stock vLLM runs; with the loop its orders say who runs."""
+
+    def __init__(self, device: Device, clock: Clock, drafter: int | None, config: Any) -> None:
+        self.device, self.clock, self.log = device, clock, Log()
+        self.preempted = 0
+        self._drafter = drafter
+        self._asynchronous = bool(config.scheduler_config.async_scheduling)
+        self._free_at = 0.0
+        self._untold: list[DraftReport] = []
+        self._proposals: DraftTokenIds | None = None
+        super().__init__(config)
+
+    # -- what the engine core asks for before it serves ---------------------------------------------------------
+
+    def _init_executor(self) -> None: ...
+
+    def collective_rpc(self, method: Any, *arguments: Any, **keywords: Any) -> Any:  # noqa: ARG002
+        answers = {
+            "get_kv_cache_spec": {
+                "layer": FullAttentionSpec(BLOCK_TOKENS, num_kv_heads=1, head_size=64, dtype=torch.float32)
+            },
+            "determine_available_memory": 1 << 50,  # the number of blocks is given
+            "get_supported_kv_cache_layouts": ["LBNHC"],
+        }
+        return [answers[method]] if method in answers else []
+
+    def check_health(self) -> None: ...
+
+    # -- a step -------------------------------------------------------------------------------------------------
+
+    def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:  # noqa: ARG002
+        self._forget(scheduler_output)
+        if not scheduler_output.num_scheduled_tokens:
+            return Output(self.clock, self.clock.now, EMPTY_MODEL_RUNNER_OUTPUT)
+        self._output = self._run(scheduler_output)
+        return Output(self.clock, self.clock.now, None)
+
+    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:  # noqa: ARG002
+        return self._output if non_block else self._output.result()
+
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        """Of stock vLLM; with the loop they come with the output."""
+        return self._proposals
+
+    def _forget(self, output: SchedulerOutput) -> None:
+        gone = np.array([int(name) for name in output.preempted_req_ids or ()], np.int64)
+        self.device.requests.context[gone] = 0
+        self.device.forget(gone)
+        self.preempted += len(gone)
+
+    def _run(self, output: SchedulerOutput) -> Output:
+        names = list(output.num_scheduled_tokens)
+        books = self.device.requests.of(np.array([int(name) for name in names], np.int64))
+        tokens = np.array(list(output.num_scheduled_tokens.values()), np.int64)
+        places = np.array([len(output.scheduled_spec_decode_tokens.get(name, ())) for name in names], np.int64)
+        order = attached_order(output)
+        plan, fed = self._plan(output, books, tokens) if order is None else self._ordered(order, books, tokens)
+        verified = np.minimum(places, self.device.proposals.length[books.rows])
+        accepted = self.device.proposals.accepted(books.rows, places)
+        ran = self.device.run(books, tokens, places, accepted, plan, fed)
+        began_s = max(self.clock.now, self._free_at)
+        self._free_at = began_s + ran.seconds
+        self._note(ran, len(names), int(verified.sum()))
+        made = ModelRunnerOutput(names, {name: row for row, name in enumerate(names)}, _sampled(ran))
+        lengths = self.device.proposals.length[books.rows]
+        self._proposals = DraftTokenIds(names, [[TOKEN] * length for length in lengths.tolist()])
+        if order is not None:
+            self._tell(made, order, ran, books)
+        # Where nobody waits for the drafters, tokens go out before these have run.
+        return Output(self.clock, began_s + ran.target_s if self._asynchronous else self._free_at, made)
+
+    def _note(self, ran: Ran, requests: int, verified: int) -> None:
+        self.log.now.append(self._free_at)
+        self.log.step_s.append(ran.seconds)
+        self.log.tokens.append(int(ran.tokens.sum()))
+        self.log.requests.append(requests)
+        self.log.verified.append(verified)
+        self.log.accepted.append(int(ran.accepted.sum()))
+
+    # -- who drafts ---------------------------------------------------------------------------------------------
+
+    def _plan(self, output: SchedulerOutput, books: Books, tokens: Ints) -> tuple[DraftPlan, Ints]:
+        """Stock: one drafter over every request, at the scheduler's length."""
+        count, requests = len(self.device.drafters), len(books.rows)
+        passes, fed = np.zeros(count, np.int64), np.zeros((count, requests), np.int64)
+        asked = np.full((1, requests), NOBODY, np.int64)
+        if self._drafter is not None and output.num_spec_tokens_to_schedule:
+            passes[self._drafter], asked[:] = output.num_spec_tokens_to_schedule, self._drafter
+            missing, _, _ = self.device.caches.columns(books, tokens)
+            fed[self._drafter] = missing[self._drafter]
+        return DraftPlan(passes, np.ones_like(passes), asked, fed, Purpose.FIXED), fed
+
+    def _ordered(self, order: DraftOrder, books: Books, tokens: Ints) -> tuple[DraftPlan, Ints]:
+        """A member that reads and runs, runs over the whole step, and over the holes that it is to close."""
+        fed = np.zeros((len(order.passes), len(books.rows)), np.int64)
+        for number in np.flatnonzero(order.passes != IDLE):
+            if self.device.drafters[number].reads:
+                fed[number] = tokens
+        for hole in order.holes:
+            fed[hole.drafter, hole.request] += hole.end - hole.start
+        asked = np.stack([order.chosen, order.second]).astype(np.int64)
+        passes = np.maximum(order.passes, 0).astype(np.int64)
+        return DraftPlan(passes, np.ones_like(passes), asked, fed, Purpose.FIXED), fed
+
+    def _tell(self, made: ModelRunnerOutput, order: DraftOrder, ran: Ran, books: Books) -> None:
+        """As the worker does: in asynchronous scheduling the report on a step's drafting goes with the next output."""
+        proposals = self.device.proposals
+        report = DraftReport(
+            order.step, ran.each_draft_s(len(order.passes)), numbers(proposals.length[books.rows]),
+            numbers(proposals.drafter[books.rows]), {hole.drafter: 0.0 for hole in order.holes},
+        )  # fmt: skip
+        told = StepReport(ran.target_s)
+        if self._asynchronous:
+            told.drafts, self._untold = self._untold, [report]
+        else:
+            told.drafts = [report]
+            told.proposals = self._proposals if order.draft_tokens else None
+        self._proposals = None
+        attach(made, told)
+
+
+def _sampled(ran: Ran) -> list[list[int]]:
+    """What each request gets; nothing where its prompt is not read to its end."""
+    made = np.where(ran.tokens > 0, 1 + ran.accepted, 0)
+    return [[TOKEN] * count for count in made.tolist()]

@@ -1,0 +1,36 @@
+"""`make bench`, as the README and docs/results.md have it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def commanded(*given: str) -> list[str]:
+    """The last command that `make` would run."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # of `make test`
+    command = ["make", "-n", "bench", *given]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[-1].split()[1:]
+
+
+@pytest.mark.parametrize(
+    ("given", "passed"),
+    [
+        ([], ["bench.replay"]),
+        (["MINUTES=5"], ["bench.replay", "--minutes", "5"]),
+        (["ONLY=real_cores"], ["bench.real_cores"]),
+        (["ONLY=operator_services"], ["bench.operator_services"]),
+    ],
+    ids=["the bars", "what fits", "real cores", "another one"],
+)
+def test_make_bench_runs_what_is_asked_for(given: list[str], passed: list[str]) -> None:
+    """Bug: `make bench ONLY=NAME` ran everything."""
+    assert commanded(*given) == ["-m", *passed]
+    assert importlib.util.find_spec(passed[0]) is not None

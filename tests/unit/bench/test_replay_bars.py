@@ -1,0 +1,187 @@
+"""Verdicts of the replay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, StepCost
+from outrider_runtime.control.data.plans import ExecutionMode
+from outrider_runtime.simulate.replay.engine import Engine
+from outrider_runtime.simulate.replay.policies import Fixed
+from outrider_runtime.simulate.replay.workload import Workload
+
+from bench.replay import bars, phases, plan, slo_mix, static_load, wrong_models
+from bench.replay import pool as pools
+from bench.replay.cells import Result, run
+from bench.replay.settings import Case, plain, pool, recording, setting
+from bench.replay.synthetic import MIXES
+
+
+def test_a_bar_is_judged_where_one_seed_in_twenty_is_worse():
+    """Not on the mean: one lucky seed must not carry a bar."""
+    ratios = [1.2] * 18 + [0.5, 0.5]
+    assert bars.low(ratios) < 0.98 < float(np.mean(ratios))
+
+
+def test_the_best_static_setting_is_chosen_on_means():
+    """Picked anew for each seed it would gain from noise."""
+    figures = {"steady": [10.0, 10.0, 10.0], "lucky once": [12.0, 8.0, 8.0]}
+    assert bars.best_on_means(figures) == "steady"
+
+
+@given(st.floats(0.5, 2.0), st.floats(0.1, 1.0), st.floats(0.0, 1.0))
+def test_the_share_of_the_gap_is_none_at_the_single_and_all_at_the_oracle(single, gap, share):
+    ours, one, best = (np.array([value]) for value in (single + share * gap, single, single + gap))
+    assert bars.closed_gap(ours, one, best) == pytest.approx(share, abs=1e-9)
+
+
+def judged(ours, adaptive, best="eagle, k = 3") -> static_load.Judged:
+    figures = {"ours": ours, "plain": [1.0] * len(ours), best: [1.0] * len(ours), "adaptive verification": adaptive}
+    return static_load.Judged(static_load.Point(Case("llama-3.1-8b-h200", 0.5), 8), figures, best)
+
+
+def test_a_point_below_the_best_static_setting_is_missed_even_where_the_mean_holds():
+    found = static_load.bars([judged([0.9, 0.9], [0.5, 0.5]), judged([1.5, 1.5], [0.5, 0.5])])
+    verdicts = {(bar.name, bar.holds) for bar in found}
+    assert ("1 static load", False) in verdicts
+    assert ("1 static load, geometric mean", True) in verdicts
+
+
+def test_where_no_draft_pays_adaptive_verification_is_to_be_beaten_by_a_twentieth():
+    found = static_load.bars([judged([1.03, 1.03], [1.0, 1.0], best="plain")])
+    verdict = next(bar for bar in found if bar.name == "6 adaptive verification")
+    assert not verdict.holds
+    assert verdict.least == pytest.approx(1.05)
+
+
+def test_a_wrong_profile_is_wrong_by_what_the_bar_says():
+    """Drafts that cost 1.5 times what the profile says, and a knee that comes 30% later."""
+    step = StepCost(per_batched_token_s=1e-5, per_batched_token_above_knee_s=1e-5, knee_tokens=100.0, constant_s=6e-3)
+    model = LatencyModel({ExecutionMode.UNIFORM: step}, {"eagle": DrafterCost(step)})
+    assert wrong_models.knee_off(model).target[ExecutionMode.UNIFORM].knee_tokens == pytest.approx(130.0)
+    dearer = wrong_models.draft_dearer(model).drafters["eagle"].cost
+    assert dearer.constant_s == pytest.approx(4e-3)
+    assert dearer.knee_tokens == 100.0
+
+
+class Told:
+    """A policy that never speculates, and keeps what it was told."""
+
+    def __init__(self, drafters):
+        self.policy, self.outcomes = Fixed(drafters), []
+
+    def observe(self, outcome):
+        self.outcomes.append(outcome)
+
+    def __getattr__(self, name):
+        return getattr(self.policy, name)
+
+
+def test_unreported_time_is_missing_from_the_passes_and_not_from_the_clock():
+    case = Case("llama-3.1-8b-h200", 0.5)
+    told = Told(pool(case))
+    policy = wrong_models.Unreported(told, np.random.default_rng(0))
+    engine = Engine(setting(case, plain()), static_load.load(static_load.Point(case, 2), 0), policy)
+    engine.run(until_s=0.2)
+    shares = np.array([one.target_s / one.step_s for one in told.outcomes])
+    assert ((shares >= 0.85 - 1e-9) & (shares <= 0.95 + 1e-9)).all()
+    assert np.ptp(shares) > 0.02
+
+
+def result(**columns) -> Result:
+    nothing = np.zeros(3)
+    columns = {
+        "ttft_s": nothing, "tpot_s": nothing, "slo_class": np.zeros(3, np.int64), "done_s": nothing,
+        "arrived_s": nothing,
+    } | columns  # fmt: skip
+    return Result(goodput=1.0, latency_s=1.0, draft_length=0.0, steps=1, **columns)
+
+
+def test_a_request_that_misses_its_ttft_is_a_miss_whatever_its_tpot():
+    found = result(ttft_s=np.array([0.1, 99.0, 0.1]), tpot_s=np.full(3, 0.001), slo_class=np.array([0, 0, 1]))
+    assert slo_mix.attained(found, slo_mix.classes(step_s=0.01)) == pytest.approx(2 / 3)
+
+
+def shift(*of: phases.Phase) -> phases.Shift:
+    return phases.Shift("s", Case("llama-3.1-8b-h200", None), of)
+
+
+def test_a_shift_keeps_its_prompts_in_their_phase():
+    """Each phase's requests come in it, and ask what its group asks."""
+    one = shift(phases.Phase(5.0, 8.0, "chat"), phases.Phase(5.0, 8.0, "reading"))
+    load = phases.load(one, seed=3)
+    real = recording(None)
+    groups = real.group[load.answer]
+    early = load.at_s < 5.0
+    assert (groups[early] == real.groups.index("chat")).all()
+    assert (groups[~early] == real.groups.index("reading")).all()
+    assert len(phases.load(one, 3)) == len(load)
+
+
+def test_an_overloaded_phase_is_judged_by_what_it_yields_and_any_other_by_how_long_requests_take():
+    one = shift(phases.Phase(10.0, 1.0), phases.Phase(10.0, 9.0, overloaded=True))
+    columns = np.full(3, 60), np.array([7, 7, 50]), np.full(3, -1), np.zeros(3, np.int64)
+    load = Workload(np.array([1.0, 2.0, 15.0]), *columns)
+    found = result(arrived_s=load.at_s, done_s=np.array([2.0, 5.0, 35.0]))
+    assert phases.speeds(one, load, found) == pytest.approx([1 / 2.0, 50 / 25.0])
+
+
+def test_the_arrivals_of_the_trace_keep_their_order_and_fill_their_windows():
+    one = plan.trace("llama-3.1-8b-a100", 0.7)
+    at_s = np.array(one.arrivals_s)
+    assert (np.diff(at_s) >= 0).all()
+    assert at_s[-1] <= one.ends_s()[-1]
+    counts = np.histogram(at_s, bins=[0.0, *one.ends_s()])[0]
+    expected = [phase.rate_per_s * phase.seconds for phase in one.phases]
+    assert counts == pytest.approx(expected, abs=2)
+
+
+def test_in_a_mix_each_group_accepts_what_suits_it():
+    """The drafter that a group is said to suit proposes best there."""
+    mix = MIXES["two models suit one group each"]
+    made = recording(mix="two models suit one group each")
+    group = np.repeat(made.group, np.diff(made.start))
+    for name in mix.pool:
+        first = made.depth[made.drafters.index(name)] > 0
+        shares = {label: first[group == place].mean() for place, label in enumerate(made.groups)}
+        assert shares == pytest.approx({label: mix.suits[label][name] for label in made.groups}, abs=0.12)
+
+
+def test_the_oracle_asks_of_each_request_the_drafter_of_its_group():
+    case = Case("llama-3.1-8b-h200", mix="a lookup suits reading")
+    seen: list[tuple[int, int]] = []
+
+    class Watched(pools.PerRequest):
+        def plan_draft(self, batch):
+            made = super().plan_draft(batch)
+            seen.extend(zip(batch.slo_class.tolist(), made.asked[0].tolist(), strict=True))
+            return made
+
+    policy = Watched(pool(case), np.array([0, 0, 1]), np.array([3, 5]))
+    Engine(setting(case, plain()), pools.load(case, 12, 0, told=True), policy).run(until_s=0.5)
+    assert {(0, 0), (2, 1)} <= set(seen) <= {(0, 0), (1, 0), (2, 1)}
+
+
+def test_a_static_load_is_judged_after_each_clients_first_request():
+    """What is learned from nothing, and prompts that all come at once, are no static load."""
+    case = Case("llama-3.1-8b-h200", 0.5)
+    load = static_load.load(static_load.Point(case, 4), 0)
+    engine = Engine(setting(case, plain()), load, Fixed(pool(case)))
+    engine.run()
+    first_s = engine.requests.done_s[:4].max()
+    served = [at > first_s and requests == 4 for at, requests in zip(engine.log.now, engine.log.requests, strict=True)]
+    last = max(place for place, there in enumerate(served) if there) + 1
+    inside = [place for place in range(last) if engine.log.now[place] > first_s]
+    expected = sum(engine.log.tokens[place] for place in inside) / sum(engine.log.step_s[place] for place in inside)
+    assert run(case, plain(), load, 0).goodput == pytest.approx(expected)
+
+
+def test_no_plan_asks_for_more_cells_than_twenty_minutes_hold():
+    """Eight thousand: a point has eleven others and three that are judged with every seed."""
+    size = plan.DEFAULT
+    static = len(plan.points(size)) * (11 * size.screening + 3 * (size.seeds - size.screening) + size.seeds)
+    shifts = len(plan.shifts(size)) * (9 * size.screening + 9 * size.fewer)
+    others = len(plan.mixes(size)) * 300 + len(plan.wrong_points(size)) * 4 * size.fewer + len(plan.pools()) * 100
+    assert static + shifts + others <= 8000
