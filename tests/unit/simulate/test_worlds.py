@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from outrider_runtime.simulate.errors import SimulationError
-from outrider_runtime.simulate.worlds import compose, magicdec
+from outrider_runtime.simulate.worlds import compose
 from outrider_runtime.simulate.worlds.world import WORLDS, Forward, Pass, World, known, load
+
+from bench.papers import magicdec_world
 
 
 def document(name: str) -> dict[str, Any]:
@@ -80,12 +82,12 @@ def test_a_measured_world_costs_what_its_profile_says():
 def test_magicdecs_world_gives_back_the_papers_rows():
     """Table 1, as printed: steps of one token and of three, and two passes of the draft, which reads 512 tokens."""
     world = load("llama-3.1-8b-8xa100-long")
-    for row in magicdec.rows("llama-3.1-8b"):
+    for row in magicdec_world.rows("llama-3.1-8b"):
         decode, verify = (world.target_s(decoding(row.requests, q, row.context)) * 1e3 for q in (1, 3))
         assert decode == pytest.approx(row.decode_ms, rel=1e-3)
         assert verify == pytest.approx(row.verify_ms, rel=1e-3)
         once = Pass(row.requests, row.requests, 512, row.requests, whole_context=row.context)
-        assert world.draft_s("sparse", once, magicdec.DRAFTED) * 1e3 == pytest.approx(row.draft_ms, rel=1e-3)
+        assert world.draft_s("sparse", once, magicdec_world.DRAFTED) * 1e3 == pytest.approx(row.draft_ms, rel=1e-3)
 
 
 def test_the_worlds_that_ship_are_what_the_kernels_say():
