@@ -116,6 +116,9 @@ class KubernetesApi:
     """Requests to the API server. Where it does not answer as asked, each raises ApiError or one of UNREACHABLE."""
 
     def __init__(self, configuration: Configuration) -> None:
+        # Never through a proxy of the environment: Python knows no networks in NO_PROXY, and the API server's address
+        # is one of the cluster's. A kubeconfig's own proxy-url is used.
+        configuration.client_session_kwargs = {"trust_env": False}
         self._client = ApiClient(configuration)
         self._client.user_agent = "outrider-operator"
 

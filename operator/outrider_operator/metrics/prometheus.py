@@ -20,6 +20,7 @@ from outrider_crds.state import TPOT_BUCKETS_S
 from outrider_operator.decide.figures.windows import RARE_WINDOWS, Counter, Counters, figures_of
 from outrider_operator.inbound.reading import cut
 from outrider_operator.inbound.series import SERVICE_LABELS, Series, bucket, read_series
+from outrider_operator.metrics.proxies import is_internal
 from outrider_operator.model import Figures, FigureWindows
 from outrider_operator.work_queue import Key
 
@@ -131,6 +132,7 @@ class PrometheusFigures:
 
         connection = self._connection
         with Session() as session:
+            session.trust_env = not is_internal(connection.url)  # a proxy of the environment is for what lies outside
             session.verify = connection.ca_file or True
             if connection.token_file:
                 session.headers["Authorization"] = f"Bearer {Path(connection.token_file).read_text().strip()}"
