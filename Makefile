@@ -20,12 +20,13 @@ test: deps lint ## every test, those on the real cluster and the real engine inc
 test-fast: code ## the unit tests without those marked slow
 	$(PY) -m pytest -q -n 2 --no-loadscope-reorder -m "not slow" tests/unit
 
-lint: deps-fast ## formatting, lint, types, import rules, generated files
+lint: deps-fast ## formatting, lint, types, import rules, generated files, words
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/outrider-crds --check
+	$(PY) -m setup.words
 
 crds: deps-fast ## write the CustomResourceDefinition from the models
 	$(VENV)/bin/outrider-crds
