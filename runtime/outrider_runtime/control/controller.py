@@ -51,7 +51,7 @@ class Controller:
         self._pinned: Pin | None = None
         self._force = in_force(settings, self._suspended, None)
         self._under_way = UnderWay(np.zeros(settings.slots))
-        self._verify = Verify(self._evidence, self._force, self._under_way)
+        self._verify = Verify(self._evidence, self._force, self._under_way, device_ranks=settings.device_ranks)
         self._propose = Propose(settings, self._evidence, self._force, self._under_way)
         self._decision_s = 0.0
 

@@ -101,6 +101,8 @@ class Settings:
     largest_graph_tokens: int | None = None
     """Batched tokens of the largest captured graph; None where the engine runs without graphs (CPU)."""
     hot: HotSettings = HotSettings()
+    device_ranks: bool = False
+    """Whether the engine's device chooses the proposals that are verified, by `VerifyPlan.device`."""
 
     def __post_init__(self) -> None:
         names = [drafter.name for drafter in self.drafters]

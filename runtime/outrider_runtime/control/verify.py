@@ -15,7 +15,8 @@ from outrider_runtime.control.cost.model import Shape, room, this_step, without_
 from outrider_runtime.control.cost.step_times import Costs
 from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Columns, Floats, Ints, Waiting
 from outrider_runtime.control.data.forest import Forest, Nodes
-from outrider_runtime.control.data.plans import Purpose, VerifyPlan
+from outrider_runtime.control.data.plans import DeviceOrder, Purpose, VerifyPlan
+from outrider_runtime.control.device_order import device_order
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.selection.nodes import select
 from outrider_runtime.control.selection.offers import Terms, terms
@@ -28,8 +29,10 @@ NOTHING, WHATEVER_FITS, WHAT_PAYS = range(3)
 
 
 class Verify:
-    def __init__(self, evidence: Evidence, force: InForce, under_way: UnderWay) -> None:
+    def __init__(self, evidence: Evidence, force: InForce, under_way: UnderWay, *, device_ranks: bool = False) -> None:
+        """device_ranks: see `Settings`."""
         self._evidence, self.force, self._under_way = evidence, force, under_way
+        self.device_ranks = device_ranks
 
     def plan(self, batch: Batch, forest: Forest) -> VerifyPlan:
         if not len(forest) and not self.force.has_classes:
@@ -38,12 +41,25 @@ class Verify:
         fresh_prompts = evidence.fresh_prompts.share if batch.waiting else 0.0  # nobody else can join this step
         now = terms(batch, force, evidence.goodput.ratio, self._under_way, force.most_tokens, fresh_prompts)
         queue = _queue(batch, admits=force.has_classes and force.hot.admission)
-        nodes, lengths, for_slo, budget, admit = _verify(
-            batch.columns, forest.columns, forest.lengths, self._scored(forest), evidence.acceptance.columns,
+        scored = self._scored(forest)
+        nodes, lengths, for_slo, budget, admit, forced = _verify(
+            batch.columns, forest.columns, forest.lengths, scored, evidence.acceptance.columns,
             evidence.latency.columns, now, queue,
         )  # fmt: skip
         purpose = Purpose.SLO if for_slo else forest.purpose
-        return VerifyPlan(nodes, lengths, purpose, *(None if most == ANY_NUMBER else most for most in (budget, admit)))
+        tokens, admitted = (None if most == ANY_NUMBER else most for most in (budget, admit))
+        device = self._device_order(batch, forest, scored, nodes, forced)
+        return VerifyPlan(nodes, lengths, purpose, tokens, admitted, device)
+
+    def _device_order(
+        self, batch: Batch, forest: Forest, scored: int, nodes: Bools, forced: Ints
+    ) -> DeviceOrder | None:  # fmt: skip
+        """None where the host's lengths are final."""
+        if not self.device_ranks or scored == NOTHING:
+            return None
+        most = room(this_step(Columns(*batch.columns)), batch.token_budget, batch.free_kv_tokens)
+        counts, pays = self._evidence.acceptance.columns, scored == WHAT_PAYS
+        return device_order(batch, forest, counts, nodes, forced, most, all_pay=not pays)
 
     def _scored(self, forest: Forest) -> int:
         if self.force.silent:
@@ -81,19 +97,20 @@ def _gained(paths: Floats, request: Ints, nodes: Bools, requests: int) -> Floats
 def _verify(
     columns: tuple[Any, ...], forest: tuple[Any, ...], asked: Ints, scored: int, counts: tuple[Any, ...],
     costs: tuple[Any, ...], terms: tuple[Any, ...], queue: tuple[Any, ...],
-) -> tuple[Bools, Ints, bool, int, int]:  # fmt: skip
-    """The fields of `VerifyPlan`; whether goodput alone might have chosen otherwise in place of its purpose.
+) -> tuple[Bools, Ints, bool, int, int, Ints]:  # fmt: skip
+    """The fields of `VerifyPlan`, with whether goodput alone might have chosen otherwise in place of its purpose; and
+    `DeviceOrder.forced`.
 
     columns, forest, counts, costs, terms, queue: as `Columns`, `Nodes`, `Counts`, `Costs`, `Terms`, `Queue`; what
     requests are expected to get is set. asked: `Forest.lengths`.
     """
     batch, proposed, known, now, waits = Columns(*columns), Nodes(*forest), Costs(*costs), Terms(*terms), Queue(*queue)
     base, requests, for_slo, request = this_step(batch), len(batch.slot), False, proposed.request
-    nodes = np.zeros(len(request), np.bool_)
+    nodes, forced = np.zeros(len(request), np.bool_), np.zeros(len(request), np.bool_)
     paths: Floats = np.zeros(0)
     if scored == WHAT_PAYS and len(request):
         paths = node_paths(Counts(*counts), batch, proposed)
-        nodes, for_slo = _best(batch, proposed, asked, paths, known, base, now)
+        nodes, for_slo, forced = _best(batch, proposed, asked, paths, known, base, now)
     elif scored == WHATEVER_FITS:
         nodes = _whatever_fits(proposed, batch.left, room(base, now.token_budget, now.free_kv_tokens))
     lengths, gained = _lengths(request, nodes, requests), _gained(paths, request, nodes, requests)
@@ -106,7 +123,7 @@ def _verify(
         on = Pace(state, alone, proposals, 1.0 + gained[rows], now.drafts_s, read_s)
         budget = token_budget(now.token_budget, waits, on, known)
         admit = admissions(batch, waits, on, known, now.tpots_s)
-    return nodes, lengths, for_slo, budget, admit
+    return nodes, lengths, for_slo, budget, admit, _lengths(request, forced, requests)
 
 
 @compiled
@@ -123,8 +140,8 @@ def _whatever_fits(proposed: Nodes, left: Ints, room: int) -> Bools:
 @compiled
 def _best(
     batch: Columns, proposed: Nodes, asked: Ints, paths: Floats, costs: Costs, base: Shape, now: Terms
-) -> tuple[Bools, bool]:
-    """What is scored, and whether for those behind their TPOT."""
+) -> tuple[Bools, bool, Bools]:
+    """What is scored, whether for those behind their TPOT, and what is scored whatever goodput says."""
     request, depth, requests = proposed.request, proposed.depth, len(batch.slot)
     budget = room(base, now.token_budget, now.free_kv_tokens)
     alone, most, nothing = without_prompts(base), min(budget, len(paths)), np.zeros(len(paths), np.bool_)
@@ -135,12 +152,12 @@ def _best(
         price = step_times.price(costs, alone, batch.context, read_s, now.goodput, most, now.fresh_prompts, True)
     step_s = price.ragged_s[min(nodes.sum(), most)] + now.drafts_s
     if not anyone_late(batch, now.tpots_s, step_s):
-        return nodes, False
+        return nodes, False, nothing
     state = clocks(batch, np.arange(requests), now.tpots_s)
     who = behind(state, step_s, 1.0 + _gained(paths, request, ~nothing, requests))
     if not who.any():
-        return nodes, False
+        return nodes, False, nothing
     forced = forced_nodes(paths, request, who, needed(state, step_s), step_s, price, budget)
     gained = 1.0 + _gained(paths, request, forced, requests)
     longest_s = longest_step_s(state, gained, price.ragged_s[min(forced.sum(), most)] + now.drafts_s) - now.drafts_s
-    return select(paths, request, depth, price, budget, forced, longest_s).nodes, True
+    return select(paths, request, depth, price, budget, forced, longest_s).nodes, True, forced

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import NOBODY, Floats, Ints
+from outrider_runtime.control.data.batch import NOBODY, Bools, Floats, Ints
 from outrider_runtime.control.data.forest import Forest, Nodes, chains, nothing_proposed
 from outrider_runtime.control.data.plans import DraftPlan, Purpose
 
@@ -30,6 +30,8 @@ class Proposals:
     """(N,): as many as were asked for until the engine tells."""
     matched: Floats
     """(N,): tokens of the match that a lookup's proposals follow; NaN for others', and until the engine tells."""
+    reported: Bools
+    """(N,): whether the engine has reported what was proposed."""
     plan: DraftPlan | None = None
     """The last one that they come from."""
     nodes: Nodes | None = None
@@ -39,7 +41,7 @@ class Proposals:
         """A copy of those in `slots` (N,), from the proposals of all slots."""
         return Proposals(
             slots, self.step[slots], self.asked[:, slots], self.drafter[slots], self.length[slots],
-            self.matched[slots], self.plan,
+            self.matched[slots], self.reported[slots], self.plan,
         )  # fmt: skip
 
     def clear(self, slots: Ints) -> None:
@@ -47,6 +49,7 @@ class Proposals:
         self.asked[:, slots] = self.drafter[slots] = self.step[slots] = NOBODY
         self.length[slots] = 0
         self.matched[slots] = np.nan
+        self.reported[slots] = True
 
     def ask(self, slots: Ints, plan: DraftPlan, step: int) -> None:
         """`plan` is carried out at the end of `step`. Of the proposals of all slots; the plan's columns are theirs."""
@@ -58,6 +61,7 @@ class Proposals:
         self.asked[:, slots] = asked
         self.drafter[slots] = first
         self.matched[slots] = np.nan
+        self.reported[slots] = False
         self.length[slots] = np.where(first == NOBODY, 0, plan.passes[first] if len(plan.passes) else 0)
 
     def came_back(self, step: int, slots: Ints, lengths: Ints, drafters: Ints, matched: Ints | None = None) -> None:
@@ -68,6 +72,7 @@ class Proposals:
         row = told[self.slot]
         here = (self.step == step) & (row >= 0)
         row = row[here]
+        self.reported[here] = True
         self.length[here] = lengths[row]
         self.drafter[here] = np.where(drafters[row] == NOBODY, self.drafter[here], drafters[row])
         if matched is not None:
@@ -84,12 +89,15 @@ class Proposals:
         if self.nodes is not None:
             return Forest(*self.nodes, self.asked, self.plan.passes, self.plan.purpose)
         lengths = np.where(self.drafter == NOBODY, 0, self.length)
-        return chains(lengths, self.drafter, self.plan, self.asked, np.repeat(self.matched, lengths))
+        made = chains(lengths, self.drafter, self.plan, self.asked, np.repeat(self.matched, lengths))
+        made.placeholders = ~self.reported
+        return made
 
 
 def no_proposals(slots: int) -> Proposals:
     """The proposals of all slots when nobody was asked yet."""
     nobody, nothing = np.full((RANKS, slots), NOBODY, np.int64), np.zeros(slots, np.int64)
     return Proposals(
-        np.arange(slots), nothing.copy(), nobody, nobody[0].copy(), nothing, matched=np.full(slots, np.nan)
-    )
+        np.arange(slots), nothing.copy(), nobody, nobody[0].copy(), nothing, matched=np.full(slots, np.nan),
+        reported=np.ones(slots, bool),
+    )  # fmt: skip

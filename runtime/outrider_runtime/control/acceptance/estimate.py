@@ -132,6 +132,15 @@ class Acceptance:
 
 
 @compiled
+def hit_rates(known: Counts) -> Floats:
+    """(D, K): P(a drafter has a proposal of depth k + 1); an autoregressive one has all or none."""
+    hits = (known.offered + HIT_TRIALS) / (known.asked + HIT_TRIALS)
+    for d in np.flatnonzero(known.passes):
+        hits[d] = hits[d, 0]
+    return np.asarray(hits)
+
+
+@compiled
 def chain_paths(known: Counts, batch: Columns, rows: Ints, usable: Bools, limit: int) -> tuple[Floats, Floats]:
     """(D, K, N) for N `rows` of the batch: the probability that the target accepts a chain of 1..K, if it is proposed.
     (D, K): that the drafter has a proposal of that depth; of a model, any.
@@ -140,14 +149,12 @@ def chain_paths(known: Counts, batch: Columns, rows: Ints, usable: Bools, limit:
     """
     (drafters, depths), classes = known.hazards.shape[:2], known.classes
     paths, offers = np.zeros((drafters, depths, len(rows))), np.ones((drafters, depths))
+    all_hits = hit_rates(known)
     for d in np.flatnonzero(usable):
         groups = known.groups[d]
         pool = pool_tried(groups, classes)
         of_class = class_factors(pool, groups, classes, EXPECTED_ANY)
-        hits = (known.offered[d] + HIT_TRIALS) / (known.asked[d] + HIT_TRIALS)
-        offers[d] = hits
-        if known.passes[d]:
-            offers[d] = hits[0]
+        offers[d] = all_hits[d]
         for n in range(len(rows)):
             i = rows[n]
             factor = factor_of(of_class, pool, groups, batch.slo_class[i], batch.slot[i], EXPECTED_ANY)

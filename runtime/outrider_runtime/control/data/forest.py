@@ -55,6 +55,9 @@ class Forest:
     """(D,): the tokens that each drafter was asked for; 0: it did not propose."""
     purpose: Purpose
     """Of the draft plan that these proposals come from."""
+    placeholders: Bools | None = None
+    """(N,): whether the request's nodes are placeholders, because the engine has not reported what was proposed. None:
+    every node is a real proposal."""
 
     def __len__(self) -> int:
         return len(self.request)

@@ -46,6 +46,23 @@ class Purpose(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DeviceOrder:
+    """What a device needs to choose the proposals that are verified, where it knows them before the host does.
+
+    It ranks real proposals by weight x P(accepted with all before it); see `vllm_plugin.device_ranking`.
+    """
+
+    tokens: int
+    """Proposals to verify, over all requests; never fewer than `forced` and never more than `caps` in all."""
+    caps: Ints
+    """(N,): most proposals to verify for each request; in all no more than token budget and free KV hold."""
+    forced: Ints
+    """(N,): proposals to verify for each request whatever their rank, if they are real: an SLO class needs them."""
+    weights: Floats
+    """(N,): P(first proposal accepted) of the request / that of its drafter's requests; the rank's factor."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class VerifyPlan:
     """Which proposed nodes the step's target pass scores."""
 
@@ -58,6 +75,9 @@ class VerifyPlan:
     """Most tokens that the step may batch, so that prompts break no TPOT; None: as many as the engine takes."""
     admit: int | None = None
     """Most waiting requests that may start in this step; None: as many as the engine takes."""
+    device: DeviceOrder | None = None
+    """The order for an engine whose device chooses the proposals; `lengths` are final in any other. None: all that
+    `lengths` schedule is verified."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

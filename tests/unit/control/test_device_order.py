@@ -1,0 +1,122 @@
+"""What a device is ordered that chooses the proposals itself: how many it verifies, and for which requests first."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, StepCost
+from outrider_runtime.control.data.batch import Batch
+from outrider_runtime.control.data.forest import Forest
+from outrider_runtime.control.data.plans import ExecutionMode, Outcome, Purpose
+from outrider_runtime.control.settings import Drafter, HotSettings, Settings, SLOClass
+
+from tests.unit.control import columns
+
+REQUESTS, LONGEST = 8, 3
+CLASSES = (SLOClass("tight", tpot_s=0.010),)
+
+
+def controller(*, device_ranks: bool = True, classes: tuple[SLOClass, ...] = ()) -> Controller:
+    costs = LatencyModel(
+        dict.fromkeys(ExecutionMode, StepCost(per_batched_token_s=1e-6, constant_s=1e-2)),
+        {"lookup": DrafterCost(StepCost(constant_s=1e-5), False)},
+    )
+    settings = Settings(
+        (Drafter("lookup"),), LONGEST, 2 * REQUESTS, device_ranks=device_ranks,
+        hot=HotSettings(max_draft_tokens=LONGEST, slo_classes=classes),
+    )  # fmt: skip
+    return Controller(settings, costs, clock=lambda: 0.0, rng=np.random.default_rng(0))
+
+
+def forest(lengths: list[int], *, placeholders: bool) -> Forest:
+    made = columns.proposals(lengths)
+    made.placeholders = np.full(len(lengths), placeholders)
+    return made
+
+
+def learn(loop: Controller, hits: list[int], accepted: list[int], times: int = 40) -> None:
+    """Steps in which a lookup of LONGEST tokens gave each request `hits`, of which `accepted` were kept."""
+    batch, plan = columns.batch(len(hits)), loop.plan_draft(columns.batch(len(hits)))
+    proposed = columns.proposals(hits)
+    proposed.lengths = np.array([LONGEST])
+    verified, kept = np.ones(len(proposed), bool), columns.kept(proposed, accepted)
+    tried = columns.kept(proposed, [length + 1 for length in accepted])
+    for step in range(times):
+        loop.observe(
+            Outcome(
+                0.01 * step, math.nan, math.nan, np.full(1, math.nan), ExecutionMode.RAGGED, len(hits), batch, plan,
+                Purpose.CHOICE, proposed, verified, kept, tried,
+            )
+        )  # fmt: skip
+
+
+def ordered(loop: Controller, lengths: list[int], *, placeholders: bool = True, batch: Batch | None = None) -> Any:
+    batch = batch or columns.batch(len(lengths))
+    plan = loop.plan_verify(batch, forest(lengths, placeholders=placeholders))
+    assert plan.device is not None
+    return plan, plan.device
+
+
+def test_as_many_are_verified_as_are_expected_to_be_real() -> None:
+    """Bug: where the host did not know whether a lookup had found anything, it took every placeholder for a proposal.
+    A quarter of the lookups find three tokens: of eight requests with three places each, six are real, not 24."""
+    loop = controller()
+    learn(loop, [3, 0, 0, 0] * 2, [3, 0, 0, 0] * 2)
+    plan, device = ordered(loop, [3] * REQUESTS)
+    assert plan.lengths.sum() == 24
+    assert device.tokens == pytest.approx(6, abs=1)
+    assert device.caps.tolist() == [3] * REQUESTS
+
+
+def test_proposals_that_are_known_are_counted_as_they_are() -> None:
+    loop = controller()
+    learn(loop, [3, 0, 0, 0] * 2, [3, 0, 0, 0] * 2)
+    plan, device = ordered(loop, [3, 2, 0, 0], placeholders=False)
+    assert device.tokens == plan.lengths.sum() == 5
+
+
+def test_a_request_whose_tokens_are_accepted_weighs_more_than_the_others() -> None:
+    loop = controller()
+    learn(loop, [3] * REQUESTS, [3] * 4 + [0] * 4)
+    _, device = ordered(loop, [3] * REQUESTS)
+    assert device.weights[:4].min() > 1.0 > device.weights[4:].max()
+
+
+def test_no_more_places_are_reserved_than_the_step_holds() -> None:
+    """A cap is a place in the token budget and in the KV cache, whether it is used or not."""
+    loop = controller()
+    learn(loop, [3] * REQUESTS, [3] * REQUESTS)
+    plan, device = ordered(loop, [3] * 4, batch=columns.batch(4, free_kv_tokens=4 + 7))
+    assert plan.lengths.sum() <= 7
+    assert device.caps.tolist() == plan.lengths.tolist()
+    assert device.tokens <= device.caps.sum()
+
+
+def test_what_a_tight_class_needs_is_forced() -> None:
+    loop = controller(classes=CLASSES)
+    learn(loop, [3] * 2, [3] * 2)
+    late = columns.batch(2, slo_class=[0, -1], elapsed_s=[0.095, 0.1], emitted=[10, 10])
+    plan, device = ordered(loop, [3, 3], batch=late)
+    assert plan.purpose is Purpose.SLO
+    assert device.forced[0] > 0 == device.forced[1]
+    assert device.tokens >= device.forced.sum()
+
+
+def test_what_is_fixed_is_verified_as_far_as_it_is_real() -> None:
+    """Goodput has no say over a pin or mode Static, so nothing is left out by what is expected."""
+    loop = controller()
+    learn(loop, [3, 0, 0, 0], [3, 0, 0, 0])
+    fixed = forest([3] * 4, placeholders=True)
+    fixed.purpose = Purpose.FIXED
+    device = loop.plan_verify(columns.batch(4), fixed).device
+    assert device is not None
+    assert device.tokens == 12
+
+
+def test_an_engine_whose_lengths_are_final_gets_no_order() -> None:
+    loop = controller(device_ranks=False)
+    assert loop.plan_verify(columns.batch(2), forest([3, 3], placeholders=True)).device is None
