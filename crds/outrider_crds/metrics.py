@@ -10,7 +10,7 @@ from __future__ import annotations
 import textwrap
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -49,8 +49,6 @@ class Metric:
     None."""
     bounds_s: tuple[float, ...] = ()
     """Of a histogram."""
-    former: str = ""
-    """Its name until a release ago, under which it is told as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,6 @@ class MetricSpec:
     samples: Callable[[Any], Iterable[Labelled]]
     bounds_s: tuple[float, ...]
     group: Group
-    former: str = ""
 
     @property
     def help(self) -> str:
@@ -86,11 +83,8 @@ Owners = Callable[[Any], Iterable[Labelled]]
 
 
 def metrics_of(model: type[BaseModel]) -> Iterator[MetricSpec]:
-    """Of a document and the models in it, in their order; a renamed one also under its former name."""
-    for spec in _metrics(model, lambda document: [((), document)], ()):
-        yield spec
-        if spec.former:
-            yield replace(spec, name=spec.former, former="")
+    """Metrics of a document and the models in it, in their order."""
+    yield from _metrics(model, lambda document: [((), document)], ())
 
 
 def _metrics(model: type[BaseModel], owners: Owners, labels: tuple[str, ...]) -> Iterator[MetricSpec]:
@@ -117,8 +111,7 @@ def _spec(
     kind = Kind.COUNTER if declared.name.endswith("_total") else Kind.HISTOGRAM if declared.bounds_s else Kind.GAUGE
     description = " ".join((field.description or "").split())
     return MetricSpec(
-        declared.name, kind, description, (*labels, *declared.labels), samples, declared.bounds_s, group,
-        declared.former,
+        declared.name, kind, description, (*labels, *declared.labels), samples, declared.bounds_s, group
     )  # fmt: skip
 
 
@@ -148,8 +141,7 @@ def reference(model: type[BaseModel]) -> str:
         if spec.group != group:
             group = spec.group
             lines += [f"## {group.title}", "", *([_wrapped(group.text), ""] if group.text else [])]
-        former = f" Until the next release it is also told as `{spec.former}`." if spec.former else ""
-        lines += [f"### `{spec.name}`", _wrapped(f"{spec.kind.value.capitalize()}. {spec.description}{former}"), ""]
+        lines += [f"### `{spec.name}`", _wrapped(f"{spec.kind.value.capitalize()}. {spec.description}"), ""]
     return "\n".join(lines)
 
 

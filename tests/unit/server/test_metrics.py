@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, ClassVar
 
-from outrider_crds.base import Model
 from outrider_crds.generate import text_of
-from outrider_crds.metrics import Group, Kind, Metric, metrics_of, reference
+from outrider_crds.metrics import Kind, Metric
 from outrider_crds.state import (
     TPOT_BUCKETS_S,
     TTFT_BUCKETS_S,
@@ -108,19 +106,6 @@ def test_descriptions_name_every_label() -> None:
         for label in spec.labels:
             assert label == spec.group.label or f"`{label}`" in spec.description, (spec.name, label)
         assert spec.description, spec.name
-
-
-def test_a_renamed_metric_is_told_under_both_names_for_a_release() -> None:
-    """Dashboards and alerts go on working until they are changed."""
-
-    class Document(Model):
-        METRICS: ClassVar[Group] = Group("All")
-        steps: Annotated[int, Metric("new_steps_total", former="old_steps_total")] = 0
-        """Steps."""
-
-    told = {spec.name: list(spec.samples(Document(steps=3))) for spec in metrics_of(Document)}
-    assert told == {"new_steps_total": [((), 3)], "old_steps_total": [((), 3)]}
-    assert "`old_steps_total`" in reference(Document)
 
 
 def test_queries_in_the_docs_use_only_existing_metrics() -> None:
