@@ -40,7 +40,6 @@ _SPLIT_KV = "--decode-context-parallel-size"
 SERVICE_NAME_PATTERN = "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 _BLOCKS = {
     DraftMethod.PROMPT_LOOKUP: ("promptLookup", "prompt_lookup"),
-    DraftMethod.SUFFIX: ("suffix", "suffix"),
     DraftMethod.DRAFT_MODEL: ("draftModel", "draft_model"),
     DraftMethod.EAGLE: ("eagle", "eagle"),
     DraftMethod.SPARSE_SELF: ("sparseSelf", "sparse_self"),
@@ -65,17 +64,6 @@ def _method_rules(method: DraftMethod, block: str, attribute: str) -> tuple[Rule
             holds=lambda d: d.method == method or getattr(d, attribute) is None,
             message=f"the block {block} belongs to method {method}: remove it or change the method",
         ),
-    )
-
-
-def _one_in_pool(method: DraftMethod) -> Rule:
-    """A pool holds at most one drafter of a method that needs no model."""
-    return Rule(
-        on=SpeculativeServiceSpec,
-        field=".draftPool",
-        cel=f"!has(self.draftPool) || self.draftPool.filter(d, d.method == '{method}').size() <= 1",
-        holds=lambda s: sum(d.method == method for d in s.draft_pool) <= 1,
-        message=f"draftPool may hold one {method} drafter in this release: remove the others",
     )
 
 
@@ -189,8 +177,13 @@ _POOL_RULES = (
         holds=lambda p: p.min_tokens <= p.max_tokens,
         message="minTokens must not exceed maxTokens: lower minTokens or raise maxTokens",
     ),
-    _one_in_pool(DraftMethod.PROMPT_LOOKUP),
-    _one_in_pool(DraftMethod.SUFFIX),
+    Rule(
+        on=SpeculativeServiceSpec,
+        field=".draftPool",
+        cel="!has(self.draftPool) || self.draftPool.filter(d, d.method == 'PromptLookup').size() <= 1",
+        holds=lambda s: sum(d.method is DraftMethod.PROMPT_LOOKUP for d in s.draft_pool) <= 1,
+        message="draftPool may hold one PromptLookup drafter in this release: remove the others",
+    ),
     Rule(
         on=SpeculativeServiceSpec,
         field=".draftPool",

@@ -78,7 +78,6 @@ class ModelRef(Model):
 
 class DraftMethod(StrEnum):
     PROMPT_LOOKUP = "PromptLookup"
-    SUFFIX = "Suffix"
     DRAFT_MODEL = "DraftModel"
     EAGLE = "Eagle"
     SPARSE_SELF = "SparseSelf"
@@ -90,18 +89,6 @@ class PromptLookup(Model):
     """Shortest n-gram that may match, in tokens."""
     max_tokens: Annotated[int, Field(ge=1, le=16)] = 4
     """Longest n-gram that is tried, in tokens."""
-
-
-class Suffix(Model):
-    max_tree_depth: Annotated[int, Field(ge=2, le=256)] = 24
-    """Most tokens of a match and its continuation together."""
-    max_cached_requests: Annotated[int, Field(ge=0, le=100_000)] = 10_000
-    """Earlier answers, of any request, that proposals may come from; the oldest make room. They take about 0.3 kB of
-    memory a token. 0 looks in the request's own prompt and answer alone."""
-    max_spec_factor_percent: Annotated[int, Field(ge=1, le=1000)] = 100
-    """Longest proposal, in percent of the tokens that matched."""
-    min_token_prob_percent: Percent = 10
-    """A token is proposed where it followed the match in at least this share of its occurrences."""
 
 
 class NeuralDraft(Model):
@@ -132,12 +119,9 @@ class Drafter(Model):
     name: Name
     """Name of this drafter, unique in the pool; status and metrics use it."""
     method: DraftMethod
-    """PromptLookup, Suffix, DraftModel, Eagle, SparseSelf or Medusa; the block of the same name holds its settings."""
+    """PromptLookup, DraftModel, Eagle, SparseSelf or Medusa; the block of the same name holds its settings."""
     prompt_lookup: PromptLookup | None = None
     """Proposes the tokens that followed the same n-gram earlier in the request (no model)."""
-    suffix: Suffix | None = None
-    """Proposes what most often followed the last tokens, in the request and in earlier answers of the pod (no model;
-    suffix decoding)."""
     draft_model: DraftModel | None = None
     """A small model of the same vocabulary proposes tokens one by one."""
     eagle: NeuralDraft | None = None

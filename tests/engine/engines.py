@@ -33,7 +33,6 @@ from outrider_crds.spec import (
     SLOClass,
     SparseSelf,
     SpeculationMode,
-    Suffix,
 )
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.steps import Told
@@ -73,10 +72,6 @@ def model(path: Path) -> ModelRef:
 
 def lookup(name: str = "pld") -> Drafter:
     return Drafter(name=name, method=DraftMethod.PROMPT_LOOKUP, prompt_lookup=PromptLookup(min_tokens=2, max_tokens=4))
-
-
-def suffix(name: str = "suffix") -> Drafter:
-    return Drafter(name=name, method=DraftMethod.SUFFIX, suffix=Suffix())
 
 
 def eagle(path: Path = EAGLE_HEAD, name: str = "eagle") -> Drafter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from outrider_crds.spec import Drafter, DraftMethod
 
 from outrider_runtime.control import settings
-from outrider_runtime.drafters import draft_model, eagle, medusa, prompt_lookup, sparse_self, suffix
+from outrider_runtime.drafters import draft_model, eagle, medusa, prompt_lookup, sparse_self
 from outrider_runtime.drafters.method import Method
 from outrider_runtime.drafters.window import window_of
 
@@ -13,7 +13,6 @@ METHODS: dict[DraftMethod, Method] = {
     DraftMethod.PROMPT_LOOKUP: prompt_lookup.METHOD,
     DraftMethod.DRAFT_MODEL: draft_model.METHOD,
     DraftMethod.EAGLE: eagle.METHOD,
-    DraftMethod.SUFFIX: suffix.METHOD,
     DraftMethod.SPARSE_SELF: sparse_self.METHOD,
     DraftMethod.MEDUSA: medusa.METHOD,
 }

@@ -25,7 +25,6 @@ RECORDED_AS = {
     DraftMethod.EAGLE: EAGLE,
     DraftMethod.DRAFT_MODEL: DRAFT,
     DraftMethod.PROMPT_LOOKUP: LOOKUP,
-    DraftMethod.SUFFIX: LOOKUP,
     DraftMethod.SPARSE_SELF: SPARSE,
 }
 TRAITS = {
@@ -134,11 +133,6 @@ def _notices(spec: SpeculativeServiceSpec) -> Sequence[str]:
         found.append(f"one pod is simulated, and the load is one pod's; the service has {spec.replicas} replicas.")
     if spec.speculation.max_draft_tokens > DEPTH:
         found.append(f"proposals are recorded up to {DEPTH} tokens; maxDraftTokens counts as {DEPTH}.")
-    found += [
-        f"drafter {entry.name!r} proposes what prompt lookup does: suffix decoding is not recorded."
-        for entry in spec.draft_pool
-        if entry.method is DraftMethod.SUFFIX
-    ]
     found += [
         f"drafter {entry.name!r} is as fast as its window makes it, and as often right as with any other window: "
         "proposals over 4 first and 64 last tokens were recorded."

@@ -12,7 +12,7 @@ _VALUES: dict[str, list[Any]] = {
     "tensorParallelSize": [1, 2, 4],
     "products": [["cpu"], ["NVIDIA-L4"], ["cpu", "NVIDIA-L4"], ["NVIDIA-L4", "NVIDIA-L4"], []],
     "resourceName": ["nvidia.com/gpu", "cpu", "memory", "a b"],
-    "method": ["PromptLookup", "Suffix", "DraftModel", "Eagle", "SparseSelf", "Medusa", "Lookahead"],
+    "method": ["PromptLookup", "DraftModel", "Eagle", "SparseSelf", "Medusa", "Lookahead"],
     "name": ["lookup", "eagle", "chat", "batch", "a.b", "X", "x" * 41, 5],
     "tpot": ["0s", "0.0ms", "40ms", "1us", "100000h", "1d", "-1s", "", 5],
     "ttft": ["0s", "2s", None],

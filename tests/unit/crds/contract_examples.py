@@ -37,7 +37,7 @@ _SPEC = SpeculativeServiceSpec.model_validate(
         "target": {"name": "org/target", "revision": "abc", "source": {"hub": {"tokenSecretRef": {"name": "hub"}}}},
         "draftPool": [
             {"name": "lookup", "method": "PromptLookup", "promptLookup": {"minTokens": 2, "maxTokens": 4}},
-            {"name": "suffix", "method": "Suffix", "suffix": {}},
+            {"name": "window", "method": "SparseSelf", "sparseSelf": {}},
             {
                 "name": "eagle",
                 "method": "Eagle",
@@ -118,7 +118,7 @@ def drafter_profile() -> DrafterProfile:
 
 def documents() -> dict[str, Any]:
     """Name of the frozen file -> what this release writes."""
-    failure = ProfilingFailure(reason="DrafterFailed", message="it does not load", drafter="suffix")
+    failure = ProfilingFailure(reason="DrafterFailed", message="it does not load", drafter="window")
     result = ProfilingResult(target=target_profile(), drafters=[drafter_profile()], failures=[failure])
     boot = boot_config(_SPEC, service="chat", namespace="demo", revision="r1", image="outrider/runtime:0.1.0",
                        max_draft_tokens=5)  # fmt: skip

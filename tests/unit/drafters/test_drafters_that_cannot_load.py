@@ -12,7 +12,7 @@ from outrider_crds.runtime_config import BootConfig, draft_mount
 from outrider_crds.spec import Drafter
 from outrider_runtime.drafters.pool import ModelPlaces, Pool, choose_pool
 
-from tests.engine.engines import boot_config, draft_model, eagle, lookup, model, sparse_self, suffix
+from tests.engine.engines import boot_config, draft_model, eagle, lookup, medusa, model, sparse_self
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "vocab_size": 100, "hidden_size": 64}
 EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 100, "hidden_size": 64}
@@ -201,12 +201,12 @@ def test_all_drafters_that_load_are_hosted_in_the_pools_order(folder: Any, tmp_p
     assert pool.primary == good
 
 
-def test_a_suffix_drafter_is_left_out_with_a_remedy(folder: Any) -> None:
-    """The method is in the enum for one more release; the pod serves on with the rest of the pool."""
-    pool = choose_pool(boot(folder("target", LLAMA), suffix(), lookup()), ModelPlaces(mounted=False))
+def test_drafter_that_the_engine_lacks_is_dropped_with_a_remedy(folder: Any, tmp_path: Path) -> None:
+    """A boot config may come from an operator of another release: the pod serves on with the rest of the pool."""
+    pool = choose_pool(boot(folder("target", LLAMA), medusa(tmp_path), lookup()), ModelPlaces(mounted=False))
     assert pool.hosted == (lookup(),)
-    assert pool.dropped["suffix"].startswith("Unsupported")
-    assert "PromptLookup" in pool.dropped["suffix"]
+    assert pool.dropped["medusa"].startswith("Unsupported")
+    assert "engine.backend Torch" in pool.dropped["medusa"]
 
 
 def test_vllm_is_told_of_the_head_if_there_is_one() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from outrider_crds.profile import ProfilingResult, profile_keys
 from outrider_crds.runtime_config import boot_config
-from outrider_crds.spec import Drafter, DraftMethod, SpeculativeServiceSpec, Suffix
+from outrider_crds.spec import Drafter, DraftMethod, ModelRef, NeuralDraft, SpeculativeServiceSpec
 from outrider_runtime.paths import Paths
 from outrider_runtime.profiler import failures
 from outrider_runtime.profiler.documents import termination_message
@@ -54,11 +54,11 @@ def profile(
     return Profiler(wanted, paths, 60.0, lambda _text: None, start, clock).run()
 
 
-def with_suffix(spec: SpeculativeServiceSpec, *others: str) -> SpeculativeServiceSpec:
-    """A suffix drafter beside these of the pool."""
-    suffix = Drafter(name="suffix", method=DraftMethod.SUFFIX, suffix=Suffix())
-    pool = [suffix, *(drafter for drafter in spec.draft_pool if drafter.name in others)]
-    return spec.model_copy(update={"draft_pool": pool})
+def with_heads(spec: SpeculativeServiceSpec) -> SpeculativeServiceSpec:
+    """Medusa heads, which vLLM does not serve, before the pool of a service on vLLM."""
+    block = NeuralDraft(model=ModelRef(name="heads"))
+    heads = Drafter(name="heads", method=DraftMethod.MEDUSA, medusa=block)
+    return spec.model_copy(update={"draft_pool": [heads, *spec.draft_pool]})
 
 
 def reasons(found) -> dict[str, str]:
@@ -84,11 +84,11 @@ def test_everything_that_was_asked_for_is_measured_in_one_engine_start(tmp_path)
     assert len(plans) == 1
 
 
-def test_a_suffix_drafter_is_answered_as_unsupported_and_costs_the_others_nothing(tmp_path):
-    """The method is in the enum for one more release; no engine hosts it."""
-    spec = with_suffix(service(tmp_path), "lookup", "eagle")
-    found = profile(tmp_path, spec, starter(Machine()), names=("lookup", "eagle", "suffix"))
-    assert reasons(found) == {"suffix": "DrafterFailed"}
+def test_unsupported_drafter_fails_and_costs_the_others_nothing(tmp_path):
+    """A Job's document may come from an operator of another release, whose rules allow the method."""
+    spec = with_heads(service(tmp_path))
+    found = profile(tmp_path, spec, starter(Machine()), names=("lookup", "eagle", "heads"))
+    assert reasons(found) == {"heads": "DrafterFailed"}
     assert "Unsupported" in found.failures[0].message
     assert {d.name for d in found.drafters} == {"lookup", "eagle"}
 

@@ -107,17 +107,18 @@ def test_a_drafter_that_cannot_load_is_left_out_with_its_reason(folder: Path, tm
     config.write_text(json.dumps({**json.loads(config.read_text()), "num_attention_heads": "two"}))
     pool = [
         engines.draft_model(tmp_path / "nowhere"), engines.draft_model(tmp_path / "odd", "odd"),
-        engines.eagle(tmp_path / "broken", "broken"), engines.suffix(),
+        engines.eagle(tmp_path / "broken", "broken"), engines.sparse_self(64),
         engines.lookup(), engines.eagle(tmp_path / "head"),
     ]  # fmt: skip
     loaded = started(boot(folder, pool), tmp_path)
     state = loaded.reporter.state()
     assert {one.name: one.loaded for one in state.drafters} == {
-        "draft": False, "odd": False, "broken": False, "suffix": False, "pld": True, "eagle": True,
+        "draft": False, "odd": False, "broken": False, "self": False, "pld": True, "eagle": True,
     }  # fmt: skip
     reasons = {one.name: one.reason for one in state.drafters}
     assert "nowhere" in reasons["draft"]
     assert "cut off" in reasons["broken"]
+    assert reasons["self"].startswith("Unsupported")
     assert state.engine_version.startswith("torch-")
     assert loaded.vocabulary == VOCABULARY
     memory = {one.name: one.memory for one in state.drafters if one.memory}
