@@ -8,10 +8,13 @@ it is 1.00 again.
 from __future__ import annotations
 
 from outrider_runtime.drafters.method import Method
-from outrider_runtime.drafters.models import Models, other_vocabulary
+from outrider_runtime.drafters.models import Models, other_vocabulary, parallel_format
 
 
 def obstacle(models: Models) -> str:
+    parallel = parallel_format(models)
+    if parallel:
+        return parallel
     if models.draft.is_head:
         return f"the model is an EAGLE head ({models.draft.names}), not a draft model; use method Eagle for it"
     return other_vocabulary(models) or _too_few_positions(models)

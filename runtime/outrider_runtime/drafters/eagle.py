@@ -7,7 +7,7 @@ whatever was skipped, its whole prompt included. So a hole is not forbidden, and
 from __future__ import annotations
 
 from outrider_runtime.drafters.method import Method
-from outrider_runtime.drafters.models import Models, other_vocabulary
+from outrider_runtime.drafters.models import Models, other_vocabulary, parallel_format
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -18,7 +18,14 @@ def obstacle(models: Models) -> str:
             f"the model is not an EAGLE-3 head: its config names {models.draft.names} and has no "
             "draft_vocab_size; use method DraftModel for it"
         )
-    return other_vocabulary(models) or _too_many_tokens(models) or _other_width(models) or _layers_beyond(models)
+    parallel = parallel_format(models)
+    return (
+        parallel
+        or other_vocabulary(models)
+        or _too_many_tokens(models)
+        or _other_width(models)
+        or _layers_beyond(models)
+    )
 
 
 def _too_many_tokens(models: Models) -> str:

@@ -41,6 +41,8 @@ class ModelConfig(_Read):
     eagle_aux_hidden_state_layer_ids: list[int] | None = None
     eagle_config: EagleConfig | None = None
     medusa_num_heads: Count | None = None
+    pard_token: int | None = None
+    ptd_token_id: int | None = None
     transformer_layer_config: dict[str, Any] | None = None
     """Where the speculators format keeps sizes and vocabulary."""
 
@@ -53,6 +55,16 @@ class ModelConfig(_Read):
         """Publishers name a head Eagle3 or like any model of its family; a draft_vocab_size is what only heads have."""
         names = " ".join([*(self.architectures or []), self.speculators_model_type or ""])
         return "eagle" in names.lower() or self.draft_vocab_size is not None
+
+    @property
+    def drafts_in_parallel(self) -> str:
+        """Name of the parallel format (P-EAGLE, PARD) that the checkpoint is trained for; empty for others."""
+        names = " ".join([*(self.architectures or []), self.speculators_model_type or ""]).lower()
+        if "peagle" in names:
+            return "P-EAGLE"
+        if self.pard_token is None and self.ptd_token_id is None:
+            return ""
+        return "P-EAGLE" if "eagle" in names or self.draft_vocab_size is not None else "PARD"
 
     @property
     def layer_ids(self) -> list[int]:
@@ -81,6 +93,14 @@ def typed_config(config: Config, location: str) -> ModelConfig:
         problem = error.errors(include_url=False)[0]
         field, value = ".".join(map(str, problem["loc"])), repr(problem["input"])[:60]
         raise UnreadableConfigError(f"{location}/{CONFIG_FILE}: {field} is {value}: {problem['msg']}") from None
+
+
+def parallel_format(models: Models) -> str:
+    """Why a checkpoint for parallel drafting is refused: run token by token it proposes junk after its first token."""
+    name = models.draft.drafts_in_parallel
+    if not name:
+        return ""
+    return f"the checkpoint is {name}, which drafts all tokens in parallel; vLLM's V2 runner cannot: use another draft"
 
 
 def other_vocabulary(models: Models) -> str:

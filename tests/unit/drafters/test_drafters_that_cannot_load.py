@@ -183,6 +183,26 @@ def test_an_eagle_head_given_as_draft_model_is_named(folder: Any) -> None:
     assert "Eagle" in dropped(folder("target", LLAMA), draft_model(folder("head", EAGLE3)))
 
 
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({**EAGLE3, "architectures": ["PeagleLlamaForCausalLM"]}, "P-EAGLE"),
+        ({**EAGLE3, "architectures": ["PEagleDraftModel"], "speculators_model_type": "peagle"}, "P-EAGLE"),
+        ({**EAGLE3, "pard_token": 5}, "P-EAGLE"),
+        ({**LLAMA, "draft_vocab_size": 50, "ptd_token_id": 5}, "P-EAGLE"),
+        ({**LLAMA, "pard_token": 5}, "PARD"),
+    ],
+    ids=str,
+)
+def test_parallel_drafts_are_refused_by_name(folder: Any, config: dict[str, Any], name: str) -> None:
+    """Bug: they were taken for EAGLE heads and draft models, and run token by token, for which they are not trained."""
+    target, draft = folder("target", LLAMA), folder("draft", config)
+    for drafter in (eagle(draft), draft_model(draft)):
+        reason = dropped(target, drafter)
+        assert f"is {name}" in reason or "not an EAGLE-3 head" in reason
+    assert f"is {name}" in dropped(target, draft_model(draft))
+
+
 def test_a_head_for_a_target_of_another_width_is_named(folder: Any) -> None:
     reason = dropped(folder("target", LLAMA), eagle(folder("head", {**EAGLE3, "hidden_size": 32})))
     assert "32" in reason
