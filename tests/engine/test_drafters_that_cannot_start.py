@@ -16,7 +16,7 @@ from outrider_crds.state import DrafterState
 from outrider_runtime.paths import RUN_DIR_VARIABLE, Paths
 from outrider_runtime.vllm_plugin import launch
 
-from tests.engine import engines
+from tests.engine import engines, planted_models
 from tests.engine.engines import POOR_DRAFT, TARGET, Bench, boot_config, draft_model, eagle, lookup, model
 from tests.engine.test_speculation_is_lossless import SHORT, state_of
 
@@ -61,6 +61,19 @@ def test_a_head_for_a_target_that_hands_out_no_hidden_states_is_left_out(without
         engine.loop.pin(3, "pld")
         assert engine.generate(SHORT) == plain
         assert engine.verified("pld") > 0
+
+
+def test_heads_are_left_out_when_target_claims_hidden_states_in_vain(tmp_path: Path) -> None:
+    """Bug: MiMo inherits the claim from Qwen2 and hands out nothing. vLLM's assertion ended the engine, whose next
+    start knew of no cause and did the same."""
+    heads = [eagle(planted_models.eagle_of_small(tmp_path / "head"))]
+    plan = engines.make_plan([*heads, lookup()], target=planted_models.mimo(tmp_path / "mimo"))
+    with pytest.raises(RuntimeError, match="'eagle' cannot be started") as ended, engines.engine(plan):
+        pass
+    smaller = launch.after_failure(plan, ended.value)
+    assert smaller is not None
+    assert [drafter.name for drafter in smaller.pool.hosted] == ["pld"]
+    assert "MiMoForCausalLM hands out no hidden states" in smaller.pool.dropped["eagle"]
 
 
 def test_a_pod_whose_memory_ends_with_its_graphs_starts_again_without_the_dearest(

@@ -130,7 +130,25 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
             head.reads(target_model, handed_out)
         if heads:
             target_model.set_aux_hidden_state_layers(tuple(sorted(handed_out)))
+            self._check_first_output_of(target_model)
         return bool(heads)
+
+    def _check_first_output_of(self, target_model: Any) -> None:
+        """Some targets claim hidden states by the class that they inherit from, and hand out none (MiMo). Their first
+        forward shows it, before vLLM's own assertion ends the engine without a cause."""
+
+        def check(_module: Any, _inputs: Any, output: object) -> None:
+            checked.remove()
+            if not isinstance(output, tuple):
+                raise self._without_hidden_states(type(target_model).__name__)
+
+        checked = target_model.register_forward_hook(check)
+
+    def _without_hidden_states(self, target: str) -> NotStartedError:
+        names = [self._names[number] for number in self._heads]
+        for name in names:
+            self._note_failure(name, TypeError(f"{target} hands out no hidden states; use another method for it"))
+        return NotStartedError(names[0], Failed.EVERYWHERE)
 
     @property
     def _heads(self) -> dict[int, EagleHead]:
