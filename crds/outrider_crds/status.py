@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from outrider_crds.base import MapList, Model
 
@@ -88,7 +88,7 @@ class Reason(StrEnum):
 
 
 class Condition(Model):
-    type: ConditionType
+    type: Annotated[ConditionType, WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 64})]
     """What it tells about: SpecValid, Ready, Updated and so on."""
     status: ConditionStatus
     """True, False, or Unknown where nothing was measured or observed yet."""

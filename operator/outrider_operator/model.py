@@ -38,7 +38,11 @@ _MOST_TOLD = 4
 
 
 TOO_LARGE = "outrider.dev/too-large"
-"""Stands alone in a spec that was too large to be kept: its size in bytes."""
+"""Stands in a spec that was too large to be kept, beside `PODLESS_FIELDS`: its size in bytes."""
+PODLESS_FIELDS = (
+    "replicas", "paused", "speculation", "sloClasses", "defaultSLOClass", "rollout", "profiling", "metrics",
+)  # fmt: skip
+"""Fields of a spec that make no revision."""
 
 
 @dataclass(frozen=True)
@@ -208,12 +212,13 @@ class Observed:
     @cached_property
     def parsed(self) -> SpeculativeServiceSpec | str:
         """The spec, or a sentence that says where it is wrong (the CRD of another release let it through, or let it be
-        because it was there before)."""
+        because it was there before). Fields that this release does not know are left out: the API server fills in a
+        later CRD's defaults on every read."""
         spec = self.service.get("spec") or {}
         if TOO_LARGE in spec:
             return f"it takes {spec[TOO_LARGE]} bytes, and 64 KiB are the most; make podTemplate or engine shorter"
         try:
-            parsed = SpeculativeServiceSpec.model_validate(spec)
+            parsed = SpeculativeServiceSpec.model_validate(spec, extra="ignore")
         except ValidationError as error:
             broken = [f"spec.{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()]
             return "; ".join(broken[:_MOST_TOLD])

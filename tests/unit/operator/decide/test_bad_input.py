@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from outrider_crds.status import ConditionType as C
 from outrider_operator.model import TOO_LARGE
 
-from tests.unit.operator.decide.world import SETTINGS, World, manifest
+from tests.unit.operator.decide.world import PLD, SETTINGS, World, manifest
 
 HOST = {"hostPath": {"path": "/models/x"}}
 UPWARDS = {"hostPath": {"path": "/models/a/../../etc"}}
@@ -186,3 +187,79 @@ def test_a_spec_that_was_never_readable_is_not_served() -> None:
     assert world.reason(C.AVAILABLE) == "False/TooFewReadyPods"
     assert world.reason(C.READY) == "False/NoReadyEndpoint"
     assert plan.status.ready_replicas == 0
+
+
+def test_fields_of_a_later_release_are_left_out_of_a_spec() -> None:
+    """The API server fills in a later CRD's defaults on every read: each service was InvalidSpec, and stood still."""
+    world = World(manifest(speculation={"adaptive": "Never"}, draftPool=[{**PLD, "warmup": "Never"}], canary={}))
+    world.serve()
+    assert world.reason(C.SPEC_VALID) == "True/Accepted"
+    revision = world.revision()
+    world.patch(replicas=3, speculation={"mode": "Off", "adaptive": "Always"})
+    world.settle()
+    assert world.reason(C.SPEC_VALID) == "True/Accepted"
+    assert world.deployment()["spec"]["replicas"] == 3
+    assert world.revision() == revision
+
+
+SMALL_CHANGE = {
+    "replicas": 5,
+    "speculation": {"mode": "Off"},
+    "sloClasses": [{"name": "chat", "tpot": "70ms"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("refused", "reason"),
+    [
+        ({"target": {"name": "m", "source": HOST}}, "HostPathForbidden"),
+        ({"metrics": {"source": "Prometheus"}}, "PrometheusNotConfigured"),
+        ({"engine": {"backend": "TensorRT"}}, "InvalidSpec"),
+        ({"podTemplate": WRITABLE}, "InvalidSpec"),
+        ({TOO_LARGE: 900_000}, "InvalidSpec"),
+    ],
+)
+def test_a_refused_spec_holds_its_revision_and_nothing_else(refused: dict[str, Any], reason: str) -> None:
+    """An autoscaler's 8 stayed 2, and mode: Off was not delivered, for a field that has nothing to do with them."""
+    world = World(manifest())
+    world.serve()
+    template = world.deployment()["spec"]["template"]
+    world.patch(**refused, **SMALL_CHANGE)
+    world.settle()
+    assert world.reason(C.SPEC_VALID) == f"False/{reason}"
+    assert world.deployment()["spec"]["replicas"] == 5
+    assert world.deployment()["spec"]["template"] == template
+    hot = json.loads(world.objects["ConfigMap", "chat-hot"]["data"]["config.json"])
+    assert hot["mode"] == "Off"
+    assert hot["sloClasses"][0]["tpot"] == "70ms"
+    assert not world.jobs()
+    world.report_states()
+    world.settle()
+    assert world.reason(C.UPDATED) == f"False/{reason}"
+
+
+def test_a_foreign_account_does_not_stop_the_scale() -> None:
+    """NameConflict of one child: the Deployment that runs is scaled, and what is foreign is left alone."""
+    world = World(manifest())
+    world.serve()
+    metadata = {"name": "chat", "uid": "1", "resourceVersion": "1", "labels": {}}
+    world.objects["ServiceAccount", "chat"] = {"kind": "ServiceAccount", "metadata": metadata}
+    world.patch(**SMALL_CHANGE)
+    world.settle()
+    assert world.reason(C.SPEC_VALID) == "False/NameConflict"
+    assert world.deployment()["spec"]["replicas"] == 5
+    assert world.objects["ServiceAccount", "chat"]["metadata"] == metadata
+
+
+@pytest.mark.parametrize(
+    "unreadable", [{"speculation": {"mode": "Clever"}}, {"sloClasses": 3}, {"defaultSLOClass": "none"}]
+)
+def test_an_unreadable_kill_switch_is_not_replaced_by_a_default(unreadable: dict[str, Any]) -> None:
+    """Off, and then a mode that only a later release knows: a default would have switched speculation on."""
+    world = World(manifest(speculation={"mode": "Off"}))
+    world.serve()
+    hot = world.objects["ConfigMap", "chat-hot"]["data"]
+    world.patch(replicas=5, **unreadable)
+    world.settle()
+    assert world.reason(C.SPEC_VALID) == "False/InvalidSpec"
+    assert world.objects["ConfigMap", "chat-hot"]["data"] == hot
