@@ -38,7 +38,7 @@ _MOST_TOLD = 4
 
 
 TOO_LARGE = "outrider.dev/too-large"
-"""Stands in a spec that was too large to be kept, beside `PODLESS_FIELDS`: its size in bytes."""
+"""Stands in a spec that was too large to be kept, together with `PODLESS_FIELDS`: its size in bytes."""
 PODLESS_FIELDS = (
     "replicas", "paused", "speculation", "sloClasses", "defaultSLOClass", "rollout", "profiling", "metrics",
 )  # fmt: skip

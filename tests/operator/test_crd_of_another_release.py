@@ -50,7 +50,7 @@ def ahead(schema: dict[str, Any]) -> None:
 
 
 def behind(schema: dict[str, Any]) -> None:
-    """Without fields that this release knows, each with a default of its own."""
+    """Lacks fields that this release knows, each with a default of its own."""
     spec = schema["spec"]["properties"]
     del spec["speculation"]["properties"]["draftPrefill"]
     spec["speculation"].get("default", {}).pop("draftPrefill", None)

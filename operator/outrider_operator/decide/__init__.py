@@ -36,9 +36,10 @@ from outrider_operator.decide.profiling.product_profiles import (
     stale_in_s,
 )
 from outrider_operator.decide.profiling.profile_maps import plan_profile_maps
-from outrider_operator.decide.revisions import unread_map, unread_maps
+from outrider_operator.decide.readable_spec import readable_spec
+from outrider_operator.decide.revisions import current_revision, stored_revisions, unread_map, unread_maps
 from outrider_operator.decide.runtime_image import default_image, given_image
-from outrider_operator.decide.workloads.children import plan_products, plan_workloads, rollout_refusal
+from outrider_operator.decide.workloads.children import WorkloadPlan, plan_products, plan_workloads, rollout_refusal
 from outrider_operator.decide.workloads.deployment import pods_are_placed
 from outrider_operator.decide.workloads.services import network_policy_name
 from outrider_operator.inbound.reading import annotation, integer, is_being_deleted, name_of
@@ -62,24 +63,33 @@ def decide(observed: Observed, settings: Settings) -> Plan:
         return Plan(status=observed.status)
     children = Children(observed.identity, observed.children)
     pods = pods_of(children.deployment, observed.pods, observed.warnings, observed.now)
-    spec = observed.parsed
-    if isinstance(spec, str):
-        return _unread(observed, children, pods, spec)
     if unread := unread_maps(children, observed.replica_sets):
         return Plan(status=observed.status, read=tuple(unread))
+    unfit = observed.parsed if isinstance(observed.parsed, str) else ""
+    spec = _readable(observed, children) if isinstance(observed.parsed, str) else observed.parsed
+    if spec is None:
+        return _unread(observed, children, pods, unfit)
     profiles = Profiles(observed.profiles)
     asked = _asked(observed, settings, children, profiles, spec)
     if unread := [*unread_map(children, asked.wanted), *unread_profiles(profiles, asked.wanted)]:
         return Plan(status=observed.status, read=tuple(unread))
     names = _names(children, settings, asked)
-    against = objection(spec, settings, children, names)
+    against = unreadable(unfit) if unfit else objection(spec, settings, children, names)
     if against is not None:
         asked = held(asked, children)  # the pods serve on, and all of that is told
     view = _profiling_view(observed, profiles, pods)
     found = product_profiles(view, asked)
     served = _served(observed, children, pods, asked, found, names, against)
     told = _told(observed, settings, view, served, children)
-    return told if against is not None else _with_writes(told, observed, settings, view, children, served)
+    if against is None:
+        return _with_writes(told, observed, settings, view, children, served)
+    return told if asked.running is None else _with_scale(told, observed, settings, view, children, served)
+
+
+def _readable(observed: Observed, children: Children) -> SpeculativeServiceSpec | None:
+    """What can be read of a spec that does not fit this release, once a revision runs."""
+    running = current_revision(children, stored_revisions(children, observed.replica_sets))
+    return None if running is None else readable_spec(observed.service.get("spec") or {}, running)
 
 
 def _asked(
@@ -116,8 +126,7 @@ def _with_writes(
 ) -> Plan:
     """`told`, and what a spec that may be applied makes of the children and Jobs."""
     asked, found = served.rollout.asked, served.profiles
-    in_use = {revision_of(each) for each in (*observed.replica_sets, *observed.pods)}
-    workloads = plan_workloads(children, asked, in_use, settings.admin_port_peers)
+    workloads = _workloads(observed, settings, children, asked)
     maps = plan_profile_maps(view, asked, found)
     jobs = plan_jobs(view, settings, asked, found, pods_are_placed=pods_are_placed(children, asked))
     waits = (told.requeue_after_s, workloads.requeue_after_s, jobs.requeue_after_s)
@@ -131,6 +140,28 @@ def _with_writes(
         shared=frozenset((*maps.stored, *(job.name for job in jobs.delete))),
         requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
     ).without(observed.rejections)
+
+
+def _with_scale(
+    plan: Plan, observed: Observed, settings: Settings, view: ProfilingView, children: Children, served: Served
+) -> Plan:
+    """`plan`, and what a refused spec asks of the revision that runs: replicas, speculation, SLO classes. Nothing is
+    measured and nothing is deleted for it."""
+    desired = served.rollout.asked
+    workloads = _workloads(observed, settings, children, desired)
+    waits = (plan.requeue_after_s, workloads.requeue_after_s)
+    return replace(
+        plan,
+        create=workloads.create,
+        apply=workloads.apply,
+        annotate=plan_products(view.pods.living, observed.nodes or (), desired.spec.accelerator.product_label),
+        requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
+    ).without(observed.rejections)
+
+
+def _workloads(observed: Observed, settings: Settings, children: Children, desired: Intent) -> WorkloadPlan:
+    in_use = {revision_of(each) for each in (*observed.replica_sets, *observed.pods)}
+    return plan_workloads(children, desired, in_use, settings.admin_port_peers)
 
 
 def _profiling_view(observed: Observed, profiles: Profiles, pods: Pods) -> ProfilingView:

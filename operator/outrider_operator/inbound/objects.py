@@ -35,6 +35,7 @@ from outrider_operator.model import (
     COMPONENT_LABEL,
     JOB_NAME_LABEL,
     MANAGED_BY_LABEL,
+    PODLESS_FIELDS,
     PROFILE,
     REVISION_LABEL,
     SERVICE_LABEL,
@@ -55,6 +56,8 @@ LARGE = {DEPLOYMENT: 4, POD: 4}
 """How many times as much of either these may have: a pod template, the statuses of many containers."""
 MOST_SPEC = 64 * 1024
 """Bytes of JSON in the spec of a service. The CRD bounds each list and text of it, not their sum."""
+MOST_PODLESS = 8 * 1024
+"""Bytes that are kept of a larger one: eight SLO classes and all the rest take two thousand."""
 MOST_ANNOTATIONS = 16 * 1024
 """The same of an object's annotations."""
 MOST_LABELS = 2 * 1024
@@ -219,10 +222,14 @@ def _smallest(texts: Mapping[str, str], most: int) -> Mapping[str, str]:
 
 
 def _service(document: Object) -> Object:
-    """Of one that is too large the size, which its condition tells: its author is to hear of it."""
+    """Of one that is too large the size, which its condition tells: its author is to hear of it. Its scale and kill
+    switch are kept, where they are small."""
     kept = {**document, "metadata": _only(document["metadata"], _SERVICE_METADATA)}
     size = len(to_json(document.get("spec") or {}))
-    return kept if size <= MOST_SPEC else {**kept, "spec": {TOO_LARGE: size}}
+    if size <= MOST_SPEC:
+        return kept
+    small = _only(document["spec"], PODLESS_FIELDS)
+    return {**kept, "spec": {TOO_LARGE: size, **(small if len(to_json(small)) <= MOST_PODLESS else {})}}
 
 
 def _node(node: Object) -> Object:

@@ -111,7 +111,8 @@ def _unwanted_policy(children: Children, admin_port_peers: tuple[Object, ...]) -
 
 
 def _desired(children: Children, asked: Intent, admin_port_peers: tuple[Object, ...]) -> list[Object]:
-    """The children that can be had now: what a pod mounts is there before the Deployment that makes it."""
+    """The children that can be had now: what a pod mounts is there before the Deployment that makes it. One that runs
+    is scaled whatever became of that since."""
     owner, revision = children.owner, asked.running
     desired = [service_account(owner), hot_map(owner, asked.hot), service(owner), disruption_budget(owner)]
     if admin_port_peers:
@@ -119,7 +120,8 @@ def _desired(children: Children, asked: Intent, admin_port_peers: tuple[Object, 
     if revision is not None:  # else the first revision has to wait
         maps = [] if revision in asked.stored else [revision_map(owner, revision)]
         desired += maps
-        if _is_mountable(children, [stamp(each) for each in maps]):
+        runs = current_revision_name(children) == revision.name
+        if runs or _is_mountable(children, [stamp(each) for each in maps]):
             desired.append(deployment(owner, asked, revision))
     return [stamp(child) for child in desired]
 

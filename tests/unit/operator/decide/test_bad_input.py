@@ -202,7 +202,7 @@ def test_fields_of_a_later_release_are_left_out_of_a_spec() -> None:
     assert world.revision() == revision
 
 
-SMALL_CHANGE = {
+SMALL_CHANGE: dict[str, Any] = {
     "replicas": 5,
     "speculation": {"mode": "Off"},
     "sloClasses": [{"name": "chat", "tpot": "70ms"}],

@@ -17,6 +17,7 @@ from outrider_operator.inbound.objects import (
     MOST_ANNOTATIONS,
     MOST_DATA,
     MOST_OBJECT,
+    MOST_PODLESS,
     MOST_SPEC,
     MOST_VALUES,
     admit,
@@ -220,6 +221,18 @@ def test_of_a_service_that_is_too_large_the_size_is_kept() -> None:
     assert list(admitted["spec"]) == [TOO_LARGE]
     assert admitted["status"] == {"replicas": 1}
     assert len(json.dumps(admitted)) < 1000
+
+
+def test_a_service_too_large_keeps_its_scale_and_kill_switch() -> None:
+    """They went with the rest, so that one long annotation froze an incident's remedy."""
+    small = {"replicas": 3, "speculation": {"mode": "Off"}}
+    for classes, is_kept in (([], True), (["x" * MOST_PODLESS], False)):
+        spec = {"podTemplate": {"affinity": "x" * MOST_SPEC}, **small, "sloClasses": classes}
+        admitted = admit(SERVICE, document("chat", 1, spec=spec))
+        assert not isinstance(admitted, Unfit)
+        size = admitted["spec"].pop(TOO_LARGE)
+        assert size > MOST_SPEC
+        assert admitted["spec"] == ({**small, "sloClasses": classes} if is_kept else {})
 
 
 def test_of_a_config_map_nothing_but_metadata_and_texts_is_kept() -> None:
