@@ -217,6 +217,8 @@ class SpeculativeServiceStatus(Model):
     """Serving pods that are ready."""
     updated_replicas: int = 0
     """Serving pods of the current revision."""
+    ready_revision: Text = ""
+    """The newest revision that had a ready pod; raised deadlines start no rollout of it."""
     selector: Annotated[str, Field(max_length=512)] = ""
     """Label selector of the serving pods, for autoscalers."""
     accelerator: Annotated[str, Field(max_length=512)] = ""

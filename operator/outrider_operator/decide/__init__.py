@@ -37,7 +37,13 @@ from outrider_operator.decide.profiling.product_profiles import (
 )
 from outrider_operator.decide.profiling.profile_maps import plan_profile_maps
 from outrider_operator.decide.readable_spec import readable_spec
-from outrider_operator.decide.revisions import current_revision, stored_revisions, unread_map, unread_maps
+from outrider_operator.decide.revisions import (
+    current_revision,
+    current_revision_name,
+    stored_revisions,
+    unread_map,
+    unread_maps,
+)
 from outrider_operator.decide.runtime_image import default_image, given_image
 from outrider_operator.decide.workloads.children import WorkloadPlan, plan_products, plan_workloads, rollout_refusal
 from outrider_operator.decide.workloads.deployment import pods_are_placed
@@ -70,7 +76,8 @@ def decide(observed: Observed, settings: Settings) -> Plan:
     if spec is None:
         return _unread(observed, children, pods, unfit)
     profiles = Profiles(observed.profiles)
-    asked = _asked(observed, settings, children, profiles, spec)
+    proven = {observed.status.ready_revision, *(revision_of(pod) for pod in pods.ready)}
+    asked = _asked(observed, settings, children, profiles, spec, proven)
     if unread := [*unread_map(children, asked.wanted), *unread_profiles(profiles, asked.wanted)]:
         return Plan(status=observed.status, read=tuple(unread))
     names = _names(children, settings, asked)
@@ -93,13 +100,18 @@ def _readable(observed: Observed, children: Children) -> SpeculativeServiceSpec 
 
 
 def _asked(
-    observed: Observed, settings: Settings, children: Children, profiles: Profiles, spec: SpeculativeServiceSpec
+    observed: Observed,
+    settings: Settings,
+    children: Children,
+    profiles: Profiles,
+    spec: SpeculativeServiceSpec,
+    proven: set[str],
 ) -> Intent:
     """What the spec asks for now: what is refused waits, and what runs goes on at the spec's scale."""
     kept = observed.status.runtime_image
     image = default_image(observed.service, children.deployment, kept, settings, on_cpu=spec.accelerator.on_cpu)
     given = given_image(children.deployment, kept)
-    asked = intent(children, image, given, observed.replica_sets, profiles, settings, spec)
+    asked = intent(children, image, given, observed.replica_sets, profiles, settings, spec, proven)
     return held(asked, children) if rollout_refusal(children, asked, observed.rejections) else asked
 
 
@@ -242,13 +254,15 @@ def _replicas(observed: Observed, children: Children) -> int:
 
 def _counted(observed: Observed, children: Children, pods: Pods) -> SpeculativeServiceStatus:
     """The status so far, with what can be counted without a spec."""
-    deployment = children.deployment or {}
+    deployment, current = children.deployment or {}, current_revision_name(children)
+    is_proven = any(revision_of(pod) == current for pod in pods.ready)
     return observed.status.model_copy(
         update={
             "observed_generation": observed.generation,
             "replicas": integer(deployment, "status", "replicas"),
             "ready_replicas": len(pods.ready),
             "updated_replicas": integer(deployment, "status", "updatedReplicas"),
+            "ready_revision": current if is_proven else observed.status.ready_revision,
             "selector": ",".join(f"{name}={value}" for name, value in selector(children.owner.name).items()),
         }
     )

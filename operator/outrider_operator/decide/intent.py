@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 
 from outrider_crds.runtime_config import HotConfig, config_hash, hot_config
@@ -66,10 +66,14 @@ def intent(
     profiles: Profiles,
     settings: Settings,
     spec: SpeculativeServiceSpec,
+    proven: Container[str],
 ) -> Intent:
-    """`image` is for the spec where its pod template names none; `given` is what the service had so far, or empty."""
+    """`image` is for the spec where its pod template names none; `given` is what the service had so far, or empty.
+
+    `proven` are names of revisions that have had a ready pod.
+    """
     stored = stored_revisions(children, replica_sets)
-    wanted = wanted_revision(children, stored, settings, spec, spec.pod_template.image or image)
+    wanted = wanted_revision(children, stored, settings, spec, spec.pod_template.image or image, proven)
     newest = newest_image(settings, on_cpu=spec.accelerator.on_cpu)
     asked = Intent(
         spec=spec,

@@ -2,7 +2,7 @@
 
 A revision's ConfigMap holds the boot config and the pod template as they were when the revision was made. Both
 are used as they stand from then on, so that neither an upgrade of the operator nor a change of `rollout` moves
-the pods of a revision that the user did not touch.
+the pods of a revision that the user did not touch. Deadlines that are raised before any pod was ready make another one.
 
 Who may write ConfigMaps may not make pods for that: a stored revision counts only where the Deployment or a ReplicaSet
 carries its digest. Who may write those can make pods anyway.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from outrider_crds.base import digest
@@ -24,7 +24,7 @@ from pydantic_core import from_json
 
 from outrider_operator.decide.drift import contains
 from outrider_operator.decide.ownership import Children, labels, owner_reference
-from outrider_operator.decide.pod_spec.template import pod_template
+from outrider_operator.decide.pod_spec.template import PodTimes, pod_template, pod_times, times_of
 from outrider_operator.inbound.reading import annotation, controller_uid, label, mapping, name_of, text
 from outrider_operator.model import (
     CONFIG_MAP,
@@ -64,6 +64,10 @@ class Revision:
     def keys(self) -> list[ProfileKeys]:
         return self.boot.profile_keys
 
+    @property
+    def times(self) -> PodTimes:
+        return times_of(self.template)
+
 
 def inputs_hash(spec: SpeculativeServiceSpec, image: str) -> str:
     """Hash of what only new pods can take on. Defaults are left out: a field that a later release adds, at its
@@ -75,9 +79,18 @@ def inputs_hash(spec: SpeculativeServiceSpec, image: str) -> str:
 
 
 def wanted_revision(
-    children: Children, stored: Iterable[Revision], settings: Settings, spec: SpeculativeServiceSpec, image: str
+    children: Children,
+    stored: Iterable[Revision],
+    settings: Settings,
+    spec: SpeculativeServiceSpec,
+    image: str,
+    proven: Container[str],
 ) -> Revision:
-    """The revision that serves `spec`: one of `stored` that was built for enough draft tokens, else a new one."""
+    """The revision that serves `spec`: one of `stored` that was built for enough draft tokens, else a new one.
+
+    `proven` are names of revisions that have had a ready pod: a raised deadline leaves their pods alone. Another
+    revision takes it on as one of its own, for its pods may never get ready in the time that they have.
+    """
     inputs = inputs_hash(spec, image)
     current = current_revision_name(children)
     fitting = [
@@ -85,10 +98,16 @@ def wanted_revision(
         for revision in stored
         if revision.inputs == inputs and revision.boot.max_draft_tokens >= spec.speculation.max_draft_tokens
     ]
+    needed = pod_times(spec.rollout)
+    patient = [revision for revision in fitting if revision.name in proven or revision.times.cover(needed)]
+    if patient:
+        return min(patient, key=lambda r: (r.name != current, r.boot.max_draft_tokens, r.name))
     if fitting:
-        return min(fitting, key=lambda r: (r.name != current, r.boot.max_draft_tokens, r.name))
+        most = min(revision.boot.max_draft_tokens for revision in fitting)
+        return _made(children.owner, settings, spec, image, inputs, most, revision_name(inputs, most, needed))
     lost = _lost(children, settings, spec, image, inputs)
-    return lost or _made(children.owner, settings, spec, image, inputs, spec.speculation.max_draft_tokens)
+    most = spec.speculation.max_draft_tokens
+    return lost or _made(children.owner, settings, spec, image, inputs, most, revision_name(inputs, most))
 
 
 def stored_revisions(children: Children, replica_sets: Iterable[Object]) -> tuple[Revision, ...]:
@@ -175,10 +194,10 @@ def _lost(
     most = annotation(deployment, BOOT_TOKENS_ANNOTATION)
     if not name or annotation(deployment, INPUTS_LABEL) != inputs or not _TOKENS.fullmatch(most):
         return None
-    if int(most) < spec.speculation.max_draft_tokens or revision_name(inputs, int(most)) != name:
-        return None
-    made = _made(children.owner, settings, spec, image, inputs, int(most))
     live = mapping(deployment, "spec", "template")
+    if int(most) < spec.speculation.max_draft_tokens or name not in _names(inputs, int(most), live):
+        return None
+    made = _made(children.owner, settings, spec, image, inputs, int(most), name)
     if contains(live, made.template):
         return made
     # Made by another release, which rendered it otherwise: what runs is what counts.
@@ -186,15 +205,21 @@ def _lost(
     return _revision(name, inputs, made.boot, {"metadata": metadata, "spec": mapping(live, "spec")})
 
 
-def revision_name(inputs: str, max_draft_tokens: int) -> str:
-    return digest({"inputs": inputs, "maxDraftTokens": max_draft_tokens})
+def revision_name(inputs: str, max_draft_tokens: int, times: PodTimes | None = None) -> str:
+    """`times` tell revisions apart that differ in nothing else."""
+    fields = {"inputs": inputs, "maxDraftTokens": max_draft_tokens}
+    return digest({**fields, "startupProbes": times.startup_probes, "graceSeconds": times.grace_s} if times else fields)
+
+
+def _names(inputs: str, max_draft_tokens: int, template: Object) -> tuple[str, str]:
+    """Names that a revision with this pod template may have."""
+    return revision_name(inputs, max_draft_tokens), revision_name(inputs, max_draft_tokens, times_of(template))
 
 
 def _made(
-    owner: Identity, settings: Settings, spec: SpeculativeServiceSpec, image: str, inputs: str, most: int
+    owner: Identity, settings: Settings, spec: SpeculativeServiceSpec, image: str, inputs: str, most: int, name: str
 ) -> Revision:
     """The revision for `inputs`, built for `most` draft tokens, as this release renders it."""
-    name = revision_name(inputs, most)
     boot = boot_config(
         spec, service=owner.name, namespace=owner.namespace, revision=name, image=image, max_draft_tokens=most
     )
@@ -256,6 +281,6 @@ def _read(document: Object) -> Revision | None:
         template = from_json(text(document, "data", TEMPLATE_KEY))
     except (ValidationError, ValueError):
         return None
-    if revision_name(inputs, boot.max_draft_tokens) != name or not mapping(template, "spec"):
+    if name not in _names(inputs, boot.max_draft_tokens, template) or not mapping(template, "spec"):
         return None  # labels can be changed where contents cannot
     return Revision(name, inputs, boot, template, _fingerprint(mapping(document, "data")))

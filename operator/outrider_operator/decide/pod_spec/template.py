@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from outrider_crds.base import seconds
 from outrider_crds.profile import ProfileKeys
@@ -14,12 +15,13 @@ from outrider_crds.runtime_config import (
     READY_PATH,
     SERVING_PORT,
 )
-from outrider_crds.spec import SpeculativeServiceSpec
+from outrider_crds.spec import Rollout, SpeculativeServiceSpec
 
 from outrider_operator.decide.ownership import labels
 from outrider_operator.decide.pod_spec.container import container, pod_fields
 from outrider_operator.decide.pod_spec.placement import scheduling
 from outrider_operator.decide.pod_spec.volumes import configuration_volumes, model_volumes, scratch_volumes
+from outrider_operator.inbound.reading import integer, items, text
 from outrider_operator.model import REVISION_LABEL, Object, Settings, hot_map_name
 
 CONTAINER = "runtime"
@@ -31,6 +33,36 @@ _CONNECTION_GRACE_S = 2
 _SHUTDOWN_MARGIN_S = 15
 
 
+@dataclass(frozen=True)
+class PodTimes:
+    """Times that a pod has, fixed for its life."""
+
+    startup_probes: int
+    """Start-up probes that may fail."""
+    grace_s: int
+    """Seconds between its deletion and its end."""
+
+    def cover(self, needed: PodTimes) -> bool:
+        return self.startup_probes >= needed.startup_probes and self.grace_s >= needed.grace_s
+
+
+def pod_times(rollout: Rollout) -> PodTimes:
+    """A pod may start for as long as progressDeadline, and end for as long as drainTimeout."""
+    return PodTimes(
+        startup_probes=max(1, math.ceil(seconds(rollout.progress_deadline) / _STARTUP_PERIOD_S)),
+        grace_s=_ENDPOINT_REMOVAL_S + math.ceil(seconds(rollout.drain_timeout)) + _SHUTDOWN_MARGIN_S,
+    )
+
+
+def times_of(template: Object) -> PodTimes:
+    """Zeros where a template of another release says nothing of them."""
+    runtime = next((c for c in items(template, "spec", "containers") if text(c, "name") == CONTAINER), {})
+    return PodTimes(
+        startup_probes=integer(runtime, "startupProbe", "failureThreshold"),
+        grace_s=integer(template, "spec", "terminationGracePeriodSeconds"),
+    )
+
+
 def pod_template(
     spec: SpeculativeServiceSpec, settings: Settings, service: str, revision: str, image: str, keys: list[ProfileKeys]
 ) -> Object:
@@ -40,7 +72,7 @@ def pod_template(
         *model_volumes(spec),
         *scratch_volumes(),
     ]
-    drain_s = math.ceil(seconds(spec.rollout.drain_timeout))
+    times, drain_s = pod_times(spec.rollout), math.ceil(seconds(spec.rollout.drain_timeout))
     runtime = {
         **container(spec, settings, CONTAINER, image, volumes),
         "command": ["outrider-runtime"],
@@ -58,7 +90,7 @@ def pod_template(
             {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
         ],
         "lifecycle": {"preStop": {"sleep": {"seconds": _ENDPOINT_REMOVAL_S}}},
-        **_probes(seconds(spec.rollout.progress_deadline)),
+        **_probes(times.startup_probes),
     }
     return {
         "metadata": _metadata(spec, service, revision),
@@ -67,7 +99,7 @@ def pod_template(
             **scheduling(spec, spec.accelerator.products),
             **_serving_only(spec),
             "serviceAccountName": service,
-            "terminationGracePeriodSeconds": _ENDPOINT_REMOVAL_S + drain_s + _SHUTDOWN_MARGIN_S,
+            "terminationGracePeriodSeconds": times.grace_s,
             "containers": [runtime],
         },
     }
@@ -93,7 +125,7 @@ def _serving_only(spec: SpeculativeServiceSpec) -> Object:
     return {name: value for name, value in fields.items() if value}
 
 
-def _probes(startup_s: float) -> Object:
+def _probes(startup_probes: int) -> Object:
     """Start-up has the rollout's whole deadline; liveness only counts from then on, and lets a busy pod be slow."""
 
     def probe(path: str, period_s: int, failures: int) -> Object:
@@ -105,7 +137,7 @@ def _probes(startup_s: float) -> Object:
         }
 
     return {
-        "startupProbe": probe(READY_PATH, _STARTUP_PERIOD_S, max(1, math.ceil(startup_s / _STARTUP_PERIOD_S))),
+        "startupProbe": probe(READY_PATH, _STARTUP_PERIOD_S, startup_probes),
         "readinessProbe": probe(READY_PATH, 5, 3),
         "livenessProbe": probe(LIVE_PATH, 10, 6),
     }

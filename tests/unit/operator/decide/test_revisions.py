@@ -273,3 +273,63 @@ def test_a_map_with_a_revisions_label_that_another_owns_is_left_alone() -> None:
     world.objects[CONFIG_MAP, theirs["metadata"]["name"]] = theirs
     assert world.settle().is_idle
     assert world.objects[CONFIG_MAP, theirs["metadata"]["name"]] is theirs
+
+
+def _probes(world: World) -> int:
+    (runtime,) = world.deployment()["spec"]["template"]["spec"]["containers"]
+    return int(runtime["startupProbe"]["failureThreshold"])
+
+
+def test_a_raised_deadline_reaches_pods_that_were_never_ready() -> None:
+    """A 405B loads for 25 minutes and was killed after 20 for ever, whatever progressDeadline became."""
+    world = World(manifest())
+    world.settle()
+    world.roll_out(ready=False)
+    first = world.revision()
+    assert _probes(world) == 600
+    for deadline, probes in (("90m", 2700), ("3h", 5400)):
+        world.patch(rollout={"progressDeadline": deadline, "drainTimeout": "5m"})
+        world.settle()
+        assert _probes(world) == probes
+        assert world.deployment()["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 320
+        assert world.revision() != first
+        world.roll_out(ready=False)
+    patient = world.revision()
+    world.patch(rollout={"progressDeadline": "10m"})
+    world.settle()
+    assert world.revision() == patient, "a lowered one restarts no pod that still loads"
+    world.roll_out()
+    world.reconcile()
+    world.report_states()
+    world.settle()
+    world.patch(rollout={"progressDeadline": "9h"})
+    world.settle()
+    assert world.revision() == patient, "its pods have shown that they start in time"
+
+
+def test_a_deadline_raised_while_every_pod_is_lost_starts_no_rollout() -> None:
+    """Pods that were ready once start again after a loss of nodes as they are."""
+    world = World(manifest())
+    world.serve()
+    revision = world.revision()
+    for pod in world.pods.values():
+        pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    world.patch(rollout={"progressDeadline": "90m"})
+    world.settle()
+    assert world.revision() == revision
+
+
+def test_a_lost_map_of_a_patient_revision_restarts_nothing() -> None:
+    """Its name tells its times, so that its ConfigMap can be made anew."""
+    world = World(manifest())
+    world.settle()
+    world.roll_out(ready=False)
+    world.patch(rollout={"progressDeadline": "90m"})
+    world.settle()
+    world.roll_out()
+    world.settle()
+    revision = world.revision()
+    del world.objects[CONFIG_MAP, f"chat-{revision}"]
+    world.settle()
+    assert world.revision() == revision
+    assert (CONFIG_MAP, f"chat-{revision}") in world.objects
