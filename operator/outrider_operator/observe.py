@@ -16,11 +16,14 @@ from outrider_operator.decide.pods import is_being_created
 from outrider_operator.decide.profiling.job_outcome import is_finished, pod_of
 from outrider_operator.inbound.objects import bounded, trimmed
 from outrider_operator.inbound.reading import (
+    condition_of,
     controller_uid,
+    dig,
     label,
     labels_of,
     name_of,
     namespace_of,
+    text,
     uid_of,
     unix_seconds,
 )
@@ -143,17 +146,16 @@ class Observer:
         return self._policies[namespace].documents
 
     async def _warnings(self, namespace: str, silent: list[Object]) -> dict[str, str]:
-        """The newest Warning of pods that have no container for long (why volumes or network are not there) and of Jobs
-        that have no pod (why none can be made)."""
+        """The warning that stands of pods that have no container for long (why volumes or network are not there) and of
+        Jobs that have no pod (why none can be made)."""
         warnings: dict[str, str] = {}
         late = [each for each in silent if _age_s(each) >= _LATE_S]
         for each in late[:_ASKED_ABOUT]:
-            events = await self._some(kinds.EVENT, namespace, f"involvedObject.uid={uid_of(each)},type=Warning")
+            events = await self._some(kinds.EVENT, namespace, f"involvedObject.uid={uid_of(each)}")
             if events is None:
                 break
-            if events:
-                newest = max(events, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
-                warnings[name_of(each)] = f"{newest.get('reason', '')}: {newest.get('message', '')}"
+            if warning := standing_warning(events, each):
+                warnings[name_of(each)] = warning
         return warnings
 
     async def _some(self, kind: Kind, namespace: str, fields: str = "", pages: int = 1) -> list[Object] | None:
@@ -179,6 +181,31 @@ class Observer:
     def _forget_nodes(self, kind: Kind, _: Object) -> None:
         if kind == kinds.NODE:
             self._nodes = None
+
+
+def standing_warning(events: Iterable[Object], subject: Object) -> str:
+    """The newest event of `subject`, a pod or a Job, if it is a warning; else empty.
+
+    What has moved on since is no trouble: a pod that a node was found for, or whose volume could be mounted after all.
+    """
+    placed = condition_of(subject, "PodScheduled")
+    since_s = unix_seconds(text(placed, "lastTransitionTime")) if placed.get("status") == "True" else None
+    current = [event for event in events if not _is_over(event, is_placed=since_s is not None, since_s=since_s)]
+    newest = max(current, key=lambda event: (_event_s(event), event.get("type") == "Warning"), default={})
+    is_warning = newest.get("type") == "Warning"
+    return f"{newest.get('reason', '')}: {newest.get('message', '')}" if is_warning else ""
+
+
+def _is_over(event: Object, *, is_placed: bool, since_s: float | None) -> bool:
+    if is_placed and event.get("reason") == "FailedScheduling":
+        return True
+    return since_s is not None and _event_s(event) < since_s
+
+
+def _event_s(event: Object) -> float:
+    """Unix time of its last occurrence, in whole seconds: some clients write no more."""
+    times = (dig(event, "series", "lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return max((unix_seconds(str(moment)) or 0.0) // 1 for moment in times)
 
 
 def _silent(pods: tuple[Object, ...], jobs: list[Object], job_pods: tuple[Object, ...]) -> list[Object]:

@@ -16,7 +16,7 @@ from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, EVENT, JOB, NETWORK_
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.measurements import Measurements
 from outrider_operator.model import JOB_NAME_LABEL, PROFILING, Object
-from outrider_operator.observe import Observer
+from outrider_operator.observe import Observer, standing_warning
 from outrider_operator.serving_pods import ServingPods
 
 from tests.unit.operator.decide.world import SETTINGS, manifest
@@ -45,7 +45,7 @@ class Api:
         if kind == NETWORK_POLICY:
             metadata = {"name": "deny", "namespace": namespace}
             return [{"metadata": metadata, "spec": {"x": "x" * size}} for size in (1, 10**6)][:pages]
-        return [{"reason": "FailedMount", "message": "no such volume"}]
+        return [{"type": "Warning", "reason": "FailedMount", "message": "no such volume"}]
 
 
 @pytest.mark.parametrize(("age_s", "asked"), [(1, 0), (60, 1)])
@@ -158,3 +158,40 @@ def _created(age_s: float) -> dict[str, Any]:
     found["metadata"]["creationTimestamp"] = moment.strftime("%Y-%m-%dT%H:%M:%SZ")
     found["status"] = {"phase": "Pending"}
     return found
+
+
+def _event(reason: str, second: int, kind: str = "Warning", **times: str) -> Object:
+    times = times or {"lastTimestamp": f"2026-11-21T12:00:{second:02}Z"}
+    return {"type": kind, "reason": reason, "message": "said", **times}
+
+
+PLACED = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-11-21T12:00:20Z"}
+PULLING = _event("Pulling", 22, "Normal")
+
+
+@pytest.mark.parametrize(
+    ("events", "warning"),
+    [
+        ([_event("FailedScheduling", 10)], ""),
+        ([_event("FailedScheduling", 30)], ""),
+        ([_event("FailedScheduling", 10), PULLING], ""),
+        ([_event("FailedCreatePodSandBox", 19)], ""),
+        ([_event("FailedMount", 21), PULLING], ""),
+        ([_event("FailedMount", 22), PULLING], "FailedMount: said"),
+        ([PULLING, _event("FailedMount", 40)], "FailedMount: said"),
+        ([_event("FailedMount", 0, eventTime="2026-11-21T12:00:20.000001Z")], "FailedMount: said"),
+        ([], ""),
+    ],
+)
+def test_a_warning_that_a_pod_has_left_behind_counts_no_more(events: list[Object], warning: str) -> None:
+    """A pod that waited for its node to be made "could not start: 0/12 nodes" during a pull of 10 GB."""
+    its_pod = {"metadata": {"name": "p"}, "spec": {"nodeName": "n"}, "status": {"conditions": [PLACED]}}
+    assert standing_warning(events, its_pod) == warning
+
+
+def test_a_warning_of_a_job_without_a_pod_stands() -> None:
+    """A quota on pods, until a pod can be made."""
+    job: Object = {"metadata": {"name": "j"}, "status": {}}
+    events = [_event("FailedCreate", 10), _event("Suspended", 5, "Normal")]
+    assert standing_warning(events, job) == "FailedCreate: said"
+    assert standing_warning([*events, _event("SuccessfulCreate", 11, "Normal")], job) == ""

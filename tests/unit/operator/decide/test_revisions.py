@@ -320,7 +320,7 @@ def test_a_deadline_raised_while_every_pod_is_lost_starts_no_rollout() -> None:
 
 
 def test_a_lost_map_of_a_patient_revision_restarts_nothing() -> None:
-    """Its name tells its times, so that its ConfigMap can be made anew."""
+    """Its name tells its times, so that its ConfigMap can be made again."""
     world = World(manifest())
     world.settle()
     world.roll_out(ready=False)
