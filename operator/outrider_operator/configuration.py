@@ -56,6 +56,8 @@ class Configuration:
     resync_interval_s: float = 60.0
     metrics_window_s: float = 60.0
     """Length of the window that the status figures are measured over."""
+    no_capacity_after_s: float = 60.0
+    """A pod that finds no node for this long means NoCapacity, unless a node is being made for it."""
     log_level: str = "info"
     log_format: str = "json"
     health_port: int = 8080
@@ -99,6 +101,7 @@ def read_configuration(environment: Mapping[str, str]) -> Configuration:
         profiling_priority_class=read("PROFILING_PRIORITY_CLASS", str, standard.profiling_priority_class),
         resync_interval_s=read("RESYNC_INTERVAL", seconds, standard.resync_interval_s),
         metrics_window_s=read("METRICS_WINDOW", seconds, standard.metrics_window_s),
+        no_capacity_after_s=read("NO_CAPACITY_AFTER", seconds, standard.no_capacity_after_s),
         log_level=read("LOG_LEVEL", _one_of("debug", "info", "warning", "error"), standard.log_level),
         log_format=read("LOG_FORMAT", _one_of("json", "plain"), standard.log_format),
         health_port=read("HEALTH_PORT", _port, standard.health_port),

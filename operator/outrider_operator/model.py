@@ -68,7 +68,7 @@ class Settings:
     window_s: float = 60.0
     """Length of the window that figures are measured over, in seconds."""
     unschedulable_s: float = 60.0
-    """A pod that nobody could schedule for this long means NoCapacity."""
+    """A pod that finds no node for this long means NoCapacity, unless a node is being made for it."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +183,8 @@ class Observed:
     """Serving pods of the service: those that its Deployment made."""
     warnings: Mapping[str, str] = field(default_factory=dict)
     """Name -> newest Warning event ("FailedMount: ..."), for pods that have no container yet and Jobs without a pod."""
+    provisioning: Mapping[str, str] = field(default_factory=dict)
+    """Name -> what an autoscaler says of the node that it makes, for pods that have none yet."""
     states: Mapping[str, RuntimeState] = field(default_factory=dict)
     """Pod name -> its newest state, for pods that answered lately."""
     unheard: Mapping[str, str] = field(default_factory=dict)

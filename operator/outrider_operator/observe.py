@@ -6,13 +6,13 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from outrider_operator import kinds
 from outrider_operator.cache import Cache
 from outrider_operator.decide.ownership import owner_uids
-from outrider_operator.decide.pods import is_being_created
+from outrider_operator.decide.pods import is_being_created, unschedulable_since
 from outrider_operator.decide.profiling.job_outcome import is_finished, pod_of
 from outrider_operator.inbound.objects import bounded, trimmed
 from outrider_operator.inbound.reading import (
@@ -53,6 +53,11 @@ _ASKED_ABOUT = 4
 _POLICY_PAGES = 10
 """Of NetworkPolicies of a namespace, which anyone may fill."""
 _POLICIES_FOR_S = 30.0
+_NODE_IS_MADE = frozenset({"TriggeredScaleUp", "Nominated"})
+"""Reasons of the cluster-autoscaler and of Karpenter."""
+_NO_NODE_IS_MADE = frozenset({"NotTriggerScaleUp", "FailedScaleUp", "FailedToScaleUpGroup"})
+_KARPENTER = "karpenter"
+"""Reporter; its refusal has the scheduler's own reason."""
 _LATE_S = 10.0
 """Most pods have a container by then, and nobody needs their Events."""
 
@@ -87,6 +92,7 @@ class Observer:
         job_pods = self._of_component(kinds.POD, key.namespace, PROFILING)
         unheard = self._measurements.unheard(key)
         silent = _silent(pods, [job for job in jobs if _measures_for(job, service)], job_pods)
+        pending = [pod for pod in pods if unschedulable_since(pod) is not None]
         return Observed(
             service=service,
             now=time.time(),
@@ -94,7 +100,8 @@ class Observer:
             children=await self._children(key),
             replica_sets=self._labelled(kinds.REPLICA_SET, key),
             pods=pods,
-            warnings=await self._warnings(key.namespace, silent),
+            warnings=await self._from_events(key.namespace, silent, standing_warning),
+            provisioning=await self._from_events(key.namespace, pending, node_in_the_making),
             states=self._measurements.states(key),
             unheard=unheard,
             network_policies=await self._network_policies(key.namespace) if unheard else (),
@@ -145,18 +152,19 @@ class Observer:
             self._policies[namespace] = _Policies(now, tuple(each for each in kept if not isinstance(each, Unfit)))
         return self._policies[namespace].documents
 
-    async def _warnings(self, namespace: str, silent: list[Object]) -> dict[str, str]:
-        """The warning that stands of pods that have no container for long (why volumes or network are not there) and of
-        Jobs that have no pod (why none can be made)."""
-        warnings: dict[str, str] = {}
-        late = [each for each in silent if _age_s(each) >= _LATE_S]
+    async def _from_events(
+        self, namespace: str, subjects: list[Object], read: Callable[[list[Object], Object], str]
+    ) -> dict[str, str]:
+        """What `read` finds in the events of pods and Jobs that wait for long, by their names."""
+        sentences: dict[str, str] = {}
+        late = [each for each in subjects if _age_s(each) >= _LATE_S]
         for each in late[:_ASKED_ABOUT]:
             events = await self._some(kinds.EVENT, namespace, f"involvedObject.uid={uid_of(each)}")
             if events is None:
                 break
-            if warning := standing_warning(events, each):
-                warnings[name_of(each)] = warning
-        return warnings
+            if sentence := read(events, each):
+                sentences[name_of(each)] = sentence
+        return sentences
 
     async def _some(self, kind: Kind, namespace: str, fields: str = "", pages: int = 1) -> list[Object] | None:
         """None where the API server does not tell: a better sentence is not worth a reconcile."""
@@ -194,6 +202,18 @@ def standing_warning(events: Iterable[Object], subject: Object) -> str:
     newest = max(current, key=lambda event: (_event_s(event), event.get("type") == "Warning"), default={})
     is_warning = newest.get("type") == "Warning"
     return f"{newest.get('reason', '')}: {newest.get('message', '')}" if is_warning else ""
+
+
+def node_in_the_making(events: Iterable[Object], _pod: Object) -> str:
+    """What an autoscaler last said of `_pod`, if that is that it makes a node for it; else empty."""
+    words = [event for event in events if _is_of_autoscaler(event)]
+    newest = max(words, key=_event_s, default={})
+    return f"{newest['reason']}: {newest.get('message', '')}" if newest.get("reason") in _NODE_IS_MADE else ""
+
+
+def _is_of_autoscaler(event: Object) -> bool:
+    reporter = dig(event, "source", "component") or event.get("reportingComponent")
+    return event.get("reason") in _NODE_IS_MADE | _NO_NODE_IS_MADE or reporter == _KARPENTER
 
 
 def _is_over(event: Object, *, is_placed: bool, since_s: float | None) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from outrider_crds.base import seconds
 from outrider_crds.profile import REPROFILE_ANNOTATION
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import ConditionType, Reason, SpeculativeServiceStatus
@@ -17,7 +18,7 @@ from outrider_crds.status import ConditionType, Reason, SpeculativeServiceStatus
 from outrider_operator.decide.conditions.availability import available, endpoint_ready
 from outrider_operator.decide.conditions.network import explained, why_unheard
 from outrider_operator.decide.conditions.profiles import Seen
-from outrider_operator.decide.conditions.rollout import Rollout, next_capacity_check_s
+from outrider_operator.decide.conditions.rollout import Rollout, is_node_awaited, next_capacity_check_s
 from outrider_operator.decide.conditions.served import Served, fields, verdicts
 from outrider_operator.decide.conditions.specification import objection, refusal, unreadable
 from outrider_operator.decide.conditions.status import events, with_verdicts
@@ -68,7 +69,7 @@ def decide(observed: Observed, settings: Settings) -> Plan:
     if is_being_deleted(observed.service):  # garbage collection takes the children
         return Plan(status=observed.status)
     children = Children(observed.identity, observed.children)
-    pods = pods_of(children.deployment, observed.pods, observed.warnings, observed.now)
+    pods = pods_of(children.deployment, observed.pods, observed.warnings, observed.now, observed.provisioning)
     if unread := unread_maps(children, observed.replica_sets):
         return Plan(status=observed.status, read=tuple(unread))
     unfit = observed.parsed if isinstance(observed.parsed, str) else ""
@@ -273,6 +274,7 @@ def _next_look_s(settings: Settings, view: ProfilingView, asked: Intent, found: 
     running = asked.running.name if asked.running is not None else ""
     aging = [stale_in_s(asked, each.keys, each.store, view.now) for each in found]
     silent = any(is_being_created(pod) for pod in (*view.pods.living, *view.job_pods))
+    silent = silent or is_node_awaited(view.pods, seconds(asked.spec.rollout.progress_deadline), running)
     silent = silent or any(each.job_is_active and each.pod is None for each in found)
     moments = [*aging, next_capacity_check_s(view.pods, settings.unschedulable_s, running)]
     moments += [LOOK_AGAIN_S] if silent else []

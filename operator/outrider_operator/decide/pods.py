@@ -38,6 +38,9 @@ _PATIENCE_S = 30.0
 """Volumes may fail to mount at first (a ConfigMap that is just being made); from then on it is trouble."""
 MOST_TOLERATIONS = 256
 """That are looked at: a spec has 16 and admission adds a few, but whoever may change pods may add hundreds to each."""
+_UNFINISHED_NODE = ("node.cloudprovider.kubernetes.io/uninitialized", "karpenter.sh/unregistered")
+"""Taints of nodes that are joining; the scheduler names those that keep a pod away. Not `not-ready`, which broken nodes
+have as well."""
 LOOK_AGAIN_S = 15.0
 """When to look at the events of pods that are being created: nothing else changes while a volume is missing."""
 
@@ -61,6 +64,8 @@ class Pods:
     """Pod name -> newest Warning event, for pods that have no container yet."""
     forbidden: Trouble | None = None
     """Why the API server lets the Deployment make no pod."""
+    provisioning: Mapping[str, str] = field(default_factory=dict)
+    """Pod name -> what an autoscaler says of the node that it makes for it."""
 
     @cached_property
     def ready(self) -> tuple[Object, ...]:
@@ -95,6 +100,13 @@ class Pods:
         of_it = (pod for pod, _ in self._unready if revision in (None, revision_of(pod)))
         return next((self._still_starting(pod) for pod in of_it), "")
 
+    def node_in_the_making(self, pod: Object) -> str:
+        """Evidence that `pod` gets a node without anyone's help; empty without any."""
+        if sentence := self.provisioning.get(name_of(pod)):
+            return cut(sentence, 300)
+        taint = next((taint for taint in _UNFINISHED_NODE if taint in scheduler_says(pod)), "")
+        return f"one has the taint {taint}" if taint else ""
+
     @cached_property
     def _unready(self) -> list[tuple[Object, Trouble | None]]:
         """With what keeps each from getting ready: several conditions ask, and pods may be a thousand."""
@@ -112,14 +124,22 @@ class Pods:
 
     def _still_starting(self, pod: Object) -> str:
         if unschedulable_since(pod) is not None:
-            return f"Pod {name_of(pod)} has no node: {scheduler_says(pod)}"
+            node = self.node_in_the_making(pod)
+            waits = f"waits for a node that is being made ({node})" if node else f"has no node: {scheduler_says(pod)}"
+            return f"Pod {name_of(pod)} {waits}"
         warning = self.warnings.get(name_of(pod), "")
         return f"Pod {name_of(pod)} is starting" + (f": {cut(warning, 500)}" if warning else "")
 
 
-def pods_of(deployment: Object | None, pods: Iterable[Object], warnings: Mapping[str, str], now: float) -> Pods:
+def pods_of(
+    deployment: Object | None,
+    pods: Iterable[Object],
+    warnings: Mapping[str, str],
+    now: float,
+    provisioning: Mapping[str, str] | None = None,
+) -> Pods:
     living = tuple(pod for pod in pods if not is_being_deleted(pod) and not _has_ended(pod))
-    return Pods(living, now, warnings, _forbidden(deployment))
+    return Pods(living, now, warnings, _forbidden(deployment), provisioning or {})
 
 
 def is_ready(pod: Object) -> bool:

@@ -16,7 +16,7 @@ from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, EVENT, JOB, NETWORK_
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.measurements import Measurements
 from outrider_operator.model import JOB_NAME_LABEL, PROFILING, Object
-from outrider_operator.observe import Observer, standing_warning
+from outrider_operator.observe import Observer, node_in_the_making, standing_warning
 from outrider_operator.serving_pods import ServingPods
 
 from tests.unit.operator.decide.world import SETTINGS, manifest
@@ -29,6 +29,7 @@ class Api:
     def __init__(self, config_map: Object | None = None, error: Exception | None = None) -> None:
         self._error = error
         self.asked: list[str] = []
+        self.events: list[Object] = [{"type": "Warning", "reason": "FailedMount", "message": "no such volume"}]
         self._config_map = config_map
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
@@ -45,7 +46,7 @@ class Api:
         if kind == NETWORK_POLICY:
             metadata = {"name": "deny", "namespace": namespace}
             return [{"metadata": metadata, "spec": {"x": "x" * size}} for size in (1, 10**6)][:pages]
-        return [{"type": "Warning", "reason": "FailedMount", "message": "no such volume"}]
+        return self.events
 
 
 @pytest.mark.parametrize(("age_s", "asked"), [(1, 0), (60, 1)])
@@ -195,3 +196,41 @@ def test_a_warning_of_a_job_without_a_pod_stands() -> None:
     events = [_event("FailedCreate", 10), _event("Suspended", 5, "Normal")]
     assert standing_warning(events, job) == "FailedCreate: said"
     assert standing_warning([*events, _event("SuccessfulCreate", 11, "Normal")], job) == ""
+
+
+KARPENTER = {"reportingComponent": "karpenter"}
+
+
+@pytest.mark.parametrize(
+    ("events", "sentence"),
+    [
+        ([], ""),
+        ([_event("FailedScheduling", 30)], ""),
+        ([_event("FailedScheduling", 30), _event("TriggeredScaleUp", 10, "Normal")], "TriggeredScaleUp: said"),
+        ([_event("Nominated", 10, "Normal") | KARPENTER], "Nominated: said"),
+        ([_event("TriggeredScaleUp", 10, "Normal"), _event("NotTriggerScaleUp", 20, "Normal")], ""),
+        ([_event("Nominated", 10, "Normal") | KARPENTER, _event("FailedScheduling", 20) | KARPENTER], ""),
+        (
+            [_event("NotTriggerScaleUp", 10, "Normal"), _event("TriggeredScaleUp", 20, "Normal")],
+            "TriggeredScaleUp: said",
+        ),
+    ],
+)
+def test_the_newest_word_of_an_autoscaler_says_if_a_node_is_made(events: list[Object], sentence: str) -> None:
+    """Scheduler and Karpenter say FailedScheduling alike; what the scheduler says is no word about nodes to come."""
+    assert node_in_the_making(events, {"metadata": {"name": "p"}}) == sentence
+
+
+async def test_events_of_a_pod_without_a_node_are_read() -> None:
+    """No watch brings them."""
+    api, cache = Api(), Cache()
+    pending = _created(60)
+    del pending["spec"]["nodeName"]
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    pending["status"] = {"phase": "Pending", "conditions": [scheduled]}
+    for kind, child in ((DEPLOYMENT, deployment()), (REPLICA_SET, replica_set()), (POD, pending)):
+        cache.seen(kind, child)
+    api.events = [_event("TriggeredScaleUp", 10, "Normal")]
+    observed = await _observer(api, cache).observe(_service(), ())
+    assert list(observed.provisioning.values()) == ["TriggeredScaleUp: said"]
+    assert observed.warnings == {}

@@ -34,7 +34,8 @@ class Rollout:
 
 
 def progressing(rollout: Rollout, unschedulable_s: float) -> Verdict:
-    """True while a rollout moves; otherwise why it does not. A pod without a node for `unschedulable_s` is why."""
+    """True while a rollout moves; otherwise why it does not. A pod without a node for `unschedulable_s` is why, unless
+    one is being made for it within the deadline."""
     asked, revision, pods = rollout.asked, rollout.asked.running, rollout.pods
     if asked.spec.paused:
         return false(Reason.PAUSED, "spec.paused is true: the pods serve on as they are.")
@@ -46,7 +47,7 @@ def progressing(rollout: Rollout, unschedulable_s: float) -> Verdict:
         return false(Reason.WAITING_FOR_PROFILE, _waiting_for_profile(asked))
     if is_complete(rollout, revision):
         return false(Reason.COMPLETE, _complete(rollout, revision))
-    stuck = _unschedulable(pods, revision, unschedulable_s)
+    stuck = _unschedulable(rollout, revision, unschedulable_s)
     if stuck is not None:
         return false(Reason.NO_CAPACITY, _no_capacity(rollout, stuck))
     found = pods.trouble(revision.name)
@@ -132,10 +133,20 @@ def _was_complete(standing: Condition | None, revision: Revision) -> bool:
     return standing is not None and (standing.reason, standing.message) == (Reason.COMPLETE, _every_pod(revision))
 
 
-def _unschedulable(pods: Pods, revision: Revision, unschedulable_s: float) -> Object | None:
+def is_node_awaited(pods: Pods, deadline_s: float, revision: str) -> bool:
+    """True while an autoscaler may still say that it makes a node for a pod of `revision`: no watch brings its word."""
+    waits = [since for pod in pods.living if revision_of(pod) == revision and (since := unschedulable_since(pod))]
+    return any(pods.now - since < deadline_s for since in waits)
+
+
+def _unschedulable(rollout: Rollout, revision: Revision, unschedulable_s: float) -> Object | None:
+    """The first pod of `revision` that has had no node for so long, and that no node is being made for."""
+    pods, is_late = rollout.pods, _is_past_deadline(rollout.deployment)
     for pod in pods.living:
         since = unschedulable_since(pod)
-        if since is not None and revision_of(pod) == revision.name and pods.now - since >= unschedulable_s:
+        if since is None or revision_of(pod) != revision.name or pods.now - since < unschedulable_s:
+            continue
+        if is_late or not pods.node_in_the_making(pod):
             return pod
     return None
 

@@ -89,6 +89,7 @@ class World:
         self.states: dict[str, RuntimeState] = {}
         self.figures = FigureWindows()
         self.warnings: dict[str, str] = {}
+        self.provisioning: dict[str, str] = {}
         self.unheard: dict[str, str] = {}
         self.network_policies: tuple[Object, ...] = ()
         self.rejections: tuple[Rejection, ...] = ()
@@ -117,6 +118,7 @@ class World:
             pods=copy.deepcopy(of(self.pods)),
             states={n: s for n, s in self.states.items() if n in self.pods},
             warnings=self.warnings,
+            provisioning=self.provisioning,
             unheard=self.unheard,
             network_policies=self.network_policies,
             jobs=tuple(copy.deepcopy(d) for (kind, _), d in self.objects.items() if kind == JOB),

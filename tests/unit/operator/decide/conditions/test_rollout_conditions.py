@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from outrider_crds.status import ConditionType as C
+from outrider_operator.decide.pods import LOOK_AGAIN_S
 from outrider_operator.model import DEPLOYMENT, KUBERNETES_SERVICE, FigureWindows, Object
 
 from tests.unit.operator.decide.world import World, manifest, unschedulable
@@ -48,7 +49,7 @@ def test_no_room_for_the_surge_pod_names_max_unavailable_after_a_minute() -> Non
     unschedulable(world, "new", world.now)
     plan = world.settle()
     assert world.reason(C.PROGRESSING) == "True/RollingOut"
-    assert plan.requeue_after_s == pytest.approx(60)
+    assert plan.requeue_after_s == pytest.approx(LOOK_AGAIN_S), "its events may say that a node is being made"
     world.now += 60
     world.settle()
     found = world.condition(C.PROGRESSING)
@@ -56,6 +57,31 @@ def test_no_room_for_the_surge_pod_names_max_unavailable_after_a_minute() -> Non
     assert "maxUnavailable: 1" in found.message
     assert "insufficient nvidia.com/gpu" in found.message
     assert world.reason(C.READY) == "True/EndpointReady"
+
+
+@pytest.mark.parametrize("evidence", ["event", "taint"])
+def test_a_node_that_is_being_made_is_progress_until_the_deadline(evidence: str) -> None:
+    """Every scale-up of nodes was NoCapacity and a Warning, for the two to ten minutes that a node takes."""
+    world = rolling(profiling={"mode": "Skip"})
+    pod = unschedulable(world, "new", world.now)
+    if evidence == "event":
+        world.provisioning = {"new": "TriggeredScaleUp: pod triggered scale-up: [{gpu-pool 2->3 (max: 8)}]"}
+    else:
+        said = "0/3 nodes are available: 1 node(s) had untolerated taint(s) {karpenter.sh/unregistered: }."
+        pod["status"]["conditions"][0]["message"] = said
+    world.now += 600
+    plan = world.settle()
+    progress = world.condition(C.PROGRESSING)
+    assert (progress.status, progress.reason) == ("True", "RollingOut")
+    assert "waits for a node that is being made" in progress.message
+    assert ("gpu-pool 2->3" if evidence == "event" else "karpenter.sh/unregistered") in progress.message
+    assert plan.requeue_after_s == pytest.approx(LOOK_AGAIN_S)
+    deployment = world.deployment()
+    deployment["status"]["conditions"] = [
+        {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+    ]
+    world.settle()
+    assert world.reason(C.PROGRESSING) == "False/NoCapacity"
 
 
 def test_no_room_for_the_first_pod_does_not_speak_of_old_ones() -> None:
