@@ -27,8 +27,6 @@ class Operator(Protocol):
 
     async def stop(self) -> None: ...
 
-    def health(self) -> dict[str, Any]: ...
-
 
 def build_registry(operator: Operator, client: ClientConfiguration) -> kopf.OperatorRegistry:
     """The handlers, in a registry of their own (kopf's default one is a global)."""
@@ -46,10 +44,6 @@ def build_registry(operator: Operator, client: ClientConfiguration) -> kopf.Oper
     @kopf.on.login(registry=registry, id="login")
     async def login(**_: Any) -> kopf.ConnectionInfo:
         return await connection_info(client)
-
-    @kopf.on.probe(registry=registry, id="operator")
-    def health(**_: Any) -> dict[str, Any]:
-        return operator.health()
 
     return registry
 

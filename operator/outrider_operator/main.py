@@ -11,7 +11,7 @@ from typing import Any, cast
 import kopf
 import prometheus_client
 
-from outrider_operator import frame, metrics_page
+from outrider_operator import frame, http_page, metrics_page
 from outrider_operator.condition_metrics import ServiceConditions
 from outrider_operator.configuration import Configuration, ConfigurationError, read_configuration
 from outrider_operator.controller import Controller
@@ -40,14 +40,16 @@ async def _run(configuration: Configuration) -> bool:
     controller = Controller(configuration, api, settings_of(configuration), decide)
     prometheus_client.REGISTRY.register(ServiceConditions(controller.services))
     try:
-        async with metrics_page.serving(configuration.metrics_port):
+        async with (
+            metrics_page.serving(configuration.metrics_port),
+            http_page.serving_health(configuration.health_port, controller.health),
+        ):
             await kopf.operator(
                 registry=frame.build_registry(controller, client),
                 # kopf's own choice asks for the user's name: a platform may assign a user that has none.
                 identity=cast(Any, configuration.pod_name),
                 standalone=True,  # the Lease takes the place of kopf's peering, which needs CRDs of its own
                 clusterwide=True,  # it watches nothing
-                liveness_endpoint=f"http://0.0.0.0:{configuration.health_port}/healthz",
             )
     finally:
         await api.close()
@@ -66,4 +68,5 @@ def settings_of(configuration: Configuration) -> Settings:
         prometheus_configured=bool(configuration.prometheus_url),
         profiling_priority_class=configuration.profiling_priority_class,
         window_s=configuration.metrics_window_s,
+        unschedulable_s=configuration.no_capacity_after_s,
     )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import prometheus_client
 from aiohttp import web
 
+from outrider_operator import http_page
+
 AGE_S = 1.0
 """How old a page may be: with a thousand services making one takes a tenth of a second."""
-_KEEP_ALIVE_S = 5.0
 
 
 class MetricsPage:
@@ -32,20 +33,11 @@ class MetricsPage:
             return self._text
 
 
-@asynccontextmanager
-async def serving(port: int) -> AsyncGenerator[None]:
-    """Answer on every address; connections are asyncio's, so that an idle one holds no thread."""
+def serving(port: int) -> AbstractAsyncContextManager[None]:
+    """Answer with the metrics of this process."""
     page = MetricsPage()
 
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=await page.text(), headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
 
-    application = web.Application()
-    application.router.add_get("/metrics", answer)
-    runner = web.AppRunner(application, access_log=None, keepalive_timeout=_KEEP_ALIVE_S)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, port=port).start()
-        yield
-    finally:
-        await runner.cleanup()
+    return http_page.serving(port, "/metrics", answer)
