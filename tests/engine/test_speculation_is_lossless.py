@@ -20,7 +20,8 @@ from outrider_runtime.control.data.batch import NOBODY, Batch
 from outrider_runtime.control.data.forest import Forest
 from outrider_runtime.control.data.plans import DraftPlan, Purpose, VerifyPlan
 from outrider_runtime.loop import stepper
-from outrider_runtime.loop.caches import Caches, Step
+from outrider_runtime.loop.caches import Caches
+from outrider_runtime.loop.coverage import ScheduledStep
 from outrider_runtime.loop.orders import Order, carry_out
 
 from tests.engine.engines import POOR_DRAFT, SMALL, TARGET, Bench, bench, draft_model, eagle, lookup, sparse_self
@@ -240,7 +241,7 @@ class Resume:
                 number = int(request.request_id.split("-")[0])
                 self.proposals[number, request.num_tokens] = list(request.spec_token_ids)
 
-    def _carry_out(self, _plan: DraftPlan, batch: Batch, step: Step, *books: Any) -> Order:
+    def _carry_out(self, _plan: DraftPlan, batch: Batch, step: ScheduledStep, *books: Any) -> Order:
         runs, left = self._step >= self._skip, self._chunk
         holes = batch.missing[0] - step.tokens
         feed = np.where(holes > 0, 0, step.tokens) * runs

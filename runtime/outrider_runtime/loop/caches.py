@@ -10,7 +10,7 @@ import numpy as np
 
 from outrider_runtime.control.data.batch import Bools, Ints
 from outrider_runtime.control.settings import Drafter
-from outrider_runtime.loop.coverage import BlockIds, DraftCoverage, ScheduledTokens
+from outrider_runtime.loop.coverage import BlockIds, DraftCoverage, ScheduledStep
 
 LEAST_CATCH_UP_TOKENS = 2
 """A shorter hole is closed with the token before it: a pass over a single one would be a decoding step's."""
@@ -26,24 +26,14 @@ class Hole(NamedTuple):
     end: int
 
 
-class Step(NamedTuple):
-    """What a step runs over. All (N,)."""
-
-    names: Sequence[str]
-    slots: Ints
-    context: Ints
-    """Tokens before the step's, those under verification counted as accepted."""
-    certain: Ints
-    """Of these, the tokens that are sure to be committed."""
-    prompt: Ints
-    """Of the step's tokens, those of prompts."""
-    tokens: Ints
-
-
 class Caches:
-    def __init__(self, drafters: Sequence[Drafter], block_size: int, block_ids: BlockIds) -> None:
+    def __init__(self, drafters: Sequence[Drafter], slots: int, block_size: int, block_ids: BlockIds) -> None:
         self._count = len(drafters)
-        self._drafts = {n: DraftCoverage(block_size, block_ids) for n, one in enumerate(drafters) if one.needs_kv}
+        self._drafts = {
+            number: DraftCoverage(slots, block_size, block_ids)
+            for number, drafter in enumerate(drafters)
+            if drafter.needs_kv
+        }
         self._heads = [n for n, one in enumerate(drafters) if one.needs_hidden]
 
     @property
@@ -51,26 +41,26 @@ class Caches:
         """Some drafter keeps something in the engine's blocks."""
         return bool(self._drafts)
 
-    def missing(self, step: Step) -> Ints:
+    def missing(self, step: ScheduledStep) -> Ints:
         """(D, N) as `Batch.missing`."""
         missing = np.zeros((self._count, len(step.slots)), np.int64)
         for number, draft in self._drafts.items():
-            seen = [draft.seen(name, end) for name, end in zip(step.names, step.context.tolist(), strict=True)]
-            missing[number] = step.context - np.array(seen, np.int64) + step.tokens
+            missing[number] = step.context - draft.seen(step) + step.tokens
         for number in self._heads:
             missing[number] = step.tokens
         return missing
 
-    def close(self, number: int, step: Step, wanted: Ints, order: Ints, most: int) -> list[Hole]:
+    def close(self, number: int, step: ScheduledStep, wanted: Ints, order: Ints, most: int) -> list[Hole]:
         """Holes of draft model `number` that are closed at the end of the step; they count as closed from here on.
 
         wanted: (N,), tokens of each request from its first missing one on, of those before the step. order: rows, who
         comes first. most: tokens in all.
         """
         draft, closed = self._drafts[number], list[Hole]()
-        for row in order.tolist():
-            name, context = step.names[row], int(step.context[row])
-            seen = draft.seen(name, context)  # more than planned for where one before it closed blocks that both share
+        for row in order[wanted[order] > 0].tolist():
+            name, slot, context = step.names[row], int(step.slots[row]), int(step.context[row])
+            # More than planned for where a request before it caught up on blocks that both share.
+            seen = int(draft.seen(_row(step, row))[0])
             end = min(context, seen + int(wanted[row]))
             if end <= seen or step.certain[row] < context:  # tokens under verification are not known here
                 continue
@@ -78,47 +68,44 @@ class Caches:
             if end - start <= most:
                 most -= end - start
                 closed.append(Hole(number, row, start, end))
-                draft.caught_up(name, start, end, context)
+                draft.caught_up(name, slot, start, end, context)
         return closed
 
-    def is_whole(self, number: int, step: Step) -> Bools:
+    def is_whole(self, number: int, step: ScheduledStep) -> Bools:
         """(N,): nothing of the context is missing."""
-        draft = self._drafts[number]
-        seen = [draft.seen(name, end) for name, end in zip(step.names, step.context.tolist(), strict=True)]
-        return np.array(seen, np.int64) >= step.context
+        return self._drafts[number].seen(step) >= step.context
 
-    def ran(self, step: Step, runs: Bools) -> None:
+    def ran(self, step: ScheduledStep, runs: Bools) -> None:
         """The step was scheduled. runs: (D,), the drafters that go with it."""
         for number, draft in self._drafts.items():
-            draft.ran(_scheduled(step), neural=bool(runs[number]))
+            draft.ran(step, neural=bool(runs[number]))
 
-    def missed(self, number: int, step: Step) -> None:
+    def missed(self, number: int, step: ScheduledStep) -> None:
         """Drafter `number` was to run in the step, and did not."""
         if number in self._drafts:
-            for tokens in _scheduled(step):
-                self._drafts[number].missed(tokens.request_id, tokens.certain)
+            for name, slot, certain in zip(step.names, step.slots.tolist(), step.certain.tolist(), strict=True):
+                self._drafts[number].missed(name, slot, certain)
 
-    def left_open(self, holes: Iterable[Hole], names: Sequence[str]) -> None:
-        """These were to be closed, and were not."""
+    def left_open(self, holes: Iterable[Hole], step: ScheduledStep) -> None:
+        """These were to be closed, and were not. `request` is the row of the step."""
         for hole in holes:
-            self._drafts[hole.drafter].missed(names[hole.request], hole.start)
+            self._drafts[hole.drafter].missed(step.names[hole.request], int(step.slots[hole.request]), hole.start)
 
-    def lost(self, number: int, name: str) -> None:
+    def lost(self, number: int, name: str, slot: int) -> None:
         """Drafter `number` has nothing left of a request."""
         if number in self._drafts:
-            self._drafts[number].missed(name, 0)
+            self._drafts[number].missed(name, slot, 0)
 
     def allocated(self, blocks: Sequence[int]) -> None:
         """These blocks are new: what they held is gone."""
         for draft in self._drafts.values():
             draft.allocated(blocks)
 
-    def forget(self, name: str) -> None:
-        """The request has ended or was preempted; its blocks may live on in the prefix cache."""
+    def forget(self, slot: int) -> None:
+        """The slot's request has ended or was preempted; its blocks may live on in the prefix cache."""
         for draft in self._drafts.values():
-            draft.forget(name)
+            draft.forget(slot)
 
 
-def _scheduled(step: Step) -> list[ScheduledTokens]:
-    columns = (step.context.tolist(), step.tokens.tolist(), (step.context - step.certain).tolist())
-    return [ScheduledTokens(name, *values) for name, *values in zip(step.names, *columns, strict=True)]
+def _row(step: ScheduledStep, row: int) -> ScheduledStep:
+    return ScheduledStep([step.names[row]], *(column[row : row + 1] for column in step[1:]))

@@ -1,7 +1,7 @@
-"""What a drafter's own KV covers of each request (TurboSpec, section 4.2).
+"""Which tokens of each request a draft's own KV covers (TurboSpec, section 4.2). Columns by slot; N requests of a step.
 
-It lies in the same blocks as the target's. A step that skips the drafter leaves a hole in every request of the step,
-and in blocks that the prefix cache may hand to later requests.
+The draft's KV lies in the same blocks as the target's. A step that skips the draft leaves a gap in the KV of every
+request of the step, and in blocks that the prefix cache may hand to later requests.
 """
 
 from __future__ import annotations
@@ -10,99 +10,142 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from outrider_runtime.control.data.batch import Bools, Ints
+
 BlockIds = Callable[[str, int, int], Sequence[int]]
 """`(request, first, last)`: physical blocks first..last of a request, in order of its tokens."""
 
+UNKNOWN = -1
+"""The slot's request has not run since it entered: what the prefix cache gave it decides."""
 
-class ScheduledTokens(NamedTuple):
-    """Tokens [start, start + length) of one request run in a step."""
 
-    request_id: str
-    start: int
-    length: int
-    unsure: int = 0
-    """Of the tokens before `start`: proposals under verification, counted as accepted (asynchronous scheduling)."""
+class ScheduledStep(NamedTuple):
+    """The tokens that a step runs over. All columns (N,)."""
 
-    @property
-    def certain(self) -> int:
-        return self.start - self.unsure
+    names: Sequence[str]
+    slots: Ints
+    context: Ints
+    """Tokens before the step's, those under verification counted as accepted."""
+    certain: Ints
+    """Tokens among `context` that are sure to be committed."""
+    prompt: Ints
+    """Prompt tokens among the step's."""
+    tokens: Ints
 
 
 class DraftCoverage:
-    """A draft model's. Proposals over a hole would be junk, and what it writes behind one is junk, too: a hole reaches
-    to the end of the request, until the draft runs over all that it misses."""
+    """The coverage of one draft model.
 
-    def __init__(self, block_size: int, block_ids: BlockIds) -> None:
+    Proposals over a gap would be junk, and so would the KV that the draft writes behind one: a gap reaches to the end
+    of the request until the draft has run over all that it misses.
+    """
+
+    def __init__(self, slots: int, block_size: int, block_ids: BlockIds) -> None:
         self._block_size = block_size
         self._block_ids = block_ids
-        self._seen: dict[str, int] = {}  # request -> tokens from its start that the draft has seen
-        self._valid: set[int] = set()  # blocks whose written tokens all went through the draft
+        self._seen = np.full(slots, UNKNOWN, np.int64)
+        """(slots,): tokens from the request's start that the draft has seen."""
+        self._valid: set[int] = set()
+        """Blocks whose written tokens all went through the draft."""
+        self._catch_ups = 0
+        self._looked_at = np.zeros(slots, np.int64)
+        """(slots,): catch-ups that were over when the slot's next block was looked up: only they make shared blocks
+        valid."""
+        self._stale = np.zeros((2, slots), np.int64)
+        """(2, slots): the first and one past the last block of the request that a gap has made invalid already. A plain
+        step asks for a request's blocks only when it leaves this range, once in `block_size` tokens."""
 
-    def seen(self, request_id: str, start: int) -> int:
-        """Of the request's first `start` tokens, how many from the beginning on the draft has seen: all, if it is ready
-        to be drafted for."""
-        seen = self._seen.get(request_id)
-        if seen is None:
-            return self._cached(request_id, start)
-        # Another request may have closed the hole in blocks that both share.
-        while seen % self._block_size == 0 and seen + self._block_size <= start and self._is_valid(request_id, seen):
-            seen += self._block_size
-            self._seen[request_id] = seen
-        return min(seen, start)
+    def seen(self, step: ScheduledStep) -> Ints:
+        """(N,): tokens from the beginning of each request's context that the draft has seen; all of them where it is
+        ready to be drafted for."""
+        size, slots = self._block_size, step.slots
+        seen = self._seen[slots]
+        for row in np.flatnonzero(seen == UNKNOWN).tolist():
+            seen[row] = self._cached(step.names[row], int(step.context[row]))
+        # Another request may have caught up on blocks that both share.
+        at_block = (seen % size == 0) & (seen + size <= step.context)
+        for row in np.flatnonzero(at_block & (self._looked_at[slots] < self._catch_ups)).tolist():
+            seen[row] = self._shared(step.names[row], int(seen[row]), int(step.context[row]))
+        self._looked_at[slots] = self._catch_ups
+        known = self._seen[slots] != UNKNOWN
+        self._seen[slots[known]] = seen[known]
+        return np.minimum(seen, step.context)
 
-    def ran(self, scheduled: Iterable[ScheduledTokens], *, neural: bool) -> None:
-        """A step was scheduled; `neural`: the draft's forward goes with it."""
-        for tokens in scheduled:
-            # Tokens after `start` that were seen before were rejected proposals: they are written again.
-            seen = self.seen(tokens.request_id, tokens.start)
-            whole = neural and seen == tokens.start
-            end = tokens.start + tokens.length
-            self._seen[tokens.request_id] = end if whole else min(seen, tokens.certain)
-            self._mark(tokens, whole=whole)
+    def ran(self, step: ScheduledStep, *, neural: bool) -> None:
+        """The step was scheduled; `neural`: the draft's forward goes with it."""
+        # Tokens behind the context that were seen before were rejected proposals: they are written again.
+        seen = self.seen(step)
+        whole = np.full(len(seen), neural) & (seen == step.context)
+        end = step.context + step.tokens
+        self._seen[step.slots] = np.where(whole, end, np.minimum(seen, step.certain))
+        self._stale[:, step.slots[whole]] = 0
+        self._mark_valid(step, whole)
+        self._mark_invalid(step, ~whole)
 
-    def caught_up(self, request_id: str, start: int, end: int, context: int) -> None:
+    def caught_up(self, name: str, slot: int, start: int, end: int, context: int) -> None:
         """The draft runs over tokens [start, end) of the request's first `context`; it had seen those before."""
-        self._seen[request_id] = end
-        # The last block is whole as far as it is written where the hole is closed, else not yet.
+        self._seen[slot] = end
+        self._stale[:, slot] = 0
+        # The last block is whole as far as it is written where the gap is closed, else not yet.
         last = (end - 1) // self._block_size if end == context else end // self._block_size - 1
         if start // self._block_size <= last:
-            self._valid.update(self._block_ids(request_id, start // self._block_size, last))
+            self._catch_ups += 1
+            self._valid.update(self._block_ids(name, start // self._block_size, last))
 
     def allocated(self, blocks: Iterable[int]) -> None:
         """These blocks are new: what they held is gone."""
         self._valid.difference_update(blocks)
 
-    def missed(self, request_id: str, start: int) -> None:
+    def missed(self, name: str, slot: int, start: int) -> None:
         """The draft was to run over tokens from `start` on, and did not."""
-        if request_id in self._seen:
-            self._seen[request_id] = min(self._seen[request_id], start)
-            self._valid.difference_update(self._block_ids(request_id, start // self._block_size, sys.maxsize - 1))
+        if self._seen[slot] != UNKNOWN:
+            self._seen[slot] = min(int(self._seen[slot]), start)
+            self._valid.difference_update(self._block_ids(name, start // self._block_size, sys.maxsize - 1))
 
-    def forget(self, request_id: str) -> None:
+    def forget(self, slot: int) -> None:
         """The request has finished or was preempted; its blocks may live on in the prefix cache."""
-        self._seen.pop(request_id, None)
+        self._seen[slot] = UNKNOWN
+        self._stale[:, slot] = 0
 
-    def _is_valid(self, request_id: str, start: int) -> bool:
-        index = start // self._block_size
-        return not self._valid.isdisjoint(self._block_ids(request_id, index, index))
+    def _shared(self, name: str, seen: int, context: int) -> int:
+        while seen + self._block_size <= context:
+            index = seen // self._block_size
+            if self._valid.isdisjoint(self._block_ids(name, index, index)):
+                break
+            seen += self._block_size
+        return seen
 
-    def _cached(self, request_id: str, start: int) -> int:
-        """Of `start` tokens that came from the prefix cache: how many from the beginning the draft has seen."""
-        if start == 0:
+    def _cached(self, name: str, context: int) -> int:
+        """Tokens from the beginning of a context out of the prefix cache that the draft has seen."""
+        if context == 0:
             return 0
-        blocks = self._block_ids(request_id, 0, (start - 1) // self._block_size)
+        blocks = self._block_ids(name, 0, (context - 1) // self._block_size)
         for index, block in enumerate(blocks):
             if block not in self._valid:
                 return index * self._block_size
-        return min(start, len(blocks) * self._block_size)
+        return min(context, len(blocks) * self._block_size)
 
-    def _mark(self, tokens: ScheduledTokens, *, whole: bool) -> None:
-        first = tokens.start // self._block_size
-        last = (tokens.start + tokens.length - 1) // self._block_size
-        if not whole:
-            self._valid.difference_update(self._block_ids(tokens.request_id, first, last))
-            return
+    def _mark_valid(self, step: ScheduledStep, rows: Bools) -> None:
         # A block that was begun in an earlier step keeps its bit: it is as whole as its beginning.
-        begun = first if tokens.start % self._block_size == 0 else first + 1
-        if begun <= last:
-            self._valid.update(self._block_ids(tokens.request_id, begun, last))
+        begun = -(-step.context // self._block_size)
+        last = (step.context + step.tokens - 1) // self._block_size
+        for row in np.flatnonzero(rows & (begun <= last)).tolist():
+            self._valid.update(self._block_ids(step.names[row], int(begun[row]), int(last[row])))
+
+    def _mark_invalid(self, step: ScheduledStep, rows: Bools) -> None:
+        first = step.context // self._block_size
+        last = (step.context + step.tokens - 1) // self._block_size
+        stale_first, stale_end = self._stale[:, step.slots]
+        for row in np.flatnonzero(rows & ((first < stale_first) | (last >= stale_end))).tolist():
+            blocks = int(first[row]), int(last[row])
+            self._valid.difference_update(self._block_ids(step.names[row], *blocks))
+            self._extend_stale(int(step.slots[row]), *blocks)
+
+    def _extend_stale(self, slot: int, first: int, last: int) -> None:
+        stale_first, stale_end = self._stale[:, slot].tolist()
+        if stale_first <= first <= stale_end:
+            self._stale[1, slot] = max(stale_end, last + 1)
+        else:
+            self._stale[:, slot] = first, last + 1

@@ -11,7 +11,8 @@ import numpy as np
 from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Ints
 from outrider_runtime.control.data.plans import DraftPlan
 from outrider_runtime.control.settings import Drafter
-from outrider_runtime.loop.caches import Caches, Hole, Step
+from outrider_runtime.loop.caches import Caches, Hole
+from outrider_runtime.loop.coverage import ScheduledStep
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +25,7 @@ class Order:
     """What draft models run over before they propose."""
 
 
-def carry_out(plan: DraftPlan, batch: Batch, step: Step, drafters: Sequence[Drafter], caches: Caches) -> Order:
+def carry_out(plan: DraftPlan, batch: Batch, step: ScheduledStep, drafters: Sequence[Drafter], caches: Caches) -> Order:
     """The step is scheduled: the books of caches go on from here."""
     asked, feed, holes = plan.asked, np.zeros_like(plan.feed), list[Hole]()
     runs = (plan.passes > 0) | plan.feed.any(axis=1)
@@ -43,7 +44,7 @@ def carry_out(plan: DraftPlan, batch: Batch, step: Step, drafters: Sequence[Draf
     return Order(dataclasses.replace(plan, passes=passes, asked=asked, feed=feed), runs, tuple(holes))
 
 
-def _close(number: int, plan: DraftPlan, batch: Batch, step: Step, caches: Caches) -> tuple[list[Hole], Bools]:
+def _close(number: int, plan: DraftPlan, batch: Batch, step: ScheduledStep, caches: Caches) -> tuple[list[Hole], Bools]:
     """Holes of a draft model that are closed, and who is without one then. Who asks for proposals comes first."""
     before = batch.missing[number] - step.tokens  # (N,): missing from before the step
     if not before.any():

@@ -18,9 +18,9 @@ import numpy as np
 from outrider_runtime.control.data.batch import Batch, Ints, Waiting
 from outrider_runtime.control.data.forest import Forest, Nodes
 from outrider_runtime.control.data.plans import Purpose, VerifyPlan
-from outrider_runtime.loop.caches import Caches, Step
+from outrider_runtime.loop.caches import Caches
 from outrider_runtime.loop.control_loop import ControlLoop
-from outrider_runtime.loop.coverage import BlockIds
+from outrider_runtime.loop.coverage import BlockIds, ScheduledStep
 from outrider_runtime.loop.orders import Order, carry_out
 from outrider_runtime.loop.proposals import no_proposals
 from outrider_runtime.loop.requests import Requests
@@ -68,7 +68,7 @@ class Stepper:
         of them the requests' clocks and the steps' numbers go on."""
         slots = loop.settings.slots
         self.requests: Requests = Requests(loop.slo, slots, after.requests if after else None)
-        self.caches = Caches(loop.settings.drafters, block_size, block_ids)
+        self.caches = Caches(loop.settings.drafters, slots, block_size, block_ids)
         self._loop = loop
         self._is_told = drafting_is_told
         self._largest_graph_tokens = largest_graph_tokens
@@ -117,7 +117,7 @@ class Stepper:
             left = np.maximum(0, view.todo - known)
             decodes = (known == 1) & (left == 0) & (view.context + view.todo > self.requests.prompt[slots])
             prompt = np.where(decodes, 0, known)
-            step = Step(view.names, slots, view.context, np.minimum(view.context, view.known), prompt, tokens)
+            step = ScheduledStep(view.names, slots, view.context, np.minimum(view.context, view.known), prompt, tokens)
             batch = self._batch(view, slots, prompt, left, self.caches.missing(step), room)
             plan = self._loop.plan_draft(batch)
             order = carry_out(plan, batch, step, self._loop.settings.drafters, self.caches)
@@ -125,7 +125,7 @@ class Stepper:
         return self._number, order
 
     def _book(
-        self, step: Step, batch: Batch, order: Order, verify: VerifyPlan, now: float, nodes: Nodes | None
+        self, step: ScheduledStep, batch: Batch, order: Order, verify: VerifyPlan, now: float, nodes: Nodes | None
     ) -> None:
         self._number += 1
         waited = self._proposals.of(step.slots)
@@ -223,15 +223,24 @@ class Stepper:
         for number in failed:
             self.caches.missed(int(number), step)
         open_still = [hole for hole in record.holes if hole.drafter not in report.catch_up_s]
-        self.caches.left_open(open_still, record.step.names)
+        self.caches.left_open([gap for gap in open_still if self._is_there(record.step, gap.request)], record.step)
 
-    def _still_there(self, step: Step) -> Step:
+    def _still_there(self, step: ScheduledStep) -> ScheduledStep:
         """The step's requests that have not left since."""
-        get = self.requests.slots.get
-        there = [row for row, name in enumerate(step.names) if get(name) == step.slots[row]]
-        return Step([step.names[row] for row in there], *(column[there] for column in step[1:]))
+        there = [row for row in range(len(step.names)) if self._is_there(step, row)]
+        return ScheduledStep([step.names[row] for row in there], *(column[there] for column in step[1:]))
+
+    def _is_there(self, step: ScheduledStep, row: int) -> bool:
+        """Whether the slot of this row is still the same request's."""
+        return self.requests.slots.get(step.names[row]) == int(step.slots[row])
 
     # -- requests go --------------------------------------------------------------------------------------------
+
+    def kv_lost(self, drafter: int, name: str) -> None:
+        """The request's KV in this drafter's own cache is gone."""
+        slot = self.requests.slots.get(name)
+        if slot is not None:
+            self.caches.lost(drafter, name, slot)
 
     def leaves(self, name: str) -> None:
         """The request has ended, or was preempted: nothing is cached any more."""
@@ -239,7 +248,7 @@ class Stepper:
         if slot is None:
             return
         self._proposals.clear(np.array([slot]))
-        self.caches.forget(name)
+        self.caches.forget(slot)
         self.requests.slots.leave(name, self._number)
         self._loop.running = len(self.requests.slots)
         self._free_slots()

@@ -14,7 +14,8 @@ from outrider_runtime.control.cost.model import Shape
 from outrider_runtime.control.data.batch import Batch, Bools, Floats
 from outrider_runtime.control.data.forest import Forest, trials
 from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Outcome, Purpose
-from outrider_runtime.loop.caches import Hole, Step
+from outrider_runtime.loop.caches import Hole
+from outrider_runtime.loop.coverage import ScheduledStep
 from outrider_runtime.loop.proposals import Proposals
 
 
@@ -86,7 +87,7 @@ class Record:
 
     number: int
     scheduled_at: float
-    step: Step
+    step: ScheduledStep
     batch: Batch
     waited: Proposals
     """(N,): what was proposed for it."""
@@ -127,7 +128,7 @@ class Told(NamedTuple):
     """A finished step as listeners get it (the profiler measures through this)."""
 
     outcome: Outcome
-    step: Step
+    step: ScheduledStep
 
     @property
     def shape(self) -> Shape:
@@ -137,7 +138,7 @@ class Told(NamedTuple):
         return Shape(float(context.sum()), float(tokens.sum()), len(tokens), query, float(self.step.prompt.sum()))
 
 
-def execution_mode(step: Step, largest_graph_tokens: int | None) -> ExecutionMode:
+def execution_mode(step: ScheduledStep, largest_graph_tokens: int | None) -> ExecutionMode:
     """Which set of coefficients a step belongs to."""
     if largest_graph_tokens is not None and int(step.tokens.sum()) > largest_graph_tokens:
         return ExecutionMode.BEYOND_GRAPH

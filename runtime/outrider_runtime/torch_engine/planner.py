@@ -58,7 +58,7 @@ class Planner:
 
     def lost(self, drafter: int, name: str) -> None:
         """Its KV in this drafter is gone."""
-        self._stepper.caches.lost(drafter, name)
+        self._stepper.kv_lost(drafter, name)
 
     def left(self, request: Request) -> int:
         """Tokens that its answer may still get."""

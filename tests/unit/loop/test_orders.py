@@ -8,7 +8,8 @@ import numpy as np
 from outrider_runtime.control.data.batch import NOBODY, Batch
 from outrider_runtime.control.data.plans import DraftPlan, Purpose
 from outrider_runtime.drafters import traits
-from outrider_runtime.loop.caches import Caches, Step
+from outrider_runtime.loop.caches import Caches
+from outrider_runtime.loop.coverage import ScheduledStep
 from outrider_runtime.loop.orders import Order, carry_out
 
 from tests.engine.engines import TARGET, draft_model, eagle, lookup
@@ -24,14 +25,14 @@ def carried_out(
     unsure: tuple[int, ...] = (0, 0),
 ) -> tuple[Order, Batch]:  # fmt: skip
     """Two requests of 100 tokens that decode; the draft model has not seen the last `holes` of them."""
-    caches = Caches(POOL, 16, lambda _name, first, last: list(range(first, last + 1)))
+    caches = Caches(POOL, 2, 16, lambda _name, first, last: list(range(first, last + 1)))
     names, slots, one = ["a", "b"], np.arange(2), np.ones(2, np.int64)
     context, hole = np.full(2, 100), np.array(holes)
     seen = context - hole
-    read = Step(names, slots, np.zeros(2, np.int64), np.zeros(2, np.int64), seen, seen)
+    read = ScheduledStep(names, slots, np.zeros(2, np.int64), np.zeros(2, np.int64), seen, seen)
     caches.ran(read, np.array([False, True, True]))
-    caches.ran(Step(names, slots, seen, seen, 0 * one, hole), np.array([False, True, not hole.any()]))
-    step = Step(names, slots, context, context - np.array(unsure), 0 * one, one)
+    caches.ran(ScheduledStep(names, slots, seen, seen, 0 * one, hole), np.array([False, True, not hole.any()]))
+    step = ScheduledStep(names, slots, context, context - np.array(unsure), 0 * one, one)
     batch = columns.batch(2, 3, missing=caches.missing(step), token_budget=budget)
     wanted = batch.missing if feed is None else np.array(feed)
     feed_of = wanted * (np.array(passes) > 0)[:, None]
@@ -43,8 +44,8 @@ def test_a_head_may_run_without_proposing_and_a_lookup_never_does() -> None:
     """Its first pass keeps its cache whole."""
     feed = np.array([[0, 0], [1, 1], [0, 0]])
     plan = DraftPlan(np.zeros(3, np.int64), CHAINS, np.full((1, 2), NOBODY), feed, Purpose.CHOICE)
-    caches, one = Caches(POOL, 16, lambda *_: []), np.ones(2, np.int64)
-    step = Step(["a", "b"], np.arange(2), 0 * one, 0 * one, one, one)
+    caches, one = Caches(POOL, 2, 16, lambda *_: []), np.ones(2, np.int64)
+    step = ScheduledStep(["a", "b"], np.arange(2), 0 * one, 0 * one, one, one)
     order = carry_out(plan, columns.batch(2, 3), step, POOL, caches)
     assert order.runs.tolist() == [False, True, False]
     assert not order.plan.draft_tokens

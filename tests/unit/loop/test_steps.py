@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Outcome, Purpose
-from outrider_runtime.loop.caches import Hole, Step
+from outrider_runtime.loop.caches import Hole
+from outrider_runtime.loop.coverage import ScheduledStep
 from outrider_runtime.loop.proposals import no_proposals
 from outrider_runtime.loop.steps import Counts, Finished, Record, Told, execution_mode
 from outrider_runtime.vllm_plugin.messages import DraftReport, numbers
@@ -16,11 +17,11 @@ from outrider_runtime.vllm_plugin.messages import DraftReport, numbers
 from tests.unit.control import columns
 
 
-def step(*tokens: int, prompt: tuple[int, ...] = ()) -> Step:
+def step(*tokens: int, prompt: tuple[int, ...] = ()) -> ScheduledStep:
     count = len(tokens)
     names = ["a", "b", "c"][:count]
     context = np.full(count, 50)
-    return Step(
+    return ScheduledStep(
         names, np.arange(count), context, context, np.array(prompt or (0,) * count), np.array(tokens, np.int64)
     )  # fmt: skip
 
@@ -88,7 +89,9 @@ def test_nothing_is_learned_from_a_time_with_a_draft_in_it_that_nobody_told_of()
         (step(33, 33), None, ExecutionMode.UNIFORM),
     ],
 )
-def test_a_step_belongs_to_the_graphs_that_ran_it(given: Step, largest: int | None, mode: ExecutionMode) -> None:
+def test_a_step_belongs_to_the_graphs_that_ran_it(
+    given: ScheduledStep, largest: int | None, mode: ExecutionMode
+) -> None:
     assert execution_mode(given, largest) is mode
 
 
