@@ -98,7 +98,7 @@ def hot_config(spec: SpeculativeServiceSpec) -> HotConfig:
         draft_prefill=spec.speculation.draft_prefill,
         max_draft_tokens=spec.speculation.max_draft_tokens,
         slo_classes=spec.slo_classes,
-        default_slo_class=spec.default_slo_class or (spec.slo_classes[0].name if spec.slo_classes else None),
+        default_slo_class=spec.class_of_unmarked_requests,
         paused_drafters=[drafter.name for drafter in spec.draft_pool if drafter.paused] or None,
     )
 

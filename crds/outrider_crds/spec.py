@@ -319,3 +319,8 @@ class SpeculativeServiceSpec(Model):
     """Where the status figures come from."""
     pod_template: PodTemplate = PodTemplate()
     """Fields of the serving pods that a user may set."""
+
+    @property
+    def class_of_unmarked_requests(self) -> str | None:
+        """The SLO class of requests that name none; None when there are no classes."""
+        return self.default_slo_class or next((slo_class.name for slo_class in self.slo_classes), None)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from outrider_crds.base import seconds
 
-from outrider_operator.model import Object
+from outrider_operator.model import METRICS_WINDOW_S, Object
 
 RELEASE = "0.1.0"
 _PREFIX = "OUTRIDER_"
@@ -54,7 +54,7 @@ class Configuration:
     """For one query."""
     profiling_priority_class: str = ""
     resync_interval_s: float = 60.0
-    metrics_window_s: float = 60.0
+    metrics_window_s: float = METRICS_WINDOW_S
     """Length of the window that the status figures are measured over."""
     no_capacity_after_s: float = 60.0
     """A pod that finds no node for this long means NoCapacity, unless a node is being made for it."""

@@ -33,6 +33,8 @@ SERVING, PROFILING, PROFILE = "serving", "profiling", "profile"
 """Values of the component label: serving pods and their children, profiling Jobs and pods, profile ConfigMaps."""
 MANAGED_BY_LABEL, MANAGER = "app.kubernetes.io/managed-by", "outrider"
 FIELD_MANAGER = "outrider"
+METRICS_WINDOW_S = 60.0
+"""Window that the status figures are measured over, unless the chart sets another."""
 _MOST_TOLD = 4
 """Of what is wrong with a spec."""
 
@@ -65,7 +67,7 @@ class Settings:
     """NetworkPolicyPeers that may reach the serving pods' admin port; none means that no NetworkPolicy is made."""
     profiling_priority_class: str = ""
     """Priority class of profiling Jobs (below serving, never preempting); empty for the cluster's default."""
-    window_s: float = 60.0
+    window_s: float = METRICS_WINDOW_S
     """Length of the window that figures are measured over, in seconds."""
     unschedulable_s: float = 60.0
     """A pod that finds no node for this long means NoCapacity, unless a node is being made for it."""

@@ -74,14 +74,15 @@ def read(manifest: Path) -> Service:
     except LocalManifestError as error:
         raise SimulationError(str(error)) from error
     spec = service.spec
-    names = [one.name for one in spec.slo_classes]
+    names = [slo_class.name for slo_class in spec.slo_classes]
+    default = spec.class_of_unmarked_requests
     return Service(
         name=service.metadata.name,
         target=spec.target.name,
         gpus=spec.engine.tensor_parallel_size,
         pool=tuple(_member(entry) for entry in spec.draft_pool),
         hot=_hot(spec),
-        default_class=names.index(spec.default_slo_class) if spec.default_slo_class else 0,
+        default_class=0 if default is None else names.index(default),
         learns=spec.profiling.mode.value == "Skip",
         limits=_limits(spec.engine.extra_args),
         longest_request=spec.engine.max_model_len,

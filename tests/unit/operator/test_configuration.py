@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
+import yaml
+from outrider_crds.base import seconds
 from outrider_operator.configuration import ConfigurationError, read_configuration
+from outrider_operator.model import Settings
+
+REPOSITORY = Path(__file__).parents[3]
 
 MINIMAL = {"OUTRIDER_NAMESPACE": "outrider-system", "OUTRIDER_POD_NAME": "operator-0"}
 
@@ -16,6 +22,20 @@ def test_the_namespace_alone_is_required() -> None:
     assert configuration.resync_interval_s == 60.0
     with pytest.raises(ConfigurationError, match="OUTRIDER_NAMESPACE is not set"):
         read_configuration({})
+
+
+def test_defaults_are_those_of_the_chart_and_of_the_page() -> None:
+    """A figure that stands in four places is changed in all of them."""
+    values = yaml.safe_load((REPOSITORY / "charts/outrider/values.yaml").read_text())
+    page = (REPOSITORY / "docs/operator.md").read_text()
+    configuration = read_configuration(MINIMAL)
+    for value, variable, default_s in (
+        ("metricsWindow", "METRICS_WINDOW", configuration.metrics_window_s),
+        ("resyncInterval", "RESYNC_INTERVAL", configuration.resync_interval_s),
+    ):
+        assert seconds(values[value]) == default_s
+        assert f"| `OUTRIDER_{variable}` | `{values[value]}` |" in page
+    assert Settings(runtime_image="", runtime_cpu_image="").window_s == configuration.metrics_window_s
 
 
 def test_values_are_read_in_their_units() -> None:
