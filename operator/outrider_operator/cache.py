@@ -96,6 +96,14 @@ class Cache:
         if before is not None:
             self._tell(kind, before)
 
+    def clear(self) -> None:
+        """Forget everything, versions included: after a restored backup they begin again further back."""
+        objects = [(kind, document) for kind, documents in self._objects.items() for document in documents.values()]
+        for known in (self._objects, self._groups, self._departed, self._listed):
+            known.clear()
+        for kind, document in objects:
+            self._tell(kind, document)
+
     def relist(self, kind: Kind, namespace: str | None) -> Relist:
         return Relist(self, kind, namespace)
 

@@ -119,6 +119,7 @@ class Controller:
                 await asyncio.wait([work, keep])
             if not work.cancelled():
                 work.result()  # raises what ended it
+            self._cache.clear()
             logger.warning("Lost the Lease, so this operator stops working until it holds it again")
 
     async def _work(self) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import UTC, datetime
+from enum import Enum
 
 from outrider_operator import telemetry
+from outrider_operator.cache import version_of
 from outrider_operator.kinds import LEASE
 from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
 from outrider_operator.model import Object
@@ -23,6 +25,22 @@ GIVE_UP_AFTER_S = 10.0
 RETRY_EVERY_S = 1.0
 
 
+SETTLE_S = GIVE_UP_AFTER_S
+"""A holder whose Lease was deleted has noticed by then, or has given up."""
+
+
+class Claim(Enum):
+    """What came of an attempt to take or renew the Lease."""
+
+    CREATED = "created"
+    """There was none; another operator may have held one until a moment ago."""
+    RENEWED = "renewed"
+    FAILED = "failed"
+    """The API server does not say; the claim stands for a while."""
+    LOST = "lost"
+    """Another operator holds it, or the cluster's past came back."""
+
+
 class Lease:
     """One named Lease and this process's claim on it."""
 
@@ -33,13 +51,18 @@ class Lease:
         self._identity = identity
         self._seen: tuple[str, str] = ("", "")  # holder, renew time
         self._seen_at = 0.0
+        self._version = 0
+        """Newest resource version of the Lease that was read or written."""
         self.held = False
         """From when this process holds the Lease until it gives up: a renewal that fails once is tried again."""
 
     async def acquire(self) -> None:
         """Wait until this process holds the Lease."""
         waiting = False
-        while not await self._try():
+        while (claim := await self._try()) is not Claim.RENEWED:
+            if claim is Claim.CREATED:
+                await asyncio.sleep(SETTLE_S)
+                continue
             if not waiting:
                 logger.info("Standing by: %s holds the Lease %s/%s", self._seen[0], self._namespace, self._name)
                 waiting = True
@@ -48,7 +71,7 @@ class Lease:
         logger.info("Holding the Lease %s/%s as %s", self._namespace, self._name, self._identity)
 
     async def keep(self) -> None:
-        """Renew the Lease until that fails for too long; the caller must then stop working at once."""
+        """Renew the Lease until it is lost or that fails for too long; the caller must then stop working at once."""
         clock = asyncio.get_running_loop().time
         renewed_at, renewed = clock(), True
         while clock() - renewed_at < GIVE_UP_AFTER_S:
@@ -56,9 +79,12 @@ class Lease:
             started_at = clock()
             try:
                 async with asyncio.timeout(GIVE_UP_AFTER_S - (started_at - renewed_at)):
-                    renewed = await self._try()
+                    claim = await self._try()
             except TimeoutError:
                 break
+            if claim is Claim.LOST:
+                break
+            renewed = claim is not Claim.FAILED
             renewed_at = started_at if renewed else renewed_at
         self._note(held=False)
 
@@ -79,20 +105,28 @@ class Lease:
         self.held = held
         telemetry.LEADING.set(held)
 
-    async def _try(self) -> bool:
+    async def _try(self) -> Claim:
         """Take or renew the Lease, where that is this process's to do."""
         try:
             current = await self._api.get(LEASE, self._namespace, self._name)
             if current is None:
-                await self._api.create(self._claim(None))
-            elif self._free(current):
-                await self._api.replace(self._claim(current))
-            else:
-                return False
+                self._note_version(await self._api.create(self._claim(None)))
+                return Claim.CREATED
+            if not self._note_version(current):
+                logger.warning("The cluster was restored from a backup: this operator forgets what it knew of it")
+                return Claim.LOST
+            if not self._free(current):
+                return Claim.LOST
+            self._note_version(await self._api.replace(self._claim(current)))
         except (ApiError, *UNREACHABLE) as error:
             logger.warning("Cannot read or renew the Lease %s/%s: %r", self._namespace, self._name, error)
-            return False
-        return True
+            return Claim.FAILED
+        return Claim.RENEWED
+
+    def _note_version(self, document: Object) -> bool:
+        """False where versions have gone back: they grow, as long as the cluster's store is the same."""
+        before, self._version = self._version, version_of(document)
+        return self._version >= before
 
     def _free(self, current: Object) -> bool:
         """True where the Lease is this process's own, was given back, or was not renewed while it was watched."""

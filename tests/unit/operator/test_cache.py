@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from outrider_operator.cache import Cache
 from outrider_operator.inbound.objects import MOST_A_SERVICE, MOST_AT_LEAST
+from outrider_operator.inbound.reading import name_of
 from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, NODE, SERVICE
 from outrider_operator.model import SERVICE_LABEL
 
@@ -182,6 +183,21 @@ def test_what_no_decision_reads_of_a_node_wakes_nobody(cache: Cache, told: Told,
     cache.seen(NODE, _node("node", 1))
     cache.seen(NODE, _node("node", 2, **news))
     assert len(told) == 1
+
+
+def test_a_cleared_cache_takes_versions_of_a_restored_backup() -> None:
+    """Versions only grew, so that stale specs and services of the future stayed until a restart."""
+    cache, news = Cache(), list[str]()
+    cache.subscribe(lambda _, changed: news.append(name_of(changed)))
+    cache.seen(SERVICE, document("chat", 900))
+    cache.listed(SERVICE, None, {("ns", "chat")}, 950)
+    cache.gone(SERVICE, document("old", 800))
+    cache.clear()
+    assert cache.count(SERVICE) == 0
+    assert news == ["chat", "chat"], "what went is looked at"
+    for name in ("chat", "old"):
+        cache.seen(SERVICE, document(name, 40))
+        assert cache.get(SERVICE, "ns", name) is not None
 
 
 def _metadata_of(name: str, version: int) -> dict[str, Any]:

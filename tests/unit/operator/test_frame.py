@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import BaseTestServer, TestServer
 from kubernetes.aio.client.configuration import Configuration as ClientConfiguration
-from outrider_operator import main
+from outrider_operator import lease, main
 from outrider_operator.configuration import Configuration
 from outrider_operator.kinds import SERVICE
 
@@ -27,6 +27,7 @@ class ApiServer:
         self.status_written = asyncio.Event()
         self.over = asyncio.Event()
         self._watched = 0
+        self._lease: dict[str, Any] = {}
         self._version = 10
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -40,13 +41,16 @@ class ApiServer:
         if "/namespaces/" not in path:
             return web.json_response(_discovery(path))
         if path.endswith("/leases/outrider-operator"):
-            return web.json_response({"reason": "NotFound", "message": "none"}, status=404)
+            missing = {"reason": "NotFound", "message": "none"}
+            return web.json_response(self._lease or missing, status=200 if self._lease else 404)
         return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})
 
     async def _write(self, request: web.Request) -> web.Response:
         document = await request.json()
         self._version += 1
         document["metadata"] |= {"uid": f"uid-{self._version}", "resourceVersion": str(self._version)}
+        if "/leases" in request.path:
+            self._lease = document
         if request.path.endswith("/late/status"):
             self.status_written.set()
         return web.json_response(document)
@@ -88,6 +92,7 @@ async def _operator(server: BaseTestServer, monkeypatch: pytest.MonkeyPatch) -> 
         return ClientConfiguration(host=str(server.make_url("")).rstrip("/"))
 
     monkeypatch.setattr(main, "load_configuration", load_configuration)
+    monkeypatch.setattr(lease, "SETTLE_S", 0.0)
     configuration = Configuration(
         namespace="a",
         pod_name="operator",

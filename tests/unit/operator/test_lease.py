@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from typing import cast
 
 import pytest
@@ -19,25 +20,28 @@ class Api:
     def __init__(self) -> None:
         self.away = False
         self.asked = 0
-        self._lease: Object | None = None
+        self.lease: Object | None = None
+        self.version = 100
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         del kind, namespace, name
         self.asked += 1
         if self.away:
             raise ApiError(503, "", "later")
-        return self._lease
+        return copy.deepcopy(self.lease)
 
     async def create(self, document: Object) -> Object:
-        self._lease = document
-        return document
+        self.version += 1
+        self.lease = copy.deepcopy(document)
+        self.lease["metadata"]["resourceVersion"] = str(self.version)
+        return copy.deepcopy(self.lease)
 
     replace = create
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("RENEW_EVERY_S", 0.0), ("RETRY_EVERY_S", 0.0), ("GIVE_UP_AFTER_S", 0.2)):
+    for name, seconds in (("RENEW_EVERY_S", 0.0), ("RETRY_EVERY_S", 0.0), ("GIVE_UP_AFTER_S", 0.2), ("SETTLE_S", 0.0)):
         monkeypatch.setattr(module, name, seconds)
 
 
@@ -68,3 +72,48 @@ async def test_a_lease_that_cannot_be_renewed_is_given_up() -> None:
     api.away = True
     await asyncio.wait_for(lease.keep(), 60)
     assert not lease.held
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_lease_that_another_took_is_given_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Someone deleted it and another operator made its own: for ten seconds both worked."""
+    monkeypatch.setattr(module, "GIVE_UP_AFTER_S", 3600.0)
+    api = Api()
+    lease = Lease(cast(KubernetesApi, api), "ns", "lease", "me")
+    await lease.acquire()
+    api.lease = None
+    other = Lease(cast(KubernetesApi, api), "ns", "lease", "other")
+    await other.acquire()
+    await asyncio.wait_for(lease.keep(), 60)
+    assert not lease.held
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_new_lease_counts_once_its_former_holder_has_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holder of a deleted Lease renews every few seconds and knows nothing until then."""
+    api, pauses = Api(), list[float]()
+
+    async def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+
+    monkeypatch.setattr(module, "SETTLE_S", 10.0)
+    monkeypatch.setattr("outrider_operator.lease.asyncio.sleep", sleep)
+    lease = Lease(cast(KubernetesApi, api), "ns", "lease", "me")
+    await lease.acquire()
+    assert pauses == [10.0]
+    assert module.GIVE_UP_AFTER_S <= 10.0
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_restored_backup_ends_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions went back: stale specs and phantom services stayed until the operator was restarted."""
+    monkeypatch.setattr(module, "GIVE_UP_AFTER_S", 3600.0)
+    api = Api()
+    lease = Lease(cast(KubernetesApi, api), "ns", "lease", "me")
+    await lease.acquire()
+    assert api.lease is not None
+    api.lease["metadata"]["resourceVersion"], api.version = "40", 40
+    await asyncio.wait_for(lease.keep(), 60)
+    assert not lease.held
+    await asyncio.wait_for(lease.acquire(), 60)
+    assert lease.held
