@@ -111,6 +111,7 @@ def _completion(**fields: Any) -> bytes:
     return json.dumps({"model": MODEL, "prompt": "hi", "max_tokens": 4, **fields}).encode()
 
 
+BEYOND = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 1.8e19}}}
 BAD_CHATS = {
     "malformed JSON": b'{"model": ',
     "empty body": b"",
@@ -142,6 +143,10 @@ BAD_CHATS = {
     "SLO class of a number": _chat(vllm_xargs={"slo_class": 7}),
     "broken grammar": _chat(structured_outputs={"grammar": "root ::= ("}),
     "broken regular expression": _chat(structured_outputs={"regex": "(((("}),
+    "schema bound beyond the grammar compiler": _chat(structured_outputs={"json": BEYOND}),
+    "format bound beyond the grammar compiler": _chat(
+        response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": BEYOND}}
+    ),
     "priority of 30 digits": _chat(priority=10**30),
     "half of a surrogate pair": _chat(stop=["\ud800"]),
     "more biases than the sampler has room for": _chat(logit_bias={str(token): -1 for token in range(1025)}),
@@ -205,6 +210,15 @@ def test_a_stream_that_the_sampler_has_no_room_for_ends_with_the_field(laptop: L
     text = laptop.server.post("/v1/completions", body).text
     assert "logit_bias takes 1025 tokens, and the engine has room for 1024" in text
     assert laptop.server.chat(max_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize("maximum", [9223372036854776000, 2**64 - 1])
+def test_tool_with_a_bound_beyond_64_bits_is_served(laptop: Laptop, maximum: int) -> None:
+    """It was a 400 for every request of an agent with such a tool."""
+    schema = {"type": "object", "properties": {"offset": {"type": "integer", "maximum": maximum}}}
+    tools = [{"type": "function", "function": {"name": "read", "parameters": schema}}]
+    answer = laptop.server.chat(tools=tools, tool_choice="none")
+    assert answer.status_code == 200, answer.text
 
 
 def test_seeded_and_greedy_requests_share_a_batch(laptop: Laptop) -> None:

@@ -34,6 +34,7 @@ def bare_pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A pod's server on mounted configs whose engine runs vLLM's own scheduler: the plugin is not active."""
     folder = tmp_path_factory.mktemp("bare")
     stock = ["--scheduler-cls=tests.engine.stock_scheduler.stock_scheduler", "--no-async-scheduling"]
+    stock.append("--root-path=/llm")
     boot = write_json(folder / "boot.json", boot_document(extra_arguments=stock))
     hot = write_json(folder / "hot.json", HOT)
     arguments = ("--config", str(boot), "--hot-config", str(hot), "--profiles", str(folder), "--podinfo", str(folder))
@@ -57,6 +58,14 @@ def test_a_pod_whose_plugin_is_not_active_never_becomes_ready(bare_pod: Server) 
     assert not state.plugin_active
     assert state.service == "alone"
     assert bare_pod.metric("outrider_plugin_active") == 0
+
+
+def test_root_path_serves_the_api_below_it(bare_pod: Server) -> None:
+    """`--root-path=/llm` was accepted, and the gate answered 404 to every path under it."""
+    body = {"model": bare_pod.model, "prompt": "Once", "max_tokens": 1}
+    assert bare_pod.api.post("/llm/v1/completions", json=body).status_code == 200
+    assert bare_pod.api.get("/llm/v1/models").status_code == 200
+    assert bare_pod.api.get("/llm/metrics").status_code == 404
 
 
 def test_a_signal_lets_running_requests_finish(bare_pod: Server) -> None:

@@ -1,4 +1,4 @@
-"""ASGI middleware in front of vLLM's own OpenAI app: what a request must pass before the engine sees it.
+"""ASGI middleware around the routes of an engine's OpenAI app: what a request must pass before the engine sees it.
 
 It reads a request's body once, checks it, notes the SLO class, and hands the same bytes on (new ones only where the
 class came from the header). Responses pass through untouched, so streaming is vLLM's own.
@@ -72,14 +72,14 @@ class RequestGate:
         try:
             receive = await self._checked(scope, receive, facts)
         except RequestError as error:
-            await _refuse(error, send)
+            await refuse(error, send)
         except _ClientLeftError:
             return
         else:
             await self._app(scope, receive, send)
 
     async def _checked(self, scope: Scope, receive: Receive, facts: GateFacts) -> Receive:
-        path = scope["path"]
+        path = route_path(scope)
         if path in OPEN_PATHS or path.startswith(OPEN_PREFIXES):
             return receive
         if path not in GENERATE_PATHS | TEXT_PATHS:
@@ -91,10 +91,16 @@ class RequestGate:
         return _replay(body, receive)
 
 
+def route_path(scope: Scope) -> str:
+    """The path below the app's root path (`--root-path`), as the router sees it: both spellings are served."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path.removeprefix(root) if path.startswith(f"{root}/") else path
+
+
 def _admitted(body: bytes, scope: Scope, facts: GateFacts) -> tuple[bytes, dict[str, Any]]:
     """The body that the engine gets, and what it holds."""
     document = parse_object(body)
-    if scope["path"] in TEXT_PATHS:
+    if route_path(scope) in TEXT_PATHS:
         return body, document
     headers = [value.decode("latin-1") for name, value in scope["headers"] if name == _HEADER]
     classed = with_slo_class(document, headers, facts.slo_classes)
@@ -156,7 +162,8 @@ def _closing(send: Send) -> Send:
     return closing
 
 
-async def _refuse(error: RequestError, send: Send) -> None:
+async def refuse(error: RequestError, send: Send) -> None:
+    """Answer with `error`."""
     body = error.body()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if error.status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE:

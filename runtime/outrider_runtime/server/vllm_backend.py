@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from outrider_runtime.server.engine import Drain
 from outrider_runtime.server.errors import StartupError
 from outrider_runtime.server.gate import App
+from outrider_runtime.server.schema_gate import Compiler, SchemaGate
 from outrider_runtime.vllm_plugin.arguments import prepare_vllm
 
 if TYPE_CHECKING:
@@ -42,12 +43,36 @@ class VLLM:
         return int(self.client.get_num_unfinished_requests())
 
     def http_server(self, wrap: Callable[[App], App], drain: Drain) -> uvicorn.Server:
-        self.app.state.server = server = _http_server(wrap(self.app), self.arguments, drain)
+        add_innermost(self.app, wrap)
+        compiler = schema_compiler(self.client.vllm_config.structured_outputs_config.backend)
+        if compiler is not None:
+            add_innermost(self.app, lambda app: SchemaGate(app, compiler))
+        self.app.state.server = server = _http_server(self.app, self.arguments, drain)
         return server
 
     def served(self, *, forced: bool) -> None:
         # No request is left that the engine should wait for; it only has to let go of its device.
         self.client.vllm_config.shutdown_timeout = 0 if forced else TEARDOWN_S
+
+
+def add_innermost(app: Any, wrap: Callable[[App], App]) -> None:
+    """Put a middleware right around the routes, inside all that are there: they know the root path, ask for keys, and
+    give errors the headers that browsers need."""
+    from starlette.middleware import Middleware
+
+    app.user_middleware.append(Middleware(wrap))
+
+
+def schema_compiler(backend: str) -> Compiler | None:
+    """What the engine compiles JSON schemas with; None where vLLM itself checks with the same one."""
+    if backend not in ("auto", "xgrammar"):
+        return None
+    from xgrammar import Grammar
+
+    def compile_schema(schema: str) -> None:
+        Grammar.from_json_schema(schema)
+
+    return compile_schema
 
 
 @asynccontextmanager

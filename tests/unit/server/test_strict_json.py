@@ -62,6 +62,30 @@ def test_a_number_that_is_none_is_blamed_on_its_field() -> None:
     assert refused.value.param == "seed"
 
 
+@pytest.mark.parametrize("field", ["tools", "functions", "messages", "input", "documents"])
+@pytest.mark.parametrize("number", [9223372036854776000, 2**64 - 1, -(2**70), 10**307])
+def test_large_integer_in_prompt_text_passes_unchanged(field: str, number: int) -> None:
+    """A tool whose schema has "maximum": 9223372036854776000 made each request of its agent a 400."""
+    document = {field: [{"function": {"parameters": {"properties": {"a": {"maximum": number}}}}}]}
+    parsed = parse_object(json.dumps(document).encode())
+    assert json.dumps(parsed) == json.dumps(document)
+
+
+@pytest.mark.parametrize("field", ["response_format", "structured_outputs", "text"])
+def test_large_integer_in_compiled_schema_has_64_bits(field: str) -> None:
+    """What does not fit there cannot cross to the engine's process; the schema's compiler judges the rest."""
+    assert parse_object(json.dumps({field: {"maximum": 2**64 - 1}}).encode()) == {field: {"maximum": 2**64 - 1}}
+    for number in (2**64, -(2**63) - 1):
+        with pytest.raises(RequestError, match=f"{field} holds {number}, a number that is too large"):
+            parse_object(json.dumps({field: {"maximum": number}}).encode())
+
+
+def test_integer_of_many_digits_in_tools_is_refused() -> None:
+    """Python's own conversion takes a time that grows with the square of the digits."""
+    with pytest.raises(RequestError, match=r"tools holds 9+, a number that is too large"):
+        parse_object(b'{"tools": [' + b"9" * 309 + b"]}")
+
+
 def test_ordinary_numbers_pass_unchanged() -> None:
     """Strictness costs nothing that JSON allows."""
     assert parse_object(b'{"a": 1, "b": -0.5, "c": 1e300, "d": 1e-320}') == {"a": 1, "b": -0.5, "c": 1e300, "d": 1e-320}
