@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from outrider_crds.pod_template import PodTemplate
-from outrider_crds.rule import Rule, cel_list
+from outrider_crds.rule import Rule, cel_list, cel_pattern
 from outrider_crds.spec import Engine
 
 # Arguments that have a field of their own in the spec.
@@ -54,28 +56,42 @@ RESERVED_ENV = (
 RESERVED_KEY_PREFIX = "outrider.dev/"
 RESERVED_LABELS = ("app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "app.kubernetes.io/name")
 
+_SHORT_OPTION = "^-([^-0-9.]|$)"
+"""A number below zero is a value."""
+_TWO_WORDS = r"^--[^=]*[ \t\r\n]"
+
 _RESERVED_ENV_TEXT = f"{RESERVED_ENV_PREFIX}*, {', '.join(RESERVED_ENV)}"
 
 
-def _names(engine: Engine) -> list[str]:
-    """Option names, `--max_model_len.x=1` as `--max-model-len`: vLLM takes both spellings and dotted keys."""
-    return [a.split("=")[0].split(".")[0].replace("_", "-") for a in engine.extra_args]
+def _abbreviations(argument: str) -> str:
+    """A pattern of `--model` and of each prefix of it: argparse completes a unique one. vLLM takes `_` for `-`."""
+    pattern = ""
+    for letter in reversed(argument.removeprefix("--")):
+        pattern = f"({letter.replace('-', '[-_]')}{pattern})?"
+    return pattern
 
 
-def _cel_names(engine: str) -> str:
-    return f"{engine}.extraArgs.map(a, a.split('=')[0].split('.')[0].replace('_', '-'))"
+def _pattern(arguments: tuple[str, ...], *, prefixes: bool = False) -> str:
+    """Entries that set one of `arguments`: `--max_model_len=1`, `--max-model-l`, `--config.x=1`. A value that follows
+    as an entry of its own sets nothing.
+
+    prefixes: and all options whose names begin so.
+    """
+    longer = [f"{name.removeprefix('--').replace('-', '[-_]')}[^=.]*" for name in arguments if prefixes]
+    names = [*(_abbreviations(name) for name in arguments), *longer]
+    return f"(?s)^--({'|'.join(names)})([=.].*)?$"
 
 
-def cel_sets_none(arguments: tuple[str, ...], engine: str = "self") -> str:
-    """No name, also abbreviated (argparse completes a unique prefix), is one of `arguments`. engine: where its block
-    stands."""
-    names = f"{_cel_names(engine)}.all(n, !{cel_list(arguments)}.exists(f, f.startsWith(n)))"
-    return f"!has({engine}.extraArgs) || {names}"
+def cel_sets_none(arguments: tuple[str, ...], engine: str = "self", *, prefixes: bool = False) -> str:
+    """No entry sets one of `arguments`. engine: where its block stands."""
+    pattern = cel_pattern(_pattern(arguments, prefixes=prefixes))
+    return f"!has({engine}.extraArgs) || !{engine}.extraArgs.exists(a, a.matches({pattern}))"
 
 
-def sets_none(arguments: tuple[str, ...], engine: Engine) -> bool:
+def sets_none(arguments: tuple[str, ...], engine: Engine, *, prefixes: bool = False) -> bool:
     """As the CEL above."""
-    return not any(f.startswith(n) for n in _names(engine) for f in arguments)
+    pattern = _pattern(arguments, prefixes=prefixes)
+    return not any(re.fullmatch(pattern, argument) for argument in engine.extra_args)
 
 
 def _reserved_variable(name: str) -> bool:
@@ -110,9 +126,16 @@ ENGINE_RULES = (
     Rule(
         on=Engine,
         field=".extraArgs",
-        cel="!has(self.extraArgs) || self.extraArgs.all(a, a.startsWith('--') || !a.startsWith('-'))",
-        holds=lambda e: all(a.startswith("--") or not a.startswith("-") for a in e.extra_args),
+        cel=f"!has(self.extraArgs) || !self.extraArgs.exists(a, a.matches({cel_pattern(_SHORT_OPTION)}))",
+        holds=lambda e: not any(re.match(_SHORT_OPTION, a) for a in e.extra_args),
         message="extraArgs must not hold short options; write the long form '--name=value'",
+    ),
+    Rule(
+        on=Engine,
+        field=".extraArgs",
+        cel=f"!has(self.extraArgs) || !self.extraArgs.exists(a, a.matches({cel_pattern(_TWO_WORDS)}))",
+        holds=lambda e: not any(re.match(_TWO_WORDS, a) for a in e.extra_args),
+        message="extraArgs must not hold an option and its value in one text: write '--name=value', or two entries",
     ),
     Rule(
         on=Engine,
@@ -137,11 +160,8 @@ ENGINE_RULES = (
     Rule(
         on=Engine,
         field=".extraArgs",
-        cel=(
-            f"!has(self.extraArgs) || {_cel_names('self')}.all(n, !{cel_list(_PARALLEL_ARGUMENTS)}"
-            ".exists(f, f.startsWith(n) || n.startsWith(f)))"
-        ),
-        holds=lambda e: not any(f.startswith(n) or n.startswith(f) for n in _names(e) for f in _PARALLEL_ARGUMENTS),
+        cel=cel_sets_none(_PARALLEL_ARGUMENTS, prefixes=True),
+        holds=lambda e: sets_none(_PARALLEL_ARGUMENTS, e, prefixes=True),
         message=(
             "extraArgs must not ask for data, pipeline or context parallelism, nor for several nodes: "
             "raise spec.replicas instead, or engine.tensorParallelSize"

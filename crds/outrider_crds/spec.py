@@ -255,8 +255,9 @@ class Engine(Model):
     """Longest request in tokens, prompt and answer together; the model's own limit when absent."""
     dtype: Dtype = Dtype.AUTO
     """Type of the weights and activations. auto is the model's own, and float32 on CPUs without bfloat16."""
-    extra_args: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=32)] = []
-    """Further arguments of the engine, as on its command line (`--max-num-seqs=32`)."""
+    extra_args: Annotated[list[Annotated[str, Field(max_length=2048)]], Field(max_length=32)] = []
+    """Further arguments of the engine, as on its command line: `--max-num-seqs=32`, or `--max-num-seqs` and `32` as two
+    entries."""
     env: Annotated[list[EnvVar], Field(max_length=32), MapList("name")] = []
     """Environment of the engine's process, in serving and profiling pods alike."""
 
