@@ -15,7 +15,7 @@ demo: deps ## the main job: a real Kubernetes, one manifest, real requests, a ne
 	@$(PY) -m demo $(if $(KEEP),--keep)
 
 test: deps lint ## every test, those on the real cluster and the real engine included
-	OUTRIDER_REQUIRE_CLUSTER=1 $(PY) -m pytest -n 2 --no-loadscope-reorder
+	OUTRIDER_REQUIRE_CLUSTER=1 $(PY) -m pytest -n 2 --no-loadscope-reorder --durations=20 --file-budgets=tests/file_budgets.toml
 
 test-fast: code ## the unit tests without those marked slow
 	$(PY) -m pytest -q -n 2 --no-loadscope-reorder -m "not slow" tests/unit

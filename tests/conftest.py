@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-pytest_plugins = ["tests.cluster.fixtures"]
+pytest_plugins = ["tests.cluster.fixtures", "tests.file_budgets"]
 
 LONGEST_FIRST = (
     "cluster", "test_speculation_is_lossless.py", "test_profiler.py", "test_a_bug_in_the_books.py",
