@@ -61,6 +61,7 @@ class Reason(StrEnum):
     IMAGE_PULL_FAILED = "ImagePullFailed"
     POD_CRASHING = "PodCrashing"
     POD_CANNOT_START = "PodCannotStart"
+    POD_ENDED = "PodEnded"
     # Updated, Progressing
     UP_TO_DATE = "UpToDate"
     ROLLING_OUT = "RollingOut"

@@ -28,11 +28,13 @@ from outrider_operator.model import REVISION_LABEL, Object
 _IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
-_START_REASONS = frozenset(
-    {"CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"}
-)
+_CRASH_LOOP = "CrashLoopBackOff"
+_START_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"})
+"""The container is not made: a Secret that is not there, a command that the image lacks."""
 _CRASHES = 2
 """Restarts from which on a pod that is not ready counts as crashing, also between two crashes."""
+_CRASH_IS_OVER_S = 600.0
+"""A container that has run for so long is restarted without a pause again: the kubelet's own measure."""
 _LAST_LINES = 4
 _PATIENCE_S = 30.0
 """Volumes may fail to mount at first (a ConfigMap that is just being made); from then on it is trouble."""
@@ -66,6 +68,8 @@ class Pods:
     """Why the API server lets the Deployment make no pod."""
     provisioning: Mapping[str, str] = field(default_factory=dict)
     """Pod name -> what an autoscaler says of the node that it makes for it."""
+    ended: tuple[Object, ...] = ()
+    """Pods that ended for good within the last minutes, the newest first: evicted, or refused by their node."""
 
     @cached_property
     def ready(self) -> tuple[Object, ...]:
@@ -91,14 +95,22 @@ class Pods:
     def trouble(self, revision: str | None = None) -> Trouble | None:
         """The trouble of the first unready pod that has one, of `revision` or of all; else of making pods at all."""
         troubles = (trouble for pod, trouble in self._unready if revision in (None, revision_of(pod)))
-        return next((found for found in troubles if found is not None), self.forbidden)
+        return next(filter(None, troubles), self.forbidden) or self._endings(revision)
 
     def why_not_ready(self, revision: str | None = None) -> str:
         """What the pods that are not ready are doing, in a sentence; empty when there is nothing to say."""
         if (found := self.trouble(revision)) is not None:
             return found.message
         of_it = (pod for pod, _ in self._unready if revision in (None, revision_of(pod)))
-        return next((self._still_starting(pod) for pod in of_it), "")
+        starting = next((self._still_starting(pod) for pod in of_it), "")
+        ended = next((how_it_ended(pod) for pod in self.ended if revision in (None, revision_of(pod))), "")
+        return ". ".join(sentence for sentence in (starting, ended) if sentence)
+
+    def _endings(self, revision: str | None) -> Trouble | None:
+        """One pod that is evicted is replaced; where its replacement ended too, the next one is to end as well."""
+        ended = [pod for pod in self.ended if revision in (None, revision_of(pod))]
+        again = next((pod for pod in ended if any(_replaces(pod, other) for other in ended if other is not pod)), None)
+        return Trouble(Reason.POD_ENDED, how_it_ended(again)) if again is not None else None
 
     def node_in_the_making(self, pod: Object) -> str:
         """Evidence that `pod` gets a node without anyone's help; empty without any."""
@@ -113,7 +125,7 @@ class Pods:
         return [(pod, self._trouble_of(pod)) for pod in self.living if not is_ready(pod)]
 
     def _trouble_of(self, pod: Object) -> Trouble | None:
-        return _container_trouble(pod) or self._stuck(pod)
+        return _container_trouble(pod, self.now) or self._stuck(pod)
 
     def _stuck(self, pod: Object) -> Trouble | None:
         warning = self.warnings.get(name_of(pod), "")
@@ -139,7 +151,9 @@ def pods_of(
     provisioning: Mapping[str, str] | None = None,
 ) -> Pods:
     living = tuple(pod for pod in pods if not is_being_deleted(pod) and not _has_ended(pod))
-    return Pods(living, now, warnings, _forbidden(deployment), provisioning or {})
+    failed = sorted((pod for pod in pods if _has_failed(pod)), key=_ended_at, reverse=True)
+    ended = tuple(pod for pod in failed if now - _ended_at(pod) < _CRASH_IS_OVER_S)
+    return Pods(living, now, warnings, _forbidden(deployment), provisioning or {}, ended)
 
 
 def is_ready(pod: Object) -> bool:
@@ -161,6 +175,35 @@ def unschedulable_since(pod: Object) -> float | None:
 
 def scheduler_says(pod: Object) -> str:
     return cut(text(condition_of(pod, "PodScheduled"), "message"), 300)
+
+
+def how_it_ended(pod: Object) -> str:
+    """A sentence about a pod that ended for good, in the kubelet's words. Without its name, which changes each time."""
+    reason, message = text(pod, "status", "reason"), text(pod, "status", "message")
+    terminated = (mapping(status, "state", "terminated") for status in items(pod, "status", "containerStatuses"))
+    last = next(filter(None, terminated), {})
+    why = reason or text(last, "reason") or "no reason given"
+    said = message or text(last, "message")
+    return f"A pod ended for good ({why})" + (f": {cut(said, 500).rstrip('.')}" if said else "")
+
+
+def _replaces(pod: Object, other: Object) -> bool:
+    """Was `pod` made once `other` had ended? The kubelet may add to what it says of that for a while."""
+    created = unix_seconds(text(pod, "metadata", "creationTimestamp"))
+    return created is not None and created >= _ended_at(other) - _PATIENCE_S
+
+
+def _has_failed(pod: Object) -> bool:
+    return text(pod, "status", "phase") == "Failed" and not is_being_deleted(pod)
+
+
+def _ended_at(pod: Object) -> float:
+    """Unix time of the last that is known of it."""
+    times = [text(pod, "metadata", "creationTimestamp")]
+    times += [text(condition, "lastTransitionTime") for condition in items(pod, "status", "conditions")]
+    statuses = items(pod, "status", "containerStatuses")
+    times += [text(status, "state", "terminated", "finishedAt") for status in statuses]
+    return max(unix_seconds(moment) or 0.0 for moment in times)
 
 
 def is_being_created(pod: Object) -> bool:
@@ -193,7 +236,7 @@ def without_made_up_name(message: str) -> str:
     return re.sub(r'pods "[^"]*" is ', "it is ", message)
 
 
-def _container_trouble(pod: Object) -> Trouble | None:
+def _container_trouble(pod: Object, now_s: float) -> Trouble | None:
     for status in items(pod, "status", "containerStatuses"):
         waiting = mapping(status, "state", "waiting")
         reason, message = text(waiting, "reason"), text(waiting, "message")
@@ -204,9 +247,20 @@ def _container_trouble(pod: Object) -> Trouble | None:
                 f"Pod {name_of(pod)} cannot pull {image} ({reason}): {cut(message, 500)}. Check podTemplate.image and "
                 "podTemplate.imagePullSecrets",
             )
-        if reason in _START_REASONS or integer(status, "restartCount") >= _CRASHES:
+        if reason in _START_REASONS:
+            said = f"Pod {name_of(pod)} cannot start ({reason}): {cut(message, 500)}"
+            return Trouble(Reason.POD_CANNOT_START, said)
+        if reason == _CRASH_LOOP or _keeps_ending(status, now_s):
             return Trouble(Reason.POD_CRASHING, _crash(pod, status, message or reason))
     return None
+
+
+def _keeps_ending(status: Object, now_s: float) -> bool:
+    """Restarts count for the life of a pod: those that it has recovered from are over."""
+    if integer(status, "restartCount") < _CRASHES:
+        return False
+    finished_at = unix_seconds(text(status, "lastState", "terminated", "finishedAt"))
+    return not status.get("started") or finished_at is None or now_s - finished_at < _CRASH_IS_OVER_S
 
 
 def _crash(pod: Object, status: Object, message: str) -> str:

@@ -93,7 +93,7 @@ LABELS = frozenset(
 )
 """The same of labels."""
 _POD_SPEC = ("nodeName", "tolerations")
-_POD_STATUS = ("phase", "reason", "podIP", "conditions", "containerStatuses")
+_POD_STATUS = ("phase", "reason", "message", "podIP", "conditions", "containerStatuses")
 _SERVICE_METADATA = (
     "name", "namespace", "uid", "generation", "resourceVersion", "creationTimestamp", "deletionTimestamp",
     "annotations",

@@ -10,7 +10,7 @@ from outrider_crds.status import ConditionType as C
 from outrider_operator.decide.pods import LOOK_AGAIN_S
 from outrider_operator.model import DEPLOYMENT, KUBERNETES_SERVICE, FigureWindows, Object
 
-from tests.unit.operator.decide.world import World, manifest, unschedulable
+from tests.unit.operator.decide.world import World, manifest, rfc3339, unschedulable
 
 
 def rolling(**spec: Any) -> World:
@@ -119,6 +119,76 @@ def test_a_crashing_pod_says_its_last_lines() -> None:
     pod["status"]["containerStatuses"][0]["restartCount"] = 4
     world.settle()
     assert world.condition(C.PROGRESSING).message == found.message
+
+
+def test_restarts_of_last_month_are_no_crash_today() -> None:
+    """A pod that failed one probe "kept ending with exit code 1", by restarts that it had recovered from."""
+    world = World(manifest())
+    world.serve()
+    (pod,) = world.pods.values()
+    pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    ended = {"exitCode": 1, "reason": "Error", "finishedAt": rfc3339(world.now - 30 * 86400)}
+    status = {"restartCount": 2, "started": True, "lastState": {"terminated": ended}}
+    pod["status"]["containerStatuses"][0] |= status
+    world.settle()
+    assert world.reason(C.AVAILABLE) == "False/TooFewReadyPods"
+    ended["finishedAt"] = rfc3339(world.now - 60)
+    world.settle()
+    assert world.reason(C.AVAILABLE) == "False/PodCrashing"
+
+
+@pytest.mark.parametrize("reason", ["CreateContainerConfigError", "CreateContainerError"])
+def test_a_container_that_cannot_be_made_cannot_start(reason: str) -> None:
+    """An absent Secret in env was PodCrashing, whose remedy speaks of last lines; no container ever ran."""
+    world = World(manifest())
+    world.settle()
+    new_pod(world, state={"waiting": {"reason": reason, "message": 'secret "token" not found'}})
+    world.settle()
+    assert world.reason(C.READY) == "False/PodCannotStart"
+    assert 'secret "token" not found' in world.condition(C.READY).message
+
+
+def _end(world: World, name: str, created: float, ended: float) -> None:
+    """A pod that the kubelet evicted."""
+    pod = world.add_pod(name, world.deployment()["spec"]["template"], ready=False)
+    pod["metadata"]["creationTimestamp"] = rfc3339(created)
+    gone = {"type": "Ready", "status": "False", "lastTransitionTime": rfc3339(ended)}
+    words = {"reason": "Evicted", "message": 'Usage of EmptyDir volume "model-cache" exceeds the limit "1Ki". '}
+    pod["status"] = {"phase": "Failed", "conditions": [gone], **words}
+
+
+def test_pods_that_are_evicted_in_a_row_say_so_in_every_condition() -> None:
+    """19 dead pods in 20 minutes, and no condition or event of the service said why."""
+    world = rolling()
+    world.reconcile()
+    _end(world, "first", world.now - 120, world.now - 60)
+    new_pod(world, state={"waiting": {"reason": "ContainerCreating"}})
+    world.settle()
+    assert world.reason(C.PROGRESSING) == "True/RollingOut", "one is replaced"
+    assert "exceeds the limit" in world.condition(C.PROGRESSING).message
+    _end(world, "second", world.now - 60, world.now - 5)
+    plan = world.reconcile()
+    assert world.reason(C.PROGRESSING) == "False/Stalled"
+    assert "ProgressingStalled" in [event.reason for event in plan.events]
+    for pod in world.pods.values():
+        pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    world.reconcile()
+    for kind in (C.AVAILABLE, C.READY):
+        assert world.reason(kind) == "False/PodEnded"
+        assert 'exceeds the limit "1Ki"' in world.condition(kind).message
+    world.now += 3600
+    world.reconcile()
+    assert world.reason(C.READY) == "False/NoReadyEndpoint"
+
+
+def test_two_pods_of_a_node_that_shut_down_are_no_row() -> None:
+    """Their replacements load, and nothing says that they will end as well."""
+    world = rolling()
+    world.reconcile()
+    for name in ("first", "second"):
+        _end(world, name, world.now - 9000, world.now - 5)
+    world.settle()
+    assert world.reason(C.PROGRESSING) == "True/RollingOut"
 
 
 def test_the_first_pods_trouble_is_the_reason_of_ready_and_available() -> None:
