@@ -61,6 +61,7 @@ def add_innermost(app: Any, wrap: Callable[[App], App]) -> None:
     from starlette.middleware import Middleware
 
     app.user_middleware.append(Middleware(wrap))
+    app.middleware_stack = None  # vLLM has built it already: the app makes it again at its next call
 
 
 def schema_compiler(backend: str) -> Compiler | None:

@@ -28,6 +28,7 @@ def client(root_path: str = "") -> httpx.AsyncClient:
     async def answer(request: Request) -> Any:
         return await request.json()
 
+    app.middleware_stack = app.build_middleware_stack()  # as vLLM leaves it
     compiler = schema_compiler("auto")
     assert compiler is not None
     add_innermost(app, lambda inner: RequestGate(inner, lambda: GateFacts(slo_classes=(), draining=False)))
