@@ -177,7 +177,7 @@ async def _answer(
     try:
         rewritten = await action
     except ApiError as error:
-        if error.busy and patient:
+        if error.namespace_ends or (error.busy and patient):
             raise
         if error.conflict:  # with a writer of the object, or of the quota that counts it
             raise ObserveAgain(error.message) from None

@@ -29,7 +29,8 @@ class Events:
             await self._api.create(_document(service, event))
         except (ApiError, *UNREACHABLE) as error:
             where = f"{namespace_of(service)}/{name_of(service)}"
-            logger.warning("Cannot post the Event %s of %s: %s", event.reason, where, error or repr(error))
+            if not (isinstance(error, ApiError) and error.namespace_ends):
+                logger.warning("Cannot post the Event %s of %s: %s", event.reason, where, error or repr(error))
 
 
 def _document(service: Object, event: Event) -> Object:

@@ -21,7 +21,7 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 
 from outrider_operator import telemetry
-from outrider_operator.inbound.reading import name_of, namespace_of
+from outrider_operator.inbound.reading import items, name_of, namespace_of, text
 from outrider_operator.inbound.unfit import Unfit
 from outrider_operator.kinds import WATCHED_BY_METADATA, Kind, kind_of
 from outrider_operator.model import FIELD_MANAGER, Object
@@ -54,8 +54,10 @@ _SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/tok
 class ApiError(Exception):
     """The API server refused a request: its HTTP status, reason and sentence."""
 
-    def __init__(self, status: int, reason: str, message: str) -> None:
+    def __init__(self, status: int, reason: str, message: str, causes: frozenset[str] = frozenset()) -> None:
+        """causes: reasons of `details.causes`."""
         super().__init__(f"{reason or 'error'} ({status}): {message}")
+        self.causes = causes
         self.status = status
         self.reason = reason
         self.message = message
@@ -81,6 +83,11 @@ class ApiError(Exception):
     @property
     def forbidden(self) -> bool:
         return self.status == 403
+
+    @property
+    def namespace_ends(self) -> bool:
+        """The namespace is being deleted: nothing can be made in it any more, and all that is there goes."""
+        return "NamespaceTerminating" in self.causes
 
     @property
     def busy(self) -> bool:
@@ -324,8 +331,9 @@ def _error(status: int, body: str) -> ApiError:
     try:
         document = json.loads(body)
         reason, message = str(document.get("reason", "")), str(document.get("message", ""))
+        causes = frozenset(text(cause, "reason") for cause in items(document, "details", "causes"))
     except (ValueError, AttributeError):
         return ApiError(status, "", body[:200])
     if message.startswith(_DENIED):
         return ApiError(403, "Forbidden", message)
-    return ApiError(status, reason, message)
+    return ApiError(status, reason, message, causes)

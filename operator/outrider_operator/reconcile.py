@@ -71,7 +71,12 @@ class Reconciler:
             return None
         if "deletionTimestamp" in service["metadata"]:
             return None  # garbage collection removes the children; making new ones would hold it up
-        observed, plan = await self._act(key, service)
+        try:
+            observed, plan = await self._act(key, service)
+        except ApiError as error:
+            if error.namespace_ends:
+                return None  # the service goes, too
+            raise
         figures_due_s = await self._status_writer.write(service, observed.status, plan.status)
         self._measurements.expect_news(key, not _updated(plan.status))
         for event in plan.events if figures_due_s is None else ():

@@ -22,6 +22,7 @@ from tests.operator import manifests, webhook
 from tests.operator.client import Client, Service, uids, wait_for
 from tests.operator.conftest import Make
 from tests.operator.manifests import environment
+from tests.operator.process import OperatorProcess
 
 pytestmark = pytest.mark.cluster
 
@@ -260,3 +261,19 @@ def _used(cluster: Cluster, namespace: str, resource: str) -> str | None:
     """What the namespace's quota counts of `resource`."""
     quotas = cluster.get("quota", namespace=namespace)
     return next((each.get("status", {}).get("used", {}).get(resource) for each in quotas), None)
+
+
+def test_namespace_that_is_deleted_gives_no_warnings(
+    cluster: Cluster, client: Client, operator_process: OperatorProcess
+) -> None:
+    """Three services gave 33: each child was made again while the namespace went, and each Event was refused."""
+    namespace = f"leaving-{uuid.uuid4().hex[:4]}"
+    cluster.kubectl("create", "namespace", namespace)
+    for name in ("a", "b", "c"):
+        client.create(SERVICE, manifests.service(name, namespace))
+    for name in ("a", "b", "c"):
+        Service(client, namespace, name).wait_updated()
+    cluster.kubectl("delete", "namespace", namespace, "--timeout=100s")
+    lines = [line for line in operator_process.log_text().splitlines() if namespace in line]
+    assert lines
+    assert [line for line in lines if "[INFO " not in line] == []

@@ -10,10 +10,10 @@ from outrider_operator.model import Object
 class TakingApi:
     """Remembers the kind of every write, and the last document of each; holds nothing."""
 
-    def __init__(self, refuses: str = "", status: int = 422) -> None:
+    def __init__(self, refuses: str = "", status: int = 422, causes: frozenset[str] = frozenset()) -> None:
         self.written: list[str] = []
         self.documents: dict[str, Object] = {}
-        self._refuses, self._status = refuses, status
+        self._refuses, self._status, self._causes = refuses, status, causes
         self._version = 10
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
@@ -45,7 +45,7 @@ class TakingApi:
     def _take(self, what: str, document: Object) -> Object:
         self.written.append(what)
         if what == self._refuses:
-            raise ApiError(self._status, "", "no")
+            raise ApiError(self._status, "", "no", self._causes)
         self._version += 1
         metadata = {"uid": f"uid-{self._version}", **document["metadata"], "resourceVersion": str(self._version)}
         self.documents[what] = {**document, "metadata": metadata}

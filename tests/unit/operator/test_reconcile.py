@@ -63,6 +63,17 @@ async def test_an_api_server_that_stays_busy_is_told_of() -> None:
     assert "refuses Deployment chat: no" in told["SpecValid"]["message"]
 
 
+async def test_namespace_that_ends_is_no_refusal(caplog: pytest.LogCaptureFixture) -> None:
+    """Deleting a namespace with three services logged 33 warnings: each child was made again, and each try refused."""
+    api = TakingApi(refuses="ServiceAccount", status=403, causes=frozenset({"NamespaceTerminating"}))
+    reconciler = _reconciler(api)
+    await reconciler.reconcile(CHAT)
+    writes = len(api.written)
+    assert await reconciler.reconcile(CHAT) is None
+    assert api.written[writes:] == ["ServiceAccount"], "what is refused there is all that is tried"
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
 async def test_the_lease_waits_for_one_decision_not_for_each_workers() -> None:
     """A thousand services woken at once: with sixteen decisions in a turn of the loop the Lease was lost again and
     again on a busy machine."""
