@@ -6,6 +6,7 @@ Real vLLM in this process.
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from outrider_runtime.paths import RUN_DIR_VARIABLE, Paths
 from outrider_runtime.vllm_plugin import launch
 
 from tests.engine import engines, planted_models
-from tests.engine.engines import POOR_DRAFT, TARGET, Bench, boot_config, draft_model, eagle, lookup, model
+from tests.engine.engines import POOR_DRAFT, TARGET, Bench, boot_config, draft_model, eagle, lookup, model, sparse_self
 from tests.engine.test_speculation_is_lossless import SHORT, state_of
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
@@ -63,6 +64,23 @@ def test_a_head_for_a_target_that_hands_out_no_hidden_states_is_left_out(without
         assert engine.verified("pld") > 0
 
 
+def test_draft_that_ends_before_overridden_positions_is_left_out(tmp_path: Path) -> None:
+    """Bug: with `--hf-overrides={"max_position_embeddings": 1024}` a draft of 256 positions was hosted over a target
+    whose config.json says 256, too; past them it reads behind its tables."""
+    short = tmp_path / "short"
+    shutil.copytree(engines.SMALL, short)
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 256}))
+    overridden = ['--hf-overrides={"max_position_embeddings": 1024}']
+    plan = engines.make_plan([draft_model(short), sparse_self(1020), lookup()], extra=overridden, target=short)
+    assert [drafter.name for drafter in plan.pool.hosted] == ["draft", "self", "pld"]
+    with engines.engine(plan) as llm:
+        found = reasons(Bench(llm, plan))
+    assert "the draft model has 256 positions (max_position_embeddings), and a request may take 1024" in found["draft"]
+    assert "its window is 1036 tokens, and a request may take 1024" in found["self"]
+    assert set(found) == {"draft", "self"}
+
+
 def test_heads_are_left_out_when_target_claims_hidden_states_in_vain(tmp_path: Path) -> None:
     """Bug: MiMo inherits the claim from Qwen2 and hands out nothing. vLLM's assertion ended the engine, whose next
     start knew of no cause and did the same."""
@@ -105,7 +123,7 @@ def test_a_pod_whose_memory_ends_with_its_graphs_starts_again_without_the_deares
         runner.capture_model()
     smaller = launch.after_failure(plan, ended.value)
     assert smaller is not None
-    assert [one.name for one in smaller.pool.hosted] == ["pld"]
+    assert [drafter.name for drafter in smaller.pool.hosted] == ["pld"]
     assert "9 MiB" in smaller.pool.dropped["draft"]
 
 

@@ -17,16 +17,18 @@ def obstacle(models: Models) -> str:
         return parallel
     if models.draft.is_head:
         return f"the model is an EAGLE head ({models.draft.names}), not a draft model; use method Eagle for it"
-    return other_vocabulary(models) or _too_few_positions(models)
+    return other_vocabulary(models) or too_few_positions(models.draft.max_position_embeddings, models.longest)
 
 
-def _too_few_positions(models: Models) -> str:
-    """The engine feeds a draft model as far as the target reads, past the draft's own last position too."""
-    has = models.draft.max_position_embeddings
-    if has is None or models.longest is None or has >= models.longest:
+def too_few_positions(has: int | None, longest: int | None) -> str:
+    """The engine feeds a draft model as far as the target reads, past the draft's own last position too.
+
+    has: positions of the draft. longest: tokens that a request may take.
+    """
+    if has is None or longest is None or has >= longest:
         return ""
     return (
-        f"the draft model has {has} positions (max_position_embeddings), and a request may take {models.longest}: "
+        f"the draft model has {has} positions (max_position_embeddings), and a request may take {longest}: "
         "lower engine.maxModelLen, or use another draft"
     )
 

@@ -74,8 +74,8 @@ def _obstacle(boot: BootConfig, drafter: Drafter, places: ModelPlaces) -> str:
         target = _read(boot.target, TARGET_MOUNT, places)
     except (OSError, ValueError) as error:
         return str(error)
-    longest = boot.engine.max_model_len or target.config.max_position_embeddings
-    too_long = _window_too_long(drafter, longest)
+    longest = _longest_request(boot, target.config)
+    too_long = window_too_long(drafter, longest)
     if too_long or draft is None:
         return too_long
     models = Models(draft.config, target.config, draft.location, target.location, longest)
@@ -93,8 +93,15 @@ def _read(model: ModelRef, mount: str, places: ModelPlaces) -> _Read:
     return _Read(typed_config(model_config(model, location), location), location)
 
 
-def _window_too_long(drafter: Drafter, longest: int | None) -> str:
-    """What admission refuses where engine.maxModelLen says how long a request may get."""
+def _longest_request(boot: BootConfig, target: ModelConfig) -> int | None:
+    """Tokens that a request may take; None where the user changes the target's config (`--hf-overrides`): the engine
+    resolves that, and its worker checks the drafters against it."""
+    changes = any(argument.replace("_", "-").startswith("--hf-o") for argument in boot.engine.extra_args)
+    return boot.engine.max_model_len or (None if changes else target.max_position_embeddings)
+
+
+def window_too_long(drafter: Drafter, longest: int | None) -> str:
+    """What admission refuses where engine.maxModelLen says how long a request may get (`longest`)."""
     if longest is None or drafter.window is None or drafter.window <= longest:
         return ""
     return f"its window is {drafter.window} tokens, and a request may take {longest}: lower sinkTokens or windowTokens"

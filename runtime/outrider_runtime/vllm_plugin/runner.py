@@ -21,6 +21,8 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, ModelRunnerOu
 from vllm.v1.worker.cpu.model_runner import CPUModelRunner
 from vllm.v1.worker.gpu import cudagraph_utils, model_runner
 
+from outrider_runtime.drafters.draft_model import too_few_positions
+from outrider_runtime.drafters.pool import window_too_long
 from outrider_runtime.drafters.window import window_of
 from outrider_runtime.error_text import with_type
 from outrider_runtime.step_clock import step_clock
@@ -180,6 +182,17 @@ def _speculator_made_by(make: Callable[..., PoolSpeculator]) -> Iterator[None]:
         yield
 
 
+def _check_limits(drafter: Drafter, config: Any) -> None:
+    """Raises ValueError for a drafter that ends before the engine's longest request, as vLLM has resolved both: by then
+    it has read `--hf-overrides`, which a config.json does not show."""
+    longest = config.model_config.max_model_len
+    sentence = window_too_long(drafter, longest)
+    if drafter.method is DraftMethod.DRAFT_MODEL:
+        sentence = sentence or too_few_positions(config.speculative_config.draft_model_config.max_model_len, longest)
+    if sentence:
+        raise ValueError(sentence)
+
+
 def pool_speculator(
     plan: LaunchPlan, agree: Agreement, adapt: Callable[[Rows], None], vllm_config: Any, device: torch.device,
     req_states: Any,
@@ -195,6 +208,7 @@ def pool_speculator(
                 target_parallel_config=vllm_config.parallel_config,
                 **member_config(drafter, plan),
             )
+        _check_limits(drafter, config)
         same = [one for one in plan.pool.hosted[:number] if one.method is drafter.method]
         prefix = f"drafter_{number}" if same else None
         if drafter.method is DraftMethod.EAGLE:

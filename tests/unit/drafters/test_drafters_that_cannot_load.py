@@ -175,6 +175,16 @@ def test_a_draft_model_with_fewer_positions_than_a_request_may_take_is_named_wit
     assert "maxModelLen" in reason
 
 
+def test_limits_of_an_overridden_config_are_left_to_the_engine(folder: Any) -> None:
+    """`--hf-overrides={"max_position_embeddings": 1024}` makes a request longer or shorter than config.json says."""
+    target = folder("target", {**LLAMA, "max_position_embeddings": 8192})
+    made = boot(target, draft_model(folder("small", {**LLAMA, "max_position_embeddings": 2048})), sparse_self(9000))
+    for spelling in (['--hf-overrides={"max_position_embeddings": 1024}'], ["--hf_overrides", "{}"]):
+        engine = made.engine.model_copy(update={"extra_args": spelling})
+        pool = choose_pool(made.model_copy(update={"engine": engine}), ModelPlaces(mounted=False))
+        assert [drafter.name for drafter in pool.hosted] == ["draft", "self"]
+
+
 def test_a_draft_model_given_as_eagle_head_is_named(folder: Any) -> None:
     assert "DraftModel" in dropped(folder("target", LLAMA), eagle(folder("small", LLAMA)))
 
