@@ -227,8 +227,8 @@ class SpeculativeServiceStatus(Model):
     runtime_image: Text = ""
     """The release's runtime image that the service runs on; a new operator does not change it by itself."""
     newer_runtime_image: Text = ""
-    """The installed release's runtime image, where the service is behind. The annotation outrider.dev/runtime-upgrade:
-    "true" moves it there by a rollout."""
+    """The installed release's runtime image, where the service is behind. The annotation outrider.dev/runtime-upgrade
+    with this value, or its tag, moves it there by a rollout."""
     conditions: Annotated[list[Condition], Field(max_length=16), MapList("type")] = []
     """One of each type."""
     summary: Summary | None = None

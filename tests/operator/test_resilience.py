@@ -205,7 +205,7 @@ def test_an_upgrade_restarts_no_serving_pod_until_it_is_asked_to(
     assert uids(steady.pods()) == before
     assert steady.read()["status"]["runtimeImage"] == image
     wait_for("the mover to be behind", lambda: _is_behind(mover, new))
-    client.patch(SERVICE, mover.namespace, mover.name, {"metadata": {"annotations": {UPGRADE_ANNOTATION: "true"}}})
+    client.patch(SERVICE, mover.namespace, mover.name, {"metadata": {"annotations": {UPGRADE_ANNOTATION: new}}})
     wait_for("the status at the new image", lambda: mover.read()["status"]["runtimeImage"] == new)
     mover.wait_updated()
     assert [pod["spec"]["containers"][0]["image"] for pod in mover.ready_pods()] == [new]

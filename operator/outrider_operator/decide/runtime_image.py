@@ -17,7 +17,8 @@ IMAGE_ANNOTATION = "outrider.dev/runtime-image"
 """On the Deployment: "gpu IMAGE" or "cpu IMAGE", the default image as it was resolved for that kind of hardware
 when the revision that the Deployment runs was made."""
 UPGRADE_ANNOTATION = "outrider.dev/runtime-upgrade"
-"""On the service: "true" moves it to the installed release's image, "false" keeps it out of the share."""
+"""On the service: an image, or its tag, moves it there once the installed release has it; "false" keeps it out of the
+share. It names one image, so that no later release moves the service by it."""
 _IMAGE: TypeAdapter[str] = TypeAdapter(Image)
 
 
@@ -29,7 +30,9 @@ def default_image(
     `deployment` is the service's own; `kept_image` is its status's, empty for a new service.
     """
     newest = newest_image(settings, on_cpu=on_cpu)
-    return newest if _moves(service, settings) else _given(deployment, kept_image, settings, on_cpu=on_cpu)
+    return (
+        newest if _moves(service, settings, on_cpu=on_cpu) else _given(deployment, kept_image, settings, on_cpu=on_cpu)
+    )
 
 
 def given_image(deployment: Object | None, kept_image: str) -> str:
@@ -70,14 +73,20 @@ def _is_image(given: str) -> bool:
     return True
 
 
-def _moves(service: Object, settings: Settings) -> bool:
+def _moves(service: Object, settings: Settings, *, on_cpu: bool) -> bool:
     """A paused service does not: no rollout would take its pods along."""
     if dig(service, "spec", "paused"):
         return False
-    asked = annotation(service, UPGRADE_ANNOTATION)
-    if asked in ("true", "false"):
-        return asked == "true"
-    return place(uid_of(service)) < settings.runtime_upgrade_percent
+    choice, newest = annotation(service, UPGRADE_ANNOTATION), newest_image(settings, on_cpu=on_cpu)
+    if choice == "false":
+        return False
+    return choice in (newest, _tag(newest)) or place(uid_of(service)) < settings.runtime_upgrade_percent
+
+
+def _tag(image: str) -> str:
+    """The release in an image's name; the image itself where it has a digest or no tag."""
+    tag = image.rpartition("/")[2].partition(":")[2]
+    return image if "@" in image or not tag else tag
 
 
 def place(uid: str) -> int:

@@ -31,7 +31,8 @@ def test_a_service_says_that_it_is_behind_and_moves_when_it_is_asked_to() -> Non
         "outrider/runtime-cpu:1", "outrider/runtime-cpu:2",
     )  # fmt: skip
     before = world.revision()
-    world.services["chat"]["metadata"]["annotations"] = {"outrider.dev/runtime-upgrade": "true"}
+    behind = world.observed().status.newer_runtime_image
+    world.services["chat"]["metadata"]["annotations"] = {"outrider.dev/runtime-upgrade": behind}
     world.settle()
     assert (image(world), world.observed().status.newer_runtime_image) == ("outrider/runtime-cpu:2", "")
     assert world.observed().status.runtime_image == "outrider/runtime-cpu:2"
@@ -39,6 +40,31 @@ def test_a_service_says_that_it_is_behind_and_moves_when_it_is_asked_to() -> Non
     world.services["chat"]["metadata"]["annotations"] = {}
     world.settle()
     assert image(world) == "outrider/runtime-cpu:2"
+
+
+@pytest.mark.parametrize("choice", ["outrider/runtime-cpu:2", "2"])
+def test_an_upgrade_names_a_release_and_no_later_one(choice: str) -> None:
+    """With "true" the next `helm upgrade` restarted just those services that had been moved by hand, at once."""
+    world = World(manifest())
+    world.serve()
+    world.services["chat"]["metadata"]["annotations"] = {"outrider.dev/runtime-upgrade": choice}
+    world.settings = NEW
+    world.settle()
+    assert image(world) == "outrider/runtime-cpu:2"
+    world.settings = replace(SETTINGS, runtime_image="outrider/runtime:3", runtime_cpu_image="outrider/runtime-cpu:3")
+    world.settle()
+    assert image(world) == "outrider/runtime-cpu:2"
+    assert world.observed().status.newer_runtime_image == "outrider/runtime-cpu:3"
+
+
+@pytest.mark.parametrize("choice", ["true", "3", "runtime-cpu", "", "cpu:2"])
+def test_what_names_no_installed_release_moves_nothing(choice: str) -> None:
+    world = World(manifest())
+    world.serve()
+    world.services["chat"]["metadata"]["annotations"] = {"outrider.dev/runtime-upgrade": choice}
+    world.settings = NEW
+    world.settle()
+    assert image(world) == "outrider/runtime-cpu:1"
 
 
 @given(uid=st.uuids().map(str), smaller=st.integers(0, 100), larger=st.integers(0, 100))
