@@ -27,10 +27,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- else }}{{ required "serviceAccount.name: name one that exists, or set serviceAccount.create" .Values.serviceAccount.name }}{{ end }}
 {{- end }}
 
-{{/* Name of the profiling Jobs' priority class; empty for none. Cluster-scoped, and no colon is allowed in it. */}}
+{{/* Name of the profiling Jobs' priority class; empty for none. Cluster-scoped, and no colon is allowed in it. Its value
+     is immutable in Kubernetes, so it stands in the name. */}}
 {{- define "outrider.priorityClass" -}}
 {{- if .Values.profiling.priorityClass.create -}}
-{{ .Values.profiling.priorityClass.name | default (printf "%s.%s-profiling" .Release.Namespace (include "outrider.fullname" .)) }}
+{{- $value := .Values.profiling.priorityClass.value | toString | replace "-" "minus-" }}
+{{- .Values.profiling.priorityClass.name | default (printf "%s.%s-profiling-%s" .Release.Namespace (include "outrider.fullname" .) $value) }}
 {{- else }}{{ .Values.profiling.priorityClass.name }}{{ end }}
 {{- end }}
 
@@ -47,4 +49,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "outrider.platformAssignsUser" -}}
 {{- if kindIs "invalid" .Values.platformAssignsUser }}{{ .Capabilities.APIVersions.Has "security.openshift.io/v1" }}
 {{- else }}{{ .Values.platformAssignsUser }}{{ end }}
+{{- end }}
+
+{{/* By digest, if the values have one; a digest in the place of the tag is taken for what it is. */}}
+{{- define "outrider.operatorImage" -}}
+{{- with .Values.operator.image }}
+{{- $tag := .tag | default $.Chart.AppVersion }}
+{{- $digest := .digest | default (hasPrefix "sha256:" $tag | ternary $tag "") }}
+{{- .repository }}{{ if $digest }}@{{ $digest }}{{ else }}:{{ $tag }}{{ end }}
+{{- end }}
 {{- end }}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Generator
 from pathlib import Path
@@ -27,6 +28,7 @@ from tests.operator.chart.release import CHART, rendered, values
 
 pytestmark = pytest.mark.cluster  # helm and its Kubernetes come with the cluster
 
+DIGEST = f"sha256:{'0' * 64}"
 EVERYTHING: dict[str, Any] = {
     "podMonitor": {"enabled": True},
     "prometheusRule": {"enabled": True},
@@ -65,6 +67,69 @@ def test_a_misspelled_value_is_an_error(any_cluster: Kubectl, tmp_path: Path) ->
     """values.schema.json is closed: a typo does not silently leave the default."""
     with pytest.raises(ClusterError, match="allowHostPath"):
         rendered(any_cluster, tmp_path, {"allowHostPath": True})
+
+
+def test_the_chart_fits_into_another_one(any_cluster: Kubectl, tmp_path: Path) -> None:
+    """`condition: outrider.enabled` failed by values.schema.json; helm adds `global` itself."""
+    umbrella = tmp_path / "umbrella"
+    (umbrella / "charts").mkdir(parents=True)
+    shutil.copytree(CHART, umbrella / "charts" / "outrider")
+    dependency = {"name": "outrider", "version": "*", "condition": "outrider.enabled"}
+    chart = {"apiVersion": "v2", "name": "umbrella", "version": "1.0.0", "dependencies": [dependency]}
+    (umbrella / "Chart.yaml").write_text(yaml.safe_dump(chart))
+    for enabled, is_empty in ((True, False), (False, True)):
+        switch = f"outrider.enabled={str(enabled).lower()}"
+        text = any_cluster.helm("template", "u", str(umbrella), "--set", switch, "--set", "global.registry=x")
+        assert (text.strip() == "") is is_empty
+
+
+@pytest.mark.parametrize(
+    ("image", "reference"),
+    [
+        ({}, "outrider/operator:0.1.0"),
+        ({"tag": "dev"}, "outrider/operator:dev"),
+        ({"digest": DIGEST}, f"outrider/operator@{DIGEST}"),
+        ({"tag": DIGEST}, f"outrider/operator@{DIGEST}"),
+        ({"tag": "dev", "digest": DIGEST}, f"outrider/operator@{DIGEST}"),
+    ],
+)
+def test_the_operators_image_may_have_a_digest(
+    any_cluster: Kubectl, tmp_path: Path, image: dict[str, str], reference: str
+) -> None:
+    """A digest as the tag rendered "outrider/operator:sha256:..", which no registry has."""
+    (deployment,) = _of_kind(rendered(any_cluster, tmp_path, {"operator": {"image": image}}), "Deployment")
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == reference
+
+
+def test_two_operators_spread_and_leave_one_at_a_time(any_cluster: Kubectl, tmp_path: Path) -> None:
+    """Both stood on one node, and one drain took both."""
+    single, double = (rendered(any_cluster, tmp_path, {"operator": {"replicas": count}}) for count in (1, 2))
+    assert not _of_kind(single, "PodDisruptionBudget")
+    (budget,) = _of_kind(double, "PodDisruptionBudget")
+    (deployment,) = _of_kind(double, "Deployment")
+    selector = deployment["spec"]["selector"]
+    assert budget["spec"]["selector"] == selector
+    (spread,) = deployment["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["labelSelector"]) == ("kubernetes.io/hostname", selector)
+
+
+def test_another_priority_is_another_class(any_cluster: Kubectl, tmp_path: Path) -> None:
+    """Kubernetes never changes a class's value: `helm upgrade` with another one failed as a whole."""
+    names = set()
+    for value in (-5, -7, 0):
+        objects = rendered(any_cluster, tmp_path, {"profiling": {"priorityClass": {"value": value}}})
+        (priority,) = _of_kind(objects, "PriorityClass")
+        (deployment,) = _of_kind(objects, "Deployment")
+        environment = deployment["spec"]["template"]["spec"]["containers"][0]["env"]
+        used = {"name": "OUTRIDER_PROFILING_PRIORITY_CLASS", "value": priority["metadata"]["name"]}
+        assert priority["value"] == value
+        assert used in environment
+        names.add(priority["metadata"]["name"])
+    assert len(names) == 3
+
+
+def _of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [document for document in objects if document["kind"] == kind]
 
 
 def test_the_schema_knows_every_value(any_cluster: Kubectl, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_service_says_that_it_is_behind_and_moves_when_it_is_asked_to() -> Non
 
 @pytest.mark.parametrize("choice", ["outrider/runtime-cpu:2", "2"])
 def test_an_upgrade_names_a_release_and_no_later_one(choice: str) -> None:
-    """With "true" the next `helm upgrade` restarted just those services that had been moved by hand, at once."""
+    """A later `helm upgrade` restarted just those services that had been moved by hand, at once."""
     world = World(manifest())
     world.serve()
     world.services["chat"]["metadata"]["annotations"] = {"outrider.dev/runtime-upgrade": choice}
