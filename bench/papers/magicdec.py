@@ -134,15 +134,14 @@ def alone_rates(engine: Engine, clients: int, phases: int) -> list[float]:
 def served(cell: Cell, name: str, contexts: Sequence[int], seed: int) -> Engine:
     """Requests read one token; once they decode they have their context."""
     world = settings.world(cell.part.world)
-    limits = Limits(max_requests=settings.SLOTS, kv_tokens=world.kv_tokens)
+    limits = Limits(max_requests=settings.MOST_REQUESTS, kv_tokens=world.kv_tokens)
     cost = settings.decision_us(slo_classes=False) if name == OURS else ((1, 0.0),)
     setting = Setting(world, cell.recording, POOL, limits, cost, asynchronous=True)
     engine = Engine(setting, workload(cell, len(contexts), seed), policy(cell.part, name, seed))
     requests, grown = engine.requests, np.zeros(len(contexts), bool)
     while engine.advance():
         new = (requests.produced > 0) & ~grown
-        for column in (requests.context, requests.prompt):
-            column[new] += np.array(contexts, np.int64)[new] - 1
+        engine.lengthen(np.flatnonzero(new), np.array(contexts, np.int64)[new] - 1)
         grown |= new
     return engine
 

@@ -36,7 +36,8 @@ from outrider_runtime.simulate.worlds.world import Pass, TargetTimes, World
 RESULTS = Path(__file__).parent / "results"
 POOL = (Drafter("draft", passes=True, needs_kv=True),)
 STATIC = (1, 3, 5, 7)
-LONGEST, SLOTS = 7, 256
+LONGEST = 7
+LIMITS = Limits()
 DURATION_S, LEAST_REQUESTS = 60.0, 60
 PROMPT_TOKENS = 227
 BISECTIONS = 8
@@ -109,7 +110,7 @@ def _ratios(table: Table, load: Workload, plain_s: float, world: World) -> tuple
 
 def ours(world: World) -> Policy:
     hot = HotSettings(max_draft_tokens=LONGEST)
-    settings = Settings(POOL, LONGEST, SLOTS, largest_graph_tokens=world.graph_tokens, hot=hot)
+    settings = Settings(POOL, LONGEST, LIMITS.slots, largest_graph_tokens=world.graph_tokens, hot=hot)
     profile = fitted(world, POOL, np.random.default_rng(0))
     return Controller(settings, profile, clock=time.perf_counter, rng=np.random.default_rng(1))
 
@@ -122,7 +123,7 @@ def latency_s(table: Table, load: Workload, policy: Policy, world: World | None 
 def ran(table: Table, load: Workload, policy: Policy, world: World | None = None) -> Engine:
     world = world or world_of(table)
     setting = Setting(
-        world, _recording(table), POOL, Limits(8192, SLOTS, world.kv_tokens), confidences=False
+        world, _recording(table), POOL, replace(LIMITS, kv_tokens=world.kv_tokens), confidences=False
     )  # fmt: skip
     engine = Engine(setting, load, policy)
     engine.run()
@@ -148,7 +149,9 @@ def _rate(table: Table, in_flight: float) -> float:
 @cache
 def _capacity(table: Table) -> float:
     """Requests a second that plain decoding finishes with as many at a time as fit."""
-    load = closed(SLOTS, 3 * SLOTS, _recording(table), None, np.random.default_rng(3), _lengths(table))
+    load = closed(
+        LIMITS.max_requests, 3 * LIMITS.max_requests, _recording(table), None, np.random.default_rng(3), _lengths(table)
+    )
     engine = ran(table, load, Fixed(POOL))
     return len(load) / engine.now
 

@@ -28,7 +28,9 @@ from bench.replay.synthetic import MIXES, by_category
 
 LONGEST = 5
 """Most draft tokens of every policy."""
-SLOTS = 256
+MOST_REQUESTS = 256
+"""max_num_seqs."""
+SLOTS = Limits(max_requests=MOST_REQUESTS).slots
 STATIC = (1, 2, 3, 5)
 PROFILES = 4
 """Different noisy profiles; a seed takes one in turn."""
@@ -109,7 +111,7 @@ def decision_us(*, slo_classes: bool) -> tuple[tuple[int, float], ...]:
 
 def setting(case: Case, system: System) -> Setting:
     one = world(case.world)
-    limits = Limits(max_requests=SLOTS, kv_tokens=one.kv_tokens)
+    limits = Limits(max_requests=MOST_REQUESTS, kv_tokens=one.kv_tokens)
     cost = decision_us(slo_classes=bool(system.patience_s)) if system.loop else ((1, 0.0),)
     on_gpu = not case.world.endswith("cpu")  # there vLLM schedules asynchronously
     return Setting(one, recording_of(case), pool(case), limits, cost, on_gpu, system.patience_s, not system.loop)

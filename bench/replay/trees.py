@@ -18,7 +18,7 @@ from outrider_runtime.simulate.replay.policies import Fixed
 from outrider_runtime.simulate.replay.scheduling import Limits
 from outrider_runtime.simulate.replay.workload import Workload
 
-from bench.replay.settings import PROFILES, SLOTS, decision_us, profile, recording, world
+from bench.replay.settings import MOST_REQUESTS, PROFILES, SLOTS, decision_us, profile, recording, world
 from bench.replay.tree_baselines import AdaServe, StaticTree
 
 DEEPEST = 8
@@ -88,7 +88,7 @@ def budget(place: Place, seed: int) -> int:
 def run(place: Place, system: System, load: Workload, seed: int, classes: Classes = ()) -> Engine:
     one = world(place.world)
     setting = Setting(
-        one, recording(place.acceptance), (TREES,), Limits(max_requests=SLOTS, kv_tokens=one.kv_tokens),
+        one, recording(place.acceptance), (TREES,), Limits(max_requests=MOST_REQUESTS, kv_tokens=one.kv_tokens),
         decision_us(slo_classes=bool(classes)) if system.decides else ((1, 0.0),),
         asynchronous=False, bundled=True,
     )  # fmt: skip

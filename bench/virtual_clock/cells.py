@@ -46,7 +46,7 @@ class Cell:
         return replace(ours(), loop=False) if self.system == "ours" else singles(self.case)[self.system]
 
     def setting(self) -> Setting:
-        found = replace(setting(self.case, self.policy()), confidences=False)
+        found = replace(setting(self.case, self.policy()), confidences=False, asynchronous=self.asynchronous)
         limits = replace(found.limits, kv_tokens=SMALL_KV_TOKENS) if self.little_memory else found.limits
         return replace(found, limits=limits)
 

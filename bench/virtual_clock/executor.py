@@ -97,7 +97,6 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
 
     def _forget(self, output: SchedulerOutput) -> None:
         gone = np.array([int(name) for name in output.preempted_req_ids or ()], np.int64)
-        self.device.requests.context[gone] = 0
         self.device.forget(gone)
         self.preempted += len(gone)
 

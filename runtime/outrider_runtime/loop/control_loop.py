@@ -26,13 +26,11 @@ from outrider_runtime.control.state import RECENT_KEEP, State, Weighed
 from outrider_runtime.drafters import traits
 from outrider_runtime.loop.availability import Availability
 from outrider_runtime.loop.slo import SLOCounter
+from outrider_runtime.loop.slots import SLOTS_PER_REQUEST
 from outrider_runtime.loop.steps import Told
 from outrider_runtime.loop.waiting import patience_s
 
 logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
-
-SLOTS_PER_REQUEST = 2
-"""So that a slot is not given again before the last step of the request that left it is over."""
 
 
 class ControlLoop:

@@ -9,6 +9,9 @@ import numpy as np
 
 from outrider_runtime.control.data.batch import Ints
 
+SLOTS_PER_REQUEST = 2
+"""So that a slot is not given again before the last step of the request that left it is over."""
+
 
 class Slots:
     """A slot that a request left is given again once the last step that the request was in is over."""

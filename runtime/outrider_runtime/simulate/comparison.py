@@ -69,7 +69,7 @@ def _ours(deployment: Deployment, seed: int) -> Callable[[], Policy]:
     longest, rng = deployment.service.longest_request or LONGEST_REQUEST, np.random.default_rng([seed, 0])
     noisy = None if deployment.service.learns else fitted(world, deployment.drafters, rng, longest)
     settings = Settings(
-        deployment.drafters, hot.max_draft_tokens, deployment.limits.max_requests,
+        deployment.drafters, hot.max_draft_tokens, deployment.limits.slots,
         largest_graph_tokens=world.graph_tokens, hot=hot,
     )  # fmt: skip
     return lambda: Controller(settings, noisy, clock=time.perf_counter, rng=np.random.default_rng([seed, 1]))

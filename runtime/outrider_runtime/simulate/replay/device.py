@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode
+from outrider_runtime.control.data.plans import DraftPlan
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.simulate.recording import Recording
 from outrider_runtime.simulate.replay.caches import Caches
@@ -28,7 +28,6 @@ class Ran:
     target_s: float
     draft_s: dict[int, float]
     """Of each drafter that ran, by number."""
-    mode: ExecutionMode
     accepted: Ints
     """(N,) of the proposals that the target scored."""
     tokens: Ints
@@ -52,6 +51,7 @@ class Device:
         self.proposals = Proposals(recording, drafters, requests)
 
     def forget(self, preempted: Rows) -> None:
+        self.requests.preempt(preempted)
         self.caches.forget(preempted)
         self.proposals.clear(preempted)
 
@@ -70,7 +70,7 @@ class Device:
         if plan.passes.any():
             after = self.requests.of(books.rows)
             self.proposals.propose(after, plan, *self.caches.columns(after, np.zeros_like(after.rows)))
-        return Ran(self.world.target_s(one), draft_s, _mode(one, self.world.graph_tokens), accepted, made)
+        return Ran(self.world.target_s(one), draft_s, accepted, made)
 
     def _draft_s(self, plan: DraftPlan, books: Books, fed: Ints) -> dict[int, float]:
         seconds = {}
@@ -131,9 +131,3 @@ def _decoding(books: Books) -> tuple[int, float]:
     """Requests that decode, and their mean context."""
     requests = int(np.count_nonzero(books.decodes))
     return requests, float((books.context * books.decodes).sum()) / requests if requests else 0.0
-
-
-def _mode(one: Pass, graph_tokens: int | None) -> ExecutionMode:
-    if graph_tokens is not None and one.tokens > graph_tokens:
-        return ExecutionMode.BEYOND_GRAPH
-    return ExecutionMode.UNIFORM if one.even and not one.prompts else ExecutionMode.RAGGED

@@ -1,22 +1,30 @@
-"""A simulated engine's step, as vLLM's: schedule, run, observe, propose."""
+"""A simulated engine's steps, as vLLM's: schedule, run, propose, observe."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import Batch, Bools, Waiting
-from outrider_runtime.control.data.forest import ROOT, Forest, trials
+from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Waiting
+from outrider_runtime.control.data.forest import ROOT, Forest, Nodes, trials
 from outrider_runtime.control.data.plans import DraftPlan, Outcome, Purpose, VerifyPlan
 from outrider_runtime.control.settings import Drafter
-from outrider_runtime.simulate.recording import Recording
-from outrider_runtime.simulate.replay.device import Device
+from outrider_runtime.loop.coverage import ScheduledStep
+from outrider_runtime.loop.proposals import Proposals, no_proposals
+from outrider_runtime.loop.steps import Finished, Record, Verdicts, execution_mode
+from outrider_runtime.simulate.recording import DEPTH, Recording
+from outrider_runtime.simulate.replay.device import Device, Ran
+from outrider_runtime.simulate.replay.flights import DraftingReport, Flight
 from outrider_runtime.simulate.replay.requests import Books, Requests, Rows
 from outrider_runtime.simulate.replay.scheduling import Limits, Scheduled, Scheduler
 from outrider_runtime.simulate.replay.workload import Ints, Workload
 from outrider_runtime.simulate.worlds.world import World
+
+STEPS_IN_FLIGHT = 2
+"""Scheduled steps without an output, at most: vLLM's batch queue in asynchronous scheduling."""
 
 
 class Policy(Protocol):
@@ -40,7 +48,7 @@ class Setting:
     decision_us: tuple[tuple[int, float], ...] = ((1, 0.0),)
     """What two decisions and an observation cost, by batch; straight between."""
     asynchronous: bool = True
-    """The host decides while the device runs: only what takes longer than the step is seen."""
+    """A step is scheduled while the one before it runs, as vLLM does on GPUs."""
     patience_s: tuple[float, ...] = ()
     """How long a request of each SLO class may wait: those due first are let in first, and the policy is told of them.
     Empty: first come, first served."""
@@ -64,19 +72,42 @@ class Log:
 
 
 class Engine:
-    """One pod's engine under one policy."""
+    """One pod's engine under one policy.
+
+    Synchronous: a step is scheduled after the output of the last one, with its proposals.
+    Asynchronous: step t+1 is scheduled while t runs. The scheduler counts every draft token of t as accepted, and every
+    draft token that t is to propose as proposed (`loop.proposals`). The output of t corrects the first. The report on
+    the drafting of t comes with the output of t+1 and corrects the second; the policy observes t then.
+    """
 
     def __init__(self, setting: Setting, load: Workload, policy: Policy) -> None:
         self.setting, self.policy = setting, policy
         self.requests = Requests(load)
+        """What the scheduler knows of them."""
         self.log = Log()
         self.now = 0.0
+        """The host's clock."""
         self._scheduler = Scheduler(self.requests, setting.limits)
-        self._device = Device(setting.world, setting.recording, setting.drafters, self.requests)
+        # vLLM's drafters know no end of an answer, and in asynchronous scheduling a step may run beyond it.
+        on_device = Requests(load if setting.bundled else replace(load, output=load.output + 4 * DEPTH))
+        self._device = Device(setting.world, setting.recording, setting.drafters, on_device)
+        self._proposals = no_proposals(setting.limits.slots)
+        self._in_flight: deque[Flight] = deque()
+        """Steps whose output has not arrived, the oldest first."""
+        self._unobserved: dict[int, Flight] = {}
+        """Steps by number."""
+        self._unreported: list[Flight] = []
+        """Steps whose reports on drafting come with the next output."""
+        self._leaving: deque[tuple[int, int]] = deque()
+        """(last step, slot) of requests that are done or preempted, the oldest first."""
+        self._number = 0
+        self._free_at = 0.0
+        """When the device has run all that was scheduled."""
+        self._last_output_at = 0.0
         self._next = 0
         self._decision = tuple(zip(*setting.decision_us, strict=True))
         self._patience_s = np.array([*setting.patience_s, max(setting.patience_s, default=0.0)])
-        """By class; the last one is that of requests without a class."""
+        """Seconds of each class; the last entry is for requests without a class."""
 
     def run(self, until_s: float = np.inf) -> None:
         """Until every request is finished, or the clock says so."""
@@ -84,15 +115,24 @@ class Engine:
             pass
 
     def advance(self) -> bool:
-        """One step, or the wait for the next request; False when there is nothing more to do."""
+        """One turn of vLLM's engine core, or the wait for the next request; False when there is nothing more to do."""
         self._arrive()
         if len(self._scheduler.running) or self._scheduler.waiting:
-            self.step()
+            if self._schedule() and self.setting.asynchronous and len(self._in_flight) < STEPS_IN_FLIGHT:
+                return True
+        elif not self._in_flight:
+            if self._next >= len(self.requests.load):
+                return False
+            self.now = max(self.now, float(self.requests.load.at_s[self._next]))
             return True
-        if self._next >= len(self.requests.load):
-            return False
-        self.now = max(self.now, float(self.requests.load.at_s[self._next]))
+        self._receive(self._in_flight.popleft())
         return True
+
+    def lengthen(self, rows: Rows, tokens: Ints) -> None:
+        """Adds `tokens` (N,) to the prompts of requests, as if they had been computed."""
+        for requests in (self.requests, self._device.requests):
+            requests.context[rows] += tokens
+            requests.prompt[rows] += tokens
 
     def _arrive(self) -> None:
         load, scheduler = self.requests.load, self._scheduler
@@ -106,22 +146,35 @@ class Engine:
             scheduler.wait(self._next)
             self._next += 1
 
-    def step(self) -> None:
+    # -- schedule -------------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> bool:
+        """Whether there was anything to schedule."""
+        scheduled_at = self.now
         running = self.requests.of(self._scheduler.running)
-        forest = self._forest(running.rows)
+        proposals = self._proposals_for(running)
+        forest = proposals.forest(len(self.setting.drafters))
         verify = self.policy.plan_verify(self._batch(running, None), forest)
         step = self._scheduler.schedule(running, verify.lengths, verify.token_budget, verify.admit)
         if len(step.preempted):
-            self._forget(step.preempted)
+            self._device.forget(step.preempted)
+            self._leave(step.preempted)
+        if not len(step.rows):
+            return False
         nodes = verify.nodes
         if step.paused:
             nodes = nodes[np.isin(running.rows, step.rows)[forest.request]]
-            forest = self._forest(step.rows)
-        forest = self._device.proposals.with_newcomers(forest, step.rows)
-        self._run(step, forest, nodes, verify.purpose)
+        self._run(step, nodes, verify.purpose, scheduled_at)
+        return True
 
-    def _forest(self, rows: Rows) -> Forest:
-        return self._device.proposals.forest(rows, confidences=self.setting.confidences)
+    def _proposals_for(self, books: Books) -> Proposals:
+        """What the scheduler knows of the proposals that wait for the next step."""
+        self._proposals.cut(books.slot, np.where(books.decodes, DEPTH, 0))
+        proposals = self._proposals.of(books.slot)
+        if not self.setting.asynchronous:
+            forest = self._device.proposals.forest(books.rows, confidences=self.setting.confidences)
+            proposals.nodes = Nodes(*forest.columns)
+        return proposals
 
     def _batch(self, books: Books, tokens: Ints | None) -> Batch:
         """tokens (N,): of the step; None: it is not scheduled yet."""
@@ -166,61 +219,150 @@ class Engine:
         used = (self.now - arrived_s) / (due_s - arrived_s)
         return float(used[np.isfinite(due_s)].max(initial=0.0))
 
-    def _forget(self, preempted: Rows) -> None:
-        self._device.forget(preempted)
-        self.policy.release(self.requests.slot[preempted])
+    # -- run ------------------------------------------------------------------------------------------------------
 
-    def _run(self, step: Scheduled, forest: Forest, nodes: Bools, purpose: Purpose) -> None:
-        """nodes (M,): proposals that the target scores."""
-        books = self.requests.of(step.rows)
+    def _run(self, step: Scheduled, nodes: Bools, purpose: Purpose, scheduled_at: float) -> None:
+        """nodes (M,): proposals that the target scores, of those that the scheduler knows."""
+        books, device = self.requests.of(step.rows), self._device
         batch = self._batch(books, step.tokens)
         plan = self.policy.plan_draft(batch)
-        right = self._device.proposals.right(forest, step.rows)
-        verified = np.bincount(forest.request[nodes], minlength=len(step.rows))
+        draft_tokens = np.where(books.decodes, step.tokens - 1, 0)
+        forest = device.proposals.forest(step.rows)
+        if self.setting.asynchronous:
+            nodes = forest.depth <= draft_tokens[forest.request]
+        right = device.proposals.right(forest, step.rows)
         accepted = np.bincount(forest.request[nodes & right], minlength=len(step.rows))
+        record = self._record(books, batch, step, plan, purpose, scheduled_at)
+        verdicts = None if self.setting.asynchronous else self._verdicts(forest, nodes, right)
         fed = _fed(plan, batch, self.setting.drafters)
-        ran = self._device.run(books, step.tokens, verified, accepted, plan, fed)
-        step_s = self._step_s(ran.seconds, len(books.rows))
-        self.now += step_s
-        self.requests.first_s[books.rows[(ran.tokens > 0) & (books.produced == 0)]] = self.now
-        tokens = int(ran.tokens.sum())
-        self._note(step_s, tokens, len(books.rows), int(verified.sum()), int(ran.accepted.sum()))
-        kept, tried = self._verdicts(forest, nodes, right)
-        outcome = Outcome(
-            now=self.now, step_s=step_s, target_s=ran.target_s, draft_s=ran.each_draft_s(len(self.setting.drafters)),
-            mode=ran.mode, tokens=tokens, batch=batch, draft_plan=plan, verify_purpose=purpose, forest=forest,
-            verified=nodes, accepted=kept, tried=tried,
-        )  # fmt: skip
-        self.policy.observe(outcome)
-        self._retire(books.rows[books.left <= ran.tokens])
+        ran = device.run(device.requests.of(step.rows), step.tokens, draft_tokens, accepted, plan, fed)
+        record.runs[list(ran.draft_s)] = True
+        self._fly(record, step.rows, draft_tokens, int(np.count_nonzero(nodes)), ran, verdicts)
+        self._proposals.ask(books.slot, plan, self._number)
+        self.requests.schedule(books, step.tokens)
 
-    def _verdicts(self, forest: Forest, nodes: Bools, right: Bools) -> tuple[Bools, Bools]:
-        """(M,) nodes that were accepted, and that were tried, as `Outcome` has them."""
+    def _record(
+        self, books: Books, batch: Batch, step: Scheduled, plan: DraftPlan, purpose: Purpose, scheduled_at: float
+    ) -> Record:
+        self._number += 1
+        names = [str(row) for row in step.rows.tolist()]
+        scheduled = ScheduledStep(names, books.slot, books.context, books.context, batch.prompt, step.tokens)
+        mode = execution_mode(scheduled, self.setting.world.graph_tokens)
+        runs = np.zeros(len(self.setting.drafters), bool)
+        waited = self._proposals_for(books)
+        return Record(self._number, scheduled_at, scheduled, batch, waited, purpose, plan, runs, (), mode)
+
+    def _fly(
+        self, record: Record, rows: Rows, draft_tokens: Ints, verified: int, ran: Ran, verdicts: Verdicts | None
+    ) -> None:
+        """Puts the step on the device's queue, once the host has decided."""
+        self.now += self._decision_s(len(rows))
+        began_at, before = max(self.now, self._free_at), max(record.scheduled_at, self._free_at)
+        self._free_at = began_at + ran.seconds
+        out_at = began_at + ran.target_s if self.setting.asynchronous else self._free_at
+        report = self._report(record.number, rows, ran)
+        flight = Flight(record, rows, draft_tokens, verified, ran, report, verdicts, self._free_at - before, out_at)
+        self._in_flight.append(flight)
+        self._unobserved[record.number] = flight
+
+    def _report(self, number: int, rows: Rows, ran: Ran) -> DraftingReport:
+        proposals = self._device.proposals
+        lengths, drafters = proposals.length[rows].astype(np.int8), proposals.drafter[rows].astype(np.int8)
+        seconds = ran.each_draft_s(len(self.setting.drafters))
+        return DraftingReport(number, seconds, lengths, drafters, proposals.matched(rows))
+
+    def _verdicts(self, forest: Forest, nodes: Bools, right: Bools) -> Verdicts:
+        """What became of the nodes where the engine knows its proposals."""
         held = nodes & right
         if not self.setting.bundled:
-            return held, trials(forest, nodes, held)
+            return Verdicts(nodes, held, trials(forest, nodes, held))
         tried = (forest.parent == ROOT) | held[forest.parent]
-        return right & tried, tried
+        return Verdicts(nodes, right & tried, tried)
 
-    def _step_s(self, device_s: float, requests: int) -> float:
+    def _decision_s(self, requests: int) -> float:
         at, us = self._decision
-        decision_s = float(np.interp(requests, at, us)) / 1e6
-        return max(device_s, decision_s) if self.setting.asynchronous else device_s + decision_s
+        return float(np.interp(requests, at, us)) / 1e6
 
-    def _note(self, step_s: float, tokens: int, requests: int, verified: int, accepted: int) -> None:
+    # -- observe --------------------------------------------------------------------------------------------------
+
+    def _receive(self, flight: Flight) -> None:
+        """The output of a step arrives, with a report on drafting: its own, or the last step's in asynchronous mode."""
+        self.now = max(self.now, flight.out_at)
+        self._unreported.append(flight)
+        kept = 1 if self.setting.asynchronous else 0
+        while len(self._unreported) > kept:
+            self._hear(self._unreported.pop(0))
+        record, step_s = flight.record, self.now - max(self._last_output_at, flight.record.scheduled_at)
+        self._last_output_at = self.now
+        tokens, done = self._deliver(flight)
+        verdicts = flight.counts if flight.verdicts is None else flight.verdicts
+        record.finished = Finished(self.now, step_s, flight.ran.target_s, tokens, verdicts)
+        if record.drafted is not None or record.number == self._number:
+            self._observe(flight)
+        self._note(flight, tokens)
+        self._retire(done)
+
+    def _hear(self, flight: Flight) -> None:
+        record, report = flight.record, flight.report
+        record.drafted = report
+        if record.plan.draft_tokens:
+            columns = [column.astype(np.int64) for column in (report.proposed, report.proposer, report.matched)]
+            later = [step.record.waited for number, step in self._unobserved.items() if number > record.number]
+            for proposals in (self._proposals, *later):
+                proposals.came_back(record.number, record.step.slots, *columns)
+        if record.number in self._unobserved and record.finished is not None:
+            self._observe(flight)
+
+    def _observe(self, flight: Flight) -> None:
+        del self._unobserved[flight.record.number]
+        self.policy.observe(flight.record.outcome())
+        self._free_slots()
+
+    def _deliver(self, flight: Flight) -> tuple[int, Rows]:
+        """Tokens that reach users, and the requests that are done with them."""
+        requests, rows, ran = self.requests, flight.rows, flight.ran
+        there = requests.slot[rows] == flight.record.step.slots  # neither done nor preempted since
+        requests.context[rows] -= np.where(there, flight.draft_tokens - ran.accepted, 0)
+        requests.placeholders[rows] -= np.where(there & (ran.tokens > 0), 1 + flight.draft_tokens, 0)
+        produced = requests.produced[rows]
+        made = np.clip(ran.tokens, 0, requests.load.output[rows] - produced)
+        requests.first_s[rows[(made > 0) & (produced == 0)]] = self.now
+        requests.produced[rows] = produced + made
+        return int(made.sum()), rows[(made > 0) & (produced + made == requests.load.output[rows])]
+
+    def _note(self, flight: Flight, tokens: int) -> None:
         log = self.log
         log.now.append(self.now)
-        log.step_s.append(step_s)
+        log.step_s.append(flight.step_s)
         log.tokens.append(tokens)
-        log.requests.append(requests)
-        log.verified.append(verified)
-        log.accepted.append(accepted)
+        log.requests.append(len(flight.rows))
+        log.verified.append(flight.verified)
+        log.accepted.append(int(flight.ran.accepted.sum()))
+
+    # -- requests go ----------------------------------------------------------------------------------------------
 
     def _retire(self, done: Rows) -> None:
         if len(done):
             self.requests.done_s[done] = self.now
-            self.policy.release(self.requests.slot[done])
+            self._leave(done[self.requests.slot[done] != NOBODY])
             self._scheduler.finish(done)
+
+    def _leave(self, rows: Rows) -> None:
+        slots = self.requests.slot[rows]
+        self._proposals.clear(slots)
+        self._leaving.extend((self._number, slot) for slot in slots.tolist())
+        self.requests.slot[rows] = NOBODY
+        self._free_slots()
+
+    def _free_slots(self) -> None:
+        """Slots of requests that are in no step which the policy is still to observe."""
+        oldest = min(self._unobserved, default=self._number + 1)
+        free = []
+        while self._leaving and self._leaving[0][0] < oldest:
+            free.append(self._leaving.popleft()[1])
+        if free:
+            self.policy.release(np.array(free, np.int64))
+            self._scheduler.free(free)
 
 
 def _fed(plan: DraftPlan, batch: Batch, drafters: tuple[Drafter, ...]) -> Ints:

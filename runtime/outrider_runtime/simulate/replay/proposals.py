@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,8 @@ class Proposals:
         self._drafters, self._positions = drafters, recording.depth.shape[1]
         self._depths, self._proposed = recording.depth.ravel(), recording.proposed.ravel()
         self._sure = recording.confidence.reshape(-1, DEPTH)
+        self._looks_up = np.array([_is_lookup(drafter) for drafter in drafters] + [False])
+        """Flags of the drafters by number; the last entry is for requests without a drafter."""
         self._columns = [_coverages(recording, drafter.name) for drafter in drafters]
         self._beams = {
             number: Beams(recording.trees[drafter.name])
@@ -76,9 +78,10 @@ class Proposals:
         sure = self._confidence[rows][there].astype(np.float64) if confidences else None
         return chains(lengths, self.drafter[rows], plan, asked, sure)
 
-    def with_newcomers(self, forest: Forest, rows: Rows) -> Forest:
-        """`rows` are the forest's requests, and after them others, of which nothing was proposed."""
-        return forest if forest.asked.shape[1] == len(rows) else replace(forest, asked=self._asked[:, rows])
+    def matched(self, rows: Rows) -> NDArray[np.int8]:
+        """(N,): tokens of the match that a lookup's proposals follow; 0 for others'."""
+        by_lookup = (self.length[rows] > 0) & self._looks_up[self.drafter[rows]]
+        return np.where(by_lookup, self._confidence[rows, 0], 0).astype(np.int8)
 
     def _has_trees(self, rows: Rows) -> bool:
         return bool((self._width[rows] > 1).any())

@@ -27,7 +27,7 @@ class Books:
     slo_class: Ints
     first_s: Floats
     todo: Ints
-    """Tokens known but not computed; 1 in a request that decodes: the last sampled one."""
+    """Tokens known or in flight, and not computed; 1 in a request that decodes: the last sampled one."""
     left: Ints
     """Tokens that it may still produce."""
     decodes: NDArray[np.bool_]
@@ -39,8 +39,9 @@ class Requests:
     def __init__(self, load: Workload) -> None:
         count = len(load)
         self.load = load
-        self._columns: Ints = np.zeros((6, count), np.int64)
-        self.context, self.produced, self.slot, self.prompt, output, slo_class = self._columns
+        self._columns: Ints = np.zeros((7, count), np.int64)
+        self.context, self.produced, self.slot, self.prompt, output, slo_class, self.placeholders = self._columns
+        """`placeholders`: output tokens in flight, draft tokens counted as accepted; their number is not known yet."""
         self.prompt[:], output[:], slo_class[:], self.slot[:] = load.prompt, load.output, load.slo_class, -1
         self.arrived_s: Floats = load.at_s.copy()
         self.due_s: Floats = load.at_s.copy()
@@ -50,12 +51,28 @@ class Requests:
         self.preemptions = 0
 
     def of(self, rows: Rows) -> Books:
-        context, produced, slot, prompt, output, slo_class = self._columns.take(rows, axis=1)
-        todo = prompt + produced - context
-        decodes = (produced > 0) & (todo == 1)
+        context, produced, slot, prompt, output, slo_class, placeholders = self._columns.take(rows, axis=1)
+        known = produced + placeholders
+        todo = prompt + known - context
+        decodes = (known > 0) & (todo == 1)
         return Books(
             rows, context, produced, slot, prompt, slo_class, self.first_s[rows], todo, output - produced, decodes
         )
+
+    def ends_in_flight(self, rows: Rows) -> NDArray[np.bool_]:
+        """(N,): requests whose steps in flight reach the last token, even if every draft token in them is rejected."""
+        certain = self.context[rows] + 2 - self.placeholders[rows]
+        return np.asarray((self.placeholders[rows] > 0) & (certain >= self.prompt[rows] + self.load.output[rows]))
+
+    def schedule(self, books: Books, tokens: Ints) -> None:
+        """Counts a step's `tokens` (N,) as computed, and its draft tokens as accepted."""
+        self.context[books.rows] += tokens
+        yields = books.decodes | (tokens == books.todo)
+        self.placeholders[books.rows] += np.where(yields, np.where(books.decodes, tokens, 1), 0)
+
+    def preempt(self, rows: Rows) -> None:
+        """Forgets the KV. Output in flight still arrives."""
+        self.context[rows] = self.placeholders[rows] = 0
 
 
 def blocks(tokens: Ints) -> Ints:

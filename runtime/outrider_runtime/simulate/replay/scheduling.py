@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from outrider_runtime.loop.slots import SLOTS_PER_REQUEST
 from outrider_runtime.simulate.replay.requests import BLOCK_TOKENS, Books, Requests, Rows, blocks
 from outrider_runtime.simulate.replay.workload import Ints
 
@@ -20,6 +22,11 @@ class Limits:
     max_requests: int = 256
     """max_num_seqs."""
     kv_tokens: int = 1 << 30
+
+    @property
+    def slots(self) -> int:
+        """A request leaves its slot some steps before the last one that it was in is observed."""
+        return SLOTS_PER_REQUEST * self.max_requests
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +50,7 @@ class Scheduler:
         self.requests, self.limits = requests, limits
         self.running: Rows = np.zeros(0, np.int64)
         self.waiting: deque[int] = deque()
-        self._slots = list(range(limits.max_requests - 1, -1, -1))
+        self._slots = list(range(limits.slots - 1, -1, -1))
         self._blocks = limits.kv_tokens // BLOCK_TOKENS
 
     def free_tokens(self) -> int:
@@ -61,6 +68,7 @@ class Scheduler:
         """verified: (running,) proposals that each scores. token_budget, admit: less than the engine's own limits."""
         budget = min(self.limits.token_budget, token_budget or self.limits.token_budget)
         tokens = np.where(running.decodes, 1 + verified, 0)
+        tokens[self.requests.ends_in_flight(running.rows)] = 0
         budget -= int(tokens.sum())
         for place in (~running.decodes).nonzero()[0]:
             tokens[place] = chunk = max(0, min(int(running.todo[place]), budget))
@@ -85,17 +93,18 @@ class Scheduler:
             need -= int(held[keep])
         gone, self.running = self.running[keep:], self.running[:keep]
         if len(gone):
-            self.requests.context[gone] = 0
+            self.requests.preempt(gone)
             self.requests.due_s[gone] = -np.inf
             self.requests.preemptions += len(gone)
-            self._slots.extend(self.requests.slot[gone[::-1]].tolist())
             self.waiting.extendleft(gone[::-1].tolist())
         return gone
 
     def _admit(self, budget: int, taken: int, most: int | None) -> tuple[Ints, Ints]:
         new: list[int] = []
         chunks: list[int] = []
-        while self.waiting and budget > 0 and self._slots and (most is None or len(new) < most):
+        places = self.limits.max_requests - len(self.running)
+        places = places if most is None else min(most, places)
+        while self.waiting and budget > 0 and self._slots and len(new) < places:
             row = self.waiting[0]
             chunk = min(int(self.requests.load.prompt[row] + self.requests.produced[row]), budget)
             taken += -(-chunk // BLOCK_TOKENS)
@@ -109,6 +118,12 @@ class Scheduler:
         self.running = np.concatenate((self.running, np.array(new, np.int64)))
         return np.array(new, np.int64), np.array(chunks, np.int64)
 
+    def free(self, slots: Sequence[int]) -> None:
+        """Gives these slots to new requests."""
+        self._slots.extend(slots)
+
     def finish(self, done: Rows) -> None:
-        self._slots.extend(self.requests.slot[done].tolist())
+        """Output in flight may end a request that was preempted: it waits then."""
+        for row in set(self.waiting) & set(done.tolist()):
+            self.waiting.remove(row)
         self.running = self.running[np.isnan(self.requests.done_s[self.running])]

@@ -1,0 +1,54 @@
+"""A scheduled step whose output, or the report on its drafting, has not arrived yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_runtime.loop.steps import Counts, Record, Verdicts
+from outrider_runtime.simulate.replay.device import Ran
+from outrider_runtime.simulate.replay.requests import Rows
+from outrider_runtime.simulate.replay.workload import Ints
+
+
+@dataclass(slots=True, eq=False)
+class DraftingReport:
+    """`loop.steps.Drafted`: what was really proposed at the end of a step."""
+
+    step: int
+    seconds: NDArray[np.float64]
+    proposed: NDArray[np.int8]
+    proposer: NDArray[np.int8]
+    matched: NDArray[np.int8]
+    catch_up_s: dict[int, float] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flight:
+    """N requests."""
+
+    record: Record
+    rows: Rows
+    draft_tokens: Ints
+    """(N,) that were scheduled, proposed or not."""
+    verified: int
+    """Real proposals that the target scored."""
+    ran: Ran
+    report: DraftingReport
+    verdicts: Verdicts | None
+    """None: `counts` say it."""
+    step_s: float
+    """Seconds for which the step kept the device from the next one."""
+    out_at: float
+
+    @property
+    def counts(self) -> Counts:
+        """Tokens of each request that vLLM's scheduler is given."""
+        names = self.record.step.names
+        sampled = np.where(self.ran.tokens > 0, 1 + self.ran.accepted, 0)
+        return Counts(
+            dict(zip(names, sampled.tolist(), strict=True)), dict(zip(names, self.draft_tokens.tolist(), strict=True))
+        )
