@@ -12,8 +12,19 @@ from outrider_crds.state import RuntimeState
 
 from outrider_operator.cache import Cache
 from outrider_operator.decide.conditions.status import FIGURES_EVERY_S
-from outrider_operator.decide.figures.windows import History, forget, names_of, record, windows
-from outrider_operator.kinds import SERVICE
+from outrider_operator.decide.figures.windows import (
+    History,
+    followed_revision,
+    following,
+    forget,
+    names_of,
+    record,
+    windows,
+)
+from outrider_operator.decide.pods import revision_of
+from outrider_operator.decide.revisions import revision_in
+from outrider_operator.inbound.reading import name_of
+from outrider_operator.kinds import DEPLOYMENT, SERVICE
 from outrider_operator.metrics.pods import PodStates
 from outrider_operator.metrics.prometheus import PrometheusFigures
 from outrider_operator.metrics.state_endpoint import StateEndpoint
@@ -110,15 +121,26 @@ class Measurements:
 
     async def _look(self, key: Key, now: float) -> None:
         followed = self._histories.setdefault(key, _Followed(moved_at=now))
-        history, states, ready = followed.history, self._states.states(key), self._states.ready(key)
+        states, ready = self._states.states(key), self._states.ready(key)
+        revisions = {pod: revision for pod, revision in self._revisions(key).items() if pod in states}
+        history = following(followed.history, followed_revision(revisions, self._newest_revision(key)))
+        others = {pod for pod, revision in revisions.items() if revision != history.revision}
         names = names_of(self._cache.get(SERVICE, key.namespace, key.name))
         for pods in _batches(list(states)):
-            history = record(history, {name: states[name] for name in pods}, names, ready, now, self._window_s)
+            batch = {name: states[name] for name in pods}
+            history = record(history, batch, names, ready, now, self._window_s, others)
             await asyncio.sleep(0)  # nor for all pods of a large one
         if followed.history.looks and history.looks[-1].totals != followed.history.looks[-1].totals:
             followed.moved_at = now
         followed.history = forget(history, {pod.name for pod in self._pods.of(key)})
         self._wake(key, followed, now)
+
+    def _revisions(self, key: Key) -> dict[str, str]:
+        """Pod -> its revision."""
+        return {name_of(pod): revision_of(pod) for pod in self._pods.documents(key)}
+
+    def _newest_revision(self, key: Key) -> str:
+        return revision_in(self._cache.get(DEPLOYMENT, key.namespace, key.name))
 
     def _wake(self, key: Key, followed: _Followed, now: float) -> None:
         """Have the figures judged while they can change: until two windows hold no traffic any more."""

@@ -3,10 +3,13 @@
 Each pod's counters grow from the start of its process. `record` adds what each grew by since the last look to
 totals of the service, which only grow, and keeps the totals over time; a window is the difference of two of them.
 Prometheus gives the same counters (by the same names) from `increase`, and `figures_of` reads both.
+
+What tells how well drafters do is counted of one revision's pods: a drafter's name may mean another draft in the next.
 """
 
 from __future__ import annotations
 
+from collections import Counter as TallyOf
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +26,8 @@ RARE_WINDOWS = 5
 """Probes, and the trials of a drafter that does not pay, are 1% of the steps: they are counted over so many windows."""
 _RARE = {"probe", "drafter", "steps", "speculative_steps"}
 _NAMED = {"drafter", "class"}
+_BY_REVISION = {"probe", "drafter", "steps", "speculative_steps", "request_steps"}
+"""Counted of the pods of one revision only; the others are sums over all pods that users are served by."""
 _TOLERANCE = 0.1
 """A window may be shorter than asked by this share: looks are not taken to the second."""
 
@@ -45,6 +50,8 @@ class History:
     """Oldest first."""
     pods: Mapping[str, tuple[float, Counters]] = field(default_factory=dict)
     """Pod name -> (start of its process, its counters), as last seen."""
+    revision: str = ""
+    """Revision that the counters of `_BY_REVISION` are of."""
 
 
 def names_of(service: Object | None) -> frozenset[Counter]:
@@ -55,6 +62,12 @@ def names_of(service: Object | None) -> frozenset[Counter]:
     )
 
 
+def followed_revision(revisions: Mapping[str, str], newest: str) -> str:
+    """The revision of most pods; `newest`, the Deployment's, where two have as many. revisions: pod -> its revision."""
+    counts = TallyOf(revisions.values())
+    return max(counts, key=lambda name: (counts[name], name == newest, name), default=newest)
+
+
 def record(
     history: History,
     states: Mapping[str, RuntimeState],
@@ -62,20 +75,30 @@ def record(
     pods_ready: int,
     now: float,
     window_s: float,
+    others: Set[str] = frozenset(),
 ) -> History:
     """`history` with one more look; looks that no window can reach any more are dropped.
 
     Totals are kept of `names` only: a pod may name anything. Called again for the same moment with further pods'
-    states, it completes that look.
+    states, it completes that look. others: pods of another revision than the history's.
     """
     history = _without_others(history, names)
     seen = {name: (state.started_at, counters(state)) for name, state in states.items()}
     horizon = now - (RARE_WINDOWS + 1) * window_s
     earlier = tuple(old for old in history.looks if old.at >= horizon and old.at != now)
     answered = sum(old.pods_answered for old in history.looks if old.at == now) + len(states)
-    look = Look(now, _totals(history, seen, names, now), answered, pods_ready)
+    look = Look(now, _totals(history, seen, names, now, others), answered, pods_ready)
     # A pod that does not answer this time keeps its counters: what it does meanwhile counts at its next answer.
-    return History(looks=(*_thinned(earlier, now - 2.5 * window_s), look), pods={**history.pods, **seen})
+    looks = (*_thinned(earlier, now - 2.5 * window_s), look)
+    return replace(history, looks=looks, pods={**history.pods, **seen})
+
+
+def following(history: History, revision: str) -> History:
+    """`history` of the pods of `revision`: what was counted of another's drafters is dropped."""
+    if history.revision == revision:
+        return history
+    looks = tuple(replace(look, totals=_of_every_revision(look.totals)) for look in history.looks)
+    return replace(history, looks=looks, revision=revision)
 
 
 def forget(history: History, pods: set[str]) -> History:
@@ -140,13 +163,25 @@ def figures_of(gained: Counters, rare: Counters, *, window_s: float, pods_answer
     )
 
 
-def _totals(history: History, seen: Mapping[str, tuple[float, Counters]], names: Set[Counter], now: float) -> Counters:
+def _of_every_revision(counts: Counters) -> Counters:
+    """The counters that are summed over pods of every revision."""
+    return {key: value for key, value in counts.items() if key[0] not in _BY_REVISION}
+
+
+def _totals(
+    history: History,
+    seen: Mapping[str, tuple[float, Counters]],
+    names: Set[Counter],
+    now: float,
+    others: Set[str],
+) -> Counters:
     """The totals so far and what each pod gained; the very same ones where nobody did: most services are idle."""
     before = history.looks[-1].totals if history.looks else {}
     began = history.looks[0].at if history.looks else now
     totals = dict(before)
     for name, (started_at, current) in seen.items():
-        for key, gained in _gained(history.pods.get(name), started_at, current, began, names).items():
+        gains = _gained(history.pods.get(name), started_at, current, began, names)
+        for key, gained in (_of_every_revision(gains) if name in others else gains).items():
             totals[key] = totals.get(key, 0.0) + gained
     return before if before == totals else totals
 

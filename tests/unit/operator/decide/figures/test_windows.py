@@ -17,7 +17,15 @@ from outrider_crds.state import (
 )
 from outrider_operator.decide.figures.numbers import percentile_s, three_digits, time_text
 from outrider_operator.decide.figures.status import slo_classes
-from outrider_operator.decide.figures.windows import History, forget, names_of, record, windows
+from outrider_operator.decide.figures.windows import (
+    History,
+    followed_revision,
+    following,
+    forget,
+    names_of,
+    record,
+    windows,
+)
 from outrider_operator.model import FigureWindows
 
 from tests.unit.operator.decide.world import START, World, manifest
@@ -274,3 +282,47 @@ def test_speedup_is_measured_over_several_windows() -> None:
     current = windows(history, now, WINDOW_S).current
     assert current is not None
     assert current.baseline_tokens == 5
+
+
+def _drafts(tried: int, accepted: int) -> RuntimeState:
+    drafter = DrafterState(name="pld", loaded=True, request_steps=tried, tried=tried, accepted=accepted)
+    return state(tried, drafters=[drafter], steps=tried, draft_length_steps=[0, tried])
+
+
+def test_old_and_new_pods_never_add_up_under_one_drafters_name() -> None:
+    """A good draft of three old pods and a bad one of a new pod, of the same name: the share that is accepted was their
+    mean. Tokens and classes are the service's, whichever pod gave them."""
+    history = following(History(), "old")
+    for step in range(10):
+        states = {
+            "a": _drafts(100 * step, 80 * step),
+            "b": _drafts(100 * step, 80 * step),
+            "new": _drafts(90 * step, 0),
+        }
+        history = record(history, states, NAMES, 3, START + 10 * step, WINDOW_S, {"new"})
+    figures = windows(history, START + 90, WINDOW_S).current
+    assert figures is not None
+    assert figures.drafters["pld"].accepted / figures.drafters["pld"].tried == 0.8
+    assert (figures.request_steps, figures.output_tokens) == (6 * 200, 6 * 290)
+
+
+def test_figures_of_the_next_revision_start_at_zero() -> None:
+    """Once most pods are new, nothing of the old ones is left in the window, nor what a new pod did before that."""
+    history = following(History(), "old")
+    for step in range(10):
+        states = {"a": _drafts(100 * step, 80 * step), "new": _drafts(50 * step, 0)}
+        history = record(history, states, NAMES, 2, START + 10 * step, WINDOW_S, {"new"})
+    history = following(history, "new")
+    for step in range(10, 13):
+        states = {"a": _drafts(100 * step, 80 * step), "new": _drafts(50 * step, 0)}
+        history = record(history, states, NAMES, 2, START + 10 * step, WINDOW_S, {"a"})
+    figures = windows(history, START + 120, WINDOW_S).current
+    assert figures is not None
+    assert (figures.drafters["pld"].tried, figures.drafters["pld"].accepted) == (150, 0)
+    assert figures.output_tokens == 6 * 150
+
+
+def test_the_revision_that_is_followed_is_that_of_most_pods() -> None:
+    assert followed_revision({"a": "old", "b": "old", "c": "new"}, "new") == "old"
+    assert followed_revision({"a": "old", "c": "new"}, "new") == "new"
+    assert followed_revision({}, "new") == "new"
