@@ -221,6 +221,11 @@ class RolloutStrategy(StrEnum):
     ROLLING_UPDATE = "RollingUpdate"
 
 
+class OnMissingDrafter(StrEnum):
+    HOLD = "Hold"
+    CONTINUE = "Continue"
+
+
 class Rollout(Model):
     strategy: RolloutStrategy = RolloutStrategy.ROLLING_UPDATE
     """RollingUpdate replaces pods within maxSurge and maxUnavailable."""
@@ -228,6 +233,9 @@ class Rollout(Model):
     """Pods above `replicas` that a rollout may start."""
     max_unavailable: Annotated[int, Field(ge=0, le=100)] = 0
     """Pods below `replicas` that a rollout may leave. Set 1 where no GPU is free for a surge pod."""
+    on_missing_drafter: OnMissingDrafter = OnMissingDrafter.HOLD
+    """Hold keeps the old pods until the first new pod reports every drafter of draftPool loaded. Continue replaces them
+    all the same."""
     progress_deadline: Duration = "20m"
     """A pod that is not ready after this time makes the rollout Stalled."""
     drain_timeout: Duration = "2m"

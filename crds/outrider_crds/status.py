@@ -70,6 +70,7 @@ class Reason(StrEnum):
     COMPLETE = "Complete"
     STALLED = "Stalled"
     NO_CAPACITY = "NoCapacity"
+    DRAFTER_NOT_LOADED = "DrafterNotLoaded"
     PAUSED = "Paused"
     # SpeculationActive
     PAYS = "Pays"

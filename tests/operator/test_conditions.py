@@ -92,6 +92,7 @@ ROWS = {
         {"draftPool": [EAGLE]},
         (
             ("SpeculationActive", "False", "NoDrafter", "its weights do not fit the target"),
+            ("Updated", "False", "DrafterNotLoaded", "its weights do not fit the target"),
             ("Ready", "True", "EndpointReady", ""),
         ),
     ),

@@ -1,9 +1,9 @@
 """decide(observed, settings) -> Plan: everything that the operator decides, without any I/O.
 
 The rooms, lowest first: `ownership`, `drift` and `pods` read what the cluster says;
-`pod_spec` writes pods; `revisions`, `runtime_image`, `profile_store` and `intent` say what the spec asks for;
-`workloads` and `profiling` decide about children and Jobs; `figures` turns counters into numbers; `conditions` tells
-the user.
+`pod_spec` writes pods; `revisions`, `runtime_image`, `profile_store`, `rollout_gate` and `intent` say what the spec
+asks for; `workloads` and `profiling` decide about children and Jobs; `figures` turns counters into numbers;
+`conditions` tells the user.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from outrider_crds.status import ConditionType, Reason, SpeculativeServiceStatus
 from outrider_operator.decide.conditions.availability import available, endpoint_ready
 from outrider_operator.decide.conditions.network import explained, why_unheard
 from outrider_operator.decide.conditions.profiles import Seen
-from outrider_operator.decide.conditions.rollout import Rollout, is_node_awaited, next_capacity_check_s
+from outrider_operator.decide.conditions.rollout import (
+    Rollout,
+    is_node_awaited,
+    next_capacity_check_s,
+    next_deadline_check_s,
+)
 from outrider_operator.decide.conditions.served import Served, fields, verdicts
 from outrider_operator.decide.conditions.specification import objection, refusal, unreadable
 from outrider_operator.decide.conditions.status import events, with_verdicts
@@ -45,6 +50,7 @@ from outrider_operator.decide.revisions import (
     unread_map,
     unread_maps,
 )
+from outrider_operator.decide.rollout_gate import Gate, gate_of
 from outrider_operator.decide.runtime_image import default_image, given_image
 from outrider_operator.decide.workloads.children import WorkloadPlan, plan_products, plan_workloads, rollout_refusal
 from outrider_operator.decide.workloads.deployment import pods_are_placed
@@ -77,8 +83,9 @@ def decide(observed: Observed, settings: Settings) -> Plan:
     if spec is None:
         return _unread(observed, children, pods, unfit)
     profiles = Profiles(observed.profiles)
+    gate = gate_of(children, observed.replica_sets, pods, observed.states, spec)
     proven = {observed.status.ready_revision, *(revision_of(pod) for pod in pods.ready)}
-    asked = _asked(observed, settings, children, profiles, spec, proven)
+    asked = _asked(observed, settings, children, profiles, spec, proven, gate)
     if unread := [*unread_map(children, asked.wanted), *unread_profiles(profiles, asked.wanted)]:
         return Plan(status=observed.status, read=tuple(unread))
     names = _names(children, settings, asked)
@@ -107,12 +114,13 @@ def _asked(
     profiles: Profiles,
     spec: SpeculativeServiceSpec,
     proven: set[str],
+    gate: Gate,
 ) -> Intent:
     """What the spec asks for now: what is refused waits, and what runs goes on at the spec's scale."""
     kept = observed.status.runtime_image
     image = default_image(observed.service, children.deployment, kept, settings, on_cpu=spec.accelerator.on_cpu)
     given = given_image(children.deployment, kept)
-    asked = intent(children, image, given, observed.replica_sets, profiles, settings, spec, proven)
+    asked = intent(children, image, given, observed.replica_sets, profiles, settings, spec, proven, gate)
     return held(asked, children) if rollout_refusal(children, asked, observed.rejections) else asked
 
 
@@ -130,7 +138,7 @@ def _told(observed: Observed, settings: Settings, view: ProfilingView, served: S
         profiles=tuple(profile_name(each.keys.target) for each in served.profiles),
         status=status,
         events=events(observed.status, status),
-        requeue_after_s=_next_look_s(settings, view, served.rollout.asked, served.profiles),
+        requeue_after_s=_next_look_s(settings, view, served.rollout, served.profiles),
     )
 
 
@@ -269,13 +277,16 @@ def _counted(observed: Observed, children: Children, pods: Pods) -> SpeculativeS
     )
 
 
-def _next_look_s(settings: Settings, view: ProfilingView, asked: Intent, found: list[ProductProfile]) -> float | None:
+def _next_look_s(
+    settings: Settings, view: ProfilingView, rollout: Rollout, found: list[ProductProfile]
+) -> float | None:
     """The nearest moment at which time alone changes a decision."""
+    asked = rollout.asked
     running = asked.running.name if asked.running is not None else ""
     aging = [stale_in_s(asked, each.keys, each.store, view.now) for each in found]
     silent = any(is_being_created(pod) for pod in (*view.pods.living, *view.job_pods))
     silent = silent or is_node_awaited(view.pods, seconds(asked.spec.rollout.progress_deadline), running)
     silent = silent or any(each.job_is_active and each.pod is None for each in found)
     moments = [*aging, next_capacity_check_s(view.pods, settings.unschedulable_s, running)]
-    moments += [LOOK_AGAIN_S] if silent else []
+    moments += [next_deadline_check_s(rollout), LOOK_AGAIN_S if silent else None]
     return min((moment for moment in moments if moment is not None and moment > 0), default=None)

@@ -12,6 +12,7 @@ from outrider_operator.decide.ownership import Children
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.profile_store import Profiles
 from outrider_operator.decide.revisions import Revision, current_revision, stored_revisions, wanted_revision
+from outrider_operator.decide.rollout_gate import Gate
 from outrider_operator.decide.runtime_image import newest_image
 from outrider_operator.model import Object, Settings
 
@@ -32,6 +33,8 @@ class Intent:
     running: Revision | None
     """The revision to roll out now: `wanted`, or while that has to wait the one before it, if any."""
     hot: HotConfig
+    gate: Gate
+    """What of a rollout's first new pod is known."""
 
     @property
     def held(self) -> bool:
@@ -67,6 +70,7 @@ def intent(
     settings: Settings,
     spec: SpeculativeServiceSpec,
     proven: Container[str],
+    gate: Gate,
 ) -> Intent:
     """`image` is for the spec where its pod template names none; `given` is what the service had so far, or empty.
 
@@ -84,6 +88,7 @@ def intent(
         wanted=wanted,
         running=wanted,
         hot=hot_config(spec),
+        gate=gate,
     )
     waits = spec.profiling.mode is ProfilingMode.REQUIRED and not is_profiled(profiles, wanted)
     return held(asked, children) if waits else asked

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from outrider_crds.base import seconds
 from outrider_crds.state import RuntimeState
 from outrider_crds.status import Condition, Reason
 
@@ -12,7 +13,8 @@ from outrider_operator.decide.conditions.verdict import Verdict, false, true
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.pods import Pods, revision_of, scheduler_says, unschedulable_since
 from outrider_operator.decide.revisions import Revision, revision_in
-from outrider_operator.inbound.reading import condition_of, cut, dig, integer, name_of, text
+from outrider_operator.decide.rollout_gate import is_held
+from outrider_operator.inbound.reading import condition_of, cut, dig, integer, name_of, text, unix_seconds
 from outrider_operator.model import Object
 
 _MOST_NAMED = 4
@@ -45,6 +47,8 @@ def progressing(rollout: Rollout, unschedulable_s: float) -> Verdict:
         return true(Reason.ROLLING_OUT, _has_to_go(rollout.leaving[0]))
     if asked.held or revision is None:
         return false(Reason.WAITING_FOR_PROFILE, _waiting_for_profile(asked))
+    if missing := asked.gate.missing(revision):
+        return false(Reason.DRAFTER_NOT_LOADED, _drafter_not_loaded(rollout, revision, missing))
     if is_complete(rollout, revision):
         return false(Reason.COMPLETE, _complete(rollout, revision))
     stuck = _unschedulable(rollout, revision, unschedulable_s)
@@ -53,7 +57,7 @@ def progressing(rollout: Rollout, unschedulable_s: float) -> Verdict:
     found = pods.trouble(revision.name)
     if found is not None:
         return false(Reason.STALLED, f"{found.message}.{_old_pods_serve(pods, revision)}")
-    if _is_past_deadline(rollout.deployment):
+    if _is_past_deadline(rollout):
         return false(Reason.STALLED, _past_deadline(rollout, revision))
     return true(Reason.ROLLING_OUT, _counts(rollout, revision))
 
@@ -70,6 +74,8 @@ def updated(rollout: Rollout, states: Mapping[str, RuntimeState], unheard: str) 
         return false(Reason.ROLLING_OUT, _has_to_go(rollout.leaving[0]))
     if asked.held or revision is None:
         return false(Reason.WAITING_FOR_PROFILE, _waiting_for_profile(asked))
+    if missing := asked.gate.missing(revision):
+        return false(Reason.DRAFTER_NOT_LOADED, _drafter_not_loaded(rollout, revision, missing))
     if not is_complete(rollout, revision):
         if asked.spec.paused:
             return false(Reason.PAUSED, "spec.paused is true: the rollout waits.")
@@ -112,6 +118,26 @@ def next_capacity_check_s(pods: Pods, unschedulable_s: float, revision: str) -> 
     return min((seconds for seconds in left if seconds > 0), default=None)
 
 
+def next_deadline_check_s(rollout: Rollout) -> float | None:
+    """Seconds until a rollout that waits at its first new pod is past its deadline, which Kubernetes does not watch."""
+    if not is_held(rollout.deployment):
+        return None
+    left = _held_since(rollout) + seconds(rollout.asked.spec.rollout.progress_deadline) - rollout.pods.now
+    return left if left > 0 else None
+
+
+def _held_since(rollout: Rollout) -> float:
+    """Unix time of the last progress that the Deployment's controller saw."""
+    since = unix_seconds(text(condition_of(rollout.deployment or {}, "Progressing"), "lastUpdateTime"))
+    return since if since is not None else rollout.pods.now
+
+
+def _drafter_not_loaded(rollout: Rollout, revision: Revision, missing: str) -> str:
+    old = _old_pods_serve(rollout.pods, revision)
+    remedy = "Correct draftPool, or set rollout.onMissingDrafter: Continue to go on without the drafter."
+    return cut(f"{missing}{old} {remedy}", 2048)
+
+
 def _has_to_go(document: Object) -> str:
     """Garbage collection takes it within moments, unless somebody's finalizer holds it."""
     held = [str(each) for each in dig(document, "metadata", "finalizers") or ()]
@@ -141,7 +167,7 @@ def is_node_awaited(pods: Pods, deadline_s: float, revision: str) -> bool:
 
 def _unschedulable(rollout: Rollout, revision: Revision, unschedulable_s: float) -> Object | None:
     """The first pod of `revision` that has had no node for so long, and that no node is being made for."""
-    pods, is_late = rollout.pods, _is_past_deadline(rollout.deployment)
+    pods, is_late = rollout.pods, _is_past_deadline(rollout)
     for pod in pods.living:
         since = unschedulable_since(pod)
         if since is None or revision_of(pod) != revision.name or pods.now - since < unschedulable_s:
@@ -163,14 +189,22 @@ def _no_capacity(rollout: Rollout, pod: Object) -> str:
     return f"{start} Add a node that fits spec.accelerator, or change it."
 
 
-def _is_past_deadline(deployment: Object | None) -> bool:
-    return condition_of(deployment or {}, "Progressing").get("reason") == "ProgressDeadlineExceeded"
+def _is_past_deadline(rollout: Rollout) -> bool:
+    """The Deployment says so; while it holds its rollout it has no deadline, and its last progress counts."""
+    if is_held(rollout.deployment) and next_deadline_check_s(rollout) is None:
+        return True
+    return condition_of(rollout.deployment or {}, "Progressing").get("reason") == "ProgressDeadlineExceeded"
 
 
 def _past_deadline(rollout: Rollout, revision: Revision) -> str:
-    why = rollout.pods.why_not_ready(revision.name).rstrip(".") or "No new pod got ready"
+    why = rollout.pods.why_not_ready(revision.name).rstrip(".") or _unanswered(rollout, revision)
     deadline, old = rollout.asked.spec.rollout.progress_deadline, _old_pods_serve(rollout.pods, revision)
     return f"No progress within rollout.progressDeadline ({deadline}). {why}.{old}"
+
+
+def _unanswered(rollout: Rollout, revision: Revision) -> str:
+    ready = [name_of(pod) for pod in rollout.pods.ready if revision_of(pod) == revision.name]
+    return f"Pod {ready[0]} is ready and does not report its drafters" if ready else "No new pod got ready"
 
 
 def _old_pods_serve(pods: Pods, revision: Revision) -> str:
@@ -200,6 +234,8 @@ def _waiting_for_profile(asked: Intent) -> str:
 def _counts(rollout: Rollout, revision: Revision) -> str:
     pods = rollout.pods
     new = sum(revision_of(pod) == revision.name for pod in pods.ready)
-    why = pods.why_not_ready(revision.name).rstrip(".")
+    why = pods.why_not_ready(revision.name).rstrip(".") or (
+        "The others follow once it reports its drafters" if new and rollout.asked.gate.is_closed(revision) else ""
+    )
     start = f"{new} of {rollout.asked.spec.replicas} pods of revision {revision.name} are ready"
     return f"{start}. {why}." if why else f"{start}."

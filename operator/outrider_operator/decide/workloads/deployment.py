@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 
 from outrider_crds.base import seconds
+from outrider_crds.spec import Rollout
 
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.ownership import Children, labels, owner_reference, selector
 from outrider_operator.decide.revisions import Revision, current_revision_name, revision_annotations
+from outrider_operator.decide.rollout_gate import DEADLINE_S, HOLD_S
 from outrider_operator.decide.runtime_image import IMAGE_ANNOTATION, hardware
 from outrider_operator.inbound.reading import integer
 from outrider_operator.model import DEPLOYMENT, Identity, Object
@@ -18,7 +20,6 @@ _HISTORY = 2
 
 def deployment(owner: Identity, intent: Intent, revision: Revision) -> Object:
     """Its replicas are always spec.replicas: autoscalers write those, and nobody writes the Deployment's."""
-    rollout = intent.spec.rollout
     kind = hardware(on_cpu=revision.boot.accelerator.on_cpu)
     return {
         "apiVersion": "apps/v1",
@@ -37,14 +38,28 @@ def deployment(owner: Identity, intent: Intent, revision: Revision) -> Object:
             "replicas": intent.spec.replicas,
             "paused": intent.spec.paused,
             "revisionHistoryLimit": _HISTORY,
-            "progressDeadlineSeconds": max(1, math.ceil(seconds(rollout.progress_deadline))),
+            **_pace(intent.spec.rollout, is_held=intent.gate.is_closed(revision)),
             "selector": {"matchLabels": selector(owner.name)},
-            "strategy": {
-                "type": "RollingUpdate",
-                "rollingUpdate": {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable},
-            },
             "template": revision.template,
         },
+    }
+
+
+def _pace(rollout: Rollout, *, is_held: bool) -> Object:
+    """How far a rollout may go; at a closed gate one new pod, which never counts as available (see `rollout_gate`)."""
+    if not is_held:
+        deadline_s = max(1, math.ceil(seconds(rollout.progress_deadline)))
+        strategy = _strategy(rollout.max_surge, rollout.max_unavailable)
+        return {"progressDeadlineSeconds": deadline_s, "strategy": strategy}
+    surge = min(1, rollout.max_surge)
+    strategy = _strategy(surge, 1 - surge)
+    return {"minReadySeconds": HOLD_S, "progressDeadlineSeconds": DEADLINE_S, "strategy": strategy}
+
+
+def _strategy(max_surge: int, max_unavailable: int) -> Object:
+    return {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": max_surge, "maxUnavailable": max_unavailable},
     }
 
 

@@ -20,7 +20,7 @@ from outrider_crds.profile import (
     TargetProfile,
 )
 from outrider_crds.runtime_config import BootConfig, HotConfig, config_hash
-from outrider_crds.state import RuntimeState
+from outrider_crds.state import DrafterState, RuntimeState
 from outrider_crds.status import Condition, ConditionType
 from outrider_operator.decide import decide
 from outrider_operator.decide.profiling.asked import Asked, asked_of
@@ -188,6 +188,7 @@ class World:
         for pod in [p for p in self.pods.values() if _label(p, SERVICE_LABEL) == name]:
             del self.pods[pod["metadata"]["name"]]
         self._add_replica_set(template)
+        self.scale_replica_sets({revision: count}, name)
         for index in range(count):
             self.add_pod(f"{name}-{revision}-{index}", template, ready=ready)
         deployment["status"] = {
@@ -217,16 +218,36 @@ class World:
         return pod
 
     def _add_replica_set(self, template: Object) -> None:
-        """With the Deployment's annotations, as its controller makes them."""
+        """With the Deployment's annotations and hold, as its controller makes them."""
         name, revision = _label(template, SERVICE_LABEL), _label(template, REVISION_LABEL)
-        deployment = self.objects.get((DEPLOYMENT, name))
-        current = deployment is not None and _label(deployment["spec"]["template"], REVISION_LABEL) == revision
-        annotations = deployment["metadata"]["annotations"] if deployment is not None and current else {}
-        metadata = {**template["metadata"], "annotations": annotations}
-        self.replica_sets.setdefault(f"{name}-{revision}", {"metadata": copy.deepcopy(metadata)})
+        deployment = self.objects.get((DEPLOYMENT, name), {"metadata": {}, "spec": {}})
+        current = "template" in deployment["spec"] and self.revision(name) == revision
+        metadata = {
+            **template["metadata"],
+            "annotations": deployment["metadata"]["annotations"] if current else {},
+            "ownerReferences": [{"uid": deployment["metadata"].get("uid", ""), "controller": True}],
+        }
+        spec = {"replicas": 1, "minReadySeconds": deployment["spec"].get("minReadySeconds", 0)}
+        made = copy.deepcopy({"metadata": metadata, "spec": spec})
+        self.replica_sets.setdefault(f"{name}-{revision}", made)
+
+    def scale_replica_sets(self, replicas: dict[str, int], name: str = "chat") -> None:
+        """The Deployment's controller: revision -> pods, of the others none; the newest has the Deployment's hold."""
+        for document in self.replica_sets.values():
+            revision = _label(document, REVISION_LABEL)
+            if _label(document, SERVICE_LABEL) == name:
+                document["spec"]["replicas"] = replicas.get(revision, 0)
+            if _label(document, SERVICE_LABEL) == name and revision == self.revision(name):
+                document["spec"]["minReadySeconds"] = self.deployment(name)["spec"].get("minReadySeconds", 0)
+
+    def _drafters_of(self, pod: Object) -> list[DrafterState]:
+        """All of its revision's, loaded."""
+        name, revision = _label(pod, SERVICE_LABEL), _label(pod, REVISION_LABEL)
+        pool = boot_of(self.objects[CONFIG_MAP, f"{name}-{revision}"])["draftPool"]
+        return [DrafterState(name=drafter["name"], loaded=True) for drafter in pool]
 
     def report_states(self, name: str = "chat", **fields: Any) -> None:
-        """Each ready pod answers with the mounted hot config in force."""
+        """Each pod answers with the mounted hot config in force, and all drafters loaded if `fields` has none."""
         hot = HotConfig.model_validate_json(self.objects[CONFIG_MAP, f"{name}-hot"]["data"]["config.json"])
         for pod_name, pod in self.pods.items():
             if _label(pod, SERVICE_LABEL) == name:
@@ -239,7 +260,7 @@ class World:
                     now=self.now,
                     ready=True,
                     plugin_active=True,
-                    **fields,
+                    **({"drafters": self._drafters_of(pod)} | fields),
                 )
 
     def finish_job(self, job_name: str, message: str, *, exit_code: int = 0, reason: str = "Completed") -> None:

@@ -223,6 +223,8 @@ def test_a_draft_is_loaded_when_every_ready_pod_has_it() -> None:
     """One pod without it is enough to say no, and why; nobody's word is no yes."""
     world = World(manifest(replicas=2))
     world.serve()
+    world.report_states(drafters=[])
+    world.settle()
     assert not world.observed().status.drafts[0].loaded
     world.report_states(drafters=[DrafterState(name="pld", loaded=True)])
     world.settle()

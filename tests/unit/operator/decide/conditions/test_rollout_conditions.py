@@ -382,6 +382,8 @@ def test_a_revert_to_a_retained_replica_set_is_complete_only_once_its_pods_are_a
     world.settle()
     world.roll_out()
     world.report_states()
+    world.settle()  # the gate opens
+    world.roll_out()
     world.settle()
     assert world.reason(C.PROGRESSING) == "False/Complete"
     world.patch(engine=first.get("engine", {}))

@@ -1,0 +1,107 @@
+"""The gate of a rollout: it goes beyond its first new pod only once that pod reports every drafter loaded.
+
+The Deployment's own controller holds it: while the gate is closed, a pod counts as available only after `HOLD_S`, so
+that none of the old pods may go. That stands in the Deployment, and holds while no operator runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from outrider_crds.spec import OnMissingDrafter, SpeculativeServiceSpec
+from outrider_crds.state import RuntimeState
+
+from outrider_operator.decide.ownership import Children
+from outrider_operator.decide.pods import Pods, revision_of
+from outrider_operator.decide.revisions import Revision, current_revision_name
+from outrider_operator.inbound.reading import controller_uid, integer, label, name_of, uid_of
+from outrider_operator.model import REVISION_LABEL, Object
+
+DEADLINE_S = 2**31 - 2
+"""progressDeadlineSeconds while the gate is closed: above minReadySeconds, and below 2**31 - 1, which means none."""
+HOLD_S = DEADLINE_S - 1
+"""minReadySeconds while the gate is closed: 68 years."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    continues: bool
+    """spec.rollout.onMissingDrafter is Continue: the gate is never closed."""
+    current: str = ""
+    """Revision that the Deployment makes pods of; empty without one."""
+    is_held: bool = False
+    """The Deployment holds its rollout now."""
+    serving: frozenset[str] = frozenset()
+    """Revisions that the Deployment keeps pods of."""
+    passed: frozenset[str] = frozenset()
+    """Those of `serving` that no gate holds: they may be returned to at once."""
+    reports: Mapping[str, Mapping[str, RuntimeState]] = field(default_factory=dict)
+    """Revision -> name of a ready pod of it -> what it answered lately."""
+
+    def is_closed(self, revision: Revision) -> bool:
+        """Must a rollout of `revision` stay at its first new pod?
+
+        There is nothing to hold where no other revision has pods, and nothing to wait for where the pool is empty.
+        """
+        if self.continues or not revision.boot.draft_pool or not self.serving - {revision.name}:
+            return False
+        is_through = not self.is_held if revision.name == self.current else revision.name in self.passed
+        return not (is_through or self._is_proven(revision))
+
+    def missing(self, revision: Revision) -> str:
+        """What a ready pod of `revision` says of a drafter that it has not loaded, in a sentence; else empty."""
+        if self.continues:
+            return ""
+        pods = sorted(self.reports.get(revision.name, {}).items())
+        sentences = (f"Pod {pod}: {why}" for pod, state in pods for why in _not_loaded(revision, state))
+        return next(sentences, "")
+
+    def _is_proven(self, revision: Revision) -> bool:
+        return any(not _not_loaded(revision, state) for state in self.reports.get(revision.name, {}).values())
+
+
+def gate_of(
+    children: Children,
+    replica_sets: Iterable[Object],
+    pods: Pods,
+    states: Mapping[str, RuntimeState],
+    spec: SpeculativeServiceSpec,
+) -> Gate:
+    mine = [replica_set for replica_set in replica_sets if _is_of(replica_set, children.deployment)]
+    kept = [replica_set for replica_set in mine if integer(replica_set, "spec", "replicas") > 0]
+    reports: dict[str, dict[str, RuntimeState]] = {}
+    for pod in pods.ready:
+        if (state := states.get(name_of(pod))) is not None:
+            reports.setdefault(revision_of(pod), {})[name_of(pod)] = state
+    return Gate(
+        continues=spec.rollout.on_missing_drafter is OnMissingDrafter.CONTINUE,
+        current=current_revision_name(children),
+        is_held=is_held(children.deployment),
+        serving=frozenset(label(replica_set, REVISION_LABEL) for replica_set in kept),
+        passed=frozenset(label(replica_set, REVISION_LABEL) for replica_set in kept if not is_held(replica_set)),
+        reports=reports,
+    )
+
+
+def is_held(document: Object | None) -> bool:
+    """Does the Deployment or ReplicaSet hold its pods at the gate?"""
+    return integer(document, "spec", "minReadySeconds") == HOLD_S
+
+
+def _is_of(replica_set: Object, deployment: Object | None) -> bool:
+    """One without a controller is about to be adopted."""
+    return controller_uid(replica_set) in ("", uid_of(deployment or {}))
+
+
+def _not_loaded(revision: Revision, state: RuntimeState) -> list[str]:
+    """Sentences about the drafters of `revision` that a pod does not report loaded."""
+    reported = {drafter.name: drafter for drafter in state.drafters}
+    sentences = []
+    for name in [drafter.name for drafter in revision.boot.draft_pool]:
+        drafter = reported.get(name)
+        if drafter is None:
+            sentences.append(f"it does not report drafter {name}.")
+        elif not drafter.loaded:
+            sentences.append(f"drafter {name} is not loaded: {drafter.reason.rstrip('.') or 'it says no reason'}.")
+    return sentences

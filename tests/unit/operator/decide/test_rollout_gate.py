@@ -1,0 +1,250 @@
+"""A rollout goes beyond its first new pod only once that pod reports every drafter loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from outrider_crds.state import DrafterState
+from outrider_crds.status import ConditionType as C
+from outrider_operator.decide.rollout_gate import DEADLINE_S, HOLD_S
+from outrider_operator.model import REVISION_LABEL
+
+from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest, rfc3339
+
+MISSING = [
+    DrafterState(name="pld", loaded=True),
+    DrafterState(name="eagle", loaded=False, reason="org/eagle: 404 Not Found"),
+]
+ROLLING = {"maxSurge": 3, "maxUnavailable": 2, "progressDeadline": "20m"}
+
+
+def serving(**spec: Any) -> World:
+    """Two pods of a service that was rolled out without a profile."""
+    world = World(manifest(**{"replicas": 2, "profiling": {"mode": "Skip"}, "rollout": ROLLING, **spec}))
+    world.serve()
+    return world
+
+
+def patched(world: World, **spec: Any) -> None:
+    """A draft is patched in, and its first pod gets ready."""
+    old = world.revision()
+    world.patch(**(spec or {"draftPool": [PLD, EAGLE]}))
+    world.settle()
+    first_pod(world, old)
+
+
+def first_pod(world: World, old: str) -> None:
+    """What the Deployment's controller does at a closed gate."""
+    deployment = world.deployment()
+    world.add_pod("chat-new", deployment["spec"]["template"])
+    world.scale_replica_sets({old: 2, world.revision(): 1})
+    progress = {"type": "Progressing", "status": "True", "lastUpdateTime": rfc3339(world.now)}
+    deployment["status"] = {
+        "observedGeneration": deployment["metadata"]["generation"],
+        "replicas": 3,
+        "updatedReplicas": 1,
+        "availableReplicas": 2,
+        "conditions": [progress],
+    }
+
+
+def pace(world: World) -> tuple[int, int, int, int]:
+    """minReadySeconds, deadline, maxSurge and maxUnavailable of the Deployment."""
+    spec = world.deployment()["spec"]
+    limits = spec["strategy"]["rollingUpdate"]
+    return (
+        spec.get("minReadySeconds", 0),
+        spec["progressDeadlineSeconds"],
+        limits["maxSurge"],
+        limits["maxUnavailable"],
+    )
+
+
+OPEN, CLOSED = (0, 1200, 3, 2), (HOLD_S, DEADLINE_S, 1, 0)
+
+
+def test_a_new_service_has_nothing_to_hold() -> None:
+    """All of its pods start at once."""
+    world = World(manifest(replicas=3, rollout=ROLLING))
+    world.settle()
+    assert pace(world) == OPEN
+
+
+def test_a_new_revision_is_held_from_its_first_moment() -> None:
+    """Template and hold are one write: there is no moment at which a ready pod could take an old one's place."""
+    world = serving()
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
+    assert pace(world) == CLOSED
+
+
+def test_a_draft_that_is_missing_holds_the_rollout() -> None:
+    """F2 of the review: a draft that answers 404 replaced a good one on all pods with every condition True."""
+    world = serving()
+    patched(world)
+    world.report_states(drafters=MISSING)
+    world.settle()
+    assert pace(world) == CLOSED
+    for kind in (C.PROGRESSING, C.UPDATED):
+        assert world.reason(kind) == "False/DrafterNotLoaded"
+        said = world.condition(kind).message
+        assert "Pod chat-new: drafter eagle is not loaded: org/eagle: 404 Not Found. The old pods serve on." in said
+        assert "onMissingDrafter: Continue" in said
+    assert world.reason(C.READY) == "True/EndpointReady"
+
+
+def test_a_draft_that_is_loaded_opens_the_gate() -> None:
+    world = serving()
+    patched(world)
+    world.settle()
+    assert world.reason(C.PROGRESSING) == "True/RollingOut"
+    assert "follow once it reports its drafters" in world.condition(C.PROGRESSING).message
+    world.report_states()
+    world.settle()
+    assert pace(world) == OPEN
+
+
+def test_a_gate_that_was_opened_stays_open() -> None:
+    """The pod that proved it is restarted, and its state unknown: the rollout goes on."""
+    world = serving()
+    patched(world)
+    world.report_states()
+    world.settle()
+    world.states.clear()
+    world.settle()
+    assert pace(world) == OPEN
+
+
+def test_a_pod_that_does_not_name_the_drafter_has_not_loaded_it() -> None:
+    world = serving()
+    patched(world)
+    world.report_states(drafters=MISSING[:1])
+    world.settle()
+    assert pace(world) == CLOSED
+    assert "does not report drafter eagle" in world.condition(C.UPDATED).message
+
+
+def test_the_word_of_an_old_pod_does_not_open_the_gate() -> None:
+    """Old pods that had the drafter loaded say nothing about the new revision."""
+    world = serving()
+    patched(world, engine={"maxModelLen": 512})
+    world.report_states()
+    del world.states["chat-new"]
+    world.settle()
+    assert pace(world) == CLOSED
+
+
+def test_continue_rolls_out_without_the_drafter() -> None:
+    world = serving(rollout={**ROLLING, "onMissingDrafter": "Continue"})
+    patched(world)
+    world.report_states(drafters=MISSING)
+    world.settle()
+    assert pace(world) == OPEN
+    assert world.reason(C.PROGRESSING) == "True/RollingOut"
+
+
+def test_continue_frees_a_rollout_that_is_held() -> None:
+    world = serving()
+    patched(world)
+    world.report_states(drafters=MISSING)
+    world.settle()
+    world.patch(rollout={**ROLLING, "onMissingDrafter": "Continue"})
+    world.settle()
+    assert pace(world) == OPEN
+
+
+def test_a_revert_of_a_held_rollout_is_not_held() -> None:
+    """The old pods never went: what serves needs no proof."""
+    world = serving()
+    old = world.revision()
+    patched(world)
+    world.report_states(drafters=MISSING)
+    world.settle()
+    world.states.clear()
+    world.patch(draftPool=[PLD])
+    world.settle()
+    assert world.revision() == old
+    assert pace(world) == OPEN
+
+
+def test_a_second_bad_draft_is_held_again() -> None:
+    """A held revision gives way to another one and returns: neither gets through by the other's pods."""
+    world = serving()
+    patched(world)
+    world.report_states(drafters=MISSING)
+    world.settle()
+    first = world.revision()
+    world.patch(draftPool=[PLD, EAGLE | {"name": "other"}])
+    world.settle()
+    assert pace(world) == CLOSED
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
+    assert (world.revision(), pace(world)) == (first, CLOSED)
+
+
+def test_one_pod_without_surge_has_nothing_to_hold() -> None:
+    """The only old pod is gone at maxSurge 0 before the new one starts. The status still says what is missing."""
+    world = serving(replicas=1, rollout={"maxSurge": 0, "maxUnavailable": 1})
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
+    assert pace(world)[2:] == (0, 1)
+    world.roll_out()
+    world.report_states(drafters=MISSING)
+    world.settle()
+    assert pace(world) == (0, 1200, 0, 1)
+    assert world.reason(C.PROGRESSING) == "False/DrafterNotLoaded"
+    assert "old pods" not in world.condition(C.PROGRESSING).message
+
+
+def test_one_of_two_pods_without_surge_is_held() -> None:
+    """maxSurge 0: the first new pod has the place of an old one, and no further one goes."""
+    world = serving(rollout={"maxSurge": 0, "maxUnavailable": 2})
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
+    assert pace(world) == (HOLD_S, DEADLINE_S, 0, 1)
+
+
+def test_an_empty_pool_needs_no_proof() -> None:
+    world = serving()
+    world.patch(draftPool=[])
+    world.settle()
+    assert pace(world) == OPEN
+
+
+def test_a_service_of_an_operator_without_a_gate_goes_on() -> None:
+    """The operator is upgraded in the middle of its rollout: nothing is held after the fact."""
+    world = serving()
+    patched(world)
+    spec = world.deployment()["spec"]
+    del spec["minReadySeconds"]
+    world.scale_replica_sets(dict.fromkeys(revisions(world), 1))
+    world.settle()
+    assert pace(world) == OPEN
+
+
+def test_a_first_pod_that_never_answers_is_stalled_at_the_deadline() -> None:
+    """A NetworkPolicy keeps the operator out: Kubernetes watches no deadline while the rollout is held."""
+    world = serving()
+    patched(world)
+    plan = world.settle()
+    assert plan.requeue_after_s == pytest.approx(1200)
+    world.now += 1200
+    world.settle()
+    assert world.reason(C.PROGRESSING) == "False/Stalled"
+    assert "Pod chat-new is ready and does not report its drafters" in world.condition(C.PROGRESSING).message
+
+
+def test_pods_of_another_deployment_hold_nothing() -> None:
+    """A ReplicaSet of another owner that carries the labels: it is not the service's to protect."""
+    world = serving()
+    for document in world.replica_sets.values():
+        document["metadata"]["ownerReferences"] = [{"uid": "another", "controller": True}]
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
+    assert pace(world) == OPEN
+
+
+def revisions(world: World) -> set[str]:
+    sets = world.replica_sets.values()
+    return {document["metadata"]["labels"][REVISION_LABEL] for document in sets}
