@@ -1,0 +1,96 @@
+"""Requests that a canary takes for its verdict, and how often that is false: `python -m bench.canary_requests`.
+
+A request has a length (log-normal, coefficient of variation 1), an acceptance of its own (tokens per step, 0.2) and a
+price a step. A candidate gives its requests more tokens a step by its gain. Each canary is looked at after every tenth
+request.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from outrider_operator.decide.canary.arms import Arms, ArmSums
+from outrider_operator.decide.canary.judge import CanaryVerdict, judge
+
+MEAN_TOKENS = 200.0
+LENGTH_CV = 1.0
+TOKENS_PER_STEP, REQUEST_CV = 2.5, 0.2
+PRICE_S = 0.03
+MIN_REQUESTS = 100
+LOOK_EVERY = 10
+GAINS_PERCENT = (10.0, 5.0, 3.0, 0.0, -3.0, -5.0, -6.0, -10.0, -15.0, -50.0)
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    verdict: CanaryVerdict
+    requests: int
+    """Requests of each arm."""
+
+
+def arm(rng: np.random.Generator, requests: int, gain: float) -> tuple[Floats, Floats]:
+    """(tokens, price in seconds) of each request."""
+    tokens = np.maximum(1.0, np.round(_log_normal(rng, requests, MEAN_TOKENS, LENGTH_CV)))
+    per_step = _log_normal(rng, requests, TOKENS_PER_STEP * (1.0 + gain), REQUEST_CV)
+    return tokens, np.maximum(1.0, np.round(tokens / per_step)) * PRICE_S
+
+
+def sums(tokens: Floats, price_s: Floats, looks: NDArray[np.int64]) -> list[ArmSums]:
+    """Sums after each number of requests in `looks`."""
+    columns = (tokens, price_s, tokens**2, price_s**2, tokens * price_s)
+    rows = np.stack([np.cumsum(column)[looks - 1] for column in columns], axis=1)
+    return [_arm_sums(float(count), *map(float, row)) for count, row in zip(looks, rows, strict=True)]
+
+
+def _arm_sums(count: float, x: float, y: float, xx: float, yy: float, xy: float) -> ArmSums:
+    return ArmSums(count, x, y, tokens_squared=xx, price_squared=yy, tokens_times_price=xy)
+
+
+def canary(rng: np.random.Generator, gain: float, line: float, looks: NDArray[np.int64]) -> Outcome:
+    """One canary, from its first look to its verdict or its last look."""
+    stable = sums(*arm(rng, int(looks[-1]), 0.0), looks)
+    candidate = sums(*arm(rng, int(looks[-1]), gain), looks)
+    for count, arms in zip(looks, map(Arms, stable, candidate), strict=True):
+        verdict = judge({"cpu": arms}, least_gain=line, min_requests=MIN_REQUESTS).verdict
+        if verdict is not CanaryVerdict.OPEN:
+            return Outcome(verdict, int(count))
+    return Outcome(CanaryVerdict.OPEN, int(looks[-1]))
+
+
+def row(gain_percent: float, line_percent: float, canaries: int, most: int) -> str:
+    rng = np.random.default_rng(0)
+    looks = np.arange(MIN_REQUESTS, most + 1, LOOK_EVERY)
+    outcomes = [canary(rng, gain_percent / 100, line_percent / 100, looks) for _ in range(canaries)]
+    taken = sorted(outcome.requests for outcome in outcomes if outcome.verdict is not CanaryVerdict.OPEN)
+    median, ninth = (f"{np.quantile(taken, share):,.0f}" if taken else "" for share in (0.5, 0.9))
+    shares = " | ".join(
+        f"{100 * sum(outcome.verdict is verdict for outcome in outcomes) / canaries:.1f}%"
+        for verdict in (CanaryVerdict.BETTER, CanaryVerdict.WORSE, CanaryVerdict.OPEN)
+    )
+    return f"| {gain_percent:+.0f}% | {line_percent:+.0f}% | {median} | {ninth} | {shares} |"
+
+
+def _log_normal(rng: np.random.Generator, count: int, mean: float, variation: float) -> Floats:
+    sigma = np.sqrt(np.log1p(variation**2))
+    return rng.lognormal(np.log(mean) - sigma**2 / 2, sigma, count)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--canaries", type=int, default=1000)
+    parser.add_argument("--most-requests", type=int, default=6000, help="of each arm")
+    parser.add_argument("--line", type=float, nargs="+", default=[-3.0, 0.0], help="leastGainPercent")
+    options = parser.parse_args()
+    print("| true gain | leastGainPercent | median requests of each arm | 90% | Better | Worse | open |")
+    print("|---|---|---|---|---|---|---|")
+    for line in options.line:
+        for gain in GAINS_PERCENT:
+            print(row(gain, line, options.canaries, options.most_requests), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What is counted of the two arms of a canary: sums over finished requests, so that pods and restarts add up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+_NUMBERS = (
+    "requests", "tokens", "price_s", "tokens_squared", "price_squared", "tokens_times_price", "failures"
+)  # fmt: skip
+"""Fields of `ArmSums` that are a number each."""
+LEAST_SUM = 1e-9
+"""Least divisor, in tokens or seconds: the state endpoint keeps nine decimals, and what is smaller is no quantity."""
+
+
+@dataclass(frozen=True)
+class ArmSums:
+    """One arm's finished requests. A request's price is that of its steps at full batch, by the latency model."""
+
+    requests: float = 0.0
+    tokens: float = 0.0
+    price_s: float = 0.0
+    tokens_squared: float = 0.0
+    price_squared: float = 0.0
+    tokens_times_price: float = 0.0
+    failures: float = 0.0
+    """Times that a drafter of the arm was suspended after an error."""
+    finished: Mapping[str, float] = field(default_factory=dict)
+    """SLO class -> requests with a verdict."""
+    attained: Mapping[str, float] = field(default_factory=dict)
+    """SLO class -> those of them that met the class."""
+
+    def __add__(self, other: ArmSums) -> ArmSums:
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _NUMBERS}
+        finished, attained = _sums(self.finished, other.finished), _sums(self.attained, other.attained)
+        return ArmSums(**sums, finished=finished, attained=attained)
+
+    @property
+    def goodput(self) -> float | None:
+        """Tokens / second of price; None before any."""
+        return self.tokens / self.price_s if min(self.tokens, self.price_s) >= LEAST_SUM else None
+
+
+@dataclass(frozen=True)
+class Arms:
+    """Both arms on one product."""
+
+    stable: ArmSums = ArmSums()
+    candidate: ArmSums = ArmSums()
+
+    def __add__(self, other: Arms) -> Arms:
+        return Arms(self.stable + other.stable, self.candidate + other.candidate)
+
+    @property
+    def least_requests(self) -> float:
+        """Requests of the arm that has fewer."""
+        return min(self.stable.requests, self.candidate.requests)
+
+
+@dataclass(frozen=True)
+class PodReport:
+    """A canary pod's sums since its process started."""
+
+    pod: str
+    product: str
+    started_at: float
+    """Unix time; another one means another process, which counts from 0."""
+    arms: Arms
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """A canary's sums. It is kept in the status, so that no restart of a pod or of the operator loses any."""
+
+    ended: Mapping[str, Arms] = field(default_factory=dict)
+    """Product -> sums of processes that have ended."""
+    running: tuple[PodReport, ...] = ()
+    """The last report of each pod."""
+
+    def products(self) -> dict[str, Arms]:
+        """Product -> all that was counted on it."""
+        totals = dict(self.ended)
+        for report in self.running:
+            totals[report.product] = totals.get(report.product, Arms()) + report.arms
+        return totals
+
+
+def updated(ledger: Ledger, reports: Iterable[PodReport]) -> Ledger:
+    """`ledger` with the newest report of each pod; a pod that does not answer keeps its last one."""
+    running, ended = {report.pod: report for report in ledger.running}, dict(ledger.ended)
+    for report in reports:
+        before = running.get(report.pod)
+        if before is not None and before.started_at != report.started_at:
+            ended[before.product] = ended.get(before.product, Arms()) + before.arms
+        running[report.pod] = report
+    return Ledger(ended, tuple(running[pod] for pod in sorted(running)))
+
+
+def _sums(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    return {name: first.get(name, 0.0) + second.get(name, 0.0) for name in sorted({*first, *second})}

@@ -1,0 +1,185 @@
+"""Is the candidate's goodput above a line? By a confidence sequence, whose error holds at every look.
+
+The effect is `log R`, R = (candidate's tokens / price) / (stable's tokens / price), with requests as units: the steps
+of one request are not independent. Its variance is that of two ratio estimators by the delta method,
+
+    V = sum over arms of (cv_x^2 + cv_y^2 - 2 cv_xy) / n,    x: a request's tokens, y: its price,
+
+where cv_x^2 is the variance of x over its squared mean, cv_xy the covariance over the product of the means. The
+sequence is Robbins' normal mixture in its asymptotic form (Waudby-Smith and others, "Time-uniform central limit theory
+and asymptotic confidence sequences"): with t = n / TUNED_FOR_REQUESTS and c = -2 log(a) + log(1 - 2 log(a)),
+
+    |estimate - log R| <= sqrt(V (1 + 1 / (c t)) (log(1 + c t) - 2 log(a)))    at all n at once, but for a share a.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from outrider_operator.decide.canary.arms import Arms, ArmSums
+
+ERROR_SHARE = 0.05
+"""Canaries whose range ever leaves out the true gain."""
+GUARD_ERROR_SHARE = 0.01
+"""Canaries that the guard on SLO attainment fails by chance."""
+TUNED_FOR_REQUESTS = 600.0
+"""Requests of each arm at which the range is narrowest for its error: what tells 5% from 0 at the variance of chats."""
+MOST_ATTAINMENT_LOST = 0.02
+MOST_FAILURES = 1.0
+"""A drafter may be suspended once: its device may have been short of memory for a moment."""
+MOST_REQUESTS = 10_000_000.0
+"""Forecasts end here."""
+
+
+class CanaryVerdict(StrEnum):
+    BETTER = "Better"
+    """Above the line, on every product."""
+    WORSE = "Worse"
+    """Worse than the line, on some product."""
+    SLO_LOWERED = "SLOLowered"
+    DRAFTER_FAILED = "DrafterFailed"
+    OPEN = "Open"
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Candidate's goodput / stable's - 1, and the range that holds the true one."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Judgement:
+    verdict: CanaryVerdict
+    gains: Mapping[str, Gain | None]
+    """Product -> its gain; None while an arm has too few requests."""
+    requests_left: float | None
+    """More requests of each arm until the verdict, if the gain stays as it is; None where that cannot be foreseen."""
+    slo_class: str = ""
+    """The class that loses, with SLO_LOWERED."""
+
+
+def judge(products: Mapping[str, Arms], *, least_gain: float, min_requests: int) -> Judgement:
+    """`least_gain`: the line, -0.03 for 3% less goodput. `min_requests`: of each arm, before the first look."""
+    share = ERROR_SHARE / max(1, len(products))  # any of them may fail the candidate by chance
+    judged = {name: arms for name, arms in products.items() if arms.least_requests >= max(2, min_requests)}
+    gains = {name: gain(arms, share) if name in judged else None for name, arms in products.items()}
+    lowered = _lowered_class(judged.values())
+    verdict = _verdict(products, gains, least_gain, lowered)
+    left = [_requests_left(arms, gains[name], least_gain, min_requests, share) for name, arms in products.items()]
+    known = [requests for requests in left if requests is not None]
+    foreseen = max(known) if known and len(known) == len(left) else None
+    return Judgement(verdict, gains, foreseen if verdict is CanaryVerdict.OPEN else 0.0, lowered)
+
+
+def gain(arms: Arms, error_share: float = ERROR_SHARE) -> Gain | None:
+    """None while an arm has no goodput, or its requests do not differ enough to say how much they do."""
+    estimate, variance = _log_ratio(arms), _variance(arms)
+    if estimate is None or variance is None:
+        return None
+    half = half_width(variance, _pairs(arms), error_share)
+    return Gain(*(math.expm1(min(50.0, bound)) for bound in (estimate, estimate - half, estimate + half)))
+
+
+def half_width(variance: float, requests: float, error_share: float) -> float:
+    """`sqrt(V (1 + 1 / (c t)) (log(1 + c t) - 2 log(a)))`."""
+    doubled = -2.0 * math.log(error_share)
+    scaled = (doubled + math.log1p(doubled)) * requests / TUNED_FOR_REQUESTS
+    return math.sqrt(variance * (1.0 + 1.0 / scaled) * (math.log1p(scaled) + doubled))
+
+
+def _verdict(
+    products: Mapping[str, Arms], gains: Mapping[str, Gain | None], least_gain: float, lowered: str
+) -> CanaryVerdict:
+    if any(arms.candidate.failures > MOST_FAILURES for arms in products.values()):
+        return CanaryVerdict.DRAFTER_FAILED
+    if any(known is not None and known.high < least_gain for known in gains.values()):
+        return CanaryVerdict.WORSE
+    if lowered:
+        return CanaryVerdict.SLO_LOWERED
+    if gains and all(known is not None and known.low > least_gain for known in gains.values()):
+        return CanaryVerdict.BETTER
+    return CanaryVerdict.OPEN
+
+
+def _pairs(arms: Arms) -> float:
+    """Harmonic mean of the arms' requests: what a variance that is the sum of theirs goes by."""
+    return 2.0 / (1.0 / arms.stable.requests + 1.0 / arms.candidate.requests)
+
+
+def _log_ratio(arms: Arms) -> float | None:
+    """`log R`; None while an arm has no goodput."""
+    stable, candidate = arms.stable.goodput, arms.candidate.goodput
+    return math.log(candidate / stable) if stable and candidate else None
+
+
+def _variance(arms: Arms) -> float | None:
+    """Variance of the estimate of log R; None where it is not known."""
+    stable, candidate = _relative_variance(arms.stable), _relative_variance(arms.candidate)
+    if stable is None or candidate is None or stable + candidate <= 0.0:
+        return None
+    return stable + candidate
+
+
+def _relative_variance(arm: ArmSums) -> float | None:
+    """`(cv_x^2 + cv_y^2 - 2 cv_xy) / n` of tokens / price."""
+    number = arm.requests
+    if number < 2.0 or not arm.goodput:
+        return None
+    squares = number * arm.tokens_squared / arm.tokens**2 + number * arm.price_squared / arm.price_s**2
+    mixed = number * arm.tokens_times_price / (arm.tokens * arm.price_s)
+    variance = (squares - 2.0 * mixed) / (number - 1.0)  # the means of both are 1: nothing is left of them
+    return variance if math.isfinite(variance) and variance >= 0.0 else None
+
+
+def _lowered_class(products: Iterable[Arms]) -> str:
+    """The first SLO class that the candidate attains less often, by more than it may; empty if none."""
+    total = sum(products, Arms())
+    classes = sorted(set(total.stable.finished) & set(total.candidate.finished))
+    share = GUARD_ERROR_SHARE / max(1, len(classes))
+    return next((name for name in classes if _attainment_lost(total, name, share) > MOST_ATTAINMENT_LOST), "")
+
+
+def _attainment_lost(arms: Arms, name: str, error_share: float) -> float:
+    """The least that the candidate loses of the class' attainment, within the error."""
+    lost, variance, counts = 0.0, 0.0, []
+    for arm, sign in ((arms.stable, 1.0), (arms.candidate, -1.0)):
+        finished, attained = arm.finished[name], arm.attained.get(name, 0.0)
+        if finished < 1.0:
+            return 0.0
+        smoothed = (attained + 1.0) / (finished + 2.0)  # a class that was always met has a variance all the same
+        lost += sign * attained / finished
+        variance += smoothed * (1.0 - smoothed) / finished
+        counts.append(finished)
+    return lost - half_width(variance, 2.0 / sum(1.0 / count for count in counts), error_share)
+
+
+def _requests_left(
+    arms: Arms, range_now: Gain | None, least_gain: float, min_requests: int, error_share: float
+) -> float | None:
+    """More requests of each arm until the range leaves the line out, by doubling and halving."""
+    if range_now is None:
+        left = min_requests - arms.least_requests
+        return left if left > 0 else None
+    estimate, variance, pairs = _log_ratio(arms), _variance(arms), _pairs(arms)
+    if estimate is None or variance is None:
+        return None
+    distance = abs(estimate - math.log1p(least_gain))
+
+    def is_enough(requests: float) -> bool:
+        return half_width(variance * pairs / requests, requests, error_share) < distance
+
+    low, high = pairs, pairs
+    while not is_enough(high):
+        low, high = high, 2.0 * high
+        if high > MOST_REQUESTS:
+            return None
+    for _ in range(30):
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return max(0.0, high - pairs)

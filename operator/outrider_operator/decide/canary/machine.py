@@ -1,0 +1,260 @@
+"""What becomes of a canary from one look to the next: a pure step over what the status remembers and what is seen.
+
+It has no timers: everything goes by `started_at`, so that an operator that was killed goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from outrider_operator.decide.canary.arms import Ledger, PodReport, updated
+from outrider_operator.decide.canary.judge import CanaryVerdict, Judgement, judge
+
+
+class CanaryPhase(StrEnum):
+    STARTING = "Starting"
+    MEASURING = "Measuring"
+    PROMOTING = "Promoting"
+    SUCCESSFUL = "Successful"
+    FAILED = "Failed"
+    ERROR = "Error"
+    INCONCLUSIVE = "Inconclusive"
+    SUPERSEDED = "Superseded"
+    CANCELLED = "Cancelled"
+
+
+class Cause(StrEnum):
+    """Why a canary failed, cannot be measured, or stayed open."""
+
+    NONE = ""
+    WORSE = "Worse"
+    SLO_LOWERED = "SLOLowered"
+    DRAFTER_FAILED = "DrafterFailed"
+    DRAFTER_NOT_LOADED = "DrafterNotLoaded"
+    CANDIDATE_CRASHED = "CandidateCrashed"
+    ABORTED_BY_HAND = "AbortedByHand"
+    NO_CAPACITY = "NoCapacity"
+    POD_CANNOT_START = "PodCannotStart"
+    PODS_DO_NOT_ANSWER = "PodsDoNotAnswer"
+    RUNTIME_TOO_OLD = "RuntimeTooOld"
+    NO_ROOM_FOR_BOTH = "NoRoomForBoth"
+    TIMEOUT = "Timeout"
+    NO_TRAFFIC = "NoTraffic"
+
+
+class OnInconclusive(StrEnum):
+    HOLD = "Hold"
+    PROMOTE = "Promote"
+    ROLLBACK = "Rollback"
+
+
+@dataclass(frozen=True)
+class CanarySettings:
+    """spec.rollout.canary."""
+
+    least_gain: float = -0.03
+    min_requests: int = 100
+    timeout_s: float = 6 * 3600.0
+    on_inconclusive: OnInconclusive = OnInconclusive.HOLD
+
+
+@dataclass(frozen=True)
+class CanaryPods:
+    """What the canary's pods are seen to do."""
+
+    reports: tuple[PodReport, ...] = ()
+    """Sums of the pods that host both arms."""
+    trouble: tuple[Cause, str] | None = None
+    """Why a pod cannot start, answer or host both arms, and its sentence."""
+    not_loaded: str = ""
+    """A pod's sentence about a drafter of the candidate that it has not loaded."""
+    restarts_under_candidate: int = 0
+    """Times that a container ended while a drafter of the candidate ran."""
+
+
+@dataclass(frozen=True)
+class Orders:
+    """The service's annotations promote, abort and retry: each names a revision, with a number ("8a1e43c8ca/2") to
+    order the same once more."""
+
+    promote: str = ""
+    abort: str = ""
+    retry: str = ""
+
+    @property
+    def by_name(self) -> dict[str, str]:
+        orders = {"promote": self.promote, "abort": self.abort, "retry": self.retry}
+        return {name: value for name, value in orders.items() if value}
+
+
+@dataclass(frozen=True)
+class CanaryView:
+    at: float
+    """Unix seconds."""
+    stable: str
+    """Revision that the pods run; empty before the first one."""
+    candidate: str
+    """Revision of the spec."""
+    pool_differs: bool
+    """Are the candidate's drafters others than the stable's? Else it rolls out without a canary."""
+    is_paused: bool = False
+    """spec.paused, or replicas is 0: nothing is decided."""
+    is_rolled_out: bool = False
+    """Does every pod run the candidate?"""
+    pods: CanaryPods = CanaryPods()
+    orders: Orders = Orders()
+    settings: CanarySettings = CanarySettings()
+
+
+@dataclass(frozen=True)
+class Canary:
+    """What the status remembers."""
+
+    phase: str
+    """A `CanaryPhase`, or what a newer release wrote."""
+    candidate: str
+    stable: str
+    started_at: float
+    cause: Cause = Cause.NONE
+    said: str = ""
+    """A pod's or the cluster's sentence that belongs to the cause."""
+    obeyed: tuple[str, ...] = ()
+    """Orders that were carried out ("abort 8a1e43c8ca"): their annotations stay, and mean nothing any more."""
+    ledger: Ledger = field(default_factory=Ledger)
+
+    @property
+    def holds_rollout(self) -> bool:
+        """Must the candidate stay away from the stable's pods?"""
+        return self.phase not in (
+            CanaryPhase.PROMOTING,
+            CanaryPhase.SUCCESSFUL,
+            CanaryPhase.SUPERSEDED,
+            CanaryPhase.CANCELLED,
+        )
+
+    def has_pods(self, on_inconclusive: OnInconclusive) -> bool:
+        """Is a canary pod to run?"""
+        is_open = self.phase == CanaryPhase.INCONCLUSIVE and on_inconclusive is OnInconclusive.HOLD
+        return is_open or self.phase in _UNDER_WAY
+
+
+_MOST_OBEYED = 8
+"""Orders that are remembered of a canary: each names its attempt, and annotations are three."""
+_UNDER_WAY = (CanaryPhase.STARTING, CanaryPhase.MEASURING, CanaryPhase.ERROR)
+_BY_VERDICT: Mapping[CanaryVerdict, Cause] = {
+    CanaryVerdict.WORSE: Cause.WORSE,
+    CanaryVerdict.SLO_LOWERED: Cause.SLO_LOWERED,
+    CanaryVerdict.DRAFTER_FAILED: Cause.DRAFTER_FAILED,
+}
+
+
+@dataclass(frozen=True)
+class CanaryStep:
+    canary: Canary | None
+    """None: the candidate rolls out as without a canary."""
+    ended: Canary | None = None
+    """The one before it, Superseded or Cancelled by a change of the spec."""
+    judgement: Judgement | None = None
+    """Judgement of the requests so far, while the canary is measured."""
+    unknown_orders: tuple[str, ...] = ()
+    """Annotations that name no revision of this canary: they do nothing."""
+
+
+def step(before: Canary | None, look: CanaryView) -> CanaryStep:
+    if before is not None and before.phase not in list(CanaryPhase):
+        return CanaryStep(before)  # a newer release's: left as it is
+    if before is not None and before.candidate == look.candidate:
+        after, judgement = _continued(before, look)
+        return CanaryStep(after, judgement=judgement, unknown_orders=_unknown(after, look))
+    ended = _ended(before, look)
+    if look.is_paused and ended is None:
+        return CanaryStep(before)
+    return CanaryStep(_begun(look), ended, unknown_orders=_unknown(_begun(look), look))
+
+
+def _begun(look: CanaryView) -> Canary | None:
+    if not look.stable or look.stable == look.candidate or not look.pool_differs:
+        return None
+    return Canary(CanaryPhase.STARTING, look.candidate, look.stable, look.at)
+
+
+def _ended(before: Canary | None, look: CanaryView) -> Canary | None:
+    """`before`, where the spec has left it while it was open."""
+    if before is None or before.phase not in (*_UNDER_WAY, CanaryPhase.INCONCLUSIVE, CanaryPhase.PROMOTING):
+        return None
+    back = look.candidate == before.stable
+    return replace(before, phase=CanaryPhase.CANCELLED if back else CanaryPhase.SUPERSEDED)
+
+
+def _continued(before: Canary, look: CanaryView) -> tuple[Canary, Judgement | None]:
+    """The canary of an unchanged candidate, a look later."""
+    ordered = _ordered(before, look)
+    if ordered is not None:
+        return ordered, None
+    if before.phase == CanaryPhase.PROMOTING and look.is_rolled_out:
+        return replace(before, phase=CanaryPhase.SUCCESSFUL), None
+    if look.is_paused or before.phase not in _UNDER_WAY:
+        return replace(before, ledger=updated(before.ledger, look.pods.reports)), None
+    return _measured(before, look)
+
+
+def _ordered(before: Canary, look: CanaryView) -> Canary | None:
+    """What a human orders by an annotation; None without one, or where it was obeyed before."""
+    is_open = before.phase in (*_UNDER_WAY, CanaryPhase.INCONCLUSIVE)
+    is_over = before.phase in (CanaryPhase.FAILED, CanaryPhase.ERROR, CanaryPhase.INCONCLUSIVE)
+    if (is_open or is_over) and (obeyed := _new_order(before, look, "promote")):
+        return replace(before, phase=CanaryPhase.PROMOTING, cause=Cause.NONE, said="", obeyed=obeyed)
+    if is_open and (obeyed := _new_order(before, look, "abort")):
+        return replace(before, phase=CanaryPhase.FAILED, cause=Cause.ABORTED_BY_HAND, said="", obeyed=obeyed)
+    if is_over and (obeyed := _new_order(before, look, "retry")):
+        return Canary(CanaryPhase.STARTING, before.candidate, before.stable, look.at, obeyed=obeyed)
+    return None
+
+
+def _new_order(before: Canary, look: CanaryView, name: str) -> tuple[str, ...]:
+    """The orders that are obeyed once this one is; empty where it is of another revision, or was obeyed."""
+    value = look.orders.by_name.get(name, "")
+    is_new = value.partition("/")[0] == before.candidate and f"{name} {value}" not in before.obeyed
+    return (*before.obeyed, f"{name} {value}")[-_MOST_OBEYED:] if is_new else ()
+
+
+def _measured(before: Canary, look: CanaryView) -> tuple[Canary, Judgement | None]:
+    """A canary under way. What failed it is final; trouble is reported while it lasts."""
+    ledger = updated(before.ledger, look.pods.reports)
+    canary = replace(before, ledger=ledger, cause=Cause.NONE, said="")
+    pods, products = look.pods, ledger.products()
+    if pods.not_loaded:
+        return replace(canary, phase=CanaryPhase.FAILED, cause=Cause.DRAFTER_NOT_LOADED, said=pods.not_loaded), None
+    if pods.restarts_under_candidate > 1:
+        return replace(canary, phase=CanaryPhase.FAILED, cause=Cause.CANDIDATE_CRASHED), None
+    settings = look.settings
+    judgement = (
+        judge(products, least_gain=settings.least_gain, min_requests=settings.min_requests) if products else None
+    )
+    if judgement is not None and judgement.verdict in _BY_VERDICT:
+        return replace(
+            canary, phase=CanaryPhase.FAILED, cause=_BY_VERDICT[judgement.verdict], said=judgement.slo_class
+        ), judgement
+    if judgement is not None and judgement.verdict is CanaryVerdict.BETTER:
+        return replace(canary, phase=CanaryPhase.PROMOTING), judgement
+    if pods.trouble is not None:
+        cause, said = pods.trouble
+        return replace(canary, phase=CanaryPhase.ERROR, cause=cause, said=said), judgement
+    if look.at - before.started_at >= settings.timeout_s:
+        return _timed_out(canary, look), judgement
+    return replace(canary, phase=CanaryPhase.MEASURING if products else CanaryPhase.STARTING), judgement
+
+
+def _timed_out(canary: Canary, look: CanaryView) -> Canary:
+    """No verdict in time: neither a failure nor a success."""
+    if look.settings.on_inconclusive is OnInconclusive.PROMOTE:
+        return replace(canary, phase=CanaryPhase.PROMOTING, cause=Cause.TIMEOUT)
+    is_measured = any(arms.least_requests >= look.settings.min_requests for arms in canary.ledger.products().values())
+    return replace(canary, phase=CanaryPhase.INCONCLUSIVE, cause=Cause.TIMEOUT if is_measured else Cause.NO_TRAFFIC)
+
+
+def _unknown(canary: Canary | None, look: CanaryView) -> tuple[str, ...]:
+    known = (canary.candidate, canary.stable) if canary is not None else (look.candidate, look.stable)
+    return tuple(name for name, value in look.orders.by_name.items() if value.partition("/")[0] not in known)

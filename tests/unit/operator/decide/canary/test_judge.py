@@ -1,0 +1,167 @@
+"""The judge of a canary: four outcomes, its error, and what it reads of sums that anyone may have sent."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from outrider_operator.decide.canary.arms import Arms, ArmSums
+from outrider_operator.decide.canary.judge import CanaryVerdict, gain, half_width, judge
+
+from bench.canary_requests import arm, canary, sums
+
+
+def arms(requests: int, true_gain: float, seed: int = 0) -> Arms:
+    """Both arms after so many simulated requests of item."""
+    rng, looks = np.random.default_rng(seed), np.array([requests])
+    return Arms(*(sums(*arm(rng, requests, item), looks)[0] for item in (0.0, true_gain)))
+
+
+def verdict(both_arms: Arms, least_gain: float = -0.03) -> CanaryVerdict:
+    return judge({"H200": both_arms}, least_gain=least_gain, min_requests=100).verdict
+
+
+@pytest.mark.parametrize(
+    ("true_gain", "expected"),
+    [
+        (0.1, CanaryVerdict.BETTER),
+        (-0.1, CanaryVerdict.WORSE),
+        (-0.5, CanaryVerdict.WORSE),
+        (-0.03, CanaryVerdict.OPEN),
+    ],
+)
+def test_a_thousand_requests_tell_ten_percent_from_the_line(true_gain: float, expected: CanaryVerdict) -> None:
+    assert verdict(arms(1000, true_gain)) is expected
+
+
+def test_equal_arms_are_as_good_by_the_default_line() -> None:
+    """-3%: a draft that changes nothing gets through, given its time."""
+    assert verdict(arms(6000, 0.0)) is CanaryVerdict.BETTER
+    assert verdict(arms(6000, 0.0), least_gain=0.0) is CanaryVerdict.OPEN
+
+
+def test_a_worked_range() -> None:
+    """Four requests: x = 1, 3 and y = 1, 1 in item arm. cv_x^2 = 0.5, cv_y = cv_xy = 0, so V = 2 * 0.5 / 2 = 0.5; at
+    n = 2, a = 0.05: c t = (5.991 + log 6.991) * 2 / 600 = 0.02645, half = sqrt(0.5 * 38.80 * (0.02611 + 5.991))."""
+    both_arms = ArmSums(2, 4, 2, tokens_squared=10, price_squared=2, tokens_times_price=4)
+    assert half_width(0.5, 2, 0.05) == pytest.approx(10.80, abs=0.01)
+    result = gain(Arms(both_arms, both_arms))
+    assert result is not None
+    assert (result.value, math.log1p(result.low), math.log1p(result.high)) == pytest.approx(
+        (0.0, -10.80, 10.80), abs=0.01
+    )
+
+
+def test_it_says_nothing_before_the_least_requests() -> None:
+    """Not even of an arm that gives half: the next request may be another."""
+    result = judge({"H200": arms(99, -0.5)}, least_gain=-0.03, min_requests=100)
+    assert (result.verdict, result.gains, result.requests_left) == (CanaryVerdict.OPEN, {"H200": None}, 1)
+
+
+def test_the_requests_that_are_left_lead_to_a_verdict() -> None:
+    """What the status tells as time left, at the traffic of the moment."""
+    early = arms(400, 0.03)
+    result = judge({"H200": early}, least_gain=-0.03, min_requests=100)
+    assert result.verdict is CanaryVerdict.OPEN
+    assert result.requests_left is not None
+    scale = (400 + result.requests_left) / 400
+    later = Arms(*(_scaled(item, scale) for item in (early.stable, early.candidate)))
+    assert verdict(later) is CanaryVerdict.BETTER
+    sooner = Arms(*(_scaled(item, 1 + 0.95 * (scale - 1)) for item in (early.stable, early.candidate)))
+    assert verdict(sooner) is CanaryVerdict.OPEN
+
+
+def test_no_product_may_lose() -> None:
+    """Better on both_arms and worse on another is worse; better on both_arms and open on another is open."""
+    better, worse, unknown = arms(1000, 0.1), arms(1000, -0.1), arms(50, 0.1)
+    for other, expected in (
+        (worse, CanaryVerdict.WORSE),
+        (unknown, CanaryVerdict.OPEN),
+        (better, CanaryVerdict.BETTER),
+    ):
+        assert judge({"a": better, "b": other}, least_gain=-0.03, min_requests=100).verdict is expected
+
+
+def test_a_class_that_is_attained_less_fails_the_candidate() -> None:
+    """More goodput by making both_arms class wait: 90% of `chat` instead of 98%; `bulk` is as before."""
+    both = {"chat": 2000.0, "bulk": 2000.0}
+    both_arms = arms(4000, 0.1)
+    stable = _with(both_arms.stable, both, {"chat": 1960.0, "bulk": 1800.0})
+    for chat, expected in ((1800.0, (CanaryVerdict.SLO_LOWERED, "chat")), (1930.0, (CanaryVerdict.BETTER, ""))):
+        candidate = _with(both_arms.candidate, both, {"chat": chat, "bulk": 1800.0})
+        result = judge({"a": Arms(stable, candidate)}, least_gain=-0.03, min_requests=100)
+        assert (result.verdict, result.slo_class) == expected
+
+
+def test_a_drafter_may_be_suspended_once() -> None:
+    for failures, expected in ((1, CanaryVerdict.BETTER), (2, CanaryVerdict.DRAFTER_FAILED)):
+        both_arms = arms(1000, 0.1)
+        failing = _with(both_arms.candidate, {}, {}, failures)
+        assert verdict(Arms(both_arms.stable, failing)) is expected
+
+
+@pytest.mark.slow
+def test_equal_arms_get_a_verdict_in_at_most_five_percent() -> None:
+    """A/A with the line at 0, where either verdict is false, looked at after every fifth more requests."""
+    rng = np.random.default_rng(1)
+    looks = np.unique(np.geomspace(100, 6000, 84).astype(np.int64))
+    result = [canary(rng, 0.0, 0.0, looks).verdict for _ in range(1000)]
+    assert sum(item is not CanaryVerdict.OPEN for item in result) <= 50
+
+
+NUMBERS = st.floats(0, 1e15) | st.sampled_from([0.0, 1e-9, 1.0, 1e15])
+
+
+@given(st.lists(NUMBERS, min_size=14, max_size=14), st.floats(-0.5, 1.0), st.integers(1, 1000))
+def test_any_sums_are_judged(numbers: list[float], least_gain: float, min_requests: int) -> None:
+    """A pod runs a tenant's image: squares below their means, requests without tokens, prices of 10^15 seconds."""
+    both_arms = Arms(_arm(*numbers[:7]), _arm(*numbers[7:]))
+    result = judge({"a": both_arms}, least_gain=least_gain, min_requests=min_requests)
+    for item in result.gains.values():
+        assert item is None or -1.0 <= item.low <= item.value <= item.high < math.inf
+    assert result.requests_left is None or 0.0 <= result.requests_left < math.inf
+
+
+@given(st.floats(1e-6, 1e3), st.integers(1, 10**6), st.floats(0.001, 0.2))
+def test_the_range_narrows_with_requests(variance: float, requests: int, share: float) -> None:
+    """The variance goes down with them; a smaller error takes a wider range."""
+    width = half_width(variance, requests, share)
+    assert half_width(variance / 2, 2 * requests, share) < width < half_width(variance, requests, share / 2)
+
+
+@given(st.integers(0, 50), st.floats(0.1, 10.0))
+def test_a_price_in_another_unit_changes_nothing(seed: int, unit: float) -> None:
+    both_arms = arms(300, 0.05, seed)
+    other = Arms(*(_priced(item, unit) for item in (both_arms.stable, both_arms.candidate)))
+    before, after = gain(both_arms), gain(other)
+    assert before is not None
+    assert after is not None
+    assert (after.value, after.low, after.high) == pytest.approx((before.value, before.low, before.high), rel=1e-6)
+
+
+def _arm(
+    requests: float, tokens: float, price_s: float, xx: float, yy: float, xy: float, failures: float = 0.0
+) -> ArmSums:
+    return ArmSums(requests, tokens, price_s, xx, yy, xy, failures)
+
+
+def _with(both_arms: ArmSums, finished: dict[str, float], attained: dict[str, float], failures: float = 0.0) -> ArmSums:
+    return both_arms + ArmSums(failures=failures, finished=finished, attained=attained)
+
+
+def _scaled(both_arms: ArmSums, by: float) -> ArmSums:
+    """More requests of the same kind."""
+    return _arm(*(by * item for item in _numbers(both_arms)))
+
+
+def _priced(both_arms: ArmSums, unit: float) -> ArmSums:
+    requests, tokens, price_s, xx, yy, xy = _numbers(both_arms)
+    return ArmSums(requests, tokens, unit * price_s, xx, unit**2 * yy, unit * xy)
+
+
+def _numbers(both_arms: ArmSums) -> tuple[float, float, float, float, float, float]:
+    squares = (both_arms.tokens_squared, both_arms.price_squared, both_arms.tokens_times_price)
+    return (both_arms.requests, both_arms.tokens, both_arms.price_s, *squares)

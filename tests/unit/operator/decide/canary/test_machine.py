@@ -1,0 +1,277 @@
+"""The state machine of a canary: each row of the design's table, and what may come between."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from outrider_operator.decide.canary.arms import Arms, ArmSums, PodReport
+from outrider_operator.decide.canary.machine import (
+    Canary,
+    CanaryPhase,
+    CanaryPods,
+    CanarySettings,
+    CanaryView,
+    Cause,
+    OnInconclusive,
+    Orders,
+    step,
+)
+
+START = 1_000_000.0
+HOUR_S = 3600.0
+LOOK = CanaryView(at=START, stable="old", candidate="new", pool_differs=True)
+
+
+def arm(requests: float, rate: float) -> ArmSums:
+    """Requests of 200 tokens whose prices differ by 20%; `rate` tokens / second."""
+    price = 200 / rate
+    squares = (requests * 40_000, requests * 1.04 * price**2, requests * 200 * price)
+    return ArmSums(requests, requests * 200, requests * price, *squares)
+
+
+def report(requests: float = 1000, gain: float = 0.0, started_at: float = START, **where: Any) -> PodReport:
+    arms = Arms(arm(requests, 100.0), arm(requests, 100.0 * (1 + gain)))
+    return PodReport(**{"pod": "a", "product": "H200", "started_at": started_at, "arms": arms, **where})
+
+
+def seen(*reports: PodReport, **fields: Any) -> CanaryView:
+    pods = CanaryPods(reports=reports, **{name: fields.pop(name) for name in POD_FIELDS if name in fields})
+    return replace(LOOK, pods=pods, **fields)
+
+
+POD_FIELDS = ("trouble", "not_loaded", "restarts_under_candidate")
+
+
+def after(*looks: CanaryView, before: Canary | None = None) -> Canary:
+    """What is remembered after the looks."""
+    canary = before
+    for look in looks:
+        canary = step(canary, look).canary
+    assert canary is not None
+    return canary
+
+
+def under_way() -> Canary:
+    """A canary that is measured, without a verdict yet."""
+    return after(LOOK, seen(report(10)))
+
+
+def test_a_first_revision_has_no_canary() -> None:
+    assert step(None, replace(LOOK, stable="")).canary is None
+
+
+def test_a_change_that_leaves_the_pool_alone_has_none() -> None:
+    assert step(None, replace(LOOK, pool_differs=False)).canary is None
+
+
+def test_a_patched_pool_starts_one_and_holds_the_rollout() -> None:
+    canary = after(LOOK)
+    assert (canary.phase, canary.candidate, canary.stable, canary.started_at) == (
+        CanaryPhase.STARTING,
+        "new",
+        "old",
+        START,
+    )
+    assert canary.holds_rollout
+    assert canary.has_pods(OnInconclusive.HOLD)
+
+
+def test_it_measures_from_the_first_report_on() -> None:
+    assert under_way().phase == CanaryPhase.MEASURING
+
+
+@pytest.mark.parametrize(
+    ("gain", "phase", "cause", "holds"),
+    [
+        (0.1, CanaryPhase.PROMOTING, Cause.NONE, False),
+        (-0.1, CanaryPhase.FAILED, Cause.WORSE, True),
+        (-0.03, CanaryPhase.MEASURING, Cause.NONE, True),
+    ],
+)
+def test_the_judge_decides(gain: float, phase: CanaryPhase, cause: Cause, holds: bool) -> None:
+    canary = after(LOOK, seen(report(1000, gain)))
+    assert (canary.phase, canary.cause, canary.holds_rollout) == (phase, cause, holds)
+
+
+def test_a_promoted_one_is_successful_once_it_is_rolled_out() -> None:
+    promoting = after(LOOK, seen(report(1000, 0.1)))
+    assert after(seen(report(1000, 0.1)), before=promoting).phase == CanaryPhase.PROMOTING
+    canary = after(replace(LOOK, is_rolled_out=True), before=promoting)
+    assert canary.phase == CanaryPhase.SUCCESSFUL
+    assert not canary.has_pods(OnInconclusive.HOLD)
+
+
+def test_a_draft_that_is_not_loaded_fails_with_the_pods_sentence() -> None:
+    canary = after(LOOK, seen(not_loaded="drafter x: 404"))
+    assert (canary.phase, canary.cause, canary.said) == (CanaryPhase.FAILED, Cause.DRAFTER_NOT_LOADED, "drafter x: 404")
+    assert not canary.has_pods(OnInconclusive.HOLD)
+
+
+def test_a_pod_that_dies_under_the_candidate_fails_it_at_the_second_time() -> None:
+    canary = under_way()
+    assert after(seen(restarts_under_candidate=1), before=canary).phase == CanaryPhase.MEASURING
+    canary = after(seen(restarts_under_candidate=2), before=canary)
+    assert (canary.phase, canary.cause) == (CanaryPhase.FAILED, Cause.CANDIDATE_CRASHED)
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        Cause.NO_CAPACITY,
+        Cause.POD_CANNOT_START,
+        Cause.PODS_DO_NOT_ANSWER,
+        Cause.RUNTIME_TOO_OLD,
+        Cause.NO_ROOM_FOR_BOTH,
+    ],
+)
+def test_trouble_is_an_error_while_it_lasts(cause: Cause) -> None:
+    """Neither a failure nor a success: a node that comes late lets the canary go on."""
+    canary = after(LOOK, seen(trouble=(cause, "why")))
+    assert (canary.phase, canary.cause, canary.said) == (CanaryPhase.ERROR, cause, "why")
+    assert canary.holds_rollout
+    assert canary.has_pods(OnInconclusive.ROLLBACK)
+    canary = after(seen(report(10)), before=canary)
+    assert (canary.phase, canary.cause, canary.said) == (CanaryPhase.MEASURING, Cause.NONE, "")
+
+
+def test_a_failed_revision_is_not_tried_again() -> None:
+    """GitOps keeps the bad draft in the spec: whatever is seen later, it stays out."""
+    failed = after(LOOK, seen(report(1000, -0.1)))
+    later = replace(seen(report(1000, 0.5)), at=START + 100 * HOUR_S)
+    assert step(failed, later).canary is not None
+    assert after(later, before=failed).phase == CanaryPhase.FAILED
+
+
+def test_another_revision_after_a_failed_one_starts_at_once() -> None:
+    failed = after(LOOK, seen(report(1000, -0.1)))
+    result = step(failed, replace(LOOK, candidate="third"))
+    assert result.canary is not None
+    assert (result.canary.phase, result.canary.candidate, result.canary.stable) == (
+        CanaryPhase.STARTING,
+        "third",
+        "old",
+    )
+    assert result.ended is None
+
+
+def test_a_second_patch_supersedes_and_starts_against_the_same_stable() -> None:
+    result = step(under_way(), replace(LOOK, candidate="third", at=START + 60))
+    assert result.ended is not None
+    assert (result.ended.phase, result.ended.candidate) == (CanaryPhase.SUPERSEDED, "new")
+    assert result.canary is not None
+    assert (result.canary.stable, result.canary.started_at, result.canary.ledger.running) == ("old", START + 60, ())
+
+
+def test_a_patch_back_cancels_and_leaves_none() -> None:
+    result = step(under_way(), replace(LOOK, candidate="old"))
+    assert result.canary is None
+    assert result.ended is not None
+    assert result.ended.phase == CanaryPhase.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("choice", "phase", "has_pods", "holds"),
+    [
+        (OnInconclusive.HOLD, CanaryPhase.INCONCLUSIVE, True, True),
+        (OnInconclusive.ROLLBACK, CanaryPhase.INCONCLUSIVE, False, True),
+        (OnInconclusive.PROMOTE, CanaryPhase.PROMOTING, False, False),
+    ],
+)
+def test_no_verdict_in_time(choice: OnInconclusive, phase: CanaryPhase, has_pods: bool, holds: bool) -> None:
+    settings = CanarySettings(on_inconclusive=choice)
+    late = replace(seen(report(1000, -0.03)), at=START + 6 * HOUR_S, settings=settings)
+    canary = after(replace(late, at=late.at - 1), late, before=after(LOOK))
+    assert (canary.phase, canary.cause) == (phase, Cause.TIMEOUT)
+    assert (canary.has_pods(choice), canary.holds_rollout) == (has_pods, holds)
+
+
+def test_a_service_without_traffic_is_inconclusive_for_that() -> None:
+    canary = after(replace(seen(report(3)), at=START + 6 * HOUR_S), before=after(LOOK))
+    assert (canary.phase, canary.cause) == (CanaryPhase.INCONCLUSIVE, Cause.NO_TRAFFIC)
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [CanaryPhase.STARTING, CanaryPhase.MEASURING, CanaryPhase.ERROR, CanaryPhase.INCONCLUSIVE, CanaryPhase.FAILED],
+)
+def test_promoting_by_hand_needs_no_verdict(phase: CanaryPhase) -> None:
+    canary = after(replace(LOOK, orders=Orders(promote="new")), before=replace(under_way(), phase=phase))
+    assert (canary.phase, canary.cause) == (CanaryPhase.PROMOTING, Cause.NONE)
+
+
+@pytest.mark.parametrize(
+    "phase", [CanaryPhase.STARTING, CanaryPhase.MEASURING, CanaryPhase.ERROR, CanaryPhase.INCONCLUSIVE]
+)
+def test_aborting_by_hand_fails_what_is_open(phase: CanaryPhase) -> None:
+    canary = after(replace(LOOK, orders=Orders(abort="new")), before=replace(under_way(), phase=phase))
+    assert (canary.phase, canary.cause) == (CanaryPhase.FAILED, Cause.ABORTED_BY_HAND)
+
+
+def test_a_retry_after_an_abort_is_not_aborted_by_the_annotation_that_stayed() -> None:
+    """Both annotations name the revision, and both stay: each is obeyed once."""
+    aborted = after(replace(LOOK, orders=Orders(abort="new")), before=under_way())
+    again = replace(LOOK, at=START + 60, orders=Orders(abort="new", retry="new/2"))
+    canary = after(again, before=aborted)
+    assert (canary.phase, canary.started_at, canary.ledger.running) == (CanaryPhase.STARTING, START + 60, ())
+    assert after(replace(again, at=START + 90), before=canary).started_at == START + 60
+    assert after(replace(again, orders=Orders(abort="new/2")), before=canary).phase == CanaryPhase.FAILED
+
+
+@pytest.mark.parametrize("order", ["promote", "abort", "retry"])
+def test_an_annotation_of_no_revision_of_it_is_an_event_and_nothing_else(order: str) -> None:
+    result = step(under_way(), replace(LOOK, orders=Orders(**{order: "nonsense/1"})))
+    assert result.canary == under_way()
+    assert result.unknown_orders == (order,)
+
+
+@pytest.mark.parametrize("order", ["promote", "abort", "retry"])
+def test_an_annotation_of_a_successful_one_does_nothing(order: str) -> None:
+    done = replace(under_way(), phase=CanaryPhase.SUCCESSFUL)
+    result = step(done, replace(LOOK, orders=Orders(**{order: "new"})))
+    assert (result.canary, result.unknown_orders) == (done, ())
+
+
+def test_nothing_is_decided_while_paused_or_scaled_to_zero() -> None:
+    """Not even by the clock; the sums go on, and so does the canary."""
+    paused = replace(seen(report(1000, -0.1)), is_paused=True, at=START + 9 * HOUR_S)
+    canary = after(paused, before=under_way())
+    assert canary.phase == CanaryPhase.MEASURING
+    assert after(seen(report(1000, -0.1)), before=canary).phase == CanaryPhase.FAILED
+
+
+def test_a_pause_keeps_a_new_canary_from_starting() -> None:
+    assert step(None, replace(LOOK, is_paused=True)).canary is None
+
+
+def test_what_a_newer_release_wrote_stays_as_it_is() -> None:
+    """The operator is rolled back in the midst of a canary."""
+    newer = replace(under_way(), phase="Shadowing")
+    assert step(newer, replace(LOOK, candidate="third")).canary == newer
+    assert newer.holds_rollout
+
+
+def test_a_restarted_pod_loses_no_requests_and_counts_none_twice() -> None:
+    """Its process counts from 0 again; a pod that does not answer keeps what it said last."""
+    looks = [seen(report(40)), seen(report(60)), seen(report(5, started_at=START + 9)), seen()]
+    canary = after(LOOK, *looks)
+    assert canary.ledger.products()["H200"].least_requests == 65
+
+
+def test_a_product_that_loses_fails_the_candidate() -> None:
+    both = [report(1000, 0.2), report(1000, -0.2, pod="b", product="L4")]
+    assert after(LOOK, seen(*both)).cause == Cause.WORSE
+
+
+def test_a_product_without_a_verdict_holds_the_promotion() -> None:
+    both = [report(1000, 0.2), report(1000, -0.03, pod="b", product="L4")]
+    assert after(LOOK, seen(*both)).phase == CanaryPhase.MEASURING
+
+
+@pytest.mark.parametrize("phase", list(CanaryPhase))
+def test_a_step_that_is_repeated_changes_nothing(phase: CanaryPhase) -> None:
+    """Level-based: an operator that was killed between its writes decides the same again."""
+    look = seen(report(10), at=START + 5)
+    once = step(replace(under_way(), phase=phase), look).canary
+    assert step(once, look).canary == once
