@@ -45,6 +45,8 @@ TARGET = MODELS / "smollm2-135m-instruct"
 POOR_DRAFT = MODELS / "smollm2-135m-first-layers"
 SMALL = MODELS / "smollm2-135m-few-layers"
 """A target of six layers, for tests that ask nothing of an answer but that it stays the same: a fifth of the time."""
+SMALL_LAYERS = (1, 2, 4)
+"""Layers of the small target that a head reads."""
 EAGLE_HEAD = Path(__file__).parents[2] / "examples/models/smollm2-135m-eagle3"
 OUTPUT_TOKENS = 24
 """Of a request that says nothing else; every one has its full length."""
@@ -64,6 +66,14 @@ def windowed(folder: Path) -> Path:
     changed = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 64}
     (made / "config.json").write_text(json.dumps({**config, **changed}))
     return made
+
+
+def head_reading(layers: Sequence[int], folder: Path) -> Path:
+    """Copy of the EAGLE-3 head that reads these layers of its target; without them it needs a target of 30."""
+    shutil.copytree(EAGLE_HEAD, folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eagle_aux_hidden_state_layer_ids": list(layers)}))
+    return folder
 
 
 def model(path: Path) -> ModelRef:

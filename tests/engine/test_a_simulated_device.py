@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from outrider_runtime.profiler.protocol import Ask
 from outrider_runtime.profiler.samples import Visit
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.engine.engines import POOR_DRAFT, SMALL, bench, draft_model, eagle, lookup
+from tests.engine.engines import POOR_DRAFT, SMALL, SMALL_LAYERS, bench, draft_model, eagle, head_reading, lookup
 from tests.engine.simulated_device import Device, on_device
 from tests.engine.test_speculation_is_lossless import PROMPTS
 
@@ -109,7 +110,7 @@ def test_synchronous_proposals_are_read_once_the_device_has_them() -> None:
     """vLLM waits for the sampled tokens only: what is drafted after them lies in memory later. Bug: after a step of
     k = 0 whose drafting was not over, proposals were lost, and the lengths of one step met the next one's requests."""
     device = Device(pass_s=0.001)
-    with on_device(device, [lookup(), draft_model(POOR_DRAFT)], "draft", asynchronous=False) as engine:
+    with on_device(device, [lookup(), draft_model(SMALL)], "draft", asynchronous=False, target=SMALL) as engine:
         engine.loop.pin(0)
         plain = engine.generate(PROMPTS)
         engine.fresh()
@@ -143,9 +144,12 @@ def _asker() -> str:
     return frame.f_code.co_filename
 
 
-def test_no_line_of_ours_asks_the_device_for_a_value_in_an_asynchronous_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_line_of_ours_asks_the_device_for_a_value_in_an_asynchronous_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Promise: the host schedules the next step while the device works, whoever drafts, holes included."""
-    with bench([lookup(), eagle(), draft_model(POOR_DRAFT)], asynchronous=True) as engine:
+    head = eagle(head_reading(SMALL_LAYERS, tmp_path / "head"))
+    with bench([lookup(), head, draft_model(POOR_DRAFT)], asynchronous=True, target=SMALL) as engine:
         engine.loop.pin(0)
         plain = engine.generate(PROMPTS)
         engine.fresh()

@@ -8,24 +8,27 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from outrider_crds.spec import Drafter
 
-from tests.engine.engines import POOR_DRAFT, Bench, bench, draft_model, eagle, lookup
+from tests.engine.engines import SMALL, TARGET, Bench, bench, draft_model, eagle, lookup
 from tests.engine.test_speculation_is_lossless import SHORT, state_of
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
-POOLS: dict[str, tuple[Drafter, ...]] = {
-    "EAGLE-3 and prompt lookup": (lookup(), eagle()),
-    "draft model": (draft_model(POOR_DRAFT),),
+POOLS: dict[str, tuple[tuple[Drafter, ...], Path]] = {
+    "EAGLE-3 and prompt lookup": ((lookup(), eagle()), TARGET),
+    "draft model": ((draft_model(SMALL),), SMALL),
 }
+"""Drafters and their target; the draft model is the target itself, so that its proposals are accepted."""
 
 
 @pytest.fixture(scope="module", params=list(POOLS))
 def running(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    with bench(POOLS[request.param], asynchronous=True) as started:
+    drafters, target = POOLS[request.param]
+    with bench(drafters, asynchronous=True, target=target) as started:
         yield started
 
 

@@ -1,4 +1,7 @@
-"""Requests that stock vLLM on a CPU trips over, and what is counted of each: real vLLM, real SmolLM2."""
+"""Requests that stock vLLM on a CPU trips over, and what is counted of each.
+
+Real vLLM; a few layers of SmolLM2 where it does not matter what they say.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pytest
 from outrider_crds.state import SLOClassState
 from outrider_runtime.control.state import Reason
 
-from tests.engine.engines import OUTPUT_TOKENS, Bench, bench, eagle, lookup
+from tests.engine.engines import OUTPUT_TOKENS, SMALL, SMALL_LAYERS, Bench, bench, eagle, head_reading, lookup
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
@@ -23,15 +26,30 @@ SEEDED = {"seed": 7, "temperature": 1.0}
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Bench]:
-    with bench([lookup(), eagle()]) as started:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    head = head_reading(SMALL_LAYERS, tmp_path_factory.mktemp("models") / "head")
+    with bench([lookup(), eagle(head)], target=SMALL) as started:
         yield started
 
 
 @pytest.fixture
 def engine(running: Bench) -> Bench:
+    """A target of a few layers: what it says does not matter."""
     running.fresh()
     return running
+
+
+@pytest.fixture(scope="module")
+def running_whole() -> Iterator[Bench]:
+    with bench([lookup(), eagle()]) as started:
+        yield started
+
+
+@pytest.fixture
+def whole(running_whole: Bench) -> Bench:
+    """The whole target, whose text a lookup and the head foresee."""
+    running_whole.fresh()
+    return running_whole
 
 
 def chat(engine: Bench, name: str = "chat") -> SLOClassState:
@@ -85,33 +103,33 @@ def test_what_reshapes_logits_does_so_under_speculation(engine: Bench, sampling:
         assert engine.run(requests) == right
 
 
-def test_sampled_tokens_have_the_targets_distribution(engine: Bench) -> None:
+def test_sampled_tokens_have_the_targets_distribution(whole: Bench) -> None:
     """Promise: speculation is lossless for sampled requests, too."""
     requests = [("The best colour is", {"temperature": 0.7, "max_tokens": 3})] * 160
-    plain = Counter(row[1] for row in engine.run(requests))
-    engine.fresh()
-    engine.loop.pin(2, "eagle")
-    speculative = Counter(row[1] for row in engine.run(requests))
-    assert engine.accepted("eagle") > 0
+    plain = Counter(row[1] for row in whole.run(requests))
+    whole.fresh()
+    whole.loop.pin(2, "eagle")
+    speculative = Counter(row[1] for row in whole.run(requests))
+    assert whole.accepted("eagle") > 0
     for token, _count in (plain + speculative).most_common(5):
         spread = (plain[token] + speculative[token]) ** 0.5
         assert abs(plain[token] - speculative[token]) < 4 * spread, f"token {token}"
 
 
-def test_a_request_near_the_length_limit_does_not_spoil_the_others_proposals(engine: Bench) -> None:
+def test_a_request_near_the_length_limit_does_not_spoil_the_others_proposals(whole: Bench) -> None:
     """Bug: vLLM hands the whole batch zeros as proposals when one request nears max_model_len."""
-    tokenizer = engine.llm.get_tokenizer()
-    limit = engine.plan.boot.engine.extra_args[0].partition("=")[2]
+    tokenizer = whole.llm.get_tokenizer()
+    limit = whole.plan.boot.engine.extra_args[0].partition("=")[2]
     near = tokenizer.decode(tokenizer.encode("word " * int(limit))[: int(limit) - 20])
-    alone = engine.generate(["one two three four one two three four one two"], max_tokens=40)
-    engine.fresh()
-    engine.loop.pin(3, "pld")
-    tokens = engine.run(
+    alone = whole.generate(["one two three four one two three four one two"], max_tokens=40)
+    whole.fresh()
+    whole.loop.pin(3, "pld")
+    tokens = whole.run(
         [(near, {"max_tokens": 40}), ("one two three four one two three four one two", {"max_tokens": 40})]
     )
     assert tokens[1] == alone[0]
     assert len(tokens[0]) < 40, "it reached the limit"
-    assert engine.accepted("pld") > 0
+    assert whole.accepted("pld") > 0
 
 
 def test_no_draft_forward_runs_when_pinned_to_zero(engine: Bench) -> None:
@@ -135,15 +153,15 @@ def test_step_times_are_measured_where_they_pass(engine: Bench) -> None:
         assert step.target_s + np.nansum(step.draft_s) <= step.step_s * 1.05
 
 
-def test_acceptance_is_counted_of_real_proposals_only(engine: Bench) -> None:
-    engine.loop.pin(3, "pld")
-    engine.generate(["one two three four one two three four one two", "Something that never repeats"])
-    outcomes = engine.outcomes
+def test_acceptance_is_counted_of_real_proposals_only(whole: Bench) -> None:
+    whole.loop.pin(3, "pld")
+    whole.generate(["one two three four one two three four one two", "Something that never repeats"])
+    outcomes = whole.outcomes
     assert any(one.proposed < one.asked for one in outcomes), "prompt lookup does not always find something"
     assert all(one.accepted <= one.verified <= one.proposed <= max(one.asked, one.proposed) for one in outcomes)
-    lengths = {int(one) for step in engine.steps for one in step.outcome.forest.confidence}
+    lengths = {int(one) for step in whole.steps for one in step.outcome.forest.confidence}
     assert 4 in lengths <= {2, 3, 4}, "of the matches, which are what the lookup says of its confidence"
-    assert sum(step.outcome.tokens for step in engine.steps) == 2 * OUTPUT_TOKENS
+    assert sum(step.outcome.tokens for step in whole.steps) == 2 * OUTPUT_TOKENS
 
 
 def test_finished_requests_count_for_their_class(engine: Bench) -> None:
@@ -173,12 +191,12 @@ def test_a_client_that_gives_up_over_a_miss_is_a_miss(engine: Bench) -> None:
     assert after.aborted - before.aborted == 1
 
 
-def test_an_answer_that_ends_at_a_stop_string_is_complete(engine: Bench) -> None:
+def test_an_answer_that_ends_at_a_stop_string_is_complete(whole: Bench) -> None:
     """vLLM's front end aborts the request in the engine once it sees the string: the client is content."""
-    before = chat(engine)
-    (tokens,) = engine.run([(GREEDY[0], {"stop": list("aeiou")})])
+    before = chat(whole)
+    (tokens,) = whole.run([(GREEDY[0], {"stop": list("aeiou")})])
     assert len(tokens) < OUTPUT_TOKENS, "a vowel comes"
-    after = chat(engine)
+    after = chat(whole)
     assert (after.finished - before.finished, after.attained - before.attained) == (1, 1)
     assert after.aborted == before.aborted
 
@@ -203,26 +221,26 @@ def test_a_streamed_session_leaves_nothing_in_the_books(engine: Bench) -> None:
     assert not scheduler._stepper.requests._known
 
 
-def test_times_are_the_requests_own(engine: Bench) -> None:
+def test_times_are_the_requests_own(whole: Bench) -> None:
     """TPOT = (wall time - TTFT) / (tokens - 1), whatever number of tokens comes in one step."""
-    engine.loop.pin(3, "pld")
-    before = chat(engine)
+    whole.loop.pin(3, "pld")
+    before = chat(whole)
     began = time.monotonic()
-    engine.generate(["one two three four one two three four one two"], max_tokens=64)
+    whole.generate(["one two three four one two three four one two"], max_tokens=64)
     wall_s = time.monotonic() - began
-    after = chat(engine)
+    after = chat(whole)
     ttft_s, tpot_s = after.ttft.sum_s - before.ttft.sum_s, after.tpot.sum_s - before.tpot.sum_s
     assert 0.5 < (ttft_s + 63 * tpot_s) / wall_s < 1.1, "a busy machine does other things before and after"
 
 
-def test_grammar_bound_requests_share_the_batch(engine: Bench) -> None:
+def test_grammar_bound_requests_share_the_batch(whole: Bench) -> None:
     """Proposals that the grammar rules out are neither verified nor counted."""
     from vllm.sampling_params import StructuredOutputsParams
 
-    engine.loop.pin(3, "pld")
+    whole.loop.pin(3, "pld")
     digits = {"structured_outputs": StructuredOutputsParams(regex="(1 2 3 ){4}"), "ignore_eos": False}
-    tokens = engine.run([("1 2 3 1 2 3 1 2 3 ", digits), GREEDY])
-    text = engine.llm.get_tokenizer().decode(tokens[0], skip_special_tokens=True)
+    tokens = whole.run([("1 2 3 1 2 3 1 2 3 ", digits), GREEDY])
+    text = whole.llm.get_tokenizer().decode(tokens[0], skip_special_tokens=True)
     assert text.strip() == "1 2 3 1 2 3 1 2 3 1 2 3"
 
 
@@ -270,7 +288,7 @@ def test_a_waiting_request_of_a_tight_class_goes_before_loose_ones(engine: Bench
 
 def test_without_a_pool_requests_are_counted_and_nothing_is_drafted() -> None:
     """Promise: no draft pool means no speculation (NoDrafter), and SLO counting all the same."""
-    with bench([]) as plain:
+    with bench([], target=SMALL) as plain:
         plain.generate([GREEDY[0], "one two"])
         seen = plain.loop.state()
         assert seen.reason is Reason.NO_DRAFTER
