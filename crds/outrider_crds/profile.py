@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, StringConstraints
 
@@ -17,7 +17,7 @@ from outrider_crds.base import Model, digest
 from outrider_crds.contract import Contract
 from outrider_crds.names import Product
 from outrider_crds.pod_template import Resources
-from outrider_crds.spec import MOST_DRAFTERS, Backend, Drafter, SpeculativeServiceSpec
+from outrider_crds.spec import GPU_RESOURCE, MOST_DRAFTERS, Backend, Drafter, SpeculativeServiceSpec
 
 PROFILE_SCHEMA = 1
 TARGET_FILE = "target.json"
@@ -165,6 +165,9 @@ class ProfilingResult(Contract):
     failures: list[ProfilingFailure] = []
 
 
+_NO_MATTER = re.compile(r"^HF_|^HUGGING_FACE_|^AWS_|_PROXY$|_CA_BUNDLE$|^SSL_CERT_|TOKEN$", re.IGNORECASE)
+"""Variables about downloads and credentials."""
+_NO_MATTER_SOURCES = {"secretKeyRef", "fieldRef", "resourceFieldRef"}
 Key = Annotated[str, StringConstraints(pattern="^[0-9a-f]{1,64}$")]
 """A digest; names of objects and of files are made of it."""
 
@@ -187,13 +190,15 @@ def profile_keys(spec: SpeculativeServiceSpec, product: str, image: str) -> Prof
 
 
 def target_key(spec: SpeculativeServiceSpec, product: str, image: str) -> str:
-    """Hash of everything that moves the target's step time on `product`. vLLM is not named in it: the keys of releases
-    that had no other engine hold."""
+    """Hash of everything that moves the target's step time on `product`. What is as it was in releases that knew of
+    nothing else is left out: their keys hold."""
     on_cpu = spec.accelerator.on_cpu
+    environment = _environment(spec)
+    resource = GPU_RESOURCE if on_cpu else spec.accelerator.resource_name
     return digest(
         {
             "schema": PROFILE_SCHEMA,
-            "model": spec.target.wire(),
+            "model": _without_token(spec.target.wire()),
             "product": product,
             "count": spec.accelerator.count or spec.engine.tensor_parallel_size,
             "tensorParallelSize": spec.engine.tensor_parallel_size,
@@ -202,6 +207,8 @@ def target_key(spec: SpeculativeServiceSpec, product: str, image: str) -> str:
             "extraArgs": normalised_arguments(spec.engine.extra_args),
             "image": image,
             **({} if spec.engine.backend is Backend.VLLM else {"backend": spec.engine.backend}),
+            **({} if resource == GPU_RESOURCE else {"resourceName": resource}),
+            **({"environment": environment} if environment else {}),
             "limits": _limits(spec.pod_template.resources) if on_cpu else None,
         }
     )
@@ -209,7 +216,8 @@ def target_key(spec: SpeculativeServiceSpec, product: str, image: str) -> str:
 
 def drafter_key(target: str, drafter: Drafter) -> str:
     """Hash of the target key and the drafter's own settings; its name does not matter, nor whether it is paused."""
-    return digest({"target": target, **{k: v for k, v in drafter.wire().items() if k not in ("name", "paused")}})
+    settings = {name: value for name, value in drafter.wire().items() if name not in ("name", "paused")}
+    return digest({"target": target, **{name: _without_token_of_model(value) for name, value in settings.items()}})
 
 
 def normalised_arguments(arguments: list[str]) -> list[str]:
@@ -221,6 +229,30 @@ def normalised_arguments(arguments: list[str]) -> list[str]:
         else:
             joined[-1] = f"{joined[-1]}={argument}"
     return sorted(joined)
+
+
+def _without_token(model: dict[str, Any]) -> dict[str, Any]:
+    """`model` in JSON, without the Secret that it is downloaded with."""
+    hub = model.get("source", {}).get("hub")
+    if hub is None:
+        return model
+    return {**model, "source": {"hub": {name: value for name, value in hub.items() if name != "tokenSecretRef"}}}
+
+
+def _without_token_of_model(block: Any) -> Any:
+    """A drafter's block, in JSON."""
+    return {**block, "model": _without_token(block["model"])} if isinstance(block, dict) and "model" in block else block
+
+
+def _environment(spec: SpeculativeServiceSpec) -> list[dict[str, Any]]:
+    """Variables that may move step times, by name; podTemplate's go before the engine's, as in the container."""
+    variables = {variable.name: variable.wire() for variable in (*spec.engine.env, *spec.pod_template.env)}
+    kept = [variables[name] for name in sorted(variables) if not _NO_MATTER.search(name)]
+    sources = [source.wire() for source in spec.pod_template.env_from]
+    return [
+        *({"value": "", **variable} for variable in kept if not {*variable.get("valueFrom", ())} & _NO_MATTER_SOURCES),
+        *(source for source in sources if "secretRef" not in source),
+    ]
 
 
 def _limits(resources: Resources | None) -> dict[str, str]:

@@ -333,3 +333,10 @@ class SpeculativeServiceSpec(Model):
     def class_of_unmarked_requests(self) -> str | None:
         """The SLO class of requests that name none; None when there are no classes."""
         return self.default_slo_class or next((slo_class.name for slo_class in self.slo_classes), None)
+
+    @property
+    def token_refs(self) -> list[SecretKeyRef]:
+        """Secrets with hub tokens that target and drafts name."""
+        models = [self.target, *(drafter.neural.model for drafter in self.draft_pool if drafter.neural)]
+        hubs = [model.source.hub for model in models if model.source.hub is not None]
+        return [hub.token_secret_ref for hub in hubs if hub.token_secret_ref is not None]

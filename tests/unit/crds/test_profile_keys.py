@@ -33,6 +33,47 @@ def test_what_moves_a_steps_time_has_a_profile_of_its_own(fields: dict[str, Any]
     assert set(keys()).isdisjoint(keys(**fields))
 
 
+GPU: dict[str, Any] = {"accelerator": {"products": ["A100"]}}
+SLICE: dict[str, Any] = {"accelerator": {"products": ["A100"], "resourceName": "nvidia.com/mig-3g.40gb"}}
+ATTENTION = [{"name": "VLLM_ATTENTION_BACKEND", "value": "FLASHINFER"}]
+
+
+def test_a_slice_of_a_gpu_has_a_profile_of_its_own() -> None:
+    """A full GPU and a MIG slice of it shared one, and each `reprofile` turned it round."""
+    assert set(keys(**GPU)).isdisjoint(keys(**SLICE))
+
+
+@pytest.mark.parametrize("fields", [{"engine": {"env": ATTENTION}}, {"podTemplate": {"env": ATTENTION}}])
+def test_an_environment_that_moves_step_times_has_its_own(fields: dict[str, Any]) -> None:
+    assert set(keys()).isdisjoint(keys(**fields))
+    assert keys(engine={"env": ATTENTION}) == keys(podTemplate={"env": ATTENTION})
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        {"name": "HF_ENDPOINT", "value": "http://mirror"},
+        {"name": "HTTPS_PROXY", "value": "http://proxy"},
+        {"name": "WANDB_KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+    ],
+)
+def test_credentials_and_downloads_share_a_profile(variable: dict[str, Any]) -> None:
+    assert keys(podTemplate={"env": [variable]}) == keys()
+
+
+def test_another_token_secret_shares_a_profile() -> None:
+    """Two teams measured one model twice, as each had a Secret of its own."""
+
+    def of(secret: str | None) -> tuple[str, str]:
+        hub = {"tokenSecretRef": {"name": secret}} if secret else {}
+        model = {"name": "org/model", "source": {"hub": hub}}
+        eagle = {"model": {"name": "org/eagle", "source": {"hub": hub}}}
+        return keys(target=model, draftPool=[{"name": "lookup", "method": "Eagle", "eagle": eagle}])
+
+    assert of("a") == of("b") == of(None)
+
+
 def test_what_does_not_shares_one() -> None:
     renamed = [{"name": "lookup", "method": "PromptLookup", "promptLookup": {}, "paused": True}]
     assert keys(replicas=3, draftPool=renamed, engine={"backend": "vLLM"}) == keys()

@@ -81,10 +81,8 @@ def merged(*groups: list[Object]) -> list[Object]:
 
 
 def _token(spec: SpeculativeServiceSpec) -> list[Object]:
-    """The first token among target and drafts: the hub's client takes one."""
-    models = [spec.target, *(d.neural.model for d in spec.draft_pool if d.neural)]
-    refs = [m.source.hub.token_secret_ref for m in models if m.source.hub and m.source.hub.token_secret_ref]
-    return [_from_secret("HF_TOKEN", ref) for ref in refs[:1]]
+    """The token of target and drafts: the hub's client takes one, and a spec names no two."""
+    return [_from_secret("HF_TOKEN", ref) for ref in spec.token_refs[:1]]
 
 
 def _from_secret(variable: str, ref: SecretKeyRef) -> Object:

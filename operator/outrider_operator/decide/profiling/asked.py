@@ -43,7 +43,9 @@ def attempt_hash(spec: SpeculativeServiceSpec, image: str) -> str:
     fields = spec.model_dump(
         mode="json", by_alias=True, include={"accelerator", "model_cache", "pod_template"}, exclude_defaults=True
     )
-    return digest({"fields": fields, "image": image, "profiling": [spec.profiling.timeout, spec.profiling.time_budget]})
+    tokens = [ref.wire() for ref in spec.token_refs]
+    settings = {"fields": fields, "image": image, "profiling": [spec.profiling.timeout, spec.profiling.time_budget]}
+    return digest(settings | ({"tokens": tokens} if tokens else {}))
 
 
 def asked_of(job: Object) -> Asked | None:
