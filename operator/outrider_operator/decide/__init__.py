@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from outrider_crds.base import seconds
 from outrider_crds.profile import REPROFILE_ANNOTATION
-from outrider_crds.spec import SpeculativeServiceSpec
+from outrider_crds.spec import ProfilingMode, SpeculativeServiceSpec
 from outrider_crds.status import ConditionType, Reason, SpeculativeServiceStatus
 
 from outrider_operator.decide.conditions.availability import available, endpoint_ready
@@ -29,8 +29,9 @@ from outrider_operator.decide.conditions.specification import objection, refusal
 from outrider_operator.decide.conditions.status import events, with_verdicts
 from outrider_operator.decide.conditions.verdict import Verdict, Verdicts, unknown
 from outrider_operator.decide.figures.behaviour import Behaviour
-from outrider_operator.decide.intent import Intent, held, intent, unread_profiles
+from outrider_operator.decide.intent import Intent, RolloutEvidence, held, intent, unread_profiles
 from outrider_operator.decide.ownership import Children, selector
+from outrider_operator.decide.pod_spec.placement import has_node
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.pods import LOOK_AGAIN_S, Pods, is_being_created, pods_of, revision_of
 from outrider_operator.decide.profile_store import Profiles
@@ -50,7 +51,7 @@ from outrider_operator.decide.revisions import (
     unread_map,
     unread_maps,
 )
-from outrider_operator.decide.rollout_gate import Gate, gate_of
+from outrider_operator.decide.rollout_gate import gate_of
 from outrider_operator.decide.runtime_image import default_image, given_image
 from outrider_operator.decide.workloads.children import WorkloadPlan, plan_products, plan_workloads, rollout_refusal
 from outrider_operator.decide.workloads.deployment import pods_are_placed
@@ -83,9 +84,10 @@ def decide(observed: Observed, settings: Settings) -> Plan:
     if spec is None:
         return _unread(observed, children, pods, unfit)
     profiles = Profiles(observed.profiles)
-    gate = gate_of(children, observed.replica_sets, pods, observed.states, spec)
     proven = {observed.status.ready_revision, *(revision_of(pod) for pod in pods.ready)}
-    asked = _asked(observed, settings, children, profiles, spec, proven, gate)
+    gate = gate_of(children, observed.replica_sets, pods, observed.states, spec)
+    evidence = RolloutEvidence(frozenset(proven), _products_with_node(observed, pods, spec), gate)
+    asked = _asked(observed, settings, children, profiles, spec, evidence)
     if unread := [*unread_map(children, asked.wanted), *unread_profiles(profiles, asked.wanted)]:
         return Plan(status=observed.status, read=tuple(unread))
     names = _names(children, settings, asked)
@@ -113,15 +115,22 @@ def _asked(
     children: Children,
     profiles: Profiles,
     spec: SpeculativeServiceSpec,
-    proven: set[str],
-    gate: Gate,
+    evidence: RolloutEvidence,
 ) -> Intent:
     """What the spec asks for now: what is refused waits, and what runs goes on at the spec's scale."""
     kept = observed.status.runtime_image
     image = default_image(observed.service, children.deployment, kept, settings, on_cpu=spec.accelerator.on_cpu)
     given = given_image(children.deployment, kept)
-    asked = intent(children, image, given, observed.replica_sets, profiles, settings, spec, proven, gate)
+    asked = intent(children, image, given, observed.replica_sets, profiles, settings, spec, evidence)
     return held(asked, children) if rollout_refusal(children, asked, observed.rejections) else asked
+
+
+def _products_with_node(observed: Observed, pods: Pods, spec: SpeculativeServiceSpec) -> frozenset[str]:
+    """Looked for only where a rollout may wait for some of several products."""
+    products = spec.accelerator.products
+    if spec.profiling.mode is not ProfilingMode.REQUIRED or len(products) == 1:
+        return frozenset(products)
+    return frozenset(name for name in products if has_node(observed.nodes, spec, name, pods.tolerations))
 
 
 def _names(children: Children, settings: Settings, asked: Intent) -> list[tuple[str, str]]:

@@ -61,6 +61,17 @@ class Intent:
         return self.newest_image if is_behind else ""
 
 
+@dataclass(frozen=True)
+class RolloutEvidence:
+    """What pods and nodes show of a rollout."""
+
+    proven: frozenset[str]
+    """Names of revisions that have had a ready pod."""
+    with_node: frozenset[str]
+    """Products that a node has."""
+    gate: Gate
+
+
 def intent(
     children: Children,
     image: str,
@@ -69,15 +80,11 @@ def intent(
     profiles: Profiles,
     settings: Settings,
     spec: SpeculativeServiceSpec,
-    proven: Container[str],
-    gate: Gate,
+    evidence: RolloutEvidence,
 ) -> Intent:
-    """`image` is for the spec where its pod template names none; `given` is what the service had so far, or empty.
-
-    `proven` are names of revisions that have had a ready pod.
-    """
+    """`image` is for the spec where its pod template names none; `given` is what the service had so far, or empty."""
     stored = stored_revisions(children, replica_sets)
-    wanted = wanted_revision(children, stored, settings, spec, spec.pod_template.image or image, proven)
+    wanted = wanted_revision(children, stored, settings, spec, spec.pod_template.image or image, evidence.proven)
     newest = newest_image(settings, on_cpu=spec.accelerator.on_cpu)
     asked = Intent(
         spec=spec,
@@ -88,9 +95,9 @@ def intent(
         wanted=wanted,
         running=wanted,
         hot=hot_config(spec),
-        gate=gate,
+        gate=evidence.gate,
     )
-    waits = spec.profiling.mode is ProfilingMode.REQUIRED and not is_profiled(profiles, wanted)
+    waits = spec.profiling.mode is ProfilingMode.REQUIRED and not is_profiled(profiles, wanted, evidence.with_node)
     return held(asked, children) if waits else asked
 
 
@@ -110,6 +117,8 @@ def unread_profiles(profiles: Profiles, revision: Revision) -> list[str]:
     return [name for name in names if name in there and "data" not in there[name]]
 
 
-def is_profiled(profiles: Profiles, revision: Revision) -> bool:
-    """True when target and every drafter of `revision` have been measured on every product."""
-    return all(profiles.store(keys.target).covers(keys) for keys in revision.keys)
+def is_profiled(profiles: Profiles, revision: Revision, with_node: Container[str]) -> bool:
+    """True when target and every drafter of `revision` have been measured on every product that pods can land on now;
+    on every one where no node fits any."""
+    usable = [keys for keys in revision.keys if keys.product in with_node] or revision.keys
+    return all(profiles.store(keys.target).covers(keys) for keys in usable)

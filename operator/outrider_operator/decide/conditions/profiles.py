@@ -18,7 +18,7 @@ from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.pods import Pods, scheduler_says, unschedulable_since, without_made_up_name
 from outrider_operator.decide.profile_store import Failure
 from outrider_operator.decide.profiling.job_outcome import is_running
-from outrider_operator.decide.profiling.product_profiles import ProductProfile
+from outrider_operator.decide.profiling.product_profiles import ProductProfile, with_nodes
 from outrider_operator.inbound.reading import annotation, cut, items, mapping, name_of, text
 from outrider_operator.model import CONFIG_MAP, JOB, Object, Rejection
 
@@ -56,12 +56,20 @@ class Seen:
 
 def profiles_ready(seen: Seen, found: list[ProductProfile]) -> Verdict:
     """True when every product has a fresh profile of the target and of every drafter."""
-    lacking = [verdict for each in found if (verdict := _lacking(seen, each)) is not None]
+    usable = with_nodes(found)
+    lacking = [verdict for profile in usable if (verdict := _lacking(seen, profile)) is not None]
     if not lacking:
-        products = ", ".join(each.keys.product for each in found)
-        return true(Reason.PROFILED, f"Target and drafters are measured on {products}.")
+        products = ", ".join(profile.keys.product for profile in usable)
+        return true(Reason.PROFILED, f"Target and drafters are measured on {products}.{_without_node(found, usable)}")
     worst = min(lacking, key=lambda verdict: _RANK.index(verdict.reason))
     return false(worst.reason, cut(" ".join(verdict.message for verdict in lacking), 2048))
+
+
+def _without_node(found: list[ProductProfile], usable: list[ProductProfile]) -> str:
+    left = [
+        profile.keys.product for profile in found if profile not in usable and not profile.store.covers(profile.keys)
+    ]
+    return f" No node has {', '.join(left)}, so nothing runs there." if left else ""
 
 
 def profile_statuses(seen: Seen, found: list[ProductProfile]) -> list[ProfileStatus]:

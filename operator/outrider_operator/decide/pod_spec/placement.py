@@ -42,6 +42,14 @@ def resources(spec: SpeculativeServiceSpec) -> Object:
     return given
 
 
+def has_node(
+    nodes: Iterable[Node] | None, spec: SpeculativeServiceSpec, product: str, admitted: Iterable[Object]
+) -> bool:
+    """Is there a node for `product`? `admitted` are tolerations that admission gave to pods. Unseen nodes fit."""
+    tolerations = [*(toleration.wire() for toleration in spec.accelerator.tolerations), *admitted]
+    return nodes is None or is_room_among(nodes, spec, product, tolerations)
+
+
 def is_room_among(
     nodes: Iterable[Node], spec: SpeculativeServiceSpec, product: str, tolerations: Iterable[Object]
 ) -> bool:

@@ -12,7 +12,7 @@ from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.profiling.asked import asked_of, attempt_hash
 from outrider_operator.decide.profiling.job_manifest import job_manifest
 from outrider_operator.decide.profiling.job_outcome import is_finished, is_running
-from outrider_operator.decide.profiling.product_profiles import ProductProfile, ProfilingView, is_readable
+from outrider_operator.decide.profiling.product_profiles import ProductProfile, ProfilingView, is_readable, with_nodes
 from outrider_operator.decide.profiling.sharing import deletion, joins, leave
 from outrider_operator.inbound.reading import is_being_deleted, name_of, uid_of
 from outrider_operator.model import JOB, Identity, Object, Settings
@@ -39,7 +39,14 @@ def plan_jobs(
 
     A Job gives its room to serving pods by its priority class: the scheduler alone knows which pod that would help.
     """
-    steps = [_leave(view, intent), *(_step(view, settings, intent, each, pods_are_placed) for each in found)]
+    usable = with_nodes(found)
+    steps = [
+        _leave(view, intent),
+        *(
+            _step(view, settings, intent, profile, pods_are_placed, may_bring_node=profile in usable)
+            for profile in found
+        ),
+    ]
     return JobPlan(
         create=tuple(job for step in steps for job in step.create),
         adopt=tuple(adoption for step in steps for adoption in step.adopt),
@@ -49,10 +56,16 @@ def plan_jobs(
 
 
 def _step(
-    view: ProfilingView, settings: Settings, intent: Intent, each: ProductProfile, pods_are_placed: bool
+    view: ProfilingView,
+    settings: Settings,
+    intent: Intent,
+    each: ProductProfile,
+    pods_are_placed: bool,
+    *,
+    may_bring_node: bool,
 ) -> JobPlan:
     if each.job is None:
-        return _begin(view, settings, intent, each) if pods_are_placed else JobPlan()
+        return _begin(view, settings, intent, each, may_bring_node) if pods_are_placed else JobPlan()
     if is_being_deleted(each.job):
         return JobPlan()
     if is_finished(each.job):
@@ -65,14 +78,17 @@ def _step(
     return JobPlan(adopt=(Adoption(JOB, name_of(each.job), uid_of(each.job), owner),))
 
 
-def _begin(view: ProfilingView, settings: Settings, intent: Intent, each: ProductProfile) -> JobPlan:
+def _begin(
+    view: ProfilingView, settings: Settings, intent: Intent, each: ProductProfile, may_bring_node: bool
+) -> JobPlan:
+    """`may_bring_node`: no other product has a node, so that a required measurement may wait for this one's."""
     if not each.asked or _is_off(intent):
         return JobPlan()
     if each.served_first:
         return JobPlan()
     required = intent.spec.profiling.mode is ProfilingMode.REQUIRED
     # The pending pod of a required measurement may bring a node up.
-    if not (each.node_fits or required):
+    if not (each.node_fits or (required and may_bring_node)):
         return JobPlan()
     return JobPlan(create=(job_manifest(view.owner, settings, intent.spec, intent.image, each.asked),))
 

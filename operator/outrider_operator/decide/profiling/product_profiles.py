@@ -9,7 +9,7 @@ from outrider_crds.profile import ProfileKeys
 from outrider_crds.spec import CPU_PRODUCT
 
 from outrider_operator.decide.intent import Intent
-from outrider_operator.decide.pod_spec.placement import is_room_among
+from outrider_operator.decide.pod_spec.placement import has_node
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.pods import MOST_TOLERATIONS, Pods
 from outrider_operator.decide.profile_store import Failure, Profiles, Store
@@ -74,6 +74,11 @@ def product_profiles(view: ProfilingView, intent: Intent) -> list[ProductProfile
     return [_product_profile(view, intent, keys) for keys in intent.wanted.keys]
 
 
+def with_nodes(found: list[ProductProfile]) -> list[ProductProfile]:
+    """The products that pods can land on now; all of them where no node fits any."""
+    return [profile for profile in found if profile.node_fits] or found
+
+
 def stale_in_s(intent: Intent, keys: ProfileKeys, store: Store, now: float) -> float | None:
     """Seconds until a part of the profile named in `keys` passes profiling.maxAge (negative: it has); None: never."""
     age = intent.spec.profiling.max_age
@@ -103,8 +108,7 @@ def _product_profile(view: ProfilingView, intent: Intent, keys: ProfileKeys) -> 
 def _node_fits(view: ProfilingView, intent: Intent, product: str, job_pod: Object | None) -> bool:
     """With the tolerations of the spec, and those that admission gave to the pods (GKE does, for GPUs)."""
     given = (*view.pods.tolerations, *items(job_pod, "spec", "tolerations")[:MOST_TOLERATIONS])
-    tolerations = [*(each.wire() for each in intent.spec.accelerator.tolerations), *given]
-    return view.nodes is None or is_room_among(view.nodes, intent.spec, product, tolerations)
+    return has_node(view.nodes, intent.spec, product, given)
 
 
 def _served_first(view: ProfilingView, intent: Intent, product: str) -> list[Object]:

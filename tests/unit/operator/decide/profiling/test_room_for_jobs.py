@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from outrider_crds.status import ConditionType as C
@@ -201,3 +202,37 @@ def test_a_node_with_too_few_gpus_does_not_count() -> None:
     four = {"accelerator": {"products": ["NVIDIA-L4"], "count": 4}, "engine": {"tensorParallelSize": 4}}
     assert started(**four, nodes=(gpu_node("a", "NVIDIA-L4", 2),)).reason(C.PROFILES_READY) == "False/NoMatchingNode"
     assert started(**four, nodes=(gpu_node("a", "NVIDIA-L4", 4),)).reason(C.PROFILES_READY) == "False/Profiling"
+
+
+FALLBACK: dict[str, Any] = {"accelerator": {"products": ["H200", "H100"]}}
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Required"])
+def test_a_fallback_product_without_a_node_blocks_nothing(mode: str) -> None:
+    """ProfilesReady was NoMatchingNode for ever; with Required there was no Deployment, and a Job ordered a node."""
+    world = World(manifest(**FALLBACK, profiling={"mode": mode}), nodes=(gpu_node("a", "H100"),))
+    world.settle()
+    if mode == "Auto":
+        world.roll_out()
+        world.settle()
+    (job,) = world.jobs()
+    assert world.created_jobs[0].keys.product == "H100"
+    world.measure(job)
+    world.settle()
+    world.roll_out()
+    world.settle()
+    assert not world.jobs()
+    assert world.reason(C.PROFILES_READY) == "True/Profiled"
+    assert "No node has H200" in world.condition(C.PROFILES_READY).message
+    world.nodes = (gpu_node("a", "H100"), gpu_node("b", "H200"))
+    world.settle()
+    assert world.created_jobs[-1].keys.product == "H200", "measured once pods may land there"
+
+
+def test_products_that_no_node_has_are_all_waited_for() -> None:
+    """None is a fallback of another yet."""
+    world = World(manifest(**FALLBACK), nodes=())
+    world.settle()
+    assert world.reason(C.PROFILES_READY) == "False/NoMatchingNode"
+    for product in ("H200", "H100"):
+        assert product in world.condition(C.PROFILES_READY).message
