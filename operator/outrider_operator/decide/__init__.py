@@ -55,6 +55,7 @@ from outrider_operator.decide.rollout_gate import gate_of
 from outrider_operator.decide.runtime_image import default_image, given_image
 from outrider_operator.decide.workloads.children import WorkloadPlan, plan_products, plan_workloads, rollout_refusal
 from outrider_operator.decide.workloads.deployment import pods_are_placed
+from outrider_operator.decide.workloads.refreshes import Refreshes, plan_refreshes
 from outrider_operator.decide.workloads.services import network_policy_name
 from outrider_operator.inbound.reading import annotation, integer, is_being_deleted, name_of
 from outrider_operator.model import (
@@ -159,13 +160,14 @@ def _with_writes(
     workloads = _workloads(observed, settings, children, asked)
     maps = plan_profile_maps(view, asked, found)
     jobs = plan_jobs(view, settings, asked, found, pods_are_placed=pods_are_placed(children, asked))
-    waits = (told.requeue_after_s, workloads.requeue_after_s, jobs.requeue_after_s)
+    marks = _marks(observed, view, children, asked)
+    waits = (told.requeue_after_s, workloads.requeue_after_s, jobs.requeue_after_s, marks.requeue_after_s)
     return replace(
         told,
         create=(*workloads.create, *maps.create, *jobs.create),
         apply=(*maps.apply, *workloads.apply),
         adopt=(*workloads.adopt, *maps.adopt, *jobs.adopt),
-        annotate=plan_products(view.pods.living, observed.nodes or (), asked.spec.accelerator.product_label),
+        annotate=marks.annotate,
         delete=(*workloads.delete, *maps.delete, *jobs.delete),
         shared=frozenset((*maps.stored, *(job.name for job in jobs.delete))),
         requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
@@ -179,12 +181,13 @@ def _with_scale(
     measured and nothing is deleted for it."""
     desired = served.rollout.asked
     workloads = _workloads(observed, settings, children, desired)
-    waits = (plan.requeue_after_s, workloads.requeue_after_s)
+    marks = _marks(observed, view, children, desired)
+    waits = (plan.requeue_after_s, workloads.requeue_after_s, marks.requeue_after_s)
     return replace(
         plan,
         create=workloads.create,
         apply=workloads.apply,
-        annotate=plan_products(view.pods.living, observed.nodes or (), desired.spec.accelerator.product_label),
+        annotate=marks.annotate,
         requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
     ).without(observed.rejections)
 
@@ -192,6 +195,13 @@ def _with_scale(
 def _workloads(observed: Observed, settings: Settings, children: Children, desired: Intent) -> WorkloadPlan:
     in_use = {revision_of(each) for each in (*observed.replica_sets, *observed.pods)}
     return plan_workloads(children, desired, in_use, settings.admin_port_peers)
+
+
+def _marks(observed: Observed, view: ProfilingView, children: Children, desired: Intent) -> Refreshes:
+    """Annotations of pods: the product that each runs on, and touches for a changed hot config."""
+    products = plan_products(view.pods.living, observed.nodes or (), desired.spec.accelerator.product_label)
+    refreshes = plan_refreshes(children, desired, view.pods, observed.states)
+    return replace(refreshes, annotate=(*products, *refreshes.annotate))
 
 
 def _profiling_view(observed: Observed, profiles: Profiles, pods: Pods) -> ProfilingView:

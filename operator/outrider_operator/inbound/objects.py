@@ -82,8 +82,8 @@ _NAMED = frozenset({DEPLOYMENT, KUBERNETES_SERVICE, SERVICE_ACCOUNT, DISRUPTION_
 ANNOTATIONS = frozenset(
     f"{API_GROUP}/{name}"
     for name in (
-        "applied", "asked", "attempt", "boot-draft-tokens", "contents", "inputs", "model", "product", "reprofile",
-        "runtime-image", "runtime-upgrade",
+        "applied", "asked", "attempt", "boot-draft-tokens", "contents", "hot", "inputs", "model", "product",
+        "reprofile", "runtime-image", "runtime-upgrade",
     )
 )  # fmt: skip
 """Those that decisions read."""

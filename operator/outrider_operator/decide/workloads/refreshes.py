@@ -1,0 +1,69 @@
+"""Pods that should read a changed hot config now.
+
+The kubelet looks at a pod's ConfigMaps once a minute, and whenever the pod changes: `mode: Off` in an incident cannot
+wait for the minute, so an annotation of the pod is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from outrider_crds.state import RuntimeState
+
+from outrider_operator.decide.drift import needs_apply, stamp
+from outrider_operator.decide.intent import Intent
+from outrider_operator.decide.ownership import Children
+from outrider_operator.decide.pods import Pods
+from outrider_operator.decide.workloads.services import hot_map
+from outrider_operator.inbound.reading import annotation, name_of, uid_of
+from outrider_operator.model import CONFIG_MAP, Object, hot_map_name
+from outrider_operator.plan import Annotate
+
+HOT_ANNOTATION = "outrider.dev/hot"
+"""A pod's annotation: digest of the hot config that it is to read, and when that began (Unix seconds) or "again"."""
+AGAIN_S = 3.0
+"""A pod that reports the old config for this long is touched once more: its kubelet may have heard of the touch before
+it heard of the ConfigMap."""
+
+
+@dataclass(frozen=True)
+class Refreshes:
+    annotate: tuple[Annotate, ...] = ()
+    requeue_after_s: float | None = None
+
+
+def plan_refreshes(children: Children, desired: Intent, pods: Pods, states: Mapping[str, RuntimeState]) -> Refreshes:
+    """Touches of the ready pods that report another config than the stored one."""
+    document = stamp(hot_map(children.owner, desired.hot))
+    if needs_apply(children.own(CONFIG_MAP, hot_map_name(children.owner.name)), document):
+        return Refreshes()
+    late = [pod for pod in pods.ready if _is_late(states.get(name_of(pod)), desired.hot_hash)]
+    marks = [(pod, _next_mark(pod, desired.hot_hash, pods.now)) for pod in late]
+    touches = tuple(Annotate(name_of(pod), uid_of(pod), {HOT_ANNOTATION: mark}) for pod, mark in marks if mark)
+    is_unsure = any(annotation(pod, HOT_ANNOTATION) != _again(desired.hot_hash) for pod in late)
+    return Refreshes(touches, AGAIN_S if is_unsure else None)
+
+
+def _is_late(state: RuntimeState | None, hot_hash: str) -> bool:
+    """A pod that refuses the config has read it."""
+    return state is not None and state.config_hash != hot_hash and not state.config_error
+
+
+def _next_mark(pod: Object, hot_hash: str, at: float) -> str:
+    """The annotation's next value; empty where the pod is not to be touched now."""
+    mark = annotation(pod, HOT_ANNOTATION)
+    known, _, moment = mark.partition("/")
+    if known != hot_hash:
+        return f"{hot_hash}/{at:.0f}"
+    if mark == _again(hot_hash) or (moment.isdecimal() and at < int(moment[:_DIGITS]) + AGAIN_S):
+        return ""
+    return _again(hot_hash)
+
+
+_DIGITS = 12
+"""Longest moment that is read from an annotation that anyone may write."""
+
+
+def _again(hot_hash: str) -> str:
+    return f"{hot_hash}/again"
