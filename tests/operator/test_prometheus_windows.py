@@ -72,6 +72,14 @@ def test_an_interval_that_is_too_long_is_said(query: Query) -> None:
     assert "scrape them every 15 s" in windows.error
 
 
+@pytest.mark.parametrize("scrapes", [1, 2])
+def test_the_first_scrapes_of_a_pod_are_no_figures(query: Query, scrapes: int) -> None:
+    """The first look said "0 tok/s", at an interval of 60 s, where nothing is known yet."""
+    windows = windows_of(query, WINDOW_S)[Key("ns", f"young-{scrapes}")]
+    assert windows.current is None
+    assert "fewer than 3 scrapes" in windows.error
+
+
 def test_a_series_without_its_labels_costs_the_others_nothing(query: Query) -> None:
     """Pods export what they like: a drafter's counter without a drafter had everybody's figures lost."""
     assert windows_of(query, WINDOW_S)[Key("ns", "every-15")].current is not None
@@ -127,10 +135,12 @@ def _scrapes(now: float) -> Iterator[str]:
     yield "# TYPE outrider_ready gauge"
     for interval_s in INTERVALS_S:
         yield from _series("outrider_ready", interval_s, now, 0)
+    yield from _young("outrider_ready", now, 0)
     yield from _series("outrider_ready", 15, now, 0, scraped_in="mallory")
     yield "# TYPE outrider_output_tokens counter"
     for interval_s in INTERVALS_S:
         yield from _series("outrider_output_tokens_total", interval_s, now, RATE)
+    yield from _young("outrider_output_tokens_total", now, RATE)
     yield from _series("outrider_output_tokens_total", 15, now, 1000 * RATE, scraped_in="mallory")
     yield "# TYPE outrider_drafter_tried counter"
     yield from _series("outrider_drafter_tried_total", 15, now, RATE)  # and no label that names the drafter
@@ -144,6 +154,14 @@ def _series(
     labels = f'namespace="{scraped_in}",outrider_namespace="ns",outrider_service="every-{interval_s}"{made_up}'
     for age_s in range(3600, -900, -interval_s):
         yield f"{name}{{{labels}}} {1 + rate * (3600 - age_s)} {now - age_s:.3f}"
+
+
+def _young(name: str, newest_s: float, rate: int) -> Iterator[str]:
+    """Pods that were scraped once and twice."""
+    for scrapes in (1, 2):
+        labels = f'namespace="ns",outrider_namespace="ns",outrider_service="young-{scrapes}"'
+        for age_s in (20, 5)[:scrapes]:
+            yield f"{name}{{{labels}}} {1 + rate * (20 - age_s)} {newest_s - age_s:.3f}"
 
 
 def _is_ready(address: str) -> bool:

@@ -172,14 +172,16 @@ def _stretches(query: Query, window_s: float) -> dict[Key, int]:
     A young pod has few scrapes too; what tells it from one that is scraped seldom are scrapes before the window.
     """
     lately, long_s = _scrapes(query, window_s), RARE_WINDOWS * window_s
-    return {
-        key: 1 if scrapes <= lately.get(key, 0) else _stretch(lately.get(key, 0), scrapes)
-        for key, scrapes in _scrapes(query, long_s).items()
-    }
+    return {key: _stretch(lately.get(key, 0), scrapes) for key, scrapes in _scrapes(query, long_s).items()}
 
 
 def _stretch(lately: float, scrapes: float) -> int:
-    return 1 if lately >= LEAST_SCRAPES else math.ceil(LEAST_SCRAPES * RARE_WINDOWS / scrapes)
+    """Windows for `lately` scrapes in one and `scrapes` in the longest. Too few in both tell nothing, not even 0."""
+    if lately >= LEAST_SCRAPES:
+        return 1
+    if lately == scrapes and scrapes < LEAST_SCRAPES:
+        return RARE_WINDOWS + 1
+    return math.ceil(LEAST_SCRAPES * RARE_WINDOWS / scrapes)
 
 
 def _scrapes(query: Query, window_s: float) -> dict[Key, float]:
