@@ -17,25 +17,17 @@ NAME_PATTERN = f"^{_LABEL}$"
 DOMAIN_PATTERN = f"^{_DOMAIN}$"
 LABEL_KEY_PATTERN = f"^({_DOMAIN}/)?{_NAME}$"
 LABEL_VALUE_PATTERN = f"^({_NAME})?$"
-FIELD_PATH_PATTERN = (
-    r"^(metadata\.(name|namespace|uid)|spec\.(nodeName|serviceAccountName)|status\.(hostIP|hostIPs|podIP|podIPs)"
-    rf"|metadata\.(labels|annotations)\['({_DOMAIN}/)?{_NAME}'\])$"
-)
 RESOURCE_PATTERN = f"^{_DOMAIN}/{_NAME}$"
 DATA_KEY_PATTERN = r"^\.?[-_A-Za-z0-9][-._A-Za-z0-9]*$"
 VARIABLE_PATTERN = "^[A-Za-z_][A-Za-z0-9_]*$"
 IMAGE_PATTERN = "^[!-~]+$"
 ABSOLUTE_PATTERN = "^/"
 MOUNT_PATTERN = "^(/[^/:]+)+$"
-RELATIVE_PATTERN = "^[^/:]+(/[^/:]+)*$"
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=NAME_PATTERN)]
 """Of a part of the resource (drafter, SLO class); it becomes part of others' names."""
-VolumeName = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=NAME_PATTERN)]
-DriverName = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=DOMAIN_PATTERN)]
 ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=DOMAIN_PATTERN)]
 """Of an object in the service's namespace, or of a class of the cluster."""
-NamespaceName = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=NAME_PATTERN)]
 Product = Annotated[
     str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
 ]
@@ -50,8 +42,6 @@ VariableName = Annotated[str, StringConstraints(min_length=1, max_length=128, pa
 Image = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=IMAGE_PATTERN)]
 HostFolder = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=ABSOLUTE_PATTERN)]
 MountPath = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=MOUNT_PATTERN)]
-RelativePath = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=RELATIVE_PATTERN)]
 
 # Rules check the keys: a CustomResourceDefinition has no pattern for them.
 Labels = Annotated[dict[str, LabelValue], Field(max_length=32)]
-Annotations = Annotated[dict[str, Annotated[str, Field(max_length=253)]], Field(max_length=32)]

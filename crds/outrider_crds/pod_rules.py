@@ -1,36 +1,16 @@
-"""Rules for labels, variables and volumes of pods: what Kubernetes would refuse there is refused in the manifest."""
+"""Rules for podTemplate's volumes and mounts: what is Outrider's stays Outrider's. All else Kubernetes judges."""
 
 from __future__ import annotations
 
 from outrider_crds.base import Model
-from outrider_crds.pod_template import (
-    EnvFromSource,
-    EnvVarSource,
-    KeyToPath,
-    PodEnvVar,
-    PodTemplate,
-    Volume,
-    VolumeMount,
-)
-from outrider_crds.rule import Rule, cel_list, label_keys
+from outrider_crds.pod_template import PodTemplate, Volume, VolumeMount
+from outrider_crds.rule import Rule, cel_list
 
 OUR_VOLUMES = "outrider-"
 OUR_FOLDERS = ("/etc/outrider", "/var/lib/outrider", "/var/cache/outrider", "/var/cache/compile", "/run/outrider")
 SYSTEM_FOLDERS = ("/dev", "/proc", "/sys")
 SCRATCH_FOLDERS = ("/home/outrider", "/tmp")
 """Ours too, but something may be mounted inside them."""
-
-
-def _exactly_one(on: type[Model], what: str) -> Rule:
-    """One of the model's optional blocks is there."""
-    blocks = {name: field.alias or name for name, field in on.model_fields.items() if name not in ("name", "prefix")}
-    given = ", ".join(f"has(self.{alias})" for alias in blocks.values())
-    return Rule(
-        on=on,
-        cel=f"[{given}].exists_one(given, given)",
-        holds=lambda m: sum(getattr(m, name) is not None for name in blocks) == 1,
-        message=f"{what} must hold exactly one of {', '.join(blocks.values())}: keep one",
-    )
 
 
 def _stays_inside(on: type[Model], field: str, attribute: str) -> Rule:
@@ -64,8 +44,7 @@ def _host_mounts_read_only(template: PodTemplate) -> bool:
     return all(mount.read_only for mount in template.volume_mounts if mount.name in hosts)
 
 
-_VOLUME_RULES = (
-    _exactly_one(Volume, "a volume"),
+POD_RULES = (
     Rule(
         on=Volume,
         field=".name",
@@ -73,8 +52,6 @@ _VOLUME_RULES = (
         holds=lambda v: not v.name.startswith(OUR_VOLUMES),
         message=f"volumes whose name begins with {OUR_VOLUMES} are Outrider's: choose another name",
     ),
-    _stays_inside(KeyToPath, "path", "path"),
-    _stays_inside(VolumeMount, "subPath", "sub_path"),
     _stays_inside(VolumeMount, "mountPath", "mount_path"),
     Rule(
         on=VolumeMount,
@@ -93,39 +70,10 @@ _VOLUME_RULES = (
         on=PodTemplate,
         field=".volumeMounts",
         cel=(
-            "!has(self.volumeMounts) "
-            "|| self.volumeMounts.all(m, has(self.volumes) && self.volumes.exists(v, v.name == m.name))"
-        ),
-        holds=lambda t: {m.name for m in t.volume_mounts} <= {v.name for v in t.volumes},
-        message="volumeMounts must name volumes of podTemplate.volumes: add the volume or correct the name",
-    ),
-    Rule(
-        on=PodTemplate,
-        field=".volumeMounts",
-        cel=(
             "!has(self.volumeMounts) || !has(self.volumes) || self.volumeMounts.all(m, "
             "(has(m.readOnly) && m.readOnly) || !self.volumes.exists(v, v.name == m.name && has(v.hostPath)))"
         ),
         holds=_host_mounts_read_only,
         message="hostPath volumes are mounted for reading only: add readOnly: true to the mount",
     ),
-)
-
-_VARIABLE_RULES = (
-    _exactly_one(EnvVarSource, "valueFrom"),
-    _exactly_one(EnvFromSource, "an entry of envFrom"),
-    Rule(
-        on=PodEnvVar,
-        field=".valueFrom",
-        cel="!has(self.valueFrom) || !has(self.value) || self.value == ''",
-        holds=lambda v: v.value_from is None or not v.value,
-        message="a variable takes value or valueFrom, not both: remove one",
-    ),
-)
-
-POD_RULES = (
-    *_VOLUME_RULES,
-    *_VARIABLE_RULES,
-    label_keys(PodTemplate, "labels", "labels"),
-    label_keys(PodTemplate, "annotations", "annotations"),
 )

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 from outrider_crds.base import Model, digest
 from outrider_crds.contract import Contract
 from outrider_crds.names import Product
-from outrider_crds.pod_template import Resources
+from outrider_crds.pod_template import PodTemplate, Resources
 from outrider_crds.spec import GPU_RESOURCE, MOST_DRAFTERS, Backend, Drafter, SpeculativeServiceSpec
 
 PROFILE_SCHEMA = 1
@@ -210,6 +210,7 @@ def target_key(spec: SpeculativeServiceSpec, product: str, image: str) -> str:
             **({} if resource == GPU_RESOURCE else {"resourceName": resource}),
             **({"environment": environment} if environment else {}),
             "limits": _limits(spec.pod_template.resources) if on_cpu else None,
+            **_claims(spec.pod_template),
         }
     )
 
@@ -224,7 +225,7 @@ def normalised_arguments(arguments: list[str]) -> list[str]:
     """`--a=b`, `--a b` and another order are one set of arguments."""
     joined: list[str] = []
     for argument in arguments:
-        if argument.startswith("-") or not joined or "=" in joined[-1]:
+        if argument.startswith("--") or not joined or "=" in joined[-1]:
             joined.append(re.sub(r"^(--[A-Za-z0-9_-]+)", lambda m: m[1].replace("_", "-"), argument))
         else:
             joined[-1] = f"{joined[-1]}={argument}"
@@ -244,15 +245,28 @@ def _without_token_of_model(block: Any) -> Any:
     return {**block, "model": _without_token(block["model"])} if isinstance(block, dict) and "model" in block else block
 
 
+def _sources(variable: dict[str, Any]) -> set[str]:
+    """Kinds of source in valueFrom, which Kubernetes has yet to judge."""
+    source = variable.get("valueFrom")
+    return {*source} if isinstance(source, dict) else set()
+
+
 def _environment(spec: SpeculativeServiceSpec) -> list[dict[str, Any]]:
     """Variables that may move step times, by name; podTemplate's go before the engine's, as in the container."""
-    variables = {variable.name: variable.wire() for variable in (*spec.engine.env, *spec.pod_template.env)}
+    engine = {variable.name: variable.wire() for variable in spec.engine.env}
+    variables = {**engine, **{variable.name: variable.wire() for variable in spec.pod_template.env}}
     kept = [variables[name] for name in sorted(variables) if not _NO_MATTER.search(name)]
     sources = [source.wire() for source in spec.pod_template.env_from]
     return [
-        *({"value": "", **variable} for variable in kept if not {*variable.get("valueFrom", ())} & _NO_MATTER_SOURCES),
+        *({"value": "", **variable} for variable in kept if not _sources(variable) & _NO_MATTER_SOURCES),
         *(source for source in sources if "secretRef" not in source),
     ]
+
+
+def _claims(template: PodTemplate) -> dict[str, Any]:
+    """Devices that come by resource claims (DRA): a part of one is another device."""
+    used = template.resources.others.get("claims") if template.resources is not None else None
+    return {"claims": [used, template.others.get("resourceClaims")]} if used else {}
 
 
 def _limits(resources: Resources | None) -> dict[str, str]:

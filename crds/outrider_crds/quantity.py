@@ -11,7 +11,6 @@ from pydantic_core import PydanticCustomError
 
 # Kubernetes also takes signs, "n", "u" and "E". None is of use for a pod, and it writes some of them back otherwise.
 QUANTITY_PATTERN = r"^[0-9]{1,15}(\.[0-9]{1,3})?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|[eE][0-9]{1,2})?$"
-_LARGEST = 2**63 - 1
 _LARGEST_PLAIN = 10**15 - 1  # as many digits as text may have
 _AS_WRITTEN_BACK = re.compile(r"([+-]?[0-9]{0,24}(?:\.[0-9]{0,24})?)(n|u|m|k|[MGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?")
 _SCALE = {unit: Fraction(10) ** power for unit, power in {"": 0, "n": -9, "u": -6, "m": -3, "k": 3}.items()} | {
@@ -31,15 +30,6 @@ def quantity(value: object) -> Fraction | None:
         return Fraction(match[1]) * (_SCALE[unit] if unit in _SCALE else Fraction(10) ** int(unit[1:]))
     except ValueError:  # a sign or a point alone
         return None
-
-
-def amount(given: str | int) -> Fraction:
-    """The exact value of what a manifest may hold, at most 2^63 - 1 as in Kubernetes. Raises ValueError for anything
-    else."""
-    exact = quantity(given) if re.fullmatch(QUANTITY_PATTERN, str(given)) else None
-    if exact is None:
-        raise ValueError(f"{given!r} is not a quantity; write it like 500m, 2 or 4Gi")
-    return min(exact, Fraction(_LARGEST))
 
 
 def _checked(value: object) -> str | int:

@@ -15,13 +15,11 @@ from outrider_crds.names import (
     ABSOLUTE_PATTERN,
     DATA_KEY_PATTERN,
     DOMAIN_PATTERN,
-    FIELD_PATH_PATTERN,
     IMAGE_PATTERN,
     LABEL_KEY_PATTERN,
     LABEL_VALUE_PATTERN,
     MOUNT_PATTERN,
     NAME_PATTERN,
-    RELATIVE_PATTERN,
     RESOURCE_PATTERN,
     VARIABLE_PATTERN,
 )
@@ -89,10 +87,8 @@ _PATTERN_WORDS = {
     DATA_KEY_PATTERN: "a key of a Secret or ConfigMap: letters, digits, '-', '_' and '.'",
     VARIABLE_PATTERN: "a variable's name: letters, digits and '_', no digit first",
     IMAGE_PATTERN: "an image reference without spaces",
-    FIELD_PATH_PATTERN: "a field of the pod such as metadata.name or metadata.labels['team']",
     ABSOLUTE_PATTERN: "an absolute path, one that begins with '/'",
     MOUNT_PATTERN: "an absolute path such as /mnt/data, without ':', '//' and a '/' at its end",
-    RELATIVE_PATTERN: "a relative path such as data/model, without ':' and '//'",
     QUANTITY_PATTERN: "a quantity such as 500m, 2 or 4Gi",
 }
 _TRUTH = ("true", "false")

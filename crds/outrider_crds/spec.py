@@ -327,7 +327,8 @@ class SpeculativeServiceSpec(Model):
     metrics: Metrics = Metrics()
     """Where the status figures come from."""
     pod_template: PodTemplate = PodTemplate()
-    """Fields of the serving pods that a user may set."""
+    """Any field of a pod's spec, merged into what Outrider writes: maps by key, lists by name, null removes. Kubernetes
+    validates it; docs/pods.md names the few that are Outrider's."""
 
     @property
     def class_of_unmarked_requests(self) -> str | None:

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from outrider_operator.decide import decide
 from outrider_operator.model import Object, Observed, Settings
 
+from tests import corpus
 from tests.operator.api import generated
 from tests.operator.api.apply import ApiServer, Refused
 
@@ -41,6 +42,15 @@ def test_what_admission_accepts_the_api_server_accepts_in_the_children(
     for child in _children(stored):
         refused = apiserver.dry_run_child(child)
         assert not isinstance(refused, Refused), f"{manifest}\n{child['kind']}: {refused}"
+
+
+def test_fields_of_a_pod_patch_reach_the_api_server(apiserver: ApiServer) -> None:
+    """What Kubernetes has and Outrider does not know goes through both: admission, and the Deployment."""
+    stored = apiserver.dry_run(corpus.good()["pod-patch"])
+    assert not isinstance(stored, Refused), stored
+    for child in _children(stored):
+        refused = apiserver.dry_run_child(child)
+        assert not isinstance(refused, Refused), f"{child['kind']}: {refused}"
 
 
 @_examples

@@ -11,6 +11,7 @@ from outrider_crds.status import Reason
 
 from outrider_operator.decide.conditions.verdict import Verdict, false, true
 from outrider_operator.decide.ownership import Children, controller_name
+from outrider_operator.decide.pod_spec.patch import objections, writable_host_mount
 from outrider_operator.inbound.reading import cut
 from outrider_operator.model import Rejection, Settings
 
@@ -27,7 +28,9 @@ def objection(
 
     `names` holds (kind, name) of the objects that it asks for.
     """
-    return _host_paths(spec, settings) or _prometheus(spec, settings) or _conflict(children, names)
+    return (
+        _pod_template(spec) or _host_paths(spec, settings) or _prometheus(spec, settings) or _conflict(children, names)
+    )
 
 
 def accepted(rewritten: Iterable[Rejection]) -> Verdict:
@@ -45,6 +48,14 @@ def refusal(rejections: Iterable[Rejection]) -> Verdict | None:
         return None
     said = f"The API server refuses {first.kind} {first.name}: {first.message.strip().rstrip('.')}. Correct the spec"
     return false(Reason.CHILD_REJECTED, cut(f"{said}, or what forbids it; it is tried again.", 2048))
+
+
+def _pod_template(spec: SpeculativeServiceSpec) -> Verdict | None:
+    """What the patch must leave alone. The CRD keeps fields that it does not know, so admission cannot say it."""
+    sentence = next(objections(spec.pod_template), "")
+    if not sentence and (where := writable_host_mount(spec.pod_template)):
+        sentence = f"{where} could write to the node: add readOnly: true"
+    return false(Reason.INVALID_SPEC, cut(f"{sentence}.", 2048)) if sentence else None
 
 
 def _host_paths(spec: SpeculativeServiceSpec, settings: Settings) -> Verdict | None:

@@ -44,7 +44,6 @@ def pod_fields(spec: SpeculativeServiceSpec, settings: Settings, volumes: list[M
     fields: Object = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # a Service called vllm would inject VLLM_PORT, which vLLM takes for its own
-        "imagePullSecrets": [secret.wire() for secret in spec.pod_template.image_pull_secrets],
         "securityContext": security_context(settings),
         "volumes": [*(v.volume for v in volumes), *(volume.wire() for volume in spec.pod_template.volumes)],
     }

@@ -26,8 +26,6 @@ def scheduling(spec: SpeculativeServiceSpec, products: list[str]) -> Object:
         "affinity": _affinity(template, accelerator, products),
         "nodeSelector": dict(accelerator.node_selector),
         "tolerations": [each.wire() for each in accelerator.tolerations],
-        "runtimeClassName": template.runtime_class_name,
-        "schedulerName": template.scheduler_name,
     }
     return {name: value for name, value in fields.items() if value}
 
@@ -36,17 +34,33 @@ def resources(spec: SpeculativeServiceSpec) -> Object:
     """The user's requests and limits, and the GPUs among both (extended resources need equal ones)."""
     given: Object = spec.pod_template.resources.wire() if spec.pod_template.resources else {}
     count = gpus(spec.accelerator, spec.engine.tensor_parallel_size)
-    if count:
+    if count and not claims_devices(spec):
         for block in ("limits", "requests"):
             given[block] = {**given.get(block, {}), spec.accelerator.resource_name: str(count)}
     return given
+
+
+def claims_devices(spec: SpeculativeServiceSpec) -> bool:
+    """The user names resource claims (DRA) for the container: its GPUs come by them, not by a device plugin."""
+    resources = spec.pod_template.resources
+    return resources is not None and bool(resources.others.get("claims"))
+
+
+def patched_tolerations(spec: SpeculativeServiceSpec) -> list[Object]:
+    """Tolerations of podTemplate. Kubernetes has yet to judge them: texts alone count."""
+    tolerations = items(spec.pod_template.others, "tolerations")
+    return [{key: value for key, value in fields.items() if isinstance(value, str)} for fields in tolerations]
 
 
 def has_node(
     nodes: Iterable[Node] | None, spec: SpeculativeServiceSpec, product: str, admitted: Iterable[Object]
 ) -> bool:
     """Is there a node for `product`? `admitted` are tolerations that admission gave to pods. Unseen nodes fit."""
-    tolerations = [*(toleration.wire() for toleration in spec.accelerator.tolerations), *admitted]
+    tolerations = [
+        *(toleration.wire() for toleration in spec.accelerator.tolerations),
+        *patched_tolerations(spec),
+        *admitted,
+    ]
     return nodes is None or is_room_among(nodes, spec, product, tolerations)
 
 
@@ -57,8 +71,9 @@ def is_room_among(
     count."""
     accelerator = spec.accelerator
     own = {} if accelerator.on_cpu else {accelerator.product_label: product}
-    wanted = {**accelerator.node_selector, **own}
-    count, given = gpus(accelerator, spec.engine.tensor_parallel_size), tuple(tolerations)
+    wanted = {**accelerator.node_selector, **mapping(spec.pod_template.others, "nodeSelector"), **own}
+    count = 0 if claims_devices(spec) else gpus(accelerator, spec.engine.tensor_parallel_size)
+    given = tuple(tolerations)
 
     @cache  # a cluster has few taints, on thousands of nodes
     def is_tolerated(key: str, value: str, effect: str) -> bool:
@@ -84,7 +99,7 @@ def _tolerates(toleration: Object, key: str, value: str, effect: str) -> bool:
 
 def _affinity(template: PodTemplate, accelerator: Accelerator, products: list[str]) -> Object:
     """The user's affinity with the product in each of its node selector terms: terms are alternatives."""
-    affinity: Object = template.affinity.wire() if template.affinity else {}
+    affinity = {kind: rules for kind, rules in mapping(template.others, "affinity").items() if rules is not None}
     if accelerator.on_cpu:
         return affinity
     product = {"key": accelerator.product_label, "operator": "In", "values": products}

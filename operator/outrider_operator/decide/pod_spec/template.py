@@ -19,12 +19,13 @@ from outrider_crds.spec import Rollout, SpeculativeServiceSpec
 
 from outrider_operator.decide.ownership import labels
 from outrider_operator.decide.pod_spec.container import container, pod_fields
+from outrider_operator.decide.pod_spec.patch import RUNTIME, patched
 from outrider_operator.decide.pod_spec.placement import scheduling
 from outrider_operator.decide.pod_spec.volumes import configuration_volumes, model_volumes, scratch_volumes
 from outrider_operator.inbound.reading import integer, items, text
 from outrider_operator.model import REVISION_LABEL, Object, Settings, hot_map_name
 
-CONTAINER = "runtime"
+CONTAINER = RUNTIME
 _STARTUP_PERIOD_S = 2
 _ENDPOINT_REMOVAL_S = 5
 """The container hears of its end only after this time, when the Service sends it no new connections."""
@@ -92,16 +93,16 @@ def pod_template(
         "lifecycle": {"preStop": {"sleep": {"seconds": _ENDPOINT_REMOVAL_S}}},
         **_probes(times.startup_probes),
     }
+    pod = {
+        **pod_fields(spec, settings, volumes),
+        **scheduling(spec, spec.accelerator.products),
+        "serviceAccountName": service,
+        "terminationGracePeriodSeconds": times.grace_s,
+        "containers": [runtime],
+    }
     return {
         "metadata": _metadata(spec, service, revision),
-        "spec": {
-            **pod_fields(spec, settings, volumes),
-            **scheduling(spec, spec.accelerator.products),
-            **_serving_only(spec),
-            "serviceAccountName": service,
-            "terminationGracePeriodSeconds": times.grace_s,
-            "containers": [runtime],
-        },
+        "spec": patched(pod, spec.pod_template, CONTAINER),
     }
 
 
@@ -114,15 +115,6 @@ def _metadata(spec: SpeculativeServiceSpec, service: str, revision: str) -> Obje
         "labels": {**spec.pod_template.labels, **labels(service), REVISION_LABEL: revision},
         "annotations": annotations,
     }
-
-
-def _serving_only(spec: SpeculativeServiceSpec) -> Object:
-    template = spec.pod_template
-    fields = {
-        "priorityClassName": template.priority_class_name,
-        "topologySpreadConstraints": [constraint.wire() for constraint in template.topology_spread_constraints],
-    }
-    return {name: value for name, value in fields.items() if value}
 
 
 def _probes(startup_probes: int) -> Object:

@@ -11,6 +11,7 @@ from outrider_crds.spec import SpeculativeServiceSpec
 
 from outrider_operator.decide.ownership import labels, owner_reference
 from outrider_operator.decide.pod_spec.container import container, pod_fields
+from outrider_operator.decide.pod_spec.patch import patched
 from outrider_operator.decide.pod_spec.placement import scheduling
 from outrider_operator.decide.pod_spec.volumes import model_volumes, profile_name, scratch_volumes
 from outrider_operator.decide.profiling.asked import Asked, annotations_of
@@ -84,7 +85,7 @@ def _pod(spec: SpeculativeServiceSpec, settings: Settings, image: str, asked: As
     }
     if settings.profiling_priority_class:
         fields["priorityClassName"] = settings.profiling_priority_class
-    return fields
+    return patched(fields, spec.pod_template, PROFILER, serving=False)
 
 
 def _arguments(spec: SpeculativeServiceSpec, asked: Asked, config: BootConfig) -> list[str]:

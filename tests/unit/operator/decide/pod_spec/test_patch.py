@@ -1,0 +1,173 @@
+"""podTemplate on the pods: any field of Kubernetes' goes in, and nothing takes a pod out of Outrider's hands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from outrider_crds.manifest import load_manifest
+from outrider_crds.pod_template import PodTemplate
+from outrider_crds.profile import profile_keys
+from outrider_crds.status import ConditionType
+from outrider_operator.decide.pod_spec.patch import merged, objections
+from outrider_operator.decide.pod_spec.placement import is_room_among, patched_tolerations
+from outrider_operator.decide.pod_spec.template import pod_template
+from outrider_operator.decide.profiling.asked import Asked
+from outrider_operator.decide.profiling.job_manifest import job_manifest
+from outrider_operator.inbound.results import PROFILER
+from outrider_operator.model import DEPLOYMENT, Identity, Node, Settings
+
+from tests import corpus
+from tests.unit.operator.decide.world import World, manifest
+
+FIELDS = st.sampled_from([
+    "affinity", "containers", "initContainers", "volumes", "volumeMounts", "securityContext", "name", "ports",
+    "resources", "limits", "claims", "tolerations", "nodeSelector", "nodeAffinity", "env", "capabilities", "add",
+    "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms", "hostPath", "topologySpreadConstraints",
+])  # fmt: skip
+SETTINGS = Settings(runtime_image="gpu", runtime_cpu_image="cpu")
+SPEC = load_manifest(corpus.good()["pod-patch"]).spec
+KEYS = profile_keys(SPEC, "NVIDIA-H200", "gpu")
+
+
+def serving_pod() -> dict[str, Any]:
+    spec: dict[str, Any] = pod_template(SPEC, SETTINGS, "chat", "r", "gpu", [KEYS])["spec"]
+    return spec
+
+
+def profiling_pod() -> dict[str, Any]:
+    request = Asked(keys=KEYS, target=True, drafters=(), attempt="a", request="")
+    job = job_manifest(Identity("chat", "ns", "uid"), SETTINGS, SPEC, "gpu", request)
+    spec: dict[str, Any] = job["spec"]["template"]["spec"]
+    return spec
+
+
+@pytest.mark.parametrize("pod", [serving_pod(), profiling_pod()], ids=["serving", "profiling"])
+def test_pod_takes_fields_that_outrider_does_not_know(pod: dict[str, Any]) -> None:
+    """IRSA, workload identity, AMD's groups, DRA, projected and image volumes: all were refused as unknown fields."""
+    assert pod["serviceAccountName"] == "models"
+    assert pod["securityContext"]["supplementalGroups"] == [44, 109]
+    assert pod["securityContext"]["runAsNonRoot"] is True, "what the patch does not name stays"
+    assert pod["dnsConfig"] == {"options": [{"name": "ndots", "value": "2"}]}
+    assert pod["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": "one-h200"}]
+    assert [toleration["key"] for toleration in pod["tolerations"]] == ["spot"]
+    assert pod["initContainers"][0]["name"] == "warm"
+    kinds = {volume["name"]: set(volume) - {"name"} for volume in pod["volumes"]}
+    assert (kinds["model"], kinds["token"], kinds["scratch"]) == ({"image"}, {"projected"}, {"ephemeral"})
+    assert kinds["outrider-target" if "outrider-target" in kinds else "outrider-shm"] == {"emptyDir"}
+
+
+def test_runtime_container_is_patched_by_its_name() -> None:
+    """A profiling pod calls it otherwise, and leaves sidecars out, which would outlive the measurement."""
+    runtime, sidecar = serving_pod()["containers"]
+    (profiler,) = profiling_pod()["containers"]
+    assert (runtime["name"], sidecar["name"], profiler["name"]) == ("runtime", "sidecar", PROFILER)
+    for container in (runtime, profiler):
+        assert container["securityContext"]["seccompProfile"]["type"] == "Localhost"
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_claims_take_the_place_of_the_device_plugin() -> None:
+    """No node offers nvidia.com/gpu where DRA does: a pod that asks for both is never scheduled."""
+    assert serving_pod()["containers"][0]["resources"] == {"claims": [{"name": "gpu"}]}
+
+
+def test_claims_have_profiles_of_their_own() -> None:
+    """A claim of a slice and one of the whole device are not equally fast."""
+    claims = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "slice"}]}
+    other = SPEC.pod_template.model_copy(update={"others": {**SPEC.pod_template.others, **claims}})
+    assert profile_keys(SPEC.model_copy(update={"pod_template": other}), "NVIDIA-H200", "gpu").target != KEYS.target
+
+
+@pytest.mark.parametrize(
+    ("label", "taint", "room"), [("inference", "spot", True), ("training", "spot", False), ("inference", "x", False)]
+)
+def test_job_finds_nodes_by_the_patch(label: str, taint: str, room: bool) -> None:
+    """Its tolerations and node labels are the pod's; with claims no node need offer the plugin's resource."""
+    labels = {"pool": label, "nvidia.com/gpu.product": "NVIDIA-H200"}
+    node = Node("a", labels=labels, taints=({"key": taint, "effect": "NoSchedule"},))
+    assert is_room_among([node], SPEC, "NVIDIA-H200", patched_tolerations(SPEC)) is room
+
+
+def test_merge_follows_kubernetes() -> None:
+    """Maps by key, lists by their merge key, other lists whole; null removes."""
+    base = {"a": {"b": 1, "c": 2}, "volumes": [{"name": "x", "emptyDir": {}}], "args": ["1"], "gone": 1}
+    patch = {"a": {"b": None, "d": 3}, "volumes": [{"name": "y"}, {"name": "x", "z": 1}], "args": ["2"], "gone": None}
+    assert merged(base, patch) == {
+        "a": {"c": 2, "d": 3},
+        "volumes": [{"name": "x", "emptyDir": {}, "z": 1}, {"name": "y"}],
+        "args": ["2"],
+    }
+
+
+def _runtime(**fields: Any) -> dict[str, Any]:
+    return {"containers": [{"name": "runtime", **fields}]}
+
+
+def _sidecar(**fields: Any) -> dict[str, Any]:
+    return {"containers": [{"name": "side", "image": "x", **fields}]}
+
+
+HOSTILE = {
+    "hostNetwork": {"hostNetwork": True},
+    "hostPID": {"hostPID": True},
+    "hostIPC": {"hostIPC": True},
+    "nodeName": {"nodeName": "node-1"},
+    "restartPolicy": {"restartPolicy": "Never"},
+    "terminationGracePeriodSeconds": {"terminationGracePeriodSeconds": 1},
+    "command": _runtime(command=["sh"]),
+    "readinessProbe": _runtime(readinessProbe={}),
+    "args": _runtime(args=[]),
+    "privileged": _sidecar(securityContext={"privileged": True}),
+    "allowPrivilegeEscalation": _runtime(securityContext={"allowPrivilegeEscalation": True}),
+    "capabilities.add": _sidecar(securityContext={"capabilities": {"add": ["SYS_ADMIN"]}}),
+    "hostPort": _sidecar(ports=[{"containerPort": 1, "hostPort": 80}]),
+    "ports names 8000": _sidecar(ports=[{"containerPort": 8000}]),
+    "a volume of Outrider's": {"initContainers": [{"name": "i", "volumeMounts": [{"name": "outrider-hot"}]}]},
+    "resources": _runtime(resources={"limits": {"cpu": 1}}),
+    "podTemplate.securityContext must": {"securityContext": None},
+    "podTemplate.containers must": {"containers": None},
+    "containers[runtime].securityContext must": _runtime(securityContext=None),
+    "hostProcess": {"securityContext": {"windowsOptions": {"hostProcess": True}}},
+}
+
+
+@pytest.mark.parametrize("word", HOSTILE)
+def test_hostile_patch_is_refused_by_name(word: str) -> None:
+    """Issue 40: a condition with a sentence, and the pods that run stay as they are."""
+    assert word in "; ".join(objections(PodTemplate.model_validate(HOSTILE[word])))
+    world = World(manifest())
+    world.settle()
+    before = world.objects[DEPLOYMENT, "chat"]["spec"]
+    world.patch(podTemplate=HOSTILE[word])
+    world.settle()
+    assert world.reason(ConditionType.SPEC_VALID) == "False/InvalidSpec"
+    assert word in world.condition(ConditionType.SPEC_VALID).message
+    assert world.objects[DEPLOYMENT, "chat"]["spec"] == before
+
+
+def test_patch_that_writes_to_the_node_is_refused() -> None:
+    """hostPath is for reading, in whichever container."""
+    volume = {"name": "host", "hostPath": {"path": "/models"}}
+    side = {"name": "side", "image": "x", "volumeMounts": [{"name": "host", "mountPath": "/m"}]}
+    world = World(manifest(podTemplate={"volumes": [volume], "containers": [side]}))
+    world.settings = Settings(runtime_image="gpu", runtime_cpu_image="cpu", allowed_host_paths=("/models",))
+    world.settle()
+    message = world.condition(ConditionType.SPEC_VALID).message
+    assert "could write to the node: add readOnly: true" in message
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["", "runtime", "outrider-x", "a"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(FIELDS, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(patch=st.dictionaries(FIELDS, JSON, max_size=4))
+def test_no_patch_ends_the_operator(patch: dict[str, Any]) -> None:
+    """The CRD keeps whatever it does not know; a decision that raised would be tried for ever."""
+    world = World(manifest(podTemplate=patch))
+    world.reconcile()
