@@ -21,7 +21,17 @@ from outrider_runtime.loop.caches import Hole
 from outrider_runtime.vllm_plugin.messages import IDLE, DraftOrder
 from safetensors.torch import load_file, save_file
 
-from tests.engine.engines import EAGLE_HEAD, OUTPUT_TOKENS, POOR_DRAFT, draft_model, eagle, lookup
+from tests.engine.engines import (
+    EAGLE_HEAD,
+    OUTPUT_TOKENS,
+    POOR_DRAFT,
+    SMALL,
+    TARGET,
+    draft_model,
+    eagle,
+    head_reading,
+    lookup,
+)
 from tests.engine.ordered import Giver, OrderedBench, ordered
 from tests.engine.test_speculation_is_lossless import SHORT, STORY
 
@@ -29,16 +39,14 @@ pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 MOST = 3
 OTHER_LAYERS = [1, 11, 21]
 """Of the target, which hands out those of 2, 15 and 27 where a head names none."""
+TWO_HEADS = {"eagle": (1, 2, 4), "other": (0, 2, 3)}
+"""Layers of the small target that each head reads."""
 
 
 @pytest.fixture(scope="module")
 def other_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A head that reads other layers of the target: its proposals are poorer, and still its own."""
-    folder = tmp_path_factory.mktemp("heads") / "other-layers"
-    shutil.copytree(EAGLE_HEAD, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "eagle_aux_hidden_state_layer_ids": OTHER_LAYERS}))
-    return folder
+    """The example's head as one that reads layers of its own."""
+    return head_reading(OTHER_LAYERS, tmp_path_factory.mktemp("heads") / "other-layers")
 
 
 @pytest.fixture(scope="module", params=["two heads", "head, draft model and lookup", "two draft models"])
@@ -52,7 +60,8 @@ def pool(request: pytest.FixtureRequest, other_layers: Path) -> tuple[Drafter, .
 
 @pytest.fixture(scope="module")
 def engine(pool: tuple[Drafter, ...]) -> Iterator[OrderedBench]:
-    with ordered(pool) as started:
+    heads = any(drafter.eagle is not None for drafter in pool)
+    with ordered(pool, target=TARGET if heads else SMALL) as started:
         yield started
 
 
@@ -294,11 +303,10 @@ def test_drafters_that_cannot_load_leave_the_others(other_layers: Path, tmp_path
         assert engine.proposed(2)
 
 
-def test_asynchronous_scheduling_loses_nothing(other_layers: Path) -> None:
+def test_asynchronous_scheduling_loses_nothing(tmp_path: Path) -> None:
     """As on GPUs: proposals stay on the device, and a step is scheduled before the last one's tokens are known."""
-    with ordered(
-        [lookup(), eagle(), eagle(other_layers, "other"), draft_model(POOR_DRAFT)], asynchronous=True
-    ) as engine:
+    heads = [eagle(head_reading(layers, tmp_path / name), name) for name, layers in TWO_HEADS.items()]
+    with ordered([lookup(), *heads, draft_model(POOR_DRAFT)], asynchronous=True, target=SMALL) as engine:
         reference = engine.run(SHORT, nobody)
         assert [len(tokens) for tokens in reference] == [OUTPUT_TOKENS] * len(SHORT)
         assert engine.run(SHORT, fed_then_short) == reference
