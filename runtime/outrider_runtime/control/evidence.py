@@ -16,7 +16,7 @@ from outrider_runtime.control.cost.fresh_prompts import FreshPrompts
 from outrider_runtime.control.cost.latency import ROWS, Drafting, Latency, Memory, observe_times, verifying
 from outrider_runtime.control.cost.model import LatencyModel, Shape, this_step
 from outrider_runtime.control.cost.step_times import Costs
-from outrider_runtime.control.data.batch import Bools, Columns, Floats, Ints
+from outrider_runtime.control.data.batch import Columns, Floats, Ints
 from outrider_runtime.control.data.forest import Nodes
 from outrider_runtime.control.data.plans import Outcome, Purpose
 from outrider_runtime.control.settings import Settings
@@ -77,11 +77,11 @@ class Evidence:
         if latency.learning:
             target_s, drafts_s = _seconds(times, outcome.draft_s)
             if _believable(outcome.step_s, target_s, drafts_s):
-                latency.learn(_shape(columns, outcome.verified), row, target_s)
+                latency.learn(_shape(columns, outcome.scored_tokens), row, target_s)
         return _observe(
             columns, forest.columns, asked, forest.lengths, verdicts, self.acceptance.columns, self._counters,
             latency.columns, latency.memory, row, times, outcome.draft_s,
-            (plan.feed, plan.asked, plan.passes, plan.widths, outcome.batch.context),
+            (plan.feed, plan.asked, plan.passes, plan.widths, outcome.batch.context), outcome.scored_tokens,
         )  # fmt: skip
 
     def _observe_goodput(self, outcome: Outcome, plain_rate: float) -> None:
@@ -119,21 +119,21 @@ def _believable(step_s: float, target_s: float, drafts_s: float) -> bool:
 
 
 @compiled
-def _shape(columns: tuple[Any, ...], verified: Bools) -> Shape:
-    """Of the target's pass, with its proposals."""
-    return verifying(this_step(Columns(*columns)), verified.sum())
+def _shape(columns: tuple[Any, ...], scored_tokens: int) -> Shape:
+    """Shape of the target's pass, with the places that it scores."""
+    return verifying(this_step(Columns(*columns)), scored_tokens)
 
 
 @compiled
 def _observe(
     columns: tuple[Any, ...], forest: tuple[Any, ...], asked: Ints, lengths: Ints, verdicts: tuple[Any, ...],
     counts: tuple[Any, ...], counters: tuple[Ints, Ints], costs: tuple[Any, ...], memory: tuple[Any, ...], row: int,
-    times: tuple[float, float], draft_s: Floats, drafting: tuple[Any, ...],
+    times: tuple[float, float], draft_s: Floats, drafting: tuple[Any, ...], scored_tokens: int,
 ) -> tuple[Ran, float, float, float]:  # fmt: skip
     """What a step was; seconds of its drafts; and see `observe_times`.
 
     As `Columns`, `Nodes`, `Verdicts`, `Counts`, `Costs`, `Memory`, `Drafting`. asked, lengths: see `Forest`. counters:
-    see `state.count`. times: see `_seconds`.
+    see `state.count`. times: see `_seconds`. scored_tokens: as in `Outcome`.
     """
     batch, nodes, found, plain = Columns(*columns), Nodes(*forest), Verdicts(*verdicts), (np.nan, 0.0)
     ran = count(batch, nodes, found, counters[0], counters[1])
@@ -143,5 +143,5 @@ def _observe(
     if _believable(times[0], target_s, drafts_s):
         learned = Memory(Believed(*memory[0]), Believed(*memory[1]), memory[2])
         plan = Drafting(*drafting)
-        plain = observe_times(Costs(*costs), learned, row, ran.shape, target_s, ran.verified, plan, draft_s)
+        plain = observe_times(Costs(*costs), learned, row, ran.shape, target_s, scored_tokens, plan, draft_s)
     return ran, drafts_s, plain[0], plain[1]

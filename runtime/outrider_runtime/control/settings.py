@@ -103,6 +103,9 @@ class Settings:
     hot: HotSettings = HotSettings()
     device_ranks: bool = False
     """Whether the engine's device chooses the proposals that are verified, by `VerifyPlan.device`."""
+    scores_placeholders: bool = False
+    """Whether a step is scheduled before its drafters have run, so that the target scores each scheduled place, whether
+    it holds a proposal or not (asynchronous scheduling). Not where the device chooses."""
 
     def __post_init__(self) -> None:
         names = [drafter.name for drafter in self.drafters]
@@ -137,6 +140,8 @@ class InForce:
     chooses: bool
     """Somebody may run, and the loop says who."""
     has_classes: bool
+    scores_placeholders: bool
+    """See `Settings`."""
     tpots_s: Floats
     """By class; the last one, infinite, for none."""
 
@@ -157,5 +162,6 @@ def in_force(settings: Settings, suspended: Container[int], pinned: Pin | None) 
         silent=silent,
         chooses=pinned is None and hot.mode is Mode.CLOSED_LOOP and not silent and any(usable),
         has_classes=bool(hot.slo_classes) and pinned is None,  # a pin measures the engine as it is
+        scores_placeholders=settings.scores_placeholders and not settings.device_ranks,
         tpots_s=np.array([*(one.tpot_s for one in hot.slo_classes), math.inf]),
     )

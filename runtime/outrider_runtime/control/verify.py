@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider_runtime.control.acceptance.estimate import node_paths
+from outrider_runtime.control.acceptance.estimate import node_paths, placeholder_paths
 from outrider_runtime.control.acceptance.trials import Counts
 from outrider_runtime.control.admission import ANY_NUMBER, Pace, Queue, admissions, token_budget
 from outrider_runtime.control.compiled import compiled
@@ -24,6 +24,7 @@ from outrider_runtime.control.settings import InForce
 from outrider_runtime.control.slo import UnderWay, anyone_late, behind, clocks, forced_nodes, longest_step_s, needed
 
 NO_NODES: Bools = np.zeros(0, dtype=bool)
+NO_PLACEHOLDERS: Bools = np.zeros(0, dtype=bool)
 NOTHING, WHATEVER_FITS, WHAT_PAYS = range(3)
 """What is scored."""
 
@@ -43,7 +44,8 @@ class Verify:
         queue = _queue(batch, admits=force.has_classes and force.hot.admission)
         scored = self._scored(forest)
         nodes, lengths, for_slo, budget, admit, forced = _verify(
-            batch.columns, forest.columns, forest.lengths, scored, evidence.acceptance.columns,
+            batch.columns, forest.columns, forest.lengths, np.ascontiguousarray(forest.asked),
+            self._placeholders(forest), scored, evidence.acceptance.columns,
             evidence.latency.columns, now, queue,
         )  # fmt: skip
         purpose = Purpose.SLO if for_slo else forest.purpose
@@ -60,6 +62,10 @@ class Verify:
         most = room(this_step(Columns(*batch.columns)), batch.token_budget, batch.free_kv_tokens)
         counts, pays = self._evidence.acceptance.columns, scored == WHAT_PAYS
         return device_order(batch, forest, counts, nodes, forced, most, all_pay=not pays)
+
+    def _placeholders(self, forest: Forest) -> Bools:
+        """(N,): requests whose places cost a token whether they hold a proposal or not; empty for none."""
+        return NO_PLACEHOLDERS if forest.placeholders is None or self.device_ranks else forest.placeholders
 
     def _scored(self, forest: Forest) -> int:
         if self.force.silent:
@@ -95,14 +101,15 @@ def _gained(paths: Floats, request: Ints, nodes: Bools, requests: int) -> Floats
 
 @compiled
 def _verify(
-    columns: tuple[Any, ...], forest: tuple[Any, ...], asked: Ints, scored: int, counts: tuple[Any, ...],
-    costs: tuple[Any, ...], terms: tuple[Any, ...], queue: tuple[Any, ...],
+    columns: tuple[Any, ...], forest: tuple[Any, ...], draft_lengths: Ints, drafter_order: Ints, placeholders: Bools,
+    scored: int, counts: tuple[Any, ...], costs: tuple[Any, ...], terms: tuple[Any, ...], queue: tuple[Any, ...],
 ) -> tuple[Bools, Ints, bool, int, int, Ints]:  # fmt: skip
     """The fields of `VerifyPlan`, with whether goodput alone might have chosen otherwise in place of its purpose; and
     `DeviceOrder.forced`.
 
     columns, forest, counts, costs, terms, queue: as `Columns`, `Nodes`, `Counts`, `Costs`, `Terms`, `Queue`; what
-    requests are expected to get is set. asked: `Forest.lengths`.
+    requests are expected to get is set. draft_lengths, drafter_order, placeholders: as `lengths`, `asked` and
+    `placeholders` of `Forest`.
     """
     batch, proposed, known, now, waits = Columns(*columns), Nodes(*forest), Costs(*costs), Terms(*terms), Queue(*queue)
     base, requests, for_slo, request = this_step(batch), len(batch.slot), False, proposed.request
@@ -110,7 +117,9 @@ def _verify(
     paths: Floats = np.zeros(0)
     if scored == WHAT_PAYS and len(request):
         paths = node_paths(Counts(*counts), batch, proposed)
-        nodes, for_slo, forced = _best(batch, proposed, asked, paths, known, base, now)
+        if placeholders.any():
+            placeholder_paths(Counts(*counts), batch, proposed, drafter_order, draft_lengths, placeholders, paths)
+        nodes, for_slo, forced = _best(batch, proposed, draft_lengths, paths, known, base, now)
     elif scored == WHATEVER_FITS:
         nodes = _whatever_fits(proposed, batch.left, room(base, now.token_budget, now.free_kv_tokens))
     lengths, gained = _lengths(request, nodes, requests), _gained(paths, request, nodes, requests)

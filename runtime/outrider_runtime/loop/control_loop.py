@@ -37,11 +37,13 @@ class ControlLoop:
     def __init__(
         self, boot: BootConfig, hot: HotConfig, hosted: Sequence[Drafter], *, max_requests: int,
         left_out: Mapping[str, str] | None = None, largest_graph_tokens: int | None = None,
-        page_tokens: int = 1, widest: int = 1, clock: Callable[[], float] = time.monotonic, seed: int = 0,
+        page_tokens: int = 1, widest: int = 1, scores_placeholders: bool = False,
+        clock: Callable[[], float] = time.monotonic, seed: int = 0,
     ) -> None:  # fmt: skip
         """hosted: drafters of the pool that the engine was started with; their places are their numbers. left_out:
         drafter -> why it is not hosted, or was not loaded. max_requests: that run at once. page_tokens: in a page of
-        the engine's KV cache. widest: nodes at a depth of the trees that the engine verifies; 1: chains."""
+        the engine's KV cache. widest: nodes at a depth of the trees that the engine verifies; 1: chains.
+        scores_placeholders: see `Settings`."""
         self.boot = boot
         self.hosted = tuple(hosted)
         self.numbers = {drafter.name: number for number, drafter in enumerate(self.hosted)}
@@ -72,6 +74,7 @@ class ControlLoop:
             slots=SLOTS_PER_REQUEST * max_requests,
             largest_graph_tokens=largest_graph_tokens,
             hot=hot_settings(hot),
+            scores_placeholders=scores_placeholders,
         )
         rng = np.random.default_rng(seed)
         self._controller = Controller(self.settings, None, clock=time.perf_counter, rng=rng)

@@ -27,11 +27,11 @@ class Proposals:
     drafter: Ints
     """(N,): whose they are; of whoever is asked first until the engine tells."""
     length: Ints
-    """(N,): as many as were asked for until the engine tells."""
+    """(N,): the longest that any of its drafters may propose until the engine tells."""
     matched: Floats
     """(N,): tokens of the match that a lookup's proposals follow; NaN for others', and until the engine tells."""
     reported: Bools
-    """(N,): whether the engine has reported what was proposed."""
+    """(N,): whether the engine has reported what was proposed, or nothing was to be."""
     plan: DraftPlan | None = None
     """The last one that they come from."""
     nodes: Nodes | None = None
@@ -61,8 +61,11 @@ class Proposals:
         self.asked[:, slots] = asked
         self.drafter[slots] = first
         self.matched[slots] = np.nan
-        self.reported[slots] = False
-        self.length[slots] = np.where(first == NOBODY, 0, plan.passes[first] if len(plan.passes) else 0)
+        if len(plan.passes):  # whichever drafter has proposals, they fit
+            self.length[slots] = np.where(asked == NOBODY, 0, plan.passes[asked]).max(axis=0)
+        else:
+            self.length[slots] = 0
+        self.reported[slots] = self.length[slots] == 0
 
     def came_back(self, step: int, slots: Ints, lengths: Ints, drafters: Ints, matched: Ints | None = None) -> None:
         """What was really proposed at the end of `step` for the requests in `slots` (N',), and by whom; NOBODY: nobody

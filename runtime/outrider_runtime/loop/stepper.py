@@ -121,18 +121,25 @@ class Stepper:
             batch = self._batch(view, slots, prompt, left, self.caches.missing(step), room)
             plan = self._loop.plan_draft(batch)
             order = carry_out(plan, batch, step, self._loop.settings.drafters, self.caches)
-        self._book(step, batch, order, verify, room.now, nodes)
+        self._book(step, batch, order, verify, room.now, nodes, proposed)
         return self._number, order
 
     def _book(
-        self, step: ScheduledStep, batch: Batch, order: Order, verify: VerifyPlan, now: float, nodes: Nodes | None
+        self,
+        step: ScheduledStep,
+        batch: Batch,
+        order: Order,
+        verify: VerifyPlan,
+        now: float,
+        nodes: Nodes | None,
+        places: Ints,
     ) -> None:
         self._number += 1
         waited = self._proposals.of(step.slots)
         waited.nodes = nodes
         self._records[self._number] = Record(
             self._number, now, step, batch, waited, verify.purpose, order.plan, order.runs, order.holes,
-            execution_mode(step, self._largest_graph_tokens),
+            execution_mode(step, self._largest_graph_tokens), places,
         )  # fmt: skip
         self._proposals.ask(step.slots, order.plan, self._number)
         self._purpose = order.plan.purpose

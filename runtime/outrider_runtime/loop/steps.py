@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_runtime.control.cost.model import Shape
-from outrider_runtime.control.data.batch import Batch, Bools, Floats
+from outrider_runtime.control.data.batch import Batch, Bools, Floats, Ints
 from outrider_runtime.control.data.forest import Forest, trials
 from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Outcome, Purpose
 from outrider_runtime.loop.caches import Hole
@@ -97,6 +97,8 @@ class Record:
     runs: Bools
     holes: tuple[Hole, ...]
     mode: ExecutionMode
+    places: Ints
+    """(N,): tokens of each request in the target's pass that are proposals, or placeholders for them."""
     finished: Finished | None = None
     drafted: Drafted | None = None
 
@@ -113,7 +115,7 @@ class Record:
         return Outcome(
             now=now, step_s=step_s, target_s=target_s, draft_s=self._draft_s(), mode=self.mode, tokens=tokens,
             batch=self.batch, draft_plan=self.plan, verify_purpose=self.verify_purpose, forest=forest,
-            verified=verdicts.verified, accepted=verdicts.accepted, tried=verdicts.tried,
+            verified=verdicts.verified, accepted=verdicts.accepted, tried=verdicts.tried, places=self.places,
         )  # fmt: skip
 
     def _draft_s(self) -> Floats:

@@ -82,6 +82,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             plan.boot, plan.hot, plan.pool.hosted, max_requests=self.max_num_running_reqs,
             left_out={**plan.pool.dropped, **noted_failures(plan)}, largest_graph_tokens=self._largest_graph,
             page_tokens=self.block_size,
+            scores_placeholders=self.vllm_config.scheduler_config.async_scheduling,
         )  # fmt: skip
         self._scheduled_at = time.monotonic()
         self._stepper = self._new_books()

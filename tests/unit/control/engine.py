@@ -86,6 +86,7 @@ class Engine:
         self.output, self.prompt = output, prompt
         self.now = 100.0
         self._chunk, self._classes = chunk, classes
+        self._schedules_ahead = controller.settings.scores_placeholders
         self._rng = np.random.default_rng(seed)
         self._drafters = controller.settings.drafters
         self._books = Columns()
@@ -142,13 +143,15 @@ class Engine:
         rows, prompt = rows[running], prompt[running]
         batch = self._batch(rows, prompt)
         forest = self._forest(batch)
-        verify = self.controller.plan_verify(batch, forest)
-        verified = np.bincount(forest.request[verify.nodes], minlength=len(rows))
+        places = self._placeholders(batch, forest) if self._schedules_ahead else forest
+        verify = self.controller.plan_verify(batch, places)
+        verified = verify.lengths
+        nodes = forest.depth <= verified[forest.request] if self._schedules_ahead else verify.nodes
         computed = np.where(prompt > 0, prompt, 1 + verified)
         self._feedable(rows, computed)
         batch = self._batch(rows, prompt)
         draft = self.controller.plan_draft(batch)
-        accepted = self._accept(batch, forest, verify.nodes)
+        accepted = self._accept(batch, forest, nodes)
         lengths = np.bincount(forest.request[accepted], minlength=len(rows))
         even = not prompt.any() and len(set(verified.tolist())) == 1
         target_s, drafts_s, step_s = self._seconds(batch, int(verified.sum()), draft, even=even)
@@ -167,9 +170,10 @@ class Engine:
             draft,
             verify.purpose,
             forest,
-            verify.nodes,
+            nodes,
             accepted,
-            trials(forest, verify.nodes, accepted),
+            trials(forest, nodes, accepted),
+            verified,
         )
         self.controller.observe(outcome)
         self._feed(rows, computed, draft, lengths, prompt)
@@ -189,6 +193,17 @@ class Engine:
         if not (lengths[batch.slot] > 0).any() and not (asked >= 0).any():
             return nothing_proposed(len(batch), len(self._drafters), plan.purpose)
         return chains(np.minimum(lengths[batch.slot], batch.left - 1), drafter[batch.slot], plan, asked)
+
+    def _placeholders(self, batch: Batch, forest: Forest) -> Forest:
+        """As many as its drafters may propose for each request."""
+        lengths = np.where(forest.asked == NOBODY, 0, forest.lengths[forest.asked]).max(axis=0)
+        if self._proposed is None or not lengths.any():
+            return forest
+        lengths = np.minimum(lengths, batch.left - 1)
+        first = np.where(forest.asked[0] == NOBODY, forest.asked[-1], forest.asked[0])
+        places = chains(lengths, first, self._proposed[2], forest.asked)
+        places.placeholders = lengths > 0
+        return places
 
     def _accept(self, batch: Batch, forest: Forest, nodes: np.ndarray) -> np.ndarray:
         """A chain is accepted up to its first node that is not, or that was not verified."""
@@ -285,10 +300,10 @@ def profile(target: StepCost, drafters: dict[str, DrafterCost], ragged_s: float 
 
 def controller(
     drafters: tuple[Drafter, ...], model: LatencyModel | None, *, length: int = 5, seed: int = 0,
-    hot: HotSettings | None = None,
+    hot: HotSettings | None = None, scores_placeholders: bool = False,
 ) -> Controller:  # fmt: skip
     hot = HotSettings(max_draft_tokens=length) if hot is None else hot
-    settings = Settings(drafters, length, SLOTS, hot=hot)
+    settings = Settings(drafters, length, SLOTS, hot=hot, scores_placeholders=scores_placeholders)
     return Controller(settings, model, clock=lambda: 0.0, rng=np.random.default_rng([seed, 7]))
 
 

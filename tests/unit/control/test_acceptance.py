@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import numpy as np
 import pytest
-from outrider_runtime.control.acceptance.estimate import Acceptance, chain_paths
+from outrider_runtime.control.acceptance.estimate import (
+    BONUS_TOKEN,
+    OF_THIS_STEP,
+    Acceptance,
+    chain_paths,
+    placeholder_paths,
+)
 from outrider_runtime.control.acceptance.trials import Counts
-from outrider_runtime.control.data.batch import Columns
-from outrider_runtime.control.data.forest import trials
+from outrider_runtime.control.data.batch import NOBODY, Columns
+from outrider_runtime.control.data.forest import Nodes, trials
 from outrider_runtime.control.settings import MATCH_EDGES, Drafter, HotSettings, Settings, SLOClass
 
 from tests.unit.control.columns import batch, kept, proposals
@@ -50,11 +57,14 @@ def serve(known: Acceptance, steps: int, chance, *, requests: int = 8, length: i
     return np.array(forecasts)
 
 
+def columns_of(known: Acceptance, running):
+    return Counts(*known.columns), Columns(*running.columns)
+
+
 def paths(known: Acceptance, running):
     """(D, K, N), twice, of all requests and as deep as there are positions."""
     everybody, usable = np.arange(len(running)), np.ones(len(known.hazards), bool)
-    columns = Counts(*known.columns), Columns(*running.columns)
-    return chain_paths(*columns, everybody, usable, known.hazards.shape[1])
+    return chain_paths(*columns_of(known, running), everybody, usable, known.hazards.shape[1], OF_THIS_STEP)
 
 
 def test_forecasts_are_calibrated_for_confident_and_for_doubtful_tokens():
@@ -152,3 +162,39 @@ def test_a_lookup_that_finds_nothing_is_known_by_how_often():
         known.observe(batch(8, now=step * 0.02), forest, whole, kept(forest, [4] + [0] * 7), whole)
     offers = paths(known, batch(8))[1]
     assert offers[0, 0] == pytest.approx(1 / 8, abs=0.03)
+
+
+def test_a_placeholder_is_the_mixture_of_lookup_and_stand_in():
+    """path[k] = hit[d, k] * prod(acceptance of d) + (1 - hit[d, 1]) * hit[e, k] * prod(acceptance of e).
+
+    Bug: before the engine reports, each place counted as a proposal of the lookup, whether it finds anything or not. A
+    lookup that has two tokens half of the time, and a model that has three always: the third place is the model's."""
+    known = Acceptance(Settings((LOOKUP, Drafter("model", passes=True)), 4, 16))
+    for step in range(30):
+        found = step % 2
+        forest = proposals([2 * found], drafters=2)
+        forest = dataclasses.replace(forest, lengths=np.array([2, 3]))
+        whole = np.ones(len(forest), bool)
+        known.observe(batch(1, 2, now=step * 0.02), forest, whole, kept(forest, [found]), trials(forest, whole, whole))
+    running, forest = batch(1, 2), proposals([4], drafters=2)
+    chain, hit = chain_paths(*columns_of(known, running), np.arange(1), np.ones(2, bool), 4, BONUS_TOKEN)
+    path = np.zeros(4)
+    order, waiting = np.array([[0], [1]]), np.ones(1, bool)
+    nodes = Nodes(*forest.columns)
+    placeholder_paths(*columns_of(known, running), nodes, order, np.array([2, 3]), waiting, path)
+    assert hit[0, 0] == pytest.approx(0.5, abs=0.05)
+    lookup, model = hit[0, :2] * chain[0, :2, 0], (1 - hit[0, 0]) * hit[1, 0] * chain[1, :3, 0]
+    assert path == pytest.approx([lookup[0] + model[0], lookup[1] + model[1], model[2], 0.0])
+    placeholder_paths(*columns_of(known, running), nodes, np.array([[0], [NOBODY]]), np.array([2, 3]), waiting, path)
+    assert path == pytest.approx([lookup[0], lookup[1], 0.0, 0.0])
+
+
+def test_hit_rates_never_rise_with_depth():
+    """Bug: of a depth that a lookup was never asked for it had a proposal for certain, though it seldom has any."""
+    known = acceptance(LOOKUP)
+    for step in range(20):
+        forest = dataclasses.replace(proposals([0] * 8), lengths=np.array([1]))
+        known.observe(batch(8, now=step * 0.02), forest, *([np.zeros(0, bool)] * 3))
+    hit = paths(known, batch(8))[1][0]
+    assert hit[0] < 0.05
+    assert (hit <= hit[0]).all()

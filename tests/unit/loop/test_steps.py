@@ -39,7 +39,7 @@ def told(*, drafted: DraftReport | None = None, holes: tuple[Hole, ...] = (), ru
     this = step(4, 16, prompt=(0, 16))
     record = Record(
         2, 10.0, this, columns.batch(2, 2, prompt=[0, 16]), waits.of(np.array([0, 1])), Purpose.CHOICE,
-        plan([0, 1], [1, NOBODY]), np.array(runs), holes, ExecutionMode.RAGGED,
+        plan([0, 1], [1, NOBODY]), np.array(runs), holes, ExecutionMode.RAGGED, np.array([3, 0]),
     )  # fmt: skip
     record.finished = Finished(10.03, 0.03, 0.02, 3, Counts({"a": 2}, {"a": 3}))
     record.drafted = drafted
@@ -58,6 +58,9 @@ def test_trials_are_the_real_proposals_that_were_scored() -> None:
     assert outcome.verified.tolist() == [True, True]
     assert outcome.accepted.tolist() == [True, False]
     assert outcome.forest.lengths.tolist() == [3, 0]
+    assert outcome.scored_tokens == 3, "what the target's time is explained by"
+    assert outcome.forest.placeholders is not None
+    assert not outcome.forest.placeholders.any()
 
 
 def test_the_targets_pass_held_every_token_that_was_scheduled() -> None:
@@ -93,6 +96,23 @@ def test_a_step_belongs_to_the_graphs_that_ran_it(
     given: ScheduledStep, largest: int | None, mode: ExecutionMode
 ) -> None:
     assert execution_mode(given, largest) is mode
+
+
+def test_proposals_are_placeholders_until_the_engine_reports() -> None:
+    """A model stands in where the lookup finds nothing, so there are places for the longer of both."""
+    slots, waits = np.array([0, 1, 2]), no_proposals(3)
+    order = np.array([[1, 1, NOBODY], [0, NOBODY, NOBODY]])
+    feed = np.zeros((2, 3), np.int64)
+    waits.ask(slots, DraftPlan(np.array([3, 2]), np.ones(2, np.int64), order, feed, Purpose.CHOICE), 1)
+    forest = waits.of(slots).forest(2)
+    assert np.bincount(forest.request).tolist() == [3, 2]
+    assert forest.placeholders is not None
+    assert forest.placeholders.tolist() == [True, True, False]
+    waits.came_back(1, slots, np.array([3, 0, 0]), np.array([0, NOBODY, NOBODY]))
+    forest = waits.of(slots).forest(2)
+    assert np.bincount(forest.request).tolist() == [3]
+    assert forest.placeholders is not None
+    assert not forest.placeholders.any()
 
 
 def test_what_came_back_counts_for_the_step_that_asked() -> None:

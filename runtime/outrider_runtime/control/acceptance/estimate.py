@@ -35,7 +35,7 @@ from outrider_runtime.control.acceptance.trials import (
     bin_of,
 )
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.data.batch import Batch, Bools, Columns, Floats, Ints
+from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Columns, Floats, Ints
 from outrider_runtime.control.data.forest import ROOT, Forest, Nodes
 from outrider_runtime.control.settings import Settings
 
@@ -46,6 +46,8 @@ AGE_EVERY_S = 0.435
 UPPER_SIGMAS = 1.5
 OF_THIS_STEP = 2
 """Tokens that a request gets in any case before one of its proposals counts: this step's, and the bonus token."""
+BONUS_TOKEN = 1
+"""Where the proposals are those of the step itself."""
 
 
 class Acceptance:
@@ -133,19 +135,25 @@ class Acceptance:
 
 @compiled
 def hit_rates(known: Counts) -> Floats:
-    """(D, K): P(a drafter has a proposal of depth k + 1); an autoregressive one has all or none."""
+    """(D, K): P(a drafter has a proposal of depth k + 1), which never rises with k; an autoregressive one has all or
+    none."""
     hits = (known.offered + HIT_TRIALS) / (known.asked + HIT_TRIALS)
+    for k in range(1, hits.shape[1]):  # a depth that was seldom asked for is as likely as the one before it
+        hits[:, k] = np.minimum(hits[:, k], hits[:, k - 1])
     for d in np.flatnonzero(known.passes):
         hits[d] = hits[d, 0]
     return np.asarray(hits)
 
 
 @compiled
-def chain_paths(known: Counts, batch: Columns, rows: Ints, usable: Bools, limit: int) -> tuple[Floats, Floats]:
+def chain_paths(
+    known: Counts, batch: Columns, rows: Ints, usable: Bools, limit: int, sure: int
+) -> tuple[Floats, Floats]:  # fmt: skip
     """(D, K, N) for N `rows` of the batch: the probability that the target accepts a chain of 1..K, if it is proposed.
-    (D, K): that the drafter has a proposal of that depth; of a model, any.
+    (D, K): the hit rates, P(the drafter has a proposal of that depth); of a model, of any depth.
 
     A path is 0 past `limit` positions, past what the request can still use, and where the drafter is not `usable` (D,).
+    sure: tokens that a request gets before one of its proposals counts.
     """
     (drafters, depths), classes = known.hazards.shape[:2], known.classes
     paths, offers = np.zeros((drafters, depths, len(rows))), np.ones((drafters, depths))
@@ -159,7 +167,7 @@ def chain_paths(known: Counts, batch: Columns, rows: Ints, usable: Bools, limit:
             i = rows[n]
             factor = factor_of(of_class, pool, groups, batch.slo_class[i], batch.slot[i], EXPECTED_ANY)
             path = 1.0
-            for k in range(min(limit, batch.left[i] - OF_THIS_STEP)):
+            for k in range(min(limit, batch.left[i] - sure)):
                 path *= with_factor(known.hazards[d, k, ANY], factor)
                 paths[d, k, n] = path
     return paths, offers
@@ -171,6 +179,32 @@ def node_paths(known: Counts, batch: Columns, nodes: Nodes) -> Floats:
     no token left for."""
     paths = _chain_node_paths(known, batch, nodes)
     return paths if known.ranks.shape[1] == 1 else tree_paths(known.ranks, paths, nodes, len(batch.slot))
+
+
+@compiled
+def placeholder_paths(
+    known: Counts, batch: Columns, nodes: Nodes, drafter_order: Ints, lengths: Ints, placeholders: Bools, paths: Floats
+) -> None:
+    """Set the paths (M,) of nodes whose proposals are not known: with the hit rates of `chain_paths`, and `e` the
+    drafter that stands in where `d` finds nothing,
+
+        path[k] = hit[d, k] * prod(acceptance of d) + (1 - hit[d, 1]) * hit[e, k] * prod(acceptance of e)
+
+    drafter_order: (R, N), lengths: (D,), placeholders: (N,), as in `Forest`.
+    """
+    rows, limit = np.arange(len(batch.slot)), min(lengths.max(), known.hazards.shape[1])
+    chains, hit = chain_paths(known, batch, rows, lengths > 0, limit, BONUS_TOKEN)
+    for m in range(len(paths)):
+        i, k = nodes.request[m], nodes.depth[m] - 1
+        if not placeholders[i]:
+            continue
+        path, nothing_found = 0.0, 1.0
+        for rank in range(drafter_order.shape[0]):
+            d = drafter_order[rank, i]
+            if d != NOBODY and lengths[d] > 0:
+                path += nothing_found * hit[d, k] * chains[d, k, i] if k < lengths[d] else 0.0
+                nothing_found *= 1.0 - hit[d, 0]
+        paths[m] = path
 
 
 @compiled

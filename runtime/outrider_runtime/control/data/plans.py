@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from outrider_runtime.control.data.batch import Batch, Bools, Floats, Ints
 
 if TYPE_CHECKING:
@@ -133,6 +135,14 @@ class Outcome:
     tried: Bools
     """(M,): nodes whose parents were accepted, and where the target's own token is known: it may be for a node that was
     not verified."""
+    places: Ints | None = None
+    """(N,): tokens of each request that the target scored beyond its own, placeholders without a proposal included.
+    None: the `verified` nodes."""
+
+    @property
+    def scored_tokens(self) -> int:
+        """Proposals and placeholders that the target scored."""
+        return int(np.count_nonzero(self.verified) if self.places is None else self.places.sum())
 
     @property
     def drafted(self) -> bool:

@@ -29,6 +29,7 @@ from outrider_runtime.control.selection.sharing import (
     share_evenly,
     share_lookups,
     share_models,
+    share_placeholders,
     whole_chains,
 )
 from outrider_runtime.control.slo import shortfall, wanted
@@ -131,7 +132,7 @@ def _choose(pool: Pool, weighed: Candidates) -> tuple[_Best, Ints, Ints, float]:
         if (before.passes == best.passes).all():
             break
     _best(pool, weighed, best.passes.reshape(1, -1), np.full(1, best.even), share)
-    lengths = longest(share, models, best.passes)
+    lengths = longest(share, models, best.passes, pool.scores_placeholders)
     return best, lengths, share.who, _drafts_s(pool, weighed, lengths, share.who)
 
 
@@ -173,7 +174,10 @@ def _shared(pool: Pool, variants: Candidates, passes: Ints, even: bool, share: S
             share.read_s[v] = next_s
             _fill(pool, variants, v, pool.price.token_s + next_s, share)
     share_models(pool, share, drafter, variants.models, passes)
-    share_lookups(share, pool.offers, drafter, variants.models, passes)
+    if pool.scores_placeholders:
+        share_placeholders(pool, share, drafter, variants.models, passes)
+    else:
+        share_lookups(share, pool.offers, drafter, variants.models, passes)
     return True, next_s
 
 

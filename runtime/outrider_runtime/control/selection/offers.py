@@ -51,6 +51,8 @@ class Pool(NamedTuple):
     asking_s: Floats = WHOLE_BATCH
     """(D, N): seconds by which a request lengthens each pass that it asks for; (0, 0) where every drafter that runs
     runs over the whole batch."""
+    scores_placeholders: bool = False
+    """See `Settings`."""
 
 
 class Terms(NamedTuple):
@@ -74,6 +76,8 @@ class Terms(NamedTuple):
     """Seconds of its drafts."""
     fresh_prompts: float
     """How likely the step holds prompts of requests that are not in the batch."""
+    scores_placeholders: bool
+    """See `Settings`."""
 
 
 def terms(
@@ -82,7 +86,7 @@ def terms(
     """As `Terms`, in a plain tuple, which a call unpacks faster."""
     return (
         force.usable, force.needs_kv, force.tpots_s, longest, batch.token_budget, batch.free_kv_tokens, goodput,
-        under_way.expected, under_way.drafts_s, fresh_prompts,
+        under_way.expected, under_way.drafts_s, fresh_prompts, force.scores_placeholders,
     )  # fmt: skip
 
 
@@ -107,7 +111,7 @@ def can_ask(batch: Columns) -> Ints:
 def offered(batch: Columns, known: Counts, costs: Costs, now: Terms, closed: Ints) -> tuple[Ints, Pool]:
     """Rows that may ask, and what they are offered. closed: (D, N), tokens of holes that draft models are fed first."""
     rows, base = can_ask(batch), next_step(batch, now.token_budget)
-    paths, offers = chain_paths(known, batch, rows, now.usable, now.longest)
+    paths, offers = chain_paths(known, batch, rows, now.usable, now.longest, OF_THIS_STEP)
     taken = int(base.n_batched)  # by the step under way
     budget = room(base, now.token_budget, now.free_kv_tokens - taken)
     context, most = batch.context[rows], min(budget, len(rows) * now.longest)
@@ -124,7 +128,8 @@ def offered(batch: Columns, known: Counts, costs: Costs, now: Terms, closed: Int
                 paths[d, :, n] = 0.0
     asking_s = step_times.asking_s(costs, context)
     pool = Pool(
-        paths, offers, known.passes, first_s, pass_s, token_s, price, now.longest, budget, need, wider, asking_s
+        paths, offers, known.passes, first_s, pass_s, token_s, price, now.longest, budget, need, wider, asking_s,
+        now.scores_placeholders,
     )  # fmt: skip
     return rows, pool
 

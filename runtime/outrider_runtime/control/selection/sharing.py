@@ -62,10 +62,11 @@ def fill_chain(pool: Pool, d: int, token_s: float, wanted: Floats, columns: Floa
         for i in range(paths.shape[1]):
             price = rate * (token_s + node_s[i])
             at_any_cost = k < MOST_FORCED and gain[k, i] < wanted[i]
-            pays[i] &= paths[k, i] > (0.0 if at_any_cost else price)
-            there = offers[k] if pays[i] else 0.0
-            gain[k + 1, i] = gain[k, i] + there * paths[k, i]
-            tokens[k + 1, i] = tokens[k, i] + there
+            cost = 1.0 if pool.scores_placeholders else offers[k]
+            path = offers[k] * paths[k, i]
+            pays[i] &= path > (0.0 if at_any_cost else price * cost)
+            gain[k + 1, i] = gain[k, i] + (path if pays[i] else 0.0)
+            tokens[k + 1, i] = tokens[k, i] + (cost if pays[i] else 0.0)
             net[k + 1, i] = gain[k + 1, i] - (0.0 if behind[i] else price * tokens[k + 1, i])
 
 
@@ -105,7 +106,7 @@ def share_models(pool: Pool, share: Share, drafter: Ints, models: Bools, passes:
     for v in range(len(passes)):
         if models[v] and passes[v] > 0:
             net, gain, tokens = columns[0, v, passes[v]], columns[1, v, passes[v]], columns[2, v, passes[v]]
-            miss = 1.0 - pool.offers[drafter[v], 0]
+            miss = 0.0 if pool.scores_placeholders else 1.0 - pool.offers[drafter[v], 0]
             for i in range(len(net)):
                 asking = _asking(pool, drafter[v], i, passes[v])
                 if net[i] - asking > each[NET, i]:
@@ -140,6 +141,49 @@ def share_lookups(share: Share, offers: Floats, drafter: Ints, models: Bools, pa
 
 
 @compiled
+def _placeholders(
+    pool: Pool, lookup: int, model: int, passes: int, i: int, token_s: float, wanted: float
+) -> tuple[float, float, float]:
+    """Tokens that request `i` may expect of its placeholders, how many of them pay, and what they are worth, where the
+    model's `passes` proposals stand in whenever the lookup finds nothing: the paths of `estimate.placeholder_paths`,
+    a whole token each. token_s: seconds that a placeholder costs at first. wanted: see `slo.wanted`."""
+    gain, tokens, hit = 0.0, 0.0, pool.offers[lookup]
+    price, miss = pool.price.rate * (token_s + pool.price.node_s[i]), max(0.0, 1.0 - pool.offers[lookup, 0])
+    for k in range(pool.paths.shape[1]):
+        path = hit[k] * pool.paths[lookup, k, i]
+        path += miss * pool.offers[model, k] * pool.paths[model, k, i] if k < passes else 0.0
+        if not path > (0.0 if k < MOST_FORCED and gain < wanted else price):
+            break
+        gain, tokens = gain + path, tokens + 1.0
+    return gain, tokens, gain - (0.0 if pool.need.behind[i] else price * tokens)
+
+
+@compiled
+def share_placeholders(pool: Pool, share: Share, drafter: Ints, models: Bools, passes: Ints) -> None:
+    """Do as `share_lookups` where a place costs a whole token whether it holds a proposal or not: lookup and model
+    share the places, which may pay for both where they do not pay for either. drafter, models, passes: (V,)"""
+    who, each, model = share.who, share.each, share.who[0].copy()
+    behind_lookup = np.flatnonzero(models & (passes > 0))
+    for v in range(len(passes)):
+        if models[v] or passes[v] == 0:
+            continue
+        alone, token_s = share.columns[:, v, passes[v]], pool.price.token_s + share.read_s[v]
+        for i in range(who.shape[1]):
+            second, gain, tokens, net = NOBODY, alone[1, i], alone[2, i], alone[0, i]
+            for w in behind_lookup:
+                if pool.paths[drafter[w], 0, i] == 0.0:
+                    continue
+                both = _placeholders(pool, drafter[v], drafter[w], passes[w], i, token_s, share.wanted[i])
+                net_of_both = both[2] - _asking(pool, drafter[w], i, passes[w])
+                if net_of_both > net or (net_of_both == net and second == NOBODY):
+                    second, gain, tokens, net = w, both[0], both[1], net_of_both
+            ties = net == each[NET, i] and who[0, i] == model[i] and v < model[i]
+            if tokens > 0.0 and (net > each[NET, i] or ties):
+                who[0, i], who[1, i] = v, second
+                each[GAIN, i], each[TOKENS, i], each[NONE, i], each[NET, i] = gain, tokens, 0.0, net
+
+
+@compiled
 def share_evenly(pool: Pool, share: Share, drafter: Ints, passes: Ints) -> bool:
     """Every request verifies all that the model which suits it best proposes; all that run propose as many. drafter,
     passes: (V,). False where nobody can serve one of them so far."""
@@ -166,7 +210,7 @@ def proposals(share: Share, node_s: Floats, next_s: float) -> tuple[float, float
 
 
 @compiled
-def longest(share: Share, models: Bools, passes: Ints) -> Ints:
+def longest(share: Share, models: Bools, passes: Ints, scores_placeholders: bool) -> Ints:
     """(V,): the longest proposal that anybody asks each variant for; of a lookup, the positions that pay for
     themselves."""
     lengths, tokens = np.zeros(len(passes), np.int64), share.columns[2]
@@ -174,6 +218,8 @@ def longest(share: Share, models: Bools, passes: Ints) -> Ints:
         for v in share.who[:, i]:
             if v != NOBODY and models[v]:
                 lengths[v] = passes[v]
+            elif v != NOBODY and scores_placeholders:
+                lengths[v] = max(lengths[v], min(passes[v], int(share.each[TOKENS, i])))
             elif v != NOBODY:
                 for k in range(lengths[v] + 1, passes[v] + 1):
                     if tokens[v, k, i] > tokens[v, k - 1, i]:
