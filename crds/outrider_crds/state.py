@@ -135,7 +135,8 @@ class SpeedupState(Model):
         "Measured speed-up",
         "A probe is a short block of steps without speculation, compared with the steps around it that speculate. "
         "Batches differ from step to step, so the latency model brings both to one measure. Probes are rare: the "
-        "status counts them over five windows, and shows a speed-up once two standard errors tell it from 1.",
+        "status counts them over five windows. From three on it shows a speed-up, once two standard errors tell it "
+        "from 1.",
     )
     probes: Annotated[int, Metric("outrider_speedup_probes_total")] = 0
     """Probe blocks that were completed."""

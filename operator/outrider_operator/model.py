@@ -119,6 +119,9 @@ class Figures:
     steps: float = 0.0
     speculative_steps: float = 0.0
     """Steps that verified a proposal; these and what follows in the probes' longer window."""
+    probes: float = 0.0
+    tokens_per_step: float = 0.0
+    """Of a request, mean of all (request, step) pairs; 0: not known."""
     probe_weight: float = 0.0
     probe_weighted_ratio: float = 0.0
     baseline_tokens: float = 0.0

@@ -70,8 +70,10 @@ _COUNTERS: Metrics = {
 _TPOT = "outrider_slo_class_tpot_seconds_bucket"
 _RARE: Metrics = {
     **_DRAFTERS,
+    "outrider_draft_length_request_steps_total": ((), _fixed("request_steps")),
     "outrider_steps_total": ((), _fixed("steps")),
     "outrider_speculative_steps_total": ((), _fixed("speculative_steps")),
+    "outrider_speedup_probes_total": ((), _fixed("probe", "count")),
     "outrider_speedup_weight_total": ((), _fixed("probe", "weight")),
     "outrider_speedup_weighted_ratio_total": ((), _fixed("probe", "weighted_ratio")),
     "outrider_speedup_baseline_tokens_total": ((), _fixed("probe", "baseline_tokens")),

@@ -15,6 +15,7 @@ from outrider_operator.decide.conditions.verdict import Verdict, false, true, un
 from outrider_operator.decide.figures.behaviour import Behaviour
 from outrider_operator.decide.figures.numbers import three_digits
 from outrider_operator.decide.figures.samples import (
+    LEAST_PROBES,
     LEAST_REQUESTS,
     LEAST_TOKENS,
     Speedup,
@@ -87,7 +88,9 @@ def _goodput(_spec: SpeculativeServiceSpec, figures: Figures) -> Verdict:
     if used_share(figures) < USED_SHARE:
         return true(Reason.GOODPUT_AS_PREDICTED, "Requests decode without speculation, at the baseline's goodput.")
     if gain is None:
-        return unknown(Reason.MEASURING, "No probe without speculation has run yet to compare with.")
+        return unknown(
+            Reason.MEASURING, f"Fewer than {LEAST_PROBES} probes without speculation have run to compare with."
+        )
     measured = f"Goodput by that without speculation: {_said(gain)}."
     if gain.high < 1:
         return false(

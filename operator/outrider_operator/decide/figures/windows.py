@@ -120,6 +120,7 @@ def counters(state: RuntimeState) -> dict[Counter, float]:
         ("request_steps",): sum(state.draft_length_steps),
         ("steps",): state.steps,
         ("speculative_steps",): state.speculative_steps,
+        ("probe", "count"): state.speedup.probes,
         ("probe", "weight"): state.speedup.weight,
         ("probe", "weighted_ratio"): state.speedup.weighted_ratio,
         ("probe", "baseline_tokens"): state.speedup.baseline_tokens,
@@ -154,6 +155,8 @@ def figures_of(gained: Counters, rare: Counters, *, window_s: float, pods_answer
         slo_classes={name: _slo_class(gained, name) for name in classes},
         steps=rare.get(("steps",), 0.0),
         speculative_steps=rare.get(("speculative_steps",), 0.0),
+        probes=rare.get(("probe", "count"), 0.0),
+        tokens_per_step=_tokens_per_step(rare),
         probe_weight=rare.get(("probe", "weight"), 0.0),
         probe_weighted_ratio=rare.get(("probe", "weighted_ratio"), 0.0),
         baseline_tokens=rare.get(("probe", "baseline_tokens"), 0.0),
@@ -161,6 +164,13 @@ def figures_of(gained: Counters, rare: Counters, *, window_s: float, pods_answer
         speculative_tokens=rare.get(("probe", "speculative_tokens"), 0.0),
         speculative_s=rare.get(("probe", "speculative_s"), 0.0),
     )
+
+
+def _tokens_per_step(gained: Counters) -> float:
+    """1 + accepted tokens / (request, step) pairs; 0 without such pairs."""
+    pairs = gained.get(("request_steps",), 0.0)
+    accepted = sum(drafter.accepted for drafter in _drafters(gained).values())
+    return 1.0 + accepted / pairs if pairs > 0 else 0.0
 
 
 def _of_every_revision(counts: Counters) -> Counters:

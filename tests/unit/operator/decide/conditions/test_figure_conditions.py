@@ -31,6 +31,8 @@ def figures(**fields: Any) -> Figures:
         slo_classes={"chat": slo(100, 99)},
         steps=1000,
         speculative_steps=1000,
+        probes=30,
+        tokens_per_step=3.0,
         probe_weight=900,
         probe_weighted_ratio=900 * 1.5,
     )
@@ -143,6 +145,34 @@ def test_a_loss_that_cannot_be_told_from_1_is_no_loss(serving: World, kind: C) -
     assert status.summary is not None
     assert status.goodput is not None
     assert (status.summary.speedup, status.goodput.speedup, status.goodput.speedup_range) == ("", "", "")
+
+
+def test_speed_up_needs_three_probes(serving: World) -> None:
+    """Bug: a pod that had just started said 3.23x after one probe."""
+    one = figures(probes=1, probe_weight=900, probe_weighted_ratio=900 * 1.5)
+    measured(serving, one, one)
+    assert serving.reason(C.GOODPUT_HEALTHY) == "Unknown/Measuring"
+    goodput = serving.observed().status.goodput
+    assert goodput is not None
+    assert goodput.speedup == ""
+
+
+def test_speed_up_of_three_probes_has_a_wide_range(serving: World) -> None:
+    """Student's t with two degrees of freedom: 4.53 standard errors of 1 / 30 on either side of 1.5."""
+    few = figures(probes=3)
+    measured(serving, few, few)
+    goodput = serving.observed().status.goodput
+    assert goodput is not None
+    assert goodput.speedup_range == "1.35-1.65"
+
+
+def test_speed_up_is_never_above_the_tokens_of_a_step(serving: World) -> None:
+    """Bug: 3.23x, between 2.63 and 3.82, with 1.46 tokens a step. Such a step takes no less time than a plain one."""
+    impossible = figures(tokens_per_step=1.46, probe_weighted_ratio=900 * 3.23)
+    measured(serving, impossible, impossible)
+    goodput = serving.observed().status.goodput
+    assert goodput is not None
+    assert (goodput.speedup, goodput.speedup_range) == ("1.46", "1.46-1.46")
 
 
 def test_a_few_steps_that_speculate_cannot_halve_the_goodput(serving: World) -> None:
