@@ -113,8 +113,13 @@ def setting(case: Case, system: System) -> Setting:
     one = world(case.world)
     limits = Limits(max_requests=MOST_REQUESTS, kv_tokens=one.kv_tokens)
     cost = decision_us(slo_classes=bool(system.patience_s)) if system.loop else ((1, 0.0),)
-    on_gpu = not case.world.endswith("cpu")  # there vLLM schedules asynchronously
-    return Setting(one, recording_of(case), pool(case), limits, cost, on_gpu, system.patience_s, not system.loop)
+    ahead = _asynchronous(case)
+    return Setting(one, recording_of(case), pool(case), limits, cost, ahead, system.patience_s, not system.loop)
+
+
+def _asynchronous(case: Case) -> bool:
+    """vLLM schedules asynchronously on GPUs."""
+    return not case.world.endswith("cpu")
 
 
 Distort = Callable[[LatencyModel], LatencyModel]
@@ -128,7 +133,10 @@ def ours(
         latency = profile(case.world, pool(case), seed % PROFILES)
         most = LONGEST if speculates else 0
         hot = HotSettings(max_draft_tokens=most, slo_classes=classes, admission=admission)
-        settings = Settings(pool(case), LONGEST, SLOTS, largest_graph_tokens=world(case.world).graph_tokens, hot=hot)
+        settings = Settings(
+            pool(case), LONGEST, SLOTS, largest_graph_tokens=world(case.world).graph_tokens, hot=hot,
+            scores_placeholders=_asynchronous(case),
+        )  # fmt: skip
         rng = np.random.default_rng([seed, 2])
         model = distort(latency) if distort else latency
         return Controller(settings, model, clock=time.perf_counter, rng=rng)

@@ -121,7 +121,7 @@ class Figures:
     """Steps that verified a proposal; these and what follows in the probes' longer window."""
     probes: float = 0.0
     tokens_per_step: float = 0.0
-    """Of a request, mean of all (request, step) pairs; 0: not known."""
+    """Mean tokens of a request in a step; 0: not known."""
     probe_weight: float = 0.0
     probe_weighted_ratio: float = 0.0
     baseline_tokens: float = 0.0

@@ -15,7 +15,7 @@ from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.cost.model import Shape
 from outrider_runtime.control.cost.step_times import Costs, decode_s, prompt_s
 from outrider_runtime.control.data.batch import Columns, Floats
-from outrider_runtime.control.slo import HORIZON_TOKENS, MARGIN, Clocks, expected_rest, later, slack_s
+from outrider_runtime.control.slo import HORIZON_TOKENS, MARGIN, Clocks, expected_rest, later, slack_s, tpot_of
 
 MOST_PATIENCE_USED = 1.0
 """Prompts are not held back once one has waited for this share of what its own class bears: where load stays high,
@@ -105,10 +105,10 @@ def admissions(batch: Columns, queue: Queue, pace: Pace, costs: Costs, tpots_s: 
         return ANY_NUMBER
     alone_s = decode_s(costs, Shape(0.0, 1.0, 1.0, 0.0, 0.0), 0.0) / _mean_pace(pace)
     tpots_s = np.where(MARGIN * tpots_s < alone_s, np.inf, tpots_s)
-    tpot_s = tpots_s[queue.slo_class]
+    tpot_s = tpot_of(queue.slo_class, tpots_s)
     for i in range(len(batch.slot)):
         if batch.prompt[i] + batch.prompt_left[i] > 0:
-            tpot_s = min(tpot_s, tpots_s[batch.slo_class[i]])
+            tpot_s = min(tpot_s, tpot_of(batch.slo_class[i], tpots_s))
     for more in ADMISSIONS:
         if _fits(more, batch, queue, pace, costs, tpot_s):
             return ANY_NUMBER if more == ADMISSIONS[0] else more

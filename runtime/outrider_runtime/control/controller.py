@@ -18,6 +18,7 @@ from outrider_runtime.control.slo import UnderWay
 from outrider_runtime.control.state import (
     ACCEPTED,
     IDLE_S,
+    LEAST_PROBES,
     LEAST_STEPS,
     REQUEST_STEPS,
     TRIED,
@@ -63,6 +64,10 @@ class Controller:
         plan = self._verify.plan(batch, forest)
         self._decision_s += self._clock() - started
         return plan
+
+    def nothing_to_verify(self) -> None:
+        """Replace `plan_verify` where no proposal waits and no request is held back."""
+        self._under_way.verifies_nothing()
 
     def plan_draft(self, batch: Batch) -> DraftPlan:
         """What to propose at the end of the step that the engine has just scheduled."""
@@ -165,5 +170,5 @@ class Controller:
             return Reason.NO_TRAFFIC
         if tally.recent_speculation < 0.5:
             return Reason.NOT_WORTH_IT if tally.steps >= LEAST_STEPS else Reason.MEASURING
-        measured = self._evidence.probes.counts.probes > 0 or self.settings.hot.mode is Mode.STATIC
+        measured = self._evidence.probes.counts.probes >= LEAST_PROBES or self.settings.hot.mode is Mode.STATIC
         return Reason.PAYS if measured else Reason.MEASURING

@@ -22,7 +22,7 @@ from outrider_runtime.control.data.plans import Outcome, Purpose
 from outrider_runtime.control.settings import Settings
 from outrider_runtime.control.state import Ran, count, new_tally
 from outrider_runtime.control.truth.explore import Explorer
-from outrider_runtime.control.truth.probes import Probes
+from outrider_runtime.control.truth.probes import Neighbour, Probes
 from outrider_runtime.control.value import Goodput
 
 LONGEST_STEP_S = 120.0
@@ -62,12 +62,11 @@ class Evidence:
         self.explorer.earn()
         if plain_s <= 0:
             return
-        _, batched, requests, _, prompts = ran.shape
-        if not prompts:
-            self._observe_goodput(outcome, requests / plain_s)
-        # A prompt brings one token itself.
-        work_s = (outcome.tokens - ran.begun) / (batched - prompts) * plain_s + prompts_s
-        self._observe_truth(outcome, work_s, drafts_s)
+        _, batched, _, _, prompts = ran.shape
+        decoded, decoding = outcome.tokens - ran.begun, batched - prompts  # a prompt brings one token itself
+        self._observe_goodput(outcome, decoded, outcome.step_s - prompts_s, decoding / plain_s, prefill=prompts > 0)
+        work_s = decoded / decoding * plain_s + prompts_s
+        self._observe_truth(outcome, work_s, plain_s + prompts_s, drafts_s)
 
     def _learn(self, outcome: Outcome) -> tuple[Ran, float, float, float]:
         """See `_observe`."""
@@ -84,21 +83,28 @@ class Evidence:
             (plan.feed, plan.asked, plan.passes, plan.widths, outcome.batch.context), outcome.scored_tokens,
         )  # fmt: skip
 
-    def _observe_goodput(self, outcome: Outcome, plain_rate: float) -> None:
-        """A step without prompts; plain_rate: modelled tokens per second of plain decoding at its batch."""
-        self.goodput.observe(outcome.tokens, outcome.step_s, plain_rate)
+    def _observe_goodput(
+        self, outcome: Outcome, tokens: int, seconds: float, plain_rate: float, *, prefill: bool
+    ) -> None:
+        """tokens, seconds: of the step's decoding, without its prompts. plain_rate: modelled tokens per second of plain
+        decoding at its batch."""
+        if seconds <= 0.0:
+            return
+        self.goodput.observe(tokens, seconds, plain_rate, prefill=prefill)
         if outcome.verify_purpose is Purpose.EXPLORE or outcome.draft_plan.purpose is Purpose.EXPLORE:
-            self.explorer.pay(outcome.step_s, outcome.tokens / (plain_rate * max(1.0, self.goodput.ratio)))
+            self.explorer.pay(seconds, tokens / (plain_rate * max(1.0, self.goodput.ratio)))
 
-    def _observe_truth(self, outcome: Outcome, work_s: float, drafts_s: float) -> None:
-        """work_s: what the model says plain decoding takes for what the step gave."""
+    def _observe_truth(self, outcome: Outcome, work_s: float, plain_s: float, drafts_s: float) -> None:
+        """work_s: seconds that plain decoding takes, by the model, for what the step gave; plain_s: for one step."""
         verify, draft = outcome.verify_purpose, outcome.draft_plan.purpose
         if verify is Purpose.PROBE:
             if draft is Purpose.PROBE:  # a draft whose cache is always fed is no plain decoding
                 self.probes.observe_probe(work_s, outcome.step_s - drafts_s, outcome.tokens)
             return
-        speculates = verify is draft is Purpose.CHOICE and outcome.drafted and bool(outcome.draft_plan.passes.any())
-        self.probes.observe(work_s, outcome.step_s, speculates=speculates)
+        chosen = {verify, draft} <= {Purpose.CHOICE, Purpose.SLO}
+        speculates = chosen and outcome.drafted and bool(outcome.draft_plan.passes.any())
+        step = Neighbour(work_s, outcome.step_s, plain_s, for_slo=Purpose.SLO in (verify, draft))
+        self.probes.observe(step, speculates=speculates)
 
 
 @compiled

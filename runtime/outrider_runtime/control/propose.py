@@ -66,7 +66,7 @@ class Propose:
         choice, closing = self._kv.close(batch)
         speculating = choice.runs and not evidence.probes.off
         block = evidence.explorer.step() or self._new_block(batch, choice)
-        if evidence.probes.step(len(batch), speculating=speculating and not choice.for_slo):
+        if evidence.probes.step(len(batch), speculating=speculating, for_slo=choice.for_slo):
             return self._plan(batch, self._nothing(choice), Purpose.PROBE)
         block = block if block is not None and self.force.usable[block.drafter] else None
         if block is not None and speculating and not self._passes[block.drafter]:
@@ -76,7 +76,7 @@ class Propose:
         purpose = Purpose.SLO if choice.for_slo else Purpose.CHOICE
         if not speculating:
             choice = self._nothing(choice)  # holes are closed all the same, step by step where they are long
-        self._under_way.drafts_s = choice.drafts_s
+        self._under_way.drafts_s, self._under_way.goodput = choice.drafts_s, choice.goodput
         return self._plan(batch, choice, purpose, closing)
 
     def _new_block(self, batch: Batch, choice: Choice) -> Block | None:
@@ -84,7 +84,7 @@ class Propose:
         upper bound, where that beats the choice or nothing is chosen."""
         acceptance, explorer = self._evidence.acceptance, self._evidence.explorer
         strangers = bool((self.force.usable & ~acceptance.met).any())
-        if not explorer.due(eager=strangers) or choice.for_slo or not choice.asked.shape[1]:
+        if not explorer.due(eager=strangers) or not choice.asked.shape[1]:
             return None
         if (choice.passes > 0)[self.force.usable].all():  # it tries them all
             explorer.postpone()

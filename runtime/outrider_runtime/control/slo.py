@@ -31,6 +31,13 @@ def expected_rest(left: Floats, given: Floats) -> Floats:
     return np.asarray(np.minimum(left, np.maximum(given, HORIZON_TOKENS)))
 
 
+@compilable
+def tpot_of(slo_class: int, tpots_s: Floats) -> float:
+    """Seconds a token that a class tolerates; infinite for no class, and for one that a new config has removed.
+    tpots_s: by class, the last one (infinite) for none."""
+    return float(tpots_s[slo_class]) if slo_class < len(tpots_s) else np.inf
+
+
 class Clocks(NamedTuple):
     """Where each decoding request stands against its class, when the step begins. All (N,)."""
 
@@ -48,7 +55,7 @@ def clocks(batch: Columns, rows: Ints, tpots_s: Floats) -> Clocks:
     tpot_s, elapsed_s, tokens, left = np.empty(len(rows)), np.empty(len(rows)), np.empty(len(rows)), np.empty(len(rows))
     for n in range(len(rows)):
         i = rows[n]
-        tpot_s[n] = MARGIN * tpots_s[batch.slo_class[i]] if batch.emitted[i] > 0 else np.inf
+        tpot_s[n] = MARGIN * tpot_of(batch.slo_class[i], tpots_s) if batch.emitted[i] > 0 else np.inf
         elapsed_s[n], tokens[n], left[n] = batch.elapsed_s[i], max(batch.emitted[i] - 1, 0), batch.left[i]
     return Clocks(tpot_s, elapsed_s, tokens, left)
 
@@ -133,13 +140,20 @@ class UnderWay:
     """(S,): tokens beyond the bonus token, by slot."""
     drafts_s: float = 0.0
     """Seconds of the drafts at the end of a step, if they go on as they did."""
+    goodput: float = 1.0
+    """Lambda / plain decoding's goodput that the proposals under way were chosen with; what is verified of them is
+    chosen with the same one."""
+
+    def verifies_nothing(self) -> None:
+        """The step under way gives its bonus tokens alone."""
+        self.expected.fill(0.0)
 
 
 @compiled
 def anyone_late(batch: Columns, tpots_s: Floats, seconds: float) -> bool:
     """Whether somebody needs more than the bonus token within `seconds`. In nearly every step the answer is no."""
     for i in range(len(batch.emitted)):
-        own_s = MARGIN * tpots_s[batch.slo_class[i]]
+        own_s = MARGIN * tpot_of(batch.slo_class[i], tpots_s)
         if batch.emitted[i] > 0 and batch.elapsed_s[i] + seconds > own_s * batch.emitted[i]:
             return True
     return False

@@ -23,6 +23,8 @@ REQUEST_STEPS, TRIED, VERIFIED, ACCEPTED = range(4)
 """What is counted of each drafter."""
 LEAST_STEPS = 20
 """Before so many steps nothing is said about the worth of speculation."""
+LEAST_PROBES = 3
+"""Probes that a speed-up rests on at least; two may both be off by as much as machines drift."""
 IDLE_S = 10.0
 """No step for so long means no traffic."""
 
@@ -80,7 +82,7 @@ class Tally:
         verified, decoding = ran.verified, ran.decoding
         self.steps += 1
         self.output_tokens += outcome.tokens
-        self.last_step_at = outcome.now
+        self.last_step_at = outcome.now if math.isfinite(outcome.now) else self.last_step_at
         self.busy_s += outcome.step_s if math.isfinite(outcome.step_s) and outcome.step_s > 0 else 0.0
         self.proposed_tokens += len(outcome.forest)
         self.speculative_steps += outcome.drafted

@@ -69,16 +69,23 @@ class Goodput:
 
     What is averaged is the ratio of measured tokens to those that plain decoding would have given in the same time at
     the same batch: it moves slowly where goodput itself jumps with the load, so lambda is right from the first step
-    after a jump. Only steps without prefill count: every output token brings its share of prompt work along, whatever
-    the draft length, and with that time in lambda a busy engine would look slow and speculation worthwhile just where
-    it is not.
+    after a jump. Prompt work counts for nothing: every output token brings its share of it along, whatever the draft
+    length, and with that time in lambda a busy engine would look slow and speculation worthwhile just where it is not.
+    So steps without prefill count; steps with prefill, less what the model says that their prompts take, only where
+    there have been no others for a while.
     """
 
     def __init__(self) -> None:
         self._tokens = self._plain_tokens = 0.0
+        self._prefill_run = 0
+        """Steps in a row that held a prompt."""
 
-    def observe(self, tokens: int, step_s: float, plain_rate: float) -> None:
-        """`plain_rate`: modelled tokens per second of plain decoding at this step's batch."""
+    def observe(self, tokens: int, step_s: float, plain_rate: float, *, prefill: bool = False) -> None:
+        """`plain_rate`: modelled tokens per second of plain decoding at this step's batch. prefill: the step held a
+        prompt; tokens and seconds are those of decoding alone."""
+        self._prefill_run = self._prefill_run + 1 if prefill else 0
+        if prefill and self._prefill_run <= HALF_LIFE_STEPS:
+            return
         self._tokens = KEPT * self._tokens + tokens
         self._plain_tokens = KEPT * self._plain_tokens + step_s * plain_rate
 

@@ -37,10 +37,11 @@ class Verify:
 
     def plan(self, batch: Batch, forest: Forest) -> VerifyPlan:
         if not len(forest) and not self.force.has_classes:
+            self._under_way.verifies_nothing()
             return VerifyPlan(NO_NODES, np.zeros(len(batch), np.int64), forest.purpose)
         evidence, force = self._evidence, self.force
         fresh_prompts = evidence.fresh_prompts.share if batch.waiting else 0.0  # nobody else can join this step
-        now = terms(batch, force, evidence.goodput.ratio, self._under_way, force.most_tokens, fresh_prompts)
+        now = terms(batch, force, self._under_way.goodput, self._under_way, force.most_tokens, fresh_prompts)
         queue = _queue(batch, admits=force.has_classes and force.hot.admission)
         scored = self._scored(forest)
         nodes, lengths, for_slo, budget, admit, forced = _verify(

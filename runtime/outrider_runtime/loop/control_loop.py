@@ -91,6 +91,11 @@ class ControlLoop:
                 self.failed(error)
                 return VerifyPlan(np.zeros(len(forest), bool), np.zeros(len(batch), np.int64), Purpose.FIXED)
 
+    def nothing_to_verify(self) -> None:
+        """Replace `plan_verify` where nothing waits."""
+        with self.lock:
+            self._controller.nothing_to_verify()
+
     def plan_draft(self, batch: Batch) -> DraftPlan:
         with self.lock:
             self._available.resume_those_due()

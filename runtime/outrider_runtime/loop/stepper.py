@@ -87,6 +87,7 @@ class Stepper:
 
     def nothing_to_verify(self, requests: int) -> VerifyPlan:
         """The plan where nothing was proposed to any of so many requests, and nobody is to be held back."""
+        self._loop.nothing_to_verify()
         return VerifyPlan(np.zeros(0, bool), np.zeros(requests, np.int64), self._purpose)
 
     def verify(self, view: View, proposed: Ints | Nodes, room: Room) -> VerifyPlan:

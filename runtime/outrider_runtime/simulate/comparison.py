@@ -70,7 +70,7 @@ def _ours(deployment: Deployment, seed: int) -> Callable[[], Policy]:
     noisy = None if deployment.service.learns else fitted(world, deployment.drafters, rng, longest)
     settings = Settings(
         deployment.drafters, hot.max_draft_tokens, deployment.limits.slots,
-        largest_graph_tokens=world.graph_tokens, hot=hot,
+        largest_graph_tokens=world.graph_tokens, hot=hot, scores_placeholders=True,
     )  # fmt: skip
     return lambda: Controller(settings, noisy, clock=time.perf_counter, rng=np.random.default_rng([seed, 1]))
 

@@ -195,7 +195,7 @@ class Engine:
         return chains(np.minimum(lengths[batch.slot], batch.left - 1), drafter[batch.slot], plan, asked)
 
     def _placeholders(self, batch: Batch, forest: Forest) -> Forest:
-        """As many as its drafters may propose for each request."""
+        """Places for whatever the drafters of each request may propose."""
         lengths = np.where(forest.asked == NOBODY, 0, forest.lengths[forest.asked]).max(axis=0)
         if self._proposed is None or not lengths.any():
             return forest

@@ -57,14 +57,11 @@ def serve(known: Acceptance, steps: int, chance, *, requests: int = 8, length: i
     return np.array(forecasts)
 
 
-def columns_of(known: Acceptance, running):
-    return Counts(*known.columns), Columns(*running.columns)
-
-
 def paths(known: Acceptance, running):
     """(D, K, N), twice, of all requests and as deep as there are positions."""
     everybody, usable = np.arange(len(running)), np.ones(len(known.hazards), bool)
-    return chain_paths(*columns_of(known, running), everybody, usable, known.hazards.shape[1], OF_THIS_STEP)
+    columns = Counts(*known.columns), Columns(*running.columns)
+    return chain_paths(*columns, everybody, usable, known.hazards.shape[1], OF_THIS_STEP)
 
 
 def test_forecasts_are_calibrated_for_confident_and_for_doubtful_tokens():
@@ -171,26 +168,28 @@ def test_a_placeholder_is_the_mixture_of_lookup_and_stand_in():
     lookup that has two tokens half of the time, and a model that has three always: the third place is the model's."""
     known = Acceptance(Settings((LOOKUP, Drafter("model", passes=True)), 4, 16))
     for step in range(30):
-        found = step % 2
-        forest = proposals([2 * found], drafters=2)
+        matches = step % 2
+        forest = proposals([2 * matches], drafters=2)
         forest = dataclasses.replace(forest, lengths=np.array([2, 3]))
         whole = np.ones(len(forest), bool)
-        known.observe(batch(1, 2, now=step * 0.02), forest, whole, kept(forest, [found]), trials(forest, whole, whole))
+        accepted, tried = kept(forest, [matches]), trials(forest, whole, whole)
+        known.observe(batch(1, 2, now=step * 0.02), forest, whole, accepted, tried)
     running, forest = batch(1, 2), proposals([4], drafters=2)
-    chain, hit = chain_paths(*columns_of(known, running), np.arange(1), np.ones(2, bool), 4, BONUS_TOKEN)
+    counts, columns = Counts(*known.columns), Columns(*running.columns)
+    chain, hit = chain_paths(counts, columns, np.arange(1), np.ones(2, bool), 4, BONUS_TOKEN)
     path = np.zeros(4)
     order, waiting = np.array([[0], [1]]), np.ones(1, bool)
     nodes = Nodes(*forest.columns)
-    placeholder_paths(*columns_of(known, running), nodes, order, np.array([2, 3]), waiting, path)
+    placeholder_paths(counts, columns, nodes, order, np.array([2, 3]), waiting, path)
     assert hit[0, 0] == pytest.approx(0.5, abs=0.05)
     lookup, model = hit[0, :2] * chain[0, :2, 0], (1 - hit[0, 0]) * hit[1, 0] * chain[1, :3, 0]
     assert path == pytest.approx([lookup[0] + model[0], lookup[1] + model[1], model[2], 0.0])
-    placeholder_paths(*columns_of(known, running), nodes, np.array([[0], [NOBODY]]), np.array([2, 3]), waiting, path)
+    placeholder_paths(counts, columns, nodes, np.array([[0], [NOBODY]]), np.array([2, 3]), waiting, path)
     assert path == pytest.approx([lookup[0], lookup[1], 0.0, 0.0])
 
 
 def test_hit_rates_never_rise_with_depth():
-    """Bug: of a depth that a lookup was never asked for it had a proposal for certain, though it seldom has any."""
+    """Bug: of a depth that a lookup was never tried at it had a proposal for certain, though it seldom has any."""
     known = acceptance(LOOKUP)
     for step in range(20):
         forest = dataclasses.replace(proposals([0] * 8), lengths=np.array([1]))

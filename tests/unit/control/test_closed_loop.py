@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from outrider_runtime.control.cost.model import DrafterCost, StepCost
 from outrider_runtime.control.settings import MATCH_EDGES, Drafter, HotSettings, Mode, SLOClass
-from outrider_runtime.control.truth.probes import Probes
+from outrider_runtime.control.truth.probes import Neighbour, Probes
 
 from tests.unit.control.engine import Engine, World, controller, goodput, linear, profile
 
@@ -87,13 +87,16 @@ def test_a_drafter_that_never_pays_costs_next_to_nothing(load):
 def test_lookup_with_asynchronous_scheduling_never_loses_to_plain_decoding(load):
     """Bug: before drafters have run, every place was planned as a proposal of the lookup's, and a full batch decoded
     more slowly than without speculation. It finds something for one request in four."""
-    one = world(0.6, hit=lambda drafter, _number: np.where(drafter == 1, 0.25, 1.0))
-    one = dataclasses.replace(one, pass_s={0: linear(8e-4, 4e-6), 1: linear(1e-4, 0.0)})
+    seldom = world(
+        0.6,
+        hit=lambda drafter, _number: np.where(drafter == 1, 0.25, 1.0),
+        pass_s={0: linear(8e-4, 4e-6), 1: linear(1e-4, 0.0)},
+    )
 
     def served(pinned: int | None) -> float:
         loop = controller((EAGLE, LOOKUP), model(), scores_placeholders=True)
         loop.pin(pinned)
-        running = Engine(one, loop, load=load)
+        running = Engine(seldom, loop, load=load)
         running.run(SETTLE)
         return goodput(running.run(MEASURE))
 
@@ -343,7 +346,7 @@ def test_about_one_percent_of_steps_probe_and_half_as_many_where_the_gain_is_bey
             count += 1
             probes.observe_probe(8.0, 8.0, 8)
         else:
-            probes.observe(8.0, 8.0 / gain, speculates=True)
+            probes.observe(Neighbour(8.0 * gain, 8.0, 8.0), speculates=True)
     assert 0.7 * most <= count / 20_000 <= most
 
 

@@ -119,10 +119,10 @@ def test_a_model_beside_a_lookup_is_used_as_well_as_it_can_be(one):
     assert math.isclose(choose(one).value, best, rel_tol=1e-9, abs_tol=0.02), (choose(one), best)
 
 
-def every_placeholder_choice(one: Pool):
+def every_placeholder_choice(options: Pool):
     """Worth of every way to run a model (0) and a lookup (1), to order them, and to score a number of places of each
     request, where each place costs a token."""
-    requests, hit = one.paths.shape[2], one.offers
+    requests, hit = options.paths.shape[2], options.offers
     for passes in itertools.product(range(DEPTHS + 1), (0, DEPTHS)):
         running = [d for d in (0, 1) if passes[d]]
         orders = [(), *((d,) for d in running), *([(1, 0)] if len(running) == 2 else [])]
@@ -130,32 +130,32 @@ def every_placeholder_choice(one: Pool):
         for o, order in enumerate(orders):
             reach = 1.0
             for d in order:
-                paths[o, : passes[d]] += reach * hit[d, : passes[d], None] * one.paths[d, : passes[d]]
+                paths[o, : passes[d]] += reach * hit[d, : passes[d], None] * options.paths[d, : passes[d]]
                 reach *= 1.0 - hit[d, 0]
-        drafts_s = sum(one.first_s[d] + (passes[d] - 1) * one.pass_s[d, 0] for d in running)
-        token_s = one.price.token_s + sum(one.token_s[d] for d in running)
+        drafts_s = sum(options.first_s[d] + (passes[d] - 1) * options.pass_s[d, 0] for d in running)
+        token_s = options.price.token_s + sum(options.token_s[d] for d in running)
         gain = np.zeros(requests)
         for length in range(1, DEPTHS + 1):
-            worth_of_places = paths[:, :length].sum(axis=1) - one.price.rate * token_s * length
+            worth_of_places = paths[:, :length].sum(axis=1) - options.price.rate * token_s * length
             gain = np.maximum(gain, worth_of_places.max(axis=0))
-        yield float(gain.sum() - one.price.rate * (one.price.ragged_s[0] + drafts_s))
+        yield float(gain.sum() - options.price.rate * (options.price.ragged_s[0] + drafts_s))
 
 
 @given(pools(models=1, lookups=1))
 @settings(max_examples=50, deadline=None)
-def test_placeholders_are_used_as_well_as_they_can_be(one):
+def test_placeholders_are_used_as_well_as_they_can_be(options):
     """A place costs a token whether the lookup finds anything or not, and the model shares it."""
-    choice = choose(one._replace(scores_placeholders=True))
-    assert choice.value == pytest.approx(max(every_placeholder_choice(one)), abs=1e-9)
+    choice = choose(options._replace(scores_placeholders=True))
+    assert choice.value == pytest.approx(max(every_placeholder_choice(options)), abs=1e-9)
 
 
 def test_a_lookup_that_seldom_finds_anything_gets_no_placeholders():
     """Bug: in asynchronous scheduling every place is scored, and a lookup was charged for its hits alone: goodput fell
     to 0.94 of plain decoding's. A hit is worth 0.8 tokens and costs 0.2; one place in ten holds one."""
     paths, offers = np.array([[[0.8, 0.6, 0.4]] * 4]), np.array([[0.1] * 3])
-    one = pool(paths, [False], offers=offers, token=0.2, first=0.01)
-    assert choose(one).passes.any()
-    assert not choose(one._replace(scores_placeholders=True)).passes.any()
+    options = pool(paths, [False], offers=offers, token=0.2, first=0.01)
+    assert choose(options).passes.any()
+    assert not choose(options._replace(scores_placeholders=True)).passes.any()
 
 
 @given(pools(models=2, lookups=0))

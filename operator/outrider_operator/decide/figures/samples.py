@@ -15,7 +15,7 @@ LEAST_PROBES = 3
 QUANTILES = (4.53, 3.31, 2.87, 2.65, 2.52, 2.43, 2.37, 2.32, 2.28)
 """Student's t for 95.45%, as two standard deviations of a normal one, with 2, 3, .. 10 degrees of freedom."""
 SIGMAS = 2.0
-"""With more."""
+"""Standard errors with more degrees of freedom."""
 LEAST_RATIO, MOST_RATIO = 0.01, 100.0
 """A pod may report anything."""
 UNKNOWN_ERROR = 0.05
@@ -57,8 +57,8 @@ def speedup(figures: Figures) -> Speedup | None:
     sigmas = _sigmas(figures)
     share = min(1.0, figures.speculative_steps / figures.steps) if figures.steps > 0 else 1.0
     value, low, high = (
-        min(1.0 - share + share * min(max(LEAST_RATIO, one), MOST_RATIO), most)
-        for one in (ratio, ratio - sigmas * error, ratio + sigmas * error)
+        min(1.0 - share + share * min(max(LEAST_RATIO, bound), MOST_RATIO), most)
+        for bound in (ratio, ratio - sigmas * error, ratio + sigmas * error)
     )
     return Speedup(value, low, high)
 

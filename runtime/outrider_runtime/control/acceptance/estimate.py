@@ -47,7 +47,7 @@ UPPER_SIGMAS = 1.5
 OF_THIS_STEP = 2
 """Tokens that a request gets in any case before one of its proposals counts: this step's, and the bonus token."""
 BONUS_TOKEN = 1
-"""Where the proposals are those of the step itself."""
+"""Tokens that a request gets before one of the proposals that its own step verifies counts."""
 
 
 class Acceptance:
@@ -138,7 +138,7 @@ def hit_rates(known: Counts) -> Floats:
     """(D, K): P(a drafter has a proposal of depth k + 1), which never rises with k; an autoregressive one has all or
     none."""
     hits = (known.offered + HIT_TRIALS) / (known.asked + HIT_TRIALS)
-    for k in range(1, hits.shape[1]):  # a depth that was seldom asked for is as likely as the one before it
+    for k in range(1, hits.shape[1]):  # a depth that was seldom tried is as likely as the one before it
         hits[:, k] = np.minimum(hits[:, k], hits[:, k - 1])
     for d in np.flatnonzero(known.passes):
         hits[d] = hits[d, 0]

@@ -39,6 +39,8 @@ ABSURD_FACTOR, ABSURD_S = 8.0, 1.0
 """A step that took longer than both says that the machine slept, not what a step costs."""
 ABSURD_RUN = 8
 """So many in a row are no accident: the costs have changed."""
+LONGEST_PASS_S = 120.0
+"""A pass that took longer is a fault of the clock, however often it is reported."""
 WINSOR_FACTOR = 2.5
 """One slow step counts as at most so many times its prediction."""
 MODEL_SHARE, LOOKUP_S = 0.15, 2e-4
@@ -78,7 +80,7 @@ def _parts_s(target: Believed, row: int, shape: Shape) -> tuple[float, float, fl
 @compiled
 def _plausible(seconds: float, predicted_s: float, absurd: Ints) -> bool:
     """Whether to believe it: absurd ones are counted, and believed when they go on. absurd: (1,), so many in a row."""
-    if not np.isfinite(seconds) or seconds <= 0.0:
+    if not 0.0 < seconds <= LONGEST_PASS_S:
         return False
     if seconds <= max(ABSURD_S, ABSURD_FACTOR * predicted_s) or predicted_s <= 0.0:
         absurd[0] = 0
@@ -136,7 +138,9 @@ def _observe_drafts(drafts: Believed, absurd: Ints, costs: Costs, plan: Drafting
         calls, tokens = _draft_parts_s(own.base, first, further, widths[d])
         predicted = own.values[0] * calls + own.values[1] * tokens
         if _plausible(seconds[d], predicted, absurd[d : d + 1]):
-            correct(own, DRAFT_MEMORY, calls, tokens, min(seconds[d], WINSOR_FACTOR * predicted))
+            # After a run of absurd times the cost has changed: it is as long as it is, or each call costs users more.
+            most_s = np.inf if absurd[d] > ABSURD_RUN else WINSOR_FACTOR * predicted
+            correct(own, DRAFT_MEMORY, calls, tokens, min(seconds[d], most_s))
         else:
             plausible = False
     return plausible
@@ -181,7 +185,7 @@ class Latency:
     """Learns from each step. D drafters."""
 
     def __init__(self, model: LatencyModel | None, settings: Settings) -> None:
-        model = model or LatencyModel({})
+        model = _finite(model or LatencyModel({}))
         self.learning = not model.target
         """No profile of the target is there."""
         self._drafters, self._profiled = settings.drafters, model.drafters
@@ -223,6 +227,18 @@ class Latency:
         absurd = self._absurd[:1].copy()  # `observe_times` counts this step
         if _plausible(target_s, predicted_s, absurd) and self._learned.observe(shape, target_s):
             self._take(_rows({ExecutionMode.RAGGED: self._learned.cost}))
+
+
+def _finite(model: LatencyModel) -> LatencyModel:
+    """Leave out what is no cost: a coefficient that is not a number, or infinite, would be in every decision."""
+
+    def is_cost(*costs: StepCost) -> bool:
+        return all(bool(np.isfinite(cost.coefficients()).all()) for cost in costs)
+
+    return LatencyModel(
+        {mode: cost for mode, cost in model.target.items() if is_cost(cost)},
+        {name: costs for name, costs in model.drafters.items() if is_cost(costs.cost, costs.first_pass)},
+    )
 
 
 def _rows(target: Mapping[ExecutionMode, StepCost]) -> Floats:

@@ -14,7 +14,7 @@ from outrider_runtime.control.acceptance.trees import Beams, beams, most_gained
 from outrider_runtime.control.acceptance.trials import ANY, Counts
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.cost import step_times
-from outrider_runtime.control.cost.model import next_step, room
+from outrider_runtime.control.cost.model import next_step, room, this_step
 from outrider_runtime.control.cost.step_times import Costs
 from outrider_runtime.control.data.batch import Batch, Bools, Columns, Floats, Ints
 from outrider_runtime.control.settings import InForce
@@ -121,7 +121,8 @@ def offered(batch: Columns, known: Counts, costs: Costs, now: Terms, closed: Int
     first_s, pass_s, token_s = step_times.draft_columns(
         costs, context, float(batch.prompt.sum()), wider.places.shape[2]
     )
-    need = _need(batch, rows, paths, price, now, wider)
+    this_step_s = step_times.decode_s(costs, this_step(batch), 0.0) + now.drafts_s
+    need = _need(batch, rows, paths, this_step_s, price.ragged_s[0] + now.drafts_s, now, wider)
     for d in range(len(paths)):
         for n in range(len(rows)):
             if not served(batch.missing[d, rows[n]], closed[d, rows[n]], now.needs_kv[d]):
@@ -135,11 +136,13 @@ def offered(batch: Columns, known: Counts, costs: Costs, now: Terms, closed: Int
 
 
 @compiled
-def _need(batch: Columns, rows: Ints, paths: Floats, price: Price, now: Terms, beams: Beams) -> Need:
-    """Who will be behind when the next step begins. The step under way is taken to be like a plain one."""
-    step_s = price.ragged_s[0] + now.drafts_s
-    if not anyone_late(batch, now.tpots_s, 2 * step_s):
+def _need(
+    batch: Columns, rows: Ints, paths: Floats, this_step_s: float, next_step_s: float, now: Terms, beams: Beams
+) -> Need:
+    """Requests that will be behind when the next step begins. this_step_s: of the step under way, its prompts included;
+    next_step_s: of a plain step after it."""
+    if not anyone_late(batch, now.tpots_s, this_step_s + next_step_s):
         return nobody_behind(len(rows))
     most = 1.0 + most_gained(paths, beams)
-    state = later(clocks(batch, rows, now.tpots_s), step_s, 1.0 + now.expected[batch.slot[rows]])
-    return Need(behind(state, step_s, most), needed(state, 0.0) - 1.0, 1.0 / state.tpot_s)
+    state = later(clocks(batch, rows, now.tpots_s), this_step_s, 1.0 + now.expected[batch.slot[rows]])
+    return Need(behind(state, next_step_s, most), needed(state, 0.0) - 1.0, 1.0 / state.tpot_s)

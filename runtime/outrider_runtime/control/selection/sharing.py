@@ -142,17 +142,17 @@ def share_lookups(share: Share, offers: Floats, drafter: Ints, models: Bools, pa
 
 @compiled
 def _placeholders(
-    pool: Pool, lookup: int, model: int, passes: int, i: int, token_s: float, wanted: float
+    pool: Pool, lookup: int, model: int, passes: int, i: int, token_s: float, least_gain: float
 ) -> tuple[float, float, float]:
     """Tokens that request `i` may expect of its placeholders, how many of them pay, and what they are worth, where the
     model's `passes` proposals stand in whenever the lookup finds nothing: the paths of `estimate.placeholder_paths`,
-    a whole token each. token_s: seconds that a placeholder costs at first. wanted: see `slo.wanted`."""
+    a whole token each. token_s: seconds that a placeholder costs at first. least_gain: see `slo.wanted`."""
     gain, tokens, hit = 0.0, 0.0, pool.offers[lookup]
     price, miss = pool.price.rate * (token_s + pool.price.node_s[i]), max(0.0, 1.0 - pool.offers[lookup, 0])
     for k in range(pool.paths.shape[1]):
         path = hit[k] * pool.paths[lookup, k, i]
         path += miss * pool.offers[model, k] * pool.paths[model, k, i] if k < passes else 0.0
-        if not path > (0.0 if k < MOST_FORCED and gain < wanted else price):
+        if not path > (0.0 if k < MOST_FORCED and gain < least_gain else price):
             break
         gain, tokens = gain + path, tokens + 1.0
     return gain, tokens, gain - (0.0 if pool.need.behind[i] else price * tokens)
@@ -162,13 +162,13 @@ def _placeholders(
 def share_placeholders(pool: Pool, share: Share, drafter: Ints, models: Bools, passes: Ints) -> None:
     """Do as `share_lookups` where a place costs a whole token whether it holds a proposal or not: lookup and model
     share the places, which may pay for both where they do not pay for either. drafter, models, passes: (V,)"""
-    who, each, model = share.who, share.each, share.who[0].copy()
+    order, request, model = share.who, share.each, share.who[0].copy()
     behind_lookup = np.flatnonzero(models & (passes > 0))
     for v in range(len(passes)):
         if models[v] or passes[v] == 0:
             continue
         alone, token_s = share.columns[:, v, passes[v]], pool.price.token_s + share.read_s[v]
-        for i in range(who.shape[1]):
+        for i in range(order.shape[1]):
             second, gain, tokens, net = NOBODY, alone[1, i], alone[2, i], alone[0, i]
             for w in behind_lookup:
                 if pool.paths[drafter[w], 0, i] == 0.0:
@@ -177,10 +177,10 @@ def share_placeholders(pool: Pool, share: Share, drafter: Ints, models: Bools, p
                 net_of_both = both[2] - _asking(pool, drafter[w], i, passes[w])
                 if net_of_both > net or (net_of_both == net and second == NOBODY):
                     second, gain, tokens, net = w, both[0], both[1], net_of_both
-            ties = net == each[NET, i] and who[0, i] == model[i] and v < model[i]
-            if tokens > 0.0 and (net > each[NET, i] or ties):
-                who[0, i], who[1, i] = v, second
-                each[GAIN, i], each[TOKENS, i], each[NONE, i], each[NET, i] = gain, tokens, 0.0, net
+            ties = net == request[NET, i] and order[0, i] == model[i] and v < model[i]
+            if tokens > 0.0 and (net > request[NET, i] or ties):
+                order[0, i], order[1, i] = v, second
+                request[GAIN, i], request[TOKENS, i], request[NONE, i], request[NET, i] = gain, tokens, 0.0, net
 
 
 @compiled

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +30,19 @@ SIGMAS = 2.0
 FIRST_BACKOFF_STEPS, LAST_BACKOFF_STEPS = 200, 6400
 OTHER_LOAD = 0.7
 """A batch of less than this share of that which was judged is another matter."""
+
+
+class Neighbour(NamedTuple):
+    """A step near a probe."""
+
+    work_s: float
+    """Seconds that plain decoding takes, by the model, for what the step gave: its tokens, and its prompts."""
+    seconds: float
+    """That it took."""
+    plain_s: float
+    """Seconds of a plain step, by the model, at the step's batch and with its prompts."""
+    for_slo: bool = False
+    """It speculated for requests that were behind their TPOT, whatever that cost goodput."""
 
 
 @dataclass(slots=True)
@@ -52,7 +67,9 @@ class Probes:
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
         self.counts = ProbeCounts()
-        self._neighbours: deque[tuple[float, float]] = deque(maxlen=NEIGHBOURS)
+        self._neighbours = {for_slo: deque[Neighbour](maxlen=NEIGHBOURS) for for_slo in (False, True)}
+        self._for_slo = False
+        """The probe interrupts speculation for requests that are behind."""
         self._plain: list[tuple[float, float]] = []
         self._plain_tokens = 0
         self._block_left = 0
@@ -66,9 +83,10 @@ class Probes:
         """Speculation measured worse than plain decoding, and is switched off for some time."""
         return self._off_steps > 0
 
-    def step(self, requests: int, *, speculating: bool) -> bool:
-        """One decision of the closed loop; whether it is a probe. One starts only where speculation is the choice,
-        classes apart."""
+    def step(self, requests: int, *, speculating: bool, for_slo: bool = False) -> bool:
+        """One decision of the closed loop; whether it is a probe. One starts only where speculation is the choice.
+        for_slo: of requests that are behind. Probes are compared with such steps, too, and decide nothing then: what a
+        TPOT costs is no reason to switch speculation off."""
         self._requests = requests
         if self.off:
             self._off_steps -= 1
@@ -80,9 +98,9 @@ class Probes:
         if not speculating:
             return False
         self._wait -= 1
-        if self._wait > 0 or len(self._neighbours) < LEAST_NEIGHBOURS:
+        if self._wait > 0 or len(self._neighbours[for_slo]) < LEAST_NEIGHBOURS:
             return False
-        self._block_left = PROBE_STEPS - 1
+        self._block_left, self._for_slo = PROBE_STEPS - 1, for_slo
         self._wait = round(PERIOD_STEPS * self._rng.uniform(0.9, 1.1))
         return True
 
@@ -92,24 +110,28 @@ class Probes:
         self._plain.append((work_s, seconds))
         self._plain_tokens += tokens
 
-    def observe(self, work_s: float, seconds: float, *, speculates: bool) -> None:
+    def observe(self, step: Neighbour, *, speculates: bool) -> None:
         """Any other step of the closed loop; `speculates`: drafters ran for it, and for the next one."""
         if self._plain and self._block_left == 0:
             self._judge()
             self._plain, self._plain_tokens = [], 0
-        elif speculates and seconds > 0:
-            self._neighbours.append((work_s, seconds))
+        elif speculates and step.seconds > 0:
+            self._neighbours[step.for_slo].append(step)
 
     def _judge(self) -> None:
-        if len(self._plain) < PROBE_STEPS - 2 or len(self._neighbours) < LEAST_NEIGHBOURS:
+        neighbours = self._neighbours[self._for_slo]
+        if len(self._plain) < PROBE_STEPS - 2 or len(neighbours) < LEAST_NEIGHBOURS:
             self._wait = SUSPICIOUS_PERIOD_STEPS
             return
-        speculative, speculative_error = _efficiency(list(self._neighbours))
+        speculative, speculative_error = _efficiency([(step.work_s, step.seconds) for step in neighbours])
         plain, plain_error = _efficiency(self._plain)
+        ratio = min(speculative / plain, _most_speedup(neighbours))
         weight = 1.0 / (speculative_error**2 + plain_error**2 + LEAST_DEVIATION**2)
+        self._count(ratio, weight)
+        if self._for_slo:
+            return
         self._weight = MEMORY * self._weight + weight
-        self._evidence = MEMORY * self._evidence + weight * math.log(speculative / plain)
-        self._count(speculative / plain, weight)
+        self._evidence = MEMORY * self._evidence + weight * math.log(ratio)
         self._switch()
 
     def _count(self, ratio: float, weight: float) -> None:
@@ -128,12 +150,18 @@ class Probes:
             self._backoff = min(2 * self._backoff, LAST_BACKOFF_STEPS)
             self._weight = self._evidence = 0.0  # once it is back, it is judged anew
             self._wait = RETRY_PROBE_AFTER
-            self._neighbours.clear()
+            self._neighbours[False].clear()
         elif mean < 0:
             self._wait = SUSPICIOUS_PERIOD_STEPS
         elif mean - margin > 0:
             self._backoff = FIRST_BACKOFF_STEPS
             self._wait += PERIOD_STEPS if mean - margin > CLEAR else 0
+
+
+def _most_speedup(steps: Iterable[Neighbour]) -> float:
+    """Tokens that a request gets in a step, by the work in it: no step that verifies proposals is shorter than a plain
+    one, so speculation is never worth more."""
+    return max(1.0, sum(step.work_s for step in steps) / sum(step.plain_s for step in steps))
 
 
 def _efficiency(steps: list[tuple[float, float]]) -> tuple[float, float]:

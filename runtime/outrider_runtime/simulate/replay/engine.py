@@ -250,7 +250,8 @@ class Engine:
         mode = execution_mode(scheduled, self.setting.world.graph_tokens)
         runs = np.zeros(len(self.setting.drafters), bool)
         waited = self._proposals_for(books)
-        return Record(self._number, scheduled_at, scheduled, batch, waited, purpose, plan, runs, (), mode)
+        places = np.where(books.decodes, step.tokens - 1, 0)
+        return Record(self._number, scheduled_at, scheduled, batch, waited, purpose, plan, runs, (), mode, places)
 
     def _fly(
         self, record: Record, rows: Rows, draft_tokens: Ints, verified: int, ran: Ran, verdicts: Verdicts | None

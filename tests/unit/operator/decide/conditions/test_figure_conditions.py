@@ -149,8 +149,8 @@ def test_a_loss_that_cannot_be_told_from_1_is_no_loss(serving: World, kind: C) -
 
 def test_speed_up_needs_three_probes(serving: World) -> None:
     """Bug: a pod that had just started said 3.23x after one probe."""
-    one = figures(probes=1, probe_weight=900, probe_weighted_ratio=900 * 1.5)
-    measured(serving, one, one)
+    single = figures(probes=1, probe_weight=900, probe_weighted_ratio=900 * 1.5)
+    measured(serving, single, single)
     assert serving.reason(C.GOODPUT_HEALTHY) == "Unknown/Measuring"
     goodput = serving.observed().status.goodput
     assert goodput is not None
