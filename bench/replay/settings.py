@@ -23,7 +23,8 @@ from outrider_runtime.simulate.replay.scheduling import Limits
 from outrider_runtime.simulate.worlds import world as worlds
 
 from bench import core_decision
-from bench.replay.baselines import Adaptive, ByBatchSize, cost_tables, tuned_table
+from bench.replay.adaptive import Adaptive, cost_tables
+from bench.replay.baselines import ByBatchSize, tuned_table
 from bench.replay.synthetic import MIXES, by_category
 
 LONGEST = 5
@@ -57,6 +58,8 @@ class Case:
     group: str | None = None
     mix: str | None = None
     """Of `synthetic.MIXES`, in place of the world's own pool and of a lifted acceptance."""
+    drafters: tuple[str, ...] | None = None
+    """The pool; None: the world's own."""
 
     def __str__(self) -> str:
         lift = "as recorded" if self.acceptance is None else f"lifted to {self.acceptance}"
@@ -81,7 +84,7 @@ def world(name: str) -> worlds.World:
 
 
 def pool(case: Case) -> tuple[Drafter, ...]:
-    names = POOLS[case.world] if case.mix is None else MIXES[case.mix].pool
+    names = case.drafters or (POOLS[case.world] if case.mix is None else MIXES[case.mix].pool)
     return tuple(TRAITS[name] for name in names)
 
 
@@ -168,7 +171,7 @@ def _table(case: Case) -> list[int]:
 
 def adaptive() -> System:
     def build(case: Case, _: int) -> Policy:
-        costs = cost_tables(world(case.world), pool(case)[0].name, LONGEST)
+        costs = cost_tables(world(case.world), pool(case)[0].name, LONGEST, MOST_REQUESTS)
         return Adaptive(pool(case), 0, LONGEST, costs, SLOTS)
 
     return System("adaptive verification", build)

@@ -91,7 +91,7 @@ def main() -> int:
                 "draftLength": round(_mean(judged.served, "draft_length"), 3), "holds": judged.holds,
             }
         )  # fmt: skip
-    RESULTS.write_text(json.dumps({"seeds": options.seeds, "cells": rows}, indent=1) + "\n")
+        RESULTS.write_text(json.dumps({"seeds": options.seeds, "cells": rows}, indent=1) + "\n")
     return 0
 
 

@@ -15,6 +15,7 @@ from bench.replay.settings import Case, System, ours, recording_of, setting, sin
 LENGTHS = Lengths(300, 128)
 REQUESTS = 150
 H200, A100 = Case("llama-3.1-8b-h200", 0.7), Case("llama-3.1-8b-a100", 0.9)
+H200_HALF = Case("llama-3.1-8b-h200", 0.5)
 SMALL_KV_TOKENS = 8192
 
 
@@ -51,18 +52,27 @@ class Cell:
         return replace(found, limits=limits)
 
 
+OPEN = (
+    Cell(H200, "plain", share=0.8),
+    Cell(H200, "plain", share=0.8, little_memory=True),
+    Cell(H200, "eagle, k = 3", share=0.5),
+    Cell(H200, "ours", share=0.5),
+    Cell(H200, "ours", share=0.8),
+    Cell(H200, "ours", share=0.8, little_memory=True),
+)
+CLOSED = (
+    Cell(H200, "ours", clients=1),
+    Cell(H200, "ours", clients=8),
+    Cell(H200, "lookup, k = 3", clients=32),
+    Cell(H200_HALF, "ours", clients=128),
+    Cell(A100, "draft, k = 5", clients=8),
+    Cell(A100, "ours", clients=8),
+)
+
+
 def cells() -> Iterator[Cell]:
-    yield Cell(H200, "plain", share=0.8)
-    yield Cell(H200, "plain", share=0.8, little_memory=True)
-    yield Cell(H200, "eagle, k = 3", share=0.5)
-    yield Cell(H200, "lookup, k = 3", clients=32)
-    yield Cell(A100, "draft, k = 5", clients=8)
-    yield Cell(H200, "ours", share=0.5)
-    yield Cell(H200, "ours", share=0.8)
-    yield Cell(H200, "ours", share=0.8, little_memory=True)
-    yield Cell(H200, "ours", clients=8)
-    yield Cell(A100, "ours", clients=8)
-    yield Cell(H200, "plain", share=0.8, asynchronous=True)
-    yield Cell(H200, "eagle, k = 3", share=0.5, asynchronous=True)
-    yield Cell(H200, "ours", share=0.5, asynchronous=True)
-    yield Cell(H200, "ours", clients=8, asynchronous=True)
+    """Closed loads of 1 to 128 requests and open ones, in both modes of scheduling."""
+    for cell in (*CLOSED, *OPEN):
+        if not cell.little_memory or cell.system == "plain":
+            yield replace(cell, asynchronous=True)
+    yield from (*CLOSED, *OPEN)

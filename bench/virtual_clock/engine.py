@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from outrider_runtime.simulate.replay.requests import BLOCK_TOKENS, Requests
 from outrider_runtime.simulate.replay.workload import Workload
 from outrider_runtime.vllm_plugin import arguments, launch
 
+from bench.replay.adaptive import AdaptiveVerification, cost_tables
 from bench.replay.settings import LONGEST
 from bench.virtual_clock.clock import Clock
 from tests.engine import engines
@@ -46,6 +48,8 @@ class Stock:
 
     drafter: str | None = None
     k: int = 0
+    adaptive: bool = False
+    """Verified adaptively."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +61,8 @@ class Served:
     draft_length: float
     """Proposals verified of a request in a step."""
     preempted: int
+    steady_latency_s: float = math.nan
+    """Mean over the requests after each client's first one."""
 
 
 def mean_draft_length(log: Log) -> float:
@@ -74,16 +80,21 @@ def served(setting: Setting, load: Workload, stock: Stock | None, profile: Any, 
     def executor(config: Any) -> Any:
         from bench.virtual_clock.executor import Playback  # vLLM's environment must be there
 
-        return Playback(device, clock, drafter, config)
+        on_device = None
+        if stock and stock.adaptive and stock.drafter:
+            costs = cost_tables(setting.world, stock.drafter, stock.k, setting.limits.max_requests)
+            on_device = AdaptiveVerification(len(load), stock.k, costs)
+        return Playback(device, clock, drafter, config, on_device)
 
     with _core(plan, stock, setting, executor, clock, asynchronous) as core:
         if stock is None:
             core.scheduler.outrider_reporter.stop()  # whose profile would be the mounted one
             core.scheduler.outrider.replace_latency(profile)
         _serve(core, load, requests, clock)
-        latency_s = float((requests.done_s - requests.arrived_s).mean())
+        latency_s = requests.done_s - requests.arrived_s
         playback = core.model_executor
-        return Served(latency_s, mean_draft_length(playback.log), playback.preempted)
+        steady_s = float(latency_s[load.clients or 0 :].mean())
+        return Served(float(latency_s.mean()), mean_draft_length(playback.log), playback.preempted, steady_s)
 
 
 def _serve(core: Any, load: Workload, requests: Requests, clock: Clock) -> None:

@@ -14,7 +14,7 @@ import torch
 from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.control.data.plans import DraftPlan, Purpose
 from outrider_runtime.simulate.replay.device import Device, Ran
-from outrider_runtime.simulate.replay.engine import Log
+from outrider_runtime.simulate.replay.engine import Log, OnDevice
 from outrider_runtime.simulate.replay.requests import BLOCK_TOKENS, Books
 from outrider_runtime.simulate.replay.workload import Ints
 from outrider_runtime.vllm_plugin.messages import (
@@ -53,8 +53,11 @@ class Output(Future[Any]):
 class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
     """Requests are called by their row. drafter: which one stock vLLM runs; with the loop its orders say who runs."""
 
-    def __init__(self, device: Device, clock: Clock, drafter: int | None, config: Any) -> None:
+    def __init__(
+        self, device: Device, clock: Clock, drafter: int | None, config: Any, on_device: OnDevice | None = None
+    ) -> None:
         self.device, self.clock, self.log = device, clock, Log()
+        self._on_device = on_device
         self.preempted = 0
         self._drafter = drafter
         self._asynchronous = bool(config.scheduler_config.async_scheduling)
@@ -105,11 +108,16 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         books = self.device.requests.of(np.array([int(name) for name in names], np.int64))
         tokens = np.array(list(output.num_scheduled_tokens.values()), np.int64)
         places = np.array([len(output.scheduled_spec_decode_tokens.get(name, ())) for name in names], np.int64)
+        kept = self._kept(books, tokens, places)
+        tokens = tokens - places + kept
         order = attached_order(output)
         plan, fed = self._plan(output, books, tokens) if order is None else self._ordered(order, books, tokens)
-        verified = np.minimum(places, self.device.proposals.length[books.rows])
-        accepted = self.device.proposals.accepted(books.rows, places)
-        ran = self.device.run(books, tokens, places, accepted, plan, fed)
+        proposals = self.device.proposals
+        verified = np.minimum(kept, proposals.length[books.rows])
+        ran = self.device.run(books, tokens, kept, proposals.accepted(books.rows, kept), plan, fed)
+        if self._on_device and plan.draft_tokens:
+            log_odds = proposals.log_odds(books.rows, plan.draft_tokens)
+            self._on_device.step(books.rows, ran.accepted, kept, log_odds)
         began_s = max(self.clock.now, self._free_at)
         self._free_at = began_s + ran.seconds
         self._note(ran, len(names), int(verified.sum()))
@@ -120,6 +128,12 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
             self._tell(made, order, ran, books)
         # Where nobody waits for the drafters, tokens go out before these have run.
         return Output(self.clock, began_s + ran.target_s if self._asynchronous else self._free_at, made)
+
+    def _kept(self, books: Books, tokens: Ints, places: Ints) -> Ints:
+        if self._on_device is None or not places.any():
+            return places
+        sampling = int(np.count_nonzero(books.decodes | (tokens == books.todo)))
+        return self._on_device.keep(books.rows, tokens - places, places, sampling)
 
     def _note(self, ran: Ran, requests: int, verified: int) -> None:
         self.log.now.append(self._free_at)

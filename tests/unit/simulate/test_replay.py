@@ -24,7 +24,8 @@ from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed,
 from outrider_runtime.simulate.worlds import world as worlds
 from outrider_runtime.simulate.worlds.world import Pass
 
-from bench.replay.baselines import Adaptive, ByBatchSize, cost_tables, tuned_table
+from bench.replay.adaptive import Adaptive, cost_tables
+from bench.replay.baselines import ByBatchSize, tuned_table
 
 EAGLE = Drafter("eagle", passes=True, needs_hidden=True)
 LOOKUP = Drafter("lookup", confidence_edges=MATCH_EDGES)
@@ -46,7 +47,7 @@ def policies() -> dict[str, Policy]:
         "lookup": Fixed(POOL, 1, 5),
         "draft": Fixed(POOL, 2, 2),
         "table": ByBatchSize(POOL, 0, tuned_table(WORLD, LIFTED, "eagle", 5)),
-        "adaptive": Adaptive(POOL, 0, 5, cost_tables(WORLD, "eagle", 5), Limits().slots),
+        "adaptive": Adaptive(POOL, 0, 5, cost_tables(WORLD, "eagle", 5, 256), Limits().slots),
     }
 
 

@@ -20,7 +20,7 @@ from outrider_runtime.simulate.replay.device import Device, Ran
 from outrider_runtime.simulate.replay.flights import DraftingReport, Flight
 from outrider_runtime.simulate.replay.requests import Books, Requests, Rows
 from outrider_runtime.simulate.replay.scheduling import Limits, Scheduled, Scheduler
-from outrider_runtime.simulate.replay.workload import Ints, Workload
+from outrider_runtime.simulate.replay.workload import Floats, Ints, Workload
 from outrider_runtime.simulate.worlds.world import World
 
 STEPS_IN_FLIGHT = 2
@@ -34,6 +34,13 @@ class Policy(Protocol):
     def plan_draft(self, batch: Batch) -> DraftPlan: ...
     def observe(self, outcome: Outcome) -> None: ...
     def release(self, slots: Ints) -> None: ...
+
+
+class OnDevice(Protocol):
+    """What the device decides when a step runs: which draft tokens of those that were scheduled the target scores."""
+
+    def keep(self, slots: Ints, others: Ints, scheduled: Ints, sampling: int) -> Ints: ...
+    def step(self, slots: Ints, accepted: Ints, verified: Ints, log_odds: Floats) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +98,7 @@ class Engine:
         # vLLM's drafters know no end of an answer, and in asynchronous scheduling a step may run beyond it.
         on_device = Requests(load if setting.bundled else replace(load, output=load.output + 4 * DEPTH))
         self._device = Device(setting.world, setting.recording, setting.drafters, on_device)
+        self._on_device: OnDevice | None = getattr(policy, "on_device", None)
         self._proposals = no_proposals(setting.limits.slots)
         self._in_flight: deque[Flight] = deque()
         """Steps whose output has not arrived, the oldest first."""
@@ -227,19 +235,31 @@ class Engine:
         batch = self._batch(books, step.tokens)
         plan = self.policy.plan_draft(batch)
         draft_tokens = np.where(books.decodes, step.tokens - 1, 0)
+        kept = self._kept(books, step.tokens, draft_tokens)
         forest = device.proposals.forest(step.rows)
-        if self.setting.asynchronous:
-            nodes = forest.depth <= draft_tokens[forest.request]
+        if self.setting.asynchronous or self._on_device:
+            nodes = forest.depth <= kept[forest.request]
         right = device.proposals.right(forest, step.rows)
         accepted = np.bincount(forest.request[nodes & right], minlength=len(step.rows))
         record = self._record(books, batch, step, plan, purpose, scheduled_at)
         verdicts = None if self.setting.asynchronous else self._verdicts(forest, nodes, right)
-        fed = _fed(plan, batch, self.setting.drafters)
-        ran = device.run(device.requests.of(step.rows), step.tokens, draft_tokens, accepted, plan, fed)
+        tokens = step.tokens - draft_tokens + kept
+        fed = np.clip(_fed(plan, batch, self.setting.drafters), 0, np.maximum(0, batch.missing - (draft_tokens - kept)))
+        ran = device.run(device.requests.of(step.rows), tokens, kept, accepted, plan, fed)
+        if self._on_device:
+            log_odds = device.proposals.log_odds(step.rows, plan.draft_tokens)
+            self._on_device.step(books.slot, ran.accepted, kept, log_odds)
         record.runs[list(ran.draft_s)] = True
-        self._fly(record, step.rows, draft_tokens, int(np.count_nonzero(nodes)), ran, verdicts)
+        self._fly(record, step.rows, draft_tokens, kept, int(np.count_nonzero(nodes)), ran, verdicts)
         self._proposals.ask(books.slot, plan, self._number)
         self.requests.schedule(books, step.tokens)
+
+    def _kept(self, books: Books, tokens: Ints, draft_tokens: Ints) -> Ints:
+        """(N,) of the scheduled draft tokens, those that the target's pass runs."""
+        if self._on_device is None:
+            return draft_tokens
+        sampling = int(np.count_nonzero(books.decodes | (tokens == books.todo)))
+        return self._on_device.keep(books.slot, tokens - draft_tokens, draft_tokens, sampling)
 
     def _record(
         self, books: Books, batch: Batch, step: Scheduled, plan: DraftPlan, purpose: Purpose, scheduled_at: float
@@ -254,15 +274,18 @@ class Engine:
         return Record(self._number, scheduled_at, scheduled, batch, waited, purpose, plan, runs, (), mode, places)
 
     def _fly(
-        self, record: Record, rows: Rows, draft_tokens: Ints, verified: int, ran: Ran, verdicts: Verdicts | None
-    ) -> None:
+        self, record: Record, rows: Rows, draft_tokens: Ints, kept: Ints, verified: int, ran: Ran,
+        verdicts: Verdicts | None,
+    ) -> None:  # fmt: skip
         """Puts the step on the device's queue, once the host has decided."""
         self.now += self._decision_s(len(rows))
         began_at, before = max(self.now, self._free_at), max(record.scheduled_at, self._free_at)
         self._free_at = began_at + ran.seconds
         out_at = began_at + ran.target_s if self.setting.asynchronous else self._free_at
         report = self._report(record.number, rows, ran)
-        flight = Flight(record, rows, draft_tokens, verified, ran, report, verdicts, self._free_at - before, out_at)
+        flight = Flight(
+            record, rows, draft_tokens, kept, verified, ran, report, verdicts, self._free_at - before, out_at
+        )
         self._in_flight.append(flight)
         self._unobserved[record.number] = flight
 

@@ -34,6 +34,8 @@ class Flight:
     rows: Rows
     draft_tokens: Ints
     """(N,) that were scheduled, proposed or not."""
+    kept: Ints
+    """(N,): scheduled draft tokens that the target's pass ran."""
     verified: int
     """Real proposals that the target scored."""
     ran: Ran
@@ -50,5 +52,5 @@ class Flight:
         names = self.record.step.names
         sampled = np.where(self.ran.tokens > 0, 1 + self.ran.accepted, 0)
         return Counts(
-            dict(zip(names, sampled.tolist(), strict=True)), dict(zip(names, self.draft_tokens.tolist(), strict=True))
+            dict(zip(names, sampled.tolist(), strict=True)), dict(zip(names, self.kept.tolist(), strict=True))
         )

@@ -78,6 +78,10 @@ class Proposals:
         sure = self._confidence[rows][there].astype(np.float64) if confidences else None
         return chains(lengths, self.drafter[rows], plan, asked, sure)
 
+    def log_odds(self, rows: Rows, length: int) -> NDArray[np.float64]:
+        """(N, length): how sure a model is of its draft tokens."""
+        return np.asarray(np.nan_to_num(self._confidence[rows, :length]), np.float64)
+
     def matched(self, rows: Rows) -> NDArray[np.int8]:
         """(N,): tokens of the match that a lookup's proposals follow; 0 for others'."""
         by_lookup = (self.length[rows] > 0) & self._looks_up[self.drafter[rows]]

@@ -1,0 +1,210 @@
+"""The judge of every figure about a GPU: vLLM's own scheduler on the virtual clock, asynchronous as on GPUs.
+
+    python -m bench.virtual_clock.judge [--seeds N] [--points N] [--tables]
+
+Closed loads of 1 to 256 requests, in pools with a lookup, without one, and of a lookup alone. Each point compares the
+loop with plain decoding, with the best static setting, and with vLLM's adaptive verification where that can run. The
+replay finds the best static setting over a few seeds; here it is served again. A ratio is the other's mean request
+latency / ours, after each client's first request: above 1 ours is faster. Writes results/judge.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+from outrider_runtime.simulate.replay.engine import Engine
+
+from bench.replay.bars import geometric_mean, low
+from bench.replay.settings import LONGEST, PROFILES, Case, pool, profile, singles
+from bench.virtual_clock.cells import Cell
+from bench.virtual_clock.engine import Stock, served
+
+RESULTS = Path(__file__).parents[1] / "results" / "judge.json"
+SCREENING_SEEDS = 2
+ADAPTIVE = "adaptive verification"
+PLAIN, BEST, OURS = "plain", "best static", "ours"
+LEAST = {PLAIN: (0.99, 1.00), BEST: (0.98, 1.00), ADAPTIVE: (1.00, 1.10)}
+"""Least 5% quantile over seeds at every point, and least geometric mean over the points. Plain decoding may be ahead by
+what probes and exploration cost: 1%."""
+H200, A100, L40S = "llama-3.1-8b-h200", "llama-3.1-8b-a100", "llama-3.1-8b-l40s"
+H100_70B, CPU = "llama-3.1-70b-4xh100", "smollm2-135m-cpu"
+VARLEN_GRAPHS = frozenset((H200, H100_70B))
+"""FlashAttention 3: adaptive verification runs nowhere else."""
+EAGLE_LOOKUP, DRAFT_LOOKUP, EAGLE, DRAFT, LOOKUP = (
+    ("eagle", "lookup"), ("draft", "lookup"), ("eagle",), ("draft",), ("lookup",)
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class JudgePoint:
+    world: str
+    acceptance: float | None
+    drafters: tuple[str, ...]
+    clients: int
+
+    @property
+    def case(self) -> Case:
+        return Case(self.world, self.acceptance, drafters=self.drafters)
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.world != CPU
+
+    @property
+    def has_adaptive(self) -> bool:
+        return self.world in VARLEN_GRAPHS and self.drafters[0] != "lookup"
+
+    def __str__(self) -> str:
+        lift = "recorded" if self.acceptance is None else f"{self.acceptance}"
+        return f"{self.world}, {lift}, {' + '.join(self.drafters)}, {self.clients} requests"
+
+    def cell(self, system: str) -> Cell:
+        return Cell(self.case, system, clients=self.clients, asynchronous=self.asynchronous)
+
+
+POINTS = (
+    JudgePoint(H200, 0.5, EAGLE_LOOKUP, 128),
+    JudgePoint(A100, 0.5, DRAFT_LOOKUP, 64),
+    JudgePoint(H100_70B, 0.5, EAGLE_LOOKUP, 128),
+    JudgePoint(L40S, 0.5, EAGLE_LOOKUP, 32),
+    JudgePoint(H200, 0.7, EAGLE_LOOKUP, 1),
+    JudgePoint(H200, None, LOOKUP, 128),
+    JudgePoint(CPU, 0.7, EAGLE_LOOKUP, 8),
+    JudgePoint(H200, 0.7, EAGLE, 32),
+    JudgePoint(A100, None, LOOKUP, 64),
+    JudgePoint(H200, None, EAGLE_LOOKUP, 32),
+    JudgePoint(H100_70B, 0.7, EAGLE, 8),
+    JudgePoint(L40S, 0.7, EAGLE_LOOKUP, 128),
+    JudgePoint(H100_70B, None, LOOKUP, 128),
+    JudgePoint(A100, 0.9, DRAFT, 8),
+    JudgePoint(H200, 0.5, EAGLE, 256),
+    JudgePoint(CPU, None, LOOKUP, 24),
+    JudgePoint(H200, 0.9, EAGLE_LOOKUP, 256),
+    JudgePoint(L40S, None, LOOKUP, 1),
+    JudgePoint(H100_70B, 0.9, EAGLE_LOOKUP, 1),
+    JudgePoint(A100, 0.7, DRAFT_LOOKUP, 1),
+    JudgePoint(CPU, 0.7, EAGLE, 1),
+)
+"""Those that a reader asks for first come first."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedPoint:
+    point: str
+    best: str
+    """The best static setting."""
+    latency_s: Mapping[str, Sequence[float]]
+    """Mean latencies of each system, by seed."""
+
+    def ratios(self, other: str) -> list[float]:
+        return [theirs / ours for theirs, ours in zip(self.latency_s[other], self.latency_s[OURS], strict=True)]
+
+
+def judge(point: JudgePoint, seeds: int) -> JudgedPoint:
+    best = best_static(point)
+    names = {PLAIN: Stock(), BEST: stock(best), OURS: None}
+    if point.has_adaptive:
+        names[ADAPTIVE] = Stock(point.drafters[0], LONGEST, adaptive=True)
+    latency_s = {
+        name: [_latency_s(point, served_by, seed) for seed in range(seeds)] for name, served_by in names.items()
+    }
+    return JudgedPoint(str(point), best, latency_s)
+
+
+def stock(name: str) -> Stock:
+    drafter, _, length = name.partition(", k = ")
+    return Stock(drafter, int(length)) if length else Stock()
+
+
+def best_static(point: JudgePoint) -> str:
+    """The setting with the least mean latency in the replay, plain decoding among them."""
+
+    def latency_s(name: str) -> float:
+        cell = point.cell(name)
+        return float(np.mean([_replayed_s(cell, seed) for seed in range(SCREENING_SEEDS)]))
+
+    return min(singles(point.case), key=latency_s)
+
+
+def _replayed_s(cell: Cell, seed: int) -> float:
+    engine = Engine(cell.setting(), cell.load(seed), cell.policy().build(cell.case, seed))
+    engine.run()
+    latency_s = engine.requests.done_s - engine.requests.arrived_s
+    return float(latency_s[cell.clients :].mean())
+
+
+def _latency_s(point: JudgePoint, system: Stock | None, seed: int) -> float:
+    cell = point.cell(OURS if system is None else PLAIN)
+    latency = profile(point.world, pool(point.case), seed % PROFILES)
+    return served(cell.setting(), cell.load(seed), system, latency, asynchronous=point.asynchronous).steady_latency_s
+
+
+def table(judged: Sequence[JudgedPoint]) -> list[str]:
+    """Lines of Markdown: the 5% quantile over seeds of each ratio, exactly as it is."""
+    lines = ["| point | plain / ours | best static / ours | adaptive verification / ours |", "|---|---|---|---|"]
+    for judged_point in judged:
+        columns = [
+            f"{_figure(judged_point, name)} ({judged_point.best})" if name == BEST else _figure(judged_point, name)
+            for name in LEAST
+        ]
+        lines.append(f"| {judged_point.point} | {' | '.join(columns)} |")
+    return [*lines, f"| geometric mean | {' | '.join(_mean(judged, name) for name in LEAST)} |"]
+
+
+def _figure(judged: JudgedPoint, name: str) -> str:
+    if name not in judged.latency_s:
+        return "cannot run"
+    quantile = low(judged.ratios(name))
+    return f"{quantile:.3f}{'' if quantile >= LEAST[name][0] else ' missed'}"
+
+
+def _mean(judged: Sequence[JudgedPoint], name: str) -> str:
+    ratios = [geometric_mean(judged_point.ratios(name)) for judged_point in judged if name in judged_point.latency_s]
+    if not ratios:
+        return "-"
+    return f"{geometric_mean(ratios):.3f}{'' if geometric_mean(ratios) >= LEAST[name][1] else ' missed'}"
+
+
+def _write(judged: Sequence[JudgedPoint], seeds: int) -> None:
+    rows = [
+        {"point": judged_point.point, "best": judged_point.best, "latencyS": dict(judged_point.latency_s)}
+        for judged_point in judged
+    ]
+    RESULTS.write_text(json.dumps({"seeds": seeds, "points": rows}, indent=1) + "\n")
+
+
+def read() -> list[JudgedPoint]:
+    return [
+        JudgedPoint(row["point"], row["best"], row["latencyS"]) for row in json.loads(RESULTS.read_text())["points"]
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--points", type=int, default=len(POINTS), help="only the first so many")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--tables", action="store_true", help="measure nothing: print what is there")
+    options = parser.parse_args()
+    judged = read() if options.tables else []
+    if not options.tables:
+        points = POINTS[: options.points]
+        with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as processes:
+            for judged_point in processes.map(judge, points, [options.seeds] * len(points)):
+                judged.append(judged_point)
+                print(table([judged_point])[2], flush=True)
+                _write(judged, options.seeds)
+    print("\n".join(table(judged)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
