@@ -1,0 +1,101 @@
+"""A draft that cannot be loaded stays in the first new pod, held by Kubernetes itself."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from outrider_operator.kinds import DEPLOYMENT
+
+from tests.operator.client import Service, uids, wait_for
+from tests.operator.conftest import Make
+from tests.operator.manifests import EAGLE, LOOKUP
+from tests.operator.process import OperatorProcess
+
+pytestmark = pytest.mark.cluster
+
+SURGE = {"maxSurge": 3, "maxUnavailable": 0, "drainTimeout": "1s", "progressDeadline": "300s"}
+SWAP = {"maxSurge": 0, "maxUnavailable": 2, "drainTimeout": "1s", "progressDeadline": "300s"}
+BAD, GOOD = [LOOKUP, EAGLE], [LOOKUP, EAGLE | {"name": "eagle-2"}]
+
+
+@pytest.fixture(scope="module")
+def services(make: Make) -> dict[str, Service]:
+    """Whose pods cannot load the drafter `eagle`, started together."""
+    common: dict[str, Any] = {"standin": {"unloadable": "eagle", "start_s": 3}, "profiling": {"mode": "Skip"}}
+    return {
+        "surge": make("surge", replicas=3, rollout=SURGE, **common),
+        "swap": make("swap", replicas=3, rollout=SWAP, **common),
+        "single": make("single", replicas=1, rollout=SURGE, **common),
+    }
+
+
+@pytest.fixture
+def operator_restarted(operator_process: OperatorProcess) -> Generator[OperatorProcess]:
+    """A test that kills the operator leaves it running."""
+    yield operator_process
+    if not operator_process.running():
+        operator_process.start()
+
+
+@pytest.mark.parametrize(("name", "old", "new"), [("surge", 3, 1), ("swap", 2, 1), ("single", 1, 1)])
+def test_a_missing_draft_is_held_while_no_operator_runs(
+    services: dict[str, Service], operator_restarted: OperatorProcess, name: str, old: int, new: int
+) -> None:
+    """The operator is killed before the new pod is ready. The Deployment's controller sees it ready, and takes no old
+    pod for it; neither does the operator once it is back. The next draft rolls out."""
+    service = services[name]
+    service.wait_updated()
+    before, revision = uids(service.ready_pods()), service.revision
+    service.patch({"draftPool": BAD})
+    wait_for("a pod of the new revision", lambda: uids(service.pods()) - before)
+    operator_restarted.kill()
+    wait_for("the new pod to be seen ready", lambda: deployed(service, "readyReplicas") == old + new)
+    assert deployed(service, "availableReplicas") == old
+    assert (len(old_pods(service, revision)), len(service.pods())) == (old, old + new)
+    operator_restarted.start()
+    progressing = service.wait("Progressing", "False", "DrafterNotLoaded")
+    assert (
+        "drafter eagle is not loaded: its weights do not fit the target. The old pods serve on."
+        in progressing["message"]
+    )
+    assert service.condition("Updated")["reason"] == "DrafterNotLoaded"
+    assert uids(old_pods(service, revision)) <= before
+    assert (len(old_pods(service, revision)), len(service.pods())) == (old, old + new)
+    service.patch({"draftPool": GOOD})
+    service.wait_updated()
+    assert len(service.ready_pods()) == service.read()["spec"]["replicas"]
+    assert "minReadySeconds" not in service.child(DEPLOYMENT)["spec"]
+
+
+def test_a_held_rollout_is_reverted_to_the_pods_that_serve(services: dict[str, Service]) -> None:
+    """Patched back, the old pods have never gone, and the bad one does."""
+    service = services["surge"]
+    service.wait_updated()
+    before, revision = uids(service.ready_pods()), service.revision
+    service.patch({"draftPool": BAD})
+    service.wait("Progressing", "False", "DrafterNotLoaded")
+    service.patch({"draftPool": GOOD})
+    service.wait_updated()
+    wait_for("the bad pod to go", lambda: uids(service.pods()) == before)
+    assert service.revision == revision
+
+
+def test_continue_rolls_out_without_the_drafter(services: dict[str, Service]) -> None:
+    service = services["single"]
+    service.wait_updated()
+    service.patch({"draftPool": BAD})
+    service.wait("Progressing", "False", "DrafterNotLoaded")
+    service.patch({"rollout": {"onMissingDrafter": "Continue"}})
+    service.wait_updated()
+    assert len(old_pods(service, service.revision)) == 1
+
+
+def old_pods(service: Service, revision: str) -> list[dict[str, Any]]:
+    """Ready pods of `revision`."""
+    return [pod for pod in service.ready_pods() if pod["metadata"]["labels"]["outrider.dev/revision"] == revision]
+
+
+def deployed(service: Service, count: str) -> int:
+    return int(service.child(DEPLOYMENT)["status"].get(count, 0))
