@@ -44,6 +44,8 @@ _BLOCKS = {
     DraftMethod.EAGLE: ("eagle", "eagle"),
     DraftMethod.SPARSE_SELF: ("sparseSelf", "sparse_self"),
     DraftMethod.MEDUSA: ("medusa", "medusa"),
+    DraftMethod.BLOCK: ("block", "block"),
+    DraftMethod.MTP: ("mtp", "mtp"),
 }
 
 
@@ -180,6 +182,13 @@ _POOL_RULES = (
     Rule(
         on=SpeculativeServiceSpec,
         field=".draftPool",
+        cel="!has(self.draftPool) || self.draftPool.filter(d, d.method == 'MTP').size() <= 1",
+        holds=lambda s: sum(d.method is DraftMethod.MTP for d in s.draft_pool) <= 1,
+        message="draftPool may hold one MTP drafter, the target has one set of layers: remove the others",
+    ),
+    Rule(
+        on=SpeculativeServiceSpec,
+        field=".draftPool",
         cel="!has(self.draftPool) || self.draftPool.filter(d, d.method == 'PromptLookup').size() <= 1",
         holds=lambda s: sum(d.method is DraftMethod.PROMPT_LOOKUP for d in s.draft_pool) <= 1,
         message="draftPool may hold one PromptLookup drafter in this release: remove the others",
@@ -231,6 +240,8 @@ _POOL_RULES = (
         message="draftModel.windowTokens needs engine.backend vLLM: set it, or remove windowTokens",
     ),
     _served_by(DraftMethod.SPARSE_SELF, Backend.VLLM, "the Torch backend has no windows"),
+    _served_by(DraftMethod.BLOCK, Backend.VLLM, "the Torch backend has no block drafters"),
+    _served_by(DraftMethod.MTP, Backend.VLLM, "the Torch backend loads no MTP layers"),
     _served_by(DraftMethod.MEDUSA, Backend.TORCH, "vLLM's model runner has no Medusa heads"),
     Rule(
         on=SpeculativeServiceSpec,

@@ -82,6 +82,8 @@ class DraftMethod(StrEnum):
     EAGLE = "Eagle"
     SPARSE_SELF = "SparseSelf"
     MEDUSA = "Medusa"
+    BLOCK = "Block"
+    MTP = "MTP"
 
 
 class PromptLookup(Model):
@@ -102,6 +104,16 @@ class DraftModel(NeuralDraft):
     pages of the KV cache; all of the request when absent. For long contexts (engine.backend vLLM only)."""
 
 
+class BlockDraft(NeuralDraft):
+    max_tokens: Annotated[int, Field(ge=1, le=MOST_DRAFT_TOKENS)] | None = None
+    """Most tokens that it proposes for a request in a step, at most what the checkpoint's block holds. When absent:
+    that, or speculation.maxDraftTokens where it is less."""
+
+
+class MTP(Model):
+    """Multi-token prediction has no settings: its layers are in the target's own checkpoint."""
+
+
 class SparseSelf(Model):
     sink_tokens: Annotated[int, Field(ge=0, le=1024)] = SINK_TOKENS
     """Tokens at the beginning of the request that every draft pass reads, rounded up to whole pages of the KV cache."""
@@ -119,7 +131,8 @@ class Drafter(Model):
     name: Name
     """Name of this drafter, unique in the pool; status and metrics use it."""
     method: DraftMethod
-    """PromptLookup, DraftModel, Eagle, SparseSelf or Medusa; the block of the same name holds its settings."""
+    """PromptLookup, DraftModel, Eagle, SparseSelf, Medusa, Block or MTP; the block of the same name holds its
+    settings."""
     prompt_lookup: PromptLookup | None = None
     """Proposes the tokens that followed the same n-gram earlier in the request (no model)."""
     draft_model: DraftModel | None = None
@@ -131,13 +144,19 @@ class Drafter(Model):
     contexts)."""
     medusa: NeuralDraft | None = None
     """Medusa heads on the target's last hidden state propose a token each, all at once (engine.backend Torch only)."""
+    block: BlockDraft | None = None
+    """A block drafter (DFlash, DFlash2 or DSpark, as its checkpoint says) proposes all tokens in one pass over the
+    target's hidden states (engine.backend vLLM only)."""
+    mtp: MTP | None = None
+    """The multi-token prediction layer of the target's own checkpoint proposes tokens one by one (engine.backend vLLM
+    only)."""
     paused: bool = False
     """It stays loaded and is not asked. Changing it restarts nothing."""
 
     @property
     def neural(self) -> NeuralDraft | None:
         """The draft's weights, or None for a drafter that has none."""
-        return self.draft_model or self.eagle or self.medusa
+        return self.draft_model or self.eagle or self.medusa or self.block
 
     @property
     def window(self) -> int | None:
