@@ -18,7 +18,9 @@ from unittest import mock
 
 from outrider_crds.runtime_config import BootConfig, HotConfig
 from outrider_crds.spec import (
+    MTP,
     Accelerator,
+    BlockDraft,
     Drafter,
     DraftMethod,
     DraftModel,
@@ -86,6 +88,14 @@ def lookup(name: str = "pld") -> Drafter:
 
 def eagle(path: Path = EAGLE_HEAD, name: str = "eagle") -> Drafter:
     return Drafter(name=name, method=DraftMethod.EAGLE, eagle=NeuralDraft(model=model(path)))
+
+
+def block(path: Path, name: str = "flash", max_tokens: int | None = None) -> Drafter:
+    return Drafter(name=name, method=DraftMethod.BLOCK, block=BlockDraft(model=model(path), max_tokens=max_tokens))
+
+
+def mtp(name: str = "mtp") -> Drafter:
+    return Drafter(name=name, method=DraftMethod.MTP, mtp=MTP())
 
 
 def medusa(path: Path, name: str = "medusa") -> Drafter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from outrider_crds.spec import Drafter, DraftMethod
 
 from outrider_runtime.control import settings
-from outrider_runtime.drafters import draft_model, eagle, medusa, prompt_lookup, sparse_self
+from outrider_runtime.drafters import block, draft_model, eagle, medusa, mtp, prompt_lookup, sparse_self
 from outrider_runtime.drafters.method import Method
 from outrider_runtime.drafters.window import window_of
 
@@ -15,6 +15,8 @@ METHODS: dict[DraftMethod, Method] = {
     DraftMethod.EAGLE: eagle.METHOD,
     DraftMethod.SPARSE_SELF: sparse_self.METHOD,
     DraftMethod.MEDUSA: medusa.METHOD,
+    DraftMethod.BLOCK: block.METHOD,
+    DraftMethod.MTP: mtp.METHOD,
 }
 
 

@@ -8,13 +8,13 @@ it is 1.00 again.
 from __future__ import annotations
 
 from outrider_runtime.drafters.method import Method
-from outrider_runtime.drafters.models import Models, other_vocabulary, parallel_format
+from outrider_runtime.drafters.models import Models, block_drafter, other_vocabulary, parallel_format
 
 
 def obstacle(models: Models) -> str:
-    parallel = parallel_format(models)
-    if parallel:
-        return parallel
+    other_method = parallel_format(models) or block_drafter(models)
+    if other_method:
+        return other_method
     if models.draft.is_head:
         return f"the model is an EAGLE head ({models.draft.names}), not a draft model; use method Eagle for it"
     return other_vocabulary(models) or too_few_positions(models.draft.max_position_embeddings, models.longest)

@@ -7,12 +7,22 @@ whatever was skipped, its whole prompt included. So a hole is not forbidden, and
 from __future__ import annotations
 
 from outrider_runtime.drafters.method import Method
-from outrider_runtime.drafters.models import Models, other_vocabulary, parallel_format
+from outrider_runtime.drafters.models import (
+    Models,
+    block_drafter,
+    other_vocabulary,
+    other_width,
+    parallel_format,
+    too_many_tokens,
+)
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def obstacle(models: Models) -> str:
+    other_method = block_drafter(models)
+    if other_method:
+        return other_method
     if not models.draft.is_head:
         return (
             f"the model is not an EAGLE-3 head: its config names {models.draft.names} and has no "
@@ -22,26 +32,10 @@ def obstacle(models: Models) -> str:
     return (
         parallel
         or other_vocabulary(models)
-        or _too_many_tokens(models)
-        or _other_width(models)
+        or too_many_tokens(models)
+        or other_width(models, "EAGLE-3 head")
         or _layers_beyond(models)
     )
-
-
-def _too_many_tokens(models: Models) -> str:
-    size, most = models.draft.draft_vocab_size, models.target.vocab_size
-    if size is None or most is None or size <= most:
-        return ""
-    return f"vocabulary mismatch: the head proposes {size} tokens (draft_vocab_size), the target has {most}"
-
-
-def _other_width(models: Models) -> str:
-    """A head of another width was trained for another model."""
-    other, has = models.draft.target_hidden_size, models.target.hidden_size
-    field, wanted = ("target_hidden_size", other) if other else ("hidden_size", models.draft.hidden_size)
-    if wanted is None or has is None or wanted == has:
-        return ""
-    return f"the EAGLE-3 head reads hidden states of width {wanted} ({field}), the target's are {has} wide"
 
 
 def _layers_beyond(models: Models) -> str:

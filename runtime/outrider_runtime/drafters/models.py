@@ -27,6 +27,15 @@ class EagleConfig(_Read):
     eagle_aux_hidden_state_layer_ids: list[int] | None = None
 
 
+class DFlashConfig(_Read):
+    """A block drafter's own section, where its publisher has one."""
+
+    mask_token_id: int | None = None
+    target_layer_ids: list[int] | None = None
+    block_size: int | None = None
+    projector_type: str | None = None
+
+
 class ModelConfig(_Read):
     """What is read of a draft's config, and of its target's."""
 
@@ -43,6 +52,19 @@ class ModelConfig(_Read):
     medusa_num_heads: Count | None = None
     pard_token: int | None = None
     ptd_token_id: int | None = None
+    dflash_config: DFlashConfig | None = None
+    mask_token_id: int | None = None
+    dspark_noise_token_id: int | None = None
+    target_layer_ids: list[int] | None = None
+    aux_hidden_state_layer_ids: list[int] | None = None
+    block_size: int | None = None
+    sample_from_anchor: bool | None = None
+    markov_head_type: str | None = None
+    num_target_layers: int | None = None
+    num_nextn_predict_layers: int | None = None
+    mtp_num_hidden_layers: int | None = None
+    text_config: dict[str, Any] | None = None
+    """Sizes of a multimodal model's language part."""
     transformer_layer_config: dict[str, Any] | None = None
     """Where the speculators format keeps sizes and vocabulary."""
 
@@ -55,6 +77,36 @@ class ModelConfig(_Read):
         """Publishers name a head Eagle3 or like any model of its family; a draft_vocab_size is what only heads have."""
         names = " ".join([*(self.architectures or []), self.speculators_model_type or ""])
         return "eagle" in names.lower() or self.draft_vocab_size is not None
+
+    @property
+    def block_kind(self) -> str:
+        """Name of the block drafter that the checkpoint is; empty for other models."""
+        names = " ".join([self.speculators_model_type or "", *(self.architectures or [])]).lower()
+        return next((kind for kind in ("LiLiCorr", "DFlash2", "DFlash", "DSpark") if kind.lower() in names), "")
+
+    @property
+    def block_tokens(self) -> int | None:
+        """Most tokens that a block drafter proposes in its pass; None where its config does not say."""
+        nested = None if self.dflash_config is None else self.dflash_config.block_size
+        size = self.block_size if nested is None else nested
+        if size is None:
+            return None
+        return size if self.samples_from_anchor else size - 1
+
+    @property
+    def samples_from_anchor(self) -> bool:
+        """The block's first token proposes, too. That is DSpark's own format; `speculators` saves it without."""
+        if self.sample_from_anchor is not None or self.block_kind != "DSpark":
+            return bool(self.sample_from_anchor)
+        return self.speculators_model_type is None
+
+    @property
+    def mtp_layers(self) -> int:
+        """Multi-token prediction modules in a target's checkpoint, as far as its config tells."""
+        own = self.mtp_num_hidden_layers, self.num_nextn_predict_layers
+        text = self.text_config or {}
+        nested = text.get("mtp_num_hidden_layers"), text.get("num_nextn_predict_layers")
+        return next((count for count in (*own, *nested) if isinstance(count, int)), 0)
 
     @property
     def drafts_in_parallel(self) -> str:
@@ -82,6 +134,8 @@ class Models:
     target_location: str
     longest: int | None
     """Tokens that a request may take, where that is known."""
+    max_tokens: int | None = None
+    """Tokens that the manifest lets a block drafter propose; None: its block's."""
 
 
 def typed_config(config: Config, location: str) -> ModelConfig:
@@ -101,6 +155,29 @@ def parallel_format(models: Models) -> str:
     if not name:
         return ""
     return f"the checkpoint is {name}, which drafts all tokens in parallel; vLLM's V2 runner cannot: use another draft"
+
+
+def other_width(models: Models, kind: str) -> str:
+    """Why a draft that reads hidden states was trained for another target. kind: its name in the sentence."""
+    other, has = models.draft.target_hidden_size, models.target.hidden_size
+    field, width = ("target_hidden_size", other) if other else ("hidden_size", models.draft.hidden_size)
+    if width is None or has is None or width == has:
+        return ""
+    return f"the {kind} reads hidden states of width {width} ({field}), the target's are {has} wide"
+
+
+def too_many_tokens(models: Models) -> str:
+    """Why a draft with a vocabulary of its own is for another target."""
+    size, most = models.draft.draft_vocab_size, models.target.vocab_size
+    if size is None or most is None or size <= most:
+        return ""
+    return f"vocabulary mismatch: the head proposes {size} tokens (draft_vocab_size), the target has {most}"
+
+
+def block_drafter(models: Models) -> str:
+    """Why a block drafter's checkpoint is refused under another method."""
+    kind = models.draft.block_kind
+    return f"the model is a block drafter ({kind}): use method Block for it" if kind else ""
 
 
 def other_vocabulary(models: Models) -> str:

@@ -40,9 +40,10 @@ class Pool(Model):
 
     @property
     def primary(self) -> Drafter | None:
-        """The one that vLLM's own config names: an EAGLE head if there is one, for whom the target hands out hidden
-        states; else one that writes KV ahead of the target, for which vLLM keeps room in the cache; else a lookup."""
-        heads = [drafter for drafter in self.neural if drafter.method is DraftMethod.EAGLE]
+        """The drafter that vLLM's own config names. Block drafters, then EAGLE heads come first: the target hands out
+        hidden states for them. Then what writes KV ahead of the target, for which vLLM keeps room in the cache."""
+        reading = (DraftMethod.BLOCK, DraftMethod.EAGLE, DraftMethod.MTP)
+        heads = [drafter for method in reading for drafter in self.hosted if drafter.method is method]
         selves = [drafter for drafter in self.hosted if drafter.sparse_self is not None]
         return next(iter((*heads, *self.neural, *selves, *self.hosted)), None)
 
@@ -66,7 +67,7 @@ def choose_pool(boot: BootConfig, places: ModelPlaces) -> Pool:
 def _obstacle(boot: BootConfig, drafter: Drafter, places: ModelPlaces) -> str:
     """Why `drafter` cannot propose for the target, in a sentence; empty when nothing is known against it."""
     unsupported = METHODS[drafter.method].unsupported.get(boot.engine.backend, "")
-    if unsupported or (drafter.neural is None and drafter.sparse_self is None):
+    if unsupported or (drafter.neural is None and drafter.sparse_self is None and drafter.mtp is None):
         return unsupported
     neural = drafter.neural
     try:
@@ -76,9 +77,11 @@ def _obstacle(boot: BootConfig, drafter: Drafter, places: ModelPlaces) -> str:
         return str(error)
     longest = _longest_request(boot, target.config)
     too_long = window_too_long(drafter, longest)
-    if too_long or draft is None:
+    if too_long or drafter.sparse_self is not None:
         return too_long
-    models = Models(draft.config, target.config, draft.location, target.location, longest)
+    draft = draft or target  # of a drafter that the target's own checkpoint holds
+    most = None if drafter.block is None else drafter.block.max_tokens
+    models = Models(draft.config, target.config, draft.location, target.location, longest, most)
     return METHODS[drafter.method].obstacle(models)
 
 

@@ -26,6 +26,7 @@ RECORDED_AS = {
     DraftMethod.DRAFT_MODEL: DRAFT,
     DraftMethod.PROMPT_LOOKUP: LOOKUP,
     DraftMethod.SPARSE_SELF: SPARSE,
+    DraftMethod.MTP: EAGLE,
 }
 TRAITS = {
     EAGLE: Drafter(EAGLE, passes=True, needs_hidden=True),
@@ -105,7 +106,8 @@ def _hot(spec: SpeculativeServiceSpec) -> HotSettings:
         draft_prefill=DraftPrefill(speculation.draft_prefill.value),
         max_draft_tokens=min(speculation.max_draft_tokens, DEPTH),
         slo_classes=tuple(
-            SLOClass(one.name, seconds(one.tpot), seconds(one.ttft) if one.ttft else None) for one in spec.slo_classes
+            SLOClass(entry.name, seconds(entry.tpot), seconds(entry.ttft) if entry.ttft else None)
+            for entry in spec.slo_classes
         ),
     )
 
@@ -145,7 +147,12 @@ def _notices(spec: SpeculativeServiceSpec) -> Sequence[str]:
         for entry in spec.draft_pool
         if entry.draft_model is not None and entry.draft_model.window_tokens is not None
     ]
-    heads = [entry.name for entry in spec.draft_pool if entry.method is DraftMethod.EAGLE]
+    found += [
+        f"drafter {entry.name!r} is as fast and as often right as an EAGLE head: no MTP layer was recorded."
+        for entry in spec.draft_pool
+        if entry.method is DraftMethod.MTP
+    ]
+    heads = [entry.name for entry in spec.draft_pool if RECORDED_AS.get(entry.method) == EAGLE]
     if len(heads) > 1:
         found.append(f"one EAGLE head is recorded: {', '.join(heads)} are derived from it, each lifted apart.")
     return found

@@ -12,7 +12,7 @@ from outrider_crds.runtime_config import BootConfig, draft_mount
 from outrider_crds.spec import Drafter
 from outrider_runtime.drafters.pool import ModelPlaces, Pool, choose_pool
 
-from tests.engine.engines import boot_config, draft_model, eagle, lookup, medusa, model, sparse_self
+from tests.engine.engines import block, boot_config, draft_model, eagle, lookup, medusa, model, mtp, sparse_self
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "vocab_size": 100, "hidden_size": 64}
 EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 100, "hidden_size": 64}
@@ -252,3 +252,70 @@ def test_in_a_pod_models_are_looked_for_where_they_are_mounted(folder: Any) -> N
     head = eagle(folder("head", EAGLE3))
     assert head.neural is not None
     assert ModelPlaces().location(head.neural.model, draft_mount("eagle")) == "/var/lib/outrider/models/draft-eagle"
+
+
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 8}
+DFLASH = {
+    "architectures": ["DFlashDraftModel"], "vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 2,
+    "block_size": 8, "dflash_config": {"mask_token_id": 4, "target_layer_ids": [1, 7]}, "num_target_layers": 8,
+}  # fmt: skip
+SAVED_BY_SPECULATORS = {
+    "architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash", "block_size": 8, "mask_token_id": 4,
+    "draft_vocab_size": 50, "aux_hidden_state_layer_ids": [2, 8],
+    "transformer_layer_config": {"vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 2},
+}  # fmt: skip
+DSPARK = {
+    "architectures": ["Qwen3DSparkModel"], "vocab_size": 100, "hidden_size": 64, "block_size": 7,
+    "mask_token_id": 4, "target_layer_ids": [1, 7], "markov_head_type": "vanilla",
+}  # fmt: skip
+PUBLISHED = {"dflash": DFLASH, "speculators": SAVED_BY_SPECULATORS, "dspark": DSPARK}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_block_drafts_are_hosted_in_their_published_formats(folder: Any, name: str) -> None:
+    target, draft = folder("target", QWEN3), folder("draft", PUBLISHED[name])
+    assert dropped(target, block(draft, max_tokens=7)) == ""
+    assert "block.maxTokens is 8" in dropped(target, block(draft, max_tokens=8))
+    for other_method in (eagle(draft), draft_model(draft)):
+        assert "use method Block" in dropped(target, other_method)
+
+
+@pytest.mark.parametrize(
+    ("update", "reason"),
+    [
+        ({"hidden_size": 32}, "width 32 (hidden_size), the target's are 64"),
+        ({"target_hidden_size": 32}, "width 32 (target_hidden_size)"),
+        ({"vocab_size": 99}, "99 tokens"),
+        ({"draft_vocab_size": 200}, "draft_vocab_size"),
+        ({"num_target_layers": 9}, "made for a target of 9 layers"),
+        ({"dflash_config": {"mask_token_id": 4, "target_layer_ids": [8]}}, "after layer 9, the target has 8"),
+        ({"dflash_config": {"target_layer_ids": [1]}}, "no mask_token_id"),
+        ({"dflash_config": {"mask_token_id": 4, "projector_type": "domino"}}, "domino"),
+        ({"markov_head_type": "wide"}, "markov_head_type is wide"),
+        ({"architectures": ["Qwen3ForCausalLM"]}, "no block drafter"),
+        ({"architectures": ["LiLiCorrDraftModel"]}, "no block drafter that is served"),
+        ({"block_size": "8"}, "block_size is '8'"),
+    ],
+    ids=str,
+)
+def test_block_draft_for_another_target_is_refused_with_field(folder: Any, update: Any, reason: str) -> None:
+    target, draft = folder("target", QWEN3), folder("draft", {**DFLASH, **update})
+    assert reason in dropped(target, block(draft))
+
+
+@pytest.mark.parametrize(
+    ("update", "reason"),
+    [
+        ({}, "has no MTP layers"),
+        ({"num_nextn_predict_layers": 0}, "has no MTP layers"),
+        ({"num_nextn_predict_layers": 8}, "has 8 MTP modules"),
+        ({"num_nextn_predict_layers": 1}, ""),
+        ({"mtp_num_hidden_layers": 1}, ""),
+        ({"text_config": {"mtp_num_hidden_layers": 1}}, ""),
+    ],
+    ids=str,
+)
+def test_mtp_needs_a_target_with_one_module(folder: Any, update: Any, reason: str) -> None:
+    why = dropped(folder("target", {**QWEN3, **update}), mtp())
+    assert reason in why
+    assert bool(why) == bool(reason)
