@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 
 from outrider_runtime.control.cost.model import LatencyModel
-from outrider_runtime.control.data.batch import NOBODY, Batch, Ints
+from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Ints
 from outrider_runtime.control.data.forest import Forest
 from outrider_runtime.control.data.plans import DraftPlan, Outcome, VerifyPlan
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.propose import Propose
-from outrider_runtime.control.settings import HotSettings, Mode, Pin, Settings, in_force
+from outrider_runtime.control.settings import HotSettings, Mode, Pin, Settings, fed_blocks, in_force
 from outrider_runtime.control.slo import UnderWay
 from outrider_runtime.control.state import (
     ACCEPTED,
@@ -145,6 +145,11 @@ class Controller:
             self._suspended.get(drafter, ""), counted[REQUEST_STEPS], counted[TRIED], counted[VERIFIED],
             counted[ACCEPTED],
         )  # fmt: skip
+
+    @property
+    def fed_blocks(self) -> Bools:
+        """(D,): see `settings.fed_blocks`."""
+        return fed_blocks(self.settings, self._force)
 
     def weighed(self, batch: Batch) -> Weighed | None:
         """What decides about `batch`, as given to `plan_draft`; None where nobody can be drafted for."""

@@ -46,7 +46,7 @@ class Drafter:
     needs_kv: bool = False
     """It has a cache of its own and proposes junk for a request whose cache has a hole (a draft model)."""
     needs_hidden: bool = False
-    """It reads the target's hidden states: a step without it leaves a hole that cannot be closed (an EAGLE head)."""
+    """It reads the target's hidden states: a step without it leaves a gap that cannot be closed (an EAGLE head)."""
     kv_budget: int | None = None
     """Tokens of a request that a pass reads at most; None: all of them."""
     confidence_edges: tuple[float, ...] = PROBABILITY_EDGES
@@ -58,6 +58,11 @@ class Drafter:
     def reads(self) -> bool:
         """It must be fed committed tokens."""
         return self.needs_kv or self.needs_hidden
+
+    @property
+    def is_block(self) -> bool:
+        """One pass proposes all tokens, over a cache that is fed in every step: a gap in it cannot be closed."""
+        return self.needs_kv and self.needs_hidden
 
     @property
     def is_target(self) -> bool:
@@ -144,6 +149,16 @@ class InForce:
     """See `Settings`."""
     tpots_s: Floats
     """By class; the last one, infinite, for none."""
+
+
+def fed_blocks(settings: Settings, force: InForce) -> Bools:
+    """(D,): block drafters that are fed in every step, as feeding costs little and a gap stays."""
+    blocks = np.array([drafter.is_block for drafter in settings.drafters], dtype=bool)
+    if force.silent:
+        return np.zeros_like(blocks)
+    if force.pinned is not None:
+        blocks &= np.arange(len(blocks)) == force.pinned.drafter
+    return np.asarray(blocks & force.usable)
 
 
 def in_force(settings: Settings, suspended: Container[int], pinned: Pin | None) -> InForce:

@@ -16,6 +16,10 @@ LEAST_CATCH_UP_TOKENS = 2
 """A shorter hole is closed with the token before it: a pass over a single one would be a decoding step's."""
 
 
+NEVER_CLOSED_TOKENS = 1 << 30
+"""Missing where a block drafter's cache has a gap: more than any step feeds, since hidden states are gone."""
+
+
 class Hole(NamedTuple):
     """Committed tokens [start, end) of a request that are not in a draft model's KV."""
 
@@ -34,7 +38,7 @@ class Caches:
             for number, drafter in enumerate(drafters)
             if drafter.needs_kv
         }
-        self._heads = [n for n, one in enumerate(drafters) if one.needs_hidden]
+        self._heads = [number for number, drafter in enumerate(drafters) if drafter.needs_hidden]
 
     @property
     def in_blocks(self) -> bool:
@@ -47,7 +51,8 @@ class Caches:
         for number, draft in self._drafts.items():
             missing[number] = step.context - draft.seen(step) + step.tokens
         for number in self._heads:
-            missing[number] = step.tokens
+            gap = missing[number] > step.tokens  # of a block drafter
+            missing[number] = np.where(gap, NEVER_CLOSED_TOKENS, step.tokens)
         return missing
 
     def close(self, number: int, step: ScheduledStep, wanted: Ints, order: Ints, most: int) -> list[Hole]:

@@ -18,7 +18,7 @@ from outrider_crds.spec import Drafter
 
 from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.cost.model import LatencyModel
-from outrider_runtime.control.data.batch import NOBODY, Batch, Ints
+from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Ints
 from outrider_runtime.control.data.forest import Forest
 from outrider_runtime.control.data.plans import DraftPlan, Purpose, VerifyPlan
 from outrider_runtime.control.settings import DraftPrefill, HotSettings, Mode, Settings, SLOClass
@@ -106,6 +106,11 @@ class ControlLoop:
                 return self._nothing(batch)
             self._decided = batch, plan
             return plan
+
+    @property
+    def fed_blocks(self) -> Bools:
+        """(D,): block drafters that are fed in this step, whatever is proposed."""
+        return self._controller.fed_blocks
 
     def observe(self, told: Told) -> None:
         with self.lock:

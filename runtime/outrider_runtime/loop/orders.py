@@ -25,20 +25,28 @@ class Order:
     """What draft models run over before they propose."""
 
 
-def carry_out(plan: DraftPlan, batch: Batch, step: ScheduledStep, drafters: Sequence[Drafter], caches: Caches) -> Order:
-    """The step is scheduled: the books of caches go on from here."""
-    asked, feed, holes = plan.asked, np.zeros_like(plan.feed), list[Hole]()
-    runs = (plan.passes > 0) | plan.feed.any(axis=1)
+def carry_out(
+    plan: DraftPlan, batch: Batch, step: ScheduledStep, drafters: Sequence[Drafter], caches: Caches,
+    fed_blocks: Bools,
+) -> Order:  # fmt: skip
+    """The step is scheduled: the books of caches go on from here.
+
+    fed_blocks: (D,), block drafters that are fed whatever the plan says: a gap costs their proposals for the rest of a
+    request."""
+    asked, feed, holes = plan.asked.copy(), np.zeros_like(plan.feed), list[Hole]()
+    runs = (plan.passes > 0) | plan.feed.any(axis=1) | fed_blocks
     for number in np.flatnonzero(runs):
         if drafters[number].reads:
             feed[number] = step.tokens
-        if drafters[number].needs_kv:
+        if drafters[number].is_block:
+            asked[(asked == number) & ~caches.is_whole(int(number), step)] = NOBODY
+        elif drafters[number].needs_kv:
             closed, whole = _close(int(number), plan, batch, step, caches)
             asked = np.where((asked == number) & ~whole, NOBODY, asked)
             np.add.at(feed[number], [hole.request for hole in closed], [hole.end - hole.start for hole in closed])
             holes += closed
     passes = np.where((asked == np.arange(len(drafters))[:, None, None]).any(axis=(1, 2)), plan.passes, 0)
-    runs = (passes > 0) | plan.feed.any(axis=1)
+    runs = (passes > 0) | plan.feed.any(axis=1) | fed_blocks
     caches.ran(step, runs)
     feed[~runs] = 0
     return Order(dataclasses.replace(plan, passes=passes, asked=asked, feed=feed), runs, tuple(holes))

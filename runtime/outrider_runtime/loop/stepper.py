@@ -121,7 +121,7 @@ class Stepper:
             step = ScheduledStep(view.names, slots, view.context, np.minimum(view.context, view.known), prompt, tokens)
             batch = self._batch(view, slots, prompt, left, self.caches.missing(step), room)
             plan = self._loop.plan_draft(batch)
-            order = carry_out(plan, batch, step, self._loop.settings.drafters, self.caches)
+            order = carry_out(plan, batch, step, self._loop.settings.drafters, self.caches, self._loop.fed_blocks)
         self._book(step, batch, order, verify, room.now, nodes, proposed)
         return self._number, order
 

@@ -228,13 +228,14 @@ class Profiler:
     def _series(self, part: Part, launch: Launch, ready: Ready, budget_s: float) -> dict[str, session.Series]:
         """By drafter name, the target's under the empty name. One lookup is measured along with the target."""
         series: dict[str, session.Series] = {}
-        along = next((one for one in launch.pool.hosted if not traits(one).passes), launch.pool.primary)
+        lookups = [entry for entry in launch.pool.hosted if not (traits(entry).passes or traits(entry).reads)]
+        along = next(iter(lookups), launch.pool.primary)
         if part.target:
             name = along.name if along is not None else None
             series[""] = session.target_series(ready.limits, ready.pace, name, budget_s)
         for drafter in part.drafters:
             known = ready.drafters[drafter.name]
-            if known.passes or drafter != along or not part.target:
+            if known.passes or known.reads or drafter != along or not part.target:
                 series[drafter.name] = session.drafter_series(ready.limits, ready.pace, known, budget_s)
         return series
 

@@ -139,7 +139,8 @@ def target_series(limits: Limits, pace: Pace, drafter: str | None, budget_s: flo
 def drafter_series(limits: Limits, pace: Pace, drafter: Drafter, budget_s: float) -> Series:
     """A drafter's shapes; its own passes are taken to double the step."""
     doubled = pace.times(2) if drafter.passes else pace
-    grid = within(drafter_grid(limits, reads=drafter.reads, widest=drafter.widest), doubled, budget_s)
+    reads = drafter.reads and not drafter.is_block  # a block's pass does not grow with the tokens that are fed
+    grid = within(drafter_grid(limits, reads=reads, widest=drafter.widest), doubled, budget_s)
     order = most_informative(grid, doubled, passes=drafter.passes)[: DRAFTER_SHAPES[0 if drafter.passes else 1]]
     return Series(drafter.name, order, frozenset(order[5::3]), title=f"drafter {drafter.name}")
 

@@ -8,16 +8,17 @@ import numpy as np
 from outrider_runtime.control.data.batch import NOBODY, Batch
 from outrider_runtime.control.data.plans import DraftPlan, Purpose
 from outrider_runtime.drafters import traits
-from outrider_runtime.loop.caches import Caches
+from outrider_runtime.loop.caches import NEVER_CLOSED_TOKENS, Caches
 from outrider_runtime.loop.coverage import ScheduledStep
 from outrider_runtime.loop.orders import Order, carry_out
 
-from tests.engine.engines import TARGET, draft_model, eagle, lookup
+from tests.engine.engines import TARGET, block, draft_model, eagle, lookup
 from tests.unit.control import columns
 
 POOL = tuple(traits(one) for one in (lookup(), eagle(), draft_model(TARGET)))
 CHAINS = np.ones(3, np.int64)
 LOOKUP, HEAD, DRAFT = range(3)
+NO_BLOCKS = np.zeros(3, bool)
 
 
 def carried_out(
@@ -37,7 +38,7 @@ def carried_out(
     wanted = batch.missing if feed is None else np.array(feed)
     feed_of = wanted * (np.array(passes) > 0)[:, None]
     plan = DraftPlan(np.array(passes), CHAINS, np.array(asked), feed_of, Purpose.CHOICE)
-    return carry_out(plan, batch, step, POOL, caches), batch
+    return carry_out(plan, batch, step, POOL, caches, NO_BLOCKS), batch
 
 
 def test_a_head_may_run_without_proposing_and_a_lookup_never_does() -> None:
@@ -46,11 +47,11 @@ def test_a_head_may_run_without_proposing_and_a_lookup_never_does() -> None:
     plan = DraftPlan(np.zeros(3, np.int64), CHAINS, np.full((1, 2), NOBODY), feed, Purpose.CHOICE)
     caches, one = Caches(POOL, 2, 16, lambda *_: []), np.ones(2, np.int64)
     step = ScheduledStep(["a", "b"], np.arange(2), 0 * one, 0 * one, one, one)
-    order = carry_out(plan, columns.batch(2, 3), step, POOL, caches)
+    order = carry_out(plan, columns.batch(2, 3), step, POOL, caches, NO_BLOCKS)
     assert order.runs.tolist() == [False, True, False]
     assert not order.plan.draft_tokens
     nothing = DraftPlan(plan.passes, CHAINS, plan.asked, 0 * plan.feed, Purpose.CHOICE)
-    assert not carry_out(nothing, columns.batch(2, 3), step, POOL, caches).runs.any()
+    assert not carry_out(nothing, columns.batch(2, 3), step, POOL, caches, NO_BLOCKS).runs.any()
 
 
 def test_a_hole_is_closed_before_the_draft_model_is_asked() -> None:
@@ -82,3 +83,35 @@ def test_no_more_is_caught_up_on_than_a_step_holds() -> None:
     order, batch = carried_out([0, 0, 3], [[DRAFT, DRAFT]], holes=(40, 40), budget=30)
     assert sum(hole.end - hole.start for hole in order.holes) <= batch.token_budget
     assert order.plan.asked.tolist() == [[NOBODY, NOBODY]]
+
+
+def block_steps(first_runs: bool) -> tuple[Order, Any]:
+    """Two requests of 100 tokens that ask a block drafter. Prompts were read with it, or else without."""
+    pool = (traits(lookup()), traits(block(TARGET)))
+    caches = Caches(pool, 2, 16, lambda _name, first, last: list(range(first, last + 1)))
+    names, slots, ones = ["a", "b"], np.arange(2), np.ones(2, np.int64)
+    caches.ran(ScheduledStep(names, slots, 0 * ones, 0 * ones, 100 * ones, 100 * ones), np.array([False, first_runs]))
+    step = ScheduledStep(names, slots, 100 * ones, 100 * ones, 0 * ones, ones)
+    batch = columns.batch(2, 2, missing=caches.missing(step))
+    plan = DraftPlan(
+        np.array([0, 3]), np.ones(2, np.int64), np.ones((1, 2), np.int64), 0 * batch.missing, Purpose.CHOICE
+    )
+    return carry_out(plan, batch, step, pool, caches, np.array([False, True])), batch.missing[1].tolist()
+
+
+def test_block_drafter_proposes_where_its_context_is_whole() -> None:
+    order, missing = block_steps(first_runs=True)
+    assert missing == [1, 1]
+    assert (order.plan.asked == 1).all()
+    assert order.plan.passes.tolist() == [0, 3]
+    assert order.plan.feed.tolist() == [[0, 0], [1, 1]]
+
+
+def test_block_drafter_with_a_gap_is_fed_and_never_proposes() -> None:
+    """Hidden states are gone after their step, so no step closes the gap, and proposals over it are junk."""
+    order, missing = block_steps(first_runs=False)
+    assert min(missing) == NEVER_CLOSED_TOKENS
+    assert (order.plan.asked == NOBODY).all()
+    assert not order.plan.passes.any()
+    assert order.runs.tolist() == [False, True]
+    assert not order.holes

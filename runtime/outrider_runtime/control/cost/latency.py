@@ -30,7 +30,7 @@ from outrider_runtime.control.cost.model import (
     pass_s,
     without_prompts,
 )
-from outrider_runtime.control.cost.step_times import RAGGED, Costs, decode_s, later_pass, read_tokens
+from outrider_runtime.control.cost.step_times import RAGGED, Costs, decode_s, is_block, later_pass, read_tokens
 from outrider_runtime.control.data.batch import Floats, Ints
 from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.control.settings import Drafter, Settings
@@ -45,6 +45,8 @@ WINSOR_FACTOR = 2.5
 """One slow step counts as at most so many times its prediction."""
 MODEL_SHARE, LOOKUP_S = 0.15, 2e-4
 """Before its first measurement: a model's pass as a share of the target's, and a lookup's call."""
+BLOCK_FEED_SHARE = 0.1
+"""Feeding a block drafter before its first measurement, as a share of its pass: one projection against layers."""
 MODES = (ExecutionMode.UNIFORM, ExecutionMode.RAGGED, ExecutionMode.BEYOND_GRAPH)
 ROWS = {mode: row for row, mode in enumerate(MODES)}
 """Of the target's coefficients."""
@@ -111,6 +113,17 @@ def _draft_parts_s(costs: Floats, first: Shape, further: int, width: int) -> tup
 
 
 @compiled
+def _block_parts_s(costs: Floats, fed: Shape, proposes: bool) -> tuple[float, float]:
+    """Seconds of a block drafter's calls and of its tokens: it is `fed`, and makes one pass where it proposes. costs:
+    (2, 8), of the pass and of feeding."""
+    calls, total = costs[1, CONSTANT], pass_s(costs[1], fed, 0.0)
+    if proposes:
+        calls += costs[0, CONSTANT]
+        total += pass_s(costs[0], later_pass(fed.n_context, fed.n_requests, 1.0), 0.0)
+    return calls, total - calls
+
+
+@compiled
 def _first_pass(feed: Ints, asked: Ints, context: Ints, budget: float, drafter: int) -> Shape:
     """Of a drafter, over those that it is fed of; of a lookup, over those that ask it. feed: (D, N). budget: tokens of
     each that it reads at most; 0: all."""
@@ -135,7 +148,10 @@ def _observe_drafts(drafts: Believed, absurd: Ints, costs: Costs, plan: Drafting
         further = max(1, passes[d]) - 1 if costs.passes[d] else 0
         first = _first_pass(feed, asked, context, costs.budgets[d], d)
         own = Believed(drafts.base[d], drafts.sums[d], drafts.values[d], drafts.costs[d])
-        calls, tokens = _draft_parts_s(own.base, first, further, widths[d])
+        if is_block(costs, d):
+            calls, tokens = _block_parts_s(own.base, first, passes[d] > 0)
+        else:
+            calls, tokens = _draft_parts_s(own.base, first, further, widths[d])
         predicted = own.values[0] * calls + own.values[1] * tokens
         if _plausible(seconds[d], predicted, absurd[d : d + 1]):
             # After a run of absurd times the cost has changed: it is as long as it is, or each call costs users more.
@@ -254,6 +270,8 @@ def _draft_rows(drafter: Drafter, profiled: Mapping[str, DrafterCost], model: Fl
     if drafter.name in profiled:
         cost = profiled[drafter.name]
         return cost.cost.coefficients(), cost.first_pass.coefficients()
+    if drafter.is_block:
+        return model, BLOCK_FEED_SHARE * model
     return (model if drafter.passes else StepCost(constant_s=LOOKUP_S).coefficients()), nothing
 
 

@@ -155,12 +155,22 @@ def draft_columns(costs: Costs, context: Ints, prompts: float, widest: int) -> t
         shape = later_pass(read, decoding, 1.0)
         if costs.budgets[d] > 0.0 and not costs.reads[d]:  # its requests have a price each
             shape = Shape(0.0, 0.0, 0.0, 0.0, 0.0)
+        if is_block(costs, d):
+            first_s[d] = pass_s(cost[0], shape, 0.0)
+            continue
         first_s[d] = pass_s(cost[0], shape, 0.0) + pass_s(cost[1], shape, 0.0)
         first_s[d] += _fed_s(cost, decoding, prompts * costs.hidden[d])
         each_s[d] = (token_s(cost[0], decoding) + token_s(cost[1], decoding)) * costs.reads[d]
         for w in range(widest if costs.passes[d] else 0):
             more_s[d, w] = pass_s(cost[0], later_pass(shape.n_context, shape.n_requests, w + 1.0), 0.0)
     return first_s, more_s, each_s
+
+
+@compiled
+def is_block(costs: Costs, d: int) -> bool:
+    """One pass over hidden states proposes all tokens. It is fed in every step, so asking it costs the pass alone, and
+    feeding it costs what `costs.drafts[d, 1]` says."""
+    return bool(costs.hidden[d] and not costs.passes[d])
 
 
 @compiled
@@ -219,6 +229,6 @@ def read_s(costs: Costs, lengths: Ints, decoding: float) -> float:
     """What a verified token costs in the next first passes of those drafters that propose, `lengths` (D,)."""
     seconds = 0.0
     for d in range(len(costs.drafts)):
-        if costs.reads[d] and lengths[d] > 0:
+        if costs.reads[d] and lengths[d] > 0 and not is_block(costs, d):
             seconds += token_s(costs.drafts[d, 0], decoding) + token_s(costs.drafts[d, 1], decoding)
     return seconds
