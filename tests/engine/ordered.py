@@ -31,10 +31,13 @@ Giver = Callable[[int, list[str], DraftOrder], DraftOrder]
 
 
 def ordered_scheduler(vllm_config: Any, *arguments: Any, **keywords: Any) -> Any:
+    from outrider_runtime.vllm_plugin import draft_room
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
 
     cpu.allow_second_runner()  # vLLM checks its config once more
+    draft_room.install()
+    draft_room.reserve_batch_tokens(vllm_config)
     base: Any = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
     return type("OrderedScheduler", (Ordered, base), {})(vllm_config, *arguments, **keywords)
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from outrider_crds.runtime_config import SERVING_PORT, draft_mount
 from outrider_crds.spec import Drafter, DraftMethod, Dtype
 
+from outrider_runtime.drafters.models import ModelConfig, typed_config
 from outrider_runtime.drafters.pool import model_config
 from outrider_runtime.dtype import engine_dtype
 from outrider_runtime.vllm_plugin import cpu
@@ -20,6 +21,8 @@ SCHEDULER_CLASS = "outrider_runtime.vllm_plugin.scheduler.outrider_scheduler"
 CPU_WORKER_CLASS = "outrider_runtime.vllm_plugin.cpu_worker.OutriderCPUWorker"
 CPU_EXECUTOR_CLASS = "outrider_runtime.vllm_plugin.cpu_executor.OutriderCPUExecutor"
 GPU_WORKER_CLASS = "outrider_runtime.vllm_plugin.gpu_worker.OutriderGPUWorker"
+LOOKAHEAD_TOKENS = "outrider_lookahead_tokens"
+"""Key of vLLM's `additional_config`, which every process of an engine has: see `draft_room`."""
 DEFAULT_MAX_NUM_SEQS = {256, 1024}
 """Of vLLM's server on smaller and on larger GPUs."""
 
@@ -43,7 +46,7 @@ def engine_arguments(plan: LaunchPlan) -> list[str]:
     speculative = speculative_config(plan)
     if speculative is not None:
         arguments.append(f"--speculative-config={json.dumps(speculative)}")
-    arguments += _heads_for_the_compiler(plan)
+    arguments += _additional_config(plan)
     return [*arguments, *_graph_arguments(plan, speculative), *boot.engine.extra_args]
 
 
@@ -93,13 +96,15 @@ def member_config(drafter: Drafter, plan: LaunchPlan) -> dict[str, object]:
             **most, "method": method,
             "prompt_lookup_min": lookup.min_tokens, "prompt_lookup_max": lookup.max_tokens,
         }  # fmt: skip
+    if drafter.mtp is not None:
+        return {**most, "method": "mtp"}
     model, location = boot.target, target_location(plan)  # of one that drafts for itself
     if drafter.neural is not None:
         model = drafter.neural.model
         location = plan.paths.models.location(model, draft_mount(drafter.name))
     config: dict[str, object] = {
         **most,
-        "method": "eagle3" if drafter.method is DraftMethod.EAGLE else "draft_model",
+        "method": _method(drafter, plan),
         "model": location,
         "draft_tensor_parallel_size": boot.engine.tensor_parallel_size,
     }
@@ -108,11 +113,43 @@ def member_config(drafter: Drafter, plan: LaunchPlan) -> dict[str, object]:
     return config
 
 
-def _heads_for_the_compiler(plan: LaunchPlan) -> list[str]:
+def _method(drafter: Drafter, plan: LaunchPlan) -> str:
+    """vLLM's name of a drafter that has a model."""
+    if drafter.block is not None:
+        return "dspark" if _draft_config(drafter, plan).block_kind == "DSpark" else "dflash"
+    return "eagle3" if drafter.method is DraftMethod.EAGLE else "draft_model"
+
+
+def _draft_config(drafter: Drafter, plan: LaunchPlan) -> ModelConfig:
+    assert drafter.neural is not None
+    location = plan.paths.models.location(drafter.neural.model, draft_mount(drafter.name))
+    return typed_config(model_config(drafter.neural.model, location), location)
+
+
+def block_tokens(drafter: Drafter, plan: LaunchPlan) -> int:
+    """Tokens that a block drafter proposes in its pass."""
+    assert drafter.block is not None
+    limits = drafter.block.max_tokens, _draft_config(drafter, plan).block_tokens, plan.boot.max_draft_tokens
+    return min(limit for limit in limits if limit is not None)
+
+
+def _additional_config(plan: LaunchPlan) -> list[str]:
+    made = {**_heads_for_the_compiler(plan), **_lookahead(plan)}
+    return [f"--additional-config={json.dumps(made)}"] if made else []
+
+
+def _heads_for_the_compiler(plan: LaunchPlan) -> dict[str, object]:
     """vLLM keeps compiled code by a hash of its config, which knows the layers that the primary head reads; what the
     target hands out depends on all heads."""
-    heads = [one.eagle.model.wire() for one in plan.pool.hosted if one.eagle is not None]
-    return [f"--additional-config={json.dumps({'outrider_heads': heads})}"] if len(heads) > 1 else []
+    models = [drafter.eagle or drafter.block for drafter in plan.pool.hosted]
+    heads = [head.model.wire() for head in models if head is not None]
+    return {"outrider_heads": heads} if len(heads) > 1 else {}
+
+
+def _lookahead(plan: LaunchPlan) -> dict[str, object]:
+    """Tokens behind the last one that the widest member writes, where vLLM may not know it: a block and its anchor."""
+    blocks = [drafter for drafter in plan.pool.hosted if drafter.block is not None]
+    return {LOOKAHEAD_TOKENS: plan.boot.max_draft_tokens + 1} if blocks else {}
 
 
 def _graph_arguments(plan: LaunchPlan, speculative: dict[str, object] | None) -> list[str]:

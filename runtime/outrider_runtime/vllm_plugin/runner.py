@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -26,9 +26,11 @@ from outrider_runtime.drafters.pool import window_too_long
 from outrider_runtime.drafters.window import window_of
 from outrider_runtime.error_text import with_type
 from outrider_runtime.step_clock import step_clock
+from outrider_runtime.vllm_plugin import draft_room
 from outrider_runtime.vllm_plugin.adapters import Rows, RunnerWithAdapters
 from outrider_runtime.vllm_plugin.agreement import Agreement, among
-from outrider_runtime.vllm_plugin.arguments import member_config
+from outrider_runtime.vllm_plugin.arguments import block_tokens, member_config
+from outrider_runtime.vllm_plugin.block_draft import block_draft
 from outrider_runtime.vllm_plugin.draft_model import DraftModel
 from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
 from outrider_runtime.vllm_plugin.eagle_head import EagleHead
@@ -36,6 +38,7 @@ from outrider_runtime.vllm_plugin.graphs import offer_whole_graphs
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, note_failure
 from outrider_runtime.vllm_plugin.memory import dearest, does_not_fit, left_out_to_fit, no_room_for_graphs
 from outrider_runtime.vllm_plugin.messages import StepReport, attach, attached_order
+from outrider_runtime.vllm_plugin.mtp_head import MTPHead
 from outrider_runtime.vllm_plugin.prompt_lookup import PromptLookup
 from outrider_runtime.vllm_plugin.sparse_self import SparseSelf
 from outrider_runtime.vllm_plugin.speculator import PoolSpeculator
@@ -46,6 +49,7 @@ from outrider_runtime.worker_notes import write_drafter_memory, write_verificati
 class PoolRunner(RunnerWithAdapters):
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         capture_every_length()
+        draft_room.install()
         self._plan = load_plan()
         self._clock = step_clock(device)
         self._agree = among(get_tp_group().cpu_group)
@@ -193,13 +197,42 @@ def _check_limits(drafter: Drafter, config: Any) -> None:
         raise ValueError(sentence)
 
 
+def _sharing_names(hosted: Sequence[Drafter]) -> set[int]:
+    """Numbers of drafters whose layers may have the names of another's, and so get a prefix. Draft models count layers
+    from 0; heads and block drafters go on after the target's last layer, as MTP does. MTP keeps vLLM's names, since
+    quantised checkpoints name the layers that are not quantised."""
+    heads = (DraftMethod.EAGLE, DraftMethod.BLOCK)
+    kinds = ["head" if drafter.method in heads else drafter.method.value for drafter in hosted]
+    beside_mtp = {number for number, kind in enumerate(kinds) if kind == "head" and DraftMethod.MTP in kinds}
+    return beside_mtp | {number for number, kind in enumerate(kinds) if kind in kinds[:number]}
+
+
+def _member(
+    drafter: Drafter, plan: LaunchPlan, config: Any, device: torch.device, req_states: Any,
+    adapt: Callable[[Rows], None],
+) -> Any:  # fmt: skip
+    number = plan.pool.hosted.index(drafter)
+    prefix = f"drafter_{number}" if number in _sharing_names(plan.pool.hosted) else None
+    if drafter.method is DraftMethod.BLOCK:
+        return block_draft(config, device, prefix, block_tokens(drafter, plan))
+    heads = {DraftMethod.EAGLE: EagleHead, DraftMethod.MTP: MTPHead}
+    if drafter.method in heads:
+        return heads[drafter.method](config, device, prefix)
+    window = window_of(drafter)
+    if drafter.method is DraftMethod.DRAFT_MODEL:
+        return DraftModel(config, device, req_states, prefix, window)
+    if window is not None:
+        return SparseSelf(config, device, window, adapt)
+    return PromptLookup(config, device, req_states)
+
+
 def pool_speculator(
     plan: LaunchPlan, agree: Agreement, adapt: Callable[[Rows], None], vllm_config: Any, device: torch.device,
     req_states: Any,
 ) -> PoolSpeculator:  # fmt: skip
     """adapt: see `SparseSelf`."""
 
-    def make(number: int, drafter: Drafter) -> Any:
+    def make(drafter: Drafter) -> Any:
         """Built from the engine's config with a speculative config of its own."""
         config = copy.copy(vllm_config)
         if drafter != plan.pool.primary:
@@ -209,16 +242,7 @@ def pool_speculator(
                 **member_config(drafter, plan),
             )
         _check_limits(drafter, config)
-        same = [one for one in plan.pool.hosted[:number] if one.method is drafter.method]
-        prefix = f"drafter_{number}" if same else None
-        if drafter.method is DraftMethod.EAGLE:
-            return EagleHead(config, device, prefix)
-        window = window_of(drafter)
-        if drafter.method is DraftMethod.DRAFT_MODEL:
-            return DraftModel(config, device, req_states, prefix, window)
-        if window is not None:
-            return SparseSelf(config, device, window, adapt)
-        return PromptLookup(config, device, req_states)
+        return _member(drafter, plan, config, device, req_states, adapt)
 
     def left_out(name: str, error: Exception) -> None:
         note_failure(name, f"it cannot be started: {with_type(error)}")
@@ -227,5 +251,5 @@ def pool_speculator(
         if get_tp_group().rank_in_group == 0:
             write_drafter_memory(plan.paths.run_dir, memory)
 
-    members = [(drafter.name, partial(make, number, drafter)) for number, drafter in enumerate(plan.pool.hosted)]
+    members = [(drafter.name, partial(make, drafter)) for drafter in plan.pool.hosted]
     return PoolSpeculator(members, vllm_config, device, left_out, agree, note_memory)

@@ -41,7 +41,7 @@ from outrider_runtime.loop.reporter import Reporter
 from outrider_runtime.loop.stepper import Room, Stepper, View, room_in_blocks
 from outrider_runtime.loop.steps import Counts
 from outrider_runtime.loop.waiting import decoding_first, patience_used, place_last
-from outrider_runtime.vllm_plugin import cpu
+from outrider_runtime.vllm_plugin import cpu, draft_room
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, noted_failures, target_location
 from outrider_runtime.vllm_plugin.messages import (
     attach,
@@ -62,6 +62,8 @@ def outrider_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Sc
         cpu.allow_second_runner()  # vLLM checks its config once more in this process
     if vllm_config.parallel_config.data_parallel_size > 1:
         raise RuntimeError("data parallelism inside one engine drops the table of draft lengths; use replicas instead")
+    draft_room.install()
+    draft_room.reserve_batch_tokens(vllm_config)
     asynchronous = vllm_config.scheduler_config.async_scheduling
     kind = OutriderAsyncScheduler if asynchronous else OutriderScheduler
     return kind(vllm_config, *args, **kwargs)

@@ -18,10 +18,11 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from outrider_runtime.vllm_plugin.agreement import Agreement, Failed, alone
 from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
-from outrider_runtime.vllm_plugin.eagle_head import EagleHead
+from outrider_runtime.vllm_plugin.eagle_head import FirstPass
 from outrider_runtime.vllm_plugin.memory import Takes, drafter_memory, kv_bytes_per_token, kv_tokens, weight_bytes
 from outrider_runtime.vllm_plugin.messages import IDLE
 from outrider_runtime.vllm_plugin.proposed import Proposed, give_each_its_own, real
+from outrider_runtime.vllm_plugin.reads_layers import ReadsLayers
 from outrider_runtime.vllm_plugin.sparse_self import SparseSelf
 
 logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
@@ -151,8 +152,8 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
         return NotStartedError(names[0], Failed.EVERYWHERE)
 
     @property
-    def _heads(self) -> dict[int, EagleHead]:
-        return {number: member for number, member in self._members.items() if isinstance(member, EagleHead)}
+    def _heads(self) -> dict[int, ReadsLayers]:
+        return {number: member for number, member in self._members.items() if isinstance(member, ReadsLayers)}
 
     def load_model(self, target_model: Any) -> None:
         for number, member in list(self._members.items()):
@@ -178,6 +179,11 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
     @property
     def num_extra_query_per_req(self) -> int:
         return max((member.num_extra_query_per_req for member in self._neural), default=0)
+
+    @property
+    def num_query_per_req(self) -> int:
+        """Tokens of a request in the widest member's pass; vLLM's dummy batches hold as many requests as fit."""
+        return max((member.num_query_per_req for member in self._neural), default=1)
 
     @property
     def pcp_manager(self) -> Any:
@@ -220,8 +226,9 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
         return made
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
-        for head in self._heads.values():
-            head.any_length_fits = self.any_length_fits
+        for member in self._neural:
+            if isinstance(member, FirstPass):
+                member.any_length_fits = self.any_length_fits
         self._must(lambda member: partial(member.init_cudagraph_manager, cudagraph_mode))
 
     def capture(self) -> None:
@@ -244,7 +251,7 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
         keywords.pop("num_speculative_tokens", None)  # each member's own is in the order
 
         def ask(member: Any, **more: Any) -> torch.Tensor:
-            aux = member.its_own(aux_hidden_states) if isinstance(member, EagleHead) else aux_hidden_states
+            aux = member.its_own(aux_hidden_states) if isinstance(member, ReadsLayers) else None
             made: torch.Tensor = member.propose(
                 input_batch, attn_metadata, slot_mappings, last_hidden_states, aux, *arguments, **keywords, **more
             )
@@ -271,7 +278,7 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
                 continue
             if passes == IDLE:
                 continue
-            if moved and isinstance(member, EagleHead):
+            if moved and isinstance(member, FirstPass):
                 self._put_slots_back(input_batch)
             of_rows = {"rows": step.asks(number)} if isinstance(member, SparseSelf) else {}
             made = step.run(number, partial(ask, member, num_speculative_tokens=passes, **of_rows))

@@ -91,6 +91,7 @@ def test_every_stand_in_is_compared_with_its_kernel(monkeypatch: pytest.MonkeyPa
     from outrider_runtime.vllm_plugin.cpu.stand_in import StandIn
 
     from tests.engine.stand_ins import test_batches_are_prepared_alike as batches
+    from tests.engine.stand_ins import test_block_drafts_are_prepared_alike as block_drafts
     from tests.engine.stand_ins import test_logits_are_reshaped_alike as logits
     from tests.engine.stand_ins import test_tokens_are_chosen_alike as tokens
 
@@ -101,6 +102,6 @@ def test_every_stand_in_is_compared_with_its_kernel(monkeypatch: pytest.MonkeyPa
         return launch(stand_in, grid)
 
     monkeypatch.setattr(StandIn, "__getitem__", noted)
-    for case in (*batches.CASES, *logits.CASES, *tokens.CASES):
+    for case in (*batches.CASES, *block_drafts.CASES, *logits.CASES, *tokens.CASES):
         case(torch.Generator().manual_seed(0))
     assert {one.attribute for one in REPLACEMENTS if one.is_kernel and one.ours not in used} == set()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider_runtime.vllm_plugin.cpu import (
+    block_drafts,
     block_tables,
     draft_models,
     grammar,
@@ -77,6 +78,8 @@ REPLACEMENTS = (
     Replacement(
         "spec_decode.standalone_ar.speculator", "_prepare_prefill_inputs_kernel", draft_models.prepare_prefill_inputs
     ),
+    Replacement("spec_decode.dflash.speculator", "_prepare_dflash_inputs_kernel", block_drafts.prepare_inputs),
+    Replacement("spec_decode.dflash2.speculator", "_selector_walk_kernel", block_drafts.walk),
     Replacement("spec_decode.ngram.speculator", "_ngram_scan_kernel", lookups.scan),
     Replacement("spec_decode.ngram.speculator", "_ngram_finalize_kernel", lookups.finalize),
 )
@@ -95,7 +98,6 @@ LEFT_INTERPRETED = {
     "sample.trace_replay": "replayed traces",
     "sample.watermark": "watermarks",
     "spec_decode.acceptance_estimator": "adaptive verification",
-    "spec_decode.dflash.speculator": "DFlash",
     "spec_decode.dflash2.speculator": "DFlash",
     "spec_decode.multi_module_mtp.speculator": "multi-token prediction",
     "spec_decode.rejection_sampler_utils": "what our rejection_sample hands on: see there",

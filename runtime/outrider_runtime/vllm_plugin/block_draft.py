@@ -1,0 +1,110 @@
+"""Block drafters (DFlash, DFlash2, DSpark) as members of the pool: one pass over a block of masks proposes every token.
+
+A member keeps keys and values of the context, which it makes of the target's hidden states without a pass: a draft
+length of 0 costs a projection. Hidden states are gone after their step, so a KV gap stays.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, ClassVar
+
+import torch
+from vllm.config.compilation import CUDAGraphMode
+from vllm.model_executor import model_loader
+from vllm.v1.worker.gpu.spec_decode.dflash import utils
+from vllm.v1.worker.gpu.spec_decode.dflash.cudagraph import DFlashCudaGraphManager
+from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
+from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
+from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
+
+from outrider_runtime.vllm_plugin.block_edges import clear_past_last_block
+from outrider_runtime.vllm_plugin.layer_names import named
+from outrider_runtime.vllm_plugin.reads_layers import ReadsLayers
+from outrider_runtime.vllm_plugin.whole_weights import FROM_TARGET, check_token_map, whole_weights
+
+MAY_LACK = {**FROM_TARGET, "mask_embedding": "has_own_mask_embedding"}
+"""vLLM has a parameter for the mask's embedding even where a checkpoint's mask is a token of the vocabulary."""
+
+
+class BlockMember(ReadsLayers):
+    """The first base, before vLLM's speculator."""
+
+    loader_module: ClassVar[Any] = utils
+    """Module in which vLLM's loader looks up `get_model`."""
+
+    query_cudagraph_manager: Any
+
+    def __init__(self, vllm_config: Any, device: torch.device, prefix: str | None) -> None:
+        """prefix: see `named`."""
+        super().__init__(vllm_config, device)  # type: ignore[call-arg]
+        self._prefix = prefix
+        self._feeds_only = False
+        self._eager_graphs: Any = None
+
+    def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
+        load_format = self.vllm_config.load_config.load_format
+        with named(self.loader_module, self._prefix), whole_weights(load_format, MAY_LACK):
+            draft = super().load_draft_model(target_model, target_attn_layer_names)  # type: ignore[misc]
+        check_token_map(draft, self.vllm_config.model_config.get_vocab_size())
+        self.check_layers(draft, target_model)
+        return draft
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        super().init_cudagraph_manager(cudagraph_mode)  # type: ignore[misc]
+        width = self.num_query_per_req  # type: ignore[attr-defined]
+        self._eager_graphs = DFlashCudaGraphManager(self.vllm_config, self.device, CUDAGraphMode.NONE, width)  # type: ignore[attr-defined]
+
+    def propose(
+        self, input_batch: Any, *arguments: Any, dummy_run: bool = False, num_speculative_tokens: int | None = None,
+        **keywords: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        """Proposals of the whole block, whatever the number; at 0 the context's keys and values alone are written."""
+        if not dummy_run:
+            self._clear_stale_pages(input_batch)
+        graphs = self.query_cudagraph_manager
+        self._feeds_only = num_speculative_tokens == 0
+        try:
+            if self._feeds_only:
+                self.query_cudagraph_manager = self._eager_graphs  # a whole graph holds the pass, too
+            made: torch.Tensor = super().propose(input_batch, *arguments, dummy_run=dummy_run, **keywords)  # type: ignore[misc]
+            return made
+        finally:
+            self._feeds_only = False
+            self.query_cudagraph_manager = graphs
+
+    def _clear_stale_pages(self, input_batch: Any) -> None:
+        """vLLM's kernel writes nothing into page 0; what stands behind a request's last page is another request's."""
+        tables = self.block_tables  # type: ignore[attr-defined]
+        for group in self.draft_kv_cache_group_ids:  # type: ignore[attr-defined]
+            counts = tables.num_blocks.gpu[group][input_batch.idx_mapping]
+            table = tables.input_block_tables[group][: len(counts)]
+            clear_past_last_block(table, counts, self.num_query_per_req, tables.block_sizes[group])  # type: ignore[attr-defined]
+
+    def _generate_draft(self, *arguments: Any, **keywords: Any) -> None:
+        if not self._feeds_only:
+            super()._generate_draft(*arguments, **keywords)  # type: ignore[misc]
+
+
+class DFlash(BlockMember, DFlashSpeculator):  # type: ignore[misc]  # vLLM is untyped here
+    pass
+
+
+class DFlash2(BlockMember, DFlash2Speculator):  # type: ignore[misc]
+    pass
+
+
+class DSpark(BlockMember, DSparkSpeculator):  # type: ignore[misc]
+    loader_module = model_loader  # vLLM's loader imports it when it is called
+
+
+def block_draft(vllm_config: Any, device: torch.device, prefix: str | None, tokens: int) -> Any:
+    """The member for what its checkpoint is; it proposes so many tokens, whatever the engine's most."""
+    kinds = {"DFlash2DraftModel": DFlash2, "DFlashDraftModel": DFlash}
+    speculative = copy.copy(vllm_config.speculative_config)
+    kind = DSpark if speculative.method == "dspark" else kinds[speculative.draft_model_config.architectures[0]]
+    speculative.num_speculative_tokens = tokens
+    speculative.num_speculative_tokens_per_batch_size = None  # or vLLM captures graphs of every length
+    config = copy.copy(vllm_config)
+    config.speculative_config = speculative
+    return kind(config, device, prefix)
