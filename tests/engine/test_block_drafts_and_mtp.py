@@ -136,6 +136,9 @@ def engine_of_five(five: Sequence[Drafter]) -> Iterator[OrderedBench]:
 
 def test_pool_of_five_is_lossless(engine_of_five: OrderedBench) -> None:
     assert_members_serve(engine_of_five)
+    blocks = [engine_of_five.member(number) for number, name in enumerate(engine_of_five.names) if name in BLOCKS]
+    speculative = [member.vllm_config.speculative_config for member in blocks]
+    assert [config.num_speculative_tokens_per_batch_size for config in speculative] == [None, None], "a graph a length"
 
 
 def test_pool_of_five_is_lossless_with_asynchronous_scheduling(five: Sequence[Drafter]) -> None:

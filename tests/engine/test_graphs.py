@@ -204,6 +204,25 @@ def test_a_heads_further_passes_have_a_whole_graph_for_every_number_of_them() ->
             assert (graph.cg_mode.name, graph.num_speculative_tokens) == ("FULL", passes)
 
 
+def test_block_draft_has_one_graph_of_its_whole_block_a_size() -> None:
+    """Promise: few graphs, and each step finds one. With a table of lengths vLLM would capture one for every length."""
+    from outrider_runtime.vllm_plugin import cpu
+
+    cpu.install()
+    from vllm.v1.worker.gpu.spec_decode.dflash.cudagraph import DFlashCudaGraphManager
+
+    sizes, width = given_to_vllm()[0], DRAFTED + 1
+    made = captured(
+        sizes, DRAFTED, REQUESTS, None, mode="FULL_DECODE_ONLY", query=width, kind=DFlashCudaGraphManager
+    )  # fmt: skip
+    graphs = next(iter(made._capture_descs.values()))
+    assert {graph.uniform_token_count for graph in graphs} == {width}
+    assert len(graphs) <= len(sizes)
+    made._graphs_captured = True
+    for batch in range(1, min(REQUESTS, LARGEST_TOKENS // width) + 1):
+        assert made.dispatch(batch, batch * width, width, 0).cg_mode.name == "FULL"
+
+
 @pytest.mark.parametrize("second", [False, True], ids=["primary", "second"])
 @pytest.mark.parametrize("varlen", MODES, ids=NAMED)
 @settings(max_examples=100)
