@@ -189,3 +189,21 @@ def test_a_draft_model_over_a_window_costs_what_its_window_holds():
     assert pass_s[0, 0] == pytest.approx(1e-3 + 4e-5 + 1e-6 * (100 + 400 + 512 + 512))
     assert first_s[0] == pytest.approx(pass_s[0, 0])
     assert token_s[0] == pytest.approx(1e-5)
+
+
+def test_feeding_a_block_drafter_has_a_price_of_its_own() -> None:
+    """A fed-only step that takes what feeding is profiled at says nothing of the pass; asking costs the pass alone."""
+    cost = DrafterCost(StepCost(constant_s=2e-3), False, StepCost(constant_s=1e-4))
+    settings = Settings((Drafter("block", needs_kv=True, needs_hidden=True),), 5, 16)
+    block = Latency(LatencyModel({ExecutionMode.RAGGED: TARGET}, {"block": cost}), settings)
+    target_s = TARGET.seconds(decoding(2))
+    target, drafts, absurd = block.memory
+    memory = Memory(Believed(*target), Believed(*drafts), absurd)
+    for passes, seconds in ((0, 1e-4), (3, 2.1e-3)):
+        plan = Drafting(np.ones((1, 2), np.int64), np.zeros((1, 2), np.int64), np.array([passes]), np.ones(1, np.int64),
+                        np.full(2, 1000))  # fmt: skip
+        observe_times(block.costs, memory,
+                      ROWS[ExecutionMode.RAGGED], decoding(2), target_s, 0, plan, np.array([seconds]))  # fmt: skip
+        first_s, _, each_s = draft_columns(block.costs, np.full(2, 1000), 0.0, 1)
+        assert first_s[0] == pytest.approx(2e-3)
+        assert each_s[0] == 0.0
