@@ -11,17 +11,21 @@ D drafters, N requests.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from outrider_runtime.control.admission import LEAST_PROMPT_SHARE
 from outrider_runtime.control.choices import Choices
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.cost.step_times import feeding_s
-from outrider_runtime.control.data.batch import Batch, Bools, Floats, Ints
+from outrider_runtime.control.cost.model import this_step, without_prompts
+from outrider_runtime.control.cost.step_times import Costs, decode_s, fed_token_s, feeding_s
+from outrider_runtime.control.data.batch import Batch, Bools, Columns, Floats, Ints
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.selection.drafters import Choice
 from outrider_runtime.control.selection.offers import HOLE_TOKENS
 from outrider_runtime.control.settings import Settings
-from outrider_runtime.control.slo import expected_rest
+from outrider_runtime.control.slo import UnderWay, clocks, expected_rest, slack_s
 
 SHORT_TOKENS = 256
 """Of holes that may be closed to find out what that buys."""
@@ -40,8 +44,8 @@ LOOK_EVERY_STEPS = 8
 class DraftKV:
     """Whose cache is fed with what."""
 
-    def __init__(self, settings: Settings, evidence: Evidence, choices: Choices) -> None:
-        self._evidence, self._choices, self._since_look = evidence, choices, 0
+    def __init__(self, settings: Settings, evidence: Evidence, choices: Choices, under_way: UnderWay) -> None:
+        self._evidence, self._choices, self._since_look, self._under_way = evidence, choices, 0, under_way
         self._idle = np.zeros(len(settings.drafters), np.int64)
         self.needs_kv = np.array([drafter.needs_kv for drafter in settings.drafters], dtype=bool)
         self._hidden = np.array([drafter.needs_hidden for drafter in settings.drafters], dtype=bool)
@@ -91,7 +95,11 @@ class DraftKV:
         missing = np.ascontiguousarray(batch.missing[:, rows])
         costs = pool.price.rate * feeding_s(self._evidence.latency.costs, missing, float(len(rows)))
         closing = nothing_fed(batch)
-        closing[:, rows] = self._newcomers(batch, rows, whole, choice, costs)
+        room = feeding_room(
+            batch.columns, self._evidence.latency.columns, self._choices.force.tpots_s, self._under_way.expected,
+            self._under_way.drafts_s, batch.token_budget,
+        )  # fmt: skip
+        closing[:, rows] = self._newcomers(batch, rows, whole, choice, costs, room)
         if closing.any():
             after = self._choices.best(batch, np.where(closing > 0, batch.missing, 0), goodput=choice.goodput)
             fed = closing[:, rows] > 0
@@ -100,12 +108,14 @@ class DraftKV:
                 return nothing_fed(batch)
         return closing
 
-    def _newcomers(self, batch: Batch, rows: Ints, whole: Choice, now: Choice, costs: Floats) -> Ints:
+    def _newcomers(
+        self, batch: Batch, rows: Ints, whole: Choice, now: Choice, costs: Floats, room: Ints
+    ) -> Ints:  # fmt: skip
         """(D, N): tokens, from the first missing one on, that draft models run over at the end of this step so that
         they can serve who has a hole. What the step's budget of tokens does not hold is left for later ones.
 
         whole: the choice if nobody's cache had a hole; now: as things are. costs: (D, N), tokens that feeding a drafter
-        with all that it misses of a request is worth.
+        with all that it misses of a request is worth. room: (D,), see `feeding_room`.
 
         Two gains must pay for feeding a newcomer: what the newcomers add, by their number, and what all who are served
         gain over the best choice without such drafters, by theirs. By the first alone each would be fed for passes that
@@ -120,14 +130,42 @@ class DraftKV:
         beside, on_average = whole.value - now.value, whole.value - without.value
         gain = min(beside / wanted.sum(), on_average / asks.sum())  # tokens a step, for each of the newcomers
         pays = wanted & (gain * _steps_left(batch, rows) > costs)
-        room = batch.token_budget
+        budget = batch.token_budget
         for drafter, row in sorted(np.argwhere(pays).tolist(), key=lambda one: float(costs[one[0], one[1]])):
             missing = int(batch.missing[drafter, rows[row]])
-            chunk = min(missing, room)
+            chunk = min(missing, budget, int(room[drafter]))
             if chunk >= min(missing, LEAST_CHUNK_TOKENS):
                 feed[drafter, row] = chunk
-                room -= chunk
+                budget -= chunk
+                room[drafter] -= chunk
         return feed
+
+
+@compiled
+def feeding_room(
+    columns: tuple[Any, ...], costs: tuple[Any, ...], tpots_s: Floats, expected: Floats, drafts_s: float, budget: int
+) -> Ints:
+    """(D,): most tokens, up to `budget`, that a step may feed to each drafter so that no request misses its TPOT for
+    it. Prompts have the same rule: what lengthens the step by a fifth is always fed, and late requests limit nothing.
+
+    columns, costs: as `Columns`, `Costs`. expected, drafts_s: as in `UnderWay`.
+    """
+    batch, known = Columns(*columns), Costs(*costs)
+    room = np.full(len(known.drafts), budget)
+    rows = np.flatnonzero(batch.prompt + batch.prompt_left == 0)
+    state = clocks(batch, rows, tpots_s)
+    if not np.isfinite(state.tpot_s).any():
+        return room
+    step_s = decode_s(known, without_prompts(this_step(batch)), 0.0) + drafts_s
+    slack, spare_s = slack_s(state, step_s / (1.0 + expected[batch.slot[rows]])), np.inf
+    for n in range(len(rows)):
+        if slack[n] >= 0.0:
+            spare_s = min(spare_s, slack[n])
+    for d in range(len(room)):
+        token_s = fed_token_s(known, d)
+        if token_s > 0.0:
+            room[d] = int(min(float(budget), max(spare_s, LEAST_PROMPT_SHARE * step_s) / token_s))
+    return room
 
 
 def nothing_fed(batch: Batch) -> Ints:

@@ -27,7 +27,7 @@ class Propose:
         self._passes = np.array([drafter.passes for drafter in settings.drafters], dtype=bool)
         self._evidence, self.force, self._under_way = evidence, force, under_way
         self._choices = Choices(settings, evidence, force, under_way)
-        self._kv = DraftKV(settings, evidence, self._choices)
+        self._kv = DraftKV(settings, evidence, self._choices, under_way)
 
     def settle(self, force: InForce) -> None:
         """From the next decision on."""

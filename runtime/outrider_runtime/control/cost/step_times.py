@@ -185,6 +185,15 @@ def _fed_s(costs: Floats, decoding: float, tokens: float) -> float:
 
 
 @compiled
+def fed_token_s(costs: Costs, d: int) -> float:
+    """Seconds that a token more adds to a drafter's first pass at most, past its knee."""
+    seconds = 0.0
+    for row in range(2):
+        seconds += costs.drafts[d, row, BATCHED] + costs.drafts[d, row, ABOVE]
+    return float(seconds)
+
+
+@compiled
 def feeding_s(costs: Costs, missing: Ints, decoding: float) -> Floats:
     """(D, N): seconds by which a first pass over `decoding` tokens grows with all that is `missing` (D, N) of one
     request; 0 of drafters that read nothing."""
