@@ -82,7 +82,7 @@ _NAMED = frozenset({DEPLOYMENT, KUBERNETES_SERVICE, SERVICE_ACCOUNT, DISRUPTION_
 ANNOTATIONS = frozenset(
     f"{API_GROUP}/{name}"
     for name in (
-        "applied", "asked", "attempt", "boot-draft-tokens", "contents", "hot", "inputs", "model", "product",
+        "applied", "asked", "attempt", "boot-draft-tokens", "contents", "hot", "inputs", "model", "nodes", "product",
         "reprofile", "runtime-image", "runtime-upgrade",
     )
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 from outrider_crds.pod_template import PodTemplate
@@ -12,6 +12,7 @@ from outrider_crds.spec import Accelerator, SpeculativeServiceSpec
 from outrider_operator.inbound.reading import items, mapping, text
 from outrider_operator.model import Node, Object
 
+NODE_HOSTNAME = "kubernetes.io/hostname"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -19,11 +20,14 @@ def gpus(accelerator: Accelerator, tensor_parallel_size: int) -> int:
     return 0 if accelerator.on_cpu else accelerator.count or tensor_parallel_size
 
 
-def scheduling(spec: SpeculativeServiceSpec, products: list[str]) -> Object:
-    """The fields of a pod spec that choose its node: the user's, and the products' node affinity added to them."""
+def scheduling(spec: SpeculativeServiceSpec, products: list[str], hostnames: Sequence[str] = ()) -> Object:
+    """The fields of a pod spec that choose its node: the user's, and the products' node affinity added to them.
+
+    With `hostnames` the pod lands on one of these nodes or waits: no autoscaler makes a node of that name.
+    """
     accelerator, template = spec.accelerator, spec.pod_template
     fields: Object = {
-        "affinity": _affinity(template, accelerator, products),
+        "affinity": _affinity(template, accelerator, products, hostnames),
         "nodeSelector": dict(accelerator.node_selector),
         "tolerations": [each.wire() for each in accelerator.tolerations],
     }
@@ -56,18 +60,25 @@ def has_node(
     nodes: Iterable[Node] | None, spec: SpeculativeServiceSpec, product: str, admitted: Iterable[Object]
 ) -> bool:
     """Is there a node for `product`? `admitted` are tolerations that admission gave to pods. Unseen nodes fit."""
-    tolerations = [
-        *(toleration.wire() for toleration in spec.accelerator.tolerations),
-        *patched_tolerations(spec),
-        *admitted,
-    ]
-    return nodes is None or is_room_among(nodes, spec, product, tolerations)
+    return nodes is None or is_room_among(nodes, spec, product, all_tolerations(spec, admitted))
+
+
+def all_tolerations(spec: SpeculativeServiceSpec, admitted: Iterable[Object]) -> list[Object]:
+    own = (toleration.wire() for toleration in spec.accelerator.tolerations)
+    return [*own, *patched_tolerations(spec), *admitted]
 
 
 def is_room_among(
     nodes: Iterable[Node], spec: SpeculativeServiceSpec, product: str, tolerations: Iterable[Object]
 ) -> bool:
-    """Could a pod for `product` with `tolerations` ever run on one of `nodes`? What other pods take there does not
+    """Could a pod for `product` with `tolerations` ever run on one of `nodes`?"""
+    return any(True for _ in fitting_nodes(nodes, spec, product, tolerations))
+
+
+def fitting_nodes(
+    nodes: Iterable[Node], spec: SpeculativeServiceSpec, product: str, tolerations: Iterable[Object]
+) -> Iterator[Node]:
+    """The `nodes` that a pod for `product` with `tolerations` could ever run on. What other pods take there does not
     count."""
     accelerator = spec.accelerator
     own = {} if accelerator.on_cpu else {accelerator.product_label: product}
@@ -79,11 +90,12 @@ def is_room_among(
     def is_tolerated(key: str, value: str, effect: str) -> bool:
         return effect == "PreferNoSchedule" or any(_tolerates(each, key, value, effect) for each in given)
 
-    return any(
-        all(node.labels.get(name) == value for name, value in wanted.items())
+    return (
+        node
+        for node in nodes
+        if all(node.labels.get(name) == value for name, value in wanted.items())
         and (quantity(node.allocatable.get(accelerator.resource_name, "0")) or 0) >= count
         and all(is_tolerated(text(each, "key"), text(each, "value"), text(each, "effect")) for each in node.taints)
-        for node in nodes
     )
 
 
@@ -97,15 +109,17 @@ def _tolerates(toleration: Object, key: str, value: str, effect: str) -> bool:
     return toleration["key"] == key and (toleration.get("operator") == "Exists" or same_value)
 
 
-def _affinity(template: PodTemplate, accelerator: Accelerator, products: list[str]) -> Object:
-    """The user's affinity with the product in each of its node selector terms: terms are alternatives."""
+def _affinity(template: PodTemplate, accelerator: Accelerator, products: list[str], hostnames: Sequence[str]) -> Object:
+    """The user's affinity with product and nodes in each of its node selector terms: terms are alternatives."""
     affinity = {kind: rules for kind, rules in mapping(template.others, "affinity").items() if rules is not None}
-    if accelerator.on_cpu:
+    labels = {} if accelerator.on_cpu else {accelerator.product_label: products}
+    labels |= {NODE_HOSTNAME: list(hostnames)} if hostnames else {}
+    if not labels:
         return affinity
-    product = {"key": accelerator.product_label, "operator": "In", "values": products}
+    ours = [{"key": key, "operator": "In", "values": values} for key, values in labels.items()]
     required = mapping(affinity, "nodeAffinity", _REQUIRED)
     terms = [
-        {**term, "matchExpressions": [*items(term, "matchExpressions"), product]}
+        {**term, "matchExpressions": [*items(term, "matchExpressions"), *ours]}
         for term in items(required, "nodeSelectorTerms") or [{}]
     ]
     node = {**mapping(affinity, "nodeAffinity"), _REQUIRED: {**required, "nodeSelectorTerms": terms}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from outrider_crds.base import seconds
+from outrider_crds.base import digest, seconds
 from outrider_crds.runtime_config import BootConfig, boot_config
 from outrider_crds.spec import SpeculativeServiceSpec
 
@@ -18,13 +18,24 @@ from outrider_operator.decide.profiling.asked import Asked, annotations_of
 from outrider_operator.inbound.results import PROFILER
 from outrider_operator.model import JOB, PROFILING, Identity, Object, Settings
 
+NODES_ANNOTATION = "outrider.dev/nodes"
 _RESULT_FILE = "/dev/termination-log"
 _NOBODY = "outrider-profile"
 """Stands for service and revision in the Job's boot config: what it measures is no single service's."""
 
 
-def job_manifest(owner: Identity, settings: Settings, spec: SpeculativeServiceSpec, image: str, asked: Asked) -> Object:
-    """The Job for `asked`. Its name is the target key's: the API server itself keeps a second one out."""
+def job_manifest(
+    owner: Identity,
+    settings: Settings,
+    spec: SpeculativeServiceSpec,
+    image: str,
+    asked: Asked,
+    hostnames: tuple[str, ...] = (),
+) -> Object:
+    """The Job for `asked`. Its name is the target key's: the API server itself keeps a second one out.
+
+    Its pod runs on one of `hostnames`; without any, on every node that fits.
+    """
     # The user's too, on Job and pod: queues, meshes and policies go by them.
     metadata_labels = {**spec.pod_template.labels, **labels(owner.name, PROFILING)}
     return {
@@ -34,7 +45,11 @@ def job_manifest(owner: Identity, settings: Settings, spec: SpeculativeServiceSp
             "name": profile_name(asked.keys.target),
             "namespace": owner.namespace,
             "labels": metadata_labels,
-            "annotations": {**spec.pod_template.annotations, **annotations_of(asked)},
+            "annotations": {
+                **spec.pod_template.annotations,
+                **annotations_of(asked),
+                NODES_ANNOTATION: nodes_mark(hostnames),
+            },
             # Not as controller: services that want the same measurement each add themselves.
             "ownerReferences": [owner_reference(owner, controller=False)],
         },
@@ -49,7 +64,7 @@ def job_manifest(owner: Identity, settings: Settings, spec: SpeculativeServiceSp
             },
             "template": {
                 "metadata": {"labels": metadata_labels, "annotations": dict(spec.pod_template.annotations)},
-                "spec": _pod(spec, settings, image, asked, _config(owner, spec, image)),
+                "spec": _pod(spec, settings, image, asked, _config(owner, spec, image), hostnames),
             },
         },
     }
@@ -66,7 +81,19 @@ def _config(owner: Identity, spec: SpeculativeServiceSpec, image: str) -> BootCo
     )
 
 
-def _pod(spec: SpeculativeServiceSpec, settings: Settings, image: str, asked: Asked, config: BootConfig) -> Object:
+def nodes_mark(hostnames: tuple[str, ...]) -> str:
+    """Says of a Job which nodes it may run on: its pod template is not kept in the cache."""
+    return digest(list(hostnames)) if hostnames else ""
+
+
+def _pod(
+    spec: SpeculativeServiceSpec,
+    settings: Settings,
+    image: str,
+    asked: Asked,
+    config: BootConfig,
+    hostnames: tuple[str, ...],
+) -> Object:
     volumes = [*model_volumes(spec), *scratch_volumes()]
     profiler = {
         **container(spec, settings, PROFILER, image, volumes),
@@ -75,7 +102,7 @@ def _pod(spec: SpeculativeServiceSpec, settings: Settings, image: str, asked: As
     }
     fields: Object = {
         **pod_fields(spec, settings, volumes),
-        **scheduling(spec, [asked.keys.product]),
+        **scheduling(spec, [asked.keys.product], hostnames),
         "restartPolicy": "Never",
         # On the pod, not on the Job: it counts from the start of the pod, so that waiting for a free GPU is no
         # failure, and the pod that ran too long stays, with its last lines.

@@ -10,11 +10,11 @@ from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.ownership import owner_reference, owner_uids
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.profiling.asked import asked_of, attempt_hash
-from outrider_operator.decide.profiling.job_manifest import job_manifest
+from outrider_operator.decide.profiling.job_manifest import NODES_ANNOTATION, job_manifest, nodes_mark
 from outrider_operator.decide.profiling.job_outcome import is_finished, is_running
 from outrider_operator.decide.profiling.product_profiles import ProductProfile, ProfilingView, is_readable, with_nodes
 from outrider_operator.decide.profiling.sharing import deletion, joins, leave
-from outrider_operator.inbound.reading import is_being_deleted, name_of, uid_of
+from outrider_operator.inbound.reading import annotation, is_being_deleted, name_of, owners_of, text, uid_of
 from outrider_operator.model import JOB, Identity, Object, Settings
 from outrider_operator.plan import Adoption, Delete
 
@@ -70,7 +70,7 @@ def _step(
         return JobPlan()
     if is_finished(each.job):
         return _end(view, each, each.job)
-    if _must_stop(view.owner, intent, each, each.job):
+    if _must_stop(view.owner, intent, each, each.job) or _waits_elsewhere(view.owner, each, each.job):
         return _deletion(deletion(JOB, each.job))
     if not joins(each.job, view.owner):
         return JobPlan()
@@ -90,7 +90,7 @@ def _begin(
     # The pending pod of a required measurement may bring a node up.
     if not (each.node_fits or (required and may_bring_node)):
         return JobPlan()
-    return JobPlan(create=(job_manifest(view.owner, settings, intent.spec, intent.image, each.asked),))
+    return JobPlan(create=(job_manifest(view.owner, settings, intent.spec, intent.image, each.asked, each.hostnames),))
 
 
 def _end(view: ProfilingView, each: ProductProfile, job: Object) -> JobPlan:
@@ -116,6 +116,14 @@ def _must_stop(owner: Identity, intent: Intent, each: ProductProfile, job: Objec
     asked = asked_of(job)
     changed = asked is None or asked.attempt != attempt_hash(intent.spec, intent.image)
     return changed and not is_running(each.pod)
+
+
+def _waits_elsewhere(owner: Identity, profile: ProductProfile, job: Object) -> bool:
+    """True of a Job that waits for other nodes than there are now; the service that made it makes it again."""
+    if not profile.hostnames or text(profile.pod or {}, "spec", "nodeName"):
+        return False
+    first = next(iter(owners_of(job)), {})
+    return first.get("uid") == owner.uid and annotation(job, NODES_ANNOTATION) != nodes_mark(profile.hostnames)
 
 
 def _leave(view: ProfilingView, intent: Intent) -> JobPlan:

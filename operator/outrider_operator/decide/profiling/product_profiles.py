@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 
 from outrider_crds.base import digest, seconds
 from outrider_crds.profile import ProfileKeys
-from outrider_crds.spec import CPU_PRODUCT
+from outrider_crds.spec import CPU_PRODUCT, ProfilingMode
 
 from outrider_operator.decide.intent import Intent
-from outrider_operator.decide.pod_spec.placement import has_node
+from outrider_operator.decide.pod_spec.placement import NODE_HOSTNAME, all_tolerations, fitting_nodes
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.pods import MOST_TOLERATIONS, Pods
 from outrider_operator.decide.profile_store import Failure, Profiles, Store
@@ -18,6 +19,8 @@ from outrider_operator.decide.profiling.job_outcome import absorb, has_ended, is
 from outrider_operator.inbound.reading import items, name_of, unix_seconds
 from outrider_operator.model import Identity, Node, Object
 
+MOST_HOSTNAMES = 64
+"""Nodes that a Job names: one of so many becomes free as soon as any, and its manifest stays small."""
 _RESULT_PATIENCE_S = 30.0
 """The pod's last words may reach the watch later than the end of its Job."""
 
@@ -57,6 +60,8 @@ class ProductProfile:
     stale: bool
     """Older than profiling.maxAge."""
     node_fits: bool
+    hostnames: tuple[str, ...]
+    """Nodes that a Job may run on where it must bring none up; empty where it may, or where no node can be seen."""
     served_first: tuple[str, ...]
     """Names of serving pods that need the same cores and have not got them yet."""
 
@@ -93,22 +98,39 @@ def _product_profile(view: ProfilingView, intent: Intent, keys: ProfileKeys) -> 
     job = next((job for job in view.jobs if name_of(job) == profile_name(keys.target)), None)
     pod = pod_of(job, view.job_pods) if job is not None else None
     store = _with_outcome(view, view.store(keys.target), job, pod)
+    request = _asked(view, intent, keys, store)
+    is_bound = intent.spec.profiling.mode is ProfilingMode.AUTO and (bool(request) or job is not None)
+    nodes = _fitting(view, intent, keys.product, pod, None if is_bound else 1)
     return ProductProfile(
         keys=keys,
         store=store,
-        asked=_asked(view, intent, keys, store),
+        asked=request,
         job=job,
         pod=pod,
         stale=(left := stale_in_s(intent, keys, store, view.now)) is not None and left <= 0,
-        node_fits=_node_fits(view, intent, keys.product, pod),
+        node_fits=view.nodes is None or bool(nodes),
+        hostnames=_hostnames(nodes) if is_bound else (),
         served_first=tuple(name_of(pod) for pod in _served_first(view, intent, keys.product)),
     )
 
 
-def _node_fits(view: ProfilingView, intent: Intent, product: str, job_pod: Object | None) -> bool:
-    """With the tolerations of the spec, and those that admission gave to the pods (GKE does, for GPUs)."""
-    given = (*view.pods.tolerations, *items(job_pod, "spec", "tolerations")[:MOST_TOLERATIONS])
-    return has_node(view.nodes, intent.spec, product, given)
+def _fitting(
+    view: ProfilingView, intent: Intent, product: str, job_pod: Object | None, limit: int | None
+) -> list[Node]:
+    """Nodes for `product`, of which the decision needs `limit`; each decision looks through them once."""
+    tolerations = all_tolerations(intent.spec, _admitted(view, job_pod))
+    return list(islice(fitting_nodes(view.nodes or (), intent.spec, product, tolerations), limit))
+
+
+def _hostnames(nodes: list[Node]) -> tuple[str, ...]:
+    """Drawn by a digest, so that the choice is the same at each look and falls on no zone in particular."""
+    names = {node.labels[NODE_HOSTNAME] for node in nodes if NODE_HOSTNAME in node.labels}
+    return tuple(sorted(sorted(names, key=digest)[:MOST_HOSTNAMES]))
+
+
+def _admitted(view: ProfilingView, job_pod: Object | None) -> list[Object]:
+    """Tolerations that admission gave to the pods (GKE does, for GPUs)."""
+    return [*view.pods.tolerations, *items(job_pod, "spec", "tolerations")[:MOST_TOLERATIONS]]
 
 
 def _served_first(view: ProfilingView, intent: Intent, product: str) -> list[Object]:

@@ -9,6 +9,7 @@ import pytest
 from outrider_crds.status import ConditionType as C
 from outrider_operator.decide import decide
 from outrider_operator.decide.pod_spec import placement
+from outrider_operator.decide.profiling.product_profiles import MOST_HOSTNAMES
 from outrider_operator.model import JOB, Node, Object
 
 from tests.unit.operator.decide.world import CPU_NODE, SETTINGS, World, gpu_node, manifest, started, unschedulable
@@ -236,3 +237,60 @@ def test_products_that_no_node_has_are_all_waited_for() -> None:
     assert world.reason(C.PROFILES_READY) == "False/NoMatchingNode"
     for product in ("H200", "H100"):
         assert product in world.condition(C.PROFILES_READY).message
+
+
+def _with_hostname(name: str, product: str = "H100") -> Node:
+    node = gpu_node(name, product)
+    return replace(node, labels={**node.labels, "kubernetes.io/hostname": name})
+
+
+def _hosts(world: World) -> list[str]:
+    """Nodes that the Job's pod may run on."""
+    (job,) = world.jobs()
+    pod = world.objects[JOB, job]["spec"]["template"]["spec"]
+    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    expressions = {expression["key"]: expression["values"] for expression in term["matchExpressions"]}
+    assert expressions["nvidia.com/gpu.product"] == ["H100"]
+    return list(expressions.get("kubernetes.io/hostname", []))
+
+
+def _measured_on(mode: str, *names: str) -> World:
+    accelerator = {"products": ["H100"]}
+    nodes = tuple(map(_with_hostname, names))
+    world = World(manifest(accelerator=accelerator, profiling={"mode": mode}), nodes=nodes)
+    world.settle()
+    if mode == "Auto":
+        world.roll_out()
+        world.settle()
+    return world
+
+
+def test_an_automatic_job_brings_no_node_up() -> None:
+    """Karpenter ignores priorities: an 8xH200 node came for a measurement of five minutes."""
+    assert _hosts(_measured_on("Auto", "b", "a")) == ["a", "b"]
+    assert _hosts(_measured_on("Required", "b", "a")) == []
+
+
+def test_a_waiting_job_follows_the_nodes_that_come() -> None:
+    """A Job of yesterday's nodes would wait for ever, next to a free one."""
+    world = _measured_on("Auto", "a")
+    world.nodes = (_with_hostname("a"), _with_hostname("b"), _with_hostname("c", "L4"))
+    world.settle()
+    assert _hosts(world) == ["a", "b"]
+    (job,) = world.jobs()
+    world.objects[JOB, job]["metadata"]["uid"] = "placed"
+    world.job_pods[job] = {
+        "metadata": {"name": f"{job}-x", "labels": {"batch.kubernetes.io/job-name": job}},
+        "spec": {"nodeName": "a"},
+        "status": {"phase": "Pending"},
+    }
+    world.nodes = (_with_hostname("d"),)
+    world.settle()
+    assert _hosts(world) == ["a", "b"], "one that has its node goes on"
+
+
+def test_a_job_names_a_bounded_number_of_nodes() -> None:
+    names = [f"node-{number}" for number in range(200)]
+    hosts = _hosts(_measured_on("Auto", *names))
+    assert len(hosts) == MOST_HOSTNAMES
+    assert hosts == _hosts(_measured_on("Auto", *reversed(names)))
