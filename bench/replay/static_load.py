@@ -58,7 +58,7 @@ def judge(point: Point, seeds: int, screening: int) -> Judged:
     systems = others(point.case)
     figures = {name: measure(point, one, range(screening)) for name, one in systems.items()}
     best = best_on_means({name: figures[name] for name in singles(point.case)})
-    for name in {best, "plain", ADAPTIVE}:
+    for name in {best, "plain", ADAPTIVE} & set(systems):
         figures[name] += measure(point, systems[name], range(screening, seeds))
     figures["ours"] = measure(point, ours(), range(seeds))
     return Judged(point, figures, best)
@@ -70,6 +70,8 @@ def bars(judged: Sequence[Judged]) -> list[Bar]:
         seeds, where = len(one.figures["ours"]), str(one.point)
         found.append(Bar("1 static load", where, low(one.ratios(one.best)), LEAST_POINT, one.best, seeds))
         found.append(Bar("1 static load, of plain", where, low(one.ratios("plain")), LEAST_OF_PLAIN, "plain", seeds))
+        if ADAPTIVE not in one.figures:
+            continue
         least = LEAST_WHERE_NOTHING_PAYS if one.best == "plain" else LEAST_OF_ADAPTIVE
         found.append(Bar("6 adaptive verification", where, low(one.ratios(ADAPTIVE)), least, ADAPTIVE, seeds))
     return found + _means(judged)
@@ -84,6 +86,11 @@ def _means(judged: Sequence[Judged]) -> list[Bar]:
             ("1 static load, geometric mean", "", LEAST_MEAN),
             ("6 adaptive verification, geometric mean", ADAPTIVE, LEAST_ADAPTIVE_MEAN),
         ):
-            by_seed = [geometric_mean([one.ratios(against or one.best)[seed] for one in here]) for seed in range(seeds)]
+            compared = [point for point in here if not against or against in point.figures]
+            if not compared:
+                continue
+            by_seed = [
+                geometric_mean([one.ratios(against or one.best)[seed] for one in compared]) for seed in range(seeds)
+            ]
             found.append(Bar(title, name, low(by_seed), least, against or "each point's best static", seeds))
     return found

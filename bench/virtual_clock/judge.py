@@ -23,7 +23,7 @@ import numpy as np
 from outrider_runtime.simulate.replay.engine import Engine
 
 from bench.replay.bars import geometric_mean, low
-from bench.replay.settings import LONGEST, PROFILES, Case, pool, profile, singles
+from bench.replay.settings import LONGEST, PROFILES, VARLEN_GRAPHS, Case, pool, profile, singles
 from bench.virtual_clock.cells import Cell
 from bench.virtual_clock.engine import Stock, served
 
@@ -36,8 +36,6 @@ LEAST = {PLAIN: (0.99, 1.00), BEST: (0.98, 1.00), ADAPTIVE: (1.00, 1.10)}
 what probes and exploration cost: 1%."""
 H200, A100, L40S = "llama-3.1-8b-h200", "llama-3.1-8b-a100", "llama-3.1-8b-l40s"
 H100_70B, CPU = "llama-3.1-70b-4xh100", "smollm2-135m-cpu"
-VARLEN_GRAPHS = frozenset((H200, H100_70B))
-"""FlashAttention 3: adaptive verification runs nowhere else."""
 EAGLE_LOOKUP, DRAFT_LOOKUP, EAGLE, DRAFT, LOOKUP = (
     ("eagle", "lookup"), ("draft", "lookup"), ("eagle",), ("draft",), ("lookup",)
 )  # fmt: skip
