@@ -1,10 +1,9 @@
-"""`outrider-profile` with real vLLM, the real model and the real EAGLE-3 head, as the Job runs it."""
+"""`outrider-profile` with real vLLM, a few layers of the model and the EAGLE-3 head, as the Job runs it."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from outrider_crds.profile import ExecutionMode, ProfilingResult
 from outrider_runtime.identity import engine_version, weights_commit
 from outrider_runtime.profiler.failures import NOISY, TIME_BUDGET_TOO_SMALL
 
-from tests.engine.engines import EAGLE_HEAD, TARGET, windowed
+from tests.engine.engines import SMALL, SMALL_LAYERS, head_reading, windowed
 from tests.engine.server_process import PATIENCE_S
 
 pytestmark = pytest.mark.model
@@ -51,9 +50,10 @@ class Ran:
     result: ProfilingResult
 
 
-def command(folder: Path, *arguments: str, head: Path = EAGLE_HEAD, text: str = "") -> list[str]:
+def command(folder: Path, *arguments: str, text: str = "") -> list[str]:
+    """The profiler's command line, its manifest written; `folder` holds the head."""
     manifest = folder / "service.yaml"
-    manifest.write_text(text or MANIFEST.format(target=TARGET, head=head))
+    manifest.write_text(text or MANIFEST.format(target=SMALL, head=head_reading(SMALL_LAYERS, folder / "head")))
     program = [sys.executable, "-m", "outrider_runtime.profiler.main", "-f", str(manifest)]
     return [*program, "--result", str(folder / "termination-log"), *arguments]
 
@@ -81,20 +81,20 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Path]:
 
 def test_target_and_drafters_are_measured_and_identified(whole):
     """One run gives the coefficients of all three, and says what they were measured on."""
-    ran, _ = whole
+    ran, report = whole
     assert ran.code == 0, ran.output
     assert ran.result.failures == [], ran.output
     target = ran.result.target
     assert target is not None
     assert target.engine_version == engine_version()
     assert target.device
-    assert target.commit == weights_commit(str(TARGET))
+    assert target.commit == weights_commit(str(SMALL))
     assert ExecutionMode.UNIFORM in target.costs
     assert 1e-3 < target.costs[ExecutionMode.UNIFORM].constant_s < 1
     drafters = {drafter.name: drafter for drafter in ran.result.drafters}
     assert set(drafters) == {"lookup", "eagle"}
     assert drafters["eagle"].autoregressive
-    assert drafters["eagle"].commit == weights_commit(str(EAGLE_HEAD))
+    assert drafters["eagle"].commit == weights_commit(str(report.with_name("head")))
 
 
 def test_a_drafts_pass_costs_less_than_the_targets_and_a_lookup_next_to_nothing(whole):
@@ -136,10 +136,10 @@ def test_an_added_drafter_is_measured_alone_and_quickly(tmp_path):
 
 def test_a_head_with_broken_weights_fails_alone_and_says_why(tmp_path):
     """Its config is right, so only the engine finds out."""
-    head = tmp_path / "head"
-    shutil.copytree(EAGLE_HEAD, head)
+    head = head_reading(SMALL_LAYERS, tmp_path / "broken")
     (head / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0not json")
-    ran = profile(tmp_path, "--drafter", "eagle", "--time-budget", "10s", head=head)
+    manifest = MANIFEST.format(target=SMALL, head=head)
+    ran = profile(tmp_path, "--drafter", "eagle", "--time-budget", "10s", text=manifest)
     assert ran.code == 1
     assert [(failure.reason, failure.drafter) for failure in ran.result.failures] == [("DrafterFailed", "eagle")]
     assert "header" in ran.result.failures[0].message.lower()
@@ -147,7 +147,7 @@ def test_a_head_with_broken_weights_fails_alone_and_says_why(tmp_path):
 
 def test_a_target_is_measured_though_its_only_drafter_cannot_serve_it(tmp_path):
     """Bug: nobody proposed where shapes with proposals were measured, and the target read tokens that are none."""
-    pool = yaml.safe_load(MANIFEST.format(target=windowed(tmp_path), head=EAGLE_HEAD))
+    pool = yaml.safe_load(MANIFEST.format(target=windowed(tmp_path), head="nowhere"))
     pool["spec"]["draftPool"] = [{"name": "self", "method": "SparseSelf", "sparseSelf": {"windowTokens": 64}}]
     ran = unhurried(tmp_path, 12, text=yaml.safe_dump(pool))
     assert [(failure.reason, failure.drafter) for failure in ran.result.failures] == [("DrafterFailed", "self")]
