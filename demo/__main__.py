@@ -116,9 +116,9 @@ class Demo:
         load = self._load()
         load.thinking_s = THINKING_S
         running = asyncio.create_task(load.run())
-        patch = ("patch", "specsvc", self._name, "--type=merge", "--patch-file", str(PATCH))
+        patch = ("patch", "specsvc", self._name, "--type=json", "--patch-file", str(PATCH))
         self._console.block(await asyncio.to_thread(self._cluster.kubectl, *patch))
-        patched = yaml.safe_load(PATCH.read_text(encoding="utf-8"))["spec"]["draftPool"]
+        patched = yaml.safe_load(self._cluster.kubectl("get", "specsvc", self._name, "-o", "yaml"))["spec"]["draftPool"]
         neural = [draft["name"] for draft in patched if draft["method"] != "PromptLookup"]
         await asyncio.to_thread(
             self._follow.until,

@@ -7,6 +7,7 @@ it (one mutable ConfigMap) and its digest is echoed in the pod's state. `serve -
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Annotated
 
 from pydantic import Field
@@ -72,6 +73,8 @@ class HotConfig(Contract):
     default_slo_class: str | None = Field(default=None, alias="defaultSLOClass")
     paused_drafters: list[str] | None = None
     """None: every drafter may be asked."""
+    drafter_order: list[str] | None = None
+    """Names of the pool's drafters, the one that mode Static asks first; None: the order at boot."""
 
 
 def boot_config(
@@ -91,8 +94,10 @@ def boot_config(
     )
 
 
-def hot_config(spec: SpeculativeServiceSpec) -> HotConfig:
-    """The part of `spec` that takes effect without a restart."""
+def hot_config(spec: SpeculativeServiceSpec, boot_pool: Iterable[Drafter] | None = None) -> HotConfig:
+    """The part of `spec` that takes effect without a restart; `boot_pool` is the pool as it was at boot, if another."""
+    order = [drafter.name for drafter in spec.draft_pool]
+    is_reordered = boot_pool is not None and order != [drafter.name for drafter in boot_pool]
     return HotConfig(
         mode=spec.speculation.mode,
         draft_prefill=spec.speculation.draft_prefill,
@@ -100,6 +105,7 @@ def hot_config(spec: SpeculativeServiceSpec) -> HotConfig:
         slo_classes=spec.slo_classes,
         default_slo_class=spec.class_of_unmarked_requests,
         paused_drafters=[drafter.name for drafter in spec.draft_pool if drafter.paused] or None,
+        drafter_order=order if is_reordered else None,
     )
 
 

@@ -322,7 +322,8 @@ class SpeculativeServiceSpec(Model):
     target: ModelRef
     """The model that is served."""
     draft_pool: Annotated[list[Drafter], Field(max_length=MOST_DRAFTERS), MapList("name")] = []
-    """Drafters that may propose tokens. "No speculation" is always a candidate; order breaks ties."""
+    """Drafters that may propose tokens. "No speculation" is always a candidate. Mode Static asks the first;
+    changing the order restarts nothing."""
     accelerator: Accelerator
     """The hardware that pods run on."""
     slo_classes: Annotated[list[SLOClass], Field(max_length=MOST_SLO_CLASSES), MapList("name")] = []

@@ -85,7 +85,7 @@ def test_a_second_draft_rolls_out_without_a_failed_request(service: Service) -> 
     profile = service.follower.look()["status"]["profiles"][0]["configMap"]
     target_before = service.cluster.get("configmap", profile)["data"]["target.json"]
     with service.load(concurrency=1, thinking_s=2.0) as load:
-        service.cluster.kubectl("patch", "specsvc", NAME, "--type=merge", "--patch-file", str(SECOND_DRAFT))
+        service.cluster.kubectl("patch", "specsvc", NAME, "--type=json", "--patch-file", str(SECOND_DRAFT))
         service.until_updated()
         seen = service.follower.until(
             lambda it: shows_acceptance(it, "first-layers") and shows_acceptance(it, "eagle"),
@@ -93,9 +93,8 @@ def test_a_second_draft_rolls_out_without_a_failed_request(service: Service) -> 
         )  # fmt: skip
     assert load.errors == []
     assert len(load.answers) > 0
-    assert [d["name"] for d in seen["status"]["drafts"]] == [
-        d["name"] for d in yaml.safe_load(SECOND_DRAFT.read_text())["spec"]["draftPool"]
-    ]
+    (added,) = yaml.safe_load(SECOND_DRAFT.read_text())
+    assert [d["name"] for d in seen["status"]["drafts"]] == ["lookup", "eagle", added["value"]["name"]]
     assert all(d["loaded"] for d in seen["status"]["drafts"])
     assert service.cluster.get("configmap", profile)["data"]["target.json"] == target_before
 

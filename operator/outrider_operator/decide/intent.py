@@ -94,7 +94,7 @@ def intent(
         stored=stored,
         wanted=wanted,
         running=wanted,
-        hot=hot_config(spec),
+        hot=hot_config(spec, wanted.boot.draft_pool),
         gate=evidence.gate,
     )
     waits = spec.profiling.mode is ProfilingMode.REQUIRED and not is_profiled(profiles, wanted, evidence.with_node)

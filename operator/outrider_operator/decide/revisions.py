@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider_crds.base import digest
@@ -69,9 +69,12 @@ class Revision:
         return times_of(self.template)
 
 
-def inputs_hash(spec: SpeculativeServiceSpec, image: str) -> str:
+def inputs_hash(spec: SpeculativeServiceSpec, image: str, order: Sequence[str] = ()) -> str:
     """Hash of what only new pods can take on. Defaults are left out: a field that a later release adds, at its
-    default, must not restart anything."""
+    default, must not restart anything. The pool's order is hot: it is hashed in `order` (names), else by name."""
+    place = {name: index for index, name in enumerate(order)}
+    pool = sorted(spec.draft_pool, key=lambda drafter: (place.get(drafter.name, len(place)), drafter.name))
+    spec = spec.model_copy(update={"draft_pool": pool})
     fields = spec.model_dump(
         mode="json", by_alias=True, include=_INPUTS, exclude=_HOT, exclude_defaults=True, exclude_none=True
     )
@@ -96,7 +99,7 @@ def wanted_revision(
     fitting = [
         revision
         for revision in stored
-        if revision.inputs == inputs and revision.boot.max_draft_tokens >= spec.speculation.max_draft_tokens
+        if _is_for(revision, spec, image) and revision.boot.max_draft_tokens >= spec.speculation.max_draft_tokens
     ]
     needed = pod_times(spec.rollout)
     patient = [revision for revision in fitting if revision.name in proven or revision.times.cover(needed)]
@@ -105,9 +108,16 @@ def wanted_revision(
     if fitting:
         most = min(revision.boot.max_draft_tokens for revision in fitting)
         return _made(children.owner, settings, spec, image, inputs, most, revision_name(inputs, most, needed))
-    lost = _lost(children, settings, spec, image, inputs)
+    written = inputs_hash(spec, image, [drafter.name for drafter in spec.draft_pool])
+    lost = _lost(children, settings, spec, image, inputs) or _lost(children, settings, spec, image, written)
     most = spec.speculation.max_draft_tokens
     return lost or _made(children.owner, settings, spec, image, inputs, most, revision_name(inputs, most))
+
+
+def _is_for(revision: Revision, spec: SpeculativeServiceSpec, image: str) -> bool:
+    """Was `revision` made of `spec`, in whichever order of its pool? Releases before this one hashed it as written."""
+    order = [drafter.name for drafter in revision.boot.draft_pool]
+    return revision.inputs in (inputs_hash(spec, image), inputs_hash(spec, image, order))
 
 
 def stored_revisions(children: Children, replica_sets: Iterable[Object]) -> tuple[Revision, ...]:

@@ -58,8 +58,7 @@ class Propose:
             return self._plan_for_one(batch, pin.draft_tokens, pin.drafter, Purpose.FIXED, pin.width)
         if pin is not None or self.force.silent or not self.force.usable.any():
             return self._nobody_runs(batch)
-        first = int(self.force.usable.argmax())
-        return self._plan_for_one(batch, self.force.most_tokens, first, Purpose.FIXED)
+        return self._plan_for_one(batch, self.force.most_tokens, self.force.first, Purpose.FIXED)
 
     def _closed_loop_plan(self, batch: Batch) -> DraftPlan:
         evidence = self._evidence

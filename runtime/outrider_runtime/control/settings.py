@@ -4,7 +4,7 @@ what of it holds for the decisions of the moment."""
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -89,6 +89,8 @@ class HotSettings:
     """`Batch.slo_class` holds positions in this tuple."""
     admission: bool = True
     """Prompts and new requests are held back for classes with a tight TPOT."""
+    order: tuple[str, ...] = ()
+    """Names of drafters, the one that mode Static asks first; those that it leaves out follow in the pool's order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,8 @@ class InForce:
     """(D,): drafters that may run."""
     needs_kv: Bools
     """(D,): see `Drafter`."""
+    first: int
+    """The usable drafter that mode Static asks; 0 where none is usable."""
     most_tokens: int
     silent: bool
     """Nobody proposes."""
@@ -173,6 +177,7 @@ def in_force(settings: Settings, suspended: Container[int], pinned: Pin | None) 
         pinned=pinned,
         usable=np.array(usable, dtype=bool),
         needs_kv=np.array([one.needs_kv for one in settings.drafters], dtype=bool),
+        first=_first(settings, usable),
         most_tokens=most,
         silent=silent,
         chooses=pinned is None and hot.mode is Mode.CLOSED_LOOP and not silent and any(usable),
@@ -180,3 +185,9 @@ def in_force(settings: Settings, suspended: Container[int], pinned: Pin | None) 
         scores_placeholders=settings.scores_placeholders and not settings.device_ranks,
         tpots_s=np.array([*(one.tpot_s for one in hot.slo_classes), math.inf]),
     )
+
+
+def _first(settings: Settings, usable: Sequence[bool]) -> int:
+    place = {name: index for index, name in enumerate(settings.hot.order)}
+    numbers = [number for number, is_usable in enumerate(usable) if is_usable]
+    return min(numbers, key=lambda number: (place.get(settings.drafters[number].name, len(place)), number), default=0)

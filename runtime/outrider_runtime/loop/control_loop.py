@@ -236,4 +236,5 @@ def hot_settings(hot: HotConfig) -> HotSettings:
         slo_classes=tuple(
             SLOClass(one.name, seconds(one.tpot), seconds(one.ttft) if one.ttft else None) for one in hot.slo_classes
         ),
+        order=tuple(hot.drafter_order or ()),
     )

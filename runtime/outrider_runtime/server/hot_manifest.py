@@ -7,6 +7,8 @@ import threading
 import time
 from pathlib import Path
 
+from outrider_crds.runtime_config import BootConfig, HotConfig
+
 from outrider_runtime.local_manifest import LocalManifestError, LocalService, load_local_service
 from outrider_runtime.server.config import Serving, write_hot
 
@@ -41,14 +43,23 @@ def take_over(manifest: Path, model_root: Path, serving: Serving) -> None:
         return
     if _boot_changed(service, serving):
         logger.warning("%s has changes that take effect after a restart", manifest)
-    write_hot(Path(serving.paths.hot_file), service.hot)
+    write_hot(Path(serving.paths.hot_file), _hot(service))
     logger.info("took over the hot config of %s", manifest)
 
 
 def _boot_changed(service: LocalService, serving: Serving) -> bool:
-    """The draft length may be lowered hot, so a lower limit is no change of the boot config."""
+    """A lower draft length and another order of the pool are hot, and no change of the boot config."""
     boot = service.boot.model_copy(update={"max_draft_tokens": serving.boot.max_draft_tokens})
-    return boot != serving.boot or service.hot.max_draft_tokens > serving.boot.max_draft_tokens
+    return _by_name(boot) != _by_name(serving.boot) or service.hot.max_draft_tokens > serving.boot.max_draft_tokens
+
+
+def _hot(service: LocalService) -> HotConfig:
+    """The manifest's hot config, and its order of drafters, which may differ from that at boot."""
+    return service.hot.model_copy(update={"drafter_order": [drafter.name for drafter in service.boot.draft_pool]})
+
+
+def _by_name(boot: BootConfig) -> BootConfig:
+    return boot.model_copy(update={"draft_pool": sorted(boot.draft_pool, key=lambda drafter: drafter.name)})
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

@@ -16,6 +16,8 @@ from tests.unit.control import columns
 
 HEAD = Drafter("head", passes=True, needs_hidden=True)
 DRAFT = Drafter("draft", passes=True, needs_kv=True)
+READ = [[1, 1], [1, 1]]
+"""Two drafters that have read all of two requests but the last token."""
 
 
 def controller(*drafters: Drafter, mode: Mode = Mode.CLOSED_LOOP) -> Controller:
@@ -109,3 +111,15 @@ def test_a_gate_is_forgotten_where_nothing_is_chosen() -> None:
     assert loop.state().gated
     loop.configure(HotSettings(mode=Mode.OFF))
     assert not loop.state().gated
+
+
+def test_static_asks_the_first_drafter_of_the_hot_order() -> None:
+    """A reordered pool restarts nothing. Drafters that the order leaves out come last."""
+    loop = controller(HEAD, DRAFT, mode=Mode.STATIC)
+    for order, number in (((), 0), (("draft",), 1), (("draft", "head"), 1), (("head", "draft"), 0)):
+        loop.configure(HotSettings(mode=Mode.STATIC, max_draft_tokens=3, order=order))
+        plan = loop.plan_draft(columns.batch(2, missing=READ))
+        assert plan.asked[0].tolist() == [number, number]
+    loop.configure(HotSettings(mode=Mode.STATIC, max_draft_tokens=3, order=("draft", "head")))
+    loop.suspend("draft", "it raised")
+    assert loop.plan_draft(columns.batch(2, missing=READ)).asked[0].tolist() == [0, 0]

@@ -138,6 +138,20 @@ def test_an_edit_that_needs_a_restart_is_named(
         assert "after a restart" in caplog.text
 
 
+def test_reordering_the_pool_takes_effect_without_a_restart(
+    manifest: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Mode Static asks the first drafter: the new order is written where the engine reads it."""
+    serving = _serving(manifest, tmp_path)
+    document = yaml.safe_load(manifest.read_text())
+    document["spec"]["draftPool"].reverse()
+    manifest.write_text(yaml.safe_dump(document))
+    with caplog.at_level(logging.WARNING):
+        take_over(manifest, tmp_path / "root", serving)
+    assert "after a restart" not in caplog.text
+    assert _hot(serving).drafter_order == [drafter["name"] for drafter in document["spec"]["draftPool"]]
+
+
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.yaml") if "patch" not in path.name))
 def test_every_example_is_a_valid_manifest(name: str) -> None:
     """A user can apply them as they are."""
@@ -148,14 +162,16 @@ def test_every_example_is_a_valid_manifest(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*-patch.yaml")))
 def test_every_patch_makes_a_valid_manifest_of_its_example(name: str) -> None:
-    """`kubectl patch --type merge --patch-file` replaces lists whole, so the result can be built here."""
+    """`kubectl patch --type=json --patch-file`: each appends a drafter, and keeps what others have added."""
     from outrider_crds.manifest import load_manifest
 
     document = yaml.safe_load((EXAMPLES / "smollm2-cpu.yaml").read_text())
-    document["spec"] |= yaml.safe_load((EXAMPLES / name).read_text())["spec"]
+    (change,) = yaml.safe_load((EXAMPLES / name).read_text())
+    assert (change["op"], change["path"]) == ("add", "/spec/draftPool/-")
+    document["spec"]["draftPool"].append(change["value"])
     service = load_manifest(yaml.safe_dump(document))
     example = load_manifest((EXAMPLES / "smollm2-cpu.yaml").read_text())
-    assert service.spec.draft_pool != example.spec.draft_pool
+    assert service.spec.draft_pool[:-1] == example.spec.draft_pool
     assert service.spec.target == example.spec.target
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from outrider_crds.runtime_config import HotConfig
+from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import ConditionType as C
-from outrider_operator.decide.revisions import BOOT_TOKENS_ANNOTATION
+from outrider_operator.decide import revisions
+from outrider_operator.decide.revisions import BOOT_TOKENS_ANNOTATION, inputs_hash
 from outrider_operator.model import CONFIG_MAP, DEPLOYMENT, REVISION_LABEL, Settings
 
 from tests.unit.operator.decide.world import EAGLE, PLD, SETTINGS, World, boot_configs_read, boot_of, find, manifest
@@ -70,6 +73,40 @@ def test_a_paused_drafter_stays_in_the_boot_config_and_its_profile_its_own() -> 
     assert worlds[0].revision() == worlds[1].revision()
     hot = HotConfig.model_validate_json(worlds[1].objects[CONFIG_MAP, "chat-hot"]["data"]["config.json"])
     assert hot.paused_drafters == ["eagle"]
+
+
+def test_the_order_of_the_pool_is_hot() -> None:
+    """F14: a sorted YAML, or two field managers, reloaded the target on all pods."""
+    world = World(manifest(draftPool=[PLD, EAGLE]))
+    world.serve()
+    world.patch(draftPool=[EAGLE, PLD])
+    plan = world.reconcile()
+    assert [(d["kind"], d["metadata"]["name"]) for d in (*plan.create, *plan.apply)] == [(CONFIG_MAP, "chat-hot")]
+    hot = HotConfig.model_validate_json(world.objects[CONFIG_MAP, "chat-hot"]["data"]["config.json"])
+    assert hot.drafter_order == ["eagle", "pld"]
+
+
+def test_a_revision_that_was_hashed_with_its_pools_order_is_known() -> None:
+    """The order was part of the hash before it was hot: a new operator restarts none of those services, in whichever
+    order their pools stand by now."""
+    spec = SpeculativeServiceSpec.model_validate(manifest(draftPool=[PLD, EAGLE])["spec"])
+    written = inputs_hash(spec, SETTINGS.runtime_cpu_image, ["pld", "eagle"])
+    assert written == "d8c441eae7"
+    assert written != inputs_hash(spec, SETTINGS.runtime_cpu_image)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(revisions, "inputs_hash", partial(_as_written, ["pld", "eagle"]))
+        world = World(manifest(draftPool=[PLD, EAGLE]))
+        world.serve()
+    before = world.revision()
+    assert world.settle().is_idle
+    assert world.revision() == before
+    world.patch(draftPool=[EAGLE, PLD])
+    world.settle()
+    assert world.revision() == before
+
+
+def _as_written(written: list[str], spec: SpeculativeServiceSpec, image: str, _order: object = ()) -> str:
+    return inputs_hash(spec, image, written)
 
 
 @pytest.mark.parametrize("change", NO_EFFECT, ids=str)
