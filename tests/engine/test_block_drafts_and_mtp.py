@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from outrider_crds.spec import Drafter
 from outrider_runtime.control.data.batch import NOBODY
-from outrider_runtime.vllm_plugin.block_draft import BlockMember
 from outrider_runtime.vllm_plugin.messages import IDLE, DraftOrder
 
 from tests.engine import planted_models
-from tests.engine.engines import POOR_DRAFT, SMALL, block, draft_model, eagle, lookup, mtp
+from tests.engine.engines import POOR_DRAFT, SMALL, block, draft_model, eagle, lookup
 from tests.engine.ordered import Giver, OrderedBench, ordered
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
@@ -139,62 +137,3 @@ def test_pool_of_five_is_lossless(engine_of_five: OrderedBench) -> None:
     blocks = [engine_of_five.member(number) for number, name in enumerate(engine_of_five.names) if name in BLOCKS]
     speculative = [member.vllm_config.speculative_config for member in blocks]
     assert [config.num_speculative_tokens_per_batch_size for config in speculative] == [None, None], "a graph a length"
-
-
-def test_pool_of_five_is_lossless_with_asynchronous_scheduling(five: Sequence[Drafter]) -> None:
-    with ordered(five, target=SMALL, asynchronous=True) as engine:
-        assert_members_serve(engine)
-
-
-@pytest.fixture(scope="module")
-def engine_of_qwen(folder: Path) -> Iterator[OrderedBench]:
-    """A target that hands out hidden states and brings an MTP layer along."""
-    pool = [
-        lookup(),
-        block(planted_models.dflash2(folder / "dflash2"), "dflash2"),
-        mtp(),
-        block(planted_models.in_speculators_format(folder / "speculators"), "dflash"),
-    ]
-    with ordered(pool, target=planted_models.qwen3_next(folder / "qwen3-next")) as engine:
-        yield engine
-
-
-def test_mtp_and_blocks_of_both_formats_are_lossless(engine_of_qwen: OrderedBench) -> None:
-    assert_members_serve(engine_of_qwen)
-    assert engine_of_qwen.run(PROMPTS[:1], alone(2)) == engine_of_qwen.run(PROMPTS[:1], idle)
-
-
-def pages_written(engine: OrderedBench, give: Giver) -> list[str]:
-    """Writes of block drafters outside the pages of their requests, in sentences."""
-    strays = list[str]()
-    tables, scheduler = engine.runner.block_tables, engine.scheduler
-
-    def check(member: Any, input_batch: Any) -> None:
-        owned = [{*scheduler.kv_cache_manager.get_block_ids(name)[0]} for name in input_batch.req_ids]
-        width, (group, *_) = member.num_query_per_req, member.draft_kv_cache_group_ids
-        slots = tables.slot_mappings[group][: len(owned) * width].view(-1, width)
-        for pages, row in zip(owned, (slots // tables.block_sizes[group]).tolist(), strict=True):
-            strays.extend(f"page {page} of {sorted(pages)}" for page in row if page >= 0 and page not in pages)
-
-    with pytest.MonkeyPatch.context() as patch:
-        for member in engine.runner.speculator._members.values():
-            if not isinstance(member, BlockMember):
-                continue
-
-            def propose(batch: Any, *arguments: Any, own: Any = member, call: Any = member.propose, **more: Any) -> Any:
-                made = call(batch, *arguments, **more)
-                if more.get("num_speculative_tokens"):
-                    check(own, batch)
-                return made
-
-            patch.setattr(member, "propose", propose)
-        lengths = range(40, 60)
-        engine.run([CHUNKED, *(CHUNKED[:length] for length in lengths)], give, arrive_every=1)
-    return strays
-
-
-def test_no_block_is_written_beyond_the_pages_of_its_request(engine_of_five: OrderedBench) -> None:
-    """Bug: vLLM reserved pages for the primary drafter (DSpark, a token less), and DFlash wrote into pages that an
-    earlier request of its row had left in the block table."""
-    assert engine_of_five.scheduler.num_lookahead_tokens == MOST + 1
-    assert pages_written(engine_of_five, everything) == []
