@@ -244,6 +244,14 @@ def test_a_block_that_somebody_else_filled_is_none_that_the_draft_saw() -> None:
     assert books.seen("b", 8) == 0
 
 
+def test_a_prefix_that_is_written_in_the_same_step_counts_as_seen() -> None:
+    """Bug: vLLM lets a request share blocks that another one fills in this very step; it was taken for unread."""
+    books = coverage(a=[0, 1, 2], b=[0, 1, 3])
+    columns = (np.array([0, 1]), np.array([0, 8]), np.array([0, 8]), np.array([9, 2]), np.array([9, 2]))
+    books.books.ran(ScheduledStep(["a", "b"], *columns), neural=True)
+    assert is_ready(books, "b", 10)
+
+
 class Forgetful(DraftCoverage):
     """Looks at every block of every step again."""
 
