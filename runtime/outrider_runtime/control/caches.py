@@ -49,6 +49,8 @@ class DraftKV:
         self._idle = np.zeros(len(settings.drafters), np.int64)
         self.needs_kv = np.array([drafter.needs_kv for drafter in settings.drafters], dtype=bool)
         self._hidden = np.array([drafter.needs_hidden for drafter in settings.drafters], dtype=bool)
+        self._catches_up = self.needs_kv & ~self._hidden
+        """(D,): drafters whose KV gaps can be fed later; a block drafter's cannot, as hidden states are gone."""
 
     @property
     def gated(self) -> Bools:
@@ -73,7 +75,7 @@ class DraftKV:
         if not choice.holes or self._evidence.probes.off:
             self.look(choice)
             return choice, nothing
-        if self._since_look < LOOK_EVERY_STEPS and not choice.passes[self.needs_kv].any():
+        if self._since_look < LOOK_EVERY_STEPS and not choice.passes[self._catches_up].any():
             return choice, nothing
         self._since_look = 0
         closing = self._closing(batch, choice)
@@ -89,7 +91,8 @@ class DraftKV:
 
     def _closing(self, batch: Batch, choice: Choice) -> Ints:
         """(D, N): what draft models are fed of holes, where that pays."""
-        whole = self._choices.best(batch, batch.missing, goodput=choice.goodput)
+        all_fed = np.where(self._catches_up[:, None], batch.missing, 0)
+        whole = self._choices.best(batch, all_fed, goodput=choice.goodput)
         self.look(whole)
         rows, pool = self._choices.pool(batch, choice.goodput)
         missing = np.ascontiguousarray(batch.missing[:, rows])
@@ -122,7 +125,9 @@ class DraftKV:
         run anyway, and all together would not pay for the passes.
         """
         feed = np.zeros(costs.shape, np.int64)
-        asks = (whole.asked[:, None] == np.arange(len(costs))[:, None]).any(axis=0) & self.needs_kv[:, None]  # (D, N)
+        asks = (whole.asked[:, None] == np.arange(len(costs))[:, None]).any(axis=0) & self._catches_up[
+            :, None
+        ]  # (D, N)
         wanted = asks & self.holes(batch, rows)
         if not wanted.any():
             return feed

@@ -86,9 +86,9 @@ def _best(
 ) -> tuple[Ints, Ints, Ints, float, float, bool, bool, float, float, bool]:  # fmt: skip
     """The fields of `Choice` but the last. Arguments as `Columns`, `Counts`, `Costs`, `Terms`,
     `Candidates`; closed: see `offers.offered`."""
-    batch, now, holes = Columns(*columns), Terms(*terms), False
-    who, pool = offered(batch, Counts(*counts), Costs(*costs), now, closed)
-    for d in np.flatnonzero(now.needs_kv):
+    batch, now, known, holes = Columns(*columns), Terms(*terms), Costs(*costs), False
+    who, pool = offered(batch, Counts(*counts), known, now, closed)
+    for d in np.flatnonzero(now.needs_kv & ~known.hidden):
         for i in who:
             holes |= not served(batch.missing[d, i], 0, True)
     passes, widths, asked, value, plain_value, for_slo, runs, drafts_s, spent = best_choice(pool, Candidates(*weighed))

@@ -106,7 +106,7 @@ class ModelConfig(_Read):
         own = self.mtp_num_hidden_layers, self.num_nextn_predict_layers
         text = self.text_config or {}
         nested = text.get("mtp_num_hidden_layers"), text.get("num_nextn_predict_layers")
-        return next((count for count in (*own, *nested) if isinstance(count, int)), 0)
+        return next((count for count in (*own, *nested) if isinstance(count, int) and count > 0), 0)
 
     @property
     def drafts_in_parallel(self) -> str:

@@ -139,11 +139,12 @@ def _additional_config(plan: LaunchPlan) -> list[str]:
 
 
 def _heads_for_the_compiler(plan: LaunchPlan) -> dict[str, object]:
-    """vLLM keeps compiled code by a hash of its config, which knows the layers that the primary head reads; what the
-    target hands out depends on all heads."""
+    """vLLM keeps compiled code by a hash of its config, which knows the layers that a primary EAGLE head reads. What
+    the target hands out depends on all heads, and on the layers of a block draft."""
     models = [drafter.eagle or drafter.block for drafter in plan.pool.hosted]
     heads = [head.model.wire() for head in models if head is not None]
-    return {"outrider_heads": heads} if len(heads) > 1 else {}
+    has_block = any(drafter.block is not None for drafter in plan.pool.hosted)
+    return {"outrider_heads": heads} if has_block or len(heads) > 1 else {}
 
 
 def _lookahead(plan: LaunchPlan) -> dict[str, object]:

@@ -1,0 +1,74 @@
+"""A gap in a block drafter's cache: it cannot be closed, and other drafters go on."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+from outrider_runtime.control.acceptance import trials
+from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, StepCost
+from outrider_runtime.control.data.batch import Batch
+from outrider_runtime.control.data.plans import ExecutionMode
+from outrider_runtime.control.settings import Drafter, HotSettings, Settings
+
+from tests.unit.control import columns
+
+BLOCK = Drafter("block", needs_kv=True, needs_hidden=True)
+MODEL = Drafter("model", passes=True, needs_kv=True)
+GAP_TOKENS = 1 << 30
+REQUESTS = 4
+
+
+def controller(*pool: Drafter) -> Controller:
+    """Both drafters are known: the block's tokens are accepted more often, and it costs no more."""
+    target = StepCost(per_batched_token_s=2e-6, constant_s=8e-3)
+    cost = DrafterCost(
+        StepCost(per_batched_token_s=1e-6, constant_s=3e-4),
+        first_pass=StepCost(per_batched_token_s=1e-7, constant_s=1e-5),
+    )
+    model = LatencyModel(
+        dict.fromkeys(ExecutionMode, target),
+        {member.name: replace(cost, autoregressive=member.passes) for member in pool},
+    )
+    loop = Controller(
+        Settings(pool, 5, 64, hot=HotSettings(max_draft_tokens=5)), model, clock=time.perf_counter,
+        rng=np.random.default_rng(0),
+    )  # fmt: skip
+    known = loop._evidence.acceptance._known
+    known.met[:] = True
+    known.tried[:, :, trials.ANY] = 100
+    for number, member in enumerate(pool):
+        known.accepted[number, :, trials.ANY] = 95 if member is BLOCK else 90
+    trials.refresh(known)
+    return loop
+
+
+def decoding(missing: np.ndarray) -> Batch:
+    context, left = np.full(REQUESTS, 300), np.full(REQUESTS, 500)
+    return columns.batch(
+        REQUESTS, len(missing), context=context, left=left, emitted=np.full(REQUESTS, 5), missing=missing
+    )
+
+
+def test_draft_model_catches_up_where_a_block_drafter_cannot() -> None:
+    """Bug: the block drafter counted as fed wherever it had a gap, so that the model was never wanted."""
+    missing = np.full((2, REQUESTS), 300)
+    missing[0] = GAP_TOKENS
+    kv, fed = controller(BLOCK, MODEL)._propose._kv, np.zeros((2, REQUESTS), np.int64)
+    for _ in range(16):
+        _, closing = kv.close(decoding(missing))
+        fed = np.maximum(fed, closing)
+    assert not fed[0].any()
+    assert (fed[1] == 300).all()
+
+
+def test_block_gap_asks_for_no_second_look() -> None:
+    """Bug: one gap, which lasts as long as its request, tripled what a decision costs at every step."""
+    missing = np.ones((1, REQUESTS), np.int64)
+    missing[0, 0] = GAP_TOKENS
+    choice, closing = controller(BLOCK)._propose._kv.close(decoding(missing))
+    assert choice.passes[0] > 0, "the requests without a gap are served"
+    assert not choice.holes
+    assert not closing.any()
