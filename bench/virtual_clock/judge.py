@@ -147,7 +147,9 @@ def _latency_s(point: JudgePoint, system: Stock | None, seed: int) -> float:
 
 def table(judged: Sequence[JudgedPoint]) -> list[str]:
     """Lines of Markdown: the 5% quantile over seeds of each ratio, exactly as it is."""
-    lines = ["| point | plain / ours | best static / ours | adaptive verification / ours |", "|---|---|---|---|"]
+    seeds = len(judged[0].latency_s[OURS]) if judged else 0
+    lines = [f"{len(judged)} of {len(POINTS)} points, {seeds} seeds; 5% quantile over seeds.", ""]
+    lines += ["| point | plain / ours | best static / ours | adaptive verification / ours |", "|---|---|---|---|"]
     for judged_point in judged:
         columns = [
             f"{_figure(judged_point, name)} ({judged_point.best})" if name == BEST else _figure(judged_point, name)
@@ -198,7 +200,7 @@ def main() -> int:
         with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as processes:
             for judged_point in processes.map(judge, points, [options.seeds] * len(points)):
                 judged.append(judged_point)
-                print(table([judged_point])[2], flush=True)
+                print(table([judged_point])[4], flush=True)
                 _write(judged, options.seeds)
     print("\n".join(table(judged)))
     return 0
