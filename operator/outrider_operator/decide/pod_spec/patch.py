@@ -27,6 +27,8 @@ _RESERVED = (
     "activeDeadlineSeconds", "ephemeralContainers", "hostIPC", "hostNetwork", "hostPID", "nodeName", "restartPolicy",
     "terminationGracePeriodSeconds",
 )  # fmt: skip
+_OFF_BY_DEFAULT = ("hostIPC", "hostNetwork", "hostPID")
+"""Reserved booleans of which false changes nothing."""
 _RESERVED_IN_RUNTIME = (
     "args", "command", "env", "envFrom", "image", "lifecycle", "livenessProbe", "ports", "readinessProbe",
     "resources", "startupProbe", "terminationMessagePath", "terminationMessagePolicy", "volumeMounts", "workingDir",
@@ -73,7 +75,7 @@ def objections(template: PodTemplate) -> Iterator[str]:
     """A sentence for each part of podTemplate that pods must not have."""
     others = template.others
     for name in _RESERVED:
-        if others.get(name):
+        if name in others and not (name in _OFF_BY_DEFAULT and others[name] is False):
             yield f"spec.podTemplate.{name} is not a user's to set: remove it"
     for name, shape in (("containers", list), ("securityContext", dict)):
         if not isinstance(others.get(name, shape()), shape):

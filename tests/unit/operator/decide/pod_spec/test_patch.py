@@ -148,6 +148,19 @@ def test_hostile_patch_is_refused_by_name(word: str) -> None:
     assert world.objects[DEPLOYMENT, "chat"]["spec"] == before
 
 
+@pytest.mark.parametrize("value", [0, None, "", False])
+@pytest.mark.parametrize("name", ["terminationGracePeriodSeconds", "restartPolicy", "activeDeadlineSeconds"])
+def test_reserved_field_is_refused_with_an_empty_value(name: str, value: object) -> None:
+    """terminationGracePeriodSeconds: 0 or null went through: pods were killed without draining."""
+    assert name in "; ".join(objections(PodTemplate.model_validate({name: value})))
+
+
+def test_host_boolean_is_accepted_as_false_only() -> None:
+    """Policies of other clusters write hostNetwork: false, which changes nothing; null is as good as a typo."""
+    assert not list(objections(PodTemplate.model_validate({"hostNetwork": False, "hostPID": False, "hostIPC": False})))
+    assert list(objections(PodTemplate.model_validate({"hostNetwork": None})))
+
+
 def test_patch_that_writes_to_the_node_is_refused() -> None:
     """hostPath is for reading, in whichever container."""
     volume = {"name": "host", "hostPath": {"path": "/models"}}
