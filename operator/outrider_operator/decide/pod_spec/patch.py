@@ -12,6 +12,7 @@ from outrider_crds.pod_rules import OUR_VOLUMES
 from outrider_crds.pod_template import PodTemplate
 from outrider_crds.runtime_config import ADMIN_PORT, SERVING_PORT
 
+from outrider_operator.decide.pod_spec.sandbox import annotation_objections, container_objections, pod_objections
 from outrider_operator.inbound.reading import items, mapping, text
 from outrider_operator.model import Object
 
@@ -83,18 +84,20 @@ def objections(template: PodTemplate) -> Iterator[str]:
     for kind in ("containers", "initContainers"):
         for container in items(others, kind):
             yield from _container_objections(container, f"spec.podTemplate.{kind}[{text(container, 'name')}]")
-    if mapping(others, "securityContext", "windowsOptions").get("hostProcess"):
-        yield "spec.podTemplate.securityContext.windowsOptions.hostProcess takes a pod out of its sandbox: remove it"
+    yield from pod_objections(mapping(others, "securityContext"), "spec.podTemplate.securityContext")
+    yield from annotation_objections(template.annotations, "spec.podTemplate.annotations")
 
 
 def _container_objections(container: Object, where: str) -> Iterator[str]:
-    if text(container, "name") == RUNTIME:
+    is_runtime = text(container, "name") == RUNTIME
+    if is_runtime:
         for name in _RESERVED_IN_RUNTIME:
             if name in container:
                 yield f"{where}.{name} is Outrider's, or a field of podTemplate itself: remove it"
     if not isinstance(container.get("securityContext", {}), dict):
         yield f"{where}.securityContext must not take the place of Outrider's: name what is to change in it"
-    yield from _privileges(mapping(container, "securityContext"), f"{where}.securityContext")
+    context, place = mapping(container, "securityContext"), f"{where}.securityContext"
+    yield from container_objections(context, place, is_runtime=is_runtime)
     for mount in items(container, "volumeMounts"):
         if text(mount, "name").startswith(OUR_VOLUMES):
             yield f"{where}.volumeMounts names {text(mount, 'name')}, a volume of Outrider's: use one of your own"
@@ -103,16 +106,6 @@ def _container_objections(container: Object, where: str) -> Iterator[str]:
             yield f"{where}.ports opens port {port['hostPort']} of the node: remove hostPort"
         elif port.get("containerPort") in _OUR_PORTS:
             yield f"{where}.ports names {port['containerPort']}, a port of Outrider's: choose another"
-
-
-def _privileges(context: Object, where: str) -> Iterator[str]:
-    for name in ("privileged", "allowPrivilegeEscalation"):
-        if context.get(name):
-            yield f"{where}.{name} takes a container out of its sandbox: remove it"
-    if context.get("procMount", "Default") != "Default":
-        yield f"{where}.procMount takes a container out of its sandbox: remove it"
-    if added := mapping(context, "capabilities").get("add"):
-        yield f"{where}.capabilities.add gives {added} of the node: remove it"
 
 
 def writable_host_mount(template: PodTemplate) -> str:

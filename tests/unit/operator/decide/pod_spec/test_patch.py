@@ -24,6 +24,7 @@ from tests.unit.operator.decide.world import World, manifest
 
 FIELDS = st.sampled_from([
     "affinity", "containers", "initContainers", "volumes", "volumeMounts", "securityContext", "name", "ports",
+    "seccompProfile", "type", "seLinuxOptions", "sysctls", "drop", "runAsUser", "user",
     "resources", "limits", "claims", "tolerations", "nodeSelector", "nodeAffinity", "env", "capabilities", "add",
     "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms", "hostPath", "topologySpreadConstraints",
 ])  # fmt: skip
@@ -146,6 +147,88 @@ def test_hostile_patch_is_refused_by_name(word: str) -> None:
     assert world.reason(ConditionType.SPEC_VALID) == "False/InvalidSpec"
     assert word in world.condition(ConditionType.SPEC_VALID).message
     assert world.objects[DEPLOYMENT, "chat"]["spec"] == before
+
+
+UNCONFINED = {"type": "Unconfined"}
+LEAVES_BASELINE: dict[str, dict[str, Any]] = {
+    "seccompProfile": {"seccompProfile": UNCONFINED},
+    "seccompProfile takes": {"seccompProfile": {"type": None}},
+    "appArmorProfile": {"appArmorProfile": UNCONFINED},
+    "seLinuxOptions.type spc_t": {"seLinuxOptions": {"type": "spc_t"}},
+    "seLinuxOptions.user": {"seLinuxOptions": {"user": "system_u"}},
+    "seLinuxOptions.role": {"seLinuxOptions": {"role": "sysadm_r"}},
+    "windowsOptions.hostProcess": {"windowsOptions": {"hostProcess": True}},
+}
+WEAKENS_RUNTIME: dict[str, dict[str, Any]] = {
+    "allowPrivilegeEscalation": {"allowPrivilegeEscalation": None},
+    "capabilities must": {"capabilities": None},
+    "capabilities.drop": {"capabilities": {"drop": None}},
+    "capabilities.drop must": {"capabilities": {"drop": ["NET_RAW"]}},
+    "readOnlyRootFilesystem": {"readOnlyRootFilesystem": None},
+    "readOnlyRootFilesystem must": {"readOnlyRootFilesystem": False},
+    "runAsNonRoot": {"runAsNonRoot": False},
+    "runAsNonRoot must": {"runAsNonRoot": None},
+    "runAsUser": {"runAsUser": 0},
+    "seccompProfile must": {"seccompProfile": None},
+}
+WEAKENS_POD: dict[str, dict[str, Any]] = {
+    "runAsNonRoot": {"runAsNonRoot": None},
+    "runAsUser": {"runAsUser": 0},
+    "seccompProfile must": {"seccompProfile": None},
+    "sysctls sets kernel.msgmax": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]},
+    "sysctls sets net/ipv4/ip_forward": {"sysctls": [{"name": "net/ipv4/ip_forward", "value": "1"}]},
+}
+
+
+def _said(patch: dict[str, Any]) -> str:
+    return "; ".join(objections(PodTemplate.model_validate(patch)))
+
+
+@pytest.mark.parametrize("word", LEAVES_BASELINE)
+def test_security_context_below_baseline_is_refused(word: str) -> None:
+    """Only privileged and added capabilities were: Unconfined and spc_t took any container out of its sandbox."""
+    context = {"securityContext": LEAVES_BASELINE[word]}
+    init = {"initContainers": [{"name": "i", "image": "x", **context}]}
+    for patch in (context, _runtime(**context), _sidecar(**context), init):
+        assert f"securityContext.{word}" in _said(patch)
+
+
+@pytest.mark.parametrize("word", WEAKENS_RUNTIME)
+def test_runtime_context_weaker_than_outriders_is_refused(word: str) -> None:
+    """Null removes what Outrider sets, as a patch does: capabilities and escalation came back."""
+    context = {"securityContext": WEAKENS_RUNTIME[word]}
+    assert f"[runtime].securityContext.{word}" in _said(_runtime(**context))
+    assert not _said(_sidecar(**context)), "a sidecar's image may need it, and baseline has it"
+
+
+@pytest.mark.parametrize("word", WEAKENS_POD)
+def test_pod_context_weaker_than_outriders_is_refused(word: str) -> None:
+    """The runtime container has its seccomp profile from the pod."""
+    assert f"spec.podTemplate.securityContext.{word}" in _said({"securityContext": WEAKENS_POD[word]})
+
+
+def test_annotation_that_turns_apparmor_off_is_refused() -> None:
+    """Kubelets before 1.30 read annotations, and the API server still turns them into fields."""
+    name = "container.apparmor.security.beta.kubernetes.io/runtime"
+    assert name in _said({"annotations": {name: "unconfined"}})
+    assert not _said({"annotations": {name: "localhost/gpu"}})
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        {"runAsUser": 1000650000, "runAsGroup": 0, "fsGroup": None, "supplementalGroups": [44, 109]},
+        {"seccompProfile": {"type": "Localhost", "localhostProfile": "gpu.json"}, "runAsNonRoot": True},
+        {"appArmorProfile": {"type": "RuntimeDefault"}, "seLinuxOptions": {"type": "container_t", "level": "s0:c1"}},
+        {"sysctls": [{"name": "net.ipv4.tcp_keepalive_time", "value": "60"}], "appArmorProfile": None},
+    ],
+)
+def test_security_context_within_baseline_is_accepted(context: dict[str, Any]) -> None:
+    """docs/pods.md promises groups of AMD's devices, and a platform may choose the user."""
+    assert not _said({"securityContext": context})
+    runtime = {name: value for name, value in context.items() if name not in ("fsGroup", "sysctls")}
+    ours = {"capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False}
+    assert not _said(_runtime(securityContext={**runtime, **ours}))
 
 
 @pytest.mark.parametrize("value", [0, None, "", False])
