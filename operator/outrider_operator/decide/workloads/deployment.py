@@ -46,13 +46,16 @@ def deployment(owner: Identity, intent: Intent, revision: Revision) -> Object:
 
 
 def _pace(rollout: Rollout, *, is_held: bool) -> Object:
-    """How far a rollout may go; at a closed gate one new pod, which never counts as available (see `rollout_gate`)."""
+    """How far a rollout may go; at a closed gate one new pod, which never counts as available (see `rollout_gate`).
+
+    The first new pod takes an old pod's node where `max_unavailable` permits: there may be no node for a surge pod.
+    """
     if not is_held:
         deadline_s = max(1, math.ceil(seconds(rollout.progress_deadline)))
         strategy = _strategy(rollout.max_surge, rollout.max_unavailable)
         return {"progressDeadlineSeconds": deadline_s, "strategy": strategy}
-    surge = min(1, rollout.max_surge)
-    strategy = _strategy(surge, 1 - surge)
+    # Never (1, 1): that lets two new pods through.
+    strategy = _strategy(0, 1) if rollout.max_unavailable else _strategy(1, 0)
     return {"minReadySeconds": HOLD_S, "progressDeadlineSeconds": DEADLINE_S, "strategy": strategy}
 
 

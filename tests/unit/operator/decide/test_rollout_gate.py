@@ -16,7 +16,7 @@ MISSING = [
     DrafterState(name="pld", loaded=True),
     DrafterState(name="eagle", loaded=False, reason="org/eagle: 404 Not Found"),
 ]
-ROLLING = {"maxSurge": 3, "maxUnavailable": 2, "progressDeadline": "20m"}
+ROLLING = {"maxSurge": 3, "progressDeadline": "20m"}
 
 
 def serving(**spec: Any) -> World:
@@ -61,7 +61,7 @@ def pace(world: World) -> tuple[int, int, int, int]:
     )
 
 
-OPEN, CLOSED = (0, 1200, 3, 2), (HOLD_S, DEADLINE_S, 1, 0)
+OPEN, CLOSED = (0, 1200, 3, 0), (HOLD_S, DEADLINE_S, 1, 0)
 
 
 def test_a_new_service_has_nothing_to_hold() -> None:
@@ -200,6 +200,15 @@ def test_one_pod_without_surge_has_nothing_to_hold() -> None:
 def test_one_of_two_pods_without_surge_is_held() -> None:
     """maxSurge 0: the first new pod has the place of an old one, and no further one goes."""
     world = serving(rollout={"maxSurge": 0, "maxUnavailable": 2})
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
+    assert pace(world) == (HOLD_S, DEADLINE_S, 0, 1)
+
+
+def test_held_rollout_of_full_gpus_frees_one_for_its_first_pod() -> None:
+    """maxUnavailable: 1, the remedy of NoCapacity, was overridden at a closed gate: the first new pod stayed
+    Pending for ever."""
+    world = serving(rollout={"maxUnavailable": 1})
     world.patch(draftPool=[PLD, EAGLE])
     world.settle()
     assert pace(world) == (HOLD_S, DEADLINE_S, 0, 1)
