@@ -49,7 +49,7 @@ def chat(api: Api) -> Iterator[Api]:
 def test_explain_tells_what_a_draft_pool_is(api: Api) -> None:
     """`kubectl explain` prints the models' docstrings, without their line breaks or types' names."""
     text = " ".join(api.kubectl("explain", "specsvc.spec.draftPool").split())
-    assert 'Drafters that may propose tokens. "No speculation" is always a candidate;' in text
+    assert 'Drafters that may propose tokens. "No speculation" is always a candidate.' in text
     spec = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     method = spec["properties"]["draftPool"]["items"]["properties"]["method"]
     assert method["description"] in text
