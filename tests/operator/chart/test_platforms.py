@@ -130,7 +130,7 @@ def test_prometheus_sees_the_conditions_of_a_releases_own_services(bare: Cluster
 def test_two_releases_of_one_name_stand_side_by_side(bare: Cluster, restricted: Team, openshift: Team) -> None:
     """Each has a priority class of its own, serves its own namespace, and goes without taking the other's."""
     teams = (restricted, openshift)
-    wanted = {f"{team.system}.{RELEASE}-profiling": -5 for team in teams}
+    wanted = {f"{team.system}.{RELEASE}-profiling-minus-5": -5 for team in teams}
     present = {each["metadata"]["name"]: each["value"] for each in bare.get("priorityclasses")}
     assert wanted.items() <= present.items()
     bare.helm("uninstall", RELEASE, "-n", restricted.system, "--wait")
