@@ -44,10 +44,14 @@ class Gate:
 
         There is nothing to hold where no other revision has pods, and nothing to wait for where the pool is empty.
         """
-        if self.continues or not revision.boot.draft_pool or not self.serving - {revision.name}:
+        if not self.serving - {revision.name}:
             return False
         is_through = not self.is_held if revision.name == self.current else revision.name in self.passed
-        return not (is_through or self._is_proven(revision))
+        return not is_through and self.lacks_proof(revision)
+
+    def lacks_proof(self, revision: Revision) -> bool:
+        """Must a pod of `revision` report every drafter loaded, and none does?"""
+        return not (self.continues or not revision.boot.draft_pool or self._is_proven(revision))
 
     def missing(self, revision: Revision) -> str:
         """What a ready pod of `revision` says of a drafter that it has not loaded, in a sentence; else empty."""

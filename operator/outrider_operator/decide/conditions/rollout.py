@@ -47,7 +47,7 @@ def progressing(rollout: Rollout, unschedulable_s: float) -> Verdict:
         return true(Reason.ROLLING_OUT, _has_to_go(rollout.leaving[0]))
     if asked.held or revision is None:
         return false(Reason.WAITING_FOR_PROFILE, _waiting_for_profile(asked))
-    if missing := asked.gate.missing(revision):
+    if missing := _missing(rollout, revision):
         return false(Reason.DRAFTER_NOT_LOADED, _drafter_not_loaded(rollout, revision, missing))
     if is_complete(rollout, revision):
         return false(Reason.COMPLETE, _complete(rollout, revision))
@@ -74,7 +74,7 @@ def updated(rollout: Rollout, states: Mapping[str, RuntimeState], unheard: str) 
         return false(Reason.ROLLING_OUT, _has_to_go(rollout.leaving[0]))
     if asked.held or revision is None:
         return false(Reason.WAITING_FOR_PROFILE, _waiting_for_profile(asked))
-    if missing := asked.gate.missing(revision):
+    if missing := _missing(rollout, revision):
         return false(Reason.DRAFTER_NOT_LOADED, _drafter_not_loaded(rollout, revision, missing))
     if not is_complete(rollout, revision):
         if asked.spec.paused:
@@ -132,6 +132,14 @@ def _held_since(rollout: Rollout) -> float:
     return since if since is not None else rollout.pods.now
 
 
+def _missing(rollout: Rollout, revision: Revision) -> str:
+    """What a ready pod says of a drafter that it has not loaded; after a proven rollout that is the pod's own trouble,
+    and no advice on the rollout mends it."""
+    if is_complete(rollout, revision) and _is_proven(rollout, revision):
+        return ""
+    return rollout.asked.gate.missing(revision)
+
+
 def _drafter_not_loaded(rollout: Rollout, revision: Revision, missing: str) -> str:
     old = _old_pods_serve(rollout.pods, revision)
     remedy = "Correct draftPool, or set rollout.onMissingDrafter: Continue to go on without the drafter."
@@ -147,16 +155,31 @@ def _has_to_go(document: Object) -> str:
 
 def _complete(rollout: Rollout, revision: Revision) -> str:
     """Of no pods it says no more than that: whether the first one gets ready is still to be seen."""
-    asked = integer(rollout.deployment, "spec", "replicas")
-    return _every_pod(revision) if asked else f"No pod is asked for; the next one runs revision {revision.name}."
+    if not integer(rollout.deployment, "spec", "replicas"):
+        return f"No pod is asked for; the next one runs revision {revision.name}."
+    return _every_pod(revision) if _is_proven(rollout, revision) else _unproven(revision)
 
 
 def _every_pod(revision: Revision) -> str:
     return f"Every pod runs revision {revision.name}."
 
 
+def _unproven(revision: Revision) -> str:
+    return f"Every pod runs revision {revision.name}; none has reported its drafters yet."
+
+
 def _was_complete(standing: Condition | None, revision: Revision) -> bool:
-    return standing is not None and (standing.reason, standing.message) == (Reason.COMPLETE, _every_pod(revision))
+    return _said(standing) in (_every_pod(revision), _unproven(revision))
+
+
+def _is_proven(rollout: Rollout, revision: Revision) -> bool:
+    """Has a pod of `revision` had every drafter loaded, now or when its rollout was complete?"""
+    return _said(rollout.standing) == _every_pod(revision) or not rollout.asked.gate.lacks_proof(revision)
+
+
+def _said(standing: Condition | None) -> str:
+    """What Progressing says of a rollout that is complete; else empty."""
+    return standing.message if standing is not None and standing.reason == Reason.COMPLETE else ""
 
 
 def is_node_awaited(pods: Pods, deadline_s: float, revision: str) -> bool:

@@ -135,6 +135,39 @@ def test_the_word_of_an_old_pod_does_not_open_the_gate() -> None:
     assert pace(world) == CLOSED
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_drafter_lost_after_complete_rollout_is_no_rollout(replicas: int) -> None:
+    """A pod that restarted in an outage of the hub turned the whole service to DrafterNotLoaded, with advice on its
+    rollout, and back."""
+    world = serving(replicas=replicas, draftPool=[PLD, EAGLE])
+    assert world.reason(C.PROGRESSING) == "False/Complete"
+    restarted = min(world.pods)
+    ready = world.pods[restarted]["status"]["conditions"][0]
+    answer = world.states.pop(restarted)
+    ready["status"] = "False"
+    world.settle()
+    ready["status"] = "True"
+    world.states[restarted] = answer.model_copy(update={"drafters": MISSING})
+    world.settle()
+    assert world.reason(C.PROGRESSING) == "False/Complete"
+    assert world.reason(C.UPDATED) == "True/UpToDate"
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_new_service_whose_pods_miss_a_drafter_says_so(is_late: bool) -> None:
+    """There is nothing to hold; a report that comes after the rollout is complete counts like one that comes before."""
+    world = World(manifest(replicas=2, profiling={"mode": "Skip"}, draftPool=[PLD, EAGLE]))
+    world.settle()
+    world.roll_out()
+    if is_late:
+        world.settle()
+        assert "none has reported its drafters yet" in world.condition(C.PROGRESSING).message
+    world.report_states(drafters=MISSING)
+    world.settle()
+    assert world.reason(C.PROGRESSING) == "False/DrafterNotLoaded"
+    assert world.reason(C.UPDATED) == "False/DrafterNotLoaded"
+
+
 def test_continue_rolls_out_without_the_drafter() -> None:
     world = serving(rollout={**ROLLING, "onMissingDrafter": "Continue"})
     patched(world)
