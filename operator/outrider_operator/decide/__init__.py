@@ -56,7 +56,7 @@ from outrider_operator.decide.runtime_image import default_image, given_image
 from outrider_operator.decide.workloads.children import WorkloadPlan, plan_products, plan_workloads, rollout_refusal
 from outrider_operator.decide.workloads.deployment import pods_are_placed
 from outrider_operator.decide.workloads.refreshes import Refreshes, plan_refreshes
-from outrider_operator.decide.workloads.services import network_policy_name
+from outrider_operator.decide.workloads.services import network_policy_name, stored_hot
 from outrider_operator.inbound.reading import annotation, integer, is_being_deleted, name_of
 from outrider_operator.model import (
     CONFIG_MAP,
@@ -107,7 +107,9 @@ def decide(observed: Observed, settings: Settings) -> Plan:
 def _readable(observed: Observed, children: Children) -> SpeculativeServiceSpec | None:
     """What can be read of a spec that does not fit this release, once a revision runs."""
     running = current_revision(children, stored_revisions(children, observed.replica_sets))
-    return None if running is None else readable_spec(observed.service.get("spec") or {}, running)
+    if running is None:
+        return None
+    return readable_spec(observed.service.get("spec") or {}, running, stored_hot(children))
 
 
 def _asked(

@@ -2,33 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from typing import Any
 
 from outrider_crds.rules import violations
+from outrider_crds.runtime_config import HotConfig
 from outrider_crds.spec import SpeculativeServiceSpec
 from pydantic import ValidationError
 
 from outrider_operator.decide.revisions import Revision
+from outrider_operator.inbound.reading import items, text
 from outrider_operator.model import PODLESS_FIELDS, Object
 
 _NEEDED = {"replicas", "paused", "speculation", "sloClasses", "defaultSLOClass"}
 """A default in place of one of these would change what pods do."""
 
 
-def readable_spec(spec: Object, running: Revision) -> SpeculativeServiceSpec | None:
-    """The fields of `spec` that make no revision, over the pool, hardware and engine of `running`.
+def readable_spec(spec: Object, running: Revision, hot: HotConfig | None) -> SpeculativeServiceSpec | None:
+    """The fields of `spec` that make no revision, over the pool, hardware and engine of `running`. `hot` is what its
+    pods mount.
 
     None where one of them cannot be read either, or was left out of the copy that is kept of a large spec.
     """
     if "replicas" not in spec:
         return None
     boot = running.boot.wire()
-    kept = {name: boot[name] for name in ("target", "draftPool", "accelerator", "engine")}
+    kept = {name: boot[name] for name in ("target", "accelerator", "engine")}
+    kept["draftPool"] = _pool(boot.get("draftPool", []), spec, hot)
     small = {name: spec[name] for name in PODLESS_FIELDS if name in spec}
     parsed = _parsed({**kept, **small}) or _parsed({**kept, **{k: v for k, v in small.items() if k in _NEEDED}})
     if parsed is None or any(_field(sentence) in _NEEDED for sentence in violations(parsed, "spec")):
         return None
     return parsed
+
+
+def _pool(booted: list[Object], spec: Object, hot: HotConfig | None) -> list[Object]:
+    """The drafters that run, in the order of `spec` and paused as there; as in `hot` where `spec` does not say."""
+    written = {text(drafter, "name"): drafter for drafter in items(spec, "draftPool")}
+    paused = set(hot.paused_drafters or ()) if hot is not None else set()
+    carried = [name for name in (hot.drafter_order or () if hot is not None else ()) if name not in written]
+    order = {name: place for place, name in enumerate([*written, *carried])}
+    pool = [{**drafter, "paused": _is_paused(drafter["name"], written, paused)} for drafter in booted]
+    return sorted(pool, key=lambda drafter: order.get(drafter["name"], len(order)))
+
+
+def _is_paused(name: str, written: Mapping[str, Object], paused: Container[str]) -> bool:
+    drafter = written.get(name)
+    said = (drafter.get("paused") or False) if drafter is not None else None
+    return said if isinstance(said, bool) else name in paused
 
 
 def _parsed(fields: dict[str, Any]) -> SpeculativeServiceSpec | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 from outrider_crds.runtime_config import ADMIN_PORT, CONFIG_KEY, SERVING_PORT, HotConfig
+from pydantic import ValidationError
 
-from outrider_operator.decide.ownership import labels, owner_reference, selector
+from outrider_operator.decide.ownership import Children, labels, owner_reference, selector
+from outrider_operator.inbound.reading import text
 from outrider_operator.model import (
     CONFIG_MAP,
     DISRUPTION_BUDGET,
@@ -27,6 +29,14 @@ def service_account(owner: Identity) -> Object:
 def hot_map(owner: Identity, hot: HotConfig) -> Object:
     data = {CONFIG_KEY: json.dumps(hot.wire(), indent=1, sort_keys=True)}
     return {**_child(owner, "v1", CONFIG_MAP, hot_map_name(owner.name)), "data": data}
+
+
+def stored_hot(children: Children) -> HotConfig | None:
+    """The hot config that pods mount; None where there is none, or none that can be read."""
+    try:
+        return HotConfig.read(text(children.own(CONFIG_MAP, hot_map_name(children.owner.name)), "data", CONFIG_KEY))
+    except ValidationError:
+        return None
 
 
 def service(owner: Identity) -> Object:

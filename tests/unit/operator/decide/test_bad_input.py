@@ -10,7 +10,7 @@ import pytest
 from outrider_crds.status import ConditionType as C
 from outrider_operator.model import TOO_LARGE
 
-from tests.unit.operator.decide.world import PLD, SETTINGS, World, manifest
+from tests.unit.operator.decide.world import EAGLE, PLD, SETTINGS, World, manifest
 
 HOST = {"hostPath": {"path": "/models/x"}}
 UPWARDS = {"hostPath": {"path": "/models/a/../../etc"}}
@@ -263,3 +263,54 @@ def test_an_unreadable_kill_switch_is_not_replaced_by_a_default(unreadable: dict
     world.settle()
     assert world.reason(C.SPEC_VALID) == "False/InvalidSpec"
     assert world.objects["ConfigMap", "chat-hot"]["data"] == hot
+
+
+def _hot_pool(world: World) -> tuple[list[str] | None, list[str] | None]:
+    hot = json.loads(world.objects["ConfigMap", "chat-hot"]["data"]["config.json"])
+    return hot.get("pausedDrafters"), hot.get("drafterOrder")
+
+
+UNREADABLE = {"engine": {"backend": "TensorRT"}}
+PAUSED = {**PLD, "paused": True}
+LATER = {"name": "new", "method": "OfALaterRelease"}
+
+
+@pytest.mark.parametrize(
+    ("change", "hot"),
+    [
+        (UNREADABLE, (["pld"], ["eagle", "pld"])),
+        ({"draftPool": [EAGLE, LATER, PAUSED]}, (["pld"], ["eagle", "pld"])),
+        ({"draftPool": [LATER]}, (["pld"], ["eagle", "pld"])),
+        ({"draftPool": 3}, (["pld"], ["eagle", "pld"])),
+        ({"draftPool": [EAGLE, {**PLD, "paused": 3}]}, (["pld"], ["eagle", "pld"])),
+        ({"draftPool": [PLD, {**EAGLE, "paused": True}], **UNREADABLE}, (["eagle"], None)),
+    ],
+    ids=["kept", "a method of a later release", "left out", "no list", "no boolean", "changed"],
+)
+def test_unreadable_spec_leaves_paused_drafters_paused(
+    change: dict[str, Any], hot: tuple[list[str] | None, list[str] | None]
+) -> None:
+    """The pool was taken from the boot config, which knows neither order nor pause: a drafter that had been paused for
+    its faults ran again."""
+    world = World(manifest(draftPool=[PLD, EAGLE]))
+    world.serve()
+    world.patch(draftPool=[EAGLE, PAUSED])
+    world.settle()
+    assert _hot_pool(world) == (["pld"], ["eagle", "pld"])
+    world.patch(replicas=5, **change)
+    world.settle()
+    assert world.reason(C.SPEC_VALID) == "False/InvalidSpec"
+    assert world.deployment()["spec"]["replicas"] == 5
+    assert _hot_pool(world) == hot
+
+
+def test_spec_too_large_leaves_paused_drafters_paused() -> None:
+    """The copy that is kept of it has no draftPool."""
+    world = World(manifest(draftPool=[PLD, EAGLE]))
+    world.serve()
+    world.patch(draftPool=[EAGLE, PAUSED])
+    world.settle()
+    world.services["chat"]["spec"] = {TOO_LARGE: 900_000, "replicas": 5}
+    world.settle()
+    assert world.deployment()["spec"]["replicas"] == 5
+    assert _hot_pool(world) == (["pld"], ["eagle", "pld"])
