@@ -7,7 +7,7 @@ it (one mutable ConfigMap) and its digest is echoed in the pod's state. `serve -
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 from pydantic import Field
@@ -94,10 +94,10 @@ def boot_config(
     )
 
 
-def hot_config(spec: SpeculativeServiceSpec, boot_pool: Iterable[Drafter] | None = None) -> HotConfig:
-    """The part of `spec` that takes effect without a restart; `boot_pool` is the pool as it was at boot, if another."""
+def hot_config(spec: SpeculativeServiceSpec, boot_pools: Iterable[Sequence[Drafter]] = ()) -> HotConfig:
+    """The part of `spec` that takes effect without a restart; `boot_pools` are those of the pods that read it."""
     order = [drafter.name for drafter in spec.draft_pool]
-    is_reordered = boot_pool is not None and order != [drafter.name for drafter in boot_pool]
+    is_reordered = any(_differs(order, [drafter.name for drafter in pool]) for pool in boot_pools)
     return HotConfig(
         mode=spec.speculation.mode,
         draft_prefill=spec.speculation.draft_prefill,
@@ -107,6 +107,11 @@ def hot_config(spec: SpeculativeServiceSpec, boot_pool: Iterable[Drafter] | None
         paused_drafters=[drafter.name for drafter in spec.draft_pool if drafter.paused] or None,
         drafter_order=order if is_reordered else None,
     )
+
+
+def _differs(order: list[str], at_boot: list[str]) -> bool:
+    """Do the drafters that both name stand in another order? A drafter that is added or removed needs new pods."""
+    return [name for name in order if name in at_boot] != [name for name in at_boot if name in order]
 
 
 def config_hash(config: HotConfig) -> str:

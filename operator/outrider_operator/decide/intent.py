@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 
 from outrider_crds.runtime_config import HotConfig, config_hash, hot_config
-from outrider_crds.spec import ProfilingMode, SpeculativeServiceSpec
+from outrider_crds.spec import Drafter, ProfilingMode, SpeculativeServiceSpec
 
 from outrider_operator.decide.ownership import Children
 from outrider_operator.decide.pod_spec.volumes import profile_name
@@ -94,11 +94,16 @@ def intent(
         stored=stored,
         wanted=wanted,
         running=wanted,
-        hot=hot_config(spec, wanted.boot.draft_pool),
+        hot=hot_config(spec, _boot_pools((wanted, *stored), {wanted.name, *evidence.gate.serving})),
         gate=evidence.gate,
     )
     waits = spec.profiling.mode is ProfilingMode.REQUIRED and not is_profiled(profiles, wanted, evidence.with_node)
     return held(asked, children) if waits else asked
+
+
+def _boot_pools(revisions: Iterable[Revision], names: Container[str]) -> list[list[Drafter]]:
+    """Pools at boot of the pods that read the one hot config: during a rollout those of old pods too."""
+    return [revision.boot.draft_pool for revision in revisions if revision.name in names]
 
 
 def held(asked: Intent, children: Children) -> Intent:

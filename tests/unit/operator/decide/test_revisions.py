@@ -82,8 +82,27 @@ def test_the_order_of_the_pool_is_hot() -> None:
     world.patch(draftPool=[EAGLE, PLD])
     plan = world.reconcile()
     assert [(d["kind"], d["metadata"]["name"]) for d in (*plan.create, *plan.apply)] == [(CONFIG_MAP, "chat-hot")]
-    hot = HotConfig.model_validate_json(world.objects[CONFIG_MAP, "chat-hot"]["data"]["config.json"])
-    assert hot.drafter_order == ["eagle", "pld"]
+    assert _hot_order(world) == ["eagle", "pld"]
+
+
+def test_hot_order_is_kept_while_pods_of_another_order_serve() -> None:
+    """A third draft, added after a change of order: the new pods boot with that order, and the old ones lost it."""
+    world = World(manifest(draftPool=[PLD, EAGLE], profiling={"mode": "Skip"}))
+    world.serve()
+    world.patch(draftPool=[EAGLE, PLD])
+    world.settle()
+    world.patch(draftPool=[EAGLE, PLD, EAGLE | {"name": "third"}])
+    world.settle()
+    world.settle()
+    assert _hot_order(world) == ["eagle", "pld", "third"]
+    world.roll_out()
+    world.settle()
+    assert _hot_order(world) is None
+
+
+def _hot_order(world: World) -> list[str] | None:
+    data = world.objects[CONFIG_MAP, "chat-hot"]["data"]
+    return HotConfig.model_validate_json(data["config.json"]).drafter_order
 
 
 def test_a_revision_that_was_hashed_with_its_pools_order_is_known() -> None:
