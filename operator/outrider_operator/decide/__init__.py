@@ -124,7 +124,9 @@ def _asked(
     kept = observed.status.runtime_image
     image = default_image(observed.service, children.deployment, kept, settings, on_cpu=spec.accelerator.on_cpu)
     given = given_image(children.deployment, kept)
-    asked = intent(children, image, given, observed.replica_sets, profiles, settings, spec, evidence)
+    is_legible = not isinstance(observed.parsed, str)
+    sets = observed.replica_sets
+    asked = intent(children, image, given, sets, profiles, settings, spec, evidence, is_legible=is_legible)
     return held(asked, children) if rollout_refusal(children, asked, observed.rejections) else asked
 
 

@@ -81,10 +81,17 @@ def intent(
     settings: Settings,
     spec: SpeculativeServiceSpec,
     evidence: RolloutEvidence,
+    *,
+    is_legible: bool,
 ) -> Intent:
-    """`image` is for the spec where its pod template names none; `given` is what the service had so far, or empty."""
+    """`image` is for the spec where its pod template names none; `given` is what the service had so far, or empty.
+
+    A spec that is not legible asks for the revision that runs: what it says of pods is not known.
+    """
     stored = stored_revisions(children, replica_sets)
-    wanted = wanted_revision(children, stored, settings, spec, spec.pod_template.image or image, evidence.proven)
+    current = None if is_legible else current_revision(children, stored)
+    pod_image = spec.pod_template.image or image
+    wanted = current or wanted_revision(children, stored, settings, spec, pod_image, evidence.proven)
     newest = newest_image(settings, on_cpu=spec.accelerator.on_cpu)
     asked = Intent(
         spec=spec,

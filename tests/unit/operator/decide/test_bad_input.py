@@ -270,7 +270,8 @@ def _hot_pool(world: World) -> tuple[list[str] | None, list[str] | None]:
     return hot.get("pausedDrafters"), hot.get("drafterOrder")
 
 
-UNREADABLE = {"engine": {"backend": "TensorRT"}}
+UNREADABLE: dict[str, Any] = {"engine": {"backend": "TensorRT"}}
+CACHE = {"pvc": {"claimName": "models"}}
 PAUSED = {**PLD, "paused": True}
 LATER = {"name": "new", "method": "OfALaterRelease"}
 
@@ -314,3 +315,21 @@ def test_spec_too_large_leaves_paused_drafters_paused() -> None:
     world.settle()
     assert world.deployment()["spec"]["replicas"] == 5
     assert _hot_pool(world) == (["pld"], ["eagle", "pld"])
+
+
+def test_unreadable_spec_keeps_what_is_profiled() -> None:
+    """podTemplate is not kept, and profiles go by its resources: ProfilesReady and drafts[].profiled became false."""
+    world = World(manifest(podTemplate={"resources": {"limits": {"cpu": "2"}}}, modelCache=CACHE))
+    world.serve()
+    assert world.reason(C.PROFILES_READY) == "True/Profiled"
+    revision, profiles = world.revision(), world.observed().status.profiles
+    assert profiles
+    world.patch(replicas=5, **UNREADABLE)
+    world.settle()
+    assert world.reason(C.SPEC_VALID) == "False/InvalidSpec"
+    assert world.reason(C.UPDATED) == "False/InvalidSpec"
+    assert world.reason(C.PROFILES_READY) == "True/Profiled"
+    assert [draft.profiled for draft in world.observed().status.drafts] == [True]
+    assert world.observed().status.profiles == profiles
+    assert world.revision() == revision
+    assert world.deployment()["spec"]["replicas"] == 5
