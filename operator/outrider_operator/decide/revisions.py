@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from outrider_crds.base import digest
 from outrider_crds.profile import ProfileKeys
@@ -25,7 +26,7 @@ from pydantic_core import from_json
 from outrider_operator.decide.drift import contains
 from outrider_operator.decide.ownership import Children, labels, owner_reference
 from outrider_operator.decide.pod_spec.template import PodTimes, pod_template, pod_times, times_of
-from outrider_operator.inbound.reading import annotation, controller_uid, label, mapping, name_of, text
+from outrider_operator.inbound.reading import annotation, controller_uid, items, label, mapping, name_of, text
 from outrider_operator.model import (
     CONFIG_MAP,
     REVISION_LABEL,
@@ -78,7 +79,28 @@ def inputs_hash(spec: SpeculativeServiceSpec, image: str, order: Sequence[str] =
     fields = spec.model_dump(
         mode="json", by_alias=True, include=_INPUTS, exclude=_HOT, exclude_defaults=True, exclude_none=True
     )
-    return digest({"fields": fields, "image": image})
+    return digest({"fields": _without_empty_values(fields), "image": image})
+
+
+def _without_empty_values(fields: Object) -> Object:
+    """`fields` without what podTemplate leaves empty, as releases that knew all of its fields hashed it.
+
+    An empty text counts as absent in `env` alone: in labels and node selectors it has a meaning.
+    """
+    template = mapping(fields, "podTemplate")
+    env = [
+        {name: item for name, item in variable.items() if (name, item) != ("value", "")}
+        for variable in items(template, "env")
+    ]
+    kept = _without_empty_lists({**template, "env": env})
+    others = {name: item for name, item in fields.items() if name != "podTemplate"}
+    return {**others, "podTemplate": kept} if kept else others
+
+
+def _without_empty_lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_empty_lists(item) for name, item in value.items() if item != []}
+    return [_without_empty_lists(item) for item in value] if isinstance(value, list) else value
 
 
 def wanted_revision(

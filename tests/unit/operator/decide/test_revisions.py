@@ -124,6 +124,40 @@ def test_a_revision_that_was_hashed_with_its_pools_order_is_known() -> None:
     assert world.revision() == before
 
 
+NO_NODES: dict[str, Any] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+TERM = {"topologyKey": "z", "labelSelector": {"matchLabels": {"app": ""}}, "namespaces": []}
+NEAR = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [TERM]}}
+
+
+@pytest.mark.parametrize(
+    ("template", "inputs"),
+    [
+        ({}, "1e93b8c04d"),
+        ({"env": [{"name": "E", "value": ""}]}, "11469c0dba"),
+        ({"env": [{"name": "E"}]}, "11469c0dba"),
+        ({"imagePullSecrets": []}, "1e93b8c04d"),
+        ({"affinity": NO_NODES}, "3776fcb584"),
+        ({"affinity": NEAR}, "17f43b91cc"),
+        ({"volumes": [{"name": "v", "configMap": {"name": "c", "items": []}}]}, "423749e2ae"),
+        ({"labels": {"team": ""}}, "20595a7637"),
+    ],
+    ids=str,
+)
+def test_empty_value_is_hashed_as_in_the_typed_template(template: dict[str, Any], inputs: str) -> None:
+    """podTemplate was typed, and its defaults were left out of the hash: an upgrade restarted pods with `value: ""`."""
+    spec = SpeculativeServiceSpec.model_validate(manifest(podTemplate=template)["spec"])
+    assert inputs_hash(spec, SETTINGS.runtime_cpu_image) == inputs
+
+
+def test_empty_text_outside_env_makes_a_revision() -> None:
+    """Nodes have labels without a value, and an empty storageClassName is another than the default."""
+    hashes = {
+        inputs_hash(SpeculativeServiceSpec.model_validate(manifest(podTemplate=template)["spec"]), "i")
+        for template in ({}, {"nodeSelector": {"gpu": ""}}, {"nodeSelector": {"gpu": "", "a": ""}})
+    }
+    assert len(hashes) == 3
+
+
 def _as_written(written: list[str], spec: SpeculativeServiceSpec, image: str, _order: object = ()) -> str:
     return inputs_hash(spec, image, written)
 
