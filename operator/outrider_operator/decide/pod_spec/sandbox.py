@@ -17,8 +17,8 @@ _SAFE_SYSCTLS = (
     "net.ipv4.tcp_syncookies",
 )  # fmt: skip
 """Those that baseline has: they act on the pod alone."""
-_APPARMOR_ANNOTATION = "container.apparmor.security.beta.kubernetes.io/"
-"""Followed by a container's name; kubelets before 1.30 know no field for it."""
+_APPARMOR_PREFIX = "container.apparmor.security.beta.kubernetes.io/"
+"""Annotations that begin so and end in a container's name are podTemplate's: kubelets before 1.30 know no field."""
 
 
 def pod_objections(context: Object, where: str) -> Iterator[str]:
@@ -49,7 +49,7 @@ def container_objections(context: Object, where: str, *, is_runtime: bool) -> It
 def annotation_objections(annotations: Mapping[str, str], where: str) -> Iterator[str]:
     """A sentence for each annotation that turns AppArmor off."""
     for name, value in annotations.items():
-        if name.startswith(_APPARMOR_ANNOTATION) and value != "runtime/default" and not value.startswith("localhost/"):
+        if name.startswith(_APPARMOR_PREFIX) and value != "runtime/default" and not value.startswith("localhost/"):
             yield f"{where}[{name}] takes a container out of its sandbox: remove it"
 
 
