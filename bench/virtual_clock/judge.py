@@ -194,6 +194,8 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--tables", action="store_true", help="measure nothing: print what is there")
     options = parser.parse_args()
+    if options.tables and not RESULTS.exists():
+        parser.error(f"there is no {RESULTS}: run the judge without --tables first")
     judged = read() if options.tables else []
     if not options.tables:
         points = POINTS[: options.points]
