@@ -174,7 +174,7 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         report = DraftReport(
             order.step, ran.each_draft_s(len(order.passes)), numbers(proposals.length[books.rows]),
             numbers(proposals.drafter[books.rows]), {hole.drafter: 0.0 for hole in order.holes},
-            matched=numbers(proposals.matched(books.rows)),
+            confidence=proposals.reported_confidence(books.rows)[:, : order.draft_tokens],
         )  # fmt: skip
         told = StepReport(ran.target_s)
         if self._asynchronous:

@@ -10,7 +10,8 @@ from pydantic import TypeAdapter
 
 MEMORY_FILE = "drafter-memory.json"
 VERIFICATION_FILE = "verification"
-FILES = (MEMORY_FILE, VERIFICATION_FILE)
+RANKING_FILE = "device-ranks"
+FILES = (MEMORY_FILE, VERIFICATION_FILE, RANKING_FILE)
 _Memory = TypeAdapter(dict[str, DrafterMemory])
 
 
@@ -36,3 +37,16 @@ def read_verification(run_dir: str | Path) -> Verification | None:
         return Verification(Path(run_dir, VERIFICATION_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+
+
+def write_device_ranks(run_dir: str | Path, *, device_ranks: bool) -> None:
+    """device_ranks: whether the worker's device chooses the proposals that are verified."""
+    Path(run_dir, RANKING_FILE).write_text("yes" if device_ranks else "no", encoding="utf-8")
+
+
+def read_device_ranks(run_dir: str | Path) -> bool:
+    """False before the engine has its graphs."""
+    try:
+        return Path(run_dir, RANKING_FILE).read_text(encoding="utf-8") == "yes"
+    except FileNotFoundError:
+        return False

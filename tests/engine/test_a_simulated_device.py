@@ -153,6 +153,7 @@ def test_no_line_of_ours_asks_the_device_for_a_value_in_an_asynchronous_step(
         engine.loop.pin(0)
         plain = engine.generate(PROMPTS)
         engine.fresh()
+        engine.runner._ranking.host_knows_proposals = False
         for name in ("execute_model", "sample_tokens"):
             real = getattr(engine.runner, name)
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 from outrider_crds.spec import Drafter
 from outrider_runtime.control.data.batch import NOBODY
-from outrider_runtime.vllm_plugin.messages import IDLE, DraftOrder
+from outrider_runtime.loop.confidences import UNKNOWN, Calibrator
+from outrider_runtime.vllm_plugin.messages import IDLE, DraftOrder, VerifyOrder, numbers
 
 from tests.engine import planted_models
 from tests.engine.engines import POOR_DRAFT, SMALL, block, draft_model, eagle, lookup
@@ -137,3 +138,38 @@ def test_pool_of_five_is_lossless(engine_of_five: OrderedBench) -> None:
     blocks = [engine_of_five.member(number) for number, name in enumerate(engine_of_five.names) if name in BLOCKS]
     speculative = [member.vllm_config.speculative_config for member in blocks]
     assert [config.num_speculative_tokens_per_batch_size for config in speculative] == [None, None], "a graph a length"
+
+
+def ranked(step: int, requests: list[str], order: DraftOrder) -> DraftOrder:
+    """Each request has a member of its own, and the device verifies 0 to 4 of the tokens that they propose."""
+    alike = np.ones(len(requests), np.float32)
+    verify = VerifyOrder(step % 5, numbers([0] * len(requests)), alike)
+    calibration = Calibrator(len(order.passes), MOST).current
+    return everything(step, requests, order)._replace(verify=verify, calibration=calibration)
+
+
+def test_device_ranks_block_drafters_by_confidence(folder: Path) -> None:
+    """vLLM's DFlash2 gives its confidence to vLLM's own estimator alone: its tokens would all have ranked alike."""
+    drafters = [
+        block(planted_models.dflash(folder / "ranked-dflash"), "dflash"),
+        block(planted_models.dspark(folder / "ranked-spark", {token: token + 1 for token in range(300)}), "spark"),
+        block(planted_models.dflash2(folder / "ranked-dflash2"), "dflash2"),
+    ]
+    with ordered(drafters, target=SMALL, asynchronous=True) as engine:
+        assert not engine.failures
+        reference = engine.run(PROMPTS, idle)
+        assert engine.run(PROMPTS, ranked, arrive_every=2) == reference
+        for member, name in enumerate(engine.names):
+            assert len(reported_confidences(engine, member)) > 10, name
+
+
+def reported_confidences(engine: OrderedBench, member: int) -> set[int]:
+    """Values of all tokens that the member proposed."""
+    values = set[int]()
+    for _, report in engine.told:
+        assert not report.failures
+        assert report.confidence is not None
+        for row in (report.proposer == member).nonzero()[0]:
+            values.update(report.confidence[row, : report.proposed[row]].tolist())
+    assert UNKNOWN not in values
+    return values

@@ -84,12 +84,17 @@ def order(passes: list[int], chosen: list[int], second: list[int] | None = None,
     return DraftOrder(max(0, *passes), numbers(passes), numbers(chosen), numbers(second or nobody), **fields)
 
 
+def rows_of(names: list[str]) -> Any:
+    return SimpleNamespace(num_reqs=len(names), req_ids=names, idx_mapping=torch.arange(len(names)))
+
+
 def drafted(members: list[Any], given: DraftOrder, batch: list[str] = NAMES, clock: Any = None) -> tuple[Any, Any]:
     """The step, and the rows in the batch's order."""
     makers = [lambda one=one: one for one in members]
     speculator, step = pool(*makers), DraftingStep(given, NAMES, clock or HostClock())
+    speculator.serve_ranking(device_ranks=True)
     speculator.step = step
-    rows = speculator.propose(SimpleNamespace(num_reqs=len(batch), req_ids=batch), None, None, torch.zeros(1), None)
+    rows = speculator.propose(rows_of(batch), None, None, torch.zeros(1), None)
     return step, rows.tolist()
 
 
@@ -118,7 +123,8 @@ def test_the_second_choice_fills_in_where_the_first_finds_nothing() -> None:
     step, rows = drafted([lookup, head], order([3, 1], [0, 0, 0, NOBODY], second=[1, 1, NOBODY, NOBODY]))
     assert step.report().proposer.tolist() == [1, 0, NOBODY, NOBODY]
     assert step.report().proposed.tolist() == [1, 2, 0, 0]
-    assert step.report().matched.tolist() == [0, 4, 0, 0], "of the lookup's own proposals"
+    confidence = step.report().confidence
+    assert confidence.tolist() == [[-128] * 3, [32, 32, -128], [-128] * 3, [-128] * 3], "of the lookup's own proposals"
     assert rows == [[20, FILLER, FILLER], [10, 11, FILLER], [FILLER] * 3, [FILLER] * 3]
 
 
@@ -213,6 +219,15 @@ def test_giving_each_request_its_proposals_waits_for_nothing() -> None:
     assert step.report().proposed.tolist() == [2, 2, 1, 1]
 
 
+def test_a_device_ranks_proposals_without_waiting() -> None:
+    """The batch's size is fixed before, so the host launches the step and never asks what was chosen."""
+    from tests.engine.test_device_ranking import ranked_steps
+
+    with NobodyWaits():
+        steps = ranked_steps(3, slots_from=0, host_knows_proposals=False)
+    assert len(steps) == 3
+
+
 def test_a_member_that_cannot_be_made_leaves_the_others_in_their_places() -> None:
     """Its layers, half registered, must not get memory of the KV cache; its number stays its own."""
     told: dict[str, str] = {}
@@ -223,7 +238,7 @@ def test_a_member_that_cannot_be_made_leaves_the_others_in_their_places() -> Non
     speculator = pool(broken, lambda: Member(20), told=lambda name, error: told.__setitem__(name, str(error)))
     assert told == {"member 0": "size mismatch"}
     speculator.step = DraftingStep(order([3, 3], [0, 1, 1, 1]), NAMES, HostClock())
-    speculator.propose(SimpleNamespace(num_reqs=4, req_ids=NAMES), None, None, torch.zeros(1), None)
+    speculator.propose(rows_of(NAMES), None, None, torch.zeros(1), None)
     assert speculator.step.report().proposed.tolist() == [0, 3, 3, 3]
 
 

@@ -94,7 +94,14 @@ def starts(rank: int, agree: Agreement, fails: str) -> Any:
     return sorted(speculator._members), noted
 
 
-CASES: tuple[Case, ...] = (fails_on_both, fails_on_the_second, made_on_one, captured_on_one)
+def ranked(rank: int, agree: Agreement) -> Any:
+    """Placeholders of 40 steps that a rank verifies, its requests in slots of its own."""
+    from tests.engine.test_device_ranking import ranked_steps
+
+    return [starts.tolist() for starts in ranked_steps(40, slots_from=5 * rank)], agree(False).name
+
+
+CASES: tuple[Case, ...] = (fails_on_both, fails_on_the_second, made_on_one, captured_on_one, ranked)
 
 
 def test_a_drafter_that_fails_on_all_ranks_costs_its_proposals(told: Any) -> None:
@@ -119,3 +126,11 @@ def test_an_engine_whose_ranks_part_before_it_serves_is_started_again_without_th
     """Graphs hold collectives; the note is what the next start leaves it out for."""
     ended = "drafter 'member 0' cannot be started on some ranks alone: the engine starts again without it"
     assert told(captured_on_one) == [[ended, []], [ended, ["member 0"]]]
+
+
+def test_two_ranks_verify_the_same_tokens(request: pytest.FixtureRequest) -> None:
+    """Or their passes would have other shapes, and a collective would never end. Scores of many requests are equal."""
+    first, second = request.getfixturevalue("told")(ranked)
+    assert first == second
+    steps, _ = first
+    assert len({tuple(lengths) for lengths in steps}) > 30, "the steps differ"

@@ -40,12 +40,18 @@ OVERRIDDEN = {
         f"{GPU}.spec_decode.standalone_ar.speculator.StandaloneARSpeculator",
         "load_draft_model load_model set_attn _build_attn_metadata propose",
     ),
+    "confident.Confident": (f"{GPU}.spec_decode.speculator.DraftModelSpeculator", "_maybe_predict_acceptance"),
+    "device_ranking.DeviceRanking": (
+        f"{GPU}.spec_decode.adaptive_verification.AdaptiveVerificationManager",
+        "add_request batches_to_profile set_initial_cost_curves record_confidences get_num_tokens reallocate_drafts",
+    ),
     "sparse_self.SparseSelf": (
         f"{GPU}.spec_decode.standalone_ar.speculator.StandaloneARSpeculator", "load_model set_attn propose"
     ),
     "eagle_head.EagleHead": (
         f"{GPU}.spec_decode.eagle.speculator.EagleSpeculator", "load_draft_model init_cudagraph_manager propose"
     ),
+    "block_draft.DFlash2": (f"{GPU}.spec_decode.dflash2.speculator.DFlash2Speculator", "_generate_draft"),
     "eagle_head.FirstPassGraphs": (
         f"{GPU}.spec_decode.target_dependent_ar.cudagraph_utils.SpeculatorCudaGraphManager", "dispatch"
     ),
@@ -99,6 +105,11 @@ CALLED = {
     ),
     f"{GPU}.attn_utils.get_varlen_cudagraph_unsupported_backend": (
         "attn_groups vllm_config max_query_len checked_layer_names"
+    ),
+    f"{GPU}.attn_utils.get_query_lens_mismatch_unsupported_backend": "attn_groups checked_layer_names",
+    f"{GPU}.spec_decode.rejection_sampler.get_max_chunk_logits": "vocab_size",
+    f"{GPU}.spec_decode.adaptive_verification.AdaptiveVerificationManager.compact_batch": (
+        "self num_draft_tokens_per_req num_scheduled_tokens cu_num_logits_np"
     ),
     f"{GPU}.model_states.interface.ModelState.get_additional_cg_support": "self",
     "vllm.utils.torch_utils.async_tensor_h2d": "data device dtype out",
@@ -166,9 +177,17 @@ ATTRIBUTES = {
     "vllm.v1.outputs.ModelRunnerOutput": "req_id_to_index sampled_token_ids",
     f"{GPU}.model_runner.GPUModelRunner": (
         "model speculator req_states draft_tokens_handler cudagraph_manager use_aux_hidden_state_outputs lora_config "
-        "prompt_logprobs_worker attn_groups decode_query_len model_state scheduler_config"
+        "prompt_logprobs_worker attn_groups decode_query_len model_state scheduler_config adaptive_verification "
+        "rejection_sampler input_buffers vocab_size aux_output_connector"
     ),
-    f"{GPU}.states.RequestState": "req_id_to_index draft_tokens all_token_ids total_len",
+    f"{GPU}.states.RequestState": (
+        "req_id_to_index draft_tokens all_token_ids total_len max_num_reqs num_speculative_steps"
+    ),
+    f"{GPU}.spec_decode.adaptive_verification.AdaptiveVerificationManager": (
+        "req_states num_speculative_steps num_bonus_tokens query_start_loc _batch_budget"
+    ),
+    f"{GPU}.spec_decode.rejection_sampler.RejectionSampler": "enable_adaptive_verification",
+    f"{GPU}.model_states.interface.ModelState": "num_new_sampled_tokens_per_step",
     f"{GPU}.input_batch.InputBatch": (
         "req_ids num_reqs idx_mapping idx_mapping_np query_start_loc positions num_tokens_after_padding "
         "num_draft_tokens_per_req num_reqs_after_padding num_scheduled_tokens has_prefill max_query_len "
@@ -179,8 +198,12 @@ ATTRIBUTES = {
     f"{GPU}.spec_decode.utils.DraftTokensHandler": "req_ids",
     f"{GPU}.spec_decode.speculator.DraftModelSpeculator": (
         "vllm_config device model input_buffers block_tables kv_cache_config attn_groups draft_attn_layer_names "
-        "num_speculative_steps num_extra_query_per_req pcp_manager"
+        "num_speculative_steps num_extra_query_per_req pcp_manager max_num_reqs draft_token_confidence_probs"
     ),
+    f"{GPU}.spec_decode.dflash2.speculator.DFlash2Speculator": (
+        "candidate_sampler sample_idx_mapping sample_col num_speculative_steps"
+    ),
+    f"{GPU}.spec_decode.dflash2.speculator.CandidateSampler": "scores",
     f"{GPU}.spec_decode.ngram.speculator.NgramGPUSpeculator": (
         "scratch req_states max_model_len num_speculative_steps"
     ),
@@ -188,7 +211,10 @@ ATTRIBUTES = {
         "expanded_slot_mappings arange_gpu dcp_size draft_is_prefilling max_model_len max_num_reqs speculative_config"
     ),
     f"{GPU}.block_table.BlockTables": "block_sizes block_tables input_block_tables slot_mappings",
-    "vllm.config.model.ModelConfig": "original_max_model_len max_model_len uses_mrope get_hidden_size get_vocab_size",
+    "vllm.config.model.ModelConfig": (
+        "original_max_model_len max_model_len uses_mrope get_hidden_size get_vocab_size use_mla return_sampling_mask"
+    ),
+    "vllm.config.parallel.ParallelConfig": "pipeline_parallel_size enable_batch_sharded_sampling",
     "vllm.model_executor.models.llama_eagle3.LlamaModel": "fc",
     "vllm.model_executor.models.qwen3_eagle3.Qwen3Eagle3Model": "fc",
     "vllm.model_executor.models.deepseek_eagle3.DeepseekV2Eagle3Model": "fc",

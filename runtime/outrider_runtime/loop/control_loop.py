@@ -25,6 +25,7 @@ from outrider_runtime.control.settings import DraftPrefill, HotSettings, Mode, S
 from outrider_runtime.control.state import RECENT_KEEP, State, Weighed
 from outrider_runtime.drafters import traits
 from outrider_runtime.loop.availability import Availability
+from outrider_runtime.loop.confidences import Calibration, Calibrator
 from outrider_runtime.loop.slo import SLOCounter
 from outrider_runtime.loop.slots import SLOTS_PER_REQUEST
 from outrider_runtime.loop.steps import Told
@@ -37,13 +38,13 @@ class ControlLoop:
     def __init__(
         self, boot: BootConfig, hot: HotConfig, hosted: Sequence[Drafter], *, max_requests: int,
         left_out: Mapping[str, str] | None = None, largest_graph_tokens: int | None = None,
-        page_tokens: int = 1, widest: int = 1, scores_placeholders: bool = False,
+        page_tokens: int = 1, widest: int = 1, scores_placeholders: bool = False, device_ranks: bool = False,
         clock: Callable[[], float] = time.monotonic, seed: int = 0,
     ) -> None:  # fmt: skip
         """hosted: drafters of the pool that the engine was started with; their places are their numbers. left_out:
         drafter -> why it is not hosted, or was not loaded. max_requests: that run at once. page_tokens: in a page of
         the engine's KV cache. widest: nodes at a depth of the trees that the engine verifies; 1: chains.
-        scores_placeholders: see `Settings`."""
+        scores_placeholders, device_ranks: see `Settings`."""
         self.boot = boot
         self.hosted = tuple(hosted)
         self.numbers = {drafter.name: number for number, drafter in enumerate(self.hosted)}
@@ -75,7 +76,9 @@ class ControlLoop:
             largest_graph_tokens=largest_graph_tokens,
             hot=hot_settings(hot),
             scores_placeholders=scores_placeholders,
+            device_ranks=device_ranks,
         )
+        self._calibrator = Calibrator(len(hosted), max(1, boot.max_draft_tokens)) if device_ranks else None
         rng = np.random.default_rng(seed)
         self._controller = Controller(self.settings, None, clock=time.perf_counter, rng=rng)
         self._available = Availability(self._controller, self.numbers, self.left_out, clock)
@@ -116,11 +119,18 @@ class ControlLoop:
         with self.lock:
             try:
                 self._controller.observe(told.outcome)
+                if self._calibrator is not None:
+                    self._calibrator.observe(told.outcome.forest, told.outcome.tried, told.outcome.accepted)
                 self._count_users(told)
             except Exception as error:
                 self.failed(error)
         for listener in self.listeners:
             listener(told)
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What the drafters' confidences are worth to a device that ranks by them; None where it does not."""
+        return None if self._calibrator is None else self._calibrator.current
 
     def release(self, slots: Ints) -> None:
         """The requests in these slots have ended, and every step of theirs was observed."""

@@ -28,8 +28,8 @@ class Proposals:
     """(N,): whose they are; of whoever is asked first until the engine tells."""
     length: Ints
     """(N,): the longest that any of its drafters may propose until the engine tells."""
-    matched: Floats
-    """(N,): tokens of the match that a lookup's proposals follow; NaN for others', and until the engine tells."""
+    confidence: Floats
+    """(N, K): the drafter's own of each token, see `confidences`; NaN: not known, or not reported yet."""
     reported: Bools
     """(N,): whether the engine has reported what was proposed, or nothing was to be."""
     plan: DraftPlan | None = None
@@ -41,14 +41,14 @@ class Proposals:
         """A copy of those in `slots` (N,), from the proposals of all slots."""
         return Proposals(
             slots, self.step[slots], self.asked[:, slots], self.drafter[slots], self.length[slots],
-            self.matched[slots], self.reported[slots], self.plan,
+            self.confidence[slots], self.reported[slots], self.plan,
         )  # fmt: skip
 
     def clear(self, slots: Ints) -> None:
         """Nothing is proposed for the requests in `slots` any more. Of the proposals of all slots."""
         self.asked[:, slots] = self.drafter[slots] = self.step[slots] = NOBODY
         self.length[slots] = 0
-        self.matched[slots] = np.nan
+        self.confidence[slots] = np.nan
         self.reported[slots] = True
 
     def ask(self, slots: Ints, plan: DraftPlan, step: int) -> None:
@@ -60,16 +60,18 @@ class Proposals:
         self.step[slots] = step
         self.asked[:, slots] = asked
         self.drafter[slots] = first
-        self.matched[slots] = np.nan
+        self.confidence[slots] = np.nan
         if len(plan.passes):  # whichever drafter has proposals, they fit
             self.length[slots] = np.where(asked == NOBODY, 0, plan.passes[asked]).max(axis=0)
         else:
             self.length[slots] = 0
         self.reported[slots] = self.length[slots] == 0
 
-    def came_back(self, step: int, slots: Ints, lengths: Ints, drafters: Ints, matched: Ints | None = None) -> None:
-        """What was really proposed at the end of `step` for the requests in `slots` (N',), and by whom; NOBODY: nobody
-        found anything. matched: (N',), tokens of the match that it follows; 0: it follows none."""
+    def came_back(
+        self, step: int, slots: Ints, lengths: Ints, drafters: Ints, confidence: Floats | None = None
+    ) -> None:  # fmt: skip
+        """What was really proposed at the end of `step` for the requests in `slots` (N',), and by which drafters;
+        NOBODY: none has a proposal. confidence: (N', K'), in it; NaN: not known."""
         told = np.full(int(max(self.slot.max(initial=0), slots.max(initial=0))) + 1, -1, np.int64)
         told[slots] = np.arange(len(slots))
         row = told[self.slot]
@@ -78,8 +80,8 @@ class Proposals:
         self.reported[here] = True
         self.length[here] = lengths[row]
         self.drafter[here] = np.where(drafters[row] == NOBODY, self.drafter[here], drafters[row])
-        if matched is not None:
-            self.matched[here] = np.where(matched[row] > 0, matched[row], np.nan)
+        if confidence is not None:
+            self.confidence[here, : confidence.shape[1]] = confidence[row]
 
     def cut(self, slots: Ints, lengths: Ints) -> None:
         """No more than `lengths` (N,) are left of those in `slots`: a grammar ruled some out. Of all slots."""
@@ -92,15 +94,16 @@ class Proposals:
         if self.nodes is not None:
             return Forest(*self.nodes, self.asked, self.plan.passes, self.plan.purpose)
         lengths = np.where(self.drafter == NOBODY, 0, self.length)
-        made = chains(lengths, self.drafter, self.plan, self.asked, np.repeat(self.matched, lengths))
+        real = np.arange(self.confidence.shape[1]) < lengths[:, None]
+        made = chains(lengths, self.drafter, self.plan, self.asked, self.confidence[real])
         made.placeholders = ~self.reported
         return made
 
 
-def no_proposals(slots: int) -> Proposals:
-    """The proposals of all slots when nobody was asked yet."""
+def no_proposals(slots: int, most: int) -> Proposals:
+    """The proposals of all slots before the first plan. most: tokens of a proposal."""
     nobody, nothing = np.full((RANKS, slots), NOBODY, np.int64), np.zeros(slots, np.int64)
     return Proposals(
-        np.arange(slots), nothing.copy(), nobody, nobody[0].copy(), nothing, matched=np.full(slots, np.nan),
+        np.arange(slots), nothing.copy(), nobody, nobody[0].copy(), nothing, confidence=np.full((slots, most), np.nan),
         reported=np.ones(slots, bool),
     )  # fmt: skip

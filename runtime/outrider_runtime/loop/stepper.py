@@ -19,12 +19,13 @@ from outrider_runtime.control.data.batch import Batch, Ints, Waiting
 from outrider_runtime.control.data.forest import Forest, Nodes
 from outrider_runtime.control.data.plans import Purpose, VerifyPlan
 from outrider_runtime.loop.caches import Caches
+from outrider_runtime.loop.confidences import confidences
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.coverage import BlockIds, ScheduledStep
 from outrider_runtime.loop.orders import Order, carry_out
 from outrider_runtime.loop.proposals import no_proposals
 from outrider_runtime.loop.requests import Requests
-from outrider_runtime.loop.steps import Counts, Drafted, Finished, Record, Told, Verdicts, execution_mode
+from outrider_runtime.loop.steps import Counts, Drafted, Finished, Record, Told, Verdicts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +73,7 @@ class Stepper:
         self._loop = loop
         self._is_told = drafting_is_told
         self._largest_graph_tokens = largest_graph_tokens
-        self._proposals = no_proposals(slots)
+        self._proposals = no_proposals(slots, loop.settings.max_draft_tokens)
         self._purpose = Purpose.FIXED
         """Of the last draft plan."""
         self._number: int = after._number if after else 0
@@ -140,7 +141,7 @@ class Stepper:
         waited.nodes = nodes
         self._records[self._number] = Record(
             self._number, now, step, batch, waited, verify.purpose, order.plan, order.runs, order.holes,
-            execution_mode(step, self._largest_graph_tokens), places,
+            self._largest_graph_tokens, places,
         )  # fmt: skip
         self._proposals.ask(step.slots, order.plan, self._number)
         self._purpose = order.plan.purpose
@@ -208,7 +209,7 @@ class Stepper:
 
     def _tell(self, record: Record) -> None:
         del self._records[record.number]
-        self._loop.observe(Told(record.outcome(), record.step))
+        self._loop.observe(Told(record.outcome(), record.ran()))
         if record.drafted is not None and record.drafted.catch_up_s:
             took_s = record.drafted.catch_up_s
             tokens = sum(hole.end - hole.start for hole in record.holes if hole.drafter in took_s)
@@ -219,10 +220,10 @@ class Stepper:
         if not record.plan.draft_tokens or report.proposed is None or report.proposer is None:
             return
         lengths, drafters = report.proposed.astype(np.int64), report.proposer.astype(np.int64)
-        matched = None if report.matched is None else report.matched.astype(np.int64)
+        said = None if report.confidence is None else confidences(report.confidence)
         later = [one.waited for one in self._records.values() if one.number > record.number]
         for proposals in (self._proposals, *later):
-            proposals.came_back(record.number, record.step.slots, lengths, drafters, matched)
+            proposals.came_back(record.number, record.step.slots, lengths, drafters, said)
 
     def _note_misses(self, record: Record, report: Drafted) -> None:
         """Drafters were to run, and did not."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -39,8 +39,8 @@ class Drafted(Protocol):
         """(N,): whose they are; NOBODY where there are none."""
 
     @property
-    def matched(self) -> NDArray[np.int8] | None:
-        """(N,): tokens of the match that a lookup's proposals follow, 0 for others'; None where nobody tells."""
+    def confidence(self) -> NDArray[np.int8] | None:
+        """(N, K): how sure the drafter is of each token, see `confidences`; None where the engine reports none."""
 
 
 class Verdicts(NamedTuple):
@@ -57,7 +57,9 @@ class Counts(NamedTuple):
     sampled: Mapping[str, int]
     """Request -> tokens that it got, bonus token included."""
     scored: Mapping[str, int]
-    """Request -> places for proposals that the target scored."""
+    """Request -> placeholders that the target scored."""
+    trimmed: Mapping[str, int] | None = None
+    """Request -> placeholders that were scheduled and that the device left out of the step; None: none."""
 
     def of(self, names: Sequence[str], forest: Forest) -> Verdicts:
         """names: of the forest's requests."""
@@ -96,9 +98,9 @@ class Record:
     """Of what is proposed at its end, as it is carried out."""
     runs: Bools
     holes: tuple[Hole, ...]
-    mode: ExecutionMode
+    largest_graph_tokens: int | None
     places: Ints
-    """(N,): tokens of each request in the target's pass that are proposals, or placeholders for them."""
+    """(N,): tokens of each request in the scheduled step that are proposals, or placeholders for them."""
     finished: Finished | None = None
     drafted: Drafted | None = None
 
@@ -107,16 +109,28 @@ class Record:
         learned from its time."""
         assert self.finished is not None
         now, step_s, target_s, tokens, verdicts = self.finished
+        step = self.ran()
+        plan = replace(self.plan, feed=np.maximum(0, self.plan.feed - (self.step.tokens - step.tokens)))
         if self.drafted is None and self.runs.any():
             step_s = target_s = math.nan
         forest = self.waited.forest(len(self.runs))
         if isinstance(verdicts, Counts):
             verdicts = verdicts.of(self.step.names, forest)
         return Outcome(
-            now=now, step_s=step_s, target_s=target_s, draft_s=self._draft_s(), mode=self.mode, tokens=tokens,
-            batch=self.batch, draft_plan=self.plan, verify_purpose=self.verify_purpose, forest=forest,
-            verified=verdicts.verified, accepted=verdicts.accepted, tried=verdicts.tried, places=self.places,
+            now=now, step_s=step_s, target_s=target_s, draft_s=self._draft_s(), tokens=tokens,
+            mode=execution_mode(step, self.largest_graph_tokens), batch=self.batch, draft_plan=plan,
+            verify_purpose=self.verify_purpose, forest=forest,
+            verified=verdicts.verified, accepted=verdicts.accepted, tried=verdicts.tried,
+            places=self.places - (self.step.tokens - step.tokens),
         )  # fmt: skip
+
+    def ran(self) -> ScheduledStep:
+        """The step without the placeholders that the device left out; known when it is finished."""
+        verdicts = None if self.finished is None else self.finished.verdicts
+        if not isinstance(verdicts, Counts) or not verdicts.trimmed:
+            return self.step
+        trimmed = np.array([verdicts.trimmed.get(name, 0) for name in self.step.names], np.int64)
+        return self.step._replace(tokens=self.step.tokens - trimmed)
 
     def _draft_s(self) -> Floats:
         """(D,): each drafter's own time, with what closing its holes took."""

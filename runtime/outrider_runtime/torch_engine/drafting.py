@@ -92,7 +92,7 @@ class Report:
     seconds: NDArray[np.float64]
     catch_up_s: dict[int, float] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
-    proposed = proposer = matched = None
+    proposed = proposer = confidence = None
     """The engine hands over its trees themselves."""
 
 

@@ -19,6 +19,7 @@ from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
 from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
 
 from outrider_runtime.vllm_plugin.block_edges import clear_past_last_block
+from outrider_runtime.vllm_plugin.confident import Confident
 from outrider_runtime.vllm_plugin.layer_names import named
 from outrider_runtime.vllm_plugin.reads_layers import ReadsLayers
 from outrider_runtime.vllm_plugin.whole_weights import FROM_TARGET, check_token_map, whole_weights
@@ -27,7 +28,7 @@ MAY_LACK = {**FROM_TARGET, "mask_embedding": "has_own_mask_embedding"}
 """vLLM has a parameter for the mask's embedding even where a checkpoint's mask is a token of the vocabulary."""
 
 
-class BlockMember(ReadsLayers):
+class BlockMember(Confident, ReadsLayers):
     """The first base, before vLLM's speculator."""
 
     loader_module: ClassVar[Any] = utils
@@ -37,7 +38,7 @@ class BlockMember(ReadsLayers):
 
     def __init__(self, vllm_config: Any, device: torch.device, prefix: str | None) -> None:
         """prefix: see `named`."""
-        super().__init__(vllm_config, device)  # type: ignore[call-arg]
+        super().__init__(vllm_config, device)
         self._prefix = prefix
         self._feeds_only = False
         self._eager_graphs: Any = None
@@ -91,7 +92,12 @@ class DFlash(BlockMember, DFlashSpeculator):  # type: ignore[misc]  # vLLM is un
 
 
 class DFlash2(BlockMember, DFlash2Speculator):  # type: ignore[misc]
-    pass
+    def _generate_draft(self, num_reqs: int, *arguments: Any, **keywords: Any) -> None:
+        super()._generate_draft(num_reqs, *arguments, **keywords)
+        if not self._feeds_only:  # vLLM calls the hook for its own estimator alone
+            tokens = num_reqs * self.num_speculative_steps
+            scores = self.candidate_sampler.scores[:num_reqs].flatten(0, 1)  # (tokens, candidates)
+            self._maybe_predict_acceptance(scores, self.sample_idx_mapping[:tokens], self.sample_col[:tokens])
 
 
 class DSpark(BlockMember, DSparkSpeculator):  # type: ignore[misc]

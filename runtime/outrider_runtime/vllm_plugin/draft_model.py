@@ -20,12 +20,13 @@ from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneAR
 
 from outrider_runtime.drafters.window import Window
 from outrider_runtime.loop.caches import Hole
+from outrider_runtime.vllm_plugin.confident import Confident
 from outrider_runtime.vllm_plugin.layer_names import named
 from outrider_runtime.vllm_plugin.short_tables import ShortTables, check_plain
 from outrider_runtime.vllm_plugin.whole_weights import whole_weights
 
 
-class DraftModel(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyped here
+class DraftModel(Confident, StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyped here
     def __init__(
         self, vllm_config: Any, device: torch.device, req_states: Any, prefix: str | None, window: Window | None = None
     ) -> None:  # fmt: skip

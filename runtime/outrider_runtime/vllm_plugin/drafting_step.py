@@ -15,6 +15,7 @@ import torch
 from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.error_text import with_type
 from outrider_runtime.loop.caches import Hole
+from outrider_runtime.loop.confidences import UNKNOWN
 from outrider_runtime.step_clock import StepClock
 from outrider_runtime.vllm_plugin.agreement import Agreement, Failed, RanksDisagreeError, alone
 from outrider_runtime.vllm_plugin.messages import DraftOrder, DraftReport
@@ -83,8 +84,8 @@ class DraftingStep:
         return made, (began, self._clock.mark())
 
     def end(self, made: torch.Tensor | None = None) -> None:
-        """made: (3, requests) int8 in the batch's order, on the device: how many real proposals each request has, whose
-        they are, and the length of the match that they follow."""
+        """made: (2 + most tokens, requests) int8 in the batch's order, on the device: how many real proposals each
+        request has, whose they are, and the drafter's confidence in each."""
         if made is not None:
             self._made = self._clock.to_host(made)
         self._end = self._clock.mark()
@@ -107,10 +108,13 @@ class DraftingStep:
         seconds = np.full(len(self.order.passes), np.nan)
         for drafter, span in self._spans.items():
             seconds[drafter] = self._clock.seconds(*span)
-        told = np.zeros((3, len(self._places)), dtype=np.int8)
-        told[1] = NOBODY
+        rows = 2 if self._made is None else len(self._made)
+        columns = np.zeros((rows, len(self._places)), dtype=np.int8)
+        columns[1], columns[2:] = NOBODY, UNKNOWN
         if self._made is not None:
-            told[:, self._rows] = self._made.numpy()
-        proposed, proposer, matched = told
+            columns[:, self._rows] = self._made.numpy()
+        confidence = columns[2:].T if rows > 2 else None
         caught_up_s = {drafter: self._clock.seconds(*span) for drafter, span in self._catch_ups.items()}
-        return DraftReport(self.order.step, seconds, proposed, proposer, caught_up_s, self._failures, matched)
+        return DraftReport(
+            self.order.step, seconds, columns[0], columns[1], caught_up_s, self._failures, confidence
+        )  # fmt: skip

@@ -9,6 +9,7 @@ from vllm.v1.worker.gpu.spec_decode.eagle import utils
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import SpeculatorCudaGraphManager
 
+from outrider_runtime.vllm_plugin.confident import Confident
 from outrider_runtime.vllm_plugin.graphs import offer_whole_graphs
 from outrider_runtime.vllm_plugin.layer_names import named
 from outrider_runtime.vllm_plugin.reads_layers import ReadsLayers
@@ -51,7 +52,7 @@ class FirstPass:
         return made
 
 
-class EagleHead(ReadsLayers, FirstPass, EagleSpeculator):  # type: ignore[misc]  # vLLM is untyped here
+class EagleHead(Confident, ReadsLayers, FirstPass, EagleSpeculator):  # type: ignore[misc]  # vLLM is untyped here
     def __init__(self, vllm_config: Any, device: torch.device, prefix: str | None) -> None:
         """prefix: see `named`."""
         super().__init__(vllm_config, device)

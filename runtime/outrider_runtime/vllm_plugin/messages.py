@@ -7,14 +7,17 @@ in the order of the step's `num_scheduled_tokens`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from outrider_runtime.control.data.batch import NOBODY
+from outrider_runtime.control.data.batch import NOBODY, Ints
+from outrider_runtime.control.data.plans import VerifyPlan
 from outrider_runtime.loop.caches import Hole
+from outrider_runtime.loop.confidences import Calibration
 from outrider_runtime.loop.orders import Order
 
 ATTRIBUTE = "outrider"
@@ -24,6 +27,18 @@ Numbers = npt.NDArray[np.int8]
 
 def numbers(values: Any) -> Numbers:
     return np.array(values, dtype=np.int8)
+
+
+class VerifyOrder(NamedTuple):
+    """Scheduler to worker: how the device chooses, among the step's placeholders, the tokens that are verified; see
+    `device_ranking`."""
+
+    tokens: int
+    """Proposals to verify; no fewer than are forced."""
+    forced: Numbers
+    """(requests,): first tokens of each that are verified if they are real."""
+    weights: npt.NDArray[np.float32]
+    """(requests,)"""
 
 
 class DraftOrder(NamedTuple):
@@ -41,6 +56,10 @@ class DraftOrder(NamedTuple):
     step: int = 0
     holes: tuple[Hole, ...] = ()
     """What draft models run over before they propose."""
+    verify: VerifyOrder | None = None
+    """The order for this step's own placeholders; None: all of them are verified."""
+    calibration: Calibration | None = None
+    """What the drafters' confidences mean; None: nothing is known of it."""
 
     def holes_of(self, drafter: int) -> list[Hole]:
         return [hole for hole in self.holes if hole.drafter == drafter]
@@ -50,6 +69,22 @@ def idle_order(drafters: int, requests: int) -> DraftOrder:
     """Nobody runs, and no books know of it."""
     chosen, second = np.full((2, requests), NOBODY, dtype=np.int8)
     return DraftOrder(0, np.full(drafters, IDLE, dtype=np.int8), chosen, second)
+
+
+def verify_order(plan: VerifyPlan, planned: Sequence[str], names: Sequence[str], scheduled: Ints) -> VerifyOrder | None:
+    """The plan's order to the device, as the worker needs it. None: all that is scheduled is verified.
+
+    planned: the requests that the plan is for. names: of the step's, which may be others. scheduled: (N,), their
+    placeholders."""
+    device = plan.device
+    if device is None or not scheduled.any():
+        return None
+    row = {name: row for row, name in enumerate(planned)}
+    rows = np.array([row.get(name, -1) for name in names])
+    forced = np.minimum(np.where(rows >= 0, device.forced[rows], 0), scheduled)
+    weights = np.where(rows >= 0, device.weights[rows], 1.0).astype(np.float32)
+    tokens = min(max(device.tokens, int(forced.sum())), int(scheduled.sum()))
+    return VerifyOrder(tokens, forced.astype(np.int8), weights)
 
 
 def draft_order(step: int, order: Order) -> DraftOrder:
@@ -77,8 +112,8 @@ class DraftReport:
     """Drafter -> what closing its holes of the order took, which `seconds` does not hold; absent: none are closed."""
     failures: dict[int, str] = field(default_factory=dict)
     """Drafter -> why it failed, in a sentence; its proposals of this step were dropped."""
-    matched: Numbers | None = None
-    """(requests,): tokens of the match that a lookup's proposals follow; 0 for every other drafter's."""
+    confidence: Numbers | None = None
+    """(requests, most tokens): see `loop.confidences`; of proposals that are real."""
 
 
 @dataclass(slots=True)
@@ -91,6 +126,8 @@ class StepReport:
     """Of the steps whose drafting is over since the last report, in their order."""
     proposals: Any = None
     """vLLM's DraftTokenIds, a ragged list; None in asynchronous scheduling, which leaves them on the device."""
+    verified: Numbers | None = None
+    """(requests,): placeholders of each that the target scored; None: all that were scheduled."""
 
 
 def attach(message: Any, content: DraftOrder | StepReport) -> None:

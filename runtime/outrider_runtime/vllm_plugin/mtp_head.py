@@ -9,12 +9,13 @@ import torch
 from vllm.v1.worker.gpu.spec_decode.eagle import utils
 from vllm.v1.worker.gpu.spec_decode.mtp.speculator import MTPSpeculator
 
+from outrider_runtime.vllm_plugin.confident import Confident
 from outrider_runtime.vllm_plugin.eagle_head import FirstPass
 from outrider_runtime.vllm_plugin.layer_names import named
 from outrider_runtime.vllm_plugin.whole_weights import FROM_TARGET, whole_weights
 
 
-class MTPHead(FirstPass, MTPSpeculator):  # type: ignore[misc]  # vLLM is untyped here
+class MTPHead(Confident, FirstPass, MTPSpeculator):  # type: ignore[misc]  # vLLM is untyped here
     def __init__(self, vllm_config: Any, device: torch.device, prefix: str | None) -> None:
         """prefix: see `named`."""
         super().__init__(vllm_config, device)

@@ -31,6 +31,7 @@ from outrider_runtime.vllm_plugin.adapters import Rows, RunnerWithAdapters
 from outrider_runtime.vllm_plugin.agreement import Agreement, among
 from outrider_runtime.vllm_plugin.arguments import block_tokens, member_config
 from outrider_runtime.vllm_plugin.block_draft import block_draft
+from outrider_runtime.vllm_plugin.device_ranking import DeviceRanking, Verified, device_ranks
 from outrider_runtime.vllm_plugin.draft_model import DraftModel
 from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
 from outrider_runtime.vllm_plugin.eagle_head import EagleHead
@@ -43,7 +44,7 @@ from outrider_runtime.vllm_plugin.prompt_lookup import PromptLookup
 from outrider_runtime.vllm_plugin.sparse_self import SparseSelf
 from outrider_runtime.vllm_plugin.speculator import PoolSpeculator
 from outrider_runtime.vllm_plugin.verification import any_length_fits, capture_every_length, verification
-from outrider_runtime.worker_notes import write_drafter_memory, write_verification
+from outrider_runtime.worker_notes import write_device_ranks, write_drafter_memory, write_verification
 
 
 class PoolRunner(RunnerWithAdapters):
@@ -55,6 +56,8 @@ class PoolRunner(RunnerWithAdapters):
         self._agree = among(get_tp_group().cpu_group)
         self._reports = get_tp_group().rank_in_group == 0
         """The executor reads one rank's output and drops the others'."""
+        self._ranking: DeviceRanking | None = None
+        """None where the scheduler's lengths are final."""
         self._drafting: deque[DraftingStep] = deque()
         """Steps that nothing was reported of yet."""
         with _speculator_made_by(partial(pool_speculator, self._plan, self._agree, self.adapt)):
@@ -88,8 +91,19 @@ class PoolRunner(RunnerWithAdapters):
         with mock.patch.object(model_runner, "ModelCudaGraphManager", self._graphs):
             super().initialize_kv_cache(*args, **kwargs)
         offer_whole_graphs(self.cudagraph_manager)
+        self._let_device_rank()
         if self._reports:
             write_verification(self._plan.paths.run_dir, verification(self.cudagraph_manager))
+            write_device_ranks(self._plan.paths.run_dir, device_ranks=self._ranking is not None)
+
+    def _let_device_rank(self) -> None:
+        """Have the device rank proposals if it can. vLLM makes a manager for a speculator built for its own alone."""
+        ranks = self.speculator is not None and device_ranks(self)
+        self._ranking = self.adaptive_verification = DeviceRanking(self, self._clock) if ranks else None
+        if ranks:
+            self.rejection_sampler.enable_adaptive_verification = True  # it reads lengths from the device then
+        if self.speculator is not None:
+            self.speculator.serve_ranking(device_ranks=ranks)
 
     def capture_model(self, *args: Any, **kwargs: Any) -> Any:
         """Where memory ends while the target's graphs are captured, vLLM does: it is started again without the drafter
@@ -124,6 +138,8 @@ class PoolRunner(RunnerWithAdapters):
         self._step = None if order is None else DraftingStep(order, names, self._clock, self._agree)
         if self.speculator is not None:
             self.speculator.step = self._step
+        if self._ranking is not None:
+            self._ranking.begin(None if order is None else order.verify)
         self._began = self._clock.mark()
         return super().execute_model(scheduler_output, *args, **kwargs)
 
@@ -138,14 +154,16 @@ class PoolRunner(RunnerWithAdapters):
             return output
         if self.speculator is not None and self._reports:
             self._drafting.append(self._step)
-        return ReportedOutput(output, partial(self._report, self._step, self._began, self._sampled))
+        verified = None if self._ranking is None else self._ranking.verified
+        return ReportedOutput(output, partial(self._report, self._step, self._began, self._sampled, verified))
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """In synchronous scheduling they go with the step's output."""
         return super().take_draft_token_ids() if self._asynchronous else None
 
-    def _report(self, step: DraftingStep, began: Any, sampled: Any) -> StepReport:
+    def _report(self, step: DraftingStep, began: Any, sampled: Any, verified: Verified | None) -> StepReport:
         report = StepReport(self._clock.seconds(began, sampled))
+        report.verified = None if verified is None else verified.by_column()
         if step in self._drafting and not self._asynchronous and step.order.draft_tokens:
             report.proposals = self._ragged(step)
         while self._drafting and self._drafting[0].over:

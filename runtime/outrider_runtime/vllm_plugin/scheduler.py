@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.core.block_pool import BlockPool
@@ -31,7 +32,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from outrider_runtime.control.data.batch import Waiting
+from outrider_runtime.control.data.batch import Ints, Waiting
 from outrider_runtime.control.data.plans import VerifyPlan
 from outrider_runtime.control.warm_up import compile_all
 from outrider_runtime.identity import device_name, weights_commit
@@ -49,10 +50,18 @@ from outrider_runtime.vllm_plugin.messages import (
     attached_report,
     draft_order,
     idle_order,
+    verify_order,
 )
-from outrider_runtime.vllm_plugin.step_messages import deliveries, sampled_counts, scored_counts
+from outrider_runtime.vllm_plugin.step_messages import (
+    deliveries,
+    sampled_counts,
+    scored_counts,
+    trimmed_counts,
+    verified_counts,
+)
 from outrider_runtime.vllm_plugin.versions import check_engine_version
 from outrider_runtime.vllm_plugin.views import limit, proposed, room, scheduled, view
+from outrider_runtime.worker_notes import read_device_ranks
 
 
 def outrider_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Scheduler:
@@ -83,10 +92,12 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         self.outrider = ControlLoop(
             plan.boot, plan.hot, plan.pool.hosted, max_requests=self.max_num_running_reqs,
             left_out={**plan.pool.dropped, **noted_failures(plan)}, largest_graph_tokens=self._largest_graph,
-            page_tokens=self.block_size,
+            page_tokens=self.block_size, device_ranks=read_device_ranks(plan.paths.run_dir),
             scores_placeholders=self.vllm_config.scheduler_config.async_scheduling,
         )  # fmt: skip
         self._scheduled_at = time.monotonic()
+        self._planned: list[str] = []
+        """Requests that the last verify plan is for."""
         self._stepper = self._new_books()
         if self._stepper.caches.in_blocks:
             _tell_of_new_blocks(self.kv_cache_manager.block_pool, self._allocated)
@@ -117,7 +128,9 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         self._scheduled_at = time.monotonic()
-        self._verify_plan = plan = self._plan_verify(list(self.running))
+        running = list(self.running)
+        self._verify_plan = plan = self._plan_verify(running)
+        self._planned = [request.request_id for request in running]
         if plan.token_budget is None and plan.admit is None:
             return super().schedule(throttle_prefills)
         return self._schedule_within(plan, throttle_prefills)
@@ -134,7 +147,7 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             return books.nothing_to_verify(len(running))
         seen = view(running)
         plan = books.verify(seen, proposed(running), self._room(seen, self._next(), self._patience_used()))
-        for request, length in zip(running, plan.lengths.tolist(), strict=True):
+        for request, length in zip(running, _placeholders(plan).tolist(), strict=True):
             if length < len(request.spec_token_ids):
                 # Assigned, never mutated: in asynchronous scheduling all requests share one list.
                 request.spec_token_ids = request.spec_token_ids[:length]
@@ -163,7 +176,8 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         if plan.token_budget is not None:
             with self._books():
                 self.running = decoding_first(self.running, lambda request: not request.is_prefill_chunk)
-            self.max_num_scheduled_tokens = min(plan.token_budget, self._token_budget)
+            unverified = 0 if plan.device is None else int(_placeholders(plan).sum()) - plan.device.tokens
+            self.max_num_scheduled_tokens = min(plan.token_budget + unverified, self._token_budget)
         most = self.max_num_active_reqs
         if plan.admit is not None:
             active = len(self.running) + self.num_waiting_for_streaming_input
@@ -185,7 +199,10 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             tokens, verified = scheduled(scheduler_output)
             seen = view(requests)
             step, ordered = books.draft(seen, tokens, verified, self._room(seen), self._verify_plan)
-            order = draft_order(step, ordered)
+            order = draft_order(step, ordered)._replace(
+                verify=verify_order(self._verify_plan, self._planned, seen.names, verified),
+                calibration=self.outrider.calibration,
+            )
             if self.outrider.places is not None:  # the worker fills those that nobody proposes for
                 order = order._replace(draft_tokens=self.outrider.places)
         attach(scheduler_output, order)
@@ -201,8 +218,9 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         with self._books() as books:
             books.news(report.drafts if report is not None else ())
             # Before vLLM trims the lists of requests that stop.
-            scored = scored_counts(scheduler_output)
-            came = Counts(sampled_counts(model_runner_output, scored), scored)
+            ran = verified_counts(scheduler_output, report)
+            scored, trimmed = scored_counts(scheduler_output, ran), trimmed_counts(scheduler_output, ran)
+            came = Counts(sampled_counts(model_runner_output, scored), scored, trimmed)
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
         now = time.monotonic()
         with self._books() as books:
@@ -317,6 +335,13 @@ def _tell_of_new_blocks(pool: BlockPool, tell: Callable[[Sequence[int]], None]) 
         return blocks
 
     pool.get_new_blocks = told
+
+
+def _placeholders(plan: VerifyPlan) -> Ints:
+    """(N,): placeholders to schedule for each request; the device chooses among them where it is ordered to."""
+    if plan.device is None:
+        return plan.lengths
+    return plan.device.caps if plan.device.tokens else np.zeros_like(plan.lengths)
 
 
 def _largest_graph(vllm_config: VllmConfig) -> int | None:

@@ -20,12 +20,13 @@ from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneAR
 
 from outrider_runtime.drafters.window import Window
 from outrider_runtime.vllm_plugin.adapters import Rows
+from outrider_runtime.vllm_plugin.confident import Confident, log_odds
 from outrider_runtime.vllm_plugin.short_tables import ShortTables, check_plain
 
 NOT_A_TOKEN = -1
 
 
-class SparseSelf(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyped here
+class SparseSelf(Confident, StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyped here
     num_extra_query_per_req = 0
 
     def __init__(
@@ -86,12 +87,12 @@ class SparseSelf(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyp
         upper = input_batch.seq_lens_cpu_upper_bound[torch.from_numpy(rows)]
         for step in range(passes):
             positions = first + step
-            tokens = self._next(tokens, positions.clamp(max=self.max_model_len - 1), slots, upper + step + 1)
+            tokens = self._next(tokens, positions.clamp(max=self.max_model_len - 1), slots, upper + step + 1, step)
             made[there, step] = torch.where(positions < self.max_model_len, tokens, NOT_A_TOKEN)
         return made
 
     def _next(
-        self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, most_seen: torch.Tensor
+        self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, most_seen: torch.Tensor, step: int
     ) -> torch.Tensor:  # fmt: skip
         """One pass. All (rows,): what the target says follows each token, as far as it sees. most_seen: on the host."""
         count, short = len(slots), self._short
@@ -108,5 +109,8 @@ class SparseSelf(StandaloneARSpeculator):  # type: ignore[misc]  # vLLM is untyp
         )
         by_layer = build_slot_mappings_by_layer(mapping, self.kv_cache_config)
         hidden_states = self._run_model(tokens.to(torch.int32), positions, metadata, by_layer, None)
-        best: torch.Tensor = self.model.compute_logits(hidden_states).argmax(dim=-1)
+        logits = self.model.compute_logits(hidden_states)
+        if self.gives_confidence:
+            self.confidence[slots, step] = log_odds(logits)
+        best: torch.Tensor = logits.argmax(dim=-1)
         return best

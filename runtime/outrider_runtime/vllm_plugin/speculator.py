@@ -21,7 +21,7 @@ from outrider_runtime.vllm_plugin.drafting_step import DraftingStep
 from outrider_runtime.vllm_plugin.eagle_head import FirstPass
 from outrider_runtime.vllm_plugin.memory import Takes, drafter_memory, kv_bytes_per_token, kv_tokens, weight_bytes
 from outrider_runtime.vllm_plugin.messages import IDLE
-from outrider_runtime.vllm_plugin.proposed import Proposed, give_each_its_own, real
+from outrider_runtime.vllm_plugin.proposed import Proposed, acceptance, give_each_its_own, real
 from outrider_runtime.vllm_plugin.reads_layers import ReadsLayers
 from outrider_runtime.vllm_plugin.sparse_self import SparseSelf
 
@@ -71,6 +71,9 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
             self._keep_if_it(partial(self._make, number, make), number)
         most = vllm_config.scheduler_config.max_num_seqs
         self._tokens = torch.zeros(most, self.num_speculative_steps, dtype=torch.int64, device=device)
+        self._device_ranks = False
+        self.draft_token_confidence_probs = torch.zeros(most, self.num_speculative_steps, device=device)
+        """(rows, most tokens) by row of the batch: P(token accepted, its parent was); 0: no proposal."""
 
     # -- built, loaded, given its memory ------------------------------------------------------------------------
 
@@ -231,6 +234,12 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
                 member.any_length_fits = self.any_length_fits
         self._must(lambda member: partial(member.init_cudagraph_manager, cudagraph_mode))
 
+    def serve_ranking(self, *, device_ranks: bool) -> None:
+        """device_ranks: whether the device chooses what is verified, by how sure members are. Else none says so."""
+        self._device_ranks = device_ranks
+        for member in self._members.values():
+            member.gives_confidence = device_ranks
+
     def capture(self) -> None:
         self._must(lambda member: member.capture)
 
@@ -264,10 +273,17 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
         step.begin(input_batch.req_ids)
         found = self._run(step, input_batch, ask)
         if step.order.draft_tokens:
-            step.end(give_each_its_own(tokens, found, step))
+            self._end(step, give_each_its_own(tokens, found, step))
         else:
+            self.draft_token_confidence_probs.zero_()
             step.end()
         return tokens
+
+    def _end(self, step: DraftingStep, made: torch.Tensor) -> None:
+        """made: see `DraftingStep.end`."""
+        if self._device_ranks:
+            self.draft_token_confidence_probs[: made.shape[1]] = acceptance(made, step.order.calibration)
+        step.end(made)
 
     def _run(self, step: DraftingStep, input_batch: Any, ask: Callable[..., torch.Tensor]) -> dict[int, Proposed]:
         """By member."""
@@ -284,7 +300,7 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
             made = step.run(number, partial(ask, member, num_speculative_tokens=passes, **of_rows))
             moved = moved or isinstance(member, DraftModelSpeculator)
             if made is not None and passes:
-                found[number] = real(made[:, :passes], member, self.vocab_size)
+                found[number] = real(made[:, :passes], member, self.vocab_size, input_batch.idx_mapping)
         return found
 
     def _put_slots_back(self, input_batch: Any) -> None:

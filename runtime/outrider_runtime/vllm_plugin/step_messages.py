@@ -9,16 +9,33 @@ from vllm.v1.engine import EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import ModelRunnerOutput
 
 from outrider_runtime.loop.requests import Delivery, End
+from outrider_runtime.vllm_plugin.messages import StepReport
 
 ENDS = {FinishReason.ABORT: End.LEFT, FinishReason.ERROR: End.FAILED}
 """All others are complete."""
 
 
-def scored_counts(scheduler_output: SchedulerOutput) -> dict[str, int]:
-    """Request -> places for proposals that the target scores, without those that a grammar ruled out."""
+def verified_counts(scheduler_output: SchedulerOutput, report: StepReport | None) -> dict[str, int]:
+    """Request -> placeholders that the step ran."""
+    proposals = scheduler_output.scheduled_spec_decode_tokens
+    scheduled = {name: len(tokens) for name, tokens in proposals.items()}
+    if report is None or report.verified is None:
+        return scheduled
+    verified = zip(scheduler_output.num_scheduled_tokens, report.verified.tolist(), strict=True)
+    return {name: count for name, count in verified if name in scheduled}
+
+
+def scored_counts(scheduler_output: SchedulerOutput, verified: Mapping[str, int]) -> dict[str, int]:
+    """Request -> placeholders that the target scores, without those that a grammar ruled out. verified: of the step."""
     invalid = scheduler_output.num_invalid_spec_tokens or {}
     proposals = scheduler_output.scheduled_spec_decode_tokens
-    return {name: len(tokens) - invalid.get(name, 0) for name, tokens in proposals.items()}
+    return {name: min(verified[name], len(tokens) - invalid.get(name, 0)) for name, tokens in proposals.items()}
+
+
+def trimmed_counts(scheduler_output: SchedulerOutput, verified: Mapping[str, int]) -> dict[str, int]:
+    """Request -> placeholders that were scheduled and that the step did not run, where there are any."""
+    scheduled = scheduler_output.scheduled_spec_decode_tokens
+    return {name: len(scheduled[name]) - ran for name, ran in verified.items() if ran < len(scheduled[name])}
 
 
 def sampled_counts(output: ModelRunnerOutput, names: Iterable[str]) -> dict[str, int]:

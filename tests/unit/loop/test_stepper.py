@@ -288,7 +288,7 @@ def test_a_pod_whose_worker_tells_nothing_learns_from_its_steps_and_waits_for_no
     assert not steps._untold
 
 
-def test_the_length_of_a_lookups_match_is_its_confidence_when_the_host_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_confidence_that_is_reported_in_time_is_used_by_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where scheduling is synchronous: the worker's report comes before the next decision."""
     loop = control_loop((lookup(), eagle()), max_requests=3)
     loop.pin(2, "pld")
@@ -297,7 +297,17 @@ def test_the_length_of_a_lookups_match_is_its_confidence_when_the_host_plans(mon
     for name in view.names:
         steps.requests.arrived(name, 0.0, None, prompt=4, limit=40)
     number, _ = steps.draft(view, one, 0 * one, Room(1.0, 64, 64), steps.nothing_to_verify(3))
-    steps.news([DraftReport(number, np.zeros(2), numbers([2, 1, 1]), numbers([0, 0, 1]), matched=numbers([4, 2, 0]))])
+    steps.news(
+        [
+            DraftReport(
+                number,
+                np.zeros(2),
+                numbers([2, 1, 1]),
+                numbers([0, 0, 1]),
+                confidence=numbers([[32, 32], [16, -128], [12, -128]]),
+            )
+        ]
+    )
     seen: list[Forest] = []
     decide = loop.plan_verify
 
@@ -307,4 +317,4 @@ def test_the_length_of_a_lookups_match_is_its_confidence_when_the_host_plans(mon
 
     monkeypatch.setattr(loop, "plan_verify", noted)
     steps.verify(view, np.array([2, 1, 1]), Room(1.1, 64, 64))
-    assert seen[0].confidence.tolist() == pytest.approx([4, 4, 2, math.nan], nan_ok=True)
+    assert seen[0].confidence.tolist() == pytest.approx([4, 4, 2, 1.5])

@@ -33,13 +33,13 @@ def plan(passes: list[int], asked: list[int]) -> DraftPlan:
 
 def told(*, drafted: DraftReport | None = None, holes: tuple[Hole, ...] = (), runs: tuple[bool, bool] = (False, True)):
     """A request that decodes with two of three proposals verified, one of them accepted, beside a prompt."""
-    waits = no_proposals(4)
+    waits = no_proposals(4, 3)
     waits.ask(np.array([0, 1]), plan([3, 0], [0, NOBODY]), 1)
     waits.came_back(1, np.array([0, 1]), np.array([2, 0]), np.array([0, NOBODY]))
     this = step(4, 16, prompt=(0, 16))
     record = Record(
         2, 10.0, this, columns.batch(2, 2, prompt=[0, 16]), waits.of(np.array([0, 1])), Purpose.CHOICE,
-        plan([0, 1], [1, NOBODY]), np.array(runs), holes, ExecutionMode.RAGGED, np.array([3, 0]),
+        plan([0, 1], [1, NOBODY]), np.array(runs), holes, None, np.array([3, 0]),
     )  # fmt: skip
     record.finished = Finished(10.03, 0.03, 0.02, 3, Counts({"a": 2}, {"a": 3}))
     record.drafted = drafted
@@ -100,7 +100,7 @@ def test_a_step_belongs_to_the_graphs_that_ran_it(
 
 def test_proposals_are_placeholders_until_the_engine_reports() -> None:
     """A model stands in where the lookup finds nothing, so there are places for the longer of both."""
-    slots, waits = np.array([0, 1, 2]), no_proposals(3)
+    slots, waits = np.array([0, 1, 2]), no_proposals(3, 3)
     order = np.array([[1, 1, NOBODY], [0, NOBODY, NOBODY]])
     feed = np.zeros((2, 3), np.int64)
     waits.ask(slots, DraftPlan(np.array([3, 2]), np.ones(2, np.int64), order, feed, Purpose.CHOICE), 1)
@@ -118,17 +118,18 @@ def test_proposals_are_placeholders_until_the_engine_reports() -> None:
 def test_what_came_back_counts_for_the_step_that_asked() -> None:
     """Asynchronous scheduling: the news is older than the last plan, and a slot may have been left."""
     slots = np.array([0, 1, 2])
-    waits = no_proposals(4)
+    waits = no_proposals(4, 3)
     waits.ask(slots, plan([2, 3], [0, 1, 1]), 1)
     taken = waits.of(slots)
     waits.ask(np.array([1]), plan([0, 1], [1]), 2)
     waits.clear(np.array([2]))
+    confidence = np.array([[math.nan] * 3, [4.0, 3.0, math.nan], [math.nan] * 3])
     for one in (waits, taken):
-        one.came_back(1, slots, np.array([1, 2, 3]), np.array([1, 1, NOBODY]), np.array([0, 4, 0]))
+        one.came_back(1, slots, np.array([1, 2, 3]), np.array([1, 1, NOBODY]), confidence)
     assert waits.length.tolist() == [1, 1, 0, 0]
     assert waits.drafter.tolist() == [1, 1, NOBODY, NOBODY]
     assert taken.length.tolist() == [1, 2, 3]
     assert taken.forest(2).drafter.tolist() == [1, 1, 1, 1, 1, 1]
     sure = taken.forest(2).confidence.tolist()
-    assert sure == pytest.approx([math.nan, 4, 4, math.nan, math.nan, math.nan], nan_ok=True), "of each node"
+    assert sure == pytest.approx([math.nan, 4, 3, math.nan, math.nan, math.nan], nan_ok=True), "of each node"
     assert np.isnan(waits.forest(2).confidence).all(), "of a later plan nothing is known yet"

@@ -12,9 +12,10 @@ from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Waiting
 from outrider_runtime.control.data.forest import ROOT, Forest, Nodes, trials
 from outrider_runtime.control.data.plans import DraftPlan, Outcome, Purpose, VerifyPlan
 from outrider_runtime.control.settings import Drafter
+from outrider_runtime.loop.confidences import confidences
 from outrider_runtime.loop.coverage import ScheduledStep
 from outrider_runtime.loop.proposals import Proposals, no_proposals
-from outrider_runtime.loop.steps import Finished, Record, Verdicts, execution_mode
+from outrider_runtime.loop.steps import Finished, Record, Verdicts
 from outrider_runtime.simulate.recording import DEPTH, Recording
 from outrider_runtime.simulate.replay.device import Device, Ran
 from outrider_runtime.simulate.replay.flights import DraftingReport, Flight
@@ -99,7 +100,7 @@ class Engine:
         on_device = Requests(load if setting.bundled else replace(load, output=load.output + 4 * DEPTH))
         self._device = Device(setting.world, setting.recording, setting.drafters, on_device)
         self._on_device: OnDevice | None = getattr(policy, "on_device", None)
-        self._proposals = no_proposals(setting.limits.slots)
+        self._proposals = no_proposals(setting.limits.slots, DEPTH)
         self._in_flight: deque[Flight] = deque()
         """Steps whose output has not arrived, the oldest first."""
         self._unobserved: dict[int, Flight] = {}
@@ -267,11 +268,12 @@ class Engine:
         self._number += 1
         names = [str(row) for row in step.rows.tolist()]
         scheduled = ScheduledStep(names, books.slot, books.context, books.context, batch.prompt, step.tokens)
-        mode = execution_mode(scheduled, self.setting.world.graph_tokens)
         runs = np.zeros(len(self.setting.drafters), bool)
         waited = self._proposals_for(books)
-        places = np.where(books.decodes, step.tokens - 1, 0)
-        return Record(self._number, scheduled_at, scheduled, batch, waited, purpose, plan, runs, (), mode, places)
+        places, graph_tokens = np.where(books.decodes, step.tokens - 1, 0), self.setting.world.graph_tokens
+        return Record(
+            self._number, scheduled_at, scheduled, batch, waited, purpose, plan, runs, (), graph_tokens, places
+        )  # fmt: skip
 
     def _fly(
         self, record: Record, rows: Rows, draft_tokens: Ints, kept: Ints, verified: int, ran: Ran,
@@ -293,7 +295,7 @@ class Engine:
         proposals = self._device.proposals
         lengths, drafters = proposals.length[rows].astype(np.int8), proposals.drafter[rows].astype(np.int8)
         seconds = ran.each_draft_s(len(self.setting.drafters))
-        return DraftingReport(number, seconds, lengths, drafters, proposals.matched(rows))
+        return DraftingReport(number, seconds, lengths, drafters, proposals.reported_confidence(rows))
 
     def _verdicts(self, forest: Forest, nodes: Bools, right: Bools) -> Verdicts:
         """What became of the nodes where the engine knows its proposals."""
@@ -330,10 +332,11 @@ class Engine:
         record, report = flight.record, flight.report
         record.drafted = report
         if record.plan.draft_tokens:
-            columns = [column.astype(np.int64) for column in (report.proposed, report.proposer, report.matched)]
+            lengths, drafters = report.proposed.astype(np.int64), report.proposer.astype(np.int64)
+            said = confidences(report.confidence)
             later = [step.record.waited for number, step in self._unobserved.items() if number > record.number]
             for proposals in (self._proposals, *later):
-                proposals.came_back(record.number, record.step.slots, *columns)
+                proposals.came_back(record.number, record.step.slots, lengths, drafters, said)
         if record.number in self._unobserved and record.finished is not None:
             self._observe(flight)
 

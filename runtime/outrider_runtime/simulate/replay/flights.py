@@ -21,7 +21,7 @@ class DraftingReport:
     seconds: NDArray[np.float64]
     proposed: NDArray[np.int8]
     proposer: NDArray[np.int8]
-    matched: NDArray[np.int8]
+    confidence: NDArray[np.int8]
     catch_up_s: dict[int, float] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
 

@@ -12,6 +12,7 @@ from outrider_runtime.control.data.batch import NOBODY, Bools, Floats
 from outrider_runtime.control.data.forest import Forest, chains, nothing_proposed
 from outrider_runtime.control.data.plans import DraftPlan
 from outrider_runtime.control.settings import Drafter
+from outrider_runtime.loop.confidences import MOST_QUANTA, QUANTA, UNKNOWN
 from outrider_runtime.simulate.recording import DEPTH, LOG_ODDS, Recording
 from outrider_runtime.simulate.replay.beams import Beams, Table
 from outrider_runtime.simulate.replay.requests import Books, Requests, Rows
@@ -82,10 +83,11 @@ class Proposals:
         """(N, length): how sure a model is of its draft tokens."""
         return np.asarray(np.nan_to_num(self._confidence[rows, :length]), np.float64)
 
-    def matched(self, rows: Rows) -> NDArray[np.int8]:
-        """(N,): tokens of the match that a lookup's proposals follow; 0 for others'."""
+    def reported_confidence(self, rows: Rows) -> NDArray[np.int8]:
+        """(N, K): the confidence of a lookup's proposals, see `loop.confidences`; unknown for models' proposals."""
         by_lookup = (self.length[rows] > 0) & self._looks_up[self.drafter[rows]]
-        return np.where(by_lookup, self._confidence[rows, 0], 0).astype(np.int8)
+        quanta = np.clip(self._confidence[rows] * QUANTA, -MOST_QUANTA, MOST_QUANTA)
+        return np.where(by_lookup[:, None], quanta, UNKNOWN).astype(np.int8)
 
     def _has_trees(self, rows: Rows) -> bool:
         return bool((self._width[rows] > 1).any())

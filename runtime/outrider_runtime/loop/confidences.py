@@ -1,0 +1,99 @@
+"""How sure drafters are of their tokens, and what that has been worth: vLLM's online calibration, for each drafter.
+
+    P(token k of drafter d accepted, its parent was) = 1 / (1 + exp(-(slope[d] * confidence + intercept[d, k])))
+
+A model's confidence is the log-odds that it gives its token, a lookup's the tokens of its match. Slopes and intercepts
+are refitted every hundred steps by one damped Newton step over the trials since, as vLLM's OnlineAcceptanceEstimator
+does it, from its start values. The host does it once, and it travels with the order, so that all ranks have the same.
+
+Shapes: D drafters, K depths, M nodes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider_runtime.control.data.batch import Bools, Floats
+from outrider_runtime.control.data.forest import Forest
+
+UNKNOWN = -128
+"""An int8 that stands for no confidence."""
+MOST_QUANTA = 127
+"""The largest int8."""
+QUANTA = 8
+"""Steps of an int8 in one unit of confidence: 0.125 apart, from -15.9 to 15.9."""
+START_SLOPE, START_INTERCEPT = 0.5, -0.2
+"""vLLM's, the medians of five published drafters."""
+REFIT_STEPS = 100
+DAMPING_TRIALS = 50.0
+"""Trials with which a refit moves a value half of the way."""
+RIDGE = 1e-3
+
+
+def confidences(quanta: npt.NDArray[np.int8]) -> Floats:
+    """Confidences of int8 values; NaN: not known."""
+    return np.where(quanta == UNKNOWN, np.nan, quanta / QUANTA)
+
+
+class Calibration(NamedTuple):
+    """What a worker needs of it."""
+
+    slopes: npt.NDArray[np.float32]
+    """(D,)"""
+    intercepts: npt.NDArray[np.float32]
+    """(D, K)"""
+
+
+class Calibrator:
+    def __init__(self, drafters: int, depths: int) -> None:
+        self._slopes = np.full(drafters, START_SLOPE)
+        self._intercepts = np.full((drafters, depths), START_INTERCEPT)
+        self._sums = np.zeros((6, drafters, depths))
+        """Sums over the trials since the last refit: n, w, w f, w f^2, residual, residual f."""
+        self._steps = 0
+
+    @property
+    def current(self) -> Calibration:
+        return Calibration(self._slopes.astype(np.float32), self._intercepts.astype(np.float32))
+
+    def acceptance(self, drafter: npt.NDArray[np.int64], depth: npt.NDArray[np.int64], confidence: Floats) -> Floats:
+        """(M,): P(token accepted, its parent was). depth: from 0."""
+        return np.asarray(
+            1.0 / (1.0 + np.exp(-(self._slopes[drafter] * confidence + self._intercepts[drafter, depth])))
+        )
+
+    def observe(self, forest: Forest, tried: Bools, accepted: Bools) -> None:
+        """Count a step's trials; what the drafter said nothing of counts with confidence 0."""
+        if not tried.any():
+            return
+        drafters, depths = self._intercepts.shape
+        drafter, depth = forest.drafter[tried], np.minimum(forest.depth[tried], depths) - 1
+        said, labels = np.nan_to_num(forest.confidence[tried]), accepted[tried]
+        chance = self.acceptance(drafter, depth, said)
+        weight, residual, cells = chance * (1.0 - chance), labels - chance, drafter * depths + depth
+        columns = (np.ones_like(said), weight, weight * said, weight * said**2, residual, residual * said)
+        for sums, column in zip(self._sums, columns, strict=True):
+            sums += np.bincount(cells, column, drafters * depths).reshape(drafters, depths)
+        self._steps += 1
+        if self._steps >= REFIT_STEPS:
+            self._refit()
+
+    def _refit(self) -> None:
+        """One Newton step of the penalised logistic regression: (X'WX + ridge) step = X'(y - p).
+
+        X'WX is an arrowhead, for each drafter one slope over all depths, so the solution is in closed form:
+        slope step = (g0 - sum(b g1 / c)) / (a - sum(b^2 / c)); intercept step = (g1 - b * slope step) / c.
+        """
+        count, c, b, a, g1, g0 = self._sums
+        c = c + RIDGE
+        step = (g0.sum(1) - (b * g1 / c).sum(1)) / (a.sum(1) + RIDGE - (b * b / c).sum(1))
+        step *= count.sum(1) / (count.sum(1) + DAMPING_TRIALS)
+        step = np.where(np.isfinite(step) & (self._slopes + step >= 0.0), step, 0.0)
+        moves = (g1 - b * step[:, None]) / c * count / (count + DAMPING_TRIALS)
+        self._slopes = self._slopes + step
+        self._intercepts = self._intercepts + np.where(np.isfinite(moves), moves, 0.0)
+        self._sums[:] = 0.0
+        self._steps = 0

@@ -1,0 +1,174 @@
+"""The device chooses the proposals that the target verifies (worker process; every rank alike).
+
+In asynchronous scheduling vLLM schedules a step before the proposals for it exist. Its scheduler then reserves a
+placeholder for each, and the device alone knows which of them hold a real proposal. So the loop orders how many tokens
+are verified, with each request's forced tokens and weight (`VerifyOrder`), and the device ranks real proposals by
+
+    score(request, k) = weight * p_1 * ... * p_k,    p_i = P(token i accepted, its parent was), 0 where there is none
+
+Only what every rank knows goes in, so every rank makes the same choice. vLLM's adaptive verification is the hook: its
+runner trims a batch on the device for whatever stands in its `adaptive_verification`. The flag in vLLM's config stays
+off: it demands whole graphs, of which CPUs have none, and has every drafter estimate for itself.
+
+Shapes: N requests of the step, K proposals of each at most, S slots of the worker's request states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from outrider_crds.state import Verification
+from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.worker.gpu.attn_utils import get_query_lens_mismatch_unsupported_backend
+from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logits
+
+from outrider_runtime.step_clock import StepClock
+from outrider_runtime.vllm_plugin.messages import Numbers, VerifyOrder, numbers
+from outrider_runtime.vllm_plugin.verification import verification
+
+Int32s = np.ndarray[Any, np.dtype[np.int32]]
+
+
+def verification_lengths(survival: torch.Tensor, caps: torch.Tensor, forced: torch.Tensor, tokens: int) -> torch.Tensor:
+    """(N,) int32: proposals to verify for each request, `tokens` in all.
+
+    Forced tokens come first, then the highest scores; of equal ones the first request's, then the lowest k. A score
+    never rises with k, so each request's tokens are a prefix. What is not real has the score 0 and comes last.
+
+    survival: (N, K), weight * P(token and all before it accepted); 0: not real. caps: (N,), never exceeded; `tokens` is
+    at most their sum. forced: (N,), tokens that come first if they are real.
+    """
+    depth = torch.arange(survival.shape[1], device=survival.device)
+    scores = torch.where((depth < forced[:, None]) & (survival > 0), torch.inf, survival)
+    scores = torch.where(depth < caps[:, None], scores, -1.0).flatten()
+    first = scores.sort(descending=True, stable=True).indices[:tokens]
+    chosen = torch.zeros_like(scores, dtype=torch.int32).index_fill_(0, first, 1)
+    return chosen.view_as(survival).sum(dim=1, dtype=torch.int32)
+
+
+class Verified(NamedTuple):
+    """Placeholders of each request that the target scores in a step."""
+
+    columns: list[int]
+    """Row of the batch -> column of the order."""
+    lengths: torch.Tensor
+    """(rows of the batch,), on the host once the step's output is there."""
+
+    def by_column(self) -> Numbers:
+        """(N,)"""
+        made = numbers([0] * len(self.columns))
+        made[self.columns] = self.lengths.numpy()
+        return made
+
+
+class DeviceRanking(AdaptiveVerificationManager):  # type: ignore[misc]  # vLLM is untyped here
+    """What vLLM's runner asks in place of its own manager, which estimates costs and acceptance for itself.
+
+    `super().__init__` would make streams, events and cost tables for that; `compact_batch` is vLLM's own.
+    """
+
+    def __init__(self, runner: Any, clock: StepClock) -> None:
+        """runner: vLLM's, its KV cache initialised."""
+        states, device = runner.req_states, runner.device
+        self._clock = clock
+        self.req_states = states
+        self.num_speculative_steps: int = states.num_speculative_steps
+        self.num_bonus_tokens: int = runner.model_state.num_new_sampled_tokens_per_step
+        self.query_start_loc = runner.input_buffers.query_start_loc
+        self.host_knows_proposals = device.type == "cpu"
+        """Whether the device is the host, so that no token need be verified in place of a proposal that is missing."""
+        self._most_logits: int = get_max_chunk_logits(runner.vocab_size)
+        self._batch_budget: Any = None
+        self._order: VerifyOrder | None = None
+        self._columns: dict[str, int] = {}
+        """Request -> column of the order and of the step's message."""
+        self.verified: Verified | None = None
+        """What the step verifies; None where that is all that was scheduled."""
+        self._acceptance = torch.zeros(states.max_num_reqs, self.num_speculative_steps, device=device)
+        """(S, K): P(token accepted, its parent was) of the proposals that wait; 0: no proposal."""
+        self._cu_num_logits = torch.zeros_like(self.query_start_loc)
+
+    def begin(self, order: VerifyOrder | None) -> None:
+        """A step begins. order: None to verify all that is scheduled; else by the step's `num_scheduled_tokens`."""
+        self._order, self.verified = order, None
+
+    # -- what vLLM's runner calls -----------------------------------------------------------------------------------
+
+    def add_request(self, req_idx: int) -> None:
+        self._acceptance[req_idx] = 0.0
+
+    def batches_to_profile(self, _capture_sizes: list[int]) -> Iterator[dict[str, int]]:
+        """None: what a step costs the loop knows."""
+        return iter(())
+
+    def set_initial_cost_curves(self, _samples: list[Any]) -> None:
+        """Nothing was profiled."""
+
+    def record_confidences(self, confidence_probs: torch.Tensor, input_batch: Any) -> None:
+        """confidence_probs: (rows, K) by row of the batch."""
+        self._acceptance[input_batch.idx_mapping] = confidence_probs[: input_batch.num_reqs]
+
+    def get_num_tokens(self, num_tokens_per_req: dict[str, int], draft_tokens: Mapping[str, list[int]]) -> int:
+        """Tokens of the step's batch, called when it holds placeholders."""
+        names = list(num_tokens_per_req)
+        scheduled = np.array([len(draft_tokens.get(name, ())) for name in names], np.int32)
+        others = np.array(list(num_tokens_per_req.values()), np.int32) - scheduled
+        tokens = min(int(scheduled.sum()), max(0, self._most_logits - len(names) * self.num_bonus_tokens))
+        if self._order is not None:
+            tokens = min(tokens, self._order.tokens)
+            if self.host_knows_proposals:
+                tokens = min(tokens, self._real(names, scheduled))
+        self._columns = {name: column for column, name in enumerate(names)}
+        self._batch_budget = scheduled, others, tokens
+        return int(others.sum()) + tokens
+
+    def reallocate_drafts(
+        self, req_ids: list[str], idx_mapping: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """The places where each request's logits and tokens begin, and the placeholders that are verified in all."""
+        (scheduled, others, tokens), self._batch_budget = self._batch_budget, None
+        requests, device, order = len(req_ids), idx_mapping.device, self._order
+        columns = [self._columns[name] for name in req_ids]
+        lengths = async_tensor_h2d(scheduled[columns], device=device)
+        if tokens < scheduled.sum():
+            survival, forced = self._acceptance[idx_mapping].cumprod(dim=1), torch.zeros_like(lengths)
+            if order is not None:
+                survival *= async_tensor_h2d(order.weights[columns], device=device)[:, None]
+                forced = async_tensor_h2d(order.forced[columns].astype(np.int32), device=device)
+            lengths = verification_lengths(survival, lengths, forced, tokens)
+        self._cu_num_logits[1 : requests + 1] = (lengths + self.num_bonus_tokens).cumsum(0)
+        others_there = async_tensor_h2d(others[columns], device=device)
+        self.query_start_loc[1 : requests + 1] = (lengths + others_there).cumsum(0)
+        self.query_start_loc[requests + 1 :].fill_(int(others.sum()) + tokens)
+        if order is not None:
+            self.verified = Verified(columns, self._clock.to_host(lengths.to(torch.int8)))
+        return self._cu_num_logits[: requests + 1], self.query_start_loc, tokens
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _real(self, names: Sequence[str], scheduled: Int32s) -> int:
+        """Real proposals among the placeholders. scheduled: (N,)"""
+        slots = [self.req_states.req_id_to_index[name] for name in names]
+        real = (self._acceptance[slots] > 0).sum(dim=1).numpy()
+        return int(np.minimum(scheduled, real).sum())
+
+
+def device_ranks(runner: Any) -> bool:
+    """Whether the device can choose: attention takes lengths that the host does not know, and nothing else of the
+    engine reads each request's length on the host. runner: vLLM's, its KV cache initialised."""
+    config = runner.vllm_config
+    return (
+        runner.rejection_sampler is not None
+        and config.lora_config is None  # the host's lengths say which tokens are an adapter's
+        and config.parallel_config.pipeline_parallel_size == 1
+        and not config.parallel_config.enable_batch_sharded_sampling
+        and not config.model_config.use_mla  # some of its indexers must know from vLLM's flag
+        and not config.model_config.return_sampling_mask
+        and runner.aux_output_connector is None
+        and get_query_lens_mismatch_unsupported_backend(runner.attn_groups) is None
+        and verification(runner.cudagraph_manager) is Verification.VARLEN
+    )
