@@ -48,9 +48,12 @@ OVERRIDDEN = {
     "sparse_self.SparseSelf": (
         f"{GPU}.spec_decode.standalone_ar.speculator.StandaloneARSpeculator", "load_model set_attn propose"
     ),
-    "eagle_head.EagleHead": (
-        f"{GPU}.spec_decode.eagle.speculator.EagleSpeculator", "load_draft_model init_cudagraph_manager propose"
+    "eagle_head.EagleHead": (f"{GPU}.spec_decode.eagle.speculator.EagleSpeculator", "load_draft_model"),
+    "eagle_head.FirstPass": (
+        f"{GPU}.spec_decode.target_dependent_ar.speculator.TargetDependentARSpeculator",
+        "init_cudagraph_manager propose",
     ),
+    "mtp_head.MTPHead": (f"{GPU}.spec_decode.mtp.speculator.MTPSpeculator", "load_draft_model"),
     "block_draft.DFlash2": (f"{GPU}.spec_decode.dflash2.speculator.DFlash2Speculator", "_generate_draft"),
     "eagle_head.FirstPassGraphs": (
         f"{GPU}.spec_decode.target_dependent_ar.cudagraph_utils.SpeculatorCudaGraphManager", "dispatch"
