@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from outrider_crds.spec import SINK_TOKENS
 from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.vllm_plugin.messages import DraftOrder
 
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 PAGE = 32
 LONGEST = 1024
 NARROW, MIDDLE, WHOLE = range(3)
-POOL = (sparse_self(1, "narrow", 0), sparse_self(64, "middle"), sparse_self(LONGEST, "whole"))
+POOL = (sparse_self(1, "narrow", 0), sparse_self(64, "middle"), sparse_self(LONGEST - SINK_TOKENS, "whole"))
 CHAPTERS = " ".join(f"Chapter {number}. {STORY}" for number in range(4))
 """Over 800 tokens: its prompt takes two steps, and its answer ends where the model's length ends."""
 ALL = (*PROMPTS, CHAPTERS + "In the end", CHAPTERS + "Nobody")
