@@ -97,7 +97,7 @@ def boot_config(
 def hot_config(spec: SpeculativeServiceSpec, boot_pools: Iterable[Sequence[Drafter]] = ()) -> HotConfig:
     """The part of `spec` that takes effect without a restart; `boot_pools` are those of the pods that read it."""
     order = [drafter.name for drafter in spec.draft_pool]
-    is_reordered = any(_differs(order, [drafter.name for drafter in pool]) for pool in boot_pools)
+    is_news = any(is_reordered(order, [drafter.name for drafter in pool]) for pool in boot_pools)
     return HotConfig(
         mode=spec.speculation.mode,
         draft_prefill=spec.speculation.draft_prefill,
@@ -105,11 +105,11 @@ def hot_config(spec: SpeculativeServiceSpec, boot_pools: Iterable[Sequence[Draft
         slo_classes=spec.slo_classes,
         default_slo_class=spec.class_of_unmarked_requests,
         paused_drafters=[drafter.name for drafter in spec.draft_pool if drafter.paused] or None,
-        drafter_order=order if is_reordered else None,
+        drafter_order=order if is_news else None,
     )
 
 
-def _differs(order: list[str], at_boot: list[str]) -> bool:
+def is_reordered(order: list[str], at_boot: list[str]) -> bool:
     """Do the drafters that both name stand in another order? A drafter that is added or removed needs new pods."""
     return [name for name in order if name in at_boot] != [name for name in at_boot if name in order]
 

@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 
-from outrider_crds.runtime_config import BootConfig, HotConfig
+from outrider_crds.runtime_config import BootConfig, HotConfig, is_reordered
 
 from outrider_runtime.local_manifest import LocalManifestError, LocalService, load_local_service
 from outrider_runtime.server.config import Serving, write_hot
@@ -43,7 +43,7 @@ def take_over(manifest: Path, model_root: Path, serving: Serving) -> None:
         return
     if _boot_changed(service, serving):
         logger.warning("%s has changes that take effect after a restart", manifest)
-    write_hot(Path(serving.paths.hot_file), _hot(service))
+    write_hot(Path(serving.paths.hot_file), _hot(service, serving))
     logger.info("took over the hot config of %s", manifest)
 
 
@@ -53,9 +53,10 @@ def _boot_changed(service: LocalService, serving: Serving) -> bool:
     return _by_name(boot) != _by_name(serving.boot) or service.hot.max_draft_tokens > serving.boot.max_draft_tokens
 
 
-def _hot(service: LocalService) -> HotConfig:
-    """The manifest's hot config, and its order of drafters, which may differ from that at boot."""
-    return service.hot.model_copy(update={"drafter_order": [drafter.name for drafter in service.boot.draft_pool]})
+def _hot(service: LocalService, serving: Serving) -> HotConfig:
+    """The manifest's hot config. The order of its drafters stands in it only where that is not the order at boot."""
+    order, at_boot = ([drafter.name for drafter in pool] for pool in (service.boot.draft_pool, serving.boot.draft_pool))
+    return service.hot.model_copy(update={"drafter_order": order if is_reordered(order, at_boot) else None})
 
 
 def _by_name(boot: BootConfig) -> BootConfig:

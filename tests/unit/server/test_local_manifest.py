@@ -152,6 +152,17 @@ def test_reordering_the_pool_takes_effect_without_a_restart(
     assert _hot(serving).drafter_order == [drafter["name"] for drafter in document["spec"]["draftPool"]]
 
 
+def test_an_edit_that_is_taken_back_leaves_the_config_of_the_start(manifest: Path, tmp_path: Path) -> None:
+    """Bug: the order of the pool stood in the config after any edit, so that its hash never came back."""
+    serving, text = _serving(manifest, tmp_path), manifest.read_text()
+    before = _hot(serving)
+    _edit(manifest, maxDraftTokens=2)
+    take_over(manifest, tmp_path / "root", serving)
+    manifest.write_text(text)
+    take_over(manifest, tmp_path / "root", serving)
+    assert _hot(serving) == before
+
+
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.yaml") if "patch" not in path.name))
 def test_every_example_is_a_valid_manifest(name: str) -> None:
     """A user can apply them as they are."""
