@@ -10,7 +10,7 @@ import numpy as np
 
 from outrider_runtime.control.data.batch import Bools, Ints
 from outrider_runtime.control.settings import Drafter
-from outrider_runtime.loop.coverage import BlockIds, DraftCoverage, ScheduledStep
+from outrider_runtime.loop.coverage import BlockIds, DraftCoverage, ScheduledStep, step_rows
 
 LEAST_CATCH_UP_TOKENS = 2
 """A shorter hole is closed with the token before it: a pass over a single one would be a decoding step's."""
@@ -65,7 +65,7 @@ class Caches:
         for row in order[wanted[order] > 0].tolist():
             name, slot, context = step.names[row], int(step.slots[row]), int(step.context[row])
             # More than planned for where a request before it caught up on blocks that both share.
-            seen = int(draft.seen(_row(step, row))[0])
+            seen = int(draft.seen(step_rows(step, np.array([row])))[0])
             end = min(context, seen + int(wanted[row]))
             if end <= seen or step.certain[row] < context:  # tokens under verification are not known here
                 continue
@@ -110,7 +110,3 @@ class Caches:
         """The slot's request has ended or was preempted; its blocks may live on in the prefix cache."""
         for draft in self._drafts.values():
             draft.forget(slot)
-
-
-def _row(step: ScheduledStep, row: int) -> ScheduledStep:
-    return ScheduledStep([step.names[row]], *(column[row : row + 1] for column in step[1:]))

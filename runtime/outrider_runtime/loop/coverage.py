@@ -76,10 +76,10 @@ class DraftCoverage:
     def ran(self, step: ScheduledStep, *, neural: bool) -> None:
         """The step was scheduled; `neural`: the draft's forward goes with it."""
         fresh = self._seen[step.slots] == UNKNOWN
-        self._write(_rows(step, np.flatnonzero(~fresh)), neural=neural)
+        self._write(step_rows(step, np.flatnonzero(~fresh)), neural=neural)
         # A request that enters may share blocks that one before it writes in this very step.
         for row in np.flatnonzero(fresh):
-            self._write(_rows(step, np.array([row])), neural=neural)
+            self._write(step_rows(step, np.array([row])), neural=neural)
 
     def _write(self, step: ScheduledStep, *, neural: bool) -> None:
         # Tokens behind the context that were seen before were rejected proposals: they are written again.
@@ -158,6 +158,7 @@ class DraftCoverage:
             self._stale[:, slot] = first, last + 1
 
 
-def _rows(step: ScheduledStep, rows: Ints) -> ScheduledStep:
+def step_rows(step: ScheduledStep, rows: Ints) -> ScheduledStep:
+    """The step of some of its requests: `rows` (N',) are their places in it."""
     names = step.names if len(rows) == len(step.names) else [step.names[row] for row in rows.tolist()]
     return ScheduledStep(names, *(column[rows] for column in step[1:]))

@@ -21,7 +21,7 @@ from outrider_runtime.control.data.plans import Purpose, VerifyPlan
 from outrider_runtime.loop.caches import Caches
 from outrider_runtime.loop.confidences import confidences
 from outrider_runtime.loop.control_loop import ControlLoop
-from outrider_runtime.loop.coverage import BlockIds, ScheduledStep
+from outrider_runtime.loop.coverage import BlockIds, ScheduledStep, step_rows
 from outrider_runtime.loop.orders import Order, carry_out
 from outrider_runtime.loop.proposals import no_proposals
 from outrider_runtime.loop.requests import Requests
@@ -237,7 +237,7 @@ class Stepper:
     def _still_there(self, step: ScheduledStep) -> ScheduledStep:
         """The step's requests that have not left since."""
         there = [row for row in range(len(step.names)) if self._is_there(step, row)]
-        return ScheduledStep([step.names[row] for row in there], *(column[there] for column in step[1:]))
+        return step_rows(step, np.array(there, np.int64))
 
     def _is_there(self, step: ScheduledStep, row: int) -> bool:
         """Whether the slot of this row is still the same request's."""
