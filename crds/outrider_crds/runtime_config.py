@@ -10,9 +10,10 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
-from outrider_crds.base import MapList, digest
+from outrider_crds.base import MapList, Model, Percent, digest
 from outrider_crds.contract import Contract
 from outrider_crds.profile import ProfileKeys, profile_keys
 from outrider_crds.spec import (
@@ -64,6 +65,27 @@ class BootConfig(Contract):
     """One entry per product."""
 
 
+class CanaryConfig(Model):
+    """Two pools in one pod. Each request belongs to one of them, drawn at random when it arrives, and is proposed for
+    by its drafters alone."""
+
+    id: Annotated[str, Field(min_length=1, max_length=128)]
+    """Name of the attempt. With another one the sums in the state start from 0."""
+    stable: list[str]
+    """Names of the boot config's drafters that the running revision has; one that was changed is NAME-was."""
+    candidate: list[str]
+    """Names of the boot config's drafters that the spec has. A drafter in both arms serves both."""
+    candidate_percent: Percent
+    """Share of the requests of each SLO class that are the candidate's."""
+
+    @field_validator("stable", "candidate")
+    @classmethod
+    def _no_drafter_twice(cls, names: list[str]) -> list[str]:
+        if len(set(names)) < len(names):
+            raise PydanticCustomError("duplicate", "Duplicate value: an arm names a drafter twice")
+        return names
+
+
 class HotConfig(Contract):
     schema_version: int = CONFIG_SCHEMA
     mode: SpeculationMode
@@ -75,6 +97,8 @@ class HotConfig(Contract):
     """None: every drafter may be asked."""
     drafter_order: list[str] | None = None
     """Names of the pool's drafters, the one that mode Static asks first; None: the order at boot."""
+    canary: CanaryConfig | None = None
+    """None: every request may ask every drafter. Each drafter of the boot config is in an arm."""
 
 
 def boot_config(

@@ -154,6 +154,44 @@ class SpeedupState(Model):
     """Sum of the ratios, each times its weight."""
 
 
+Count = Annotated[int, Field(ge=0)]
+Sum = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class ArmState(Model):
+    """Sums over the finished requests of one arm. A request whose client left counts with what it got."""
+
+    requests: Count = 0
+    """Finished requests that decoded."""
+    tokens: Count = 0
+    """Output tokens of their decoding steps, bonus tokens included; the token that ends a prompt is not one of them."""
+    price_s: Sum = 0.0
+    """Seconds of their decoding steps at full batch: (T_target(N, verified) + sum of T_draft(N) over the drafters that
+    ran) / N for each request and step, as if all N requests of the step were of this arm. By the latency model as
+    corrected online. Tokens / price is the arm's goodput."""
+    tokens_squared: Count = 0
+    """Sum of each request's tokens squared."""
+    price_squared: Sum = 0.0
+    """Sum of each request's price squared, in seconds squared."""
+    tokens_times_price: Sum = 0.0
+    """Sum of each request's tokens times its price, in seconds."""
+    failures: Count = 0
+    """Times that a drafter of the arm was suspended after an error."""
+    finished: dict[str, Count] = {}
+    """SLO class -> finished requests with a verdict, as `SLOClassState.finished`. Requests without a class: none."""
+    attained: dict[str, Count] = {}
+    """SLO class -> requests among them that met the class."""
+
+
+class CanaryState(Model):
+    """Both arms of the canary in force. Sums start from 0 with the process, and with another id."""
+
+    id: str
+    """`CanaryConfig.id`."""
+    stable: ArmState = ArmState()
+    candidate: ArmState = ArmState()
+
+
 REASONS = ("Pays", "NotWorthIt", "Off", "NoDrafter", "NoTraffic", "Measuring")
 
 
@@ -261,3 +299,5 @@ class RuntimeState(Contract):
     drafters: list[DrafterState] = []
     slo_classes: list[SLOClassState] = Field(default=[])
     speedup: SpeedupState = SpeedupState()
+    canary: CanaryState | None = None
+    """None without `HotConfig.canary`, and in pods of releases that do not know it."""
