@@ -35,13 +35,13 @@ crds: deps-fast ## write the CustomResourceDefinition from the models
 bench: $(if $(ONLY),deps,code) ## the bars, on paired replays of recorded proposals, in at most MINUTES=20 (ONLY=real_cores: that benchmark)
 	$(PY) -m bench.$(or $(ONLY),replay) $(if $(MINUTES),--minutes $(MINUTES))
 
-recording: deps ## record anew what the drafters propose (PROMPTS=FILE, as Spec-Bench has them; docs/simulator.md)
+recording: deps ## record anew what the drafters propose (PROMPTS=FILE, as Spec-Bench has them; docs/how-to/simulate.md)
 	PYTHONPATH=examples OMP_WAIT_POLICY=passive $(PY) -m bench.record $(PROMPTS) $(if $(MINUTES),--minutes $(MINUTES)) --output runtime/outrider_runtime/simulate/data/recordings/smollm2.npz
 
 profile: deps ## measure the example's latency profile on this machine and print the report
 	$(VENV)/bin/outrider-profile -f examples/smollm2-cpu.yaml --report .outrider/profile
 
-simulate: deps-fast ## what the example's pool would do on an H100 at 8 requests a second (docs/simulator.md)
+simulate: deps-fast ## what the example's pool would do on an H100 at 8 requests a second (docs/how-to/simulate.md)
 	$(VENV)/bin/outrider-simulate --manifest examples/llama-h200.yaml --system h100_sxm --rate 8 --compare --output .outrider/simulation
 
 deps: ## system packages, virtual environment, compiled code, cluster binary, helm, model (cached)

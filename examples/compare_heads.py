@@ -1,4 +1,4 @@
-"""How often the serving engine accepts what EAGLE-3 heads propose, on the same prompts (docs/training-a-draft.md).
+"""How often the serving engine accepts what EAGLE-3 heads propose, on the same prompts (docs/how-to/train-a-draft.md).
 
     python examples/compare_heads.py --target MODEL --prompts FILE HEAD [HEAD ...]
 

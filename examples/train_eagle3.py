@@ -1,4 +1,4 @@
-"""Train an EAGLE-3 head for a Llama target on the target's own answers (docs/training-a-draft.md).
+"""Train an EAGLE-3 head for a Llama target on the target's own answers (docs/how-to/train-a-draft.md).
 
     python examples/train_eagle3.py --target MODEL --output HEAD                # an hour; minutes on a GPU
     python examples/train_eagle3.py --target MODEL --evaluate HEAD              # acceptance of a head that is there

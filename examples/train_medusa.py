@@ -1,4 +1,4 @@
-"""Train Medusa heads for a Llama target on the target's own answers (docs/training-a-draft.md).
+"""Train Medusa heads for a Llama target on the target's own answers (docs/how-to/train-a-draft.md).
 
     python examples/train_medusa.py --target MODEL --output HEADS               # an hour; minutes on a GPU
     python examples/train_medusa.py --target MODEL --evaluate HEADS             # the figures of heads that are there

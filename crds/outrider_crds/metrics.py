@@ -1,5 +1,5 @@
 """Prometheus metrics, as the fields of a document declare them: one declaration for the state, the metrics and
-docs/metrics.md, whose reference `outrider-crds` writes.
+docs/reference/metrics.md, whose reference `outrider-crds` writes.
 
 A field is declared with `Annotated[int, Metric("outrider_steps_total")]`. Its docstring is the metric's description,
 and the first sentence of it what a scrape says. A name ends in `_total` where it is a counter's.

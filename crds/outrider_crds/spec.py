@@ -348,7 +348,7 @@ class SpeculativeServiceSpec(Model):
     """Where the status figures come from."""
     pod_template: PodTemplate = PodTemplate()
     """Any field of a pod's spec, merged into what Outrider writes: maps by key, lists by name, null removes. Kubernetes
-    validates it; docs/pods.md names the few that are Outrider's."""
+    validates it; docs/how-to/shape-pods.md names the few that are Outrider's."""
 
     @property
     def class_of_unmarked_requests(self) -> str | None:

@@ -81,7 +81,7 @@ _ARRAYS = ("group", "temperature", "prompt_tokens", "start", "depth", "proposed"
 
 @cache
 def shipped() -> Recording:
-    """SmolLM2-135M-Instruct with its drafters, on Spec-Bench's prompts (docs/simulator.md)."""
+    """SmolLM2-135M-Instruct with its drafters, on Spec-Bench's prompts (docs/how-to/simulate.md)."""
     return load(FOLDER / "recordings" / "smollm2.npz")
 
 

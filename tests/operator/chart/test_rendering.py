@@ -300,13 +300,13 @@ def test_alerts_use_metrics_that_exist(any_cluster: Kubectl, tmp_path: Path) -> 
 
 def test_every_alert_has_its_section_in_the_runbook(any_cluster: Kubectl, tmp_path: Path) -> None:
     """Whoever is woken at night follows runbook_url; the sections and the alerts are the same set."""
-    runbook = REPOSITORY / "docs" / "conditions.md"
+    runbook = REPOSITORY / "docs" / "reference" / "conditions.md"
     headings = re.findall(r"^### (Outrider\w+)$", runbook.read_text(), re.MULTILINE)
     (rules,) = [o for o in rendered(any_cluster, tmp_path, EVERYTHING) if o["kind"] == "PrometheusRule"]
     alerts = {alert["alert"]: alert for group in rules["spec"]["groups"] for alert in group["rules"]}
     assert list(alerts) == headings
     for name, alert in alerts.items():
-        assert alert["annotations"]["runbook_url"] == f"docs/conditions.md#{name.lower()}"
+        assert alert["annotations"]["runbook_url"] == f"docs/reference/conditions.md#{name.lower()}"
         assert {"summary", "runbook"} <= set(alert["annotations"])
 
 

@@ -94,8 +94,8 @@ def test_a_pod_echoes_the_config_as_it_was_written_not_as_it_reads_it() -> None:
 
 
 def test_every_promised_field_is_documented() -> None:
-    """docs/contracts.md is the promise; the files say what it covers."""
-    text = (REPOSITORY / "docs/contracts.md").read_text()
+    """docs/reference/contracts.md is the promise; the files say what it covers."""
+    text = (REPOSITORY / "docs/reference/contracts.md").read_text()
     fields = {path.rpartition(".")[2] for name in ("state", "profiling-result") for path, _ in _types(FROZEN[name])}
     missing = [field for field in sorted(fields - {"", "[]"}) if f"`{field}`" not in text]
     assert missing == []

@@ -1,4 +1,4 @@
-"""The Dockerfile agrees with the repository; docs/images.md says how to build.
+"""The Dockerfile agrees with the repository; docs/how-to/build-images.md says how to build.
 
 These hold it against the files that it copies and the pods that run its images.
 """

@@ -27,7 +27,7 @@ def test_the_namespace_alone_is_required() -> None:
 def test_defaults_are_those_of_the_chart_and_of_the_page() -> None:
     """A figure that stands in four places is changed in all of them."""
     values = yaml.safe_load((REPOSITORY / "charts/outrider/values.yaml").read_text())
-    page = (REPOSITORY / "docs/operator.md").read_text()
+    page = (REPOSITORY / "docs/explanation/operator.md").read_text()
     configuration = read_configuration(MINIMAL)
     for value, variable, default_s in (
         ("metricsWindow", "METRICS_WINDOW", configuration.metrics_window_s),

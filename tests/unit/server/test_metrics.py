@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
-DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
 
 def _state() -> RuntimeState:
@@ -101,7 +101,7 @@ def test_every_number_that_the_state_counts_is_a_metric() -> None:
 
 
 def test_descriptions_name_every_label() -> None:
-    """A reader of docs/metrics.md writes queries from the labels that stand there."""
+    """A reader of docs/reference/metrics.md writes queries from the labels that stand there."""
     for spec in METRICS:
         for label in spec.labels:
             assert label == spec.group.label or f"`{label}`" in spec.description, (spec.name, label)

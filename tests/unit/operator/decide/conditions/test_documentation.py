@@ -1,4 +1,4 @@
-"""docs/conditions.md tells users of every reason, and of no other."""
+"""docs/reference/conditions.md tells users of every reason, and of no other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider_crds.status import ConditionType
 
 from tests.unit.operator.decide.test_properties import REASONS
 
-PAGE = Path(__file__).parents[5] / "docs" / "conditions.md"
+PAGE = Path(__file__).parents[5] / "docs" / "reference" / "conditions.md"
 
 
 def test_the_tables_name_every_reason_of_every_condition() -> None:

@@ -224,7 +224,7 @@ def test_annotation_that_turns_apparmor_off_is_refused() -> None:
     ],
 )
 def test_security_context_within_baseline_is_accepted(context: dict[str, Any]) -> None:
-    """docs/pods.md promises groups of AMD's devices, and a platform may choose the user."""
+    """docs/how-to/shape-pods.md promises groups of AMD's devices, and a platform may choose the user."""
     assert not _said({"securityContext": context})
     runtime = {name: value for name, value in context.items() if name not in ("fsGroup", "sysctls")}
     ours = {"capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False}
