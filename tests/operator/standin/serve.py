@@ -42,6 +42,8 @@ class Runtime:
         self._behaviour = behaviour
         self._started_at = time.time()
         self._hot = _read_hot()
+        self._canary = ("", self._started_at)
+        """The canary's attempt, and when it began."""
         self._running = 0
         self._tokens = 0
         self.draining = False
@@ -54,6 +56,9 @@ class Runtime:
 
     def state(self) -> RuntimeState:
         self._hot = _read_hot()
+        attempt = self._hot.canary.id if self._hot.canary is not None else ""
+        if attempt != self._canary[0]:
+            self._canary = attempt, time.time()
         return runtime_state(
             self.boot,
             self._hot,
@@ -63,6 +68,7 @@ class Runtime:
             product=_product(),
             profiled=any(Path(PROFILES_DIR).glob("*/target.json")),
             streamed_tokens=self._tokens,
+            canary_since=self._canary[1],
         )
 
     def stream(self, send: Any, tokens: int) -> None:

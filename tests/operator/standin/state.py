@@ -11,6 +11,8 @@ from outrider_crds.spec import SpeculationMode
 from outrider_crds.state import (
     TPOT_BUCKETS_S,
     TTFT_BUCKETS_S,
+    ArmState,
+    CanaryState,
     ChoiceState,
     DrafterState,
     Histogram,
@@ -24,6 +26,10 @@ from outrider_crds.state import (
 WEIGHT_PER_S = 10_000.0
 """Of the probes: a second of load says 1% exactly."""
 STEPS_PER_S = 20.0
+CANARY_TOKENS, CANARY_PRICE_S, CANARY_VARIATION, CANARY_CORRELATION = 100, 0.5, 0.2, 0.5
+"""Mean tokens and price of a stable arm's request, the deviation / mean of both, and their correlation."""
+WORSE = -0.3
+"""Gain of a candidate that has the drafter `Behaviour.worse`."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,16 @@ class Behaviour:
     start_s: float = 0.2
     """From start to ready; negative: never."""
     crash: bool = False
+    canary_gain_percent: float = 10.0
+    """Candidate's goodput by the stable arm's, less 100%."""
+    canary_requests_per_s: float = 100.0
+    """Requests of a canary that finish, in both arms together, where there is traffic (`tokens_per_s`)."""
+    canary_failures: int = 0
+    """Times that a drafter of the candidate was suspended."""
+    worse: str = ""
+    """Name of a drafter: a candidate that has it gives 30% less goodput, unless the stable arm has it, too."""
+    without_canary: bool = False
+    """The state has no `canary`, as in a release that does not know it."""
     answer: str = ""
     """How the state endpoint answers: "digits" (a counter of 400), "huge" (10^30 tokens), "endless", "halves" (in two
     parts with a pause); as it should when empty. With "real" the runtime's own server answers on that port."""
@@ -60,6 +76,11 @@ class Behaviour:
             unloadable=environment.get("STANDIN_UNLOADABLE", ""),
             start_s=number("START_S", 0.2),
             crash="STANDIN_CRASH" in environment,
+            canary_gain_percent=number("CANARY_GAIN_PERCENT", 10.0),
+            canary_requests_per_s=number("CANARY_REQUESTS_PER_S", 100.0),
+            canary_failures=int(number("CANARY_FAILURES", 0)),
+            worse=environment.get("STANDIN_WORSE", ""),
+            without_canary="STANDIN_WITHOUT_CANARY" in environment,
             answer=environment.get("STANDIN_ANSWER", ""),
         )
 
@@ -74,8 +95,10 @@ def runtime_state(
     product: str,
     profiled: bool,
     streamed_tokens: int,
+    canary_since: float = 0.0,
 ) -> RuntimeState:
-    """The state at this moment, `streamed_tokens` of real requests included."""
+    """The state at this moment, `streamed_tokens` of real requests included. canary_since: Unix seconds at which the
+    canary's attempt began."""
     now = time.time()
     load_s = now - started_at if behaviour.tokens_per_s else 0.0
     tokens = int(load_s * behaviour.tokens_per_s) + streamed_tokens
@@ -104,7 +127,39 @@ def runtime_state(
         ],
         slo_classes=[_slo_class(slo.name, behaviour, load_s) for slo in hot.slo_classes],
         speedup=_speedup(behaviour, load_s),
+        canary=_canary(hot, behaviour, now - canary_since if load_s else 0.0),
     )
+
+
+def _canary(hot: HotConfig, behaviour: Behaviour, seconds: float) -> CanaryState | None:
+    """Sums after so many seconds of the attempt. With the default of 100 requests a second a gain of 10% leaves
+    the line of -3% within seconds, WORSE at once; a gain of -3% never does."""
+    canary = hot.canary
+    if canary is None or behaviour.without_canary:
+        return None
+    is_worse = behaviour.worse in canary.candidate and behaviour.worse not in canary.stable
+    gain = WORSE if is_worse else behaviour.canary_gain_percent / 100
+    share, requests = canary.candidate_percent / 100, seconds * behaviour.canary_requests_per_s
+    candidate = _arm(hot, behaviour, int(share * requests), gain)
+    return CanaryState(
+        id=canary.id,
+        stable=_arm(hot, behaviour, int((1 - share) * requests), 0.0),
+        candidate=candidate.model_copy(update={"failures": behaviour.canary_failures}),
+    )
+
+
+def _arm(hot: HotConfig, behaviour: Behaviour, requests: int, gain: float) -> ArmState:
+    tokens, price_s, square = CANARY_TOKENS, CANARY_PRICE_S / (1 + gain), 1 + CANARY_VARIATION**2
+    product = 1 + CANARY_CORRELATION * CANARY_VARIATION**2
+    classes = [slo.name for slo in hot.slo_classes]
+    of_class = requests // max(1, len(classes))
+    return ArmState(
+        requests=requests, tokens=requests * tokens, price_s=requests * price_s,
+        tokens_squared=int(requests * tokens**2 * square), price_squared=requests * price_s**2 * square,
+        tokens_times_price=requests * tokens * price_s * product,
+        finished=dict.fromkeys(classes, of_class),
+        attained=dict.fromkeys(classes, int(of_class * behaviour.attained_percent / 100)),
+    )  # fmt: skip
 
 
 def _reason(boot: BootConfig, hot: HotConfig, behaviour: Behaviour) -> str:
