@@ -58,7 +58,7 @@ class Group:
     title: str
     text: str = ""
     label: str = ""
-    """With the item's `name`, where the model stands in a list."""
+    """With the item's `name`, where the model stands in a list; else with the name of the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +88,21 @@ def metrics_of(model: type[BaseModel]) -> Iterator[MetricSpec]:
 
 
 def _metrics(model: type[BaseModel], owners: Owners, labels: tuple[str, ...]) -> Iterator[MetricSpec]:
-    group: Group = getattr(model, "METRICS", Group(""))
+    group = _group(model)
     labels = (*labels, group.label) if group.label else labels
-    inner: list[tuple[str, type[BaseModel]]] = []
+    inner: dict[type[BaseModel], list[str]] = {}
     for name, field in model.model_fields.items():
         yield from (_spec(one, name, field, group, owners, labels) for one in field.metadata if isinstance(one, Metric))
-        inner += [(name, found) for found in _models(field.annotation) if hasattr(found, "METRICS")]
-    for name, found in inner:
-        yield from _metrics(found, _members(owners, name), labels)
+        for member in _models(field.annotation):
+            if hasattr(member, "METRICS"):
+                inner.setdefault(member, []).append(name)
+    for member, names in inner.items():
+        yield from _metrics(member, _members(owners, names, is_labelled=bool(_group(member).label)), labels)
+
+
+def _group(model: type[BaseModel]) -> Group:
+    group: Group = getattr(model, "METRICS", Group(""))
+    return group
 
 
 def _spec(
@@ -115,16 +122,17 @@ def _spec(
     )  # fmt: skip
 
 
-def _members(owners: Owners, name: str) -> Owners:
-    """The models that field `name` of each owner holds, one or a list of them."""
+def _members(owners: Owners, names: Sequence[str], *, is_labelled: bool) -> Owners:
+    """The models that these fields of each owner hold: one, a list of them, or None."""
 
     def members(document: Any) -> Iterator[Labelled]:
         for labels, owner in owners(document):
-            found = getattr(owner, name)
-            if isinstance(found, list):
-                yield from (((*labels, one.name), one) for one in found)
-            else:
-                yield labels, found
+            for name in names:
+                value = getattr(owner, name)
+                if isinstance(value, list):
+                    yield from (((*labels, item.name), item) for item in value)
+                elif value is not None:
+                    yield (*labels, name) if is_labelled else labels, value
 
     return members
 

@@ -158,14 +158,24 @@ Count = Annotated[int, Field(ge=0)]
 Sum = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+def _by_class(_arm: Any, counts: dict[str, int]) -> list[Labelled]:
+    return [((slo_class,), count) for slo_class, count in counts.items()]
+
+
 class ArmState(Model):
     """Sums over the finished requests of one arm. A request whose client left counts with what it got."""
 
-    requests: Count = 0
+    METRICS: ClassVar[Group] = Group(
+        "Draft canary",
+        "While a pod compares two pools of drafters. All carry the label `arm`: `stable` or `candidate`. They start "
+        "from 0 with another attempt. Tokens / price is an arm's goodput.",
+        label="arm",
+    )
+    requests: Annotated[Count, Metric("outrider_canary_requests_total")] = 0
     """Finished requests that decoded."""
-    tokens: Count = 0
+    tokens: Annotated[Count, Metric("outrider_canary_tokens_total")] = 0
     """Output tokens of their decoding steps, bonus tokens included; the token that ends a prompt is not one of them."""
-    price_s: Sum = 0.0
+    price_s: Annotated[Sum, Metric("outrider_canary_price_seconds_total")] = 0.0
     """Seconds of their decoding steps at full batch: (T_target(N, verified) + sum of T_draft(N) over the drafters that
     ran) / N for each request and step, as if all N requests of the step were of this arm. By the latency model as
     corrected online. Tokens / price is the arm's goodput."""
@@ -175,17 +185,23 @@ class ArmState(Model):
     """Sum of each request's price squared, in seconds squared."""
     tokens_times_price: Sum = 0.0
     """Sum of each request's tokens times its price, in seconds."""
-    failures: Count = 0
+    failures: Annotated[Count, Metric("outrider_canary_failures_total")] = 0
     """Times that a drafter of the arm was suspended after an error."""
-    finished: dict[str, Count] = {}
-    """SLO class -> finished requests with a verdict, as `SLOClassState.finished`. Requests without a class: none."""
-    attained: dict[str, Count] = {}
-    """SLO class -> requests among them that met the class."""
+    finished: Annotated[
+        dict[str, Count], Metric("outrider_canary_finished_total", labels=("slo_class",), series=_by_class)
+    ] = {}
+    """Finished requests with a verdict. Label `slo_class`: the request's class; requests without one are not counted
+    here."""
+    attained: Annotated[
+        dict[str, Count], Metric("outrider_canary_attained_total", labels=("slo_class",), series=_by_class)
+    ] = {}
+    """Requests among them that met the class. Label `slo_class`: the class."""
 
 
 class CanaryState(Model):
     """Both arms of the canary in force. Sums start from 0 with the process, and with another id."""
 
+    METRICS: ClassVar[Group] = Group("Draft canary")
     id: str
     """`CanaryConfig.id`."""
     stable: ArmState = ArmState()

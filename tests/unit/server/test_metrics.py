@@ -11,6 +11,8 @@ from outrider_crds.metrics import Kind, Metric
 from outrider_crds.state import (
     TPOT_BUCKETS_S,
     TTFT_BUCKETS_S,
+    ArmState,
+    CanaryState,
     ChoiceState,
     DrafterState,
     Histogram,
@@ -155,3 +157,16 @@ def test_a_pod_that_has_learned_nothing_yet_can_be_scraped() -> None:
     samples = _scrape(empty)
     assert samples["outrider_ready", ()] == 0
     assert ("outrider_profile_error_percent", ()) not in samples
+
+
+def test_scrape_of_a_canary_carries_both_arms_and_none_without_one() -> None:
+    """A dashboard divides tokens by price of each arm."""
+    state = _state()
+    assert not any(name.startswith("outrider_canary") for name, _ in _scrape(state))
+    arm = ArmState(requests=2, tokens=30, price_s=0.5, finished={"interactive": 2}, attained={"interactive": 1})
+    samples = _scrape(state.model_copy(update={"canary": CanaryState(id="a", candidate=arm)}))
+    assert samples["outrider_canary_tokens_total", (("arm", "candidate"),)] == 30
+    assert samples["outrider_canary_tokens_total", (("arm", "stable"),)] == 0
+    assert samples["outrider_canary_price_seconds_total", (("arm", "candidate"),)] == 0.5
+    labels = (("arm", "candidate"), ("slo_class", "interactive"))
+    assert samples["outrider_canary_attained_total", labels] == 1
