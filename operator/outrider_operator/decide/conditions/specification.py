@@ -29,7 +29,11 @@ def objection(
     `names` holds (kind, name) of the objects that it asks for.
     """
     return (
-        _pod_template(spec) or _host_paths(spec, settings) or _prometheus(spec, settings) or _conflict(children, names)
+        _pod_template(spec)
+        or _tokens(spec)
+        or _host_paths(spec, settings)
+        or _prometheus(spec, settings)
+        or _conflict(children, names)
     )
 
 
@@ -94,6 +98,18 @@ def _prometheus(spec: SpeculativeServiceSpec, settings: Settings) -> Verdict | N
         Reason.PROMETHEUS_NOT_CONFIGURED,
         "spec.metrics.source is Prometheus, and this installation names none. Use metrics.source: Pods, or install "
         "the chart with prometheus.url.",
+    )
+
+
+def _tokens(spec: SpeculativeServiceSpec) -> Verdict | None:
+    """A pod has one token, and a draft whose download is refused would be left out. Too costly a rule for the CRD."""
+    names = sorted({f"{ref.name}/{ref.key}" for ref in spec.token_refs})
+    if len(names) <= 1:
+        return None
+    return false(
+        Reason.INVALID_SPEC,
+        f"Target and drafts name different tokenSecretRef ({', '.join(names)}), and a pod has one token: name one Secret "
+        "whose token may read all of them, or take a model from a claim.",
     )
 
 

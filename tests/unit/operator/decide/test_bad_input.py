@@ -333,3 +333,20 @@ def test_unreadable_spec_keeps_what_is_profiled() -> None:
     assert world.observed().status.profiles == profiles
     assert world.revision() == revision
     assert world.deployment()["spec"]["replicas"] == 5
+
+
+def test_two_different_tokens_are_refused() -> None:
+    """The first alone was used: a private draft was a 401, and left out without a word."""
+
+    def of(secret: str, name: str) -> dict[str, Any]:
+        return {"name": name, "source": {"hub": {"tokenSecretRef": {"name": secret}}}}
+
+    world = World(manifest(target=of("a", "org/target")))
+    world.serve()
+    for secret, reason in (("b", "False/InvalidSpec"), ("a", "True/Accepted")):
+        eagle = {"name": "eagle", "method": "Eagle", "eagle": {"model": of(secret, "org/eagle")}}
+        world.patch(draftPool=[PLD, eagle])
+        world.reconcile()
+        assert world.reason(C.SPEC_VALID) == reason
+        if secret == "b":
+            assert "a/token, b/token" in world.condition(C.SPEC_VALID).message
