@@ -85,7 +85,8 @@ class Observer:
         self._policies: dict[str, _Policies] = {}
         cache.subscribe(self._forget_nodes)
 
-    async def observe(self, service: Object, rejections: tuple[Rejection, ...]) -> Observed:
+    async def observe(self, service: Object, rejections: tuple[Rejection, ...], *, is_new: bool = False) -> Observed:
+        """A new service's first look makes no request: where a hundred are new, each waits for those of all others."""
         key = Key(namespace_of(service), name_of(service))
         pods = self._pods.documents(key)
         jobs = self._of_component(kinds.JOB, key.namespace, PROFILING)
@@ -97,7 +98,7 @@ class Observer:
             service=service,
             now=time.time(),
             nodes=self._all_nodes(),
-            children=await self._children(key),
+            children=await self._children(key, () if is_new else child_names(key.name)),
             replica_sets=self._labelled(kinds.REPLICA_SET, key),
             pods=pods,
             warnings=await self._from_events(key.namespace, silent, standing_warning),
@@ -125,13 +126,13 @@ class Observer:
         elif (known := self._cache.get(kinds.CONFIG_MAP, namespace, name)) is not None:
             self._cache.gone(kinds.CONFIG_MAP, known)
 
-    async def _children(self, key: Key) -> dict[tuple[str, str], Object]:
+    async def _children(self, key: Key, names: tuple[tuple[str, str], ...]) -> dict[tuple[str, str], Object]:
+        """With those of `names` that only the API server knows: a watch selects by label, and others have none."""
         children = {
             (kind.kind, name_of(child)): child
             for kind in (kinds.CONFIG_MAP, kinds.NETWORK_POLICY)
             for child in self._labelled(kind, key)
         }
-        names = child_names(key.name)
         found = await asyncio.gather(*(self._child(child_kind(kind), key.namespace, name) for kind, name in names))
         return children | {which: child for which, child in zip(names, found, strict=True) if child is not None}
 

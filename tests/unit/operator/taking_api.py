@@ -8,20 +8,23 @@ from outrider_operator.model import Object
 
 
 class TakingApi:
-    """Remembers the kind of every write, and the last document of each; holds nothing."""
+    """Remembers the kind of every write, the last document of each, and how much was read; holds nothing."""
 
     def __init__(self, refuses: str = "", status: int = 422, causes: frozenset[str] = frozenset()) -> None:
         self.written: list[str] = []
+        self.reads = 0
         self.documents: dict[str, Object] = {}
         self._refuses, self._status, self._causes = refuses, status, causes
         self._version = 10
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         del kind, namespace, name
+        self.reads += 1
         return None
 
     async def some(self, kind: Kind, namespace: str, *, fields: str = "", pages: int = 1) -> list[Object]:
         del kind, namespace, fields, pages
+        self.reads += 1
         return []
 
     async def create(self, document: Object) -> Object:
