@@ -108,8 +108,8 @@ def _tokens(spec: SpeculativeServiceSpec) -> Verdict | None:
         return None
     return false(
         Reason.INVALID_SPEC,
-        f"Target and drafts name different tokenSecretRef ({', '.join(names)}), and a pod has one token: name one Secret "
-        "whose token may read all of them, or take a model from a claim.",
+        f"Target and drafts name different tokenSecretRef ({', '.join(names)}), and a pod has one token: name one "
+        "Secret whose token may read all of them, or take a model from a claim.",
     )
 
 
