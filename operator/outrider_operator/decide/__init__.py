@@ -46,7 +46,7 @@ from outrider_operator.decide.profiling.profile_maps import plan_profile_maps
 from outrider_operator.decide.readable_spec import readable_spec
 from outrider_operator.decide.revisions import (
     current_revision,
-    current_revision_name,
+    ready_revision,
     stored_revisions,
     unread_map,
     unread_maps,
@@ -85,9 +85,12 @@ def decide(observed: Observed, settings: Settings) -> Plan:
     if spec is None:
         return _unread(observed, children, pods, unfit)
     profiles = Profiles(observed.profiles)
-    proven = {observed.status.ready_revision, *(revision_of(pod) for pod in pods.ready)}
-    gate = gate_of(children, observed.replica_sets, pods, observed.states, spec)
-    evidence = RolloutEvidence(frozenset(proven), _products_with_node(observed, pods, spec), gate)
+    evidence = RolloutEvidence(
+        ready_revision=_ready_revision(observed, children, pods),
+        ready_now=_ready(pods),
+        with_node=_products_with_node(observed, pods, spec),
+        gate=gate_of(children, observed.replica_sets, pods, observed.states, spec),
+    )
     asked = _asked(observed, settings, children, profiles, spec, evidence)
     if unread := [*unread_map(children, asked.wanted), *unread_profiles(profiles, asked.wanted)]:
         return Plan(status=observed.status, read=tuple(unread))
@@ -286,18 +289,26 @@ def _replicas(observed: Observed, children: Children) -> int:
 
 def _counted(observed: Observed, children: Children, pods: Pods) -> SpeculativeServiceStatus:
     """The status so far, with what can be counted without a spec."""
-    deployment, current = children.deployment or {}, current_revision_name(children)
-    is_proven = any(revision_of(pod) == current for pod in pods.ready)
+    deployment = children.deployment or {}
     return observed.status.model_copy(
         update={
             "observed_generation": observed.generation,
             "replicas": integer(deployment, "status", "replicas"),
             "ready_replicas": len(pods.ready),
             "updated_replicas": integer(deployment, "status", "updatedReplicas"),
-            "ready_revision": current if is_proven else observed.status.ready_revision,
+            "ready_revision": _ready_revision(observed, children, pods),
             "selector": ",".join(f"{name}={value}" for name, value in selector(children.owner.name).items()),
         }
     )
+
+
+def _ready(pods: Pods) -> frozenset[str]:
+    """Revisions of ready pods."""
+    return frozenset(revision_of(pod) for pod in pods.ready)
+
+
+def _ready_revision(observed: Observed, children: Children, pods: Pods) -> str:
+    return ready_revision(children, observed.status.ready_revision, _ready(pods))
 
 
 def _next_look_s(

@@ -35,6 +35,8 @@ class Intent:
     hot: HotConfig
     gate: Gate
     """What of a rollout's first new pod is known."""
+    ready_revision: str = ""
+    """The newest revision that had a ready pod."""
 
     @property
     def held(self) -> bool:
@@ -65,11 +67,18 @@ class Intent:
 class RolloutEvidence:
     """What pods and nodes show of a rollout."""
 
-    proven: frozenset[str]
-    """Names of revisions that have had a ready pod."""
+    ready_revision: str
+    """The newest revision that had a ready pod; empty before the first."""
+    ready_now: frozenset[str]
+    """Revisions that have a ready pod."""
     with_node: frozenset[str]
     """Products that a node has."""
     gate: Gate
+
+    @property
+    def proven(self) -> frozenset[str]:
+        """Revisions that have had a ready pod."""
+        return self.ready_now | {self.ready_revision}
 
 
 def intent(
@@ -103,6 +112,7 @@ def intent(
         running=wanted,
         hot=hot_config(spec, _boot_pools((wanted, *stored), {wanted.name, *evidence.gate.serving})),
         gate=evidence.gate,
+        ready_revision=evidence.ready_revision,
     )
     waits = spec.profiling.mode is ProfilingMode.REQUIRED and not is_profiled(profiles, wanted, evidence.with_node)
     return held(asked, children) if waits else asked

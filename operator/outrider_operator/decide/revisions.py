@@ -41,10 +41,14 @@ INPUTS_LABEL = "outrider.dev/inputs"
 BOOT_TOKENS_ANNOTATION = "outrider.dev/boot-draft-tokens"
 CONTENTS_ANNOTATION = "outrider.dev/contents"
 """On the Deployment, which hands it to its ReplicaSets: digest of the revision's contents, too long to forge."""
+READY_ANNOTATION = "outrider.dev/ready-revision"
+"""On the Deployment: the newest revision that had a ready pod. The status has it as well, until a CRD of an earlier
+release, which knows no such field, takes it out."""
 _DIGEST_LENGTH = 64
 TEMPLATE_KEY = "pod-template.json"
 _MOST_STORED = 16
 """Revisions whose contents are read, the Deployment's and the newest first. A Deployment keeps ten old ReplicaSets."""
+_NAME = re.compile(r"[0-9a-f]{1,63}")
 _TOKENS = re.compile(r"[0-9]{1,4}")
 """Of an annotation that anyone may write: Python reads no number of 4,301 digits."""
 _INPUTS = {"target", "draft_pool", "accelerator", "engine", "model_cache", "pod_template"}
@@ -179,6 +183,14 @@ def current_revision_name(children: Children) -> str:
 def revision_in(deployment: Object | None) -> str:
     """The revision of the pods that `deployment` makes; empty without one."""
     return text(deployment, "spec", "template", "metadata", "labels", REVISION_LABEL)
+
+
+def ready_revision(children: Children, reported: str, ready: Container[str]) -> str:
+    """The newest revision that had a ready pod; `reported` is the status's, `ready` are revisions of ready pods."""
+    current, noted = current_revision_name(children), annotation(children.deployment or {}, READY_ANNOTATION)
+    if current in ready:
+        return current
+    return noted if _NAME.fullmatch(noted) else reported
 
 
 def revision_map(owner: Identity, revision: Revision) -> Object:

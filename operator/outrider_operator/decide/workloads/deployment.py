@@ -9,7 +9,7 @@ from outrider_crds.spec import Rollout
 
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.ownership import Children, labels, owner_reference, selector
-from outrider_operator.decide.revisions import Revision, current_revision_name, revision_annotations
+from outrider_operator.decide.revisions import READY_ANNOTATION, Revision, current_revision_name, revision_annotations
 from outrider_operator.decide.rollout_gate import DEADLINE_S, HOLD_S
 from outrider_operator.decide.runtime_image import IMAGE_ANNOTATION, hardware
 from outrider_operator.inbound.reading import integer
@@ -31,6 +31,7 @@ def deployment(owner: Identity, intent: Intent, revision: Revision) -> Object:
             "annotations": {
                 IMAGE_ANNOTATION: f"{kind} {intent.running_image}",
                 **revision_annotations(revision),
+                **({READY_ANNOTATION: intent.ready_revision} if intent.ready_revision else {}),
             },
             "ownerReferences": [owner_reference(owner, controller=True)],
         },

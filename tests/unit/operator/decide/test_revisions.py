@@ -409,6 +409,28 @@ def test_a_deadline_raised_while_every_pod_is_lost_starts_no_rollout() -> None:
     assert world.revision() == revision
 
 
+def test_ready_revision_survives_a_crd_without_its_field() -> None:
+    """A CRD of an earlier release prunes status.readyRevision: a raised deadline then reloaded pods that had served."""
+    world = World(manifest())
+    world.serve()
+    revision = world.revision()
+    for pod in world.pods.values():
+        pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    world.services["chat"]["status"].pop("readyRevision")
+    world.patch(rollout={"progressDeadline": "90m"})
+    world.reconcile()
+    assert world.revision() == revision
+    assert world.services["chat"]["status"]["readyRevision"] == revision
+
+
+def test_ready_revision_is_not_taken_from_any_text() -> None:
+    world = World(manifest())
+    world.settle()
+    world.deployment()["metadata"]["annotations"]["outrider.dev/ready-revision"] = "x" * 100_000
+    world.settle()
+    assert world.services["chat"]["status"].get("readyRevision", "") == ""
+
+
 def test_a_lost_map_of_a_patient_revision_restarts_nothing() -> None:
     """Its name tells its times, so that its ConfigMap can be made again."""
     world = World(manifest())
