@@ -19,6 +19,7 @@ from outrider_operator.inbound.results import PROFILER
 from outrider_operator.model import JOB, PROFILING, Identity, Object, Settings
 
 NODES_ANNOTATION = "outrider.dev/nodes"
+_MARK_LENGTH = 6
 _RESULT_FILE = "/dev/termination-log"
 _NOBODY = "outrider-profile"
 """Stands for service and revision in the Job's boot config: what it measures is no single service's."""
@@ -82,8 +83,8 @@ def _config(owner: Identity, spec: SpeculativeServiceSpec, image: str) -> BootCo
 
 
 def nodes_mark(hostnames: tuple[str, ...]) -> str:
-    """Says of a Job which nodes it may run on: its pod template is not kept in the cache."""
-    return digest(list(hostnames)) if hostnames else ""
+    """Digests of the nodes that a Job may run on: its pod template is not kept in the cache."""
+    return " ".join(digest(hostname, _MARK_LENGTH) for hostname in hostnames)
 
 
 def _pod(

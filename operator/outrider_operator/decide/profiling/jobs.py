@@ -14,7 +14,15 @@ from outrider_operator.decide.profiling.job_manifest import NODES_ANNOTATION, jo
 from outrider_operator.decide.profiling.job_outcome import is_finished, is_running
 from outrider_operator.decide.profiling.product_profiles import ProductProfile, ProfilingView, is_readable, with_nodes
 from outrider_operator.decide.profiling.sharing import deletion, joins, leave
-from outrider_operator.inbound.reading import annotation, is_being_deleted, name_of, owners_of, text, uid_of
+from outrider_operator.inbound.reading import (
+    annotation,
+    is_being_deleted,
+    name_of,
+    owners_of,
+    text,
+    uid_of,
+    unix_seconds,
+)
 from outrider_operator.model import JOB, Identity, Object, Settings
 from outrider_operator.plan import Adoption, Delete
 
@@ -22,6 +30,8 @@ _WORDS_S = 2.0
 """A pod's last words follow the end of its Job within moments."""
 _STORE_S = 0.5
 """What the operator writes itself wakes nobody: look again when a result is stored, or a Job made room for another."""
+_FOLLOW_NODES_AFTER_S = 600.0
+"""Made again, a Job loses its place in a queue of Jobs, and in an autoscaled cluster nodes come and go every minute."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,7 @@ def _step(
         return JobPlan()
     if is_finished(each.job):
         return _end(view, each, each.job)
-    if _must_stop(view.owner, intent, each, each.job) or _waits_elsewhere(view.owner, each, each.job):
+    if _must_stop(view.owner, intent, each, each.job) or _waits_elsewhere(view, each, each.job):
         return _deletion(deletion(JOB, each.job))
     if not joins(each.job, view.owner):
         return JobPlan()
@@ -118,12 +128,16 @@ def _must_stop(owner: Identity, intent: Intent, each: ProductProfile, job: Objec
     return changed and not is_running(each.pod)
 
 
-def _waits_elsewhere(owner: Identity, profile: ProductProfile, job: Object) -> bool:
-    """True of a Job that waits for other nodes than there are now; the service that made it makes it again."""
+def _waits_elsewhere(view: ProfilingView, profile: ProductProfile, job: Object) -> bool:
+    """True of a Job that waits for nodes of which none is left, or has waited for long while others came; the service
+    that made it makes it again."""
     if not profile.hostnames or text(profile.pod or {}, "spec", "nodeName"):
         return False
-    first = next(iter(owners_of(job)), {})
-    return first.get("uid") == owner.uid and annotation(job, NODES_ANNOTATION) != nodes_mark(profile.hostnames)
+    if next(iter(owners_of(job)), {}).get("uid") != view.owner.uid:
+        return False
+    known, present = (set(mark.split()) for mark in (annotation(job, NODES_ANNOTATION), nodes_mark(profile.hostnames)))
+    created_at = unix_seconds(text(job, "metadata", "creationTimestamp")) or 0.0
+    return not known & present or (bool(present - known) and view.now - created_at >= _FOLLOW_NODES_AFTER_S)
 
 
 def _leave(view: ProfilingView, intent: Intent) -> JobPlan:

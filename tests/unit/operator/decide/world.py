@@ -331,7 +331,8 @@ class World:
         if key in self.objects:
             return
         self.objects[key] = copy.deepcopy(document)
-        self.objects[key]["metadata"] |= {"uid": f"uid-{next(self._numbers)}", "resourceVersion": "1", "generation": 1}
+        made = {"uid": f"uid-{next(self._numbers)}", "resourceVersion": "1", "generation": 1}
+        self.objects[key]["metadata"] |= {**made, "creationTimestamp": rfc3339(self.now)}
         if key[0] == JOB and (asked := asked_of(document)) is not None:
             self.created_jobs.append(asked)
 
@@ -342,7 +343,7 @@ class World:
         assert document["metadata"]["uid"] == present["metadata"]["uid"], "applied to another object"
         assert not present.get("immutable") or present["data"] == document["data"], "Invalid: immutable"
         before = copy.deepcopy({k: v for k, v in present.items() if k != "metadata"})
-        kept = {k: present["metadata"][k] for k in ("uid", "generation", "resourceVersion")}
+        kept = {k: present["metadata"][k] for k in ("uid", "generation", "resourceVersion", "creationTimestamp")}
         present.update(copy.deepcopy(document))
         present["metadata"] |= kept
         present["metadata"]["resourceVersion"] = str(int(kept["resourceVersion"]) + 1)

@@ -275,6 +275,7 @@ def test_a_waiting_job_follows_the_nodes_that_come() -> None:
     """A Job of yesterday's nodes would wait for ever, next to a free one."""
     world = _measured_on("Auto", "a")
     world.nodes = (_with_hostname("a"), _with_hostname("b"), _with_hostname("c", "L4"))
+    world.now += 700
     world.settle()
     assert _hosts(world) == ["a", "b"]
     (job,) = world.jobs()
@@ -287,6 +288,19 @@ def test_a_waiting_job_follows_the_nodes_that_come() -> None:
     world.nodes = (_with_hostname("d"),)
     world.settle()
     assert _hosts(world) == ["a", "b"], "one that has its node goes on"
+
+
+def test_nodes_that_come_and_go_make_no_new_job() -> None:
+    """Each of a dozen waiting Jobs was deleted and made again every minute by the work of an autoscaler."""
+    world = _measured_on("Auto", "a", "b")
+    for names in (("a", "b", "c"), ("b",), ("b", "d")):
+        world.nodes = tuple(map(_with_hostname, names))
+        world.now += 60
+        world.settle()
+        assert _hosts(world) == ["a", "b"]
+    world.nodes = (_with_hostname("d"),)
+    world.settle()
+    assert _hosts(world) == ["d"], "of those that it waits for none is left"
 
 
 def test_a_job_names_a_bounded_number_of_nodes() -> None:
