@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from outrider_operator import kinds
 from outrider_operator.cache import Cache
 from outrider_operator.decide.ownership import owner_uids
-from outrider_operator.decide.pods import is_being_created, unschedulable_since
+from outrider_operator.decide.pods import ended_pods, is_being_created, is_ended_without_reason, unschedulable_since
 from outrider_operator.decide.profiling.job_outcome import is_finished, pod_of
 from outrider_operator.inbound.objects import bounded, trimmed
 from outrider_operator.inbound.reading import (
@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 _ASKED_ABOUT = 4
 """One of them is named in the conditions; a rollout of hundreds must not become a request each."""
+_ENDED_PODS_READ = 2
+"""The newest may have been replaced by one of another revision."""
 _POLICY_PAGES = 10
 """Of NetworkPolicies of a namespace, which anyone may fill."""
 _POLICIES_FOR_S = 30.0
@@ -101,7 +103,10 @@ class Observer:
             children=await self._children(key, () if is_new else child_names(key.name)),
             replica_sets=self._labelled(kinds.REPLICA_SET, key),
             pods=pods,
-            warnings=await self._from_events(key.namespace, silent, standing_warning),
+            warnings={
+                **await self._from_events(key.namespace, silent, standing_warning),
+                **await self._from_events(key.namespace, _unexplained(pods), last_warning),
+            },
             provisioning=await self._from_events(key.namespace, pending, node_in_the_making),
             states=self._measurements.states(key),
             unheard=unheard,
@@ -127,7 +132,7 @@ class Observer:
             self._cache.gone(kinds.CONFIG_MAP, known)
 
     async def _children(self, key: Key, names: tuple[tuple[str, str], ...]) -> dict[tuple[str, str], Object]:
-        """With those of `names` that only the API server knows: a watch selects by label, and others have none."""
+        """Children by (kind, name), with those of `names` that only the API server knows: a watch selects by label."""
         children = {
             (kind.kind, name_of(child)): child
             for kind in (kinds.CONFIG_MAP, kinds.NETWORK_POLICY)
@@ -205,6 +210,12 @@ def standing_warning(events: Iterable[Object], subject: Object) -> str:
     return f"{newest.get('reason', '')}: {newest.get('message', '')}" if is_warning else ""
 
 
+def last_warning(events: Iterable[Object], _pod: Object) -> str:
+    """The newest warning of a pod that ended; what follows it is only how the kubelet ends it."""
+    newest = max((event for event in events if event.get("type") == "Warning"), key=_event_s, default={})
+    return f"{newest.get('reason', '')}: {newest.get('message', '')}" if newest else ""
+
+
 def node_in_the_making(events: Iterable[Object], _pod: Object) -> str:
     """What an autoscaler last said of `_pod`, if that is that it makes a node for it; else empty."""
     words = [event for event in events if _is_of_autoscaler(event)]
@@ -238,6 +249,11 @@ def _silent(pods: tuple[Object, ...], jobs: list[Object], job_pods: tuple[Object
         by_job[label(pod, JOB_NAME_LABEL)].append(pod)
     podless = [job for job in jobs if not is_finished(job) and pod_of(job, by_job[name_of(job)]) is None]
     return [*(pod for pod in created if is_being_created(pod)), *podless]
+
+
+def _unexplained(pods: Iterable[Object]) -> list[Object]:
+    """Newest pods that ended for good, where the kubelet gives no reason in their status."""
+    return [pod for pod in ended_pods(pods)[:_ENDED_PODS_READ] if is_ended_without_reason(pod)]
 
 
 def _measures_for(job: Object, service: Object) -> bool:

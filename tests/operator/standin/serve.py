@@ -20,6 +20,7 @@ from outrider_crds.runtime_config import (
     HOT_FILE,
     LIVE_PATH,
     METRICS_PATH,
+    MODEL_CACHE_DIR,
     PODINFO_DIR,
     PRODUCT_ANNOTATION,
     PROFILES_DIR,
@@ -200,6 +201,8 @@ def main() -> None:
     behaviour = Behaviour.read(os.environ)
     if behaviour.crash:
         sys.exit("the stand-in was told to crash: no such weights")
+    if behaviour.fill_bytes:
+        Path(MODEL_CACHE_DIR, "weights").write_bytes(bytes(behaviour.fill_bytes))
     runtime = Runtime(BootConfig.model_validate_json(arguments.config.read_bytes()), behaviour)
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())

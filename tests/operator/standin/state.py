@@ -59,6 +59,8 @@ class Behaviour:
     """Name of a drafter: a candidate that has it gives 30% less goodput, unless the stable arm has it, too."""
     without_canary: bool = False
     """The state has no `canary`, as in a release that does not know it."""
+    fill_bytes: int = 0
+    """Written to the model cache at the start."""
     answer: str = ""
     """How the state endpoint answers: "digits" (a counter of 400), "huge" (10^30 tokens), "endless", "halves" (in two
     parts with a pause); as it should when empty. With "real" the runtime's own server answers on that port."""
@@ -81,6 +83,7 @@ class Behaviour:
             canary_failures=int(number("CANARY_FAILURES", 0)),
             worse=environment.get("STANDIN_WORSE", ""),
             without_canary="STANDIN_WITHOUT_CANARY" in environment,
+            fill_bytes=int(environment.get("STANDIN_FILL_BYTES", 0)),
             answer=environment.get("STANDIN_ANSWER", ""),
         )
 

@@ -41,7 +41,7 @@ async def test_a_new_service_shows_its_conditions_before_anything_is_made() -> N
 
 
 async def test_first_look_at_a_new_service_reads_nothing() -> None:
-    """Of 150 new ones on a busy machine one in twenty waited over 72 s: each asked for five absent children first."""
+    """One in twenty of 150 new services waited over 72 s on a busy machine: each read five absent children first."""
     api = TakingApi()
     reconciler = _reconciler(api)
     await reconciler.reconcile(CHAT)
