@@ -58,6 +58,7 @@ _POLICIES_FOR_S = 30.0
 _NODE_IS_MADE = frozenset({"TriggeredScaleUp", "Nominated"})
 """Reasons of the cluster-autoscaler and of Karpenter."""
 _NO_NODE_IS_MADE = frozenset({"NotTriggerScaleUp", "FailedScaleUp", "FailedToScaleUpGroup"})
+_OF_PROBES = frozenset({"Unhealthy", "ProbeWarning"})
 _KARPENTER = "karpenter"
 """Reporter; its refusal has the scheduler's own reason."""
 _LATE_S = 10.0
@@ -211,8 +212,9 @@ def standing_warning(events: Iterable[Object], subject: Object) -> str:
 
 
 def last_warning(events: Iterable[Object], _pod: Object) -> str:
-    """The newest warning of a pod that ended; what follows it is only how the kubelet ends it."""
-    newest = max((event for event in events if event.get("type") == "Warning"), key=_event_s, default={})
+    """The newest warning of a pod that ended; probes that failed meanwhile, and the kill that follows, end none."""
+    warnings = (event for event in events if event.get("type") == "Warning" and event.get("reason") not in _OF_PROBES)
+    newest = max(warnings, key=_event_s, default={})
     return f"{newest.get('reason', '')}: {newest.get('message', '')}" if newest else ""
 
 

@@ -42,8 +42,8 @@ BOOT_TOKENS_ANNOTATION = "outrider.dev/boot-draft-tokens"
 CONTENTS_ANNOTATION = "outrider.dev/contents"
 """On the Deployment, which hands it to its ReplicaSets: digest of the revision's contents, too long to forge."""
 READY_ANNOTATION = "outrider.dev/ready-revision"
-"""On the Deployment: the newest revision that had a ready pod. The status has it as well, until a CRD of an earlier
-release, which knows no such field, takes it out."""
+"""Annotation of the Deployment: the newest revision that had a ready pod. The status has it as well, until a CRD of an
+earlier release, which knows no such field, takes it out."""
 _DIGEST_LENGTH = 64
 TEMPLATE_KEY = "pod-template.json"
 _MOST_STORED = 16
