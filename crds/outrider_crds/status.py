@@ -23,6 +23,8 @@ class ConditionType(StrEnum):
     SPECULATION_ACTIVE = "SpeculationActive"
     GOODPUT_HEALTHY = "GoodputHealthy"
     SLO_ATTAINED = "SLOAttained"
+    RECONCILING = "Reconciling"
+    STALLED = "Stalled"
 
 
 class ConditionStatus(StrEnum):
@@ -87,6 +89,9 @@ class Reason(StrEnum):
     INFEASIBLE = "Infeasible"
     NO_SLO_CLASSES = "NoSLOClasses"
     METRICS_UNAVAILABLE = "MetricsUnavailable"
+    # Reconciling, Stalled
+    RECONCILED = "Reconciled"
+    NOT_STALLED = "NotStalled"
 
 
 class Condition(Model):

@@ -279,7 +279,7 @@ def test_every_condition_is_there_from_first_sight(services: dict[str, Service],
     """No condition is ever absent, and each says which generation it speaks of."""
     document = services[name].read()
     conditions = document["status"]["conditions"]
-    assert len({each["type"] for each in conditions}) == len(conditions) == 9
+    assert len({each["type"] for each in conditions}) == len(conditions) == 11
     assert {each["observedGeneration"] for each in conditions} == {document["metadata"]["generation"]}
 
 

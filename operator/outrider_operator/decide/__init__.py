@@ -16,6 +16,7 @@ from outrider_crds.spec import ProfilingMode, SpeculativeServiceSpec
 from outrider_crds.status import ConditionType, Reason, SpeculativeServiceStatus
 
 from outrider_operator.decide.conditions.availability import available, endpoint_ready
+from outrider_operator.decide.conditions.kstatus import with_kstatus
 from outrider_operator.decide.conditions.network import explained, why_unheard
 from outrider_operator.decide.conditions.profiles import Seen
 from outrider_operator.decide.conditions.rollout import (
@@ -276,7 +277,7 @@ def _unread(observed: Observed, children: Children, pods: Pods, why: str) -> Pla
         ConditionType.UPDATED: against,
         ConditionType.READY: endpoint_ready(pods, replicas, is_reachable=children.are_reachable),
     }
-    status = with_verdicts(_counted(observed, children, pods), told, observed.generation, observed.now)
+    status = with_verdicts(_counted(observed, children, pods), with_kstatus(told), observed.generation, observed.now)
     return Plan(status=status, events=events(observed.status, status))
 
 

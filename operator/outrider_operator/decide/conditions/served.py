@@ -10,6 +10,7 @@ from outrider_crds.status import ConditionType
 
 from outrider_operator.decide.conditions.availability import available, endpoint_ready
 from outrider_operator.decide.conditions.judgement import goodput_healthy, slo_attained, speculation_active
+from outrider_operator.decide.conditions.kstatus import with_kstatus
 from outrider_operator.decide.conditions.profiles import Seen, profile_statuses, profiles_ready
 from outrider_operator.decide.conditions.rollout import Rollout, progressing, updated
 from outrider_operator.decide.conditions.specification import accepted
@@ -43,7 +44,7 @@ class Served:
 def verdicts(served: Served, unschedulable_s: float) -> Verdicts:
     """A pod without a node for `unschedulable_s` has no room."""
     spec, pods, behaviour = served.spec, served.rollout.pods, served.behaviour
-    return {
+    own = {
         ConditionType.SPEC_VALID: served.rollout.refused or accepted(served.rewritten),
         ConditionType.PROFILES_READY: profiles_ready(served.seen, served.profiles),
         ConditionType.AVAILABLE: available(pods, spec.replicas),
@@ -54,6 +55,7 @@ def verdicts(served: Served, unschedulable_s: float) -> Verdicts:
         ConditionType.GOODPUT_HEALTHY: goodput_healthy(behaviour, spec),
         ConditionType.SLO_ATTAINED: slo_attained(behaviour, spec, served.profiles),
     }
+    return with_kstatus(own)
 
 
 def fields(served: Served) -> dict[str, Any]:

@@ -17,6 +17,8 @@ _FIGURE_CONDITIONS = frozenset(
     {ConditionType.SPECULATION_ACTIVE, ConditionType.GOODPUT_HEALTHY, ConditionType.SLO_ATTAINED}
 )
 """Their messages quote figures, and change as often."""
+_DERIVED = frozenset({ConditionType.RECONCILING, ConditionType.STALLED})
+"""They repeat what another one has an event for."""
 _QUIET = frozenset({Reason.PENDING, Reason.MEASURING, Reason.NO_TRAFFIC, Reason.NO_SLO_CLASSES, Reason.COMPLETE})
 """Not worth an event: `Updated` tells of a rollout that is complete."""
 _WELCOME_WHEN_FALSE = frozenset(
@@ -83,7 +85,7 @@ def _without_figures(status: SpeculativeServiceStatus) -> SpeculativeServiceStat
 
 def _event(kind: ConditionType, old: SpeculativeServiceStatus, new: SpeculativeServiceStatus) -> Event | None:
     before, after = find_condition(old.conditions, kind), find_condition(new.conditions, kind)
-    if after is None or after.reason in _QUIET:
+    if after is None or after.reason in _QUIET or kind in _DERIVED:
         return None
     if before is not None and (before.status, before.reason) == (after.status, after.reason):
         return None
