@@ -7,7 +7,7 @@ PY := $(VENV)/bin/python
 SETUP := $(PYTHON3) -m setup
 PROCESSES ?= 2
 
-.PHONY: help demo test test-fast lint deps deps-fast code bench recording crds profile simulate clean
+.PHONY: help demo test test-fast lint deps deps-fast code bench recording crds docs profile simulate clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | column -t -s '|'
@@ -27,10 +27,15 @@ lint: deps-fast ## formatting, lint, types, import rules, generated files, words
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/outrider-crds --check
+	$(PY) -m setup.reference --check
 	$(PY) -m setup.words
 
-crds: deps-fast ## write the CustomResourceDefinition from the models
+crds: deps-fast ## write what is generated from the models, the chart and the programs: the CRD, docs/reference
 	$(VENV)/bin/outrider-crds
+	$(PY) -m setup.reference
+
+docs: deps-fast ## build the documentation's site in .outrider/site; a broken link fails
+	$(VENV)/bin/mkdocs build --strict
 
 bench: $(if $(ONLY),deps,code) ## the bars, on paired replays of recorded proposals, in at most MINUTES=20 (ONLY=real_cores: that benchmark)
 	$(PY) -m bench.$(or $(ONLY),replay) $(if $(MINUTES),--minutes $(MINUTES))

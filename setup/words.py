@@ -31,7 +31,7 @@ PREPOSITIONS = re.compile(
 )
 WORDS = re.compile(
     r"\b(told|asked|nobody|whoever|everybody|somebody|who|whom|dear|dearer|dearest|strangers?|beside|anew|bears?"
-    r"|hang(?:s|ing)?[ _]on|hazards?|holes?|ragged|truth|gated)\b",
+    r"|hang(?:s|ing)?[ _]on|hazards?|holes?|ragged|truth|gated(?! (?:model|repositor)))\b",
     re.IGNORECASE,
 )
 NAMES = frozenset(("told", "asked", "given", "found", "held", "wanted", "one", "each", "here", "now"))

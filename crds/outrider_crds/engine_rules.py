@@ -89,7 +89,7 @@ def cel_sets_none(arguments: tuple[str, ...], engine: str = "self", *, prefixes:
 
 
 def sets_none(arguments: tuple[str, ...], engine: Engine, *, prefixes: bool = False) -> bool:
-    """As the CEL above."""
+    """Whether no argument sets any of `arguments`: the CEL above, over the model."""
     pattern = _pattern(arguments, prefixes=prefixes)
     return not any(re.fullmatch(pattern, argument) for argument in engine.extra_args)
 

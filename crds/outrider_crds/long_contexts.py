@@ -15,14 +15,14 @@ ACCEPTED = 0.8
 BATCHES = (1, 4, 16, 64)
 SHORTEST_TOKENS, LONGEST_TOKENS = 64, 1_000_000
 _CLOSE = 1.01
-"""Two digits are told: the model knows no more."""
+"""Ratio of two contexts that count as one: two digits are reported, as the model knows no more."""
 
 
 @dataclass(frozen=True)
 class SelfDraft:
     target: StepCost
     draft: StepCost
-    """Of a pass over no more than the budget."""
+    """Cost of a pass over no more than the budget."""
     budget_tokens: int
     most_tokens: int
     """Largest draft length."""
@@ -34,7 +34,7 @@ class SelfDraft:
     """That all of them may take."""
 
     def speedup(self, context: float, batch: int) -> float:
-        """Over plain decoding, at the draft length that suits best; below 1 where none pays."""
+        """Goodput / plain goodput at the best draft length; below 1 where none pays."""
         return self._speedups(batch)(context)
 
     def longest_tokens(self, batch: int) -> int:
@@ -48,7 +48,7 @@ class SelfDraft:
         lost = _last_loss(self._gains(batch, beyond=True), self.budget_tokens, longest)
         if lost is None:
             lost = _last_loss(self._gains(batch, beyond=False), 0, min(self.budget_tokens, longest))
-        return None if lost == longest else _told(lost or 0, longest)
+        return None if lost == longest else _reported(lost or 0, longest)
 
     def inflection_tokens(self) -> int | None:
         """MagicDec's S_inflection: the shortest context from which on a larger batch gains no less, up to the longest
@@ -63,7 +63,8 @@ class SelfDraft:
         return _from_which_on(gains, self.longest_tokens(self.batches[-1])) if len(speedups) > 1 else None
 
     def _speedups(self, batch: int) -> Callable[[float], float]:
-        """Of a context. What does not hang on it is priced once: an operator judges hundreds of profiles."""
+        """Speed-up as a function of the context. What does not depend on it is priced once: an operator judges
+        hundreds of profiles."""
         lengths = self._lengths(batch)
         plain_s, plain_token_s = _line(self.target, batch, 1)
 
@@ -141,8 +142,8 @@ def _from_which_on(holds: Callable[[float], bool], longest: int) -> int | None:
     while context > shorter * _CLOSE:
         middle = math.sqrt(shorter * context)
         shorter, context = (shorter, middle) if holds(middle) else (middle, context)
-    return _told(context, longest)
+    return _reported(context, longest)
 
 
-def _told(context: float, longest: int) -> int:
+def _reported(context: float, longest: int) -> int:
     return min(round(float(f"{context:.2g}")), longest)

@@ -43,22 +43,22 @@ class Metric:
 
     name: str
     labels: tuple[str, ...] = ()
-    """Beside the group's."""
+    """Labels that are added to the group's."""
     series: Callable[[Any, Any], Iterable[Labelled]] | None = None
     """(the model, the field's value) -> its series; None: the value itself, 1 for a text that is not empty, nothing for
     None."""
     bounds_s: tuple[float, ...] = ()
-    """Of a histogram."""
+    """Upper bounds of a histogram's buckets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Of the metrics that a model declares, as its class variable `METRICS`: a section of the reference."""
+    """A section of the reference: the metrics that a model declares, as its class variable `METRICS`."""
 
     title: str
     text: str = ""
     label: str = ""
-    """With the item's `name`, where the model stands in a list; else with the name of the field."""
+    """Label that carries the item's `name`, where the model stands in a list; else the name of the field."""
 
 
 @dataclass(frozen=True, slots=True)

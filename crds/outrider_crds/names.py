@@ -25,9 +25,9 @@ ABSOLUTE_PATTERN = "^/"
 MOUNT_PATTERN = "^(/[^/:]+)+$"
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=NAME_PATTERN)]
-"""Of a part of the resource (drafter, SLO class); it becomes part of others' names."""
+"""Name of a part of the resource (drafter, SLO class); it becomes part of others' names."""
 ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=DOMAIN_PATTERN)]
-"""Of an object in the service's namespace, or of a class of the cluster."""
+"""Name of an object in the service's namespace, or of a class of the cluster."""
 Product = Annotated[
     str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
 ]
@@ -37,7 +37,7 @@ LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=LABEL_VALUE
 ResourceName = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=RESOURCE_PATTERN)]
 """An extended resource: a domain, a slash and a name."""
 DataKey = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=DATA_KEY_PATTERN)]
-"""Of an entry in a Secret or ConfigMap."""
+"""Key of an entry in a Secret or ConfigMap."""
 VariableName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=VARIABLE_PATTERN)]
 Image = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=IMAGE_PATTERN)]
 HostFolder = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=ABSOLUTE_PATTERN)]

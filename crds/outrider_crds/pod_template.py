@@ -93,7 +93,7 @@ class VolumeMount(OpenModel):
 
 
 class PodTemplate(OpenModel):
-    """Beside these, any field of a pod's spec: `others`."""
+    """Any field of a pod's spec; those that are not declared here are in `others`."""
 
     labels: Annotated[dict[str, Text], Field(max_length=32)] = {}
     """Further labels of serving and profiling pods."""
@@ -108,6 +108,6 @@ class PodTemplate(OpenModel):
     volumes: Annotated[list[Volume], Field(max_length=32), MapList("name")] = []
     """Further volumes, of any kind that Kubernetes has."""
     volume_mounts: Annotated[list[VolumeMount], Field(max_length=32), MapList("mountPath")] = []
-    """Where the runtime container mounts them."""
+    """Mounts of the runtime container."""
     image: Image | None = None
     """Runtime image; the release's own when absent."""

@@ -65,11 +65,11 @@ class StepCost(Model):
     per_context_query_s: Seconds = 0.0
     per_logits_token_s: Seconds = 0.0
     """The model's head and the sampler, for each token that may be sampled from; absent in profiles of releases that
-    took a token of a prompt for as dear."""
+    priced a prompt's tokens alike."""
     constant_s: Seconds = 0.0
 
     def seconds(self, context: float, batch: int, tokens: int) -> float:
-        """Of a step of `batch` requests with `context` cached tokens each, and `tokens` tokens each to sample from."""
+        """Seconds of a step of `batch` requests with `context` cached tokens and `tokens` to sample from each."""
         return self.without_context_s(batch, tokens) + context * self.context_token_s(batch, tokens)
 
     def without_context_s(self, batch: int, tokens: int) -> float:
@@ -97,7 +97,7 @@ def _takes_time(cost: StepCost) -> StepCost:
 
 
 TimedCost = Annotated[StepCost, AfterValidator(_takes_time)]
-"""Of passes that take time: what no device can do is no measurement."""
+"""Cost of passes that take time: what no device can do is no measurement."""
 Costs = Annotated[dict[ExecutionMode, TimedCost], Field(min_length=1)]
 
 
@@ -117,7 +117,7 @@ class TargetProfile(Contract):
     spread_percent: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Run-to-run spread of one shape; a large one means that the machine was noisy."""
     most_requests: Count = None
-    """Of the largest batch that was measured."""
+    """Requests in the largest batch that was measured."""
     request_tokens: Count = None
     """That a request may take in the engine that was measured."""
     kv_tokens: Count = None
@@ -140,7 +140,7 @@ class DrafterProfile(Contract):
     first_pass: StepCost = StepCost()
     """What the first pass costs beyond that; absent in profiles of releases that did not measure it."""
     most_requests: Count = None
-    """Of the largest batch that was measured."""
+    """Requests in the largest batch that was measured."""
     budget_tokens: Count = None
     """That a pass reads of each request at most, in whole pages of the engine's KV cache; absent without a window."""
     error_percent: Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -18,11 +18,11 @@ class Rule:
     on: type[Model]
     cel: str
     holds: Callable[[Any], bool]
-    """The same as `cel`, over the model."""
+    """What `cel` says, as a function of the model."""
     message: str
     """One sentence: what is wrong and what to do."""
     field: str = ""
-    """Where below `on` to point, for example ".accelerator.count"."""
+    """Path below `on` that the error points at, for example ".accelerator.count"."""
 
     def for_api_server(self) -> dict[str, str]:
         """The entry of `x-kubernetes-validations`."""

@@ -1,4 +1,4 @@
-"""Rules that span fields: one table, held by the API server as CEL and by `serve -f` as the predicate beside it.
+"""Rules that span fields: one table, held by the API server as CEL and by `serve -f` as a predicate of the model.
 
 A rule belongs to a model and holds wherever that model stands in the resource. The two forms of a rule must agree:
 the corpus in tests/corpus goes through both, and so do random manifests.

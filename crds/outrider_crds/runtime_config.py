@@ -94,7 +94,7 @@ class HotConfig(Contract):
     slo_classes: list[SLOClass] = []
     default_slo_class: str | None = Field(default=None, alias="defaultSLOClass")
     paused_drafters: list[str] | None = None
-    """None: every drafter may be asked."""
+    """Drafters that propose nothing; None: every drafter may propose."""
     drafter_order: list[str] | None = None
     """Names of the pool's drafters, the one that mode Static asks first; None: the order at boot."""
     canary: CanaryConfig | None = None

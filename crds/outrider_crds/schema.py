@@ -1,4 +1,4 @@
-"""From a pydantic model to the structural schema that a CustomResourceDefinition wants.
+"""The structural schema that a CustomResourceDefinition wants, made from a pydantic model.
 
 Structural means here: no references, no `anyOf` with null (absent and null are the same to the API server unless
 a field is nullable, and none is), no titles, and `additionalProperties` only for maps.
@@ -43,11 +43,11 @@ class _Translation:
         return _with_default(result | self._children(source))
 
     def _resolved(self, source: JsonObject) -> JsonObject:
-        """What stands beside a reference (a field's own description and default) wins over the definition's."""
+        """A field's own description and default win over those of the definition's."""
         name = source["$ref"].rsplit("/", 1)[1]
-        beside = {k: v for k, v in source.items() if k != "$ref"}
+        siblings = {k: v for k, v in source.items() if k != "$ref"}
         rules = self.rules_of(name)
-        return {**self.definitions[name], **beside, **({"x-kubernetes-validations": rules} if rules else {})}
+        return {**self.definitions[name], **siblings, **({"x-kubernetes-validations": rules} if rules else {})}
 
     def _children(self, source: JsonObject) -> JsonObject:
         children: JsonObject = {}
@@ -65,8 +65,8 @@ def _without_null(source: JsonObject) -> JsonObject:
     if "anyOf" not in source:
         return source
     (only,) = [branch for branch in source["anyOf"] if branch != {"type": "null"}]
-    beside = {k: v for k, v in source.items() if k != "anyOf" and not (k == "default" and v is None)}
-    return {**only, **beside}
+    siblings = {k: v for k, v in source.items() if k != "anyOf" and not (k == "default" and v is None)}
+    return {**only, **siblings}
 
 
 def _with_default(node: JsonObject) -> JsonObject:

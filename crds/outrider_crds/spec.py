@@ -30,7 +30,7 @@ MOST_PRODUCTS = 8
 MOST_SLO_CLASSES = 8
 MOST_DRAFT_TOKENS = 16
 SINK_TOKENS = 16
-"""At the beginning of a request, that a drafter with a window reads unless it is told otherwise."""
+"""Tokens at the beginning of a request that a drafter with a window reads by default."""
 MOST_WINDOW_TOKENS = 1_000_000
 
 
@@ -73,7 +73,7 @@ class ModelRef(Model):
     revision: ShortText | None = None
     """Commit, tag or branch on the hub. Pin a commit in production."""
     source: ModelSource = ModelSource(hub=HubSource())
-    """Where the weights come from: exactly one of hub, pvc, hostPath."""
+    """Source of the weights: exactly one of hub, pvc, hostPath."""
 
 
 class DraftMethod(StrEnum):
@@ -123,7 +123,7 @@ class SparseSelf(Model):
 
     @property
     def tokens(self) -> int:
-        """Of a request that a draft pass reads at most, before they are rounded up."""
+        """Most tokens of a request that a draft pass reads, before they are rounded up."""
         return self.sink_tokens + self.window_tokens
 
 
@@ -151,7 +151,7 @@ class Drafter(Model):
     """The multi-token prediction layer of the target's own checkpoint proposes tokens one by one (engine.backend vLLM
     only)."""
     paused: bool = False
-    """It stays loaded and is not asked. Changing it restarts nothing."""
+    """The drafter stays loaded and proposes nothing. Changing it restarts nothing."""
 
     @property
     def neural(self) -> NeuralDraft | None:
@@ -313,7 +313,7 @@ class MetricsSource(StrEnum):
 
 class Metrics(Model):
     source: MetricsSource = MetricsSource.PODS
-    """Where the status figures come from: the pods' state endpoints, or the Prometheus that the chart names."""
+    """Source of the status figures: the pods' state endpoints, or the Prometheus that the chart names."""
 
 
 class SpeculativeServiceSpec(Model):
@@ -343,9 +343,9 @@ class SpeculativeServiceSpec(Model):
     paused: bool = False
     """True stops rollouts and profiling; the pods serve on."""
     model_cache: ModelCache = ModelCache(empty_dir=EmptyDirCache())
-    """Where downloaded models are kept: exactly one of pvc, emptyDir."""
+    """Place of downloaded models: exactly one of pvc, emptyDir."""
     metrics: Metrics = Metrics()
-    """Where the status figures come from."""
+    """Source of the status figures."""
     pod_template: PodTemplate = PodTemplate()
     """Any field of a pod's spec, merged into what Outrider writes: maps by key, lists by name, null removes. Kubernetes
     validates it; docs/how-to/shape-pods.md names the few that are Outrider's."""

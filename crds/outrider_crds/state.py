@@ -2,7 +2,7 @@
 
 Counters only grow, so that a reader takes differences over a window of its own and sums them over pods;
 `started_at` tells it that a process is a new one. The Prometheus metrics are made of the same document: what a field is
-called there stands beside it (`metrics`).
+called there stands with it (`metrics`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Verification(StrEnum):
     VARLEN = "Varlen"
     """Another length for each request as well as the same for all: graphs fit both, or there are none (CPU)."""
     UNIFORM = "Uniform"
-    """The same length for all requests, in one whole CUDA graph. Lengths that differ run in pieces, at a price of their
+    """One length for all requests, in one whole CUDA graph. Lengths that differ run in pieces, at a price of their
     own."""
 
 
@@ -74,7 +74,7 @@ class DrafterMemory(Model):
     """What a drafter takes of each device, used or not."""
 
     weight_bytes: int
-    """Of its weights, less what it shares with the target."""
+    """Bytes of its weights, less what it shares with the target."""
     kv_bytes_per_token: int
     """What a cached token takes in its layers."""
     concurrency_percent: float
@@ -235,7 +235,7 @@ class ChoiceState(Model):
     """1 for the reason of the present choice, 0 for the others. Label `reason`: `Pays`, `NotWorthIt` (no speculation is
     the right choice), `Off`, `NoDrafter`, `NoTraffic`, `Measuring`."""
     gated: Annotated[bool, Metric("outrider_drafts_gated")] = False
-    """1 while some draft was not worth its time for a while, as under load: prompts pass it by, and holes stay open."""
+    """1 while some draft was not worth its time for a while, as under load: prompts pass it by, and KV gaps stay."""
     running: Annotated[int, Metric("outrider_requests_running")] = 0
     """Requests in the last engine step."""
 
@@ -266,7 +266,7 @@ class RuntimeState(Contract):
     """Always 1; what runs in this pod. Labels `revision`, `config_hash` (digest of the hot config in force), `product`
     (as the node's label names it), `device`, `engine_version`, `target_key` (of the latency profile looked up)."""
     config_hash: str
-    """Of the HotConfig in force."""
+    """Digest of the HotConfig in force."""
     config_error: Annotated[str, Metric("outrider_config_error")] = ""
     """The mounted hot config cannot be used: 1 with a sentence in the state. The one before it stays in force."""
     started_at: Annotated[float, Metric("outrider_started_timestamp_seconds")]
@@ -286,7 +286,7 @@ class RuntimeState(Contract):
     steps: Annotated[int, Metric("outrider_steps_total")] = 0
     """Engine steps that ran the model."""
     speculative_steps: Annotated[int, Metric("outrider_speculative_steps_total")] = 0
-    """Engine steps for which drafters were asked, whether they had proposals or not."""
+    """Engine steps in which drafters ran, whether they had proposals or not."""
     output_tokens: Annotated[int, Metric("outrider_output_tokens_total")] = 0
     """Tokens that reached users. Its rate is the goodput."""
     busy_s: Annotated[float, Metric("outrider_busy_seconds_total")] = 0.0
@@ -308,7 +308,7 @@ class RuntimeState(Contract):
     decision_s: Annotated[float, Metric("outrider_decision_seconds_total")] = 0.0
     """Seconds spent deciding. Divide by `outrider_steps_total` for the cost of a decision."""
     caught_up_tokens: Annotated[int, Metric("outrider_caught_up_tokens_total")] = 0
-    """Tokens that a draft model ran over to close holes in its KV, so that running requests are drafted for again after
+    """Tokens that a draft model ran over to close gaps in its KV, so that running requests are drafted for again after
     a time without the draft."""
     catch_up_s: Annotated[float, Metric("outrider_catch_up_seconds_total")] = 0.0
     """Seconds that took, as measured on the device."""

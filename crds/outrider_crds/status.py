@@ -115,7 +115,7 @@ class Summary(Model):
     goodput: Text = ""
     """Tokens per second that reach users, over all pods."""
     speedup: Text = ""
-    """Measured goodput against that of the same pods without speculation; empty until it can be told from 1."""
+    """Goodput / that of the same pods without speculation, as measured; empty until it differs from 1 beyond noise."""
     acceptance: Text = ""
     """Share of tried draft tokens that the target accepted."""
     slo: Text = ""
@@ -178,7 +178,7 @@ class BreakEven(Model):
     requests: int
     """That decode at a time."""
     context_tokens: int
-    """Of each, from which on drafting pays; 0: at any."""
+    """Tokens of each request from which on drafting pays; 0: at any."""
 
 
 class LongContextStatus(Model):
@@ -187,7 +187,7 @@ class LongContextStatus(Model):
     drafter: Text
     """Its name in the pool."""
     break_even: Annotated[list[BreakEven], Field(max_length=8)] = []
-    """By batch size, of those that were measured. One is left out where drafting does not pay at the longest context
+    """Break-even context by measured batch size. One is left out where drafting does not pay at the longest context
     that a request may take and the KV cache holds."""
     inflection_tokens: int | None = None
     """Context from which on a larger batch gains more (MagicDec's S_inflection), 0: at any; absent where there is none
@@ -204,7 +204,7 @@ class ProfileStatus(Model):
     profiled_at: Text = ""
     """When it was measured."""
     long_contexts: Annotated[list[LongContextStatus], Field(max_length=8), MapList("drafter")] = []
-    """Where drafting over a window of the context pays, of each SparseSelf drafter that was profiled."""
+    """Contexts at which drafting over a window pays, of each SparseSelf drafter that was profiled."""
     stale: bool = False
     """It is older than spec.profiling.maxAge, or does not fit the pods' device or engine."""
     failed_key: Text = ""

@@ -1,4 +1,4 @@
-"""YAML as kubectl and the API server read it: what they take for a number, a truth value or a repeated key.
+"""YAML as kubectl and the API server read it: what they take for a number, a boolean or a repeated key.
 
 They use a YAML 1.1 reader of their own (go-yaml v2) and go through JSON: `Off` is false, `1e3` is 1000, `1:30` and
 a date are text, keys become text, and a key that stands twice is an error. A manifest must mean the same here.

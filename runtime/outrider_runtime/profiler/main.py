@@ -34,7 +34,7 @@ class UsageError(Exception):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Exit code 0 when something was measured, 1 when nothing could be, 2 for a wrong command line."""
     signal.signal(signal.SIGTERM, _terminated)
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         wanted, paths = _wanted(options)
         budget_s = seconds(options.time_budget)
@@ -112,7 +112,8 @@ def _terminated(_signal: int, _frame: FrameType | None) -> None:
     sys.exit(TERMINATED)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The program's options."""
     parser = argparse.ArgumentParser(
         prog="outrider-profile",
         description="Measure what engine steps of a target and its drafters cost on this hardware.",

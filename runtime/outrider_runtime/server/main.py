@@ -28,6 +28,7 @@ from outrider_runtime.server.hot_manifest import follow_manifest
 from outrider_runtime.server.listeners import listen
 from outrider_runtime.server.serve import Listeners, serve
 
+SERVE = "serve a model with speculative decoding that tunes itself"
 LOOPBACK = "127.0.0.1"
 POD_DRAIN_GRACE_S = 5.0
 
@@ -92,7 +93,18 @@ def _serving(options: argparse.Namespace, run_dir: Path) -> Serving:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="outrider-runtime", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("serve", help="serve a model with speculative decoding that tunes itself")
+    _add_serve_options(commands.add_parser("serve", help=SERVE))
+    return parser
+
+
+def serve_parser() -> argparse.ArgumentParser:
+    """The command `serve` alone, for the reference."""
+    parser = argparse.ArgumentParser(prog="outrider-runtime serve", description=SERVE)
+    _add_serve_options(parser)
+    return parser
+
+
+def _add_serve_options(command: argparse.ArgumentParser) -> None:
     source = command.add_mutually_exclusive_group()
     source.add_argument("--config", type=Path, default=Path(BOOT_FILE), help="boot config, as the operator mounts it")
     source.add_argument("-f", "--manifest", type=Path, help="serve this SpeculativeService without Kubernetes")
@@ -121,7 +133,6 @@ def _parser() -> argparse.ArgumentParser:
         type=_duration,
         help="after that, running requests may take so long (default: until they finish)",
     )
-    return parser
 
 
 def _duration(text: str) -> float:

@@ -31,7 +31,7 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Exit code 2 for input that cannot be simulated, with a sentence on stderr that says why."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         _simulate(options)
     except SimulationError as error:
@@ -109,7 +109,8 @@ def _write(folder: Path, deployment: Deployment, words: str, found: Sequence[Fig
     print(f"\nwritten: {', '.join(map(str, written))}")
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The program's options."""
     parser = argparse.ArgumentParser(
         prog="outrider-simulate",
         description="Run Outrider's controller in a simulated engine: any pool, on any hardware, under any load.",
