@@ -72,7 +72,7 @@ class StepCost(Model):
         """Seconds of a step of `batch` requests with `context` cached tokens and `tokens` to sample from each."""
         return self.without_context_s(batch, tokens) + context * self.context_token_s(batch, tokens)
 
-    def without_context_s(self, batch: int, tokens: int) -> float:
+    def without_context_s(self, batch: float, tokens: float) -> float:
         batched = batch * tokens
         return (
             self.constant_s

@@ -213,6 +213,17 @@ class ProfileStatus(Model):
     """What went wrong with the measurement, with the pod's own last lines."""
 
 
+class DemandStatus(Model):
+    product: Text
+    """One of spec.accelerator.products."""
+    replicas: Text
+    """Pods on this product that the load of the last window takes at the SLO."""
+    requests: int
+    """Requests that a pod decodes at a time at the tightest `tpot` among the classes with traffic."""
+    tokens_per_second: Text
+    """What a pod gives at that."""
+
+
 class SpeculativeServiceStatus(Model):
     """What Outrider observed."""
 
@@ -247,3 +258,5 @@ class SpeculativeServiceStatus(Model):
     """Each drafter of the pool."""
     profiles: Annotated[list[ProfileStatus], Field(max_length=8), MapList("product")] = []
     """The latency profile of each product."""
+    demand: Annotated[list[DemandStatus], Field(max_length=8), MapList("product")] = []
+    """Replicas that the load takes, for each product that can keep the SLO. Advice: Outrider itself does not scale."""

@@ -16,6 +16,7 @@ from outrider_operator.condition_metrics import ServiceConditions
 from outrider_operator.configuration import Configuration, ConfigurationError, read_configuration
 from outrider_operator.controller import Controller
 from outrider_operator.decide import decide
+from outrider_operator.demand_metrics import ServiceDemand
 from outrider_operator.kubernetes_api import KubernetesApi, load_configuration
 from outrider_operator.model import Settings
 
@@ -39,6 +40,7 @@ async def _run(configuration: Configuration) -> bool:
     api = KubernetesApi(client)
     controller = Controller(configuration, api, settings_of(configuration), decide)
     prometheus_client.REGISTRY.register(ServiceConditions(controller.services))
+    prometheus_client.REGISTRY.register(ServiceDemand(controller.services))
     try:
         async with (
             metrics_page.serving(configuration.metrics_port),

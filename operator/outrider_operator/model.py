@@ -112,6 +112,10 @@ class Figures:
     output_tokens: float = 0.0
     request_steps: float = 0.0
     """(request, step) pairs, speculative or not."""
+    busy_s: float = 0.0
+    """Seconds of engine steps."""
+    busy_steps: float = 0.0
+    """Engine steps in those."""
     drafters: Mapping[str, DrafterFigures] = field(default_factory=dict)
     drafters_long: Mapping[str, DrafterFigures] = field(default_factory=dict)
     """In the probes' longer window: one that is only tried now and then may have no trial in this one."""

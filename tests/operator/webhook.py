@@ -46,7 +46,7 @@ class HoldingWebhook:
         """Calls whose caller went before they were answered."""
         self._released = threading.Event()
         self._lock = threading.Lock()
-        certificate = _certificate(address, folder)
+        certificate = certificate_for(address, folder)
         self._server = http.server.ThreadingHTTPServer((address, 0), self._handler())
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, certificate.with_name("key"))
@@ -106,7 +106,7 @@ def _denial(review: dict[str, Any]) -> dict[str, Any]:
     return {**review, "response": {"uid": review["request"]["uid"], "allowed": False, "status": status}}
 
 
-def _certificate(address: str, folder: Path) -> Path:
+def certificate_for(address: str, folder: Path) -> Path:
     """Self-signed for the address, its key beside it."""
     certificate = folder / "webhook.crt"
     subprocess.run(

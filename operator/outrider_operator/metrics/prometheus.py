@@ -62,6 +62,8 @@ _DRAFTERS: Metrics = {
 _COUNTERS: Metrics = {
     **_DRAFTERS,
     "outrider_output_tokens_total": ((), _fixed("output_tokens")),
+    "outrider_busy_seconds_total": ((), _fixed("busy_s")),
+    "outrider_steps_total": ((), _fixed("steps")),
     "outrider_draft_length_request_steps_total": ((), _fixed("request_steps")),
     "outrider_slo_class_finished_total": (("slo_class",), _slo_class("finished")),
     "outrider_slo_class_attained_total": (("slo_class",), _slo_class("attained")),

@@ -17,6 +17,7 @@ from outrider_operator.decide.conditions.specification import accepted
 from outrider_operator.decide.conditions.verdict import Verdicts
 from outrider_operator.decide.figures import status as figure_status
 from outrider_operator.decide.figures.behaviour import Behaviour
+from outrider_operator.decide.figures.demand import demand
 from outrider_operator.decide.profiling.product_profiles import ProductProfile
 from outrider_operator.model import Rejection
 
@@ -67,11 +68,11 @@ def fields(served: Served) -> dict[str, Any]:
         "newer_runtime_image": asked.newer_image,
         "drafts": figure_status.drafts(served.behaviour, spec, served.profiles),
         "profiles": profile_statuses(served.seen, served.profiles),
-        **_figures(served.behaviour, spec),
+        **_figures(served.behaviour, spec, served.profiles),
     }
 
 
-def _figures(behaviour: Behaviour, spec: SpeculativeServiceSpec) -> dict[str, Any]:
+def _figures(behaviour: Behaviour, spec: SpeculativeServiceSpec, profiles: list[ProductProfile]) -> dict[str, Any]:
     if behaviour.between_windows:
         return {}
     figures = behaviour.windows.current
@@ -79,4 +80,5 @@ def _figures(behaviour: Behaviour, spec: SpeculativeServiceSpec) -> dict[str, An
         "summary": figure_status.summary(spec, figures),
         "goodput": figure_status.goodput(figures),
         "slo_classes": figure_status.slo_classes(spec, figures),
+        "demand": demand(spec, figures, profiles),
     }

@@ -12,7 +12,7 @@ from outrider_operator.decide.conditions.verdict import Verdicts
 from outrider_operator.plan import Event
 
 FIGURES_EVERY_S = 15.0
-_FIGURE_FIELDS = frozenset({"summary", "goodput", "slo_classes", "drafts"})
+_FIGURE_FIELDS = frozenset({"summary", "goodput", "slo_classes", "drafts", "demand"})
 _FIGURE_CONDITIONS = frozenset(
     {ConditionType.SPECULATION_ACTIVE, ConditionType.GOODPUT_HEALTHY, ConditionType.SLO_ATTAINED}
 )

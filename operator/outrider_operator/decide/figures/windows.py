@@ -26,7 +26,7 @@ RARE_WINDOWS = 5
 """Probes, and the trials of a drafter that does not pay, are 1% of the steps: they are counted over so many windows."""
 _RARE = {"probe", "drafter", "steps", "speculative_steps"}
 _NAMED = {"drafter", "class"}
-_BY_REVISION = {"probe", "drafter", "steps", "speculative_steps", "request_steps"}
+_BY_REVISION = {"probe", "drafter", "steps", "speculative_steps", "request_steps", "busy_s"}
 """Counted of the pods of one revision only; the others are sums over all pods that users are served by."""
 _TOLERANCE = 0.1
 """A window may be shorter than asked by this share: looks are not taken to the second."""
@@ -118,6 +118,7 @@ def counters(state: RuntimeState) -> dict[Counter, float]:
     found: dict[Counter, float] = {
         ("output_tokens",): state.output_tokens,
         ("request_steps",): sum(state.draft_length_steps),
+        ("busy_s",): state.busy_s,
         ("steps",): state.steps,
         ("speculative_steps",): state.speculative_steps,
         ("probe", "count"): state.speedup.probes,
@@ -152,6 +153,8 @@ def figures_of(gained: Counters, rare: Counters, *, window_s: float, pods_answer
         request_steps=gained.get(("request_steps",), 0.0),
         drafters=_drafters(gained),
         drafters_long=_drafters(rare),
+        busy_s=gained.get(("busy_s",), 0.0),
+        busy_steps=gained.get(("steps",), 0.0),
         slo_classes={name: _slo_class(gained, name) for name in classes},
         steps=rare.get(("steps",), 0.0),
         speculative_steps=rare.get(("speculative_steps",), 0.0),
