@@ -105,6 +105,7 @@ def _printer_columns() -> list[JsonObject]:
         _column("Speedup", ".status.summary.speedup", "Measured against the same pods without speculation."),
         _column("Acceptance", ".status.summary.acceptance", "Share of tried draft tokens that the target accepted."),
         _column("SLO", ".status.summary.slo", "Attainment of the worst SLO class."),
+        _column("Rollout", ".status.rollout.summary", "The draft canary: its phase, requests of each arm, and gain."),
         # In `kubectl get -o wide`: which services a new release has left behind.
         _column("Upgrade", ".status.newerRuntimeImage", "Runtime image that it could move to.", priority=1),
         _column("Age", ".metadata.creationTimestamp", "Time since creation.", kind="date"),

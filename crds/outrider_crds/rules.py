@@ -31,6 +31,7 @@ from outrider_crds.spec import (
     PromptLookup,
     PvcSource,
     Rollout,
+    RolloutCanary,
     SLOClass,
     SpeculationMode,
     SpeculativeServiceSpec,
@@ -350,6 +351,13 @@ _PROCESS_RULES = (
         cel="self.drainTimeout <= duration('24h')",
         holds=lambda r: seconds(r.drain_timeout) <= 24 * 3600,
         message="drainTimeout must be at most 24h, for the old pod holds its hardware so long: write a shorter one",
+    ),
+    Rule(
+        on=RolloutCanary,
+        field=".timeout",
+        cel="self.timeout >= duration('1m') && self.timeout <= duration('168h')",
+        holds=lambda c: 60 <= seconds(c.timeout) <= 168 * 3600,
+        message="timeout of the canary must be 1m to 168h: requests decide, and it only ends what stays open",
     ),
 )
 

@@ -238,6 +238,7 @@ class Profiling(Model):
 
 class RolloutStrategy(StrEnum):
     ROLLING_UPDATE = "RollingUpdate"
+    DRAFT_CANARY = "DraftCanary"
 
 
 class OnMissingDrafter(StrEnum):
@@ -245,9 +246,35 @@ class OnMissingDrafter(StrEnum):
     CONTINUE = "Continue"
 
 
+class OnInconclusive(StrEnum):
+    HOLD = "Hold"
+    PROMOTE = "Promote"
+    ROLLBACK = "Rollback"
+
+
+class RolloutCanary(Model):
+    pods: Annotated[int, Field(ge=1, le=8)] = 1
+    """Canary pods of each product in use. Each hosts both pools."""
+    candidate_percent: Annotated[int, Field(ge=1, le=99)] = 50
+    """Share of a canary pod's requests that the candidate's drafters propose for."""
+    least_gain_percent: Annotated[int, Field(ge=-50, le=100)] = -3
+    """Line for the candidate's goodput against the stable pool's. Above it the candidate is rolled out, below it the
+    candidate fails; 0 or more: it must be better."""
+    min_requests: Annotated[int, Field(ge=10, le=1_000_000)] = 100
+    """Finished requests of each arm before the first judgement."""
+    timeout: Duration = "6h"
+    """Longest measurement; without a verdict by then, onInconclusive says what happens."""
+    on_inconclusive: OnInconclusive = OnInconclusive.HOLD
+    """Hold leaves the canary pod for a human to decide, Promote rolls the candidate out, Rollback takes the pod
+    away."""
+
+
 class Rollout(Model):
     strategy: RolloutStrategy = RolloutStrategy.ROLLING_UPDATE
-    """RollingUpdate replaces pods within maxSurge and maxUnavailable."""
+    """RollingUpdate replaces pods within maxSurge and maxUnavailable. DraftCanary first measures a changed draftPool
+    against the running one, on the same requests in a canary pod, and rolls it out once it is shown not to lose."""
+    canary: RolloutCanary = RolloutCanary()
+    """The measurement of strategy DraftCanary."""
     max_surge: Annotated[int, Field(ge=0, le=100)] = 1
     """Pods above `replicas` that a rollout may start."""
     max_unavailable: Annotated[int, Field(ge=0, le=100)] = 0

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field, WithJsonSchema
 
 from outrider_crds.base import MapList, Model
+from outrider_crds.state import ArmState
 
 Text = Annotated[str, Field(max_length=256)]
 Message = Annotated[str, Field(max_length=2048)]
@@ -73,6 +74,12 @@ class Reason(StrEnum):
     STALLED = "Stalled"
     NO_CAPACITY = "NoCapacity"
     DRAFTER_NOT_LOADED = "DrafterNotLoaded"
+    CANARY_STARTING = "CanaryStarting"
+    CANARY_MEASURING = "CanaryMeasuring"
+    CANARY_RUNNING = "CanaryRunning"
+    CANARY_FAILED = "CanaryFailed"
+    CANARY_ERROR = "CanaryError"
+    CANARY_INCONCLUSIVE = "CanaryInconclusive"
     PAUSED = "Paused"
     # SpeculationActive
     PAYS = "Pays"
@@ -224,6 +231,82 @@ class DemandStatus(Model):
     """What a pod gives at that."""
 
 
+class RolloutArm(Model):
+    name: Text
+    """stable, the running revision's pool, or candidate, that of the spec."""
+    requests: int = 0
+    """Finished requests."""
+    tokens_per_second: Text = ""
+    """Tokens / second of their steps' price at full batch, by the corrected latency model."""
+    attainment_percent: Text = ""
+    """Share of the requests with an SLO class that met it."""
+    failures: int = 0
+    """Times that a drafter was suspended after an error."""
+
+
+class RolloutProduct(Model):
+    product: Text
+    """One of spec.accelerator.products."""
+    requests: int = 0
+    """Finished requests of the arm that has fewer."""
+    gain_percent: Text = ""
+    """Candidate's goodput / stable's - 1; empty before minRequests."""
+    gain_range: Text = ""
+    """95% confidence range of the gain, valid at every look."""
+    measured: bool = False
+    """A canary pod of this product has reported."""
+
+
+class RolloutSums(Model):
+    product: Text
+    """Product of the pod."""
+    pod: Text = ""
+    """Name of a canary pod; empty: processes that have ended."""
+    started_at: float = 0.0
+    """Unix time at which the pod's process started."""
+    stable: ArmState = ArmState()
+    """Sums over the stable pool's requests."""
+    candidate: ArmState = ArmState()
+    """Sums over the candidate's requests."""
+
+
+class RolloutStatus(Model):
+    """The draft canary in progress, or the last one."""
+
+    phase: Text = ""
+    """Starting, Measuring, Promoting; at its end Successful, Failed, Error, Inconclusive, Superseded or Cancelled."""
+    cause: Text = ""
+    """Why it failed, cannot be measured or is inconclusive, in one word."""
+    candidate: Text = ""
+    """Revision of the spec; the annotations outrider.dev/promote, abort and retry name it."""
+    stable: Text = ""
+    """Revision that it is measured against, which the other pods run."""
+    observed_generation: int = 0
+    """metadata.generation that the phase was decided for."""
+    started_at: Text = ""
+    """When the measurement began."""
+    requests: int = 0
+    """Finished requests of the arm that has fewer."""
+    gain_percent: Text = ""
+    """Candidate's goodput / stable's - 1, of the product where it gains least."""
+    gain_range: Text = ""
+    """95% confidence range of the gain, valid at every look."""
+    summary: Text = ""
+    """Phase, requests and gain, for the printer column."""
+    arms: Annotated[list[RolloutArm], Field(max_length=2), MapList("name")] = []
+    """Both pools, summed over products."""
+    products: Annotated[list[RolloutProduct], Field(max_length=8), MapList("product")] = []
+    """The gain on each product; it must lose on none."""
+    message: Message = ""
+    """What was found, or how much longer it takes at this traffic."""
+    obeyed: Annotated[list[Text], Field(max_length=8)] = []
+    """Annotations that were carried out: they stay, and mean nothing any more."""
+    ignored: Annotated[list[Text], Field(max_length=8)] = []
+    """Annotations that name no revision of this rollout."""
+    sums: Annotated[list[RolloutSums], Field(max_length=72)] = []
+    """What was counted so far; neither a restart of a pod nor of the operator loses it."""
+
+
 class SpeculativeServiceStatus(Model):
     """What Outrider observed."""
 
@@ -239,6 +322,8 @@ class SpeculativeServiceStatus(Model):
     """The newest revision that had a ready pod; raised deadlines start no rollout of it."""
     selector: Annotated[str, Field(max_length=512)] = ""
     """Label selector of the serving pods, for autoscalers."""
+    rollout: RolloutStatus | None = None
+    """The draft canary in progress, or the last one."""
     accelerator: Annotated[str, Field(max_length=512)] = ""
     """spec.accelerator.products, for the printer column."""
     runtime_image: Text = ""
