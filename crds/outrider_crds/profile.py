@@ -177,7 +177,7 @@ class ProfileKeys(Model):
 
     product: Product
     target: Key
-    drafters: Annotated[dict[str, Key], Field(max_length=MOST_DRAFTERS)]
+    drafters: Annotated[dict[str, Key], Field(max_length=2 * MOST_DRAFTERS)]
     """Drafter name -> drafter key."""
 
 

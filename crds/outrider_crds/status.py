@@ -299,6 +299,8 @@ class RolloutStatus(Model):
     """The gain on each product; it must lose on none."""
     message: Message = ""
     """What was found, or how much longer it takes at this traffic."""
+    detail: Message = ""
+    """Sentence of a pod or of the cluster that belongs to the cause."""
     obeyed: Annotated[list[Text], Field(max_length=8)] = []
     """Annotations that were carried out: they stay, and mean nothing any more."""
     ignored: Annotated[list[Text], Field(max_length=8)] = []

@@ -26,6 +26,8 @@ NETWORK_POLICY = "NetworkPolicy"
 
 SERVICE_LABEL = "outrider.dev/service"
 REVISION_LABEL = "outrider.dev/revision"
+TRACK_LABEL, CANARY_TRACK = "outrider.dev/track", "canary"
+"""Label of the pods and the Deployment of a draft canary."""
 COMPONENT_LABEL = "outrider.dev/component"
 JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
 """On the pods of a Job, set by Kubernetes."""
@@ -264,6 +266,16 @@ def hot_map_name(service: str) -> str:
     return f"{service}-hot"
 
 
+def canary_name(service: str) -> str:
+    """Name of a draft canary's Deployment."""
+    return f"{service}-canary"
+
+
+def canary_hot_map_name(service: str) -> str:
+    """The ConfigMap of what canary pods take on while they run."""
+    return f"{service}-canary-hot"
+
+
 def revision_map_name(service: str, revision: str) -> str:
     """The ConfigMap of one revision, by its name."""
     return f"{service}-{revision}"
@@ -278,3 +290,8 @@ def child_names(service: str) -> tuple[tuple[str, str], ...]:
         (DISRUPTION_BUDGET, service),
         (DEPLOYMENT, service),
     )
+
+
+def canary_names(service: str) -> tuple[tuple[str, str], ...]:
+    """(kind, name) of the children that a draft canary has besides its revision's ConfigMap."""
+    return ((CONFIG_MAP, canary_hot_map_name(service)), (DEPLOYMENT, canary_name(service)))

@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from outrider_crds.spec import RolloutStrategy
+
 from outrider_operator import kinds
 from outrider_operator.cache import Cache
 from outrider_operator.decide.ownership import owner_uids
@@ -41,6 +43,7 @@ from outrider_operator.model import (
     Object,
     Observed,
     Rejection,
+    canary_names,
     child_names,
 )
 from outrider_operator.serving_pods import ServingPods
@@ -101,7 +104,7 @@ class Observer:
             service=service,
             now=time.time(),
             nodes=self._all_nodes(),
-            children=await self._children(key, () if is_new else child_names(key.name)),
+            children=await self._children(key, () if is_new else _names_of(service)),
             replica_sets=self._labelled(kinds.REPLICA_SET, key),
             pods=pods,
             warnings={
@@ -136,7 +139,7 @@ class Observer:
         """Children by (kind, name), with those of `names` that only the API server knows: a watch selects by label."""
         children = {
             (kind.kind, name_of(child)): child
-            for kind in (kinds.CONFIG_MAP, kinds.NETWORK_POLICY)
+            for kind in (kinds.CONFIG_MAP, kinds.DEPLOYMENT, kinds.NETWORK_POLICY)
             for child in self._labelled(kind, key)
         }
         found = await asyncio.gather(*(self._child(child_kind(kind), key.namespace, name) for kind, name in names))
@@ -196,6 +199,12 @@ class Observer:
     def _forget_nodes(self, kind: Kind, _: Object) -> None:
         if kind == kinds.NODE:
             self._nodes = None
+
+
+def _names_of(service: Object) -> tuple[tuple[str, str], ...]:
+    """(kind, name) of the children with fixed names that `service` may have."""
+    is_canary = dig(service, "spec", "rollout", "strategy") == RolloutStrategy.DRAFT_CANARY
+    return (*child_names(name_of(service)), *(canary_names(name_of(service)) if is_canary else ()))
 
 
 def standing_warning(events: Iterable[Object], subject: Object) -> str:

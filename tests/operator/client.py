@@ -112,6 +112,11 @@ class Service:
     def patch(self, spec: dict[str, Any]) -> dict[str, Any]:
         return self.client.patch(SERVICE, self.namespace, self.name, {"spec": spec})
 
+    def annotate(self, **orders: str) -> None:
+        """Set annotations of outrider.dev."""
+        annotations = {f"outrider.dev/{name}": value for name, value in orders.items()}
+        self.client.patch(SERVICE, self.namespace, self.name, {"metadata": {"annotations": annotations}})
+
     def condition(self, kind: str) -> dict[str, Any]:
         return condition(self.read(), kind)
 

@@ -2,8 +2,8 @@
 
 The rooms, lowest first: `ownership`, `drift` and `pods` read what the cluster says;
 `pod_spec` writes pods; `revisions`, `runtime_image`, `profile_store`, `rollout_gate` and `intent` say what the spec
-asks for; `workloads` and `profiling` decide about children and Jobs; `figures` turns counters into numbers;
-`conditions` tells the user.
+asks for; `workloads` and `profiling` decide about children and Jobs; `canary` measures a changed pool before it is
+rolled out; `figures` turns counters into numbers; `conditions` tells the user.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from dataclasses import replace
 
 from outrider_crds.base import seconds
 from outrider_crds.profile import REPROFILE_ANNOTATION
-from outrider_crds.spec import ProfilingMode, SpeculativeServiceSpec
+from outrider_crds.spec import ProfilingMode, RolloutStrategy, SpeculativeServiceSpec
 from outrider_crds.status import ConditionType, Reason, SpeculativeServiceStatus
 
+from outrider_operator.decide.canary.canary_objects import canary_children, canary_hot_map
+from outrider_operator.decide.canary.draft_canary import CanaryRollout, canary_rollout
 from outrider_operator.decide.conditions.availability import available, endpoint_ready
+from outrider_operator.decide.conditions.canary import canary_events
 from outrider_operator.decide.conditions.kstatus import with_kstatus
 from outrider_operator.decide.conditions.network import explained, why_unheard
 from outrider_operator.decide.conditions.profiles import Seen
@@ -48,23 +51,35 @@ from outrider_operator.decide.readable_spec import readable_spec
 from outrider_operator.decide.revisions import (
     current_revision,
     ready_revision,
+    revision_in,
     stored_revisions,
+    unread_canary_maps,
     unread_map,
     unread_maps,
 )
 from outrider_operator.decide.rollout_gate import gate_of
-from outrider_operator.decide.runtime_image import default_image, given_image
-from outrider_operator.decide.workloads.children import WorkloadPlan, plan_products, plan_workloads, rollout_refusal
+from outrider_operator.decide.runtime_image import canary_image, default_image, given_image
+from outrider_operator.decide.workloads.children import (
+    Further,
+    WorkloadPlan,
+    plan_products,
+    plan_workloads,
+    rollout_refusal,
+)
 from outrider_operator.decide.workloads.deployment import pods_are_placed
 from outrider_operator.decide.workloads.refreshes import Refreshes, plan_refreshes
-from outrider_operator.decide.workloads.services import network_policy_name, stored_hot
-from outrider_operator.inbound.reading import annotation, integer, is_being_deleted, name_of
+from outrider_operator.decide.workloads.services import hot_map, network_policy_name, stored_hot
+from outrider_operator.inbound.reading import annotation, integer, is_being_deleted, label, name_of
 from outrider_operator.model import (
+    CANARY_TRACK,
     CONFIG_MAP,
     NETWORK_POLICY,
     SERVING,
+    TRACK_LABEL,
+    Object,
     Observed,
     Settings,
+    canary_names,
     child_names,
     revision_map_name,
 )
@@ -78,7 +93,7 @@ def decide(observed: Observed, settings: Settings) -> Plan:
     if is_being_deleted(observed.service):  # garbage collection takes the children
         return Plan(status=observed.status)
     children = Children(observed.identity, observed.children)
-    pods = pods_of(children.deployment, observed.pods, observed.warnings, observed.now, observed.provisioning)
+    pods = _pods(observed, children.deployment, is_canary=False)
     if unread := unread_maps(children, observed.replica_sets):
         return Plan(status=observed.status, read=tuple(unread))
     unfit = observed.parsed if isinstance(observed.parsed, str) else ""
@@ -93,19 +108,42 @@ def decide(observed: Observed, settings: Settings) -> Plan:
         gate=gate_of(children, observed.replica_sets, pods, observed.states, spec),
     )
     asked = _asked(observed, settings, children, profiles, spec, evidence)
-    if unread := [*unread_map(children, asked.wanted), *unread_profiles(profiles, asked.wanted)]:
+    unread = [*unread_map(children, asked.wanted), *unread_profiles(profiles, asked.wanted)]
+    if unread := [*unread, *unread_canary_maps(children, asked.wanted.name)]:
         return Plan(status=observed.status, read=tuple(unread))
     names = _names(children, settings, asked)
     against = unreadable(unfit) if unfit else objection(spec, settings, children, names)
     if against is not None:
         asked = held(asked, children)  # the pods serve on, and all of that is told
+    canary = _canary(observed, settings, children, asked, pods, evidence.proven, is_blocked=against is not None)
+    asked = replace(held(asked, children) if canary.holds else asked, surrendered=canary.surrendered)
     view = _profiling_view(observed, profiles, pods)
     found = product_profiles(view, asked)
-    served = _served(observed, children, pods, asked, found, names, against)
+    served = _served(observed, children, pods, asked, found, names, against, canary)
     told = _told(observed, settings, view, served, children)
     if against is None:
         return _with_writes(told, observed, settings, view, children, served)
     return told if asked.running is None else _with_scale(told, observed, settings, view, children, served)
+
+
+def _pods(observed: Observed, deployment: Object | None, *, is_canary: bool) -> Pods:
+    """The pods of `deployment`, one of the service's two."""
+    pods = [pod for pod in observed.pods if (label(pod, TRACK_LABEL) == CANARY_TRACK) is is_canary]
+    return pods_of(deployment, pods, observed.warnings, observed.now, observed.provisioning)
+
+
+def _canary(
+    observed: Observed,
+    settings: Settings,
+    children: Children,
+    desired: Intent,
+    pods: Pods,
+    proven: frozenset[str],
+    *,
+    is_blocked: bool,
+) -> CanaryRollout:
+    canary = _pods(observed, children.canary, is_canary=True)
+    return canary_rollout(observed, settings, children, desired, canary, pods, proven, is_blocked=is_blocked)
 
 
 def _readable(observed: Observed, children: Children) -> SpeculativeServiceSpec | None:
@@ -127,6 +165,7 @@ def _asked(
     """What the spec asks for now: what is refused waits, and what runs goes on at the spec's scale."""
     kept = observed.status.runtime_image
     image = default_image(observed.service, children.deployment, kept, settings, on_cpu=spec.accelerator.on_cpu)
+    image = canary_image(children.canary, on_cpu=spec.accelerator.on_cpu) or image
     given = given_image(children.deployment, kept)
     is_legible = not isinstance(observed.parsed, str)
     sets = observed.replica_sets
@@ -146,7 +185,9 @@ def _names(children: Children, settings: Settings, asked: Intent) -> list[tuple[
     """(kind, name) of what `asked` needs."""
     service = children.owner.name
     policy = [(NETWORK_POLICY, network_policy_name(service))] if settings.admin_port_peers else []
-    return [*child_names(service), (CONFIG_MAP, revision_map_name(service, asked.wanted.name)), *policy]
+    is_canary = asked.spec.rollout.strategy is RolloutStrategy.DRAFT_CANARY
+    canary = canary_names(service) if is_canary else ()
+    return [*child_names(service), (CONFIG_MAP, revision_map_name(service, asked.wanted.name)), *policy, *canary]
 
 
 def _told(observed: Observed, settings: Settings, view: ProfilingView, served: Served, children: Children) -> Plan:
@@ -155,7 +196,7 @@ def _told(observed: Observed, settings: Settings, view: ProfilingView, served: S
     return Plan(
         profiles=tuple(profile_name(each.keys.target) for each in served.profiles),
         status=status,
-        events=events(observed.status, status),
+        events=(*events(observed.status, status), *canary_events(observed.status, status, served.canary)),
         requeue_after_s=_next_look_s(settings, view, served.rollout, served.profiles),
     )
 
@@ -165,10 +206,10 @@ def _with_writes(
 ) -> Plan:
     """`told`, and what a spec that may be applied makes of the children and Jobs."""
     asked, found = served.rollout.asked, served.profiles
-    workloads = _workloads(observed, settings, children, asked)
+    workloads = _workloads(observed, settings, children, asked, canary_children(children, asked, served.canary))
     maps = plan_profile_maps(view, asked, found)
     jobs = plan_jobs(view, settings, asked, found, pods_are_placed=pods_are_placed(children, asked))
-    marks = _marks(observed, view, children, asked)
+    marks = _marks(observed, view, children, asked, served.canary)
     waits = (told.requeue_after_s, workloads.requeue_after_s, jobs.requeue_after_s, marks.requeue_after_s)
     return replace(
         told,
@@ -188,8 +229,9 @@ def _with_scale(
     """`plan`, and what a refused spec asks of the revision that runs: replicas, speculation, SLO classes. Nothing is
     measured and nothing is deleted for it."""
     desired = served.rollout.asked
-    workloads = _workloads(observed, settings, children, desired)
-    marks = _marks(observed, view, children, desired)
+    canary = Further(revisions=frozenset({revision_in(children.canary)}))
+    workloads = _workloads(observed, settings, children, desired, canary)
+    marks = _marks(observed, view, children, desired, served.canary)
     waits = (plan.requeue_after_s, workloads.requeue_after_s, marks.requeue_after_s)
     return replace(
         plan,
@@ -200,16 +242,26 @@ def _with_scale(
     ).without(observed.rejections)
 
 
-def _workloads(observed: Observed, settings: Settings, children: Children, desired: Intent) -> WorkloadPlan:
+def _workloads(
+    observed: Observed, settings: Settings, children: Children, desired: Intent, canary: Further
+) -> WorkloadPlan:
     in_use = {revision_of(each) for each in (*observed.replica_sets, *observed.pods)}
-    return plan_workloads(children, desired, in_use, settings.admin_port_peers)
+    return plan_workloads(children, desired, in_use, settings.admin_port_peers, canary)
 
 
-def _marks(observed: Observed, view: ProfilingView, children: Children, desired: Intent) -> Refreshes:
+def _marks(
+    observed: Observed, view: ProfilingView, children: Children, desired: Intent, canary: CanaryRollout
+) -> Refreshes:
     """Annotations of pods: the product that each runs on, and touches for a changed hot config."""
-    products = plan_products(view.pods.living, observed.nodes or (), desired.spec.accelerator.product_label)
-    refreshes = plan_refreshes(children, desired, view.pods, observed.states)
-    return replace(refreshes, annotate=(*products, *refreshes.annotate))
+    pods = _pods(observed, children.canary, is_canary=True)
+    living = (*view.pods.living, *pods.living)
+    products = plan_products(living, observed.nodes or (), desired.spec.accelerator.product_label)
+    serving = plan_refreshes(children, hot_map(children.owner, desired.hot), view.pods, observed.states)
+    of_canary = Refreshes()
+    if canary.hot is not None and not canary.is_frozen:
+        of_canary = plan_refreshes(children, canary_hot_map(children.owner, canary), pods, observed.states)
+    waits = [wait for wait in (serving.requeue_after_s, of_canary.requeue_after_s) if wait is not None]
+    return Refreshes((*products, *serving.annotate, *of_canary.annotate), min(waits, default=None))
 
 
 def _profiling_view(observed: Observed, profiles: Profiles, pods: Pods) -> ProfilingView:
@@ -238,6 +290,7 @@ def _served(
     found: list[ProductProfile],
     names: list[tuple[str, str]],
     against: Verdict | None,
+    canary: CanaryRollout,
 ) -> Served:
     """What the status of a service is told from; `names` are (kind, name) of what it needs, and `against` is why that
     must not be applied."""
@@ -255,6 +308,7 @@ def _served(
         refused=against or refusal(serving),
         standing=behaviour.standing_condition(ConditionType.PROGRESSING),
         leaving=children.leaving(names),
+        canary=canary,
     )
     return Served(
         rollout=rollout,
@@ -264,6 +318,8 @@ def _served(
         unheard=unheard,
         is_reachable=children.are_reachable,
         rewritten=rewritten,
+        canary=canary,
+        generation=observed.generation,
     )
 
 
@@ -324,4 +380,5 @@ def _next_look_s(
     silent = silent or any(each.job_is_active and each.pod is None for each in found)
     moments = [*aging, next_capacity_check_s(view.pods, settings.unschedulable_s, running)]
     moments += [next_deadline_check_s(rollout), LOOK_AGAIN_S if silent else None]
+    moments += [rollout.canary.next_look_s if rollout.canary is not None else None]
     return min((moment for moment in moments if moment is not None and moment > 0), default=None)

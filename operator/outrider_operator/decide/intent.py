@@ -37,6 +37,13 @@ class Intent:
     """What of a rollout's first new pod is known."""
     ready_revision: str = ""
     """The newest revision that had a ready pod."""
+    surrendered: int = 0
+    """Pods that make room for a draft canary's."""
+
+    @property
+    def replicas(self) -> int:
+        """Pods of the Deployment."""
+        return self.spec.replicas - self.surrendered
 
     @property
     def held(self) -> bool:

@@ -20,6 +20,7 @@ from outrider_operator.model import (
     SERVING,
     Identity,
     Object,
+    canary_name,
 )
 
 
@@ -49,6 +50,11 @@ class Children:
     @property
     def deployment(self) -> Object | None:
         return self.own(DEPLOYMENT, self.owner.name)
+
+    @property
+    def canary(self) -> Object | None:
+        """Deployment of the draft canary."""
+        return self.own(DEPLOYMENT, canary_name(self.owner.name))
 
     @property
     def are_reachable(self) -> bool:

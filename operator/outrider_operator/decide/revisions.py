@@ -28,11 +28,15 @@ from outrider_operator.decide.ownership import Children, labels, owner_reference
 from outrider_operator.decide.pod_spec.template import PodTimes, pod_template, pod_times, times_of
 from outrider_operator.inbound.reading import annotation, controller_uid, items, label, mapping, name_of, text
 from outrider_operator.model import (
+    CANARY_TRACK,
     CONFIG_MAP,
     REVISION_LABEL,
+    SERVICE_LABEL,
+    TRACK_LABEL,
     Identity,
     Object,
     Settings,
+    canary_hot_map_name,
     hot_map_name,
     revision_map_name,
 )
@@ -136,8 +140,69 @@ def wanted_revision(
         return _made(children.owner, settings, spec, image, inputs, most, revision_name(inputs, most, needed))
     written = inputs_hash(spec, image, [drafter.name for drafter in spec.draft_pool])
     lost = _lost(children, settings, spec, image, inputs) or _lost(children, settings, spec, image, written)
-    most = spec.speculation.max_draft_tokens
+    most = max(spec.speculation.max_draft_tokens, _canary_tokens(children, inputs))
     return lost or _made(children.owner, settings, spec, image, inputs, most, revision_name(inputs, most))
+
+
+def _canary_tokens(children: Children, inputs: str) -> int:
+    """maxDraftTokens that a draft canary of the same `inputs` was started with; 0 without one."""
+    most = annotation(children.canary or {}, BOOT_TOKENS_ANNOTATION)
+    is_same = annotation(children.canary or {}, INPUTS_LABEL) == inputs
+    return int(most) if is_same and _TOKENS.fullmatch(most) else 0
+
+
+def canary_revision_name(candidate: str) -> str:
+    """Revision of the pods that host the pool of `candidate` together with the running one."""
+    return f"{candidate}c"
+
+
+def canary_revision(
+    owner: Identity,
+    settings: Settings,
+    spec: SpeculativeServiceSpec,
+    image: str,
+    candidate: Revision,
+) -> Revision:
+    """The revision of a canary's pods. spec: with both pools, and the products that pods are wanted on."""
+    name = canary_revision_name(candidate.name)
+    boot = boot_config(
+        spec,
+        service=owner.name,
+        namespace=owner.namespace,
+        revision=name,
+        image=image,
+        max_draft_tokens=candidate.boot.max_draft_tokens,
+    )
+    hot = canary_hot_map_name(owner.name)
+    template = pod_template(spec, settings, owner.name, name, image, boot.profile_keys, hot)
+    return _revision(name, candidate.inputs, boot, _on_canary_track(template, spec))
+
+
+def _on_canary_track(template: Object, spec: SpeculativeServiceSpec) -> Object:
+    """`template` with the label of canary pods. Of several products each gets as many pods."""
+    metadata, pod = template["metadata"], template["spec"]
+    metadata = {**metadata, "labels": {**metadata["labels"], TRACK_LABEL: CANARY_TRACK}}
+    if len(spec.accelerator.products) < 2:
+        return {"metadata": metadata, "spec": pod}
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": spec.accelerator.product_label,
+        "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": {"matchLabels": {SERVICE_LABEL: metadata["labels"][SERVICE_LABEL], TRACK_LABEL: CANARY_TRACK}},
+    }
+    constraints = [*items(pod, "topologySpreadConstraints"), spread]
+    return {"metadata": metadata, "spec": {**pod, "topologySpreadConstraints": constraints}}
+
+
+def stored_canary(children: Children, replica_sets: Iterable[Object], candidate: str) -> Revision | None:
+    """The revision of the canary's pods as its ConfigMap keeps it, where pods were made of that."""
+    name = canary_revision_name(candidate)
+    document = children.own(CONFIG_MAP, revision_map_name(children.owner.name, name))
+    vouched = {(label(owner, REVISION_LABEL), annotation(owner, CONTENTS_ANNOTATION)) for owner in replica_sets}
+    vouched.add((revision_in(children.canary), annotation(children.canary or {}, CONTENTS_ANNOTATION)))
+    if document is None or _stands_for(document) not in vouched or label(document, REVISION_LABEL) != name:
+        return None
+    return _parsed(document)
 
 
 def _is_for(revision: Revision, spec: SpeculativeServiceSpec, image: str) -> bool:
@@ -162,6 +227,15 @@ def unread_maps(children: Children, replica_sets: Iterable[Object]) -> list[str]
     hot = children.own(CONFIG_MAP, hot_map_name(children.owner.name))
     maps = [hot, *_vouched_maps(children, _vouched(children, replica_sets))]
     return [name_of(each) for each in maps if each is not None and "data" not in each]
+
+
+def unread_canary_maps(children: Children, candidate: str) -> list[str]:
+    """Names of a canary's ConfigMaps that are there, and whose contents were not shown."""
+    service = children.owner.name
+    revisions = {canary_revision_name(candidate), revision_in(children.canary)} - {""}
+    names = [canary_hot_map_name(service), *(revision_map_name(service, name) for name in sorted(revisions))]
+    maps = (children.own(CONFIG_MAP, name) for name in names)
+    return [name_of(document) for document in maps if document is not None and "data" not in document]
 
 
 def unread_map(children: Children, revision: Revision) -> list[str]:
@@ -319,12 +393,20 @@ def _precedence(document: Object, current: str) -> tuple[bool, str, str]:
 
 
 def _read(document: Object) -> Revision | None:
+    revision = _parsed(document)
+    if revision is None:
+        return None
+    names = _names(revision.inputs, revision.boot.max_draft_tokens, revision.template)
+    return revision if revision.name in names else None  # labels can be changed where contents cannot
+
+
+def _parsed(document: Object) -> Revision | None:
     name, inputs = label(document, REVISION_LABEL), label(document, INPUTS_LABEL)
     try:
         boot = BootConfig.read(text(document, "data", CONFIG_KEY))
         template = from_json(text(document, "data", TEMPLATE_KEY))
     except (ValidationError, ValueError):
         return None
-    if name not in _names(inputs, boot.max_draft_tokens, template) or not mapping(template, "spec"):
-        return None  # labels can be changed where contents cannot
+    if not mapping(template, "spec"):
+        return None
     return Revision(name, inputs, boot, template, _fingerprint(mapping(document, "data")))

@@ -40,6 +40,12 @@ def given_image(deployment: Object | None, kept_image: str) -> str:
     return _resolved(deployment)[1] or kept_image
 
 
+def canary_image(canary: Object | None, *, on_cpu: bool) -> str:
+    """The image that a draft canary was started with: an upgrade waits for its end. Empty without one."""
+    kind, resolved = _resolved(canary)
+    return resolved if kind == hardware(on_cpu=on_cpu) else ""
+
+
 def newest_image(settings: Settings, *, on_cpu: bool) -> str:
     """The installed release's."""
     return settings.runtime_cpu_image if on_cpu else settings.runtime_image

@@ -40,7 +40,9 @@ from outrider_operator.model import (
     REVISION_LABEL,
     SERVICE_LABEL,
     TOO_LARGE,
+    TRACK_LABEL,
     Object,
+    canary_name,
     revision_map_name,
 )
 
@@ -78,17 +80,25 @@ _ADOPTED = frozenset({REPLICA_SET, JOB})
 """May be without any owner for a moment: a Deployment adopts ReplicaSets, a service takes or deletes left Jobs.
 So may a profile, which the next service that needs it takes."""
 _NAMED = frozenset({DEPLOYMENT, KUBERNETES_SERVICE, SERVICE_ACCOUNT, DISRUPTION_BUDGET})
-"""Kinds whose objects have their service's name: there are no more of them than services."""
+"""Kinds whose objects have their service's name, or its canary's: there are no more of them than services."""
 ANNOTATIONS = frozenset(
     f"{API_GROUP}/{name}"
     for name in (
-        "applied", "asked", "attempt", "boot-draft-tokens", "contents", "hot", "inputs", "model", "nodes", "product",
-        "reprofile", "runtime-image", "runtime-upgrade",
+        "abort", "applied", "asked", "attempt", "boot-draft-tokens", "contents", "hot", "inputs", "model", "nodes",
+        "product", "promote", "reprofile", "retry", "rollout", "runtime-image", "runtime-upgrade",
     )
 )  # fmt: skip
 """Those that decisions read."""
 LABELS = frozenset(
-    {MANAGED_BY_LABEL, SERVICE_LABEL, REVISION_LABEL, COMPONENT_LABEL, JOB_NAME_LABEL, f"{API_GROUP}/inputs"}
+    {
+        MANAGED_BY_LABEL,
+        SERVICE_LABEL,
+        REVISION_LABEL,
+        TRACK_LABEL,
+        COMPONENT_LABEL,
+        JOB_NAME_LABEL,
+        f"{API_GROUP}/inputs",
+    }
     | {"app.kubernetes.io/name", "app.kubernetes.io/instance", "batch.kubernetes.io/controller-uid"}
 )
 """The same of labels."""
@@ -111,7 +121,7 @@ def admit(kind: Kind, document: Object) -> Object | Unfit:
         return trimmed(kind, document)
     if not _has_our_owner(kind, document):
         return Unfit(_SOURCE, "NoOwner", f"{_where(kind, document)} carries no owner of Outrider's")
-    if kind in _NAMED and name_of(document) != label(document, SERVICE_LABEL):
+    if kind in _NAMED and name_of(document) not in _names(kind, label(document, SERVICE_LABEL)):
         return Unfit(_SOURCE, "NoService", f"{_where(kind, document)} does not have its service's name")
     return bounded(kind, document)
 
@@ -167,6 +177,11 @@ def left_out(kind: Kind, admitted: Object, document: Object) -> Unfit | None:
 def is_partial(document: Object) -> bool:
     """True of the metadata of an object alone."""
     return document.get("kind") == "PartialObjectMetadata"
+
+
+def _names(kind: Kind, service: str) -> tuple[str, ...]:
+    """Names that objects of `kind` may have."""
+    return (service, canary_name(service)) if kind == DEPLOYMENT else (service,)
 
 
 def _where(kind: Kind, document: Object) -> str:

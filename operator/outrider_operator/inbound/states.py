@@ -39,7 +39,7 @@ def runtime_state(body: bytes) -> RuntimeState | Unfit:
 def _cut(state: RuntimeState) -> RuntimeState:
     """`state` with its lists no longer than a service within the CRD's bounds makes them."""
     lists = {
-        "drafters": state.drafters[:MOST_DRAFTERS],
+        "drafters": state.drafters[: 2 * MOST_DRAFTERS],  # a canary pod hosts two pools
         "slo_classes": [_cut_class(slo) for slo in state.slo_classes[:MOST_SLO_CLASSES]],
         "draft_length_steps": state.draft_length_steps[: MOST_DRAFT_TOKENS + 1],
     }

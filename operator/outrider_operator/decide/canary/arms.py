@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 _NUMBERS = (
@@ -85,15 +85,16 @@ class Ledger:
         return totals
 
 
-def updated(ledger: Ledger, reports: Iterable[PodReport]) -> Ledger:
-    """`ledger` with the newest report of each pod; a pod that does not answer keeps its last one."""
-    running, ended = {report.pod: report for report in ledger.running}, dict(ledger.ended)
-    for report in reports:
-        before = running.get(report.pod)
-        if before is not None and before.started_at != report.started_at:
-            ended[before.product] = ended.get(before.product, Arms()) + before.arms
-        running[report.pod] = report
-    return Ledger(ended, tuple(running[pod] for pod in sorted(running)))
+def updated(ledger: Ledger, reports: Iterable[PodReport], living: Container[str]) -> Ledger:
+    """`ledger` with the newest report of each pod. A pod of `living` that does not answer keeps its last one; of a pod
+    that is gone the sums stay."""
+    before, ended = {report.pod: report for report in ledger.running}, dict(ledger.ended)
+    newest = {**before, **{report.pod: report for report in reports}}
+    over = [last for pod, last in before.items() if newest[pod].started_at != last.started_at or pod not in living]
+    for last in over:
+        ended[last.product] = ended.get(last.product, Arms()) + last.arms
+    kept = tuple(newest[pod] for pod in sorted(newest) if pod in living)
+    return Ledger(ended, kept)
 
 
 def _sums(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from outrider_operator.decide.canary.arms import Ledger, PodReport, updated
+from outrider_crds.spec import OnInconclusive
+
+from outrider_operator.decide.canary.arms import Arms, Ledger, PodReport, updated
 from outrider_operator.decide.canary.judge import CanaryVerdict, Judgement, judge
 
 
@@ -40,14 +42,10 @@ class Cause(StrEnum):
     PODS_DO_NOT_ANSWER = "PodsDoNotAnswer"
     RUNTIME_TOO_OLD = "RuntimeTooOld"
     NO_ROOM_FOR_BOTH = "NoRoomForBoth"
+    STABLE_NOT_LOADED = "StableNotLoaded"
+    CANNOT_HOST_BOTH = "CannotHostBoth"
     TIMEOUT = "Timeout"
     NO_TRAFFIC = "NoTraffic"
-
-
-class OnInconclusive(StrEnum):
-    HOLD = "Hold"
-    PROMOTE = "Promote"
-    ROLLBACK = "Rollback"
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,10 @@ class CanaryPods:
 
     reports: tuple[PodReport, ...] = ()
     """Sums of the pods that host both arms."""
+    living: frozenset[str] = frozenset()
+    """Names of all canary pods."""
+    products: frozenset[str] = frozenset()
+    """Products that are to be measured, whether a pod of each has reported or not."""
     trouble: tuple[Cause, str] | None = None
     """Why a pod cannot start, answer or host both arms, and its sentence."""
     not_loaded: str = ""
@@ -94,11 +96,13 @@ class CanaryView:
     at: float
     """Unix seconds."""
     stable: str
-    """Revision that the pods run; empty before the first one."""
+    """Revision that the Deployment runs; empty before the first one that had a ready pod."""
     candidate: str
     """Revision of the spec."""
     pool_differs: bool
     """Are the candidate's drafters others than the stable's? Else it rolls out without a canary."""
+    is_canary: bool = True
+    """Is rollout.strategy DraftCanary? Else the candidate rolls out without a canary."""
     is_paused: bool = False
     """spec.paused, or replicas is 0: nothing is decided."""
     is_rolled_out: bool = False
@@ -121,8 +125,13 @@ class Canary:
     said: str = ""
     """A pod's or the cluster's sentence that belongs to the cause."""
     obeyed: tuple[str, ...] = ()
-    """Orders that were carried out ("abort 8a1e43c8ca"): their annotations stay, and mean nothing any more."""
+    """Orders that were carried out ("abort=8a1e43c8ca"): their annotations stay, and mean nothing any more."""
     ledger: Ledger = field(default_factory=Ledger)
+
+    @property
+    def attempt(self) -> str:
+        """Name of the attempt: a retry of the same candidate has another one, and counts from 0."""
+        return f"{self.candidate}-{self.started_at:.0f}"
 
     @property
     def holds_rollout(self) -> bool:
@@ -143,6 +152,8 @@ class Canary:
 _MOST_OBEYED = 8
 """Orders that are remembered of a canary: each names its attempt, and annotations are three."""
 _UNDER_WAY = (CanaryPhase.STARTING, CanaryPhase.MEASURING, CanaryPhase.ERROR)
+_OPEN = (*_UNDER_WAY, CanaryPhase.INCONCLUSIVE)
+"""Phases without a verdict."""
 _BY_VERDICT: Mapping[CanaryVerdict, Cause] = {
     CanaryVerdict.WORSE: Cause.WORSE,
     CanaryVerdict.SLO_LOWERED: Cause.SLO_LOWERED,
@@ -165,27 +176,42 @@ class CanaryStep:
 def step(before: Canary | None, look: CanaryView) -> CanaryStep:
     if before is not None and before.phase not in list(CanaryPhase):
         return CanaryStep(before)  # a newer release's: left as it is
-    if before is not None and before.candidate == look.candidate:
+    if before is not None and look.is_canary and _goes_on(before, look):
         after, judgement = _continued(before, look)
         return CanaryStep(after, judgement=judgement, unknown_orders=_unknown(after, look))
     ended = _ended(before, look)
     if look.is_paused and ended is None:
-        return CanaryStep(before)
-    return CanaryStep(_begun(look), ended, unknown_orders=_unknown(_begun(look), look))
+        return CanaryStep(before, unknown_orders=_unknown(before, look))
+    begun = _begun(before, look)
+    return CanaryStep(begun, ended, unknown_orders=_unknown(begun, look))
 
 
-def _begun(look: CanaryView) -> Canary | None:
-    if not look.stable or look.stable == look.candidate or not look.pool_differs:
+def needs_canary(before: Canary | None, look: CanaryView) -> bool:
+    """Must the candidate be measured before it serves from the stable's pods? The way back to the revision that the
+    last canary was measured against is free: an incident must not wait for a measurement."""
+    is_way_back = before is not None and before.stable == look.candidate
+    return look.is_canary and look.pool_differs and look.stable not in ("", look.candidate) and not is_way_back
+
+
+def _goes_on(before: Canary, look: CanaryView) -> bool:
+    """Is `before` the canary of the candidate? A candidate that was left, or has run and does not any more, is measured
+    again when it comes back."""
+    is_over = before.phase in (CanaryPhase.SUCCESSFUL, CanaryPhase.SUPERSEDED, CanaryPhase.CANCELLED)
+    return before.candidate == look.candidate and not (is_over and needs_canary(before, look))
+
+
+def _begun(before: Canary | None, look: CanaryView) -> Canary | None:
+    if not needs_canary(before, look):
         return None
     return Canary(CanaryPhase.STARTING, look.candidate, look.stable, look.at)
 
 
 def _ended(before: Canary | None, look: CanaryView) -> Canary | None:
     """`before`, where the spec has left it while it was open."""
-    if before is None or before.phase not in (*_UNDER_WAY, CanaryPhase.INCONCLUSIVE, CanaryPhase.PROMOTING):
+    if before is None or before.phase not in (*_OPEN, CanaryPhase.PROMOTING):
         return None
-    back = look.candidate == before.stable
-    return replace(before, phase=CanaryPhase.CANCELLED if back else CanaryPhase.SUPERSEDED)
+    is_superseded = look.candidate not in (before.stable, before.candidate)
+    return replace(before, phase=CanaryPhase.SUPERSEDED if is_superseded else CanaryPhase.CANCELLED)
 
 
 def _continued(before: Canary, look: CanaryView) -> tuple[Canary, Judgement | None]:
@@ -195,60 +221,78 @@ def _continued(before: Canary, look: CanaryView) -> tuple[Canary, Judgement | No
         return ordered, None
     if before.phase == CanaryPhase.PROMOTING and look.is_rolled_out:
         return replace(before, phase=CanaryPhase.SUCCESSFUL), None
-    if look.is_paused or before.phase not in _UNDER_WAY:
-        return replace(before, ledger=updated(before.ledger, look.pods.reports)), None
+    if look.stable == look.candidate and before.phase in _OPEN:  # its promotion was carried out and not noted
+        return replace(before, phase=CanaryPhase.PROMOTING, cause=Cause.NONE, said=""), None
+    if before.phase not in _OPEN:
+        return before, None
+    if look.is_paused:
+        return replace(before, ledger=updated(before.ledger, look.pods.reports, look.pods.living)), None
     return _measured(before, look)
 
 
 def _ordered(before: Canary, look: CanaryView) -> Canary | None:
     """What a human orders by an annotation; None without one, or where it was obeyed before."""
-    is_open = before.phase in (*_UNDER_WAY, CanaryPhase.INCONCLUSIVE)
+    is_open = before.phase in _OPEN
     is_over = before.phase in (CanaryPhase.FAILED, CanaryPhase.ERROR, CanaryPhase.INCONCLUSIVE)
     if (is_open or is_over) and (obeyed := _new_order(before, look, "promote")):
         return replace(before, phase=CanaryPhase.PROMOTING, cause=Cause.NONE, said="", obeyed=obeyed)
     if is_open and (obeyed := _new_order(before, look, "abort")):
         return replace(before, phase=CanaryPhase.FAILED, cause=Cause.ABORTED_BY_HAND, said="", obeyed=obeyed)
     if is_over and (obeyed := _new_order(before, look, "retry")):
-        return Canary(CanaryPhase.STARTING, before.candidate, before.stable, look.at, obeyed=obeyed)
+        return Canary(CanaryPhase.STARTING, before.candidate, look.stable or before.stable, look.at, obeyed=obeyed)
     return None
 
 
 def _new_order(before: Canary, look: CanaryView, name: str) -> tuple[str, ...]:
     """The orders that are obeyed once this one is; empty where it is of another revision, or was obeyed."""
     value = look.orders.by_name.get(name, "")
-    is_new = value.partition("/")[0] == before.candidate and f"{name} {value}" not in before.obeyed
-    return (*before.obeyed, f"{name} {value}")[-_MOST_OBEYED:] if is_new else ()
+    is_new = value.partition("/")[0] == before.candidate and f"{name}={value}" not in before.obeyed
+    return (*before.obeyed, f"{name}={value}")[-_MOST_OBEYED:] if is_new else ()
 
 
 def _measured(before: Canary, look: CanaryView) -> tuple[Canary, Judgement | None]:
-    """A canary under way. What failed it is final; trouble is reported while it lasts."""
-    ledger = updated(before.ledger, look.pods.reports)
+    """An open canary. What failed it is final; trouble is reported while it lasts. An inconclusive one whose pods stay
+    may still fail; only a human promotes it."""
+    ledger = updated(before.ledger, look.pods.reports, look.pods.living)
     canary = replace(before, ledger=ledger, cause=Cause.NONE, said="")
-    pods, products = look.pods, ledger.products()
-    if pods.not_loaded:
-        return replace(canary, phase=CanaryPhase.FAILED, cause=Cause.DRAFTER_NOT_LOADED, said=pods.not_loaded), None
-    if pods.restarts_under_candidate > 1:
-        return replace(canary, phase=CanaryPhase.FAILED, cause=Cause.CANDIDATE_CRASHED), None
     settings = look.settings
+    products = dict.fromkeys(sorted(look.pods.products), Arms()) | ledger.products()
     judgement = (
         judge(products, least_gain=settings.least_gain, min_requests=settings.min_requests) if products else None
     )
-    if judgement is not None and judgement.verdict in _BY_VERDICT:
-        return replace(
-            canary, phase=CanaryPhase.FAILED, cause=_BY_VERDICT[judgement.verdict], said=judgement.slo_class
-        ), judgement
+    failed = _failed(canary, look.pods, judgement)
+    if failed is not None:
+        return failed, judgement
+    is_late = before.phase == CanaryPhase.INCONCLUSIVE
+    if is_late and settings.on_inconclusive is not OnInconclusive.PROMOTE:
+        return replace(before, ledger=ledger), judgement
     if judgement is not None and judgement.verdict is CanaryVerdict.BETTER:
         return replace(canary, phase=CanaryPhase.PROMOTING), judgement
-    if pods.trouble is not None:
-        cause, said = pods.trouble
-        return replace(canary, phase=CanaryPhase.ERROR, cause=cause, said=said), judgement
-    if look.at - before.started_at >= settings.timeout_s:
+    if is_late or look.at - before.started_at >= settings.timeout_s:
         return _timed_out(canary, look), judgement
-    return replace(canary, phase=CanaryPhase.MEASURING if products else CanaryPhase.STARTING), judgement
+    if look.pods.trouble is not None:
+        cause, said = look.pods.trouble
+        return replace(canary, phase=CanaryPhase.ERROR, cause=cause, said=said), judgement
+    return replace(canary, phase=CanaryPhase.MEASURING if ledger.products() else CanaryPhase.STARTING), judgement
+
+
+def _failed(canary: Canary, pods: CanaryPods, judgement: Judgement | None) -> Canary | None:
+    """`canary` as it fails; None while nothing speaks against the candidate."""
+    if pods.not_loaded:
+        return replace(canary, phase=CanaryPhase.FAILED, cause=Cause.DRAFTER_NOT_LOADED, said=pods.not_loaded)
+    if pods.restarts_under_candidate > 1:
+        return replace(canary, phase=CanaryPhase.FAILED, cause=Cause.CANDIDATE_CRASHED)
+    if judgement is not None and judgement.verdict in _BY_VERDICT:
+        cause = _BY_VERDICT[judgement.verdict]
+        return replace(canary, phase=CanaryPhase.FAILED, cause=cause, said=judgement.slo_class)
+    return None
 
 
 def _timed_out(canary: Canary, look: CanaryView) -> Canary:
     """No verdict in time: neither a failure nor a success."""
+    if look.pods.trouble is not None:
+        cause, said = look.pods.trouble
+        return replace(canary, phase=CanaryPhase.ERROR, cause=cause, said=said)
     if look.settings.on_inconclusive is OnInconclusive.PROMOTE:
         return replace(canary, phase=CanaryPhase.PROMOTING, cause=Cause.TIMEOUT)
     is_measured = any(arms.least_requests >= look.settings.min_requests for arms in canary.ledger.products().values())

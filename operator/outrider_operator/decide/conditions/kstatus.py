@@ -10,7 +10,10 @@ from outrider_crds.status import ConditionStatus, ConditionType, Reason
 
 from outrider_operator.decide.conditions.verdict import Verdict, Verdicts, false, true
 
-_STUCK = frozenset({Reason.STALLED, Reason.NO_CAPACITY, Reason.DRAFTER_NOT_LOADED})
+_STUCK = frozenset(
+    {Reason.STALLED, Reason.NO_CAPACITY, Reason.DRAFTER_NOT_LOADED}
+    | {Reason.CANARY_FAILED, Reason.CANARY_ERROR, Reason.CANARY_INCONCLUSIVE}
+)
 """Reasons of Progressing that no waiting mends."""
 _UNMEASURABLE = frozenset(
     {Reason.PROFILE_FAILED, Reason.NOISY, Reason.NO_MATCHING_NODE, Reason.VOCABULARY_MISMATCH},

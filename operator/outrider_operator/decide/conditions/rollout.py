@@ -9,6 +9,8 @@ from outrider_crds.base import seconds
 from outrider_crds.state import RuntimeState
 from outrider_crds.status import Condition, Reason
 
+from outrider_operator.decide.canary.draft_canary import CanaryRollout
+from outrider_operator.decide.conditions.canary import canary_progressing, canary_updated
 from outrider_operator.decide.conditions.verdict import Verdict, false, true
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.pods import Pods, revision_of, scheduler_says, unschedulable_since
@@ -33,6 +35,8 @@ class Rollout:
     """Progressing as it stands."""
     leaving: Sequence[Object] = ()
     """What has to go before a child of its name can be made."""
+    canary: CanaryRollout | None = None
+    """The draft canary, which may hold the rollout."""
 
 
 def progressing(rollout: Rollout, unschedulable_s: float) -> Verdict:
@@ -45,8 +49,16 @@ def progressing(rollout: Rollout, unschedulable_s: float) -> Verdict:
         return false(Reason.STALLED, f"{rollout.refused.message}{_old_pods_serve(pods, asked.wanted)}")
     if rollout.leaving:
         return true(Reason.ROLLING_OUT, _has_to_go(rollout.leaving[0]))
+    if rollout.canary is not None and (verdict := canary_progressing(rollout.canary)) is not None:
+        return verdict
     if asked.held or revision is None:
         return false(Reason.WAITING_FOR_PROFILE, _waiting_for_profile(asked))
+    return _moving(rollout, revision, unschedulable_s)
+
+
+def _moving(rollout: Rollout, revision: Revision, unschedulable_s: float) -> Verdict:
+    """Progressing while nothing holds the rollout of `revision`."""
+    pods = rollout.pods
     if missing := _missing(rollout, revision):
         return false(Reason.DRAFTER_NOT_LOADED, _drafter_not_loaded(rollout, revision, missing))
     if is_complete(rollout, revision):
@@ -72,6 +84,8 @@ def updated(rollout: Rollout, states: Mapping[str, RuntimeState], unheard: str) 
         return rollout.refused
     if rollout.leaving:
         return false(Reason.ROLLING_OUT, _has_to_go(rollout.leaving[0]))
+    if rollout.canary is not None and (verdict := canary_updated(rollout.canary)) is not None:
+        return verdict
     if asked.held or revision is None:
         return false(Reason.WAITING_FOR_PROFILE, _waiting_for_profile(asked))
     if missing := _missing(rollout, revision):
@@ -260,5 +274,5 @@ def _counts(rollout: Rollout, revision: Revision) -> str:
     why = pods.why_not_ready(revision.name).rstrip(".") or (
         "The others follow once it reports its drafters" if new and rollout.asked.gate.is_closed(revision) else ""
     )
-    start = f"{new} of {rollout.asked.spec.replicas} pods of revision {revision.name} are ready"
+    start = f"{new} of {rollout.asked.replicas} pods of revision {revision.name} are ready"
     return f"{start}. {why}." if why else f"{start}."

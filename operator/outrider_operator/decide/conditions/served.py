@@ -8,7 +8,9 @@ from typing import Any
 from outrider_crds.spec import SpeculativeServiceSpec
 from outrider_crds.status import ConditionType
 
+from outrider_operator.decide.canary.draft_canary import CanaryRollout
 from outrider_operator.decide.conditions.availability import available, endpoint_ready
+from outrider_operator.decide.conditions.canary import canary_status
 from outrider_operator.decide.conditions.judgement import goodput_healthy, slo_attained, speculation_active
 from outrider_operator.decide.conditions.kstatus import with_kstatus
 from outrider_operator.decide.conditions.profiles import Seen, profile_statuses, profiles_ready
@@ -37,6 +39,11 @@ class Served:
     rewritten: tuple[Rejection, ...]
     """What admission stores otherwise than it was sent."""
 
+    canary: CanaryRollout
+    """The draft canary of the service."""
+    generation: int
+    """metadata.generation of the spec."""
+
     @property
     def spec(self) -> SpeculativeServiceSpec:
         return self.rollout.asked.spec
@@ -48,7 +55,7 @@ def verdicts(served: Served, unschedulable_s: float) -> Verdicts:
     own = {
         ConditionType.SPEC_VALID: served.rollout.refused or accepted(served.rewritten),
         ConditionType.PROFILES_READY: profiles_ready(served.seen, served.profiles),
-        ConditionType.AVAILABLE: available(pods, spec.replicas),
+        ConditionType.AVAILABLE: available(pods, served.rollout.asked.replicas),
         ConditionType.UPDATED: updated(served.rollout, behaviour.states, served.unheard),
         ConditionType.PROGRESSING: progressing(served.rollout, unschedulable_s),
         ConditionType.READY: endpoint_ready(pods, spec.replicas, is_reachable=served.is_reachable),
@@ -63,6 +70,7 @@ def fields(served: Served) -> dict[str, Any]:
     """The fields of the status beside conditions and counts."""
     spec, asked = served.spec, served.rollout.asked
     return {
+        "rollout": canary_status(served.behaviour.standing.rollout, served.canary, served.generation),
         "accelerator": ",".join(spec.accelerator.products),
         "runtime_image": asked.running_image,
         "newer_runtime_image": asked.newer_image,

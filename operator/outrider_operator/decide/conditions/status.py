@@ -6,21 +6,39 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from outrider_crds.conditions import condition, find_condition, initial_conditions, set_condition
-from outrider_crds.status import Condition, ConditionStatus, ConditionType, Reason, SpeculativeServiceStatus
+from outrider_crds.status import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    Reason,
+    RolloutStatus,
+    SpeculativeServiceStatus,
+)
 
 from outrider_operator.decide.conditions.verdict import Verdicts
 from outrider_operator.plan import Event
 
 FIGURES_EVERY_S = 15.0
 _FIGURE_FIELDS = frozenset({"summary", "goodput", "slo_classes", "drafts", "demand"})
+
+
+_ROLLOUT_FIGURES = frozenset(
+    {"requests", "gain_percent", "gain_range", "summary", "arms", "products", "message", "sums"}
+)
+"""Fields of `status.rollout` that change with every request of a canary."""
+_FIGURE_REASONS = frozenset({Reason.CANARY_MEASURING})
 _FIGURE_CONDITIONS = frozenset(
     {ConditionType.SPECULATION_ACTIVE, ConditionType.GOODPUT_HEALTHY, ConditionType.SLO_ATTAINED}
 )
 """Their messages quote figures, and change as often."""
 _DERIVED = frozenset({ConditionType.RECONCILING, ConditionType.STALLED})
 """They repeat what another one has an event for."""
-_QUIET = frozenset({Reason.PENDING, Reason.MEASURING, Reason.NO_TRAFFIC, Reason.NO_SLO_CLASSES, Reason.COMPLETE})
-"""Not worth an event: `Updated` tells of a rollout that is complete."""
+_QUIET = frozenset(
+    {Reason.PENDING, Reason.MEASURING, Reason.NO_TRAFFIC, Reason.NO_SLO_CLASSES, Reason.COMPLETE}
+    | {Reason.CANARY_STARTING, Reason.CANARY_MEASURING, Reason.CANARY_RUNNING}
+    | {Reason.CANARY_FAILED, Reason.CANARY_ERROR, Reason.CANARY_INCONCLUSIVE}
+)
+"""Not worth an event: `Updated` tells of a rollout that is complete, and a canary has events of its own."""
 _WELCOME_WHEN_FALSE = frozenset(
     {Reason.COMPLETE, Reason.PAUSED, Reason.SCALED_TO_ZERO, Reason.OFF, Reason.NOT_WORTH_IT, Reason.LEARNING}
     | {Reason.PROFILING, Reason.ROLLING_OUT, Reason.CONFIG_PENDING, Reason.NO_DRAFTER, Reason.WAITING_FOR_SERVING_POD}
@@ -75,12 +93,19 @@ def events(old: SpeculativeServiceStatus, new: SpeculativeServiceStatus) -> tupl
 
 def _without_figures(status: SpeculativeServiceStatus) -> SpeculativeServiceStatus:
     blank = SpeculativeServiceStatus()
-    conditions = [
-        c.model_copy(update={"message": ""}) if c.type in _FIGURE_CONDITIONS else c for c in status.conditions
-    ]
-    return status.model_copy(
-        update={**{name: getattr(blank, name) for name in _FIGURE_FIELDS}, "conditions": conditions}
-    )
+    conditions = [c.model_copy(update={"message": ""}) if _quotes_figures(c) else c for c in status.conditions]
+    rollout = _without_rollout_figures(status.rollout) if status.rollout is not None else None
+    blanks = {name: getattr(blank, name) for name in _FIGURE_FIELDS}
+    return status.model_copy(update={**blanks, "conditions": conditions, "rollout": rollout})
+
+
+def _quotes_figures(condition: Condition) -> bool:
+    return condition.type in _FIGURE_CONDITIONS or condition.reason in _FIGURE_REASONS
+
+
+def _without_rollout_figures(rollout: RolloutStatus) -> RolloutStatus:
+    blank = RolloutStatus()
+    return rollout.model_copy(update={name: getattr(blank, name) for name in _ROLLOUT_FIGURES})
 
 
 def _event(kind: ConditionType, old: SpeculativeServiceStatus, new: SpeculativeServiceStatus) -> Event | None:

@@ -65,11 +65,20 @@ def times_of(template: Object) -> PodTimes:
 
 
 def pod_template(
-    spec: SpeculativeServiceSpec, settings: Settings, service: str, revision: str, image: str, keys: list[ProfileKeys]
+    spec: SpeculativeServiceSpec,
+    settings: Settings,
+    service: str,
+    revision: str,
+    image: str,
+    keys: list[ProfileKeys],
+    hot_map: str = "",
 ) -> Object:
-    """Pods of `revision`, as this release renders them. It is kept with the revision: nothing else may move it."""
+    """Pods of `revision`, as this release renders them. It is kept with the revision: nothing else may move it.
+
+    hot_map: name of the ConfigMap with the hot config, where that is not the service's own.
+    """
     volumes = [
-        *configuration_volumes(f"{service}-{revision}", hot_map_name(service), keys),
+        *configuration_volumes(f"{service}-{revision}", hot_map or hot_map_name(service), keys),
         *model_volumes(spec),
         *scratch_volumes(),
     ]

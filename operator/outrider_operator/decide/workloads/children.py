@@ -50,22 +50,39 @@ class WorkloadPlan:
     requeue_after_s: float | None = None
 
 
+@dataclass(frozen=True)
+class Further:
+    """What a draft canary adds to the children."""
+
+    desired: tuple[Object, ...] = ()
+    """Stamped objects that there should be."""
+    unwanted: tuple[Object, ...] = ()
+    """Objects that there should not be any more."""
+    revisions: frozenset[str] = frozenset()
+    """Names of revisions whose ConfigMaps stay."""
+
+
 def plan_workloads(
-    children: Children, asked: Intent, in_use: set[str], admin_port_peers: tuple[Object, ...]
+    children: Children,
+    asked: Intent,
+    in_use: set[str],
+    admin_port_peers: tuple[Object, ...],
+    further: Further = Further(),
 ) -> WorkloadPlan:
     """Children that are missing or differ. One that garbage collection is about to take is made anew after it, as is an
     immutable one that is not what it should be.
 
     `in_use` holds the names of the revisions that ReplicaSets and pods still have.
     """
-    desired = _desired(children, asked, admin_port_peers)
+    desired = [*_desired(children, asked, admin_port_peers), *further.desired]
     owned = {id(child): children.ownership(*_key(child)) for child in desired}
     absent = [child for child in desired if owned[id(child)] is Ownership.ABSENT]
     present = [child for child in desired if owned[id(child)] is Ownership.OURS]
-    needed = {asked.wanted.name, current_revision_name(children), *in_use}
+    needed = {asked.wanted.name, current_revision_name(children), *in_use, *further.revisions}
     differing = [child for child in present if needs_apply(children.own(*_key(child)), child)]
     immutable = [own for child in differing if (own := children.own(*_key(child)) or {}).get("immutable")]
-    unwanted = (*unneeded_maps(children, needed), *_unwanted_policy(children, admin_port_peers), *immutable)
+    policies = _unwanted_policy(children, admin_port_peers)
+    unwanted = (*unneeded_maps(children, needed), *policies, *immutable, *further.unwanted)
     return WorkloadPlan(
         create=tuple(absent),
         apply=tuple(_write(children, child) for child in differing if children.own(*_key(child)) not in immutable),

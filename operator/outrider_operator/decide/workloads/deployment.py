@@ -19,7 +19,7 @@ _HISTORY = 2
 
 
 def deployment(owner: Identity, intent: Intent, revision: Revision) -> Object:
-    """Its replicas are always spec.replicas: autoscalers write those, and nobody writes the Deployment's."""
+    """Its replicas follow spec.replicas: autoscalers write those, and nothing else writes the Deployment's."""
     kind = hardware(on_cpu=revision.boot.accelerator.on_cpu)
     return {
         "apiVersion": "apps/v1",
@@ -36,7 +36,7 @@ def deployment(owner: Identity, intent: Intent, revision: Revision) -> Object:
             "ownerReferences": [owner_reference(owner, controller=True)],
         },
         "spec": {
-            "replicas": intent.spec.replicas,
+            "replicas": intent.replicas,
             "paused": intent.spec.paused,
             "revisionHistoryLimit": _HISTORY,
             **_pace(intent.spec.rollout, is_held=intent.gate.is_closed(revision)),
@@ -76,4 +76,4 @@ def pods_are_placed(children: Children, intent: Intent) -> bool:
         return False
     seen = integer(found, "status", "observedGeneration") == integer(found, "metadata", "generation")
     created, updated = integer(found, "status", "replicas"), integer(found, "status", "updatedReplicas")
-    return seen and created >= intent.spec.replicas and updated > 0
+    return seen and created >= intent.replicas and updated > 0

@@ -6,18 +6,19 @@ wait for the minute, so an annotation of the pod is touched.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from outrider_crds.base import digest
+from outrider_crds.runtime_config import CONFIG_KEY
 from outrider_crds.state import RuntimeState
 
 from outrider_operator.decide.drift import needs_apply, stamp
-from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.ownership import Children
 from outrider_operator.decide.pods import Pods
-from outrider_operator.decide.workloads.services import hot_map
-from outrider_operator.inbound.reading import annotation, name_of, uid_of
-from outrider_operator.model import CONFIG_MAP, Object, hot_map_name
+from outrider_operator.inbound.reading import annotation, name_of, text, uid_of
+from outrider_operator.model import CONFIG_MAP, Object
 from outrider_operator.plan import Annotate
 
 HOT_ANNOTATION = "outrider.dev/hot"
@@ -33,15 +34,16 @@ class Refreshes:
     requeue_after_s: float | None = None
 
 
-def plan_refreshes(children: Children, desired: Intent, pods: Pods, states: Mapping[str, RuntimeState]) -> Refreshes:
-    """Touches of the ready pods that report another config than the stored one."""
-    document = stamp(hot_map(children.owner, desired.hot))
-    if needs_apply(children.own(CONFIG_MAP, hot_map_name(children.owner.name)), document):
+def plan_refreshes(children: Children, hot_map: Object, pods: Pods, states: Mapping[str, RuntimeState]) -> Refreshes:
+    """Touches of the ready pods that report another config than the stored one. hot_map: as it should be stored."""
+    document = stamp(hot_map)
+    if needs_apply(children.own(CONFIG_MAP, name_of(hot_map)), document):
         return Refreshes()
-    late = [pod for pod in pods.ready if _is_late(states.get(name_of(pod)), desired.hot_hash)]
-    marks = [(pod, _next_mark(pod, desired.hot_hash, pods.now)) for pod in late]
+    hot_hash = digest(json.loads(text(hot_map, "data", CONFIG_KEY)))
+    late = [pod for pod in pods.ready if _is_late(states.get(name_of(pod)), hot_hash)]
+    marks = [(pod, _next_mark(pod, hot_hash, pods.now)) for pod in late]
     touches = tuple(Annotate(name_of(pod), uid_of(pod), {HOT_ANNOTATION: mark}) for pod, mark in marks if mark)
-    is_unsure = any(annotation(pod, HOT_ANNOTATION) != _again(desired.hot_hash) for pod in late)
+    is_unsure = any(annotation(pod, HOT_ANNOTATION) != _again(hot_hash) for pod in late)
     return Refreshes(touches, AGAIN_S if is_unsure else None)
 
 

@@ -80,7 +80,7 @@ def test_lists_are_no_longer_than_a_service_can_make_them() -> None:
     }
     state = runtime_state(json.dumps({**STATE, **lists}).encode())
     assert isinstance(state, RuntimeState)
-    assert len(state.drafters) == MOST_DRAFTERS
+    assert len(state.drafters) == 2 * MOST_DRAFTERS
     assert len(state.slo_classes) == MOST_SLO_CLASSES
     assert len(state.draft_length_steps) == MOST_DRAFT_TOKENS + 1
     assert len(state.slo_classes[0].tpot.counts) == len(TPOT_BUCKETS_S) + 1

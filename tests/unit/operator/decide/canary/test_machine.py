@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from outrider_crds.spec import OnInconclusive
 from outrider_operator.decide.canary.arms import Arms, ArmSums, PodReport
 from outrider_operator.decide.canary.machine import (
     Canary,
@@ -14,7 +15,6 @@ from outrider_operator.decide.canary.machine import (
     CanarySettings,
     CanaryView,
     Cause,
-    OnInconclusive,
     Orders,
     step,
 )
@@ -37,7 +37,9 @@ def report(requests: float = 1000, gain: float = 0.0, started_at: float = START,
 
 
 def seen(*reports: PodReport, **fields: Any) -> CanaryView:
-    pods = CanaryPods(reports=reports, **{name: fields.pop(name) for name in POD_FIELDS if name in fields})
+    pods = CanaryPods(
+        reports=reports, living=frozenset("ab"), **{name: fields.pop(name) for name in POD_FIELDS if name in fields}
+    )
     return replace(LOOK, pods=pods, **fields)
 
 
@@ -221,7 +223,7 @@ def test_a_retry_after_an_abort_is_not_aborted_by_the_annotation_that_stayed() -
 
 @pytest.mark.parametrize("order", ["promote", "abort", "retry"])
 def test_an_annotation_of_no_revision_of_it_is_an_event_and_nothing_else(order: str) -> None:
-    result = step(under_way(), replace(LOOK, orders=Orders(**{order: "nonsense/1"})))
+    result = step(under_way(), seen(orders=Orders(**{order: "nonsense/1"})))
     assert result.canary == under_way()
     assert result.unknown_orders == (order,)
 
@@ -229,7 +231,7 @@ def test_an_annotation_of_no_revision_of_it_is_an_event_and_nothing_else(order: 
 @pytest.mark.parametrize("order", ["promote", "abort", "retry"])
 def test_an_annotation_of_a_successful_one_does_nothing(order: str) -> None:
     done = replace(under_way(), phase=CanaryPhase.SUCCESSFUL)
-    result = step(done, replace(LOOK, orders=Orders(**{order: "new"})))
+    result = step(done, seen(stable="new", orders=Orders(**{order: "new"})))
     assert (result.canary, result.unknown_orders) == (done, ())
 
 
@@ -269,9 +271,78 @@ def test_a_product_without_a_verdict_holds_the_promotion() -> None:
     assert after(LOOK, seen(*both)).phase == CanaryPhase.MEASURING
 
 
-@pytest.mark.parametrize("phase", list(CanaryPhase))
+@pytest.mark.parametrize("phase", [phase for phase in CanaryPhase if phase not in ("Superseded", "Cancelled")])
 def test_a_step_that_is_repeated_changes_nothing(phase: CanaryPhase) -> None:
     """Level-based: an operator that was killed between its writes decides the same again."""
-    look = seen(report(10), at=START + 5)
+    stable = "new" if phase is CanaryPhase.SUCCESSFUL else "old"
+    look = seen(report(10), at=START + 5, stable=stable)
     once = step(replace(under_way(), phase=phase), look).canary
     assert step(once, look).canary == once
+
+
+def test_sums_of_a_pod_that_is_gone_stay_once() -> None:
+    """Bug avoided: a pod that was replaced kept its last report for ever, under a name that no pod has any more."""
+    after_loss = [seen(report(40)), seen(report(5, pod="b")), seen(report(6, pod="b"))]
+    after_loss[1:] = [replace(look, pods=replace(look.pods, living=frozenset("b"))) for look in after_loss[1:]]
+    canary = after(LOOK, *after_loss)
+    assert [last.pod for last in canary.ledger.running] == ["b"]
+    assert canary.ledger.products()["H200"].least_requests == 46
+
+
+@pytest.mark.parametrize("phase", [CanaryPhase.SUPERSEDED, CanaryPhase.CANCELLED, CanaryPhase.SUCCESSFUL])
+def test_a_candidate_that_was_left_is_measured_when_it_comes_back(phase: CanaryPhase) -> None:
+    """Bug: the status still named it, so that it rolled out without a canary."""
+    left = replace(under_way(), phase=phase)
+    canary = after(replace(LOOK, at=START + 60), before=left)
+    assert (canary.phase, canary.started_at, canary.ledger.running) == (CanaryPhase.STARTING, START + 60, ())
+    assert canary.attempt != left.attempt
+
+
+def test_a_retry_is_another_attempt() -> None:
+    """The runtime's sums start from 0 with a new id: they must not be taken for the first attempt's."""
+    failed = replace(under_way(), phase=CanaryPhase.FAILED)
+    canary = after(replace(LOOK, at=START + 60, orders=Orders(retry="new")), before=failed)
+    assert canary.attempt != failed.attempt
+
+
+@pytest.mark.parametrize(
+    ("pods", "cause"),
+    [
+        ({"restarts_under_candidate": 2}, Cause.CANDIDATE_CRASHED),
+        ({"not_loaded": "drafter x: 404"}, Cause.DRAFTER_NOT_LOADED),
+    ],
+)
+def test_an_inconclusive_canary_whose_pod_stays_may_still_fail(pods: dict[str, Any], cause: Cause) -> None:
+    """Bug: after the timeout nothing guarded the pod, which serves users until a human decides."""
+    open_canary = replace(under_way(), phase=CanaryPhase.INCONCLUSIVE, cause=Cause.TIMEOUT)
+    late = {"at": START + 9 * HOUR_S}
+    assert after(seen(**pods, **late), before=open_canary).cause == cause
+    assert after(seen(report(2000, -0.1), **late), before=open_canary).cause == Cause.WORSE
+    better = after(seen(report(2000, 0.1), **late), before=open_canary)
+    assert (better.phase, better.cause) == (CanaryPhase.INCONCLUSIVE, Cause.TIMEOUT)
+
+
+def test_a_promotion_that_was_not_noted_goes_on() -> None:
+    """The operator was killed between the Deployment's change and the status."""
+    assert after(seen(stable="new"), before=under_way()).phase == CanaryPhase.PROMOTING
+
+
+def test_the_way_back_is_not_measured() -> None:
+    """The pool before comes back at once: an incident must not wait."""
+    done = replace(under_way(), phase=CanaryPhase.SUCCESSFUL)
+    assert step(done, replace(LOOK, stable="new", candidate="old")).canary is None
+    assert step(done, replace(LOOK, stable="new", candidate="third")).canary is not None
+
+
+def test_another_strategy_ends_it() -> None:
+    result = step(under_way(), replace(LOOK, is_canary=False))
+    assert result.canary is None
+    assert result.ended is not None
+    assert result.ended.phase == CanaryPhase.CANCELLED
+
+
+def test_trouble_that_outlasts_the_timeout_stays_an_error() -> None:
+    """No capacity is not the candidate's doing, and what was never measured is not judged."""
+    late = seen(trouble=(Cause.NO_CAPACITY, "no node"), at=START + 9 * HOUR_S)
+    canary = after(late, before=under_way())
+    assert (canary.phase, canary.cause) == (CanaryPhase.ERROR, Cause.NO_CAPACITY)

@@ -1,0 +1,100 @@
+"""The objects of a draft canary: its revision, its hot config, its Deployment."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from outrider_crds.base import seconds
+from outrider_crds.runtime_config import CONFIG_KEY
+from outrider_crds.status import RolloutStatus
+
+from outrider_operator.decide.canary.draft_canary import CanaryRollout
+from outrider_operator.decide.canary.record import RECORD_ANNOTATION, record_text
+from outrider_operator.decide.drift import needs_apply, stamp
+from outrider_operator.decide.intent import Intent
+from outrider_operator.decide.ownership import Children, labels, owner_reference, selector
+from outrider_operator.decide.revisions import Revision, revision_annotations, revision_in, revision_map
+from outrider_operator.decide.runtime_image import IMAGE_ANNOTATION, hardware
+from outrider_operator.decide.workloads.children import Further
+from outrider_operator.model import (
+    CANARY_TRACK,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    SERVICE_ACCOUNT,
+    TRACK_LABEL,
+    Identity,
+    Object,
+    canary_hot_map_name,
+    canary_name,
+    canary_names,
+)
+
+
+def canary_children(children: Children, intent: Intent, rollout: CanaryRollout) -> Further:
+    """Objects that the canary takes now, and those of one that is over."""
+    if rollout.is_frozen:
+        return Further(revisions=frozenset({revision_in(children.canary)}))
+    if rollout.revision is None or rollout.hot is None:
+        present = (children.own(*key) for key in reversed(canary_names(children.owner.name)))
+        return Further(unwanted=tuple(child for child in present if child is not None))
+    owner, revision = children.owner, rollout.revision
+    maps = [stamp(canary_hot_map(owner, rollout))]
+    if not rollout.is_stored:
+        maps.append(stamp(revision_map(owner, revision)))
+    account = children.own(SERVICE_ACCOUNT, owner.name) is not None
+    is_mountable = account and not any(
+        needs_apply(children.own(CONFIG_MAP, _name(document)), document) for document in maps
+    )
+    runs = [stamp(_deployment(owner, children.canary, intent, rollout, revision))] if is_mountable else []
+    return Further(desired=(*maps, *runs), revisions=frozenset({revision.name, revision_in(children.canary)}))
+
+
+def canary_hot_map(owner: Identity, rollout: CanaryRollout) -> Object:
+    """The hot config of the canary's pods."""
+    hot = rollout.hot.wire() if rollout.hot is not None else {}
+    return {
+        "apiVersion": "v1",
+        "kind": CONFIG_MAP,
+        "metadata": _metadata(owner, canary_hot_map_name(owner.name)),
+        "data": {CONFIG_KEY: json.dumps(hot, indent=1, sort_keys=True)},
+    }
+
+
+def _deployment(
+    owner: Identity, present: Object | None, intent: Intent, rollout: CanaryRollout, revision: Revision
+) -> Object:
+    """Another candidate's pod takes the place of the one before it: there may be no node for two."""
+    on_cpu = revision.boot.accelerator.on_cpu
+    annotations = {
+        IMAGE_ANNOTATION: f"{hardware(on_cpu=on_cpu)} {intent.default_image}",
+        RECORD_ANNOTATION: record_text(rollout.status or RolloutStatus(), present),
+        **revision_annotations(revision),
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": DEPLOYMENT,
+        "metadata": {**_metadata(owner, canary_name(owner.name)), "annotations": annotations},
+        "spec": {
+            "replicas": rollout.replicas,
+            "paused": intent.spec.paused,
+            "revisionHistoryLimit": 0,
+            "progressDeadlineSeconds": max(1, math.ceil(seconds(intent.spec.rollout.progress_deadline))),
+            "strategy": {"type": "Recreate"},
+            "selector": {"matchLabels": {**selector(owner.name), TRACK_LABEL: CANARY_TRACK}},
+            "template": revision.template,
+        },
+    }
+
+
+def _metadata(owner: Identity, name: str) -> Object:
+    return {
+        "name": name,
+        "namespace": owner.namespace,
+        "labels": {**labels(owner.name), TRACK_LABEL: CANARY_TRACK},
+        "ownerReferences": [owner_reference(owner, controller=True)],
+    }
+
+
+def _name(document: Object) -> str:
+    return str(document["metadata"]["name"])

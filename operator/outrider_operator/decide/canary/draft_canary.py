@@ -1,0 +1,280 @@
+"""A service's draft canary at one look: what is remembered, what becomes of it, and the pods that it takes.
+
+What a look decides is written into the status first, and carried out by the next look: an operator that is killed
+between the two has lost nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from outrider_crds.base import seconds
+from outrider_crds.runtime_config import PRODUCT_ANNOTATION, HotConfig, config_hash, hot_config
+from outrider_crds.spec import RolloutStrategy, SpeculativeServiceSpec
+from outrider_crds.status import RolloutStatus
+
+from outrider_operator.decide.canary.machine import (
+    Canary,
+    CanaryPhase,
+    CanarySettings,
+    CanaryStep,
+    CanaryView,
+    Orders,
+    needs_canary,
+    step,
+)
+from outrider_operator.decide.canary.pools import Pools, pools_differ, pools_of
+from outrider_operator.decide.canary.record import canary_of, recorded
+from outrider_operator.decide.canary.sight import CanarySight, canary_pods
+from outrider_operator.decide.intent import Intent
+from outrider_operator.decide.ownership import Children
+from outrider_operator.decide.pods import Pods
+from outrider_operator.decide.revisions import Revision, canary_revision, current_revision, revision_in, stored_canary
+from outrider_operator.inbound.reading import annotation, integer
+from outrider_operator.model import Object, Observed, Rejection, Settings, canary_name
+
+PROMOTE_ANNOTATION, ABORT_ANNOTATION = "outrider.dev/promote", "outrider.dev/abort"
+RETRY_ANNOTATION = "outrider.dev/retry"
+
+
+@dataclass(frozen=True)
+class CanaryRollout:
+    before: Canary | None
+    """What the status remembers; what is carried out."""
+    decided: CanaryStep
+    """What the status is to say next."""
+    status: RolloutStatus | None
+    """The status, or the record on the canary's Deployment where that is newer."""
+    holds: bool
+    """Must the spec's revision stay away from the stable pods?"""
+    spec: SpeculativeServiceSpec
+    settings: CanarySettings
+    at: float
+    """Unix seconds."""
+    orders: Orders
+    revision: Revision | None = None
+    """Revision of the canary's Deployment, which stays without pods to record a verdict; None without one."""
+    has_pods: bool = False
+    is_stored: bool = False
+    """Is its ConfigMap there, and were pods made of it?"""
+    hot: HotConfig | None = None
+    """What the canary's pods are to mount."""
+    is_frozen: bool = False
+    """Leave the canary's objects as they are."""
+
+    @property
+    def canary(self) -> Canary | None:
+        """The canary that conditions and status tell about: the one under way, else the last one."""
+        return self.decided.canary or self.decided.ended or self.before
+
+    @property
+    def unknown_orders(self) -> tuple[str, ...]:
+        """Annotations that name no revision, each with its value ("promote=8a1e43c8ca")."""
+        return tuple(f"{name}={self.orders.by_name[name]}" for name in self.decided.unknown_orders)
+
+    @property
+    def is_changed(self) -> bool:
+        """Does the status have to say something else before more is done?"""
+        before, after = self.before, self.canary
+        return _identity(before) != _identity(after)
+
+    @property
+    def replicas(self) -> int:
+        """Pods of the canary, of all products."""
+        if self.revision is None or not (self.has_pods and self.spec.replicas):
+            return 0
+        is_spread = "topologySpreadConstraints" in self.revision.template["spec"]
+        products = len(self.revision.boot.accelerator.products) if is_spread else 1
+        return self.spec.rollout.canary.pods * products
+
+    @property
+    def surrendered(self) -> int:
+        """Pods of the Deployment that make room: as many as the canary has, where none may be added. Never the last."""
+        rollout = self.spec.rollout
+        room = min(rollout.max_unavailable, self.replicas) if rollout.max_surge == 0 else 0
+        return max(0, min(room, self.spec.replicas - 1))
+
+    @property
+    def next_look_s(self) -> float | None:
+        """Seconds until time alone changes the canary."""
+        if self.is_changed:
+            return 0.05
+        if self.canary is None or self.canary.phase not in (CanaryPhase.STARTING, CanaryPhase.MEASURING):
+            return None
+        left = self.canary.started_at + self.settings.timeout_s - self.at
+        return left if left > 0 else None
+
+
+def canary_rollout(
+    observed: Observed,
+    settings: Settings,
+    children: Children,
+    intent: Intent,
+    pods: Pods,
+    serving: Pods,
+    proven: Iterable[str],
+    *,
+    is_blocked: bool,
+) -> CanaryRollout:
+    """pods: the canary's. serving: the others. proven: revisions that have had a ready pod. is_blocked: the spec must
+    not be applied now, so nothing is decided."""
+    spec = intent.spec
+    status = recorded(observed.status.rollout, children.canary)
+    before = canary_of(status)
+    stable = current_revision(children, intent.stored)
+    stable_pool = stable.boot.draft_pool if stable is not None else []
+    pools = pools_of(stable_pool, intent.wanted.boot.draft_pool)
+    view = CanaryView(
+        at=math.floor(observed.now),
+        stable=stable.name if stable is not None and stable.name in set(proven) else "",
+        candidate=intent.wanted.name,
+        pool_differs=pools_differ(stable_pool, intent.wanted.boot.draft_pool),
+        is_canary=spec.rollout.strategy is RolloutStrategy.DRAFT_CANARY,
+        is_paused=is_blocked or spec.paused or spec.replicas == 0 or intent.held,
+        is_rolled_out=is_rolled_out(children.deployment, intent.wanted.name),
+        orders=_orders(observed.service),
+        settings=_settings(spec),
+    )
+    rollout = CanaryRollout(
+        before,
+        CanaryStep(before),
+        status,
+        _holds(before, view),
+        spec,
+        view.settings,
+        observed.now,
+        view.orders,
+        is_frozen=True,
+    )
+    if is_blocked and before is not None:
+        return rollout
+    current = before if _is_of_spec(before, view) else None
+    revision: Revision | None = None
+    if current is not None:
+        stored = _stored(observed, children, intent, pools)
+        revision = stored or _made(settings, children, intent, serving, pools)
+        hot = _hot(spec, pools, revision, current)
+        has_pods = current.has_pods(view.settings.on_inconclusive)
+        rollout = replace(rollout, revision=revision, has_pods=has_pods, is_stored=stored is not None, hot=hot)
+    refusal = _refusal(observed.rejections, children.owner.name)
+    sight = CanarySight(
+        spec=spec,
+        pools=pools,
+        pods=pods,
+        states=observed.states,
+        unheard=observed.unheard,
+        refusal=refusal,
+        products=frozenset(revision.boot.accelerator.products) if revision is not None else frozenset(),
+        hot_hash=config_hash(rollout.hot) if rollout.hot is not None else "",
+        unschedulable_s=settings.unschedulable_s,
+    )
+    decided = step(before, replace(view, pods=canary_pods(sight, current)))
+    rollout = replace(rollout, decided=decided, is_frozen=_is_frozen(before, decided))
+    holds = rollout.holds or (decided.canary is not None and decided.canary.holds_rollout)
+    return replace(rollout, holds=holds)
+
+
+def is_rolled_out(deployment: Object | None, revision: str) -> bool:
+    """Has the Deployment replaced every pod by one of `revision` that is available?"""
+    if deployment is None or revision_in(deployment) != revision:
+        return False
+    if integer(deployment, "status", "observedGeneration") < integer(deployment, "metadata", "generation"):
+        return False
+    replicas = integer(deployment, "spec", "replicas")
+    counts = [integer(deployment, "status", name) for name in ("replicas", "updatedReplicas", "availableReplicas")]
+    return counts == [replicas] * 3
+
+
+def _identity(canary: Canary | None) -> tuple[str, str, str, float] | None:
+    return None if canary is None else (canary.phase, canary.candidate, canary.stable, canary.started_at)
+
+
+def _holds(before: Canary | None, view: CanaryView) -> bool:
+    """Does what is remembered keep the candidate away? One that needs a canary and has none yet waits for it."""
+    if before is None or not view.is_canary:
+        return needs_canary(before, view)
+    if before.phase not in list(CanaryPhase):
+        return True
+    is_another = before.candidate != view.candidate or before.phase in _LEFT
+    return needs_canary(before, view) if is_another else before.holds_rollout
+
+
+_LEFT = (CanaryPhase.SUPERSEDED, CanaryPhase.CANCELLED, CanaryPhase.SUCCESSFUL)
+
+
+def _is_of_spec(before: Canary | None, view: CanaryView) -> bool:
+    """Is `before` the canary of the spec, which is not over and done with?"""
+    if before is None or not view.is_canary or before.candidate != view.candidate:
+        return False
+    return before.phase not in _LEFT
+
+
+def _is_frozen(before: Canary | None, decided: CanaryStep) -> bool:
+    """What a newer release wrote, and a canary whose end the status does not say yet, stay as they are."""
+    is_foreign = before is not None and before.phase not in list(CanaryPhase)
+    return is_foreign or _identity(before) != _identity(decided.canary or decided.ended or before)
+
+
+def _settings(spec: SpeculativeServiceSpec) -> CanarySettings:
+    canary = spec.rollout.canary
+    return CanarySettings(
+        least_gain=canary.least_gain_percent / 100.0,
+        min_requests=canary.min_requests,
+        timeout_s=seconds(canary.timeout),
+        on_inconclusive=canary.on_inconclusive,
+    )
+
+
+def _orders(service: Object) -> Orders:
+    return Orders(
+        promote=annotation(service, PROMOTE_ANNOTATION),
+        abort=annotation(service, ABORT_ANNOTATION),
+        retry=annotation(service, RETRY_ANNOTATION),
+    )
+
+
+def _refusal(rejections: Iterable[Rejection], service: str) -> str:
+    """The API server's sentence about the canary's Deployment; empty where it took that."""
+    name = canary_name(service)
+    refused = (rejection for rejection in rejections if rejection.name == name and not rejection.is_stored)
+    first = next(refused, None)
+    return f"The API server refuses {first.kind} {first.name}: {first.message}" if first is not None else ""
+
+
+def _stored(observed: Observed, children: Children, intent: Intent, pools: Pools) -> Revision | None:
+    """The revision that the canary's pods run, while it hosts both pools."""
+    stored = stored_canary(children, observed.replica_sets, intent.wanted.name)
+    hosted = {drafter.name for drafter in stored.boot.draft_pool} if stored is not None else set()
+    return stored if hosted >= {*pools.stable, *pools.candidate} else None
+
+
+def _made(settings: Settings, children: Children, intent: Intent, serving: Pods, pools: Pools) -> Revision | None:
+    """The revision of the canary's pods; None where no pod can host both pools."""
+    if pools.objection:
+        return None
+    spec, accelerator = intent.spec, intent.spec.accelerator
+    used = [name for name in accelerator.products if name in _products(serving)]
+    both = spec.model_copy(
+        update={
+            "draft_pool": list(pools.hosted),
+            "accelerator": accelerator.model_copy(update={"products": used or accelerator.products[:1]}),
+        }
+    )
+    return canary_revision(children.owner, settings, both, intent.image, intent.wanted)
+
+
+def _products(serving: Pods) -> set[str]:
+    """Products with ready pods."""
+    return {annotation(pod, PRODUCT_ANNOTATION) for pod in serving.ready}
+
+
+def _hot(spec: SpeculativeServiceSpec, pools: Pools, revision: Revision | None, canary: Canary) -> HotConfig | None:
+    if revision is None:
+        return None
+    paused = {drafter.name for drafter in spec.draft_pool if drafter.paused}
+    hosted = [drafter.model_copy(update={"paused": drafter.name in paused}) for drafter in pools.hosted]
+    both = spec.model_copy(update={"draft_pool": hosted})
+    config = pools.config(canary.attempt, spec.rollout.canary.candidate_percent)
+    return hot_config(both, [revision.boot.draft_pool]).model_copy(update={"canary": config})

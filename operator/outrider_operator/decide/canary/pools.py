@@ -1,0 +1,71 @@
+"""Both pools of a canary in one pod: drafters that are in both are hosted once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider_crds.runtime_config import CanaryConfig
+from outrider_crds.spec import Drafter, DraftMethod
+
+_LONGEST_STEM = 34
+"""Characters of a name that "-was" and a number are added to: a name has 40 at most."""
+
+
+@dataclass(frozen=True)
+class Pools:
+    hosted: tuple[Drafter, ...]
+    """Candidate's drafters in their order, then those that only stable has."""
+    stable: tuple[str, ...]
+    """Names among `hosted` of the running revision's drafters."""
+    candidate: tuple[str, ...]
+    """Names among `hosted` of the spec's drafters."""
+
+    @property
+    def objection(self) -> str:
+        """Why no pod can host both, in a sentence; else empty."""
+        lookups = [drafter.name for drafter in self.hosted if drafter.method is DraftMethod.PROMPT_LOOKUP]
+        return (
+            f"A pod hosts one PromptLookup drafter, and the pools have {' and '.join(lookups)}." if lookups[1:] else ""
+        )
+
+    def config(self, attempt: str, candidate_percent: int) -> CanaryConfig:
+        return CanaryConfig(
+            id=attempt,
+            stable=list(self.stable),
+            candidate=list(self.candidate),
+            candidate_percent=candidate_percent,
+        )
+
+
+def pools_of(stable: Sequence[Drafter], candidate: Sequence[Drafter]) -> Pools:
+    """A drafter of `stable` that changed and kept its name is hosted as NAME-was."""
+    hosted = [drafter.model_copy(update={"paused": False}) for drafter in candidate]
+    names = []
+    for drafter in stable:
+        shared = next((other for other in hosted if _settings(other) == _settings(drafter)), None)
+        if shared is None:
+            shared = drafter.model_copy(update={"name": _free_name(drafter.name, hosted), "paused": False})
+            hosted.append(shared)
+        names.append(shared.name)
+    return Pools(tuple(hosted), tuple(dict.fromkeys(names)), tuple(drafter.name for drafter in candidate))
+
+
+def pools_differ(first: Sequence[Drafter], second: Sequence[Drafter]) -> bool:
+    """Do they draft otherwise? Names and order do not matter."""
+    left, right = [_settings(drafter) for drafter in first], [_settings(drafter) for drafter in second]
+    return any(drafter not in right for drafter in left) or any(drafter not in left for drafter in right)
+
+
+def _settings(drafter: Drafter) -> Drafter:
+    """`drafter` without what makes no difference to its proposals."""
+    return drafter.model_copy(update={"name": "", "paused": False})
+
+
+def _free_name(name: str, hosted: Sequence[Drafter]) -> str:
+    """`name`, or where that is taken NAME-was, NAME-was2 and so on."""
+    taken = {drafter.name for drafter in hosted}
+    stem = name[:_LONGEST_STEM].rstrip("-")
+    others = (f"{stem}-was{number if number > 1 else ''}" for number in itertools.count(1))
+    return next(free for free in itertools.chain([name], others) if free not in taken)

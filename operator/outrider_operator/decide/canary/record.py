@@ -1,0 +1,154 @@
+"""A canary as the status keeps it, and the copy of that on the canary's Deployment: either suffices to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from outrider_crds.state import ArmState
+from outrider_crds.status import RolloutStatus, RolloutSums
+from pydantic import ValidationError
+
+from outrider_operator.decide.canary.arms import Arms, ArmSums, Ledger, PodReport
+from outrider_operator.decide.canary.machine import Canary, Cause
+from outrider_operator.inbound.reading import annotation, cut, unix_seconds
+from outrider_operator.model import Object
+
+RECORD_ANNOTATION = "outrider.dev/rollout"
+"""Annotation of the canary's Deployment: the canary in JSON."""
+_LASTING = ("phase", "cause", "candidate", "stable", "startedAt", "detail", "obeyed", "sums")
+"""Fields of the status that the record holds."""
+_NEWS_SHARE = 0.1
+"""Growth of the requests from which on the record is written again: entry write is one of the ReplicaSet, too."""
+
+
+def canary_of(status: RolloutStatus | None) -> Canary | None:
+    """The canary in the status; None without one."""
+    if status is None or not status.phase:
+        return None
+    return Canary(
+        phase=status.phase,
+        candidate=status.candidate,
+        stable=status.stable,
+        started_at=unix_seconds(status.started_at) or 0.0,
+        cause=_cause(status.cause),
+        said=status.detail,
+        obeyed=tuple(status.obeyed),
+        ledger=_ledger(status.sums),
+    )
+
+
+def recorded(status: RolloutStatus | None, deployment: Object | None) -> RolloutStatus | None:
+    """The newer one of the status and of the record on the canary's Deployment."""
+    record = _read(annotation(deployment or {}, RECORD_ANNOTATION))
+    if record is None or (status is not None and _started_at(status) >= _started_at(record)):
+        return status
+    return record
+
+
+def record_text(status: RolloutStatus, deployment: Object | None) -> str:
+    """The record of `status` for the canary's Deployment; the one that stands there while it has little news."""
+    stored = annotation(deployment or {}, RECORD_ANNOTATION)
+    record = _read(stored)
+    if record is not None and not _is_news(record, status):
+        return stored
+    return _lasting(status).model_dump_json(by_alias=True, exclude_defaults=True)
+
+
+def sums_of(ledger: Ledger) -> list[RolloutSums]:
+    """The ledger as the status keeps it."""
+    ended = [_sums(product, "", 0.0, arms) for product, arms in sorted(ledger.ended.items())]
+    return [*ended, *(_sums(last.product, last.pod, last.started_at, last.arms) for last in ledger.running)]
+
+
+def arms_of(stable: ArmState, candidate: ArmState) -> Arms:
+    return Arms(_arm_sums(stable), _arm_sums(candidate))
+
+
+def timestamp(moment_s: float) -> str:
+    """RFC 3339, in whole seconds."""
+    return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _cause(text: str) -> Cause:
+    """A newer release's is read as none: its phase is left alone anyway."""
+    return Cause(text) if text in list(Cause) else Cause.NONE
+
+
+def _started_at(status: RolloutStatus) -> float:
+    return unix_seconds(status.started_at) or 0.0
+
+
+def _read(text: str) -> RolloutStatus | None:
+    """Anyone may write an annotation."""
+    try:
+        return RolloutStatus.model_validate_json(text, extra="ignore") if text else None
+    except ValidationError:
+        return None
+
+
+def _lasting(status: RolloutStatus) -> RolloutStatus:
+    kept = {name: value for name, value in status.wire().items() if name in _LASTING}
+    return RolloutStatus.model_validate(kept)
+
+
+def _is_news(record: RolloutStatus, status: RolloutStatus) -> bool:
+    before, after = _lasting(record), _lasting(status)
+    if before.model_copy(update={"sums": []}) != after.model_copy(update={"sums": []}):
+        return True
+    return _requests(after) > (1.0 + _NEWS_SHARE) * _requests(before)
+
+
+def _requests(status: RolloutStatus) -> int:
+    return sum(entry.stable.requests + entry.candidate.requests for entry in status.sums)
+
+
+def _ledger(sums: list[RolloutSums]) -> Ledger:
+    ended = {entry.product: arms_of(entry.stable, entry.candidate) for entry in sums if not entry.pod}
+    running = (
+        PodReport(entry.pod, entry.product, entry.started_at, arms_of(entry.stable, entry.candidate))
+        for entry in sums
+        if entry.pod
+    )
+    return Ledger(ended, tuple(running))
+
+
+def _sums(product: str, pod: str, started_at: float, arms: Arms) -> RolloutSums:
+    stable, candidate = _arm_state(arms.stable), _arm_state(arms.candidate)
+    return RolloutSums(product=cut(product), pod=cut(pod), started_at=started_at, stable=stable, candidate=candidate)
+
+
+def _arm_sums(arm: ArmState) -> ArmSums:
+    return ArmSums(
+        requests=arm.requests,
+        tokens=arm.tokens,
+        price_s=arm.price_s,
+        tokens_squared=arm.tokens_squared,
+        price_squared=arm.price_squared,
+        tokens_times_price=arm.tokens_times_price,
+        failures=arm.failures,
+        finished=_floats(arm.finished),
+        attained=_floats(arm.attained),
+    )
+
+
+def _arm_state(arm: ArmSums) -> ArmState:
+    return ArmState(
+        requests=round(arm.requests),
+        tokens=round(arm.tokens),
+        price_s=arm.price_s,
+        tokens_squared=round(arm.tokens_squared),
+        price_squared=arm.price_squared,
+        tokens_times_price=arm.tokens_times_price,
+        failures=round(arm.failures),
+        finished=_counts(arm.finished),
+        attained=_counts(arm.attained),
+    )
+
+
+def _floats(counts: Mapping[str, int]) -> dict[str, float]:
+    return {name: float(count) for name, count in counts.items()}
+
+
+def _counts(counts: Mapping[str, float]) -> dict[str, int]:
+    return {name: round(count) for name, count in counts.items()}

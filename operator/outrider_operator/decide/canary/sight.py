@@ -1,0 +1,171 @@
+"""What the pods of a canary are seen to do: their sums, and what keeps them from measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from outrider_crds.spec import OnMissingDrafter, SpeculativeServiceSpec
+from outrider_crds.state import ArmState, CanaryState, DrafterState, RuntimeState
+
+from outrider_operator.decide.canary.arms import PodReport
+from outrider_operator.decide.canary.machine import Canary, CanaryPods, Cause
+from outrider_operator.decide.canary.pools import Pools
+from outrider_operator.decide.canary.record import arms_of
+from outrider_operator.decide.pods import Pods, scheduler_says, unschedulable_since
+from outrider_operator.inbound.reading import integer, items, name_of
+from outrider_operator.model import Object
+
+_SETTLED_S = 60.0
+"""Age of a process from which on it has read its hot config: until then it may not report a canary yet."""
+_MEMORY = "memory"
+"""Word in the reason of a drafter that was left out because both pools do not fit."""
+_MIB = 1 << 20
+
+Trouble = tuple[Cause, str]
+
+
+@dataclass(frozen=True)
+class CanarySight:
+    """Everything that is read of the canary's pods at one look."""
+
+    spec: SpeculativeServiceSpec
+    pools: Pools
+    pods: Pods
+    states: Mapping[str, RuntimeState]
+    """Pod name -> newest state."""
+    unheard: Mapping[str, str]
+    """Ready pod -> why its state is not known."""
+    refusal: str
+    """The API server's sentence about an object of the canary; empty where it took all."""
+    products: frozenset[str]
+    """Products that the canary has a pod of."""
+    hot_hash: str
+    """Digest of the hot config that the pods should have."""
+    unschedulable_s: float
+    """A pod without a node for so long means no capacity."""
+
+    def ready_states(self) -> Iterator[tuple[str, RuntimeState]]:
+        names = (name_of(pod) for pod in self.pods.ready)
+        return ((name, self.states[name]) for name in names if name in self.states)
+
+
+def canary_pods(sight: CanarySight, before: Canary | None) -> CanaryPods:
+    """What the state machine is to know of the pods of `before`."""
+    if before is None:
+        return CanaryPods()
+    reports = tuple(_reports(sight, before))
+    heeds_missing = sight.spec.rollout.on_missing_drafter is OnMissingDrafter.HOLD
+    return CanaryPods(
+        reports=reports,
+        living=frozenset(name_of(pod) for pod in sight.pods.living),
+        products=sight.products,
+        trouble=_trouble(sight, heeds_missing=heeds_missing) or (None if reports else _silence(sight)),
+        not_loaded=_missing(sight, sight.pools.candidate) if heeds_missing else "",
+        restarts_under_candidate=_restarts(sight.pods) if _has_run_candidate(before) else 0,
+    )
+
+
+def _reports(sight: CanarySight, before: Canary) -> Iterator[PodReport]:
+    """Sums of this attempt alone, of the products and SLO classes that the spec names: a pod may name any."""
+    for name, state in sight.ready_states():
+        if state.canary is None or state.canary.id != before.attempt:
+            continue
+        arms = _bounded(state.canary, {slo.name for slo in sight.spec.slo_classes})
+        product = _product(state.product, sight.spec.accelerator.products)
+        yield PodReport(name, product, state.started_at, arms_of(arms.stable, arms.candidate))
+
+
+def _bounded(state: CanaryState, classes: set[str]) -> CanaryState:
+    def known(arm: ArmState) -> ArmState:
+        finished = {name: count for name, count in arm.finished.items() if name in classes}
+        attained = {name: count for name, count in arm.attained.items() if name in classes}
+        return arm.model_copy(update={"finished": finished, "attained": attained})
+
+    return state.model_copy(update={"stable": known(state.stable), "candidate": known(state.candidate)})
+
+
+def _product(reported: str, products: list[str]) -> str:
+    return reported if reported in products else products[0]
+
+
+def _has_run_candidate(before: Canary) -> bool:
+    return any(arms.candidate.requests > 0 for arms in before.ledger.products().values())
+
+
+def _restarts(pods: Pods) -> int:
+    """Containers of the canary that ended and were started again."""
+    statuses = (status for pod in pods.living for status in items(pod, "status", "containerStatuses"))
+    return sum(integer(status, "restartCount") for status in statuses)
+
+
+def _trouble(sight: CanarySight, *, heeds_missing: bool) -> Trouble | None:
+    """Why the pods cannot measure, whatever they report."""
+    if sight.pools.objection:
+        return Cause.CANNOT_HOST_BOTH, sight.pools.objection
+    if sight.refusal:
+        return Cause.POD_CANNOT_START, sight.refusal
+    if (pod := _unschedulable(sight)) is not None:
+        said = scheduler_says(pod).rstrip(".") or "the scheduler finds no node"
+        return Cause.NO_CAPACITY, f"Pod {name_of(pod)} has no node: {said}."
+    if (trouble := sight.pods.trouble()) is not None:
+        return Cause.POD_CANNOT_START, f"{trouble.message.rstrip('.')}."
+    if said := _no_room(sight):
+        return Cause.NO_ROOM_FOR_BOTH, said
+    if heeds_missing and (said := _missing(sight, sight.pools.stable)):
+        return Cause.STABLE_NOT_LOADED, said
+    return None
+
+
+def _unschedulable(sight: CanarySight) -> Object | None:
+    """The first pod without a node for long, that no node is being made for."""
+    pods = sight.pods
+    waiting = ((pod, since) for pod in pods.living if (since := unschedulable_since(pod)) is not None)
+    late = (pod for pod, since in waiting if pods.now - since >= sight.unschedulable_s)
+    return next((pod for pod in late if not pods.node_in_the_making(pod)), None)
+
+
+def _silence(sight: CanarySight) -> Trouble | None:
+    """Why ready pods report no sums."""
+    for name, state in sight.ready_states():
+        is_settled = state.now - state.started_at >= _SETTLED_S
+        if is_settled and state.config_hash == sight.hot_hash and state.canary is None:
+            return Cause.RUNTIME_TOO_OLD, f"Pod {name} runs a runtime that measures no canary."
+    silent = sorted(name for pod in sight.pods.ready if (name := name_of(pod)) in sight.unheard)
+    if silent:
+        why = sight.unheard[silent[0]].rstrip(".")
+        return Cause.PODS_DO_NOT_ANSWER, f"Pod {silent[0]} is ready and does not report its state: {why}."
+    return None
+
+
+def _no_room(sight: CanarySight) -> str:
+    """A pod's words about a drafter that memory has no room for, and what the hosted ones take."""
+    for name, state in sight.ready_states():
+        short = next((drafter for drafter in state.drafters if _lacks_memory(drafter)), None)
+        if short is not None:
+            taken = ", ".join(_memory_text(drafter) for drafter in state.drafters if drafter.memory is not None)
+            hosted = f" It hosts {taken}." if taken else ""
+            return f"Pod {name} leaves out drafter {short.name}: {short.reason.rstrip('.')}.{hosted}"
+    return ""
+
+
+def _lacks_memory(drafter: DrafterState) -> bool:
+    return not drafter.loaded and _MEMORY in drafter.reason.lower()
+
+
+def _memory_text(drafter: DrafterState) -> str:
+    memory = drafter.memory
+    if memory is None:
+        return drafter.name
+    return f"{drafter.name} with {memory.weight_bytes / _MIB:.0f} MiB of weights"
+
+
+def _missing(sight: CanarySight, names: Iterable[str]) -> str:
+    """A pod's words about a drafter of `names` that it has not loaded for another reason than memory."""
+    for pod, state in sight.ready_states():
+        reported = {drafter.name: drafter for drafter in state.drafters}
+        for name in names:
+            drafter = reported.get(name)
+            if drafter is not None and not drafter.loaded and not _lacks_memory(drafter):
+                return f"Pod {pod}: drafter {name} is not loaded: {drafter.reason.rstrip('.') or 'it says no reason'}."
+    return ""

@@ -1,0 +1,181 @@
+"""`status.rollout`: a canary in figures and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from outrider_crds.status import RolloutArm, RolloutProduct, RolloutStatus
+
+from outrider_operator.decide.canary.arms import Arms, ArmSums
+from outrider_operator.decide.canary.draft_canary import CanaryRollout
+from outrider_operator.decide.canary.judge import Gain, Judgement, judge
+from outrider_operator.decide.canary.machine import Canary, CanaryPhase, Cause
+from outrider_operator.decide.canary.record import sums_of, timestamp
+from outrider_operator.inbound.reading import cut
+
+_REASONS: Mapping[Cause, str] = {
+    Cause.WORSE: "Its goodput is below the line of {line:+d}%.",
+    Cause.SLO_LOWERED: "It attains SLO class {detail} less often, by more than 2 points.",
+    Cause.DRAFTER_FAILED: "A drafter of the candidate was suspended twice after an error.",
+    Cause.CANDIDATE_CRASHED: "The canary pod ended twice while the candidate's drafters ran.",
+    Cause.ABORTED_BY_HAND: "It was aborted by the annotation outrider.dev/abort.",
+    Cause.TIMEOUT: "The requests do not tell the pools apart within rollout.canary.timeout ({timeout}).",
+    Cause.NO_TRAFFIC: "Fewer than {least} requests of each arm finished within rollout.canary.timeout ({timeout}).",
+    Cause.RUNTIME_TOO_OLD: "{detail} Update podTemplate.image.",
+    Cause.NO_ROOM_FOR_BOTH: "{detail} Make room (a lower engine.maxModelLen, a drafter less), or promote by hand.",
+    Cause.CANNOT_HOST_BOTH: "{detail} Promote by hand, or set rollout.strategy: RollingUpdate.",
+    Cause.NO_CAPACITY: "{detail} Add capacity, or promote by hand.",
+}
+
+
+def rollout_status(rollout: CanaryRollout, generation: int, ignored: tuple[str, ...]) -> RolloutStatus | None:
+    """ignored: annotations that name no revision."""
+    canary = rollout.canary
+    if canary is None:
+        return RolloutStatus(ignored=list(ignored)) if ignored else None
+    judgement = _judgement(rollout, canary)
+    products = canary.ledger.products()
+    worst = _worst(judgement)
+    requests = round(min((arms.least_requests for arms in products.values()), default=0.0))
+    return RolloutStatus(
+        phase=canary.phase,
+        cause=canary.cause,
+        candidate=canary.candidate,
+        stable=canary.stable,
+        observed_generation=generation,
+        started_at=timestamp(canary.started_at),
+        requests=requests,
+        gain_percent=_percent(worst.value) if worst is not None else "",
+        gain_range=_range_text(worst) if worst is not None else "",
+        summary=_summary(canary, requests, worst),
+        arms=_arms(products),
+        products=[_product(name, arms, judgement.gains.get(name)) for name, arms in sorted(products.items())]
+        + [RolloutProduct(product=name) for name in _unmeasured(rollout, products)],
+        message=cut(message_of(rollout), 2048),
+        detail=cut(canary.said, 2048),
+        obeyed=list(canary.obeyed),
+        ignored=list(ignored),
+        sums=sums_of(canary.ledger),
+    )
+
+
+def message_of(rollout: CanaryRollout) -> str:
+    """What was found, or how much longer it takes."""
+    canary = rollout.canary
+    if canary is None:
+        return ""
+    judgement = _judgement(rollout, canary)
+    reason, gain = _reason(rollout, canary), _gain_text(_worst(judgement))
+    left = _time_left(rollout, canary, judgement) if canary.phase == CanaryPhase.MEASURING else ""
+    sentence = _MESSAGES.get(canary.phase, "A newer release of Outrider decides about this rollout.")
+    filled = sentence.format(candidate=canary.candidate, stable=canary.stable, reason=reason, gain=gain, left=left)
+    return " ".join(filled.split())
+
+
+_MESSAGES: Mapping[str, str] = {
+    CanaryPhase.STARTING: "The canary pod of candidate {candidate} starts. The other pods serve on as they are.",
+    CanaryPhase.MEASURING: "{gain} {left}",
+    CanaryPhase.PROMOTING: "Candidate {candidate} rolls out. {gain}",
+    CanaryPhase.SUCCESSFUL: "Candidate {candidate} runs on every pod. {gain}",
+    CanaryPhase.FAILED: "Candidate {candidate} failed. {reason} {gain} The pods of revision {stable} serve on; "
+    "another draftPool is tried at once.",
+    CanaryPhase.ERROR: "The canary cannot measure. {reason}",
+    CanaryPhase.INCONCLUSIVE: "{reason} {gain} Decide by the annotation outrider.dev/promote={candidate}, or abort.",
+    CanaryPhase.SUPERSEDED: "Another draftPool took the place of candidate {candidate}.",
+    CanaryPhase.CANCELLED: "The spec left candidate {candidate} before a verdict.",
+}
+
+
+def _reason(rollout: CanaryRollout, canary: Canary) -> str:
+    canary_spec = rollout.spec.rollout.canary
+    sentence = _REASONS.get(canary.cause, "{detail}")
+    return sentence.format(
+        detail=canary.said,
+        line=canary_spec.least_gain_percent,
+        timeout=canary_spec.timeout,
+        least=canary_spec.min_requests,
+    )
+
+
+def _judgement(rollout: CanaryRollout, canary: Canary) -> Judgement:
+    """Judgement of all that was counted, also after the verdict."""
+    settings = rollout.settings
+    return judge(canary.ledger.products(), least_gain=settings.least_gain, min_requests=settings.min_requests)
+
+
+def _worst(judgement: Judgement) -> Gain | None:
+    """The gain of the product where the candidate gains least."""
+    return min((gain for gain in judgement.gains.values() if gain is not None), key=lambda g: g.value, default=None)
+
+
+def _time_left(rollout: CanaryRollout, canary: Canary, judgement: Judgement) -> str:
+    """How much longer it takes, at the requests of so far."""
+    requests = min((arms.least_requests for arms in canary.ledger.products().values()), default=0.0)
+    began = max(canary.started_at, min((last.started_at for last in canary.ledger.running), default=0.0))
+    minutes = max(rollout.at - began, 1.0) / 60.0
+    rate = requests / minutes
+    start = f"{round(requests)} requests of each arm."
+    if rate <= 0.0:
+        return f"{start} No traffic reaches both arms yet."
+    if judgement.requests_left is None:
+        return f"{start} The gain is too near the line to say how many more it takes."
+    left = _duration(judgement.requests_left / rate)
+    return f"{start} At this traffic ({rate:.3g} requests of each arm a minute) about {left} more."
+
+
+def _duration(minutes: float) -> str:
+    if minutes < 1.0:
+        return "a minute"
+    return f"{minutes:.0f} minutes" if minutes < 120.0 else f"{minutes / 60.0:.0f} hours"
+
+
+def _gain_text(gain: Gain | None) -> str:
+    return f"Gain {_percent(gain.value)}% [{_range_text(gain)}]." if gain is not None else ""
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:+.1f}"
+
+
+def _range_text(gain: Gain) -> str:
+    return f"{_percent(gain.low)} to {_percent(gain.high)}"
+
+
+def _summary(canary: Canary, requests: int, gain: Gain | None) -> str:
+    """The printer column: "Measuring 812 +4.1% [0.6,7.5]"."""
+    if not requests:
+        return cut(canary.phase)
+    if gain is None:
+        return cut(f"{canary.phase} {requests}")
+    low, high = 100.0 * gain.low, 100.0 * gain.high
+    return cut(f"{canary.phase} {requests} {_percent(gain.value)}% [{low:.1f},{high:.1f}]")
+
+
+def _arms(products: Mapping[str, Arms]) -> list[RolloutArm]:
+    total = sum(products.values(), Arms())
+    return [_arm("stable", total.stable), _arm("candidate", total.candidate)]
+
+
+def _arm(name: str, sums: ArmSums) -> RolloutArm:
+    finished, attained = sum(sums.finished.values()), sum(sums.attained.values())
+    return RolloutArm(
+        name=name,
+        requests=round(sums.requests),
+        tokens_per_second=f"{sums.goodput:.4g}" if sums.goodput is not None else "",
+        attainment_percent=f"{100.0 * attained / finished:.1f}" if finished else "",
+        failures=round(sums.failures),
+    )
+
+
+def _product(name: str, arms: Arms, gain: Gain | None) -> RolloutProduct:
+    return RolloutProduct(
+        product=cut(name),
+        requests=round(arms.least_requests),
+        gain_percent=_percent(gain.value) if gain is not None else "",
+        gain_range=_range_text(gain) if gain is not None else "",
+        measured=True,
+    )
+
+
+def _unmeasured(rollout: CanaryRollout, products: Mapping[str, Arms]) -> list[str]:
+    return [name for name in rollout.spec.accelerator.products if name not in products]

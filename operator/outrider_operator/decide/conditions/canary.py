@@ -1,0 +1,106 @@
+"""What a draft canary means for conditions and events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from outrider_crds.status import Reason, RolloutStatus, SpeculativeServiceStatus
+
+from outrider_operator.decide.canary.draft_canary import CanaryRollout
+from outrider_operator.decide.canary.machine import CanaryPhase
+from outrider_operator.decide.canary.summary import message_of, rollout_status
+from outrider_operator.decide.conditions.verdict import Verdict, false, true
+from outrider_operator.inbound.reading import cut
+from outrider_operator.plan import Event
+
+_LEAST_DOUBLED = 64
+"""Requests from which on each doubling is an event."""
+_MOST_IGNORED = 8
+_PROGRESSING: Mapping[str, tuple[bool, Reason]] = {
+    CanaryPhase.STARTING: (True, Reason.CANARY_STARTING),
+    CanaryPhase.MEASURING: (True, Reason.CANARY_MEASURING),
+    CanaryPhase.PROMOTING: (True, Reason.ROLLING_OUT),
+    CanaryPhase.FAILED: (False, Reason.CANARY_FAILED),
+    CanaryPhase.ERROR: (False, Reason.CANARY_ERROR),
+    CanaryPhase.INCONCLUSIVE: (False, Reason.CANARY_INCONCLUSIVE),
+}
+_RUNNING = (Reason.CANARY_STARTING, Reason.CANARY_MEASURING)
+_EVENTS = {
+    CanaryPhase.STARTING: (False, "CanaryStarted"),
+    CanaryPhase.SUCCESSFUL: (False, "CanarySuccessful"),
+    CanaryPhase.PROMOTING: (False, "CanaryPromoting"),
+    CanaryPhase.CANCELLED: (False, "CanaryCancelled"),
+    CanaryPhase.FAILED: (True, "CanaryFailed"),
+    CanaryPhase.ERROR: (True, "CanaryError"),
+    CanaryPhase.INCONCLUSIVE: (True, "CanaryInconclusive"),
+}
+
+
+def canary_progressing(canary: CanaryRollout) -> Verdict | None:
+    """Progressing while a canary holds the rollout; None where none does."""
+    if not canary.holds:
+        return None
+    if canary.decided.canary is None or canary.decided.canary.phase not in _PROGRESSING:
+        return true(Reason.CANARY_STARTING, "The changed draftPool is measured once pods may be made.")
+    is_moving, reason = _PROGRESSING[canary.decided.canary.phase]
+    message = cut(message_of(canary), 2048)
+    return true(reason, message) if is_moving else false(reason, message)
+
+
+def canary_updated(canary: CanaryRollout) -> Verdict | None:
+    """Updated while a canary holds the rollout; None where none does."""
+    verdict = canary_progressing(canary)
+    if verdict is None:
+        return None
+    if verdict.reason in _RUNNING:
+        return false(
+            Reason.CANARY_RUNNING, "The draftPool of the spec is measured in a canary pod; see status.rollout."
+        )
+    return false(verdict.reason, verdict.message)
+
+
+def canary_status(standing: RolloutStatus | None, canary: CanaryRollout, generation: int) -> RolloutStatus | None:
+    """status.rollout; of an unknown phase as it stands."""
+    phase = canary.canary.phase if canary.canary is not None else None
+    if phase is not None and phase not in list(CanaryPhase):
+        return standing
+    return rollout_status(canary, generation, ignored_orders(standing, canary))
+
+
+def ignored_orders(standing: RolloutStatus | None, canary: CanaryRollout) -> tuple[str, ...]:
+    """Annotations that name no revision of the rollout, those of before included."""
+    known = list(standing.ignored) if standing is not None else []
+    obeyed = standing.obeyed if standing is not None else []
+    new = [order for order in canary.unknown_orders if order not in known and order not in obeyed]
+    return tuple((known + new)[-_MOST_IGNORED:])
+
+
+def canary_events(
+    old: SpeculativeServiceStatus, new: SpeculativeServiceStatus, canary: CanaryRollout
+) -> tuple[Event, ...]:
+    """An event for each change of the phase, each doubling of the requests, and each annotation that means nothing."""
+    before, after = old.rollout or RolloutStatus(), new.rollout or RolloutStatus()
+    events = [_ignored(order, after) for order in after.ignored if order not in before.ignored]
+    if canary.decided.ended is not None and canary.decided.canary is not None:
+        events.append(Event(warning=False, reason="CanarySuperseded", message=_superseded(before, after)))
+    is_new = (before.phase, before.candidate, before.started_at) != (after.phase, after.candidate, after.started_at)
+    if is_new and after.phase in _EVENTS:
+        warning, reason = _EVENTS[CanaryPhase(after.phase)]
+        events.append(Event(warning=warning, reason=reason, message=after.message))
+    elif after.phase == CanaryPhase.MEASURING and _has_doubled(before.requests, after.requests):
+        events.append(Event(warning=False, reason="CanaryMeasuring", message=after.message))
+    return tuple(events)
+
+
+def _has_doubled(before: int, after: int) -> bool:
+    return after >= _LEAST_DOUBLED and after.bit_length() > before.bit_length()
+
+
+def _ignored(order: str, rollout: RolloutStatus) -> Event:
+    revisions = " and ".join(name for name in (rollout.candidate, rollout.stable) if name) or "none"
+    message = f"Annotation outrider.dev/{order} names no revision of the rollout ({revisions}) and does nothing."
+    return Event(warning=True, reason="CanaryOrderIgnored", message=cut(message, 1024))
+
+
+def _superseded(before: RolloutStatus, after: RolloutStatus) -> str:
+    return f"Candidate {after.candidate} takes the place of {before.candidate}, which had no verdict yet."
