@@ -245,7 +245,7 @@ def _with_scale(
 def _workloads(
     observed: Observed, settings: Settings, children: Children, desired: Intent, canary: Further
 ) -> WorkloadPlan:
-    in_use = {revision_of(each) for each in (*observed.replica_sets, *observed.pods)}
+    in_use = {revision_of(owner) for owner in (*observed.replica_sets, *observed.pods)}
     return plan_workloads(children, desired, in_use, settings.admin_port_peers, canary)
 
 

@@ -85,7 +85,7 @@ ANNOTATIONS = frozenset(
     f"{API_GROUP}/{name}"
     for name in (
         "abort", "applied", "asked", "attempt", "boot-draft-tokens", "contents", "hot", "inputs", "model", "nodes",
-        "product", "promote", "reprofile", "retry", "rollout", "runtime-image", "runtime-upgrade",
+        "product", "promote", "ready-revision", "reprofile", "retry", "rollout", "runtime-image", "runtime-upgrade",
     )
 )  # fmt: skip
 """Those that decisions read."""
