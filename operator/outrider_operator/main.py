@@ -12,7 +12,7 @@ import kopf
 import prometheus_client
 
 from outrider_operator import frame, http_page, metrics_page
-from outrider_operator.condition_metrics import ServiceConditions
+from outrider_operator.condition_metrics import DraftCanaries, ServiceConditions
 from outrider_operator.configuration import Configuration, ConfigurationError, read_configuration
 from outrider_operator.controller import Controller
 from outrider_operator.decide import decide
@@ -41,6 +41,7 @@ async def _run(configuration: Configuration) -> bool:
     controller = Controller(configuration, api, settings_of(configuration), decide)
     prometheus_client.REGISTRY.register(ServiceConditions(controller.services))
     prometheus_client.REGISTRY.register(ServiceDemand(controller.services))
+    prometheus_client.REGISTRY.register(DraftCanaries(controller.services))
     try:
         async with (
             metrics_page.serving(configuration.metrics_port),

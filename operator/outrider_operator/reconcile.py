@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from outrider_crds.status import ConditionStatus, ConditionType, SpeculativeServiceStatus
+from outrider_crds.conditions import find_condition
+from outrider_crds.status import ConditionStatus, ConditionType, Reason, SpeculativeServiceStatus
 
 from outrider_operator.apply import Applier
 from outrider_operator.cache import Cache
@@ -79,7 +80,7 @@ class Reconciler:
                 return None  # the service goes, too
             raise
         figures_due_s = await self._status_writer.write(service, observed.status, plan.status)
-        self._measurements.expect_news(key, not _updated(plan.status))
+        self._measurements.expect_news(key, _awaits_pods(plan.status))
         for event in plan.events if figures_due_s is None else ():
             await self._events.post(service, event)
         due_s = self._refusals[key].due_in_s(_clock())
@@ -147,8 +148,16 @@ def _clock() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _updated(status: SpeculativeServiceStatus) -> bool:
-    return any(c.type == ConditionType.UPDATED and c.status == ConditionStatus.TRUE for c in status.conditions)
+_UNHURRIED = frozenset({Reason.CANARY_RUNNING, Reason.CANARY_FAILED, Reason.CANARY_ERROR, Reason.CANARY_INCONCLUSIVE})
+"""Reasons of Updated that may stand for hours: no pod is about to say something new."""
+
+
+def _awaits_pods(status: SpeculativeServiceStatus) -> bool:
+    """Is there something that only the pods can tell, so that they are asked often?"""
+    updated = find_condition(status.conditions, ConditionType.UPDATED)
+    if updated is None:
+        return True
+    return updated.status is not ConditionStatus.TRUE and updated.reason not in _UNHURRIED
 
 
 def _earliest(*times_s: float | None) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outrider_operator.cache import Cache
-from outrider_operator.condition_metrics import ServiceConditions
+from outrider_operator.condition_metrics import DraftCanaries, ServiceConditions
 from outrider_operator.kinds import SERVICE
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -22,6 +22,7 @@ def condition(type_: str, status: str, reason: str) -> dict[str, Any]:
 def scrape(cache: Cache) -> list[str]:
     registry = CollectorRegistry()
     registry.register(ServiceConditions(lambda: cache.all(SERVICE)))
+    registry.register(DraftCanaries(lambda: cache.all(SERVICE)))
     return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
 
 
@@ -52,3 +53,20 @@ def test_a_condition_of_a_later_release_costs_its_own_series_only() -> None:
     conditions = [condition("OfTomorrow", "True", "New"), condition("Ready", "True", "EndpointReady")]
     cache.seen(SERVICE, service("chat", 1, *conditions))
     assert len(scrape(cache)) == 1
+
+
+def test_a_draft_canary_has_its_phase_requests_and_gain() -> None:
+    """A dashboard shows what the status says; before the first judgement there is no gain, not one of 0."""
+    cache = Cache()
+    rollout = {"phase": "Failed", "cause": "Worse", "requests": 812, "gainPercent": "-4.1"}
+    cache.seen(SERVICE, service("chat", 1, rollout=rollout))
+    owner = 'outrider_namespace="a",outrider_service="chat"'
+    assert scrape(cache) == [
+        f'outrider_service_rollout{{cause="Worse",{owner},phase="Failed"}} 1.0',
+        f"outrider_service_rollout_requests{{{owner}}} 812.0",
+        f"outrider_service_rollout_gain{{{owner}}} -0.040999999999999995",
+    ]
+    cache.seen(SERVICE, service("chat", 2, rollout={"phase": "Starting"}))
+    assert [line for line in scrape(cache) if "gain" in line] == []
+    cache.seen(SERVICE, service("chat", 3, rollout={"ignored": ["promote=x"]}))
+    assert scrape(cache) == []

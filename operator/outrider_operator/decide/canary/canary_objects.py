@@ -36,8 +36,7 @@ def canary_children(children: Children, intent: Intent, rollout: CanaryRollout) 
     if rollout.is_frozen:
         return Further(revisions=frozenset({revision_in(children.canary)}))
     if rollout.revision is None or rollout.hot is None:
-        present = (children.own(*key) for key in reversed(canary_names(children.owner.name)))
-        return Further(unwanted=tuple(child for child in present if child is not None))
+        return Further(unwanted=_unwanted(children, rollout))
     owner, revision = children.owner, rollout.revision
     maps = [stamp(canary_hot_map(owner, rollout))]
     if not rollout.is_stored:
@@ -48,6 +47,13 @@ def canary_children(children: Children, intent: Intent, rollout: CanaryRollout) 
     )
     runs = [stamp(_deployment(owner, children.canary, intent, rollout, revision))] if is_mountable else []
     return Further(desired=(*maps, *runs), revisions=frozenset({revision.name, revision_in(children.canary)}))
+
+
+def _unwanted(children: Children, rollout: CanaryRollout) -> tuple[Object, ...]:
+    """Objects of a canary that is over; what its pods mount goes after them."""
+    present = (children.own(*key) for key in canary_names(children.owner.name))
+    left = (child for child in present if child is not None)
+    return tuple(child for child in left if child["kind"] != CONFIG_MAP or not rollout.has_pods_left)
 
 
 def canary_hot_map(owner: Identity, rollout: CanaryRollout) -> Object:

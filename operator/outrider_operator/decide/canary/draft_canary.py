@@ -61,6 +61,8 @@ class CanaryRollout:
     """Is its ConfigMap there, and were pods made of it?"""
     hot: HotConfig | None = None
     """What the canary's pods are to mount."""
+    has_pods_left: bool = False
+    """Is any pod of the canary there?"""
     is_frozen: bool = False
     """Leave the canary's objects as they are."""
 
@@ -171,7 +173,7 @@ def canary_rollout(
         unschedulable_s=settings.unschedulable_s,
     )
     decided = step(before, replace(view, pods=canary_pods(sight, current)))
-    rollout = replace(rollout, decided=decided, is_frozen=_is_frozen(before, decided))
+    rollout = replace(rollout, decided=decided, is_frozen=_is_frozen(before, decided), has_pods_left=bool(pods.living))
     holds = rollout.holds or (decided.canary is not None and decided.canary.holds_rollout)
     return replace(rollout, holds=holds)
 

@@ -85,7 +85,7 @@ def updated(rollout: Rollout, states: Mapping[str, RuntimeState], unheard: str) 
     if rollout.leaving:
         return false(Reason.ROLLING_OUT, _has_to_go(rollout.leaving[0]))
     if rollout.canary is not None and (verdict := canary_updated(rollout.canary)) is not None:
-        return verdict
+        return false(Reason.PAUSED, "spec.paused is true: the rollout waits.") if asked.spec.paused else verdict
     if asked.held or revision is None:
         return false(Reason.WAITING_FOR_PROFILE, _waiting_for_profile(asked))
     if missing := _missing(rollout, revision):

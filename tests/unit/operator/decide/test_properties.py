@@ -18,6 +18,7 @@ from outrider_operator.decide.profiling.asked import asked_of
 from outrider_operator.model import DEPLOYMENT, JOB, Object, Observed
 from outrider_operator.plan import Plan
 
+from tests.unit.operator.decide.canary.canary_world import CanaryWorld
 from tests.unit.operator.decide.world import (
     EAGLE,
     PLD,
@@ -36,6 +37,7 @@ C, R = ConditionType, Reason
 _REJECTED = {R.INVALID_SPEC, R.NAME_CONFLICT, R.HOST_PATH_FORBIDDEN, R.PROMETHEUS_NOT_CONFIGURED, R.CHILD_REJECTED}
 _POD = {R.SCALED_TO_ZERO, R.IMAGE_PULL_FAILED, R.POD_CRASHING, R.POD_CANNOT_START, R.POD_ENDED}
 _MEASURE = {R.NO_TRAFFIC, R.MEASURING, R.METRICS_UNAVAILABLE}
+_CANARY = {R.CANARY_FAILED, R.CANARY_ERROR, R.CANARY_INCONCLUSIVE}
 REASONS: dict[ConditionType, set[Reason]] = {
     C.SPEC_VALID: {R.ACCEPTED, *_REJECTED},
     C.PROFILES_READY: {
@@ -44,17 +46,17 @@ REASONS: dict[ConditionType, set[Reason]] = {
     },
     C.AVAILABLE: {R.ENOUGH_READY_PODS, R.TOO_FEW_READY_PODS, *_POD},
     C.UPDATED: {R.UP_TO_DATE, R.ROLLING_OUT, R.CONFIG_PENDING, R.WAITING_FOR_PROFILE, R.PAUSED, *_REJECTED}
-    | {R.DRAFTER_NOT_LOADED},
+    | {R.DRAFTER_NOT_LOADED, R.CANARY_RUNNING, *_CANARY},
     C.PROGRESSING: {R.ROLLING_OUT, R.COMPLETE, R.STALLED, R.NO_CAPACITY, R.PAUSED, R.WAITING_FOR_PROFILE}
-    | {R.DRAFTER_NOT_LOADED},
+    | {R.DRAFTER_NOT_LOADED, R.CANARY_STARTING, R.CANARY_MEASURING, *_CANARY},
     C.READY: {R.ENDPOINT_READY, R.NO_READY_ENDPOINT, *_POD},
     C.SPECULATION_ACTIVE: {R.PAYS, R.NOT_WORTH_IT, R.OFF, R.NO_DRAFTER, *_MEASURE},
     C.GOODPUT_HEALTHY: {R.GOODPUT_AS_PREDICTED, R.BELOW_BASELINE, *_MEASURE},
     C.SLO_ATTAINED: {R.ATTAINED, R.MISSED, R.INFEASIBLE, R.NO_SLO_CLASSES, R.NO_TRAFFIC, R.METRICS_UNAVAILABLE},
     C.RECONCILING: {R.RECONCILED, R.STALLED, R.ROLLING_OUT, R.CONFIG_PENDING, R.WAITING_FOR_PROFILE, R.PAUSED}
-    | {R.DRAFTER_NOT_LOADED, R.TOO_FEW_READY_PODS, *_POD} - {R.SCALED_TO_ZERO},
+    | {R.DRAFTER_NOT_LOADED, R.CANARY_RUNNING, R.TOO_FEW_READY_PODS, *_POD} - {R.SCALED_TO_ZERO},
     C.STALLED: {R.NOT_STALLED, R.STALLED, R.NO_CAPACITY, R.DRAFTER_NOT_LOADED, *_REJECTED}
-    | {R.PROFILE_FAILED, R.NOISY, R.NO_MATCHING_NODE, R.VOCABULARY_MISMATCH},
+    | {R.PROFILE_FAILED, R.NOISY, R.NO_MATCHING_NODE, R.VOCABULARY_MISMATCH, *_CANARY},
 }
 
 
@@ -73,7 +75,8 @@ def assert_keeps_pods(plan: Plan, observed: Observed, forged: str = "") -> None:
     """Ready pods of all revisions >= replicas - maxUnavailable: only the Deployment removes pods, under the
     service's own numbers, and what its pods mount is not deleted under them."""
     spec = observed.service["spec"]
-    for deployment in find(plan, DEPLOYMENT):
+    service = observed.identity.name
+    for deployment in find(plan, DEPLOYMENT, lambda document: document["metadata"]["name"] == service):
         rolling = deployment["spec"]["strategy"]["rollingUpdate"]
         assert deployment["spec"]["replicas"] == spec.get("replicas", 1)
         assert rolling["maxUnavailable"] == spec.get("rollout", {}).get("maxUnavailable", 0)
@@ -85,7 +88,8 @@ def assert_keeps_pods(plan: Plan, observed: Observed, forged: str = "") -> None:
         if isinstance(volume, dict) and isinstance(volume.get("configMap"), dict)
     }
     for delete in plan.delete:
-        assert delete.kind in ("ConfigMap", JOB)
+        is_canary = (delete.kind, delete.name) == (DEPLOYMENT, f"{service}-canary")
+        assert is_canary or delete.kind in ("ConfigMap", JOB)
         assert delete.kind == JOB or delete.name not in mounted - {forged}
 
 
@@ -139,7 +143,14 @@ def required() -> World:
     return world
 
 
-WORLDS: list[Callable[[], World]] = [early, served, rolling_out, profiling, required]
+def measuring() -> World:
+    world = CanaryWorld()
+    world.patched()
+    world.measure_arms(50)
+    return world
+
+
+WORLDS: list[Callable[[], World]] = [early, served, rolling_out, profiling, required, measuring]
 
 
 @pytest.mark.parametrize("make", WORLDS)
