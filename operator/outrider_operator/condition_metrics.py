@@ -1,5 +1,4 @@
-"""Every service's conditions and draft canary as metrics, read from the cache at each scrape: a service that is gone has
-no series."""
+"""Conditions and draft canaries of services as metrics, read from the cache: a service that is gone has no series."""
 
 from __future__ import annotations
 
