@@ -153,7 +153,7 @@ _UNHURRIED = frozenset({Reason.CANARY_RUNNING, Reason.CANARY_FAILED, Reason.CANA
 
 
 def _awaits_pods(status: SpeculativeServiceStatus) -> bool:
-    """Is there something that only the pods can tell, so that they are asked often?"""
+    """Is there something that only the pods can tell, so that each is read often?"""
     updated = find_condition(status.conditions, ConditionType.UPDATED)
     if updated is None:
         return True
