@@ -143,14 +143,14 @@ def required() -> World:
     return world
 
 
-def measuring() -> World:
+def canary_measuring() -> World:
     world = CanaryWorld()
     world.patched()
     world.measure_arms(50)
     return world
 
 
-WORLDS: list[Callable[[], World]] = [early, served, rolling_out, profiling, required, measuring]
+WORLDS: list[Callable[[], World]] = [early, served, rolling_out, profiling, required, canary_measuring]
 
 
 @pytest.mark.parametrize("make", WORLDS)
