@@ -1,4 +1,4 @@
-"""docs/tutorials/gpu-cluster.md on a cluster: its own commands, in its order, with the stand-in runtime on a node of GPUs.
+"""docs/tutorials/gpu-cluster.md on a cluster: its own commands, in order, with the stand-in runtime on a GPU node.
 
 What differs from a reader's run: images come under the tutorial's names without a build, the manifest runs the stand-in
 and takes less memory, and the forwarded port is a free one.
@@ -44,7 +44,7 @@ def output(bare: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_gpu_tutorial_commands_all_succeed_in_order(output: str) -> None:
-    """A stranger's first hour: from helm install to an answer, a patched pool, and the cleanup."""
+    """A user's first hour: from helm install to an answer, a patched pool, and the cleanup."""
     for line in (
         r"speculativeservice.outrider.dev/llama condition met",
         r'"choices"',
