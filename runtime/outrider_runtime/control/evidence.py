@@ -90,9 +90,10 @@ class Evidence:
         decoding at its batch."""
         if seconds <= 0.0:
             return
-        self.goodput.observe(tokens, seconds, plain_rate, prefill=prefill)
         if outcome.verify_purpose is Purpose.EXPLORE or outcome.draft_plan.purpose is Purpose.EXPLORE:
             self.explorer.pay(seconds, tokens / (plain_rate * max(1.0, self.goodput.ratio)))
+        else:  # lambda is what a second brings as the loop serves otherwise
+            self.goodput.observe(tokens, seconds, plain_rate, prefill=prefill)
 
     def _observe_truth(self, outcome: Outcome, work_s: float, plain_s: float, drafts_s: float) -> None:
         """work_s: seconds that plain decoding takes, by the model, for what the step gave; plain_s: for one step."""

@@ -183,7 +183,8 @@ def test_one_request_that_hardly_accepts_where_steps_of_equal_lengths_are_cheap(
 def test_one_request_alone_is_served_well_by_a_lookup_and_a_head_where_ragged_steps_are_dear():
     """Bug: its steps were priced as ragged ones, which no step of one request is."""
     one = world(ragged_s=0.03, pass_s={0: linear(8e-4, 4e-6), 1: linear(1e-4, 0.0)})
-    assert of_best((EAGLE, LOOKUP), one, 1, profile=model(ragged_s=0.03)) >= 0.97
+    ratios = [of_best((EAGLE, LOOKUP), one, 1, profile=model(ragged_s=0.03), seed=seed) for seed in range(3)]
+    assert np.mean(ratios) >= 0.97
 
 
 @pytest.mark.slow

@@ -46,3 +46,16 @@ def test_a_probe_does_not_count_the_drafts_pass_as_plain_decoding(monkeypatch: p
     seen(evidence, Purpose.PROBE, draft_s=0.004)
     seen(evidence, Purpose.PROBE)
     assert plain == pytest.approx([STEP_S, STEP_S])
+
+
+def test_exploration_does_not_move_lambda() -> None:
+    """Bug: blocks that explore counted as what a second brings. The first ones feed a draft model and halved lambda for
+    hundreds of steps: time looked cheap, and a draft that loses to plain decoding was chosen."""
+    evidence = Evidence(Settings((DRAFT,), 3, 8), None, np.random.default_rng(0))
+    for _ in range(50):
+        seen(evidence, Purpose.FIXED)
+    before, credit = evidence.goodput.ratio, evidence.explorer._credit
+    for _ in range(4):
+        seen(evidence, Purpose.EXPLORE, draft_s=0.03)
+    assert evidence.goodput.ratio == before
+    assert evidence.explorer._credit < credit
