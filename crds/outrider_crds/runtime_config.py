@@ -47,6 +47,8 @@ METRICS_PATH = "/metrics"
 LIVE_PATH = "/livez"
 READY_PATH = "/readyz"
 SLO_CLASS_HEADER = "X-SLO-Class"
+SLO_LIMIT_HEADERS = {"x-llm-d-slo-tpot-ms": "slo_tpot_ms", "x-llm-d-slo-ttft-ms": "slo_ttft_ms"}
+"""Headers of llm-d's gateway with a request's own SLO -> key in SamplingParams.extra_args."""
 
 
 class BootConfig(Contract):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider_crds.base import seconds
@@ -72,12 +73,22 @@ class SLOCounter:
         self._default = default
 
     def class_of(self, extra_args: dict[str, object] | None) -> str | None:
-        """The class that a request named, else the default; None where there are no classes.
+        """The class that a request named, else the one that keeps its own SLO, else the default; None without classes.
 
         It stays what it was when the request arrived; where it is removed meanwhile, the request counts for none.
         """
-        named = (extra_args or {}).get(SLO_CLASS_ARGUMENT)
-        return str(named) if named in self._classes else self._default
+        arguments = extra_args or {}
+        named = arguments.get(SLO_CLASS_ARGUMENT)
+        if named in self._classes:
+            return str(named)
+        tpot_s, ttft_s = _limit_s(arguments, "slo_tpot_ms"), _limit_s(arguments, "slo_ttft_ms")
+        return self._default if tpot_s == ttft_s == math.inf else self._class_within(tpot_s, ttft_s)
+
+    def _class_within(self, tpot_s: float, ttft_s: float) -> str | None:
+        """The loosest class that keeps both times; the tightest one where none does."""
+        classes = sorted(self._classes.values(), key=lambda slo: (seconds(slo.tpot), _ttft_s(slo)))
+        keeping = [slo.name for slo in classes if seconds(slo.tpot) <= tpot_s and _ttft_s(slo) <= ttft_s]
+        return keeping[-1] if keeping else classes[0].name if classes else None
 
     def ended(self, request: EndedRequest) -> None:
         """A miss stays a miss when the client gives up over it; one that leaves before that tells nothing."""
@@ -92,6 +103,16 @@ class SLOCounter:
 
     def states(self) -> list[SLOClassState]:
         return [_state(name, self._counts.get(name) or _Counts()) for name in self._classes]
+
+
+def _limit_s(arguments: Mapping[str, object], key: str) -> float:
+    """Seconds; infinite where the request names no such time."""
+    value = arguments.get(key)
+    return value / 1000 if isinstance(value, int | float) else math.inf
+
+
+def _ttft_s(slo_class: SLOClass) -> float:
+    return seconds(slo_class.ttft) if slo_class.ttft is not None else math.inf
 
 
 def _attained(slo_class: SLOClass, request: EndedRequest) -> bool:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from outrider_crds.runtime_config import SLO_CLASS_HEADER
+from outrider_crds.runtime_config import SLO_CLASS_HEADER, SLO_LIMIT_HEADERS
 
 from outrider_runtime.server.errors import RequestError
 from outrider_runtime.server.limits import check_request
-from outrider_runtime.server.slo import with_slo_class
+from outrider_runtime.server.slo import with_slo_class, with_slo_limits
 from outrider_runtime.server.strict_json import parse_object
 
 Scope = MutableMapping[str, Any]
@@ -102,10 +102,17 @@ def _admitted(body: bytes, scope: Scope, facts: GateFacts) -> tuple[bytes, dict[
     document = parse_object(body)
     if route_path(scope) in TEXT_PATHS:
         return body, document
-    headers = [value.decode("latin-1") for name, value in scope["headers"] if name == _HEADER]
-    classed = with_slo_class(document, headers, facts.slo_classes)
+    names = _values(scope, _HEADER)
+    limits = {name: _values(scope, name.encode()) for name in SLO_LIMIT_HEADERS}
+    classed = with_slo_limits(
+        with_slo_class(document, names, facts.slo_classes), limits, is_class_in_header=bool(names)
+    )
     check_request(classed)
     return body if classed is document else _rewrite(scope, classed), classed
+
+
+def _values(scope: Scope, header: bytes) -> list[str]:
+    return [value.decode("latin-1") for name, value in scope["headers"] if name == header]
 
 
 class _ClientLeftError(Exception):

@@ -1,20 +1,24 @@
 """Which SLO class a request belongs to: the header `X-SLO-Class`, else `vllm_xargs.slo_class` in the body.
 
 Where both are given the header wins: a gateway in front of the service sets it for a tenant, whatever the tenant's
-client writes into the body. A request that names no class gets the service's default class, in the engine.
+client writes into the body; so do the times in llm-d's headers. A request without a class gets, in the engine, the
+class that keeps those times, else the service's default class.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outrider_crds.runtime_config import SLO_CLASS_HEADER
+from outrider_crds.runtime_config import SLO_CLASS_HEADER, SLO_LIMIT_HEADERS
 
 from outrider_runtime.server.errors import RequestError
 
 XARGS = "vllm_xargs"
 XARGS_KEY = "slo_class"
+_LONGEST_MS = 86_400_000.0
+"""A day."""
 BODY_PARAM = f"{XARGS}.{XARGS_KEY}"
 
 
@@ -38,6 +42,31 @@ def with_slo_class(body: dict[str, Any], headers: Sequence[str], known: Sequence
     if xargs is not None and not isinstance(xargs, Mapping):
         return body  # malformed: the engine's own validation names the field and its type
     return {**body, XARGS: {**(xargs or {}), XARGS_KEY: headers[0]}}
+
+
+def with_slo_limits(
+    body: dict[str, Any], headers: Mapping[str, Sequence[str]], *, is_class_in_header: bool
+) -> dict[str, Any]:
+    """The body with the request's own TPOT and TTFT in `vllm_xargs`, in the place of a class that the body names; the
+    same object without such headers.
+
+    `headers` maps each header of SLO_LIMIT_HEADERS to its values. Raises RequestError (400) for what is no time.
+    """
+    xargs = body.get(XARGS)
+    limits = {SLO_LIMIT_HEADERS[name]: _milliseconds(name, values) for name, values in headers.items() if values}
+    if not limits or (xargs is not None and not isinstance(xargs, Mapping)):
+        return body
+    return {**body, XARGS: {**limits, **(xargs or {})} if is_class_in_header else limits}
+
+
+def _milliseconds(header: str, values: Sequence[str]) -> float:
+    try:
+        (value,) = {float(text) for text in values}
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= _LONGEST_MS:
+        raise RequestError(f"{header} must be one number of milliseconds above 0, not {', '.join(values)[:80]}", header)
+    return value
 
 
 def _check_names(xargs: Mapping[str, Any]) -> None:

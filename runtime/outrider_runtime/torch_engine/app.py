@@ -142,7 +142,7 @@ async def _answer(
 ) -> Response:
     asked = service.requests(ask, documents.name, prompts)
     tokens = sum(map(len, prompts))
-    outputs = service.client.answers(asked, ask.slo_class)
+    outputs = service.client.answers(asked, ask.extra_args)
     if ask.stream:
         return StreamingResponse(_stream(outputs, ask, documents, tokens), media_type="text/event-stream")
     pieces = [Piece() for _ in asked]

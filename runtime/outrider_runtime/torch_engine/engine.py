@@ -93,9 +93,9 @@ class Engine:
 
     # -- requests come and go -----------------------------------------------------------------------------------
 
-    def add(self, request: Request, arrived_at: float, slo_class: str | None = None) -> None:
-        """arrived_at: Unix seconds. slo_class: that the request names."""
-        self._planner.arrived(request, arrived_at, slo_class)
+    def add(self, request: Request, arrived_at: float, extra_args: dict[str, object] | None = None) -> None:
+        """arrived_at: Unix seconds. extra_args: the request's class, or its own SLO."""
+        self._planner.arrived(request, arrived_at, extra_args)
         self._there[request.name] = request
         self.scheduler.add(request)
 

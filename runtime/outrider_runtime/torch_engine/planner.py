@@ -12,7 +12,6 @@ from outrider_runtime.control.data.plans import VerifyPlan
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.orders import Order
 from outrider_runtime.loop.requests import Delivery
-from outrider_runtime.loop.slo import SLO_CLASS_ARGUMENT
 from outrider_runtime.loop.stepper import Room, Stepper, View
 from outrider_runtime.loop.steps import Verdicts
 from outrider_runtime.loop.waiting import patience_used
@@ -40,11 +39,10 @@ class Planner:
 
     # -- requests come and go -----------------------------------------------------------------------------------
 
-    def arrived(self, request: Request, arrived_at: float, slo_class: str | None) -> None:
+    def arrived(self, request: Request, arrived_at: float, extra_args: dict[str, object] | None) -> None:
         """Says how long it may wait, and who is preempted before it. arrived_at: Unix seconds."""
-        named: dict[str, object] | None = None if slo_class is None else {SLO_CLASS_ARGUMENT: slo_class}
         limit = len(request.tokens) + self.left(request)
-        self._requests.arrived(request.name, arrived_at, named, prompt=request.prompt, limit=limit)
+        self._requests.arrived(request.name, arrived_at, extra_args, prompt=request.prompt, limit=limit)
         of = self._requests.slo_class(request.name)
         request.due_at = self._requests.arrived_at(request.name) + self._loop.patience_s(of)
         request.looseness = self._loop.tpot_s(of)

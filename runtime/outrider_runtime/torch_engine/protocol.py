@@ -76,7 +76,7 @@ class Ask(BaseModel):
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
-    vllm_xargs: dict[str, str] | None = None
+    vllm_xargs: dict[str, str | float] | None = None
 
     @field_validator("logit_bias", "vllm_xargs", mode="before")
     @classmethod
@@ -94,8 +94,9 @@ class Ask(BaseModel):
         return value
 
     @property
-    def slo_class(self) -> str | None:
-        return (self.vllm_xargs or {}).get("slo_class")
+    def extra_args(self) -> dict[str, object]:
+        """The request's class, or its own SLO."""
+        return dict(self.vllm_xargs or {})
 
     @property
     def usage_in_stream(self) -> bool:

@@ -23,7 +23,7 @@ class EngineDeadError(Exception):
 class _New(NamedTuple):
     request: Request
     arrived_at: float
-    slo_class: str | None
+    extra_args: dict[str, object]
 
 
 class _Left(NamedTuple):
@@ -43,8 +43,8 @@ class EngineThread:
     def start(self) -> None:
         self._thread.start()
 
-    def add(self, request: Request, slo_class: str | None) -> None:
-        self._in.put(_New(request, time.time(), slo_class))
+    def add(self, request: Request, extra_args: dict[str, object]) -> None:
+        self._in.put(_New(request, time.time(), extra_args))
 
     def abort(self, name: str) -> None:
         self._in.put(_Left(name))
@@ -93,7 +93,7 @@ class Client:
         return len(self._answers)
 
     async def answers(
-        self, requests: Sequence[Request], slo_class: str | None
+        self, requests: Sequence[Request], extra_args: dict[str, object]
     ) -> AsyncGenerator[tuple[int, Output], None]:
         """Each output with its request's place. Raises EngineDeadError. Where the caller goes before the end, the
         requests end at once."""
@@ -102,7 +102,7 @@ class Client:
             raise EngineDeadError
         for place, request in enumerate(requests):
             self._answers[request.name] = place, came
-            self._thread.add(request, slo_class)
+            self._thread.add(request, extra_args)
         try:
             left = len(requests)
             while left:

@@ -112,3 +112,26 @@ def test_without_classes_nothing_is_counted() -> None:
     counter.configure([], None)
     counter.ended(EndedRequest(counter.class_of(None), 0.1, 0.1, 2))
     assert counter.states() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"slo_tpot_ms": 600.0}, "batch"),
+        ({"slo_tpot_ms": 499.0}, "chat"),
+        ({"slo_tpot_ms": 10.0}, "chat"),
+        ({"slo_ttft_ms": 2000.0}, "chat"),
+        ({"slo_tpot_ms": 600.0, "slo_ttft_ms": 2000.0}, "chat"),
+        ({"slo_class": "batch", "slo_tpot_ms": 10.0}, "batch"),
+        ({"slo_tpot_ms": "soon"}, "batch"),
+    ],
+)
+def test_own_slo_is_kept_by_the_loosest_class_that_can(
+    counter: SLOCounter, arguments: dict[str, object], name: str
+) -> None:
+    """A class without a ttft keeps none; where no class keeps the times, the tightest does what it can."""
+    assert counter.class_of(arguments) == name
+
+
+def test_own_slo_of_a_service_without_classes_is_no_class() -> None:
+    assert SLOCounter().class_of({"slo_tpot_ms": 10.0}) is None

@@ -73,6 +73,27 @@ async def test_the_header_reaches_the_engine_as_an_argument(service: Service) ->
     assert int(service.engine.headers[-1][b"content-length"]) == len(service.engine.bodies[-1])
 
 
+async def test_own_slo_in_llm_d_headers_reaches_the_engine(service: Service) -> None:
+    """The gateway's word holds, whatever class the client behind it wrote; a class in a header says more."""
+    body = {"prompt": "x", "vllm_xargs": {"slo_class": "batch"}}
+    await service.post(body, x_llm_d_slo_tpot_ms="30", X_LLM_D_SLO_TTFT_MS="1500.5")
+    assert service.reached()["vllm_xargs"] == {"slo_tpot_ms": 30.0, "slo_ttft_ms": 1500.5}
+    await service.post(body, x_llm_d_slo_tpot_ms="30", X_SLO_Class="interactive")
+    assert service.reached()["vllm_xargs"]["slo_class"] == "interactive"
+
+
+@pytest.mark.parametrize("value", ["", "fast", "0", "-5", "nan", "inf", "1e99", "30, 40"])
+async def test_own_slo_that_is_no_time_is_refused_by_name(service: Service, value: str) -> None:
+    answer = await service.post({"prompt": "x"}, x_llm_d_slo_tpot_ms=value)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "x-llm-d-slo-tpot-ms"
+    assert service.engine.bodies == []
+
+
+async def test_clients_cannot_write_their_own_slo_into_the_body(service: Service) -> None:
+    assert (await service.post({"prompt": "x", "vllm_xargs": {"slo_tpot_ms": 1.0}})).status_code == 400
+
+
 async def test_answers_stream_through_chunk_by_chunk(service: Service) -> None:
     """A buffering gate would break streaming."""
     sent: list[MutableMapping[str, Any]] = []

@@ -68,7 +68,7 @@ class Bench:
         name = f"r{next(self.serial)}"
         request = Request(name, list(prompt), len(prompt), Stops(max_tokens, **stops), sampling, Letters())
         self.answers[name] = Answer()
-        self.engine.add(request, time.time(), slo_class)
+        self.engine.add(request, time.time(), {} if slo_class is None else {"slo_class": slo_class})
         return name
 
     def step(self) -> list[Output]:

@@ -437,7 +437,7 @@ async def test_what_a_client_that_left_held_is_free(folder: Path) -> None:
     client = Client(bench(folder).engine)
     service = Service(MODEL, Text(folder, VOCABULARY), VOCABULARY, LONGEST, client)
     ask, prompts = service.completion(completion(max_tokens=150))
-    stream = client.answers(service.requests(ask, "r", prompts), None)
+    stream = client.answers(service.requests(ask, "r", prompts), {})
     await anext(stream)
     await stream.aclose()
     held = client._thread._engine
