@@ -112,6 +112,11 @@ class Pods:
         again = next((pod for pod in ended if any(_replaces(pod, other) for other in ended if other is not pod)), None)
         return Trouble(Reason.POD_ENDED, self._how_it_ended(again)) if again is not None else None
 
+    @property
+    def is_end_unexplained(self) -> bool:
+        """True while the events that say why the newest pod ended are still to come."""
+        return any(is_ended_without_reason(pod) and name_of(pod) not in self.warnings for pod in self.ended[:1])
+
     def _how_it_ended(self, pod: Object) -> str:
         warning = self.warnings.get(name_of(pod), "") if is_ended_without_reason(pod) else ""
         return f"A pod ended for good: {cut(warning, 500).rstrip('. ')}" if warning else how_it_ended(pod)

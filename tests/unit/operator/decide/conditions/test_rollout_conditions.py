@@ -188,6 +188,17 @@ def test_pods_that_are_evicted_in_a_row_say_so_in_every_condition(exit_code: int
     assert world.reason(C.READY) == "False/NoReadyEndpoint"
 
 
+def test_pod_that_ended_without_a_word_is_looked_at_again() -> None:
+    """The kubelet's event may come after the pod's end, and no watch brings it."""
+    world = rolling()
+    world.reconcile()
+    _end(world, "first", world.now - 60, world.now - 5, exit_code=0)
+    world.warnings = {}
+    due_s = world.settle().requeue_after_s
+    assert due_s is not None
+    assert due_s <= LOOK_AGAIN_S
+
+
 def test_two_pods_of_a_node_that_shut_down_are_no_row() -> None:
     """Their replacements load, and nothing says that they will end as well."""
     world = rolling()
