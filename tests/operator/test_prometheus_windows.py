@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from outrider_operator.decide.figures.windows import RARE_WINDOWS
 from outrider_operator.metrics.prometheus import MOST_LABELLED, Connection, PrometheusFigures, Query, windows_of
 from outrider_operator.work_queue import Key
 from prometheus_api_client import PrometheusConnect
@@ -102,6 +103,17 @@ def test_made_up_drafters_are_not_all_kept(query: Query) -> None:
     assert len(figures.drafters) == MOST_LABELLED
 
 
+def test_drafters_are_counted_of_the_revision_of_most_pods(query: Query) -> None:
+    """Old and new pods of a rollout share a drafter's name, and not its draft. Tokens are those of all pods."""
+    figures = windows_of(query, WINDOW_S)[Key("ns", "rolling")].current
+    assert figures is not None
+    seconds = figures.window_s
+    assert figures.drafters["eagle"].tried / seconds == pytest.approx(2 * RATE, rel=0.02)
+    assert figures.drafters["eagle"].accepted / seconds == pytest.approx(RATE, rel=0.02)
+    assert figures.steps / (RARE_WINDOWS * seconds) == pytest.approx(2 * RATE, rel=0.02)
+    assert figures.output_tokens / seconds == pytest.approx(3 * RATE, rel=0.02)
+
+
 async def test_prometheus_behind_tls_and_a_token(address: str, tmp_path: Path) -> None:
     """The usual place of a Prometheus in a company."""
     certificate = _certificate(tmp_path)
@@ -136,16 +148,41 @@ def _scrapes(now: float) -> Iterator[str]:
     for interval_s in INTERVALS_S:
         yield from _series("outrider_ready", interval_s, now, 0)
     yield from _young("outrider_ready", now, 0)
+    yield from _rolling("outrider_ready", now)
     yield from _series("outrider_ready", 15, now, 0, scraped_in="mallory")
     yield "# TYPE outrider_output_tokens counter"
     for interval_s in INTERVALS_S:
         yield from _series("outrider_output_tokens_total", interval_s, now, RATE)
     yield from _young("outrider_output_tokens_total", now, RATE)
     yield from _series("outrider_output_tokens_total", 15, now, 1000 * RATE, scraped_in="mallory")
+    yield from _rolling("outrider_output_tokens_total", now)
     yield "# TYPE outrider_drafter_tried counter"
+    yield from _rolling("outrider_drafter_tried_total", now, ',drafter="eagle"')
     yield from _series("outrider_drafter_tried_total", 15, now, RATE)  # and no label that names the drafter
     for number in range(2 * MOST_LABELLED):
         yield from _series("outrider_drafter_tried_total", 30, now, RATE, made_up=f',drafter="made-up-{number}"')
+    yield "# TYPE outrider_drafter_accepted counter"
+    yield from _rolling("outrider_drafter_accepted_total", now, ',drafter="eagle"', (RATE // 2, 7 * RATE))
+    yield "# TYPE outrider_steps counter"
+    yield from _rolling("outrider_steps_total", now)
+    yield "# TYPE outrider_info gauge"
+    yield from _infos(now)
+
+
+def _rolling(name: str, newest_s: float, own: str = "", rates: tuple[int, int] = (RATE, RATE)) -> Iterator[str]:
+    """A service with two pods of one revision and one of the next; rates: of a pod of the first, and of the next."""
+    for pod, rate in (("a", rates[0]), ("b", rates[0]), ("c", rates[1])):
+        labels = f'namespace="ns",outrider_namespace="ns",outrider_service="rolling",pod="{pod}"{own}'
+        for age_s in range(3600, -900, -15):
+            yield f"{name}{{{labels}}} {1 + rate * (3600 - age_s)} {newest_s - age_s:.3f}"
+
+
+def _infos(newest_s: float) -> Iterator[str]:
+    """Pod c has another revision, and exports a second one, which it must not."""
+    for pod, revision in (("a", "r1"), ("b", "r1"), ("c", "r2"), ("c", "r3")):
+        labels = f'namespace="ns",outrider_namespace="ns",outrider_service="rolling",pod="{pod}",revision="{revision}"'
+        for age_s in range(3600, -900, -15):
+            yield f"outrider_info{{{labels}}} 1 {newest_s - age_s:.3f}"
 
 
 def _series(

@@ -6,6 +6,7 @@ that none of the old pods may go. That stands in the Deployment, and holds while
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -24,6 +25,10 @@ HOLD_S = DEADLINE_S - 1
 """minReadySeconds while the gate is closed: 68 years."""
 
 
+_LEAST_GROWTH = 1.5
+"""Growth of a Deployment from which on Kubernetes adds a second pod to one."""
+
+
 @dataclass(frozen=True)
 class Gate:
     continues: bool
@@ -32,6 +37,10 @@ class Gate:
     """Revision that the Deployment makes pods of; empty without one."""
     is_held: bool = False
     """The Deployment holds its rollout now."""
+    replicas: int = 0
+    """Replicas that the Deployment asks for."""
+    is_settled: bool = True
+    """Has the Deployment's controller taken in what it asks for?"""
     serving: frozenset[str] = frozenset()
     """Revisions that the Deployment keeps pods of."""
     passed: frozenset[str] = frozenset()
@@ -52,6 +61,20 @@ class Gate:
     def lacks_proof(self, revision: Revision) -> bool:
         """Must a pod of `revision` report every drafter loaded, and none does?"""
         return not (self.continues or not revision.boot.draft_pool or self._is_proven(revision))
+
+    def scaled(self, revision: Revision, replicas: int, surge: int) -> int:
+        """Replicas to ask for, of `replicas` that are wanted: a service grows in steps while its rollout is held.
+
+        Kubernetes scales both revisions in proportion: 1 new pod becomes round(1 * (replicas + surge) / (before +
+        surge)). A step below one and a half leaves it the only one. surge: maxSurge of the Deployment.
+        """
+        is_in_flight = self.is_held and revision.name == self.current and self.is_closed(revision)
+        if not is_in_flight or replicas <= self.replicas:
+            return replicas
+        if not self.is_settled:
+            return self.replicas
+        step = math.ceil(_LEAST_GROWTH * (self.replicas + surge)) - 1 - surge
+        return min(replicas, max(self.replicas, step))
 
     def missing(self, revision: Revision) -> str:
         """What a ready pod of `revision` says of a drafter that it has not loaded, in a sentence; else empty."""
@@ -82,10 +105,17 @@ def gate_of(
         continues=spec.rollout.on_missing_drafter is OnMissingDrafter.CONTINUE,
         current=current_revision_name(children),
         is_held=is_held(children.deployment),
+        replicas=integer(children.deployment, "spec", "replicas"),
+        is_settled=_is_settled(children.deployment),
         serving=frozenset(label(replica_set, REVISION_LABEL) for replica_set in kept),
         passed=frozenset(label(replica_set, REVISION_LABEL) for replica_set in kept if not is_held(replica_set)),
         reports=reports,
     )
+
+
+def _is_settled(deployment: Object | None) -> bool:
+    seen = integer(deployment, "status", "observedGeneration")
+    return seen >= integer(deployment, "metadata", "generation")
 
 
 def is_held(document: Object | None) -> bool:

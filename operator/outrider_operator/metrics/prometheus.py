@@ -60,20 +60,21 @@ _DRAFTERS: Metrics = {
     "outrider_drafter_accepted_total": (("drafter",), _drafter("accepted")),
 }
 _COUNTERS: Metrics = {
-    **_DRAFTERS,
     "outrider_output_tokens_total": ((), _fixed("output_tokens")),
-    "outrider_busy_seconds_total": ((), _fixed("busy_s")),
-    "outrider_steps_total": ((), _fixed("steps")),
-    "outrider_draft_length_request_steps_total": ((), _fixed("request_steps")),
     "outrider_slo_class_finished_total": (("slo_class",), _slo_class("finished")),
     "outrider_slo_class_attained_total": (("slo_class",), _slo_class("attained")),
     "outrider_slo_class_aborted_total": (("slo_class",), _slo_class("aborted")),
 }
 _TPOT = "outrider_slo_class_tpot_seconds_bucket"
-_RARE: Metrics = {
+_OF_REVISION: Metrics = {
     **_DRAFTERS,
     "outrider_draft_length_request_steps_total": ((), _fixed("request_steps")),
     "outrider_steps_total": ((), _fixed("steps")),
+    "outrider_busy_seconds_total": ((), _fixed("busy_s")),
+}
+"""Counted of the pods of one revision: a drafter's name may mean another draft in the next."""
+_RARE: Metrics = {
+    **_OF_REVISION,
     "outrider_speculative_steps_total": ((), _fixed("speculative_steps")),
     "outrider_speedup_probes_total": ((), _fixed("probe", "count")),
     "outrider_speedup_weight_total": ((), _fixed("probe", "weight")),
@@ -205,9 +206,13 @@ def _too_seldom(window_s: float) -> str:
 
 def _window(query: Query, window_s: float, offset: str) -> dict[Key, Figures]:
     """Figures of every service in the window that ended `offset` ago."""
-    gained = _increases(query, _COUNTERS, f"[{window_s:.0f}s]{offset}")
-    rare = _increases(query, _RARE, f"[{RARE_WINDOWS * window_s:.0f}s]{offset}")
-    for key, counts in _tpot_counts(query, f"[{window_s:.0f}s]{offset}").items():
+    window, long_window = f"[{window_s:.0f}s]{offset}", f"[{RARE_WINDOWS * window_s:.0f}s]{offset}"
+    revisions = _followed_revisions(query, offset)
+    gained = _increases(query, _COUNTERS, window)
+    for key, of_revision in _increases_of_revision(query, _OF_REVISION, window, revisions).items():
+        gained[key].update(of_revision)
+    rare = _increases_of_revision(query, _RARE, long_window, revisions)
+    for key, counts in _tpot_counts(query, window).items():
         gained[key].update(counts)
     answered = read_series(query(f"count by ({', '.join(SERVICE_LABELS)}) (outrider_ready{offset})"))
     pods = {_key(series): int(series.value) for series in answered}
@@ -224,6 +229,41 @@ def _increases(query: Query, metrics: Metrics, window: str) -> defaultdict[Key, 
         for series in read_series(query(_most_gained(metric, window, own_labels, MOST_LABELLED)), own_labels):
             gained[_key(series)][counter(series.labels)] = series.value
     return gained
+
+
+def _increases_of_revision(
+    query: Query, metrics: Metrics, window: str, revisions: Mapping[Key, str]
+) -> defaultdict[Key, dict[Counter, float]]:
+    """What each service's counters gained in its pods of `revisions`, and in those that export no revision."""
+    gained: defaultdict[Key, dict[Counter, float]] = defaultdict(dict)
+    for metric, (own_labels, counter) in metrics.items():
+        for series in read_series(query(_most_gained_by_revision(metric, window, own_labels)), own_labels):
+            key = _key(series)
+            if series.labels.get("revision", "") in ("", revisions.get(key, "")):
+                name = counter(series.labels)
+                gained[key][name] = gained[key].get(name, 0.0) + series.value
+    return gained
+
+
+def _followed_revisions(query: Query, offset: str) -> dict[Key, str]:
+    """Service -> revision of most of its pods."""
+    by = ", ".join((*SERVICE_LABELS, "revision"))
+    counts: dict[Key, tuple[float, str]] = {}
+    for series in read_series(query(f"count by ({by}) (outrider_info{offset})"), ("revision",)):
+        key = _key(series)
+        counts[key] = max(counts.get(key, (0.0, "")), (series.value, series.labels["revision"]))
+    return {key: revision for key, (_, revision) in counts.items()}
+
+
+def _most_gained_by_revision(metric: str, window: str, own_labels: tuple[str, ...]) -> str:
+    """The query for a counter's gain by service, `own_labels` and revision. The pod's own outrider_info names its
+    revision; one a pod, or a pod that exports two would cost every service its figures."""
+    service, by = ", ".join(SERVICE_LABELS), ", ".join((*SERVICE_LABELS, *own_labels, "revision"))
+    pod = "namespace, pod"
+    known = f'max by ({pod}, revision) (last_over_time(outrider_info{{pod!=""}}{window}))'
+    gained, info = f"increase({metric}{window})", f"topk by ({pod}) (1, {known})"
+    joined = f"{gained} * on ({pod}) group_left (revision) ({info}) or {gained} unless on ({pod}) {known}"
+    return f"topk by ({service}) ({MOST_LABELLED}, sum by ({by}) ({joined}))"
 
 
 def _most_gained(metric: str, window: str, own_labels: tuple[str, ...], most: int) -> str:

@@ -36,7 +36,7 @@ def deployment(owner: Identity, intent: Intent, revision: Revision) -> Object:
             "ownerReferences": [owner_reference(owner, controller=True)],
         },
         "spec": {
-            "replicas": intent.replicas,
+            "replicas": _replicas(intent, revision),
             "paused": intent.spec.paused,
             "revisionHistoryLimit": _HISTORY,
             **_pace(intent.spec.rollout, is_held=intent.gate.is_closed(revision)),
@@ -46,17 +46,24 @@ def deployment(owner: Identity, intent: Intent, revision: Revision) -> Object:
     }
 
 
-def _pace(rollout: Rollout, *, is_held: bool) -> Object:
-    """How far a rollout may go; at a closed gate one new pod, which never counts as available (see `rollout_gate`).
+def _replicas(intent: Intent, revision: Revision) -> int:
+    return intent.gate.scaled(revision, intent.replicas, _held_surge(intent.spec.rollout))
 
-    The first new pod takes an old pod's node where `max_unavailable` permits: there may be no node for a surge pod.
-    """
+
+def _held_surge(rollout: Rollout) -> int:
+    """maxSurge at a closed gate, where either that or maxUnavailable is 1. Never both: that lets two new pods through.
+    The first new pod takes an old pod's node where `max_unavailable` permits: there may be no node for a surge pod."""
+    return 0 if rollout.max_unavailable else 1
+
+
+def _pace(rollout: Rollout, *, is_held: bool) -> Object:
+    """How far a rollout may go; at a closed gate one new pod, which never counts as available (see `rollout_gate`)."""
     if not is_held:
         deadline_s = max(1, math.ceil(seconds(rollout.progress_deadline)))
         strategy = _strategy(rollout.max_surge, rollout.max_unavailable)
         return {"progressDeadlineSeconds": deadline_s, "strategy": strategy}
-    # Never (1, 1): that lets two new pods through.
-    strategy = _strategy(0, 1) if rollout.max_unavailable else _strategy(1, 0)
+    surge = _held_surge(rollout)
+    strategy = _strategy(surge, 1 - surge)
     return {"minReadySeconds": HOLD_S, "progressDeadlineSeconds": DEADLINE_S, "strategy": strategy}
 
 

@@ -290,3 +290,55 @@ def test_pods_of_another_deployment_hold_nothing() -> None:
 def revisions(world: World) -> set[str]:
     sets = world.replica_sets.values()
     return {document["metadata"]["labels"][REVISION_LABEL] for document in sets}
+
+
+def deployment_controller(world: World, old: str, unavailable: int) -> None:
+    """Kubernetes scales the revisions of a rollout in proportion (GetReplicaSetFraction), the largest gets the rest."""
+    deployment = world.deployment()
+    sets = {document["metadata"]["labels"][REVISION_LABEL]: document for document in world.replica_sets.values()}
+    before, surge = deployment["scaled_from"], 1 - unavailable
+    new, last = sets[world.revision()], sets[old]
+    allowed = deployment["spec"]["replicas"] + surge
+    grown = int(new["spec"]["replicas"] * allowed / (before + surge) + 0.5)
+    if allowed > new["spec"]["replicas"] + last["spec"]["replicas"]:
+        world.scale_replica_sets({world.revision(): grown, old: allowed - grown})
+    deployment["scaled_from"] = deployment["spec"]["replicas"]
+    deployment["status"]["observedGeneration"] = deployment["metadata"]["generation"]
+
+
+@pytest.mark.parametrize(("rollout", "unavailable"), [(ROLLING, 0), ({**ROLLING, "maxUnavailable": 2}, 1)])
+def test_scaling_up_at_a_held_rollout_adds_old_pods_alone(rollout: dict[str, Any], unavailable: int) -> None:
+    """Bug: Kubernetes scales both revisions in proportion, so that an autoscaler multiplied the unproven one."""
+    world = serving(replicas=3, rollout=rollout)
+    old = world.revision()
+    patched(world)
+    world.scale_replica_sets({old: 3 - unavailable, world.revision(): 1})
+    world.deployment()["scaled_from"] = 3
+    world.patch(replicas=20)
+    steps = []
+    for _ in range(12):
+        world.settle()
+        steps.append(world.deployment()["spec"]["replicas"])
+        deployment_controller(world, old, unavailable)
+        sets = {document["metadata"]["labels"][REVISION_LABEL]: document for document in world.replica_sets.values()}
+        assert sets[world.revision()]["spec"]["replicas"] == 1
+    assert steps[-1] == 20
+    assert steps == sorted(steps)
+
+
+def test_a_step_waits_until_kubernetes_has_taken_the_one_before() -> None:
+    """Two steps that it sees as one are a large one."""
+    world = serving(replicas=3)
+    patched(world)
+    world.patch(replicas=20)
+    world.settle()
+    first = world.deployment()["spec"]["replicas"]
+    world.settle()
+    assert world.deployment()["spec"]["replicas"] == first < 20
+
+
+def test_an_open_gate_scales_at_once() -> None:
+    world = serving(replicas=3)
+    world.patch(replicas=20)
+    world.settle()
+    assert world.deployment()["spec"]["replicas"] == 20
