@@ -27,6 +27,7 @@ class Choices:
         self.force, self._evidence, self._under_way = force, evidence, under_way
         drafters = settings.drafters
         self._passes = np.array([one.passes for one in drafters], dtype=bool)
+        self._stands_in = np.array([drafter.stands_in for drafter in drafters], dtype=bool)
         self._widest = np.array([one.widest for one in drafters], np.int64)
         self._depths = max(1, settings.max_draft_tokens)
 
@@ -57,7 +58,7 @@ class Choices:
 
     def _at(self, goodput: float, batch: Batch, closed: Ints, *, caches: bool) -> Choice:
         longest = self.longest
-        weighed = candidates(self._passes, self._widest, longest, self._depths)
+        weighed = candidates(self._passes, self._stands_in, self._widest, longest, self._depths)
         known = self._known(batch, longest, goodput, caches=caches)
         return Choice(*_best(batch.columns, *known, closed, tuple(weighed)), goodput)
 

@@ -69,7 +69,7 @@ class Propose:
             return self._plan(batch, self._nothing(choice), Purpose.PROBE)
         block = block if block is not None and self.force.usable[block.drafter] else None
         if block is not None and speculating and not self._passes[block.drafter]:
-            return self._plan(batch, self._asked_first(choice, block.drafter), Purpose.EXPLORE, closing)
+            return self._plan(batch, self._asked_first(batch, choice, block.drafter), Purpose.EXPLORE, closing)
         if block is not None:
             return self._plan_for_one(batch, block.draft_tokens, block.drafter, Purpose.EXPLORE)
         purpose = Purpose.SLO if choice.for_slo else Purpose.CHOICE
@@ -103,13 +103,14 @@ class Propose:
             return None
         return explorer.start(drafter, int((pool.paths[drafter, 0] > 0).sum()))
 
-    def _asked_first(self, choice: Choice, drafter: int) -> Choice:
+    def _asked_first(self, batch: Batch, choice: Choice, drafter: int) -> Choice:
         """The choice with a drafter of one call before whoever some requests ask, where they do not ask it already: its
-        worth beside the others is seen so."""
+        worth beside the others is seen so. A request with a gap in its cache does not ask."""
         passes, requests = choice.passes.copy(), choice.asked.shape[1]
         passes[drafter] = self._choices.longest
         first, second = choice.asked
-        tries = self._evidence.explorer.some_of(requests) & (first != drafter)
+        gaps = self._kv.holes(batch, can_ask(Columns(*batch.columns)))[drafter]
+        tries = self._evidence.explorer.some_of(requests) & (first != drafter) & ~gaps
         asked = np.stack([np.where(tries, drafter, first), np.where(tries, first, second)])
         return choice._replace(passes=passes, asked=asked)
 

@@ -65,6 +65,11 @@ class Drafter:
         return self.needs_kv and self.needs_hidden
 
     @property
+    def stands_in(self) -> bool:
+        """It has a proposal for any context, and so for requests that a lookup finds nothing for."""
+        return self.passes or self.is_block
+
+    @property
     def is_target(self) -> bool:
         """It is the target itself over a part of its context: each pass is one of the target's, over those requests
         alone that ask."""

@@ -72,3 +72,13 @@ def test_block_gap_asks_for_no_second_look() -> None:
     assert choice.passes[0] > 0, "the requests without a gap are served"
     assert not choice.holes
     assert not closing.any()
+
+
+def test_trial_spares_a_block_drafter_its_gaps() -> None:
+    """Bug: in a trial a block drafter proposed junk over gaps, and the loop learned from that."""
+    missing = np.ones((2, REQUESTS), np.int64)
+    missing[1, : REQUESTS - 1] = GAP_TOKENS
+    propose, batch = controller(MODEL, BLOCK)._propose, decoding(missing)
+    choice, _ = propose._kv.close(batch)
+    tries = propose._asked_first(batch, choice._replace(asked=np.zeros((2, REQUESTS), np.int64)), 1)
+    assert tries.asked[0].tolist() == [0] * (REQUESTS - 1) + [1]

@@ -46,7 +46,7 @@ def pool(paths, passes, *, offers=None, token=0.1, knee=None, rate=1.0, first=0.
     price = Price(seconds, seconds, np.zeros(requests), rate, token)
     made = {
         "paths": paths, "offers": np.ones((drafters, depths)) if offers is None else offers,
-        "passes": np.array(passes),
+        "passes": np.array(passes), "stands_in": np.array(passes),
         "first_s": np.full(drafters, first), "pass_s": np.where(passes, more, 0.0)[:, None],
         "token_s": np.where(passes, reads, 0.0), "price": price, "longest": depths,
         "budget": requests * depths, "need": nobody_behind(requests), "beams": chains_only(drafters, depths),
@@ -55,16 +55,17 @@ def pool(paths, passes, *, offers=None, token=0.1, knee=None, rate=1.0, first=0.
 
 
 @st.composite
-def pools(draw, *, models, lookups, knee=False):
+def pools(draw, *, models, lookups, blocks=0, knee=False):
     """Up to two requests, with chains of each drafter."""
-    requests, drafters = draw(st.integers(1, 2)), models + lookups
+    requests, drafters = draw(st.integers(1, 2)), models + blocks + lookups
     hazard = st.sampled_from([0.05, 0.3, 0.6, 0.9])
     hazards = np.array(draw(st.lists(hazard, min_size=drafters * requests, max_size=drafters * requests)))
     paths = hazards.reshape(drafters, requests, 1) ** np.arange(1, DEPTHS + 1)
     offers = np.ones((drafters, DEPTHS))
-    offers[models:] = draw(st.sampled_from([0.1, 0.5, 1.0]))
+    offers[models + blocks :] = draw(st.sampled_from([0.1, 0.5, 1.0]))
     return pool(
-        paths, [True] * models + [False] * lookups, offers=offers, token=draw(st.sampled_from([0.02, 0.2, 0.5])),
+        paths, [True] * models + [False] * (blocks + lookups), offers=offers,
+        stands_in=np.arange(drafters) < models + blocks, token=draw(st.sampled_from([0.02, 0.2, 0.5])),
         knee=draw(st.sampled_from([1, 2])) if knee else None, first=draw(st.sampled_from([0.02, 0.3])),
         more=draw(st.sampled_from([0.02, 0.3])), reads=draw(st.sampled_from([0.0, 0.1])),
     )  # fmt: skip
@@ -82,9 +83,9 @@ def every_choice(one: Pool):
         for d in running:
             for verified in range(1, passes[d] + 1):
                 orders.append(((d, verified),))
-                if not one.passes[d]:
+                if not one.stands_in[d]:
                     orders += [
-                        ((d, verified), (m, n)) for m in running if one.passes[m] for n in range(1, passes[m] + 1)
+                        ((d, verified), (m, n)) for m in running if one.stands_in[m] for n in range(1, passes[m] + 1)
                     ]
         for plan in itertools.product(orders, repeat=requests):
             yield worth_of(one, passes, plan)
@@ -164,6 +165,30 @@ def test_two_models_are_used_as_well_as_they_can_be(one):
     assert choose(one).value >= max(every_choice(one)) - 0.02
 
 
+@given(st.one_of(pools(models=0, blocks=1, lookups=1), pools(models=1, blocks=1, lookups=0)))
+@settings(max_examples=50, deadline=None)
+def test_block_drafter_is_used_as_well_as_it_can_be(options):
+    """Bug: a block drafter ranked as a lookup, so it never stood in where a lookup found nothing."""
+    assert choose(options).value >= max(every_choice(options)) - 0.02
+
+
+def test_block_drafter_stands_in_behind_a_lookup():
+    """Bug: it ran in place of the lookup or not at all, as a second lookup does."""
+    paths, offers = np.array([[[0.9, 0.8, 0.7]] * 4, [[0.7, 0.5, 0.4]] * 4]), np.array([[0.3] * 3, [1.0] * 3])
+    options = pool(paths, [False, False], offers=offers, stands_in=np.array([False, True]), token=0.01, first=0.01)
+    for scheduling in (options, options._replace(scores_placeholders=True)):
+        assert choose(scheduling).asked.tolist() == [[0] * 4, [1] * 4]
+
+
+def test_block_drafter_fills_a_uniform_step_in_part():
+    """Uniform steps are cheap, and the block's last token is hardly ever accepted: two tokens of each request."""
+    options = pool([[[0.9, 0.8, 0.0001]] * 4], [False], stands_in=np.array([True]), token=0.5, first=0.01)
+    uniform_s = 1.0 + 0.05 * np.arange(13)
+    uniform_s[9:] += 5.0
+    choice = choose(options._replace(price=options.price._replace(uniform_s=uniform_s)))
+    assert choice.passes.tolist() == [2]
+
+
 @given(pools(models=1, lookups=0, knee=True))
 @settings(max_examples=25, deadline=None)
 def test_a_knee_in_reach_costs_less_than_a_token(one):
@@ -190,7 +215,7 @@ def test_a_large_pool_is_weighed_in_little_memory():
     models, longest = 6, 10
     tracemalloc.start()
     try:
-        made = candidates(np.ones(models, bool), np.ones(models, np.int64), longest, longest)
+        made = candidates(np.ones(models, bool), np.ones(models, bool), np.ones(models, np.int64), longest, longest)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -146,8 +146,8 @@ def offered(requests: int, chain: float, later: float, pass_s: float = 2e-4, mos
     beams = Beams(np.array(place)[None, None].repeat(DEPTH, 1), np.full((1, DEPTH), chain), np.array([WIDTH]))
     wide_s = pass_s * (1 + 0.02 * np.arange(WIDTH))[None]
     return Pool(
-        paths, np.ones((1, DEPTH)), np.array([True]), np.array([3e-4]), wide_s, np.zeros(1), price, DEPTH, most,
-        nobody_behind(requests), beams,
+        paths, np.ones((1, DEPTH)), np.array([True]), np.array([True]), np.array([3e-4]), wide_s, np.zeros(1),
+        price, DEPTH, most, nobody_behind(requests), beams,
     )  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def test_a_lookup_is_asked_first_where_the_model_behind_it_proposes_trees_and_th
     both = pool._replace(
         paths=np.concatenate([np.full((1, DEPTH, 4), match).cumprod(axis=1), pool.paths]),
         offers=np.concatenate([np.full((1, DEPTH), 0.4), pool.offers]),
-        passes=np.array([False, True]), first_s=np.array([1e-5, 3e-4]),
+        passes=np.array([False, True]), stands_in=np.array([False, True]), first_s=np.array([1e-5, 3e-4]),
         pass_s=np.concatenate([np.zeros((1, WIDTH)), pool.pass_s]), token_s=np.zeros(2), beams=beams,
     )  # fmt: skip
     found = choose(priced(both, 1e-6))
@@ -213,7 +213,8 @@ def test_two_models_with_trees_are_weighed_with_each_other():
     paths = np.concatenate([one.paths, other.paths])
     paths[0, :, 2:], paths[1, :, :2] = 0.0, 0.0
     both = priced(one, 1e-5)._replace(
-        paths=paths, offers=np.ones(paths.shape[:2]), passes=np.array([True, True]), first_s=np.full(2, 3e-4),
+        paths=paths, offers=np.ones(paths.shape[:2]), passes=np.ones(2, bool), stands_in=np.ones(2, bool),
+        first_s=np.full(2, 3e-4),
         pass_s=np.concatenate([one.pass_s, other.pass_s]), token_s=np.zeros(2),
         beams=Beams(*(np.concatenate(pair) for pair in zip(one.beams, other.beams, strict=True))),
     )  # fmt: skip

@@ -67,6 +67,7 @@ class Acceptance:
             met=np.zeros(drafters, dtype=bool),
             edges=np.array([one.confidence_edges for one in settings.drafters]).reshape(drafters, BINS - 1),
             passes=np.array([one.passes for one in settings.drafters], dtype=bool),
+            stands_in=np.array([drafter.stands_in for drafter in settings.drafters], dtype=bool),
             widest=np.array(widest, np.int64),
             ranks=np.zeros((drafters, max(widest, default=1), 2)),
             places=np.zeros((drafters, depths, max(widest, default=1), 2)),
@@ -135,12 +136,12 @@ class Acceptance:
 
 @compiled
 def hit_rates(known: Counts) -> Floats:
-    """(D, K): P(a drafter has a proposal of depth k + 1), which never rises with k; an autoregressive one has all or
+    """(D, K): P(a drafter has a proposal of depth k + 1), which never rises with k; one that stands in has all or
     none."""
     hits = (known.offered + HIT_TRIALS) / (known.asked + HIT_TRIALS)
     for k in range(1, hits.shape[1]):  # a depth that was seldom tried is as likely as the one before it
         hits[:, k] = np.minimum(hits[:, k], hits[:, k - 1])
-    for d in np.flatnonzero(known.passes):
+    for d in np.flatnonzero(known.stands_in):
         hits[d] = hits[d, 0]
     return np.asarray(hits)
 

@@ -58,6 +58,8 @@ class Counts(NamedTuple):
     """(D, B-1): between the bins of confidence."""
     passes: Bools
     """(D,): see `settings.Drafter`."""
+    stands_in: Bools
+    """(D,): see `settings.Drafter`."""
     widest: Ints
     """(D,): see `settings.Drafter`."""
     ranks: Floats

@@ -34,22 +34,27 @@ class Candidates(NamedTuple):
     width: Ints
     """(V,)"""
     models: Bools
+    """(V,): they have a proposal for any context, and stand in behind a lookup."""
+    passes: Bools
     """(V,): every token is a pass."""
 
 
-def candidates(passes: Bools, widest: Ints, longest: int, depths: int) -> Candidates:
-    """passes, widest: (D,), see `settings.Drafter`. longest: draft length of models. depths: of lookups."""
-    return _candidates(tuple(passes.tolist()), tuple(widest.tolist()), longest, depths)
+def candidates(passes: Bools, stands_in: Bools, widest: Ints, longest: int, depths: int) -> Candidates:
+    """passes, stands_in, widest: (D,), see `settings.Drafter`. longest: draft length of models. depths: of lookups and
+    block drafters, which propose all at one price."""
+    return _candidates(tuple(passes.tolist()), tuple(stands_in.tolist()), tuple(widest.tolist()), longest, depths)
 
 
 @lru_cache(maxsize=64)
-def _candidates(passes: tuple[bool, ...], widest: tuple[int, ...], longest: int, depths: int) -> Candidates:
+def _candidates(
+    passes: tuple[bool, ...], stands_in: tuple[bool, ...], widest: tuple[int, ...], longest: int, depths: int
+) -> Candidates:  # fmt: skip
     drafter = [d for d, most in enumerate(widest) for _ in range(most)]
     width = [w + 1 for most in widest for w in range(most)]
-    models = [passes[d] for d in drafter]
+    models, steps = [stands_in[d] for d in drafter], [passes[d] for d in drafter]
     every = range(1, longest + 1)
     # Of a large pool only rows of one length are made: all combinations would not fit into memory.
-    lengths = [every] if sum(models) <= EXACT_VARIANTS else [range(one, one + 1) for one in every] or [every]
+    lengths = [every] if sum(steps) <= EXACT_VARIANTS else [range(one, one + 1) for one in every] or [every]
     rows = [*dict.fromkeys(row for together in lengths for row in _rows(passes, widest, together, depths))]
 
     def order(row: tuple[int, ...]) -> tuple[int, int, list[bool], int]:
@@ -58,17 +63,19 @@ def _candidates(passes: tuple[bool, ...], widest: tuple[int, ...], longest: int,
         return sum(runs), sum(itertools.compress(width, runs)), runs, sum(row)
 
     rows.sort(key=order)
-    chains = [row for row in rows if _are_chains(row, models, width)]
+    # Elsewhere a block drafter proposes all it has; a uniform step verifies any part of that.
+    uniform = (row for length in every for row in _rows(stands_in, widest, range(length, length + 1), depths))
+    chains = sorted({row for row in uniform if _are_chains(row, models, width)}, key=order)
     even = np.arange(len(rows) + len(chains)) >= len(rows)
-    of_variants = np.array(drafter, np.int64), np.array(width, np.int64), np.array(models, bool)
+    of_variants = np.array(drafter, np.int64), np.array(width, np.int64), np.array(models, bool), np.array(steps, bool)
     return Candidates(np.array(rows + chains, np.int64), even, *of_variants)
 
 
 def _rows(
     passes: tuple[bool, ...], widest: tuple[int, ...], longest: range, depths: int
 ) -> Iterator[tuple[int, ...]]:  # fmt: skip
-    """Every combination of drafters, widths, and of models' lengths."""
-    lengths = [longest if is_model else (depths,) for is_model in passes]
+    """Every combination of drafters, widths, and of the lengths of those with `passes`."""
+    lengths = [longest if steps else (depths,) for steps in passes]
     options = [_options(*one) for one in zip(widest, lengths, strict=True)]
     return (tuple(itertools.chain(*row)) for row in itertools.product(*options))
 
@@ -86,12 +93,13 @@ def _are_chains(row: tuple[int, ...], models: Sequence[bool], width: Sequence[in
 
 
 @compiled
-def beside(best: Ints, drafter: Ints, models: Bools, longest: int) -> Ints:
+def beside(best: Ints, variants: Candidates, longest: int) -> Ints:
     """(C, V): `best`, and the candidates that differ from it in the passes of one drafter, whether it runs or not."""
+    drafter = variants.drafter
     rows, count = np.empty((1 + len(best) * (1 + longest), len(best)), np.int64), 1
     rows[:] = best
-    for v in np.flatnonzero(models):
-        for length in range(longest + 1):
+    for v in np.flatnonzero(variants.models):
+        for length in range(0, longest + 1, 1 if variants.passes[v] else max(1, longest)):
             if length == best[v]:
                 continue
             for u in range(len(best)):

@@ -81,7 +81,8 @@ def choose(pool: Pool) -> Choice:
     Exact for one drafter, or two that propose chains, where a verified token costs the same however many there are and
     whether lengths are equal or not. More are given the same passes first, and then each its own, one after the other.
     """
-    return Choice(*best_choice(pool, candidates(pool.passes, pool.beams.widest, pool.longest, pool.paths.shape[1])))
+    depths = pool.paths.shape[1]
+    return Choice(*best_choice(pool, candidates(pool.passes, pool.stands_in, pool.beams.widest, pool.longest, depths)))
 
 
 @compiled
@@ -124,8 +125,8 @@ def _choose(pool: Pool, weighed: Candidates) -> tuple[_Best, Ints, Ints, float]:
         whole_chains(pool.paths, pool.offers), np.empty((5, requests)),
     )  # fmt: skip
     best = _best(pool, weighed, weighed.rows, weighed.even, share)
-    for _ in range(REFINEMENTS if models.sum() > EXACT_VARIANTS else 0):
-        rows = beside(best.passes, drafter, models, pool.longest)
+    for _ in range(REFINEMENTS if weighed.passes.sum() > EXACT_VARIANTS else 0):
+        rows = beside(best.passes, weighed, pool.longest)
         even = np.zeros(len(rows), np.bool_)
         even[0] = best.even
         before, best = best, _best(pool, weighed, rows, even, share)

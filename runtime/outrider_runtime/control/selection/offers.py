@@ -35,6 +35,8 @@ class Pool(NamedTuple):
     """(D, K): probability that there is a proposal of that depth; of a model, any."""
     passes: Bools
     """(D,): every token is a pass."""
+    stands_in: Bools
+    """(D,): see `settings.Drafter`."""
     first_s: Floats
     """(D,): seconds of the first pass, or of a lookup's call."""
     pass_s: Floats
@@ -129,8 +131,8 @@ def offered(batch: Columns, known: Counts, costs: Costs, now: Terms, closed: Int
                 paths[d, :, n] = 0.0
     asking_s = step_times.asking_s(costs, context)
     pool = Pool(
-        paths, offers, known.passes, first_s, pass_s, token_s, price, now.longest, budget, need, wider, asking_s,
-        now.scores_placeholders,
+        paths, offers, known.passes, known.stands_in, first_s, pass_s, token_s, price, now.longest, budget, need, wider,
+        asking_s, now.scores_placeholders,
     )  # fmt: skip
     return rows, pool
 
