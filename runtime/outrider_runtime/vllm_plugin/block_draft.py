@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from vllm.config.compilation import CUDAGraphMode
 from vllm.model_executor import model_loader
+from vllm.model_executor.models import qwen3_dflash2
 from vllm.v1.worker.gpu.spec_decode.dflash import utils
 from vllm.v1.worker.gpu.spec_decode.dflash.cudagraph import DFlashCudaGraphManager
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
@@ -20,7 +21,7 @@ from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
 
 from outrider_runtime.vllm_plugin.block_edges import clear_past_last_block
 from outrider_runtime.vllm_plugin.confident import Confident
-from outrider_runtime.vllm_plugin.layer_names import named
+from outrider_runtime.vllm_plugin.layer_names import named, tagged
 from outrider_runtime.vllm_plugin.reads_layers import ReadsLayers
 from outrider_runtime.vllm_plugin.whole_weights import FROM_TARGET, check_token_map, whole_weights
 
@@ -92,6 +93,10 @@ class DFlash(BlockMember, DFlashSpeculator):  # type: ignore[misc]  # vLLM is un
 
 
 class DFlash2(BlockMember, DFlash2Speculator):  # type: ignore[misc]
+    def load_draft_model(self, *arguments: Any, **keywords: Any) -> Any:
+        with tagged(qwen3_dflash2, self._prefix):
+            return super().load_draft_model(*arguments, **keywords)
+
     def _generate_draft(self, num_reqs: int, *arguments: Any, **keywords: Any) -> None:
         super()._generate_draft(num_reqs, *arguments, **keywords)
         if not self._feeds_only:  # vLLM calls the hook for its own estimator alone

@@ -26,3 +26,13 @@ def named(module: ModuleType, prefix: str | None) -> Iterator[None]:
 
     with mock.patch.object(module, "get_model", get):
         yield
+
+
+@contextmanager
+def tagged(module: ModuleType, prefix: str | None) -> Iterator[None]:
+    """Tags that `module` sets for parts of a model in here begin with `prefix`; None: as vLLM has them."""
+    if prefix is None:
+        yield
+        return
+    with mock.patch.object(module, "set_model_tag", lambda tag: set_model_tag(f"{prefix}.{tag}")):
+        yield
