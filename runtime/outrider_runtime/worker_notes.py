@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from outrider_crds.state import DrafterMemory, Verification
@@ -11,7 +11,9 @@ from pydantic import TypeAdapter
 MEMORY_FILE = "drafter-memory.json"
 VERIFICATION_FILE = "verification"
 RANKING_FILE = "device-ranks"
-FILES = (MEMORY_FILE, VERIFICATION_FILE, RANKING_FILE)
+LAYERS_FILE = "drafter-layers.json"
+FILES = (MEMORY_FILE, VERIFICATION_FILE, RANKING_FILE, LAYERS_FILE)
+_Layers = TypeAdapter(dict[str, list[str]])
 _Memory = TypeAdapter(dict[str, DrafterMemory])
 
 
@@ -23,6 +25,20 @@ def read_drafter_memory(run_dir: str | Path) -> dict[str, DrafterMemory]:
     """Drafter -> what it takes; empty before the engine has its memory, and for those that have no model."""
     try:
         return _Memory.validate_json(Path(run_dir, MEMORY_FILE).read_bytes())
+    except FileNotFoundError:
+        return {}
+
+
+def write_drafter_layers(run_dir: str | Path, layers: Mapping[str, Iterable[str]]) -> None:
+    """layers: drafter -> names of its attention layers."""
+    named = {drafter: sorted(names) for drafter, names in layers.items()}
+    Path(run_dir, LAYERS_FILE).write_bytes(_Layers.dump_json(named))
+
+
+def read_drafter_layers(run_dir: str | Path) -> dict[str, list[str]]:
+    """Drafter -> names of its attention layers; empty before the engine has its memory."""
+    try:
+        return _Layers.validate_json(Path(run_dir, LAYERS_FILE).read_bytes())
     except FileNotFoundError:
         return {}
 

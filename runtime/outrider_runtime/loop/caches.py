@@ -3,14 +3,15 @@ N requests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from outrider_runtime.control.data.batch import Bools, Ints
 from outrider_runtime.control.settings import Drafter
-from outrider_runtime.loop.coverage import BlockIds, DraftCoverage, ScheduledStep, step_rows
+from outrider_runtime.loop.coverage import DraftCoverage, ScheduledStep, step_rows
 
 LEAST_CATCH_UP_TOKENS = 2
 """A shorter hole is closed with the token before it: a pass over a single one would be a decoding step's."""
@@ -18,6 +19,10 @@ LEAST_CATCH_UP_TOKENS = 2
 
 NEVER_CLOSED_TOKENS = 1 << 30
 """Missing where a block drafter's cache has a gap: more than any step feeds, since hidden states are gone."""
+
+
+DrafterBlockIds = Callable[[int, str, int, int], Sequence[int]]
+"""Number of a drafter -> its `BlockIds`, as one function."""
 
 
 class Hole(NamedTuple):
@@ -31,10 +36,10 @@ class Hole(NamedTuple):
 
 
 class Caches:
-    def __init__(self, drafters: Sequence[Drafter], slots: int, block_size: int, block_ids: BlockIds) -> None:
+    def __init__(self, drafters: Sequence[Drafter], slots: int, block_size: int, block_ids: DrafterBlockIds) -> None:
         self._count = len(drafters)
         self._drafts = {
-            number: DraftCoverage(slots, block_size, block_ids)
+            number: DraftCoverage(slots, block_size, partial(block_ids, number))
             for number, drafter in enumerate(drafters)
             if drafter.needs_kv
         }

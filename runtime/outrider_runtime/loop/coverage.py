@@ -15,7 +15,11 @@ import numpy as np
 from outrider_runtime.control.data.batch import Bools, Ints
 
 BlockIds = Callable[[str, int, int], Sequence[int]]
-"""`(request, first, last)`: physical blocks first..last of a request, in order of its tokens."""
+"""`(request, first, last)`: physical blocks of the draft's KV in blocks first..last of a request, `NOT_KEPT` for one
+that its window has passed. Several for each where its layers lie in several KV groups; none where that is unknown."""
+
+NOT_KEPT = -1
+"""Stands for a block that no later token attends to."""
 
 UNKNOWN = -1
 """The slot's request has not run since it entered: what the prefix cache gave it decides."""
@@ -119,20 +123,24 @@ class DraftCoverage:
     def _shared(self, name: str, seen: int, context: int) -> int:
         while seen + self._block_size <= context:
             index = seen // self._block_size
-            if self._valid.isdisjoint(self._block_ids(name, index, index)):
+            if not self._is_valid(name, index, index):
                 break
             seen += self._block_size
         return seen
 
     def _cached(self, name: str, context: int) -> int:
         """Tokens from the beginning of a context out of the prefix cache that the draft has seen."""
-        if context == 0:
-            return 0
-        blocks = self._block_ids(name, 0, (context - 1) // self._block_size)
-        for index, block in enumerate(blocks):
-            if block not in self._valid:
-                return index * self._block_size
-        return min(context, len(blocks) * self._block_size)
+        if context == 0 or self._is_valid(name, 0, (context - 1) // self._block_size):
+            return context
+        seen = 0
+        while seen < context and self._is_valid(name, seen // self._block_size, seen // self._block_size):
+            seen += self._block_size
+        return min(context, seen)
+
+    def _is_valid(self, name: str, first: int, last: int) -> bool:
+        """Whether all tokens that were written to blocks first..last of a request went through the draft."""
+        blocks = self._block_ids(name, first, last)
+        return bool(blocks) and self._valid.issuperset(block for block in blocks if block != NOT_KEPT)
 
     def _mark_valid(self, step: ScheduledStep, rows: Bools) -> None:
         # A block that was begun in an earlier step keeps its bit: it is as whole as its beginning.

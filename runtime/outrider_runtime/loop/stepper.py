@@ -18,10 +18,10 @@ import numpy as np
 from outrider_runtime.control.data.batch import Batch, Ints, Waiting
 from outrider_runtime.control.data.forest import Forest, Nodes
 from outrider_runtime.control.data.plans import Purpose, VerifyPlan
-from outrider_runtime.loop.caches import Caches
+from outrider_runtime.loop.caches import Caches, DrafterBlockIds
 from outrider_runtime.loop.confidences import confidences
 from outrider_runtime.loop.control_loop import ControlLoop
-from outrider_runtime.loop.coverage import BlockIds, ScheduledStep, step_rows
+from outrider_runtime.loop.coverage import ScheduledStep, step_rows
 from outrider_runtime.loop.orders import Order, carry_out
 from outrider_runtime.loop.proposals import no_proposals
 from outrider_runtime.loop.requests import Requests
@@ -62,7 +62,7 @@ def room_in_blocks(context: Ints, block_size: int) -> int:
 
 class Stepper:
     def __init__(
-        self, loop: ControlLoop, *, block_size: int, block_ids: BlockIds, drafting_is_told: bool,
+        self, loop: ControlLoop, *, block_size: int, block_ids: DrafterBlockIds, drafting_is_told: bool,
         now: float, largest_graph_tokens: int | None = None, after: Stepper | None = None,
     ) -> None:  # fmt: skip
         """drafting_is_told: sooner or later `news` comes of every step. after: the books before these, which raised;

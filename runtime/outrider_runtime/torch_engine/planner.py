@@ -30,7 +30,7 @@ class Planner:
         """longest: tokens that a request may have, its prompt's included."""
         self._loop, self._scheduler, self._pool, self._longest = loop, scheduler, pool, longest
         self._stepper = Stepper(
-            loop, block_size=NO_PREFIX_CACHE_BLOCK, block_ids=lambda _name, _first, _last: [],
+            loop, block_size=NO_PREFIX_CACHE_BLOCK, block_ids=lambda _drafter, _name, _first, _last: [],
             drafting_is_told=True, now=now,
         )  # fmt: skip
         self._requests = self._stepper.requests

@@ -44,7 +44,12 @@ from outrider_runtime.vllm_plugin.prompt_lookup import PromptLookup
 from outrider_runtime.vllm_plugin.sparse_self import SparseSelf
 from outrider_runtime.vllm_plugin.speculator import PoolSpeculator
 from outrider_runtime.vllm_plugin.verification import any_length_fits, capture_every_length, verification
-from outrider_runtime.worker_notes import write_device_ranks, write_drafter_memory, write_verification
+from outrider_runtime.worker_notes import (
+    write_device_ranks,
+    write_drafter_layers,
+    write_drafter_memory,
+    write_verification,
+)
 
 
 class PoolRunner(RunnerWithAdapters):
@@ -265,9 +270,10 @@ def pool_speculator(
     def left_out(name: str, error: Exception) -> None:
         note_failure(name, f"it cannot be started: {with_type(error)}")
 
-    def note_memory(memory: dict[str, DrafterMemory]) -> None:
+    def note_memory(memory: dict[str, DrafterMemory], layers: dict[str, set[str]]) -> None:
         if get_tp_group().rank_in_group == 0:
             write_drafter_memory(plan.paths.run_dir, memory)
+            write_drafter_layers(plan.paths.run_dir, layers)
 
     members = [(drafter.name, partial(make, drafter)) for drafter in plan.pool.hosted]
     return PoolSpeculator(members, vllm_config, device, left_out, agree, note_memory)

@@ -43,6 +43,7 @@ from outrider_runtime.loop.stepper import Room, Stepper, View, room_in_blocks
 from outrider_runtime.loop.steps import Counts
 from outrider_runtime.loop.waiting import decoding_first, patience_used, place_last
 from outrider_runtime.vllm_plugin import cpu, draft_room
+from outrider_runtime.vllm_plugin.draft_blocks import DraftBlocks
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, noted_failures, target_location
 from outrider_runtime.vllm_plugin.messages import (
     attach,
@@ -61,7 +62,7 @@ from outrider_runtime.vllm_plugin.step_messages import (
 )
 from outrider_runtime.vllm_plugin.versions import check_engine_version
 from outrider_runtime.vllm_plugin.views import limit, proposed, room, scheduled, view
-from outrider_runtime.worker_notes import read_device_ranks
+from outrider_runtime.worker_notes import read_device_ranks, read_drafter_layers
 
 
 def outrider_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Scheduler:
@@ -98,6 +99,9 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         self._scheduled_at = time.monotonic()
         self._planned: list[str] = []
         """Requests that the last verify plan is for."""
+        self._draft_blocks = DraftBlocks(
+            self.kv_cache_manager.coordinator, self.block_size, read_drafter_layers(plan.paths.run_dir)
+        )
         self._stepper = self._new_books()
         if self._stepper.caches.in_blocks:
             _tell_of_new_blocks(self.kv_cache_manager.block_pool, self._allocated)
@@ -304,11 +308,8 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
         with self._books() as books:
             books.caches.allocated(blocks)
 
-    def _block_ids(self, request_id: str, first: int, last: int) -> Sequence[int]:
-        managers = self.kv_cache_manager.coordinator.single_type_managers
-        if len(managers) != 1:
-            return []  # several kinds of cache: blocks of one do not tell about the others
-        return [block.block_id for block in managers[0].req_to_blocks[request_id][first : last + 1]]
+    def _block_ids(self, drafter: int, request_id: str, first: int, last: int) -> Sequence[int]:
+        return self._draft_blocks.ids(self.outrider.hosted[drafter].name, request_id, first, last)
 
 
 class OutriderScheduler(SpeculationControl):

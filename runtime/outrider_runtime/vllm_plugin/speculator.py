@@ -45,10 +45,10 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
     def __init__(
         self, members: Sequence[tuple[str, Callable[[], Any]]], vllm_config: Any, device: torch.device,
         note_failure: Callable[[str, Exception], None], agree: Agreement = alone,
-        note_memory: Callable[[dict[str, DrafterMemory]], None] = lambda _memory: None,
+        note_memory: Callable[[dict[str, DrafterMemory], dict[str, set[str]]], None] = lambda _memory, _layers: None,
     ) -> None:  # fmt: skip
-        """members: name and maker of each, in the pool's order; one that cannot be made is left out. note_memory: told
-        what members take, once the KV cache has its size."""
+        """members: name and maker of each, in the pool's order; one that cannot be made is left out. note_memory: gets
+        what members take and the names of their attention layers, once the KV cache has its size."""
         self.vllm_config, self.device = vllm_config, device
         self.num_speculative_steps = vllm_config.speculative_config.num_speculative_tokens
         self.dcp_size = vllm_config.parallel_config.decode_context_parallel_size
@@ -207,7 +207,15 @@ class PoolSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # vLLM is unt
         self._block_tables = block_tables
         given = (model_state, kv_cache_config, block_tables, input_buffers, attn_groups)
         self._must(lambda member: partial(member.set_attn, *given), self._neural)
-        self._note_memory(self._memory(kv_cache_config))
+        self._note_memory(self._memory(kv_cache_config), self.draft_layers)
+
+    @property
+    def draft_layers(self) -> dict[str, set[str]]:
+        """Drafter -> names of its own attention layers."""
+        neural = [(name, self._members.get(number)) for number, name in enumerate(self._names)]
+        return {
+            name: member.draft_attn_layer_names for name, member in neural if isinstance(member, DraftModelSpeculator)
+        }
 
     def takes(self, kv_cache_spec: Mapping[str, Any]) -> dict[str, Takes]:
         """Drafter -> what it takes of this rank's device. kv_cache_spec: layer -> vLLM's description of its cache."""

@@ -22,4 +22,6 @@ def control_loop(pool: Sequence[Drafter], *, max_requests: int = 4, **settings: 
 def stepper(loop: ControlLoop, *, told: bool = True, now: float = 0.0, block_ids: Any = None) -> Stepper:
     """told: the engine tells how drafting went."""
     ids: BlockIds = block_ids or (lambda _name, _first, _last: [])
-    return Stepper(loop, block_size=BLOCK, block_ids=ids, drafting_is_told=told, now=now)
+    return Stepper(
+        loop, block_size=BLOCK, block_ids=lambda _drafter, *blocks: ids(*blocks), drafting_is_told=told, now=now
+    )

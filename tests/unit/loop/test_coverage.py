@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider_runtime.control.data.batch import Bools
-from outrider_runtime.loop.coverage import BlockIds, DraftCoverage, ScheduledStep
+from outrider_runtime.loop.coverage import NOT_KEPT, BlockIds, DraftCoverage, ScheduledStep
 
 BLOCK = 4
 
@@ -283,3 +283,36 @@ def test_blocks_known_to_be_stale_hide_no_later_change(steps: list[tuple[int, in
         start += max(1, length - rejected)
         assert quick.seen("a", start) == slow.seen("a", start)
         assert quick.seen("b", start) == slow.seen("b", start)
+
+
+class Groups:
+    """A draft whose layers lie in two KV groups: each request has blocks in both."""
+
+    def __init__(self, **requests: tuple[list[int], list[int]]) -> None:
+        self.requests = requests
+
+    def __call__(self, request: str, first: int, last: int) -> list[int]:
+        return [block for group in self.requests[request] for block in group[first : last + 1]]
+
+
+def test_prefix_hit_with_several_kv_groups_is_covered() -> None:
+    """Bug: with several KV groups every prefix hit was a gap, which a block drafter never closes."""
+    books = Requests(Groups(a=([0, 1], [10, 11]), b=([0, 1, 2], [10, 11, 12])))
+    books.ran("a", 0, 8, neural=True)
+    books.forget("a")
+    assert is_ready(books, "b", 8)
+
+
+def test_prefix_hit_needs_the_blocks_of_every_kv_group() -> None:
+    """A hit may bring the blocks of each group from another request."""
+    books = Requests(Groups(a=([0, 1], [10, 11]), b=([2, 3], [12, 13]), c=([0, 3], [10, 11])))
+    books.ran("a", 0, 8, neural=True)
+    books.ran("b", 0, 8, neural=False)
+    assert books.seen("c", 8) == BLOCK
+
+
+def test_blocks_behind_a_window_need_no_coverage() -> None:
+    books = coverage(a=[0, 1, 2], b=[NOT_KEPT, 1, 2])
+    books.ran("a", 0, 12, neural=True)
+    books.allocated([0])
+    assert is_ready(books, "b", 12)

@@ -26,7 +26,7 @@ def carried_out(
     unsure: tuple[int, ...] = (0, 0),
 ) -> tuple[Order, Batch]:  # fmt: skip
     """Two requests of 100 tokens that decode; the draft model has not seen the last `holes` of them."""
-    caches = Caches(POOL, 2, 16, lambda _name, first, last: list(range(first, last + 1)))
+    caches = Caches(POOL, 2, 16, lambda _drafter, _name, first, last: list(range(first, last + 1)))
     names, slots, one = ["a", "b"], np.arange(2), np.ones(2, np.int64)
     context, hole = np.full(2, 100), np.array(holes)
     seen = context - hole
@@ -88,7 +88,7 @@ def test_no_more_is_caught_up_on_than_a_step_holds() -> None:
 def block_steps(first_runs: bool) -> tuple[Order, Any]:
     """Two requests of 100 tokens that ask a block drafter. Prompts were read with it, or else without."""
     pool = (traits(lookup()), traits(block(TARGET)))
-    caches = Caches(pool, 2, 16, lambda _name, first, last: list(range(first, last + 1)))
+    caches = Caches(pool, 2, 16, lambda _drafter, _name, first, last: list(range(first, last + 1)))
     names, slots, ones = ["a", "b"], np.arange(2), np.ones(2, np.int64)
     caches.ran(ScheduledStep(names, slots, 0 * ones, 0 * ones, 100 * ones, 100 * ones), np.array([False, first_runs]))
     step = ScheduledStep(names, slots, 100 * ones, 100 * ones, 0 * ones, ones)
