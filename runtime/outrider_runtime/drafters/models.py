@@ -13,6 +13,11 @@ from outrider_runtime.model_config import CONFIG_FILE, Config, UnreadableConfigE
 
 TOKENIZER_FILE = "tokenizer.json"
 Count = Annotated[int, Field(gt=0)]
+TARGET_FIELDS = frozenset((
+    "architectures", "vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings",
+    "num_nextn_predict_layers", "mtp_num_hidden_layers", "text_config",
+))  # fmt: skip
+"""Fields of a target's config.json that are read."""
 
 
 class _Read(BaseModel):
@@ -147,6 +152,12 @@ def typed_config(config: Config, location: str) -> ModelConfig:
         problem = error.errors(include_url=False)[0]
         field, value = ".".join(map(str, problem["loc"])), repr(problem["input"])[:60]
         raise UnreadableConfigError(f"{location}/{CONFIG_FILE}: {field} is {value}: {problem['msg']}") from None
+
+
+def target_config(config: Config, location: str) -> ModelConfig:
+    """A target's, as `typed_config`. Fields that only a draft has in our sense are left out: a target may use their
+    names for something else, which is no reason to refuse a draft."""
+    return typed_config({name: value for name, value in config.items() if name in TARGET_FIELDS}, location)
 
 
 def parallel_format(models: Models) -> str:

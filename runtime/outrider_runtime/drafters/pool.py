@@ -5,6 +5,7 @@ What cannot be hosted is named with its reason in the pod's state, and the pod s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from outrider_crds.runtime_config import TARGET_MOUNT, BootConfig, draft_mount, 
 from outrider_crds.spec import Drafter, DraftMethod, ModelRef
 
 from outrider_runtime.drafters import METHODS
-from outrider_runtime.drafters.models import ModelConfig, Models, typed_config
+from outrider_runtime.drafters.models import ModelConfig, Models, target_config, typed_config
 from outrider_runtime.model_config import CONFIG_FILE, Config, read_config
 
 
@@ -72,7 +73,7 @@ def _obstacle(boot: BootConfig, drafter: Drafter, places: ModelPlaces) -> str:
     neural = drafter.neural
     try:
         draft = _read(neural.model, draft_mount(drafter.name), places) if neural is not None else None
-        target = _read(boot.target, TARGET_MOUNT, places)
+        target = _read(boot.target, TARGET_MOUNT, places, target_config)
     except (OSError, ValueError) as error:
         return str(error)
     longest = _longest_request(boot, target.config)
@@ -90,10 +91,12 @@ class _Read(NamedTuple):
     location: str
 
 
-def _read(model: ModelRef, mount: str, places: ModelPlaces) -> _Read:
+def _read(
+    model: ModelRef, mount: str, places: ModelPlaces, parse: Callable[[Config, str], ModelConfig] = typed_config
+) -> _Read:
     """Raises OSError or ValueError with a sentence."""
     location = places.location(model, mount)
-    return _Read(typed_config(model_config(model, location), location), location)
+    return _Read(parse(model_config(model, location), location), location)
 
 
 def _longest_request(boot: BootConfig, target: ModelConfig) -> int | None:

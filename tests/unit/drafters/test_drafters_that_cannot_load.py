@@ -319,3 +319,9 @@ def test_mtp_needs_a_target_with_one_module(folder: Any, update: Any, reason: st
     why = dropped(folder("target", {**QWEN3, **update}), mtp())
     assert reason in why
     assert bool(why) == bool(reason)
+
+
+def test_fields_of_a_target_in_another_sense_refuse_no_draft(folder: Any) -> None:
+    """Bug: fields of block drafters were checked in the target's config, too, where they may mean something else."""
+    other = {"block_size": [128, 128], "mask_token_id": [0, 1], "dflash_config": "none", "transformer_layer_config": 1}
+    assert dropped(folder("target", {**LLAMA, **other}), eagle(folder("head", EAGLE3))) == ""
