@@ -100,9 +100,9 @@ class Driver:
         raise RuntimeError(f"the engine never got a batch of {point.batch} x {point.context} tokens to decode")
 
     def _seen_by(self, drafter: str | None) -> int:
-        """The neural draft's place in the pool, from 1 on; 0: none."""
-        neural = [one.name for one in self._loop.hosted if one.neural is not None]
-        return neural.index(drafter) + 1 if drafter in neural else 0
+        """Place in the pool, from 1 on, of a drafter that reads; 0: none."""
+        readers = [drafter.name for drafter in self._loop.settings.drafters if drafter.reads]
+        return readers.index(drafter) + 1 if drafter in readers else 0
 
     def _all_decode(self, batch: int) -> bool:
         running = self._engine.running

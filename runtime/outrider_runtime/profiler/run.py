@@ -89,10 +89,15 @@ class Part:
         return Part(self.target and "" in names, tuple(one for one in self.drafters if one.name in names))
 
 
+def has_weights(drafter: Drafter) -> bool:
+    """Whether the engine loads something for it: a model of its own, or layers of the target's checkpoint (MTP)."""
+    return drafter.neural is not None or drafter.mtp is not None
+
+
 def apart(part: Part) -> list[Part]:
-    """Every neural drafter in an engine of its own; the rest goes with the first."""
-    lookups = tuple(one for one in part.drafters if one.neural is None)
-    neural = [one for one in part.drafters if one.neural is not None]
+    """Every drafter with weights in an engine of its own; the rest goes with the first."""
+    lookups = tuple(drafter for drafter in part.drafters if not has_weights(drafter))
+    neural = [drafter for drafter in part.drafters if has_weights(drafter)]
     return [Part(part.target, (*lookups, *neural[:1])), *(Part(False, (other,)) for other in neural[1:])]
 
 
@@ -157,7 +162,7 @@ class Profiler:
             self._go_on(self._missing(part), self._guilty(part, launch, error), error)
 
     def _go_on(self, rest: Part, guilty: tuple[str, str] | None, error: ProfilingError) -> None:
-        neural = [drafter for drafter in rest.drafters if drafter.neural is not None]
+        neural = [drafter for drafter in rest.drafters if has_weights(drafter)]
         if guilty is None and len(neural) > 1:  # any of them
             self._measure_parts(apart(rest))
         elif guilty is None:
@@ -174,7 +179,7 @@ class Profiler:
     def _guilty(self, part: Part, launch: Launch, error: ProfilingError) -> tuple[str, str] | None:
         """Drafter and sentence: the one that the engine blames, the one that ran, or the only one with a model."""
         named = launch.blamed(error)
-        neural = [drafter.name for drafter in part.drafters if drafter.neural is not None]
+        neural = [drafter.name for drafter in part.drafters if has_weights(drafter)]
         known = [name for name in neural if name in named or name == self._asked]
         suspects = known or neural
         return (suspects[0], named.get(suspects[0], error.message)) if len(suspects) == 1 else None
@@ -186,9 +191,10 @@ class Profiler:
         return part.of({*part.names} - measured)
 
     def _plan(self, part: Part) -> Launch:
-        """Beside what is measured the engine hosts the service's drafters without a model, as when it serves."""
+        """Beside what is measured the engine hosts the service's drafters without weights, as when it serves."""
         measured = {drafter.name for drafter in part.drafters}
-        lookups = [one for one in self._wanted.boot.draft_pool if one.neural is None and one.name not in measured]
+        others = [drafter for drafter in self._wanted.boot.draft_pool if drafter.name not in measured]
+        lookups = [drafter for drafter in others if not has_weights(drafter)]
         pool = [*part.drafters, *lookups] or [VERIFIES]
         boot = self._wanted.boot.model_copy(update={"draft_pool": pool})
         hot = HotConfig(

@@ -15,8 +15,9 @@ from outrider_runtime.paths import Paths
 from outrider_runtime.profiler import failures
 from outrider_runtime.profiler.documents import termination_message
 from outrider_runtime.profiler.failures import ProfilingError
-from outrider_runtime.profiler.run import Profiler, Wanted
+from outrider_runtime.profiler.run import Part, Profiler, Wanted, apart
 
+from tests.engine.engines import eagle, lookup, mtp
 from tests.unit.profiler.machine import Machine, starter
 
 VOCABULARY = 1000
@@ -272,3 +273,10 @@ def test_a_result_reads_back_as_it_was(tmp_path):
     found = profile(tmp_path, service(tmp_path), starter(Machine())).result()
     assert ProfilingResult.model_validate_json(termination_message(found)) == found
     assert abs(time.time() - time.mktime(time.strptime(found.target.measured_at, "%Y-%m-%dT%H:%M:%SZ"))) < 86_400
+
+
+def test_mtp_is_measured_apart_from_a_head() -> None:
+    """Bug: MTP has no model of its own, so it went with the lookups; what failed in it was blamed on the head."""
+    pool = (lookup(), mtp(), eagle())
+    parts = [part.names for part in apart(Part(target=True, drafters=pool))]
+    assert parts == [["", "pld", "mtp"], ["eagle"]]
