@@ -86,6 +86,8 @@ class DrafterState(Model):
         "Drafters", "All carry the label `drafter`: the name in `spec.draftPool`.", label="drafter"
     )
     name: str
+    kind: str = ""
+    """Name of the block drafter that its checkpoint is (DFlash, DFlash2, DSpark); empty for other methods."""
     loaded: Annotated[bool, Metric("outrider_drafter_loaded")]
     """1 while the drafter is loaded."""
     reason: Annotated[

@@ -164,6 +164,8 @@ class SLOClassStatus(Model):
 class DraftStatus(Model):
     name: Text
     """The drafter's name in spec.draftPool."""
+    kind: Text = ""
+    """DFlash, DFlash2 or DSpark, as the checkpoint of method Block says; empty for other methods."""
     profiled: bool = False
     """Its cost is measured on every product."""
     loaded: bool = False

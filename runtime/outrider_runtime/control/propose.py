@@ -25,6 +25,9 @@ class Propose:
     def __init__(self, settings: Settings, evidence: Evidence, force: InForce, under_way: UnderWay) -> None:
         self._drafters = settings.drafters
         self._passes = np.array([drafter.passes for drafter in settings.drafters], dtype=bool)
+        limits = (drafter.most_tokens for drafter in settings.drafters)
+        self._most = np.array([settings.max_draft_tokens if most is None else most for most in limits], np.int64)
+        """(D,): tokens that each proposes for a request at most."""
         self._evidence, self.force, self._under_way = evidence, force, under_way
         self._choices = Choices(settings, evidence, force, under_way)
         self._kv = DraftKV(settings, evidence, self._choices, under_way)
@@ -122,10 +125,11 @@ class Propose:
     def _plan(self, batch: Batch, choice: Choice, purpose: Purpose, closing: Ints | None = None) -> DraftPlan:
         """closing: (D, N), None: nothing."""
         closing = nothing_fed(batch) if closing is None else closing
+        passes = np.minimum(choice.passes, self._most)
         asked, fed = _carried_out(
-            batch.columns, choice.passes, choice.asked, closing, self._kv.columns, self.force.usable, self._always
+            batch.columns, passes, choice.asked, closing, self._kv.columns, self.force.usable, self._always
         )
-        return DraftPlan(choice.passes, choice.widths, asked, fed, purpose)
+        return DraftPlan(passes, choice.widths, asked, fed, purpose)
 
     def _nobody_runs(self, batch: Batch) -> DraftPlan:
         """Whatever `draftPrefill` says: who is switched off must not be run."""
@@ -145,7 +149,7 @@ class Propose:
             closes[drafter] = np.where(closable, np.minimum(missing, batch.token_budget), 0)
             served = closable & (missing <= batch.token_budget)
         passes = np.zeros(len(self._drafters), np.int64)
-        passes[drafter] = draft_tokens * served.any()
+        passes[drafter] = min(draft_tokens, self._most[drafter]) * served.any()
         widths = np.ones_like(passes)
         widths[drafter] = width
         asked = np.where(served & (passes[drafter] > 0), drafter, NOBODY)[None]

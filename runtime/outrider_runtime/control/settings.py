@@ -51,6 +51,9 @@ class Drafter:
     """Tokens of a request that a pass reads at most; None: all of them."""
     confidence_edges: tuple[float, ...] = PROBABILITY_EDGES
     """Seven rising values of its confidence, between which acceptance is counted apart."""
+    most_tokens: int | None = None
+    """Tokens that it proposes for a request at most (the block of a block drafter); None: as many as the engine
+    takes."""
     widest: int = 1
     """Most nodes at a depth of the trees that it can propose in this engine; 1: chains only."""
 

@@ -20,12 +20,15 @@ METHODS: dict[DraftMethod, Method] = {
 }
 
 
-def traits(drafter: Drafter, page_tokens: int = 1, widest: int = 1) -> settings.Drafter:
+def traits(
+    drafter: Drafter, page_tokens: int = 1, widest: int = 1, checkpoint: block.BlockCheckpoint | None = None
+) -> settings.Drafter:  # fmt: skip
     """A drafter of the API's pool as the controller knows it. page_tokens: of the engine's KV cache. widest: nodes at a
-    depth of the trees that the engine verifies."""
+    depth of the trees that the engine verifies. checkpoint: of a block drafter, where it is known."""
     method, window = METHODS[drafter.method], window_of(drafter)
+    manifest_says = None if drafter.block is None else drafter.block.max_tokens
     return settings.Drafter(
         drafter.name, method.passes, method.needs_kv, method.needs_hidden,
         None if window is None else window.budget(page_tokens), method.confidence_edges,
-        widest if method.beams else 1,
+        manifest_says if checkpoint is None else checkpoint.tokens, widest if method.beams else 1,
     )  # fmt: skip

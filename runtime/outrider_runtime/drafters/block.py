@@ -6,12 +6,23 @@ free. Hidden states are gone after their step, so a KV gap stays, and over a gap
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from outrider_crds.spec import Backend
 
 from outrider_runtime.drafters.method import Method
 from outrider_runtime.drafters.models import Models, other_vocabulary, other_width, too_many_tokens
 
 SERVED_KINDS = ("DFlash", "DFlash2", "DSpark")
+
+
+class BlockCheckpoint(NamedTuple):
+    """What its checkpoint makes of a block drafter."""
+
+    kind: str
+    """DFlash, DFlash2 or DSpark."""
+    tokens: int
+    """Tokens that it proposes for a request in its pass, at most."""
 
 
 def obstacle(models: Models) -> str:

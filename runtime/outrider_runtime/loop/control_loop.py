@@ -24,6 +24,7 @@ from outrider_runtime.control.data.plans import DraftPlan, Purpose, VerifyPlan
 from outrider_runtime.control.settings import DraftPrefill, HotSettings, Mode, Settings, SLOClass
 from outrider_runtime.control.state import RECENT_KEEP, State, Weighed
 from outrider_runtime.drafters import traits
+from outrider_runtime.drafters.block import BlockCheckpoint
 from outrider_runtime.loop.availability import Availability
 from outrider_runtime.loop.confidences import Calibration, Calibrator
 from outrider_runtime.loop.slo import SLOCounter
@@ -39,16 +40,18 @@ class ControlLoop:
         self, boot: BootConfig, hot: HotConfig, hosted: Sequence[Drafter], *, max_requests: int,
         left_out: Mapping[str, str] | None = None, largest_graph_tokens: int | None = None,
         page_tokens: int = 1, widest: int = 1, scores_placeholders: bool = False, device_ranks: bool = False,
-        clock: Callable[[], float] = time.monotonic, seed: int = 0,
+        blocks: Mapping[str, BlockCheckpoint] | None = None, clock: Callable[[], float] = time.monotonic, seed: int = 0,
     ) -> None:  # fmt: skip
         """hosted: drafters of the pool that the engine was started with; their places are their numbers. left_out:
         drafter -> why it is not hosted, or was not loaded. max_requests: that run at once. page_tokens: in a page of
         the engine's KV cache. widest: nodes at a depth of the trees that the engine verifies; 1: chains.
-        scores_placeholders, device_ranks: see `Settings`."""
+        scores_placeholders, device_ranks: see `Settings`. blocks: what is known of block drafters, by
+        name."""
         self.boot = boot
         self.hosted = tuple(hosted)
         self.numbers = {drafter.name: number for number, drafter in enumerate(self.hosted)}
         self.left_out = dict(left_out or {})
+        self.blocks = dict(blocks or {})
         self.slo = SLOCounter()
         self.listeners: list[Callable[[Told], None]] = []
         """Called with each finished step, from the scheduler's thread (the profiler measures through this)."""
@@ -70,7 +73,7 @@ class ControlLoop:
         self._patience_s: dict[str, float] = {}
         self._tpot_s: dict[str, float] = {}
         self.settings = Settings(
-            drafters=tuple(traits(one, page_tokens, widest) for one in hosted),
+            drafters=tuple(traits(drafter, page_tokens, widest, self.blocks.get(drafter.name)) for drafter in hosted),
             max_draft_tokens=boot.max_draft_tokens,
             slots=SLOTS_PER_REQUEST * max_requests,
             largest_graph_tokens=largest_graph_tokens,

@@ -44,6 +44,7 @@ def _drafter(name: str, loop: ControlLoop, state: control.State, memory: Drafter
     seen = state.drafters.get(name, control.DrafterState())
     return DrafterState(
         name=name,
+        kind=loop.blocks[name].kind if name in loop.blocks else "",
         loaded=True,
         reason=seen.suspended,
         request_steps=seen.request_steps,

@@ -10,6 +10,7 @@ from itertools import pairwise
 from outrider_crds.runtime_config import SERVING_PORT, draft_mount
 from outrider_crds.spec import Drafter, DraftMethod, Dtype
 
+from outrider_runtime.drafters.block import BlockCheckpoint
 from outrider_runtime.drafters.models import ModelConfig, typed_config
 from outrider_runtime.drafters.pool import model_config
 from outrider_runtime.dtype import engine_dtype
@@ -126,11 +127,11 @@ def _draft_config(drafter: Drafter, plan: LaunchPlan) -> ModelConfig:
     return typed_config(model_config(drafter.neural.model, location), location)
 
 
-def block_tokens(drafter: Drafter, plan: LaunchPlan) -> int:
-    """Tokens that a block drafter proposes in its pass."""
+def block_checkpoint(drafter: Drafter, plan: LaunchPlan) -> BlockCheckpoint:
     assert drafter.block is not None
-    limits = drafter.block.max_tokens, _draft_config(drafter, plan).block_tokens, plan.boot.max_draft_tokens
-    return min(limit for limit in limits if limit is not None)
+    config = _draft_config(drafter, plan)
+    limits = drafter.block.max_tokens, config.block_tokens, plan.boot.max_draft_tokens
+    return BlockCheckpoint(config.block_kind, min(limit for limit in limits if limit is not None))
 
 
 def _additional_config(plan: LaunchPlan) -> list[str]:

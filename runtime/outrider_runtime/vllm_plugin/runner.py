@@ -29,7 +29,7 @@ from outrider_runtime.step_clock import step_clock
 from outrider_runtime.vllm_plugin import draft_room
 from outrider_runtime.vllm_plugin.adapters import Rows, RunnerWithAdapters
 from outrider_runtime.vllm_plugin.agreement import Agreement, among
-from outrider_runtime.vllm_plugin.arguments import block_tokens, member_config
+from outrider_runtime.vllm_plugin.arguments import block_checkpoint, member_config
 from outrider_runtime.vllm_plugin.block_draft import block_draft
 from outrider_runtime.vllm_plugin.device_ranking import DeviceRanking, Verified, device_ranks
 from outrider_runtime.vllm_plugin.draft_model import DraftModel
@@ -237,7 +237,7 @@ def _member(
     number = plan.pool.hosted.index(drafter)
     prefix = f"drafter_{number}" if number in _sharing_names(plan.pool.hosted) else None
     if drafter.method is DraftMethod.BLOCK:
-        return block_draft(config, device, prefix, block_tokens(drafter, plan))
+        return block_draft(config, device, prefix, block_checkpoint(drafter, plan).tokens)
     heads = {DraftMethod.EAGLE: EagleHead, DraftMethod.MTP: MTPHead}
     if drafter.method in heads:
         return heads[drafter.method](config, device, prefix)

@@ -43,6 +43,7 @@ from outrider_runtime.loop.stepper import Room, Stepper, View, room_in_blocks
 from outrider_runtime.loop.steps import Counts
 from outrider_runtime.loop.waiting import decoding_first, patience_used, place_last
 from outrider_runtime.vllm_plugin import cpu, draft_room
+from outrider_runtime.vllm_plugin.arguments import block_checkpoint
 from outrider_runtime.vllm_plugin.draft_blocks import DraftBlocks
 from outrider_runtime.vllm_plugin.launch import LaunchPlan, load_plan, noted_failures, target_location
 from outrider_runtime.vllm_plugin.messages import (
@@ -95,6 +96,11 @@ class SpeculationControl(Scheduler):  # type: ignore[misc]  # vLLM is untyped he
             left_out={**plan.pool.dropped, **noted_failures(plan)}, largest_graph_tokens=self._largest_graph,
             page_tokens=self.block_size, device_ranks=read_device_ranks(plan.paths.run_dir),
             scores_placeholders=self.vllm_config.scheduler_config.async_scheduling,
+            blocks={
+                drafter.name: block_checkpoint(drafter, plan)
+                for drafter in plan.pool.hosted
+                if drafter.block is not None
+            },
         )  # fmt: skip
         self._scheduled_at = time.monotonic()
         self._planned: list[str] = []

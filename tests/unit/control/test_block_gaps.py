@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from outrider_runtime.control.acceptance import trials
@@ -11,7 +12,7 @@ from outrider_runtime.control.controller import Controller
 from outrider_runtime.control.cost.model import DrafterCost, LatencyModel, StepCost
 from outrider_runtime.control.data.batch import Batch
 from outrider_runtime.control.data.plans import ExecutionMode
-from outrider_runtime.control.settings import Drafter, HotSettings, Settings
+from outrider_runtime.control.settings import Drafter, HotSettings, Mode, Settings
 
 from tests.unit.control import columns
 
@@ -21,7 +22,7 @@ GAP_TOKENS = 1 << 30
 REQUESTS = 4
 
 
-def controller(*pool: Drafter) -> Controller:
+def controller(*pool: Drafter, **hot: Any) -> Controller:
     """Both drafters are known: the block's tokens are accepted more often, and it costs no more."""
     target = StepCost(per_batched_token_s=2e-6, constant_s=8e-3)
     cost = DrafterCost(
@@ -33,14 +34,14 @@ def controller(*pool: Drafter) -> Controller:
         {member.name: replace(cost, autoregressive=member.passes) for member in pool},
     )
     loop = Controller(
-        Settings(pool, 5, 64, hot=HotSettings(max_draft_tokens=5)), model, clock=time.perf_counter,
+        Settings(pool, 5, 64, hot=HotSettings(max_draft_tokens=5, **hot)), model, clock=time.perf_counter,
         rng=np.random.default_rng(0),
     )  # fmt: skip
     known = loop._evidence.acceptance._known
     known.met[:] = True
     known.tried[:, :, trials.ANY] = 100
     for number, member in enumerate(pool):
-        known.accepted[number, :, trials.ANY] = 95 if member is BLOCK else 90
+        known.accepted[number, :, trials.ANY] = 95 if member.is_block else 90
     trials.refresh(known)
     return loop
 
@@ -82,3 +83,14 @@ def test_trial_spares_a_block_drafter_its_gaps() -> None:
     choice, _ = propose._kv.close(batch)
     tries = propose._asked_first(batch, choice._replace(asked=np.zeros((2, REQUESTS), np.int64)), 1)
     assert tries.asked[0].tolist() == [0] * (REQUESTS - 1) + [1]
+
+
+def test_length_is_cut_to_the_block() -> None:
+    """Bug: a block of 2 tokens was ordered 5, and the tokens beyond it were expected to be accepted."""
+    two = replace(BLOCK, most_tokens=2)
+    batch = decoding(np.ones((1, REQUESTS), np.int64))
+    for loop in (controller(two), controller(two, mode=Mode.STATIC)):
+        assert loop.plan_draft(batch).passes.tolist() == [2]
+    _, pool = controller(two)._propose._choices.pool(batch)
+    assert (pool.paths[0, :2] > 0).all()
+    assert not pool.paths[0, 2:].any()

@@ -97,6 +97,7 @@ def _draft(behaviour: Behaviour, found: list[ProductProfile], name: str) -> Draf
     kept = standing if behaviour.between_windows else None
     return DraftStatus(
         name=name,
+        kind=next((report.kind for report in reports if report.kind), ""),
         profiled=bool(found) and all(each.keys.drafters.get(name) in each.store.drafters for each in found),
         loaded=bool(reports) and all(report.loaded for report in reports),
         reason=cut(_reason(found, name, reports)),

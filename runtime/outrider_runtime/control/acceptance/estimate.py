@@ -37,7 +37,7 @@ from outrider_runtime.control.acceptance.trials import (
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Columns, Floats, Ints
 from outrider_runtime.control.data.forest import ROOT, Forest, Nodes
-from outrider_runtime.control.settings import Settings
+from outrider_runtime.control.settings import Drafter, Settings
 
 AGE_HALF_LIFE_S = 30.0
 """Evidence ages by time: by observation alone, k = 0 would keep its own verdict for ever."""
@@ -67,6 +67,7 @@ class Acceptance:
             met=np.zeros(drafters, dtype=bool),
             edges=np.array([one.confidence_edges for one in settings.drafters]).reshape(drafters, BINS - 1),
             passes=np.array([one.passes for one in settings.drafters], dtype=bool),
+            most=np.array([_most(drafter, depths) for drafter in settings.drafters], np.int64),
             stands_in=np.array([drafter.stands_in for drafter in settings.drafters], dtype=bool),
             widest=np.array(widest, np.int64),
             ranks=np.zeros((drafters, max(widest, default=1), 2)),
@@ -134,6 +135,10 @@ class Acceptance:
         return np.asarray(np.minimum(mean + spread, MOST).cumprod(axis=1))
 
 
+def _most(drafter: Drafter, depths: int) -> int:
+    return depths if drafter.most_tokens is None else min(depths, drafter.most_tokens)
+
+
 @compiled
 def hit_rates(known: Counts) -> Floats:
     """(D, K): P(a drafter has a proposal of depth k + 1), which never rises with k; one that stands in has all or
@@ -153,7 +158,8 @@ def chain_paths(
     """(D, K, N) for N `rows` of the batch: the probability that the target accepts a chain of 1..K, if it is proposed.
     (D, K): the hit rates, P(the drafter has a proposal of that depth); of a model, of any depth.
 
-    A path is 0 past `limit` positions, past what the request can still use, and where the drafter is not `usable` (D,).
+    A path is 0 past `limit` positions, past what the drafter proposes at most and what the request can still use, and
+    where the drafter is not `usable` (D,).
     sure: tokens that a request gets before one of its proposals counts.
     """
     (drafters, depths), classes = known.hazards.shape[:2], known.classes
@@ -168,7 +174,7 @@ def chain_paths(
             i = rows[n]
             factor = factor_of(of_class, pool, groups, batch.slo_class[i], batch.slot[i], EXPECTED_ANY)
             path = 1.0
-            for k in range(min(limit, batch.left[i] - sure)):
+            for k in range(min(limit, batch.left[i] - sure, known.most[d])):
                 path *= with_factor(known.hazards[d, k, ANY], factor)
                 paths[d, k, n] = path
     return paths, offers

@@ -60,6 +60,8 @@ class Counts(NamedTuple):
     """(D,): see `settings.Drafter`."""
     stands_in: Bools
     """(D,): see `settings.Drafter`."""
+    most: Ints
+    """(D,): tokens that each proposes for a request at most."""
     widest: Ints
     """(D,): see `settings.Drafter`."""
     ranks: Floats

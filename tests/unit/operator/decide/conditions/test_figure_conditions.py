@@ -249,6 +249,16 @@ def test_a_draft_says_what_its_memory_costs() -> None:
     assert world.observed().status.drafts[0].memory.endswith("20% of concurrency")
 
 
+def test_draft_status_names_the_block_drafter() -> None:
+    """A manifest says Block alone; which drafter it is stands in the checkpoint."""
+    world = World(manifest())
+    world.serve()
+    assert world.observed().status.drafts[0].kind == ""
+    world.report_states(drafters=[DrafterState(name="pld", loaded=True, kind="DSpark")])
+    world.settle()
+    assert world.observed().status.drafts[0].kind == "DSpark"
+
+
 def test_a_draft_is_loaded_when_every_ready_pod_has_it() -> None:
     """One pod without it is enough to say no, and why; nobody's word is no yes."""
     world = World(manifest(replicas=2))
