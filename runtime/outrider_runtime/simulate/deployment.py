@@ -17,7 +17,7 @@ from outrider_runtime.simulate.worlds import world as worlds
 from outrider_runtime.simulate.worlds.compose import RECIPES, Recipe, compose
 from outrider_runtime.simulate.worlds.models import shape_of
 from outrider_runtime.simulate.worlds.shapes import Shape
-from outrider_runtime.simulate.worlds.world import World
+from outrider_runtime.simulate.worlds.world import BlockPass, DrafterTimes, Passes, World
 
 DEFAULT_ACCEPTANCE = 0.7
 """TurboSpec, section 3: typical for drafts of Llama models."""
@@ -67,13 +67,13 @@ def deployed(service: Service, world: World, acceptance: Mapping[str, float | No
     names = [member.drafter.name for member in pool]
     _check(acceptance, [member.drafter.name for member in pool if member.recorded_as != LOOKUP])
     shares = {name: acceptance.get(name, DEFAULT_ACCEPTANCE) for name in names}
-    recording = recordings.shipped()
+    recording, most = recordings.shipped(), service.hot.max_draft_tokens
     if pool:
         recorded_as = {member.drafter.name: member.recorded_as for member in pool}
         recording = recordings.for_pool(recording, recorded_as, shares, seed=0)
     return Deployment(
         service=service,
-        world=replace(world, drafters={name: world.drafters[parts[name]] for name in names}),
+        world=replace(world, drafters={member.drafter.name: _times(member, world, parts, most) for member in pool}),
         recording=recording,
         drafters=tuple(member.drafter for member in pool),
         acceptance={
@@ -88,6 +88,14 @@ def _drafts(service: Service) -> dict[str, Shape]:
     """Shapes of the pool's draft models, by the names that a composed world gives them."""
     models = [member for member in service.pool if member.recorded_as == DRAFT]
     return {_draft_name(number): shape_of(member.model) for number, member in enumerate(models)}
+
+
+def _times(member: Member, world: World, parts: Mapping[str, str], most: int) -> DrafterTimes:
+    """most: draft tokens, without the drafter's own limit."""
+    times, limit = world.drafters[parts[member.drafter.name]], member.drafter.most_tokens
+    if member.drafter.is_block and isinstance(times, Passes):  # of an EAGLE head; a profile has the block's own
+        return BlockPass(times, 1 + (most if limit is None else min(most, limit)))
+    return times
 
 
 def _draft_name(number: int) -> str:

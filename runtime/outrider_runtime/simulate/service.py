@@ -19,6 +19,7 @@ from outrider_runtime.simulate.errors import SimulationError
 from outrider_runtime.simulate.recording import DEPTH
 from outrider_runtime.simulate.replay.requests import BLOCK_TOKENS
 from outrider_runtime.simulate.replay.scheduling import Limits
+from outrider_runtime.simulate.worlds.world import BLOCK_LAYERS
 
 EAGLE, DRAFT, LOOKUP, SPARSE = "eagle", "draft", "lookup", "sparse"
 RECORDED_AS = {
@@ -27,7 +28,9 @@ RECORDED_AS = {
     DraftMethod.PROMPT_LOOKUP: LOOKUP,
     DraftMethod.SPARSE_SELF: SPARSE,
     DraftMethod.MTP: EAGLE,
+    DraftMethod.BLOCK: EAGLE,
 }
+BLOCK = Drafter("block", needs_kv=True, needs_hidden=True)
 TRAITS = {
     EAGLE: Drafter(EAGLE, passes=True, needs_hidden=True),
     DRAFT: Drafter(DRAFT, passes=True, needs_kv=True),
@@ -96,7 +99,8 @@ def _member(entry: PoolEntry) -> Member:
         raise SimulationError(f"spec.draftPool: drafter {entry.name!r}: {entry.method} is not recorded; remove it")
     kind = RECORDED_AS[entry.method]
     model = entry.neural.model.name if kind == DRAFT and entry.neural is not None else ""
-    return Member(replace(TRAITS[kind], name=entry.name, kv_budget=traits(entry, BLOCK_TOKENS).kv_budget), kind, model)
+    known, has = traits(entry, BLOCK_TOKENS), TRAITS[kind] if entry.block is None else BLOCK
+    return Member(replace(has, name=entry.name, kv_budget=known.kv_budget, most_tokens=known.most_tokens), kind, model)
 
 
 def _hot(spec: SpeculativeServiceSpec) -> HotSettings:
@@ -151,6 +155,11 @@ def _notices(spec: SpeculativeServiceSpec) -> Sequence[str]:
         f"drafter {entry.name!r} is as fast and as often right as an EAGLE head: no MTP layer was recorded."
         for entry in spec.draft_pool
         if entry.method is DraftMethod.MTP
+    ] + [
+        f"drafter {entry.name!r} is as often right as an EAGLE head, and its pass costs that of {BLOCK_LAYERS} of its "
+        "layers over the whole block: no block draft was recorded."
+        for entry in spec.draft_pool
+        if entry.method is DraftMethod.BLOCK
     ]
     heads = [entry.name for entry in spec.draft_pool if RECORDED_AS.get(entry.method) == EAGLE]
     if len(heads) > 1:

@@ -17,6 +17,7 @@ from outrider_runtime.simulate.replay.workload import Lengths
 from outrider_runtime.simulate.service import Member, Service
 from outrider_runtime.simulate.worlds.models import shape_of
 from outrider_runtime.simulate.worlds.shapes import LLAMA_8B
+from outrider_runtime.simulate.worlds.world import BlockPass
 
 composes = pytest.mark.skipif(
     importlib.util.find_spec("aiconfigurator_core") is None, reason="the extra `bench` is not installed"
@@ -179,3 +180,18 @@ def test_what_does_not_ship_is_composed(asked):
     world = deployment.on_system(dataclasses.replace(asked, gpus=2), "h200_sxm")
     assert world.gpus == 2
     assert np.isfinite(world.kv_tokens)
+
+
+def test_block_drafter_is_simulated_from_a_head(manifest):
+    document = yaml.safe_load(manifest.read_text())
+    block = {"model": {"name": "org/dflash"}, "maxTokens": 3}
+    document["spec"]["draftPool"] = [{"name": "flash", "method": "Block", "block": block}]
+    manifest.write_text(yaml.safe_dump(document))
+    service_read = service.read(manifest)
+    deployed = deployment.deployed(service_read, deployment.on_system(service_read, "h100_sxm"), {})
+    (drafter,), times = deployed.drafters, deployed.world.drafters["flash"]
+    assert drafter.is_block
+    assert drafter.most_tokens == 3
+    assert isinstance(times, BlockPass)
+    assert times.tokens == 4
+    assert any("'flash' is as often right as an EAGLE head" in notice for notice in deployed.notices)

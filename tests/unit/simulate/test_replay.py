@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from outrider_runtime.simulate.replay.proposals import mean_hazards
 from outrider_runtime.simulate.replay.scheduling import Limits
 from outrider_runtime.simulate.replay.workload import Lengths, Workload, closed, open_load, poisson, with_classes
 from outrider_runtime.simulate.worlds import world as worlds
-from outrider_runtime.simulate.worlds.world import Pass
+from outrider_runtime.simulate.worlds.world import BlockPass, Pass
 
 from bench.replay.adaptive import Adaptive, cost_tables
 from bench.replay.baselines import ByBatchSize, tuned_table
@@ -329,3 +330,59 @@ def test_replay_slot_is_free_after_its_last_outcome():
     assert engine.requests.preemptions > 0
     assert not taken
     assert sum(engine.log.tokens) == load.output.sum()
+
+
+BLOCK = Drafter("block", needs_kv=True, needs_hidden=True)
+BLOCK_TOKENS = 5
+EAGLE_TIMES: Any = WORLD.drafters["eagle"]
+
+
+def with_a_block_drafter(recording=LIFTED, **limits) -> Setting:
+    """A block drafter that is as often right as the recorded head, and prompt lookup."""
+    names = {"block": "eagle", "lookup": "lookup"}
+    times = {"block": BlockPass(EAGLE_TIMES, BLOCK_TOKENS), "lookup": WORLD.drafters["lookup"]}
+    columns = recordings.for_pool(recording, names, dict.fromkeys(names), seed=0)
+    return Setting(replace(WORLD, drafters=times), columns, (BLOCK, LOOKUP), Limits(**limits))
+
+
+def test_block_drafter_has_one_price_for_any_length():
+    times = BlockPass(EAGLE_TIMES, BLOCK_TOKENS)
+    step = Pass(64, 64, 500.0, 64)
+    assert times.ms(step, 1) == times.ms(step, BLOCK_TOKENS)
+    assert times.ms(step, 0) < 0.1 * times.ms(step, 1), "it is fed alone"
+
+
+def test_block_drafter_never_closes_a_gap():
+    """Bug: the replay closed gaps of a block drafter as those of a draft model, though hidden states are gone."""
+
+    class Late(Fixed):
+        """Feeds the block drafter from the tenth step on."""
+
+        steps = 0
+
+        @property
+        def fed_blocks(self):
+            return np.array([self.steps > 10, False])
+
+        def plan_draft(self, batch):
+            self.steps += 1
+            plan = super().plan_draft(batch)
+            return plan if self.steps > 10 else replace(plan, passes=0 * plan.passes, feed=0 * plan.feed)
+
+    where, load = with_a_block_drafter(), static(4)
+    first, later = load.at_s.argsort()[:4], load.at_s.argsort()[4:]
+    engine = ran(Late((BLOCK, LOOKUP), 0, 3), load, where)
+    has = engine._device.caches._has[0]
+    assert (has[first] == 0).all()
+    assert (has[later] > 0).all()
+
+
+def test_loop_uses_a_block_drafter_in_the_replay():
+    """A block pays at two requests. The loop feeds it from the first prompt on, since gaps stay."""
+    where, rng = with_a_block_drafter(), np.random.default_rng(0)
+    loop = Controller(
+        Settings((BLOCK, LOOKUP), BLOCK_TOKENS, Limits().slots), fitted(where.world, where.drafters, rng),
+        clock=time.perf_counter, rng=rng,
+    )  # fmt: skip
+    plain = goodput(ran(Fixed((BLOCK, LOOKUP)), static(2), where))
+    assert goodput(ran(loop, static(2), where)) > 1.2 * plain

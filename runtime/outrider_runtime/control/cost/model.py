@@ -96,7 +96,10 @@ class DrafterCost:
     """What the first pass costs beyond a pass: an EAGLE head reads the target's hidden states there."""
 
     def seconds(self, first: Shape, draft_tokens: int, width: int = 1) -> float:
-        """T_first + T_d(N_context, N_batched) + (K-1) * T_d(N_context, width * n); K = 0 is the first pass alone."""
+        """T_first + T_d(N_context, N_batched) + (K-1) * T_d(N_context, width * n); K = 0 is the first pass alone; of
+        a block drafter, which makes one pass for any K > 0, it is T_first alone."""
+        if not self.autoregressive and draft_tokens == 0:
+            return self.first_pass.seconds(first)
         once = self.cost.seconds(first) + self.first_pass.seconds(first)
         if not self.autoregressive or draft_tokens <= 1:
             return once

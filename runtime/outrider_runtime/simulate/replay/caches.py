@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.data.batch import Floats
 from outrider_runtime.control.settings import Drafter
+from outrider_runtime.loop.caches import NEVER_CLOSED_TOKENS
 from outrider_runtime.simulate.replay.requests import Books, Rows
 from outrider_runtime.simulate.replay.workload import Ints
 
-NOTHING, KV, HIDDEN = 0, 1, 2
-"""What a drafter needs."""
+NOTHING, KV, HIDDEN, BLOCK = range(4)
+"""What a drafter needs; a block drafter both, so that it never catches up on a gap."""
 
 
 class Caches:
@@ -22,11 +23,9 @@ class Caches:
 
     def __init__(self, drafters: Sequence[Drafter], requests: int) -> None:
         shape = (len(drafters), requests)
-        self._needs = np.array(
-            [KV if one.needs_kv else HIDDEN if one.needs_hidden else NOTHING for one in drafters], int
-        )
+        self._needs = np.array([_needs(drafter) for drafter in drafters], int)
         self._has: Ints = np.zeros(shape, np.int64)
-        """Of a draft model: the prefix that it has. Of a head: tokens of the prompt that it has read."""
+        """Tokens of the prefix that a draft model or a block drafter has; of a head, of the prompt that it has read."""
         self._whole: Ints = np.zeros(shape, np.int64)
         """Of a head: committed tokens since its last hole."""
         self._holed = np.zeros(shape, bool)
@@ -50,6 +49,14 @@ class Caches:
         self._holed[:, rows] = False
 
 
+def _needs(drafter: Drafter) -> int:
+    if drafter.is_block:
+        return BLOCK
+    if drafter.needs_kv:
+        return KV
+    return HIDDEN if drafter.needs_hidden else NOTHING
+
+
 @compiled
 def _columns(
     needs: Ints, has: Ints, whole: Ints, holed: NDArray[np.bool_], rows: Rows, context: Ints, prompt: Ints, tokens: Ints
@@ -62,6 +69,8 @@ def _columns(
             since[d, i] = context[i]
             if needs[d] == KV:
                 missing[d, i] = context[i] + tokens[i] - has[d, row]
+            elif needs[d] == BLOCK:
+                missing[d, i] = tokens[i] if has[d, row] >= context[i] else NEVER_CLOSED_TOKENS
             elif needs[d] == HIDDEN:
                 missing[d, i] = tokens[i]
                 seen = min(context[i], prompt[i])
@@ -81,6 +90,8 @@ def _feed(
             row, ran = rows[i], fed[d, i] > 0
             if needs[d] == KV:
                 has[d, row] = min(has[d, row] + fed[d, i], context[i])
+            elif needs[d] == BLOCK and ran and has[d, row] + committed[i] >= context[i]:
+                has[d, row] = context[i]
             elif needs[d] == HIDDEN and ran:
                 has[d, row] += prompts[i]
                 whole[d, row] += committed[i]

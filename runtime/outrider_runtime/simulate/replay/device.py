@@ -78,7 +78,7 @@ class Device:
             asks = (plan.asked == number).any(0) & (passes > 0)
             asked, drafter = int(np.count_nonzero(asks)), self.drafters[number]
             if asked or fed[number].any():
-                requests = int(np.count_nonzero(books.decodes)) if drafter.passes else asked
+                requests = int(np.count_nonzero(books.decodes)) if drafter.stands_in else asked
                 if drafter.is_target:
                     context = books.context[asks]
                     read, whole = _read(context, drafter.kv_budget), _read(context, None)

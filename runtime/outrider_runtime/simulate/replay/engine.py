@@ -245,7 +245,11 @@ class Engine:
         record = self._record(books, batch, step, plan, purpose, scheduled_at)
         verdicts = None if self.setting.asynchronous else self._verdicts(forest, nodes, right)
         tokens = step.tokens - draft_tokens + kept
-        fed = np.clip(_fed(plan, batch, self.setting.drafters), 0, np.maximum(0, batch.missing - (draft_tokens - kept)))
+        fed = np.clip(
+            _fed(plan, batch, step.tokens, self.setting.drafters, self._fed_blocks),
+            0,
+            np.maximum(0, batch.missing - (draft_tokens - kept)),
+        )
         ran = device.run(device.requests.of(step.rows), tokens, kept, accepted, plan, fed)
         if self._on_device:
             log_odds = device.proposals.log_odds(step.rows, plan.draft_tokens)
@@ -254,6 +258,11 @@ class Engine:
         self._fly(record, step.rows, draft_tokens, kept, int(np.count_nonzero(nodes)), ran, verdicts)
         self._proposals.ask(books.slot, plan, self._number)
         self.requests.schedule(books, step.tokens)
+
+    @property
+    def _fed_blocks(self) -> Bools:
+        """(D,): see `Controller.fed_blocks`; a policy without it feeds what its plans say."""
+        return np.asarray(getattr(self.policy, "fed_blocks", np.zeros(len(self.setting.drafters), bool)))
 
     def _kept(self, books: Books, tokens: Ints, draft_tokens: Ints) -> Ints:
         """(N,) of the scheduled draft tokens, those that the target's pass runs."""
@@ -392,11 +401,14 @@ class Engine:
             self._scheduler.free(free)
 
 
-def _fed(plan: DraftPlan, batch: Batch, drafters: tuple[Drafter, ...]) -> Ints:
-    """(D, N) tokens that each drafter runs over: what the plan says, and all that it misses of requests that ask it."""
+def _fed(plan: DraftPlan, batch: Batch, tokens: Ints, drafters: tuple[Drafter, ...], fed_blocks: Bools) -> Ints:
+    """(D, N) tokens that each drafter runs over: what the plan says, and all that it misses of requests that ask it; of
+    a block drafter the whole step. tokens: (N,), of the step. fed_blocks: (D,), those that are fed in any case."""
     fed = np.minimum(plan.feed, batch.missing)
     for number, drafter in enumerate(drafters):
-        if drafter.reads and plan.passes[number]:
+        if drafter.is_block:
+            fed[number] = tokens * (plan.passes[number] > 0 or fed_blocks[number] or fed[number].any())
+        elif drafter.reads and plan.passes[number]:
             asks: Bools = (plan.asked == number).any(0)
             fed[number] = np.where(asks, batch.missing[number], fed[number])
     return np.asarray(fed)

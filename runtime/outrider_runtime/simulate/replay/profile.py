@@ -38,7 +38,10 @@ def fitted(
     if world.graph_tokens is not None:
         target[ExecutionMode.BEYOND_GRAPH] = target[ExecutionMode.RAGGED]
     shorter = contexts[:-1] or contexts  # a drafter gets fewer of the shapes
-    return LatencyModel(target, {drafter.name: _drafter(world, drafter, noise, shorter) for drafter in drafters})
+    drafts = {drafter.name: _block if drafter.is_block else _drafter for drafter in drafters}
+    return LatencyModel(
+        target, {drafter.name: drafts[drafter.name](world, drafter, noise, shorter) for drafter in drafters}
+    )
 
 
 class _Noise:
@@ -90,6 +93,21 @@ def _drafter(world: World, drafter: Drafter, noise: _Noise, contexts: Sequence[i
             samples += [noise(one) for one in _longer_first_passes(world, drafter, requests, read)]
     found = fit(samples, first_pass=drafter.passes)
     return DrafterCost(found.cost, drafter.passes, found.first_pass)
+
+
+def _block(world: World, drafter: Drafter, noise: _Noise, contexts: Sequence[int]) -> DrafterCost:
+    """Steps that only feed it, and what a pass takes beyond that."""
+    passes, feeding = list[Sample](), list[Sample]()
+    for requests in REQUESTS:
+        for context in contexts:
+            for query in QUERIES:
+                tokens = requests * query
+                fed_s, both_s = (
+                    world.draft_s(drafter.name, Pass(tokens, requests, context, requests), length) for length in (0, 1)
+                )
+                feeding.append(noise(Sample(_shape(requests, context, tokens), fed_s)))
+                passes.append(noise(Sample(_shape(requests, context, requests), both_s - fed_s)))
+    return DrafterCost(fit(passes).cost, False, fit(feeding).cost)
 
 
 def _longer_first_passes(world: World, drafter: Drafter, requests: int, context: int) -> Iterator[Sample]:

@@ -182,7 +182,7 @@ class Proposals:
 
 
 def _is_lookup(drafter: Drafter) -> bool:
-    return not drafter.passes
+    return not drafter.stands_in
 
 
 def _coverages(recording: Recording, name: str) -> Coverages:

@@ -16,6 +16,10 @@ from outrider_runtime.simulate.worlds.tables import Curve, ModelTables, curve, f
 WORLDS = FOLDER / "worlds"
 
 
+BLOCK_LAYERS = 5
+"""Layers of a block draft: what is published for targets of 4B to 32B has 5 to 8."""
+
+
 class Kind(StrEnum):
     HEAD = "head"
     """Reads the target's hidden states; a pass for each token (EAGLE)."""
@@ -86,18 +90,22 @@ class Forward:
 
     def ms(self, one: Pass, tokens: int) -> float:
         """`tokens`: with the padding of a graph."""
+        return self.layers_ms(one, tokens, 1)
+
+    def layers_ms(self, work: Pass, tokens: int, times: int) -> float:
+        """Milliseconds of a model that has so many times the layers."""
         tables = self.tables
-        attention = sum(tables.prefill_attention(chunk, prefix) for chunk, prefix in one.prompts)
-        if one.requests:
-            context = one.context
-            if self.by_whole_context and one.whole_context is not None:
-                context = one.whole_context
-            further = 1 + self.further_query * (one.queries - 1)
-            attention += further * tables.decode_attention(one.requests, context)
+        attention = sum(tables.prefill_attention(chunk, prefix) for chunk, prefix in work.prompts)
+        if work.requests:
+            context = work.context
+            if self.by_whole_context and work.whole_context is not None:
+                context = work.whole_context
+            further = 1 + self.further_query * (work.queries - 1)
+            attention += further * tables.decode_attention(work.requests, context)
             if tables.further_token is not None:
-                attention += (one.queries - 1) * one.requests * tables.further_token(one.requests, context)
-        logits = tables.logits(one.logits) if one.logits else 0.0
-        return tables.tokens(tokens) + logits + attention + self.launch.ms(one)
+                attention += (work.queries - 1) * work.requests * tables.further_token(work.requests, context)
+        logits = tables.logits(work.logits) if work.logits else 0.0
+        return times * (tables.tokens(tokens) + attention) + logits + self.launch.ms(work)
 
 
 class TargetTimes(Protocol):
@@ -121,6 +129,21 @@ class Passes:
         once = self.forward.ms(first, padded(first)) + (self.fusion(first.tokens) if self.fusion else 0.0)
         later = first.later(width)
         return once + max(0, passes - 1) * self.forward.ms(later, padded(later))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockPass:
+    """A block drafter, from an EAGLE head of its target: it is fed what a head's first pass costs beyond a pass, and
+    one pass over the whole block of each request proposes any number of tokens."""
+
+    head: Passes
+    tokens: int
+    """Tokens of a request in the pass."""
+
+    def ms(self, first: Pass, passes: int, width: int = 1) -> float:  # noqa: ARG002
+        fed_ms = self.head.fusion(first.tokens) if self.head.fusion else 0.0
+        block = first.later(self.tokens)
+        return fed_ms + (self.head.forward.layers_ms(block, padded(block), BLOCK_LAYERS) if passes else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
