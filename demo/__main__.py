@@ -37,7 +37,7 @@ def main() -> int:
     options = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console = Console()
-    keep = False  # an interrupted demo leaves nothing behind, whatever was asked for
+    keep = False  # an interrupted demo leaves nothing behind, whatever the options say
     cluster = Cluster(state=STATE, progress=console.say)
     try:
         console.step("A real Kubernetes on this machine")
@@ -138,7 +138,7 @@ class Demo:
 
     def _load(self) -> Load:
         address = self._cluster.get("service", self._name)["spec"]["clusterIP"]
-        classes = tuple(each["name"] for each in self._spec["sloClasses"])
+        classes = tuple(entry["name"] for entry in self._spec["sloClasses"])
         return Load(f"http://{address}", self._spec["target"]["name"], classes)
 
     def _show(self, *how: str) -> None:

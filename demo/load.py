@@ -36,7 +36,7 @@ class Load:
     max_tokens: int = 64
     concurrency: int = 1
     thinking_s: float = 0.0
-    """Between an answer and the request that takes its place."""
+    """Seconds between an answer and the request that takes its place."""
     answers: list[Answer] = field(default_factory=list)
     _stopping: bool = False
 

@@ -53,8 +53,8 @@ class Follower:
 
 def condition(service: JsonObject, kind: str) -> JsonObject:
     """The condition of that type, {} when it is not set yet."""
-    found: list[JsonObject] = service.get("status", {}).get("conditions", [])
-    return next((c for c in found if c["type"] == kind), {})
+    conditions: list[JsonObject] = service.get("status", {}).get("conditions", [])
+    return next((c for c in conditions if c["type"] == kind), {})
 
 
 def is_true(service: JsonObject, *kinds: str) -> bool:
@@ -75,14 +75,14 @@ def shows_acceptance(service: JsonObject, draft: str) -> bool:
 
 def _current(service: JsonObject, kind: str) -> JsonObject:
     """The condition of that type if it is of the newest generation, else {}."""
-    found = condition(service, kind)
-    return found if found.get("observedGeneration") == service.get("metadata", {}).get("generation") else {}
+    newest = condition(service, kind)
+    return newest if newest.get("observedGeneration") == service.get("metadata", {}).get("generation") else {}
 
 
 def sentences(service: JsonObject) -> str:
-    """Every condition with its own words: what a person is told when something did not happen in time."""
-    found = service.get("status", {}).get("conditions", [])
-    return "; ".join(f"{c['type']}={c['status']} {c['reason']}: {c.get('message', '')}" for c in found)
+    """Every condition with its message: the text of the error when something did not happen in time."""
+    conditions = service.get("status", {}).get("conditions", [])
+    return "; ".join(f"{c['type']}={c['status']} {c['reason']}: {c.get('message', '')}" for c in conditions)
 
 
 def _conditions(service: JsonObject) -> Iterator[tuple[str, str]]:

@@ -48,7 +48,7 @@ ENGINE_ARGUMENTS = ["--max-model-len=1024", "--max-num-seqs=16", "--max-num-batc
 
 
 class Work(NamedTuple):
-    """What every head is asked."""
+    """Prompts that every head drafts for."""
 
     prompts: Sequence[str]
     length: int
@@ -57,7 +57,7 @@ class Work(NamedTuple):
 
 
 def acceptance(outcomes: Iterable[Outcome], draft_tokens: int) -> list[float]:
-    """Of each position, given that those before it were accepted: accepted by tried, 0 where none was tried."""
+    """Accepted / tried at each position, given that those before it were accepted; 0 where none was tried."""
     tried, accepted = np.zeros((2, draft_tokens + 1), int)
     for outcome in outcomes:
         forest, kept = outcome.forest, outcome.accepted
@@ -79,10 +79,10 @@ def measure(target: Path, head: Path, work: Work) -> list[float]:
     ended = subprocess.run(
         command, env=environment, input=json.dumps(work), stdout=subprocess.PIPE, text=True, check=False
     )
-    found = [line.removeprefix(RESULT) for line in ended.stdout.splitlines() if line.startswith(RESULT)]
-    if ended.returncode or not found:
+    results = [line.removeprefix(RESULT) for line in ended.stdout.splitlines() if line.startswith(RESULT)]
+    if ended.returncode or not results:
         raise CannotTrainError(f"{head}: the engine failed; its last words stand above.")
-    rates: list[float] = json.loads(found[0])
+    rates: list[float] = json.loads(results[0])
     return rates
 
 

@@ -87,11 +87,12 @@ class Progress:
         return self.tokens >= VOCABULARY_TOKENS or self.spent() > 0.5 or not self.room(1)
 
     def tick(self) -> None:
-        now = self.clock()
-        if now - self.printed_s < PROGRESS_S:
+        time_s = self.clock()
+        if time_s - self.printed_s < PROGRESS_S:
             return
-        self.printed_s, share = now, self.spent()
-        left = (now - self.started_s) * (1 / share - 1) if share else math.inf
+        self.printed_s = time_s
+        share = self.spent()
+        left = (time_s - self.started_s) * (1 / share - 1) if share else math.inf
         eta = f"{left / 60:.1f} min" if math.isfinite(left) else "unknown"
         say(
             f"{share:4.0%}  answers {self.answers}  tokens {self.tokens}  steps {self.steps}  "
@@ -112,7 +113,7 @@ class Kind(Generic[Draft]):
 
     name: str
     new: Callable[[Target, Sequence[Answer], int], Draft]
-    """From answers and a size of the draft vocabulary."""
+    """Makes the training state from answers and a size of the draft vocabulary."""
     learn: Callable[[Target, Draft, torch.optim.Optimizer, Sequence[Answer], float], float]
     """One step at a learning rate; the loss before it."""
     figure: Callable[[Draft, Target, Sequence[Answer]], str]
@@ -309,7 +310,7 @@ def prepare(folder: Path) -> None:
 
 
 def run(options: argparse.Namespace, kind: Kind[Draft]) -> None:
-    """Train or evaluate, as asked."""
+    """Trains or evaluates."""
     prompts, held_out = split(read_prompts(options.prompts or DEMO_PROMPTS))
     if options.device == "cuda" and not torch.cuda.is_available():
         raise CannotTrainError("--device cuda: torch finds no GPU here; use --device cpu.")

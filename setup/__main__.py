@@ -21,7 +21,7 @@ def _cluster() -> None:
 
 
 def _model() -> None:
-    """In the environment's Python: the conversion needs torch."""
+    """Runs in the environment's Python: the conversion needs torch."""
     done = subprocess.run([str(environment.environment()), "-m", "setup.model"], cwd=REPOSITORY, check=False)
     if done.returncode != 0:
         raise SetupError("The model could not be converted; the reason stands above.")
@@ -46,17 +46,17 @@ def main() -> int:
     """Prepare one thing, or all in order; the exit status is 1, with a sentence, when one cannot be had."""
     parser = argparse.ArgumentParser(prog="python3 -m setup", description=__doc__)
     parser.add_argument("step", choices=["all", *_STEPS])
-    wanted = parser.parse_args().step
+    step = parser.parse_args().step
     started = time.monotonic()
     try:
-        for name in _STEPS if wanted == "all" else [wanted]:
+        for name in _STEPS if step == "all" else [step]:
             _STEPS[name]()
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    say(f"setup {wanted}: ready after {time.monotonic() - started:.0f} s")
+    say(f"setup {step}: ready after {time.monotonic() - started:.0f} s")
     return 0
 
 

@@ -1,7 +1,7 @@
 """Build what the cluster runs, once: Kubernetes and etcd as one binary, the pause program, helm; fetch foreign CRDs.
 
 Everything lands in ~/.cache/outrider/bin/<hash of the Go module>/, whole or not at all, so that
-checkouts share it and a change of the module builds anew.
+checkouts share it and a change of the module builds again.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ def prometheus_operator_crds() -> Path:
 
 
 def kubernetes_folder() -> Path:
-    """Where the components of this checkout's module are, or will be."""
+    """Folder of the components of this checkout's module; it may not exist yet."""
     return CACHE / "bin" / module_hash()
 
 
 def helm_folder() -> Path:
-    """Where helm is, or will be."""
+    """Folder of helm; it may not exist yet."""
     return CACHE / "bin" / f"helm-{HELM}"
 
 
@@ -87,7 +87,7 @@ def module_hash() -> str:
 
 
 def _build_kubernetes(target: Path) -> None:
-    """Build beside the target and rename: a build that was cut off leaves no half of one."""
+    """Builds under a temporary name and renames: a build that was cut off leaves no half of one."""
     partial = target.with_name(target.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -1,8 +1,8 @@
-"""Drafts for SmolLM2 beside it in the model folder: the EAGLE-3 head of examples/models, and a poor draft model; and a
-small target for tests.
+"""Drafts for SmolLM2, next to it in the model folder: the EAGLE-3 head of examples/models, and a poor draft model;
+and a small target for tests.
 
 The poor one is the target's own first layers: it proposes what the target seldom accepts, so that the loop has
-something to decline. The small target says no sentence, and each of its tokens hangs on all before it.
+something to decline. The small target says no sentence, and each of its tokens depends on all before it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def drafts() -> list[Path]:
 
 
 def _made(folder: Path, make: Callable[[Path], object]) -> Path:
-    """Made in a folder beside it and renamed: never half a model."""
+    """Makes it in a temporary folder and renames that: never half a model."""
     if folder.exists():
         return folder
     with locked(folder.name):

@@ -34,9 +34,12 @@ def environment() -> Path:
 
 def uv() -> str:
     """uv: from the PATH, or installed from PyPI into the cache."""
-    found = shutil.which("uv")
-    if found is not None and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
-        return found
+    uv_on_path = shutil.which("uv")
+    if (
+        uv_on_path is not None
+        and subprocess.run([uv_on_path, "--version"], capture_output=True, check=False).returncode == 0
+    ):
+        return uv_on_path
     cached = _TOOLS / "bin" / "uv"
     if not cached.exists():
         with locked("tools"):
@@ -46,11 +49,11 @@ def uv() -> str:
 
 
 def _is_current() -> bool:
-    return PYTHON.exists() and _STAMP.exists() and _STAMP.read_text() == _wanted()
+    return PYTHON.exists() and _STAMP.exists() and _STAMP.read_text() == _fingerprint()
 
 
-def _wanted() -> str:
-    """What the environment was made from: any change makes it anew."""
+def _fingerprint() -> str:
+    """What the environment was made from: any change makes another one."""
     digest = hashlib.sha256(f"{EXTRAS} {sys.version_info[:2]} {VENV}".encode())
     for path in (REPOSITORY / "pyproject.toml", _CONSTRAINTS, _OVERRIDES):
         digest.update(path.read_bytes())
@@ -75,7 +78,7 @@ def _install() -> None:
     command = [program, "pip", "install", "--python", str(PYTHON), "--compile-bytecode", "--editable", f".[{EXTRAS}]"]
     command += ["--constraint", str(_CONSTRAINTS), "--override", str(_OVERRIDES)]
     run("venv: installing packages (3 to 6 minutes, once)", command, env=offline, cwd=REPOSITORY)
-    _STAMP.write_text(_wanted())
+    _STAMP.write_text(_fingerprint())
 
 
 def _install_uv() -> None:

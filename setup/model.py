@@ -39,7 +39,7 @@ def _gguf() -> Path:
 
 
 def _convert(gguf: Path, target: Path) -> None:
-    """Dequantise into a folder beside the target and rename it: never half a model."""
+    """Dequantises into a temporary folder and renames it: never half a model."""
     say(f"  model: dequantising {gguf.name} (about 20 seconds, once) ...")
     partial = target.with_name(target.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -23,14 +23,14 @@ class SetupError(Exception):
 
 
 def say(message: str) -> None:
-    """One line to the person who waits."""
+    """Prints a line of progress."""
     print(message, file=sys.stderr, flush=True)
 
 
 def run(what: str, command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
     """Run a command that may take minutes; say every ten seconds that it goes on.
 
-    Its output goes to a log beside the cache; SetupError quotes the last lines of it.
+    Its output goes to a log next to the cache; SetupError quotes the last lines of it.
     """
     log = CACHE / "logs" / f"{what.split()[0].rstrip(':')}-{os.getpid()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,7 @@ def missing_packages() -> list[str]:
 def extend_path() -> None:
     """A root shell may lack the folders of system programs."""
     folders = os.environ.get("PATH", "").split(":")
-    os.environ["PATH"] = ":".join([*folders, *(each for each in ("/usr/sbin", "/sbin") if each not in folders)])
+    os.environ["PATH"] = ":".join([*folders, *(folder for folder in ("/usr/sbin", "/sbin") if folder not in folders)])
 
 
 def prometheus() -> Path:
@@ -65,23 +65,23 @@ def prometheus() -> Path:
 
 
 def prometheus_folder() -> Path:
-    """Where prometheus is, or will be."""
+    """Folder of prometheus; it may not exist yet."""
     return CACHE / "prometheus" / "usr" / "bin"
 
 
 def install(missing: list[str]) -> None:
     """Install Debian packages; SetupError where that is not ours to do."""
-    wanted = " ".join(missing)
+    packages = " ".join(missing)
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise SetupError(f"This machine lacks {wanted}: run `apt-get install {wanted}` as root, or what equals it.")
+        raise SetupError(f"This machine lacks {packages}: run `apt-get install {packages}` as root, or what equals it.")
     command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
     with locked("apt"), _no_services():
         run("apt-get update", ["apt-get", "update", "-qq"])
-        run(f"apt-get install {wanted}", command, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
+        run(f"apt-get install {packages}", command, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
 
 
 def _unpack(package: str, target: Path) -> None:
-    """Download a package and unpack it beside the target: as any user, and whole or not at all."""
+    """Downloads a package and unpacks it under a temporary name: as any user, and whole or not at all."""
     partial = target.with_name(target.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     (partial / "package").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Fixtures that several test folders share, which tests run beside each other, and how hypothesis and OpenMP run."""
+"""Fixtures that several test folders share, which tests run at the same time, and how hypothesis and OpenMP run."""
 
 import os
 from pathlib import PurePosixPath
@@ -25,7 +25,7 @@ settings.load_profile("outrider")
 
 
 def pytest_configure() -> None:
-    """One thread for each engine, those of the servers that tests start included: two wait for each other, and beside
+    """One thread for each engine, those of the servers that tests start included: two wait for each other, and next to
     a busy neighbour each wait is a turn of the scheduler's. OpenMP reads this when torch is loaded."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     device = os.environ.get("OUTRIDER_TEST_DEVICE", "cpu")
@@ -47,10 +47,10 @@ def _turn(item: pytest.Item) -> int:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    return Beside(config, log)
+    return SideBySide(config, log)
 
 
-class Beside(LoadScopeScheduling):  # type: ignore[misc]  # xdist says nothing of its types
+class SideBySide(LoadScopeScheduling):  # type: ignore[misc]  # xdist says nothing of its types
     """What one process runs in one go: the cluster's tests, which mostly wait; those of the engines that a file starts,
     which compute; a folder of unit tests. A process that is idle takes the next."""
 

@@ -7,7 +7,7 @@ import random
 import socket
 
 _PORTS = range(20_000, 30_000)
-"""Below those that the kernel gives to outgoing connections and Kubernetes to NodePorts: a port that is free now is
+"""A port below those that the kernel gives to outgoing connections and Kubernetes to NodePorts: a free one is
 still free when the process binds it, a second time too."""
 _places = itertools.count(random.randrange(len(_PORTS)))
 

@@ -18,7 +18,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 def save(head: Head, target: Target, folder: Path) -> None:
-    """Each file beside its place and renamed into it: never half a head. World-readable: a pod mounts it."""
+    """Writes each file under a temporary name and renames it: never half a head. World-readable: a pod mounts it."""
     dtype = target.config.dtype or torch.bfloat16
     tensors = {name: tensor.detach().to(dtype).cpu().contiguous() for name, tensor in head.named_parameters()}
     tensors |= vocabulary_maps(head.vocabulary.cpu(), target.config.vocab_size)

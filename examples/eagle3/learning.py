@@ -14,7 +14,7 @@ from eagle3.target import Answer, Target
 UNROLL = 4  # steps on the head's own output; the paper takes 7
 STEP_WEIGHT = 0.8  # of each step's loss against the one before: a later token counts only if those before it did
 CLIP_NORM = 0.5
-OTHER_STATES = 0.3  # weight of a random mix of all states beside the deepest one, in a new head
+OTHER_STATES = 0.3  # weight of a random mix of all states, added to the deepest one, in a new head
 FIRST_NORM = 0.3  # small: a new head that is sure of what it does not know unlearns that first
 
 
@@ -82,12 +82,12 @@ def loss_of(head: Head, target: Target, batch: Batch) -> Tensor:
     after = batch.labelled[:, 1:]  # (B, N + UNROLL + 1): positions whose next token is labelled
     with torch.no_grad():
         rows = target.output[head.vocabulary]
-        wanted = (batch.final[:, :-1][after] @ rows.T).float().softmax(-1)  # (all of them, draft V)
+        target_probabilities = (batch.final[:, :-1][after] @ rows.T).float().softmax(-1)  # (all of them, draft V)
     for step, states in enumerate(head.unroll(target.embed, batch.tokens, batch.fused, UNROLL)):
         seen = torch.zeros_like(after)
         seen[:, 1 + step : 1 + step + n] = True
         proposed = head.lm_head(states[after[:, 1 + step : 1 + step + n]]).float().log_softmax(-1)  # (M, draft V)
-        total = total - STEP_WEIGHT**step * (wanted[seen[after]] * proposed).sum() / max(1, len(proposed))
+        total = total - STEP_WEIGHT**step * (target_probabilities[seen[after]] * proposed).sum() / max(1, len(proposed))
     return total / sum(STEP_WEIGHT**step for step in range(UNROLL))
 
 

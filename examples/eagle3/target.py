@@ -27,7 +27,7 @@ GROUPED = "grouped"
 
 
 class CannotTrainError(Exception):
-    """What was asked cannot be done; the message says why, and what to do."""
+    """The request cannot be met; the message says why, and what to do."""
 
 
 class Answer(NamedTuple):
@@ -117,7 +117,7 @@ class Target:
         self, prompts: Sequence[list[int]], length: int, temperature: float | Tensor,
         tick: Callable[[], None] = lambda: None,
     ) -> list[Answer]:  # fmt: skip
-        """At most `length` tokens for each prompt, all in one batch. temperature: of all, or (B,); 0 is greedy."""
+        """Generates at most `length` tokens for each prompt in one batch. temperature: of all, or (B,); 0 is greedy."""
         ids, mask = left_padded(prompts, self.device)  # (B, P)
         # A cache that grows is copied at each step.
         cache = StaticCache(config=self.config, max_cache_len=ids.shape[1] + length)
@@ -160,7 +160,7 @@ def llama_config(folder: Path) -> LlamaConfig:
 
 
 def fused_layers(layers: int) -> tuple[int, ...]:
-    """After how many layers the three fused states are taken: vLLM's default where those are three."""
+    """Layers after which the three fused states are taken: vLLM's default where those are three."""
     usual = (2, layers // 2, layers - 3)
     return usual if layers >= 7 else (1, layers // 2, layers - 1)
 

@@ -16,7 +16,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 def save(heads: Heads, target: Target, folder: Path) -> None:
-    """Each file beside its place and renamed into it: never half of it. World-readable: a pod mounts it."""
+    """Writes each file under a temporary name and renames it: never half of it. World-readable: a pod mounts it."""
     tensors = {name: tensor.detach().half().cpu().contiguous() for name, tensor in heads.named_parameters()}
     tensors["vocabulary"] = heads.vocabulary.to(torch.int32).cpu()
     save_file(tensors, folder / f"{WEIGHTS}.partial", metadata={"format": "pt"})

@@ -14,14 +14,14 @@ from medusa.heads import Head, Heads
 
 DEPTH = 4
 DEPTH_WEIGHT = 0.8
-"""Of each depth's loss against the one before: a later token counts only if those before it did."""
+"""Weight of each depth's loss / that of the one before: a later token counts only if those before it did."""
 STRETCH = 64
 """Positions of each answer that a step trains on: many small steps over many answers teach more than few large ones."""
 WIDEST = 4
 """Nodes that the engine's trees hold at a depth: so many ranks of a head may count."""
 CLIP_NORM = 0.5
 RIDGE = 0.01
-"""Of the states' mean square, how strongly a first guess is drawn to the target's own answer."""
+"""Share of the states' mean square: how strongly a first guess is drawn to the target's own answer."""
 
 
 def new_heads(target: Target, answers: Sequence[Answer], size: int) -> Heads:
@@ -29,7 +29,7 @@ def new_heads(target: Target, answers: Sequence[Answer], size: int) -> Heads:
     heads = Heads(target.config.hidden_size, DEPTH, draft_vocabulary(target, answers, size)).to(target.device)
     states = answered(answers)
     for depth, head in enumerate(heads.heads, 1):
-        before, after = torch.cat([one[:-depth] for one in states]), torch.cat([one[depth:] for one in states])
+        before, after = torch.cat([state[:-depth] for state in states]), torch.cat([state[depth:] for state in states])
         assert isinstance(head, Head)
         head.begin(linear_guess(before, after))
     return heads
@@ -49,7 +49,7 @@ def linear_guess(before: Tensor, after: Tensor) -> Tensor:
 
 
 def stretch(states: Tensor) -> Tensor:
-    """Of an answer's states, at most STRETCH somewhere, and as many more as heads look ahead."""
+    """A stretch of an answer's states: at most STRETCH, and as many more as heads look ahead."""
     length = STRETCH + DEPTH
     begin = int(torch.randint(max(1, len(states) - length + 1), ()))
     return states[begin : begin + length]
@@ -91,7 +91,7 @@ def learn(
 
 @torch.no_grad()
 def ranked(heads: Heads, target: Target, answers: Sequence[Answer]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Of each answer: proposals (M, depth, WIDEST), the most probable first, their probabilities, and what the target
+    """Each answer's proposals (M, depth, WIDEST), the most probable first, their probabilities, and what the target
     said there (M, depth). M: places with so many tokens behind them."""
     rows, depth = target.output[heads.vocabulary].float(), len(heads.heads)
     for answer in answers:
@@ -107,8 +107,8 @@ def ranked(heads: Heads, target: Target, answers: Sequence[Answer]) -> Iterator[
 def figures(
     heads: Heads, target: Target, answers: Sequence[Answer], nodes: int = 16
 ) -> tuple[list[list[float]], float]:
-    """On the target's greedy answers: for each depth the share of its tokens at rank 1, and among the first four; and
-    the tokens that a step gains with trees of so many nodes, the target's own included."""
+    """Accuracy on the target's greedy answers: for each depth the share of its tokens at rank 1, and among the first
+    four; and the tokens that a step gains with trees of so many nodes, the target's own included."""
     hits, gained, places = torch.zeros(len(heads.heads), 2), 0, 0
     for proposed, probabilities, said in ranked(heads, target, answers):
         right = proposed == said[..., None]  # (M, depth, WIDEST)
@@ -126,9 +126,9 @@ def tree(probabilities: Sequence[Sequence[float]], nodes: int) -> set[tuple[int,
     level: list[tuple[float, tuple[int, ...]]] = [(1.0, ())]
     for ranks in probabilities:
         wider = [(p * q, (*path, rank)) for (p, path), (rank, q) in itertools.product(level, enumerate(ranks))]
-        level = sorted(wider, key=lambda one: -one[0])[:WIDEST]
+        level = sorted(wider, key=lambda path: -path[0])[:WIDEST]
         paths += level
-    return {path for _, path in sorted(paths, key=lambda one: (-one[0], len(one[1])))[:nodes]}
+    return {path for _, path in sorted(paths, key=lambda path: (-path[0], len(path[1])))[:nodes]}
 
 
 def accepted(right: Sequence[Sequence[bool]], chosen: set[tuple[int, ...]]) -> int:

@@ -1,4 +1,4 @@
-"""Reads the API server's audit log: who wrote what."""
+"""Reads the API server's audit log: which user wrote what."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def writes(log: Path) -> list[dict[str, Any]]:
 
 def created(log: Path, resource: str, namespace: str) -> list[str]:
     """Names, one for each creation that succeeded."""
-    creates = [each for each in writes(log) if each["verb"] == "create"]
-    objects = [each.get("objectRef", {}) for each in creates if each.get("responseStatus", {}).get("code") == 201]
+    creates = [entry for entry in writes(log) if entry["verb"] == "create"]
+    objects = [entry.get("objectRef", {}) for entry in creates if entry.get("responseStatus", {}).get("code") == 201]
     return [it["name"] for it in objects if (it.get("resource"), it.get("namespace")) == (resource, namespace)]

@@ -1,4 +1,4 @@
-"""Who is who in the cluster: certificates by the Go program beside this file, and a kubeconfig for each."""
+"""Users of the cluster: a certificate, made by the Go program next to this file, and a kubeconfig for each."""
 
 from __future__ import annotations
 

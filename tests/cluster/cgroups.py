@@ -19,7 +19,7 @@ def name_of(pid: int) -> str:
 def create(name: str) -> None:
     """Make it, with the weight that a kubelet gives its pods: the machine's cores.
 
-    By default all pods together would weigh as much as one process and starve beside it; with much more
+    By default all pods together would weigh as much as one process and starve next to it; with much more
     than this, pods that compute would starve the control plane.
     """
     for hierarchy in _hierarchies():
@@ -27,7 +27,7 @@ def create(name: str) -> None:
 
 
 def _hierarchies() -> list[Path]:
-    """Where cgroups are made: in each controller's folder (v1) or in the only one (v2)."""
+    """Folders in which cgroups are made: in each controller's folder (v1) or in the only one (v2)."""
     if (_CGROUPS / "cgroup.procs").exists():
         return [_CGROUPS]
     return [folder.parent for folder in _CGROUPS.glob("*/cgroup.procs") if folder.parent.name != "unified"]

@@ -127,7 +127,7 @@ class Cluster(Kubectl):
 
     @property
     def machine_address(self) -> str:
-        """Where pods reach what listens on this machine, 0.0.0.0 included."""
+        """Address at which pods reach what listens on this machine, 0.0.0.0 included."""
         return str(self.subnets.machine)
 
     def add_node(self, product: str | None = None, gpus: int = ClusterSpec.gpus) -> str:
@@ -148,7 +148,7 @@ class Cluster(Kubectl):
         self._ask({"do": "kill", "process": "kube-apiserver"})
 
     def restart_apiserver(self) -> None:
-        """It is back, with all that it held, and ready."""
+        """It is back, with all that it capacity, and ready."""
         self._ask({"do": "restart_api_server"})
 
     def kill_node(self, name: str) -> None:
@@ -202,8 +202,8 @@ class Cluster(Kubectl):
 
     def _set_gpus(self, node: NodeSpec) -> None:
         """Claim GPUs, as a device plugin would; the kubelet keeps what it does not know."""
-        held = {GPU_RESOURCE: str(node.gpus)}
-        patch = {"status": {"capacity": held, "allocatable": held}}
+        capacity = {GPU_RESOURCE: str(node.gpus)}
+        patch = {"status": {"capacity": capacity, "allocatable": capacity}}
         self.kubectl("patch", "node", node.name, "--subresource=status", "-p", json.dumps(patch))
 
     def _ask(self, request: dict[str, Any], wait_s: float = 0.0) -> Any:

@@ -1,4 +1,4 @@
-"""The command lines of etcd, the API server and what runs beside it: pure functions of the layout."""
+"""The command lines of etcd, the API server and its companions: pure functions of the layout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ETCD_ADDRESS = "http://127.0.0.1:2379"  # of the namespace's own loopback
 
 
 def etcd(binaries: Path) -> list[str]:
-    """On tmpfs and without fsync: the data lives as long as the cluster."""
+    """etcd on tmpfs and without fsync: the data lives as long as the cluster."""
     return [
         str(binaries / "etcd"),
         f"--data-dir={VOLATILE / 'etcd'}",
@@ -29,7 +29,7 @@ def etcd(binaries: Path) -> list[str]:
 
 
 def api_server(binaries: Path, layout: Layout, subnets: Subnets) -> list[str]:
-    """With RBAC, node authorisation and an audit log of writes, as a production cluster has."""
+    """The API server with RBAC, node authorisation and an audit log of writes, as in production."""
     own, proxy = certificates.API_SERVER, certificates.FRONT_PROXY
     authority = layout.certificate("ca")
     return [
@@ -63,7 +63,7 @@ def api_server(binaries: Path, layout: Layout, subnets: Subnets) -> list[str]:
 
 
 def audit_policy(layout: Layout) -> Path:
-    """Who wrote what, without bodies: tests count writes with it."""
+    """Log of writes and their users, without bodies: tests count writes with it."""
     return layout.state / "audit-policy.json"
 
 
@@ -79,7 +79,7 @@ def write_audit_policy(layout: Layout) -> None:
     audit_policy(layout).write_text(json.dumps(policy))
 
 
-def beside_api_server(binaries: Path, layout: Layout, subnets: Subnets) -> dict[str, list[str]]:
+def api_server_companions(binaries: Path, layout: Layout, subnets: Subnets) -> dict[str, list[str]]:
     """What can start only when the API server is ready: without its RBAC roles they exit."""
     manager = [
         str(binaries / "kube-controller-manager"),

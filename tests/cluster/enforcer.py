@@ -28,7 +28,7 @@ _GATHER_S = 0.1
 
 
 class Store:
-    """The objects of one collection, as the API server last told of them. The rules stand while it is away."""
+    """The objects of one collection, as the API server last reported them. The rules stand while it is away."""
 
     def __init__(self, server: str, path: str, opener: urllib.request.OpenerDirector, changed: threading.Event) -> None:
         self._url = server + path
@@ -52,7 +52,7 @@ class Store:
     def _list(self) -> str:
         with self._opener.open(self._url, timeout=30) as answer:
             document = json.load(answer)
-        self._objects = {each["metadata"]["uid"]: each for each in document["items"]}
+        self._objects = {item["metadata"]["uid"]: item for item in document["items"]}
         self.listed = True
         self._changed.set()
         return str(document["metadata"]["resourceVersion"])
@@ -65,14 +65,14 @@ class Store:
                     raise ValueError(event["object"])  # the version is too old: list again
                 uid = event["object"]["metadata"]["uid"]
                 if event["type"] == "DELETED":
-                    self._objects = {each: kept for each, kept in self._objects.items() if each != uid}
+                    self._objects = {known: kept for known, kept in self._objects.items() if known != uid}
                 else:
                     self._objects = {**self._objects, uid: event["object"]}
                 self._changed.set()
 
 
 def main() -> None:
-    """Write the rules anew whenever a policy, a pod or a namespace has changed."""
+    """Writes the rules again whenever a policy, a pod or a namespace has changed."""
     layout, server = Layout(Path(sys.argv[1])), sys.argv[2]
     changed = threading.Event()
     opener = certificates.opener(layout)
@@ -87,10 +87,10 @@ def main() -> None:
         changed.clear()
         if not all(store.listed for store in stores):
             continue
-        wanted = ruleset(World(policies.objects(), pods.objects(), namespaces.objects()))
-        if wanted != in_force:
-            run(["nft", "-f", "-"], stdin=wanted)
-            in_force = wanted
+        rules = ruleset(World(policies.objects(), pods.objects(), namespaces.objects()))
+        if rules != in_force:
+            run(["nft", "-f", "-"], stdin=rules)
+            in_force = rules
 
 
 if __name__ == "__main__":

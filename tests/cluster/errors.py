@@ -8,4 +8,4 @@ class ClusterError(Exception):
 
 
 class NotOurClusterError(ClusterError):
-    """Asked of a cluster that this rig did not start (CLUSTER=existing): tests skip with this sentence."""
+    """An operation on a cluster that this rig did not start (CLUSTER=existing): tests skip with this sentence."""

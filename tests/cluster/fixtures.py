@@ -19,12 +19,12 @@ from tests.cluster.kubectl import ExistingCluster
 from tests.cluster.spec import ClusterSpec
 
 PRODUCTS = ("NVIDIA-H200", "NVIDIA-A100-SXM4-80GB", "NVIDIA-L4")
-"""A node of each, with 8 GPUs, beside one plain node."""
+"""A node of each, with 8 GPUs, and a plain node."""
 
 
 @pytest.fixture(scope="session")
 def own_cluster_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For the state of a cluster of our own, on a machine that can run one."""
+    """Folder for the state of a cluster of our own, on a machine that can run one."""
     if os.environ.get("CLUSTER") == "existing":
         pytest.skip("CLUSTER=existing: this test needs nodes of several GPU products, which only the rig has.")
     state = tmp_path_factory.mktemp("cluster")

@@ -22,7 +22,7 @@ from setup.steps import REPOSITORY
 PAUSE = "outrider.local/pause:dev"
 _NONROOT = 65532
 OURS = "/opt/outrider"
-"""Where containers find the checkout and the environment: under no folder that a pod mounts over."""
+"""Folder in which containers find the checkout and the environment: under no folder that a pod mounts over."""
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives")
 
 
@@ -141,7 +141,7 @@ class _Layer:
 
 
 def _write_image(target: Path, names: list[str], layer: bytes, config: dict[str, Any]) -> None:
-    """In the format that `docker save` writes and `ctr images import` reads."""
+    """Writes an image in the format that `docker save` writes and `ctr images import` reads."""
     description = {
         "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine),
         "os": "linux",

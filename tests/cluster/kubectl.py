@@ -101,7 +101,7 @@ class Kubectl:
 
 
 def _takes_pods(node: dict[str, Any]) -> bool:
-    conditions = {each["type"]: each["status"] for each in node.get("status", {}).get("conditions", [])}
+    conditions = {entry["type"]: entry["status"] for entry in node.get("status", {}).get("conditions", [])}
     return conditions.get("Ready") == "True" and not node["spec"].get("taints")
 
 

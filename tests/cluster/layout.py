@@ -1,4 +1,4 @@
-"""Where a cluster keeps its files.
+"""Folders and files of a cluster.
 
 The state folder is on disk and outlives the cluster (logs, kubeconfig). What must not, stands in
 VOLATILE: a tmpfs of the cluster's own mount namespace, gone when its last process is.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 VOLATILE = Path("/run")
 MODELS = Path("/srv/models")
-"""Where the nodes have the cached models: a hostPath source names a folder under it."""
+"""Folder of the cached models on the nodes: a hostPath source names a folder under it."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Layout:
 
     @property
     def kubeconfig(self) -> Path:
-        """For the machine, with all rights."""
+        """Kubeconfig of the machine, with all rights."""
         return self.state / "kubeconfig"
 
     @property

@@ -64,7 +64,7 @@ def _routed() -> list[IPv4Network]:
 
 
 def build_inside(subnets: Subnets) -> None:
-    """In the cluster's namespace: loopback, the link, and a bridge that holds the nodes' addresses."""
+    """Devices in the cluster's namespace: loopback, the link, and a bridge that holds the nodes' addresses."""
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
     ip("link", "set", "lo", "up")
     ip("address", "add", f"{subnets.gateway}/{subnets.link.prefixlen}", "dev", UPLINK)

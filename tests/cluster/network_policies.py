@@ -29,8 +29,8 @@ class World:
         return [pod for pod in self.pods if _address(pod)]
 
     def namespace_labels(self, name: str) -> Labels:
-        found = (each for each in self.namespaces if each["metadata"]["name"] == name)
-        return next((each["metadata"].get("labels") or {} for each in found), {})
+        namespaces = (item for item in self.namespaces if item["metadata"]["name"] == name)
+        return next((item["metadata"].get("labels") or {} for item in namespaces), {})
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ def _policy_lines(world: World, policy: Object, pod: Object, direction: _Directi
 def _peers(
     world: World, policy: Object, peers: Sequence[Object] | None, direction: _Direction
 ) -> Iterator[tuple[str, list[Object]]]:
-    """A match for each peer, and the pods behind it; no peers named means everybody."""
+    """A match for each peer, and the pods behind it; no peers means all."""
     if not peers:
         yield "", []
     for peer in peers or []:
         if block := peer.get("ipBlock"):
-            excluded = [f"ip {direction.peer_side} != {each}" for each in block.get("except") or []]
+            excluded = [f"ip {direction.peer_side} != {item}" for item in block.get("except") or []]
             yield " ".join([f"ip {direction.peer_side} {block['cidr']}", *excluded]), []
         elif pods := list(_selected(world, policy["metadata"]["namespace"], peer)):
             yield f"ip {direction.peer_side} {{ {', '.join(sorted(_address(pod) for pod in pods))} }}", pods
@@ -123,7 +123,7 @@ def _ports(port: Object | None, targets: Sequence[Object]) -> Iterable[str]:
     if number is None:
         return [f"meta l4proto {protocol}"]
     if isinstance(number, str):
-        return [f"{protocol} dport {each}" for each in sorted(_named_ports(number, protocol, targets))]
+        return [f"{protocol} dport {item}" for item in sorted(_named_ports(number, protocol, targets))]
     last = port.get("endPort")
     return [f"{protocol} dport {number}" + (f"-{last}" if last else "")]
 
@@ -140,9 +140,11 @@ def _named_ports(name: str, protocol: str, targets: Sequence[Object]) -> set[int
 
 def matches(selector: Object, labels: Labels) -> bool:
     """Whether a label selector selects; the empty one selects everything."""
-    wanted = (selector.get("matchLabels") or {}).items()
+    labels_selected = (selector.get("matchLabels") or {}).items()
     expressions = selector.get("matchExpressions") or []
-    return all(labels.get(key) == value for key, value in wanted) and all(_holds(each, labels) for each in expressions)
+    return all(labels.get(key) == value for key, value in labels_selected) and all(
+        _holds(item, labels) for item in expressions
+    )
 
 
 def _holds(expression: Object, labels: Labels) -> bool:

@@ -84,5 +84,5 @@ def run(command: Sequence[str], stdin: str | None = None) -> str:
 
 
 def ignore_terminal() -> None:
-    """Ctrl-C belongs to the cluster's owner, who ends the cluster as a whole."""
+    """Ctrl-C belongs to the cluster's owner, which ends the cluster as a whole."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -24,7 +24,7 @@ def refuse_hidden(state: Path) -> None:
 def build(models: Path = CACHE / "models") -> None:
     """Lay tmpfs over /run and over what is written in /var/lib, /var/log and /srv.
 
-    CNI's books, the kubelet's sockets and containers' shims go there whatever they are told.
+    CNI's books, the kubelet's sockets and containers' shims go there whatever their options say.
     """
     run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", str(VOLATILE)])
     for folder in filter(Path.is_dir, _OVERLAID):

@@ -1,4 +1,4 @@
-"""What a cluster is asked to be."""
+"""Shape of a cluster: its nodes, products and GPUs."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Subnets:
 
     @property
     def link(self) -> IPv4Network:
-        """Between the machine and the cluster: two addresses."""
+        """Two addresses, of the machine and of the cluster."""
         return IPv4Network(f"10.98.{self.number}.0/30")
 
     @property
@@ -49,7 +49,7 @@ class Subnets:
 
     @property
     def kubernetes_service(self) -> IPv4Address:
-        """Where pods find the API server: the first address of the service range."""
+        """Address at which pods find the API server: the first address of the service range."""
         return self.services[1]
 
     @property

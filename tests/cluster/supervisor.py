@@ -39,7 +39,7 @@ def watch_lease(lease: int) -> None:
 
 
 class Supervisor:
-    """The cluster's parts, and what can be asked of them."""
+    """The cluster's parts, and the commands that they take."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -88,11 +88,11 @@ class Supervisor:
         self._start_first(control_plane.ETCD, control_plane.etcd(self._binaries))
         self._start_api_server()
         prepare_images(self._binaries)
-        for each in nodes:
-            self._begin_node(NodeSpec(**each))
+        for spec in nodes:
+            self._begin_node(NodeSpec(**spec))
         progress("waiting for the API server")
         self._wait_for_api_server()
-        for name, command in control_plane.beside_api_server(self._binaries, self._layout, self._subnets).items():
+        for name, command in control_plane.api_server_companions(self._binaries, self._layout, self._subnets).items():
             self._start_first(name, command)
         for node in self._nodes.values():
             progress(f"starting {node.spec.name}")
@@ -141,7 +141,7 @@ class Supervisor:
         self._start_first(control_plane.API_SERVER, command)
 
     def _start_first(self, name: str, command: list[str]) -> None:
-        """Before pods in line for the processor: a real control plane has machines of its own."""
+        """Priority over pods on the processor: a real control plane has machines of its own."""
         self._processes.start(name, ["nice", "--adjustment=-10", *command])
 
     def _wait_for_api_server(self) -> None:

@@ -1,4 +1,4 @@
-"""A cluster comes and goes without a trace, whatever ends it, and stands beside others."""
+"""A cluster comes and goes without a trace, whatever ends it, and stands next to others."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Traces:
         left = [f"process {pid}" for pid in _processes_in(self.process_namespace)] + self._link_left()
         for folder in cgroups.folders():
             if folder.name == self.cgroup:
-                left += [str(each) for each in folder.rglob("cgroup.procs") if _holds_processes(each)]
+                left += [str(path) for path in folder.rglob("cgroup.procs") if _holds_processes(path)]
         return left
 
     def _link_left(self) -> list[str]:
@@ -85,15 +85,15 @@ def _holds_processes(procs: Path) -> bool:
 
 
 def _processes_in(namespace: str) -> list[int]:
-    found = []
+    remains = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
                 if str((folder / "ns" / "pid").readlink()) == namespace:
-                    found.append(int(folder.name))
+                    remains.append(int(folder.name))
             except OSError:
                 continue  # it ended meanwhile
-    return found
+    return remains
 
 
 def _mounts() -> list[str]:
@@ -102,7 +102,7 @@ def _mounts() -> list[str]:
 
 @pytest.fixture
 def owner(tmp_path: Path, cluster: Cluster) -> Iterator[subprocess.Popen[str]]:
-    """Another process that owns a cluster of its own, in tmp_path, beside the session's."""
+    """Another process that owns a cluster of its own, in tmp_path, while the session's runs."""
     assert cluster.is_running()
     command = [sys.executable, "-c", _OWNER, str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)

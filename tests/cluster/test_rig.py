@@ -152,7 +152,7 @@ def test_gpus_are_counted_when_pods_are_placed(cluster: Cluster) -> None:
 
     def unschedulable() -> bool:
         conditions = cluster.get("pod", "takes-one", _NAMESPACE)["status"].get("conditions", [])
-        return any(each.get("reason") == "Unschedulable" for each in conditions)
+        return any(entry.get("reason") == "Unschedulable" for entry in conditions)
 
     cluster.wait_until("the scheduler's refusal", unschedulable, _SOON_S)
     cluster.kubectl("delete", "pod", "takes-all", "-n", _NAMESPACE)
@@ -211,17 +211,17 @@ def test_the_api_server_goes_away_and_comes_back_with_all_it_held(cluster: Clust
     assert (after["metadata"]["uid"], after["status"]["phase"]) == (before, "Running")
 
 
-def test_the_audit_log_names_who_wrote_what(cluster: Cluster) -> None:
+def test_audit_log_names_the_user_of_each_write(cluster: Cluster) -> None:
     """Tests of the operator count its writes there."""
     cluster.kubectl("create", "configmap", "audited", "-n", _NAMESPACE)
     writes = audit.writes(cluster.layout.audit)
-    mine = [each for each in writes if each.get("objectRef", {}).get("name") == "audited"]
-    assert [(each["verb"], each["user"]["username"]) for each in mine] == [("create", "outrider-test-admin")]
-    assert not [each for each in writes if each["verb"] in ("get", "list", "watch")]
+    mine = [entry for entry in writes if entry.get("objectRef", {}).get("name") == "audited"]
+    assert [(entry["verb"], entry["user"]["username"]) for entry in mine] == [("create", "outrider-test-admin")]
+    assert not [entry for entry in writes if entry["verb"] in ("get", "list", "watch")]
 
 
 def test_a_network_policy_is_enforced_and_the_kubelet_passes_it(cluster: Cluster) -> None:
-    """Who may reach a pod's port is decided by the policies of its namespace, as in production."""
+    """The policies of a pod's namespace decide which peers reach its port, as in production."""
     port = {"name": "web", "containerPort": 8080}
     web = _pod("guarded", "python", "-m", "http.server", "8080", "--directory", "/opt/outrider/checkout/crds")
     probe = {"httpGet": {"path": "/", "port": "web"}, "periodSeconds": 1}
@@ -237,7 +237,7 @@ def test_a_network_policy_is_enforced_and_the_kubelet_passes_it(cluster: Cluster
 
     def ready() -> bool:
         conditions = cluster.get("pod", "guarded", _NAMESPACE)["status"].get("conditions", [])
-        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+        return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
 
     cluster.wait_until("the guarded pod, which its kubelet probes", ready, _SOON_S)
     for name in ("friend", "stranger"):

@@ -1,4 +1,4 @@
-"""From chart to answers: a cluster with the real operator, and services of the real runtime with a real model on it."""
+"""A cluster from the chart to answers: the real operator, and services of the real runtime with a real model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENCE_S = 1800.0  # a busy machine is slow, not wrong
 
 
 def _hurried(manifest: Path) -> JsonObject:
-    """The manifest for a machine on which engines start beside each other: a shorter measurement, and threads that
+    """The manifest for a machine on which several engines start at once: a shorter measurement, and threads that
     sleep while they wait for each other, instead of spinning on cores that the other engine needs."""
     document: JsonObject = yaml.safe_load(manifest.read_text())
     document["spec"]["profiling"]["timeBudget"] = "40s"
@@ -59,10 +59,10 @@ class Service:
         self.cluster.kubectl("patch", "specsvc", self.name, "--type=merge", "-p", patch)
 
     def pods(self) -> list[JsonObject]:
-        found: list[JsonObject] = self.cluster.get(
+        pods: list[JsonObject] = self.cluster.get(
             "pods", selector=f"outrider.dev/service={self.name},outrider.dev/component=serving"
         )
-        return found
+        return pods
 
     @property
     def url(self) -> str:
@@ -98,7 +98,7 @@ def service(installed: Cluster) -> Service:
 
 @pytest.fixture(scope="module")
 def torch_service(installed: Cluster) -> Service:
-    """The same on the bundled engine, which rolls out only once it is profiled."""
+    """The example's service on the bundled engine, which rolls out only once it is profiled."""
     document = _hurried(EXAMPLE)
     document["metadata"]["name"] = TORCH_NAME
     spec = document["spec"]

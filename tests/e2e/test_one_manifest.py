@@ -55,7 +55,7 @@ def test_requests_are_answered_and_the_status_says_what_speculation_bought(servi
     assert load.errors == []
     status = seen["status"]
     assert float(status["goodput"]["tokensPerSecond"]) > 0
-    assert {each["name"] for each in status["sloClasses"]} == {"interactive", "batch"}
+    assert {entry["name"] for entry in status["sloClasses"]} == {"interactive", "batch"}
     assert all(0 <= float(d["acceptanceRate"]) <= 1 for d in status["drafts"] if d.get("acceptanceRate"))
     assert all(d["loaded"] and d["profiled"] for d in status["drafts"])
     assert condition(seen, "SpeculationActive")["status"] != "Unknown"
@@ -80,7 +80,7 @@ def test_mode_off_takes_effect_without_a_restart(service: Service) -> None:
 
 
 def test_a_second_draft_rolls_out_without_a_failed_request(service: Service) -> None:
-    """Only the new drafter is measured, no request fails meanwhile, and its acceptance shows in the status beside that
+    """Only the new drafter is measured, no request fails meanwhile, and its acceptance shows in the status next to that
     of the head: both live in one engine with the lookup."""
     profile = service.follower.look()["status"]["profiles"][0]["configMap"]
     target_before = service.cluster.get("configmap", profile)["data"]["target.json"]
@@ -112,6 +112,8 @@ def test_deleting_the_service_removes_everything_of_it(service: Service) -> None
 
 def _has_figures(service: JsonObject) -> bool:
     status = service.get("status", {})
-    attained = all(each.get("attainmentPercent") for each in status.get("sloClasses", [])) and status.get("sloClasses")
+    attained = all(entry.get("attainmentPercent") for entry in status.get("sloClasses", [])) and status.get(
+        "sloClasses"
+    )
     known = condition(service, "SpeculationActive").get("status") in {"True", "False"}
     return bool(status.get("goodput") and attained and known)

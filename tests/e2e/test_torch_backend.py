@@ -26,7 +26,7 @@ def test_a_patched_pool_rolls_out(torch_service: Service) -> None:
     pool = yaml.safe_load(EXAMPLE.read_text())["spec"]["draftPool"]
     torch_service.patch(json.dumps({"spec": {"draftPool": pool}}))
     seen = torch_service.until_updated()
-    assert {each["name"]: each["loaded"] for each in seen["status"]["drafts"]} == {"lookup": True, "eagle": True}
+    assert {entry["name"]: entry["loaded"] for entry in seen["status"]["drafts"]} == {"lookup": True, "eagle": True}
     _answers(torch_service)
     torch_service.cluster.kubectl("delete", "specsvc", TORCH_NAME, "--wait")
 
