@@ -21,7 +21,7 @@ def test_the_profiler_starts_the_engine_that_serves(product: str, monkeypatch: p
     """Bug: it measured on the first runner, synchronously, with other limits of a step and in other graphs. What is
     left to differ is where the engine's parts run."""
     from outrider_runtime.profiler.engines.vllm_engine import start_engine
-    from outrider_runtime.server.engine import Drain
+    from outrider_runtime.server.engine_server import Drain
     from outrider_runtime.server.vllm_backend import parse_arguments
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext

@@ -1,7 +1,7 @@
-"""The admin port: probes, state and metrics. Not behind the Service.
+"""Pages of the admin port: probes, state and metrics. The Kubernetes Service does not expose this port.
 
-It is served by a thread of its own, so that a probe is answered while the engine loads and while the API server's
-event loop is busy; and it can tell the kubelet that the loop is stuck.
+A thread of its own serves it. So probes are answered while the engine loads or the API server's event loop is busy,
+and the liveness probe can report that the event loop is stuck.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from outrider_crds.state import RuntimeState
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 
 from outrider_runtime.server.health import Vitals, why_not_alive, why_not_ready
-from outrider_runtime.server.metrics import RuntimeStateCollector
-from outrider_runtime.server.page_server import Page, PageServer
+from outrider_runtime.server.page_server import PageServer, WebPage
+from outrider_runtime.server.runtime_metrics import RuntimeStateCollector
 
 logger = logging.getLogger(__name__)
-NEWS_S = 0.25
-"""As often as the engine writes its state."""
+PAGE_LIFETIME_S = 0.25
+"""How long an answer is reused. The engine writes its state as often, so a newer answer would say the same."""
 
 
 class AdminPages:
-    """What each path of the admin port answers."""
+    """Answers each path of the admin port."""
 
     def __init__(
         self,
@@ -38,64 +38,67 @@ class AdminPages:
         clock: Callable[[], float] = time.monotonic,
         decisions: Callable[[], str] = str,
     ) -> None:
-        """decisions: the last ones, a line each."""
+        """decisions: returns the loop's most recent decisions, a line each (`/outrider/why`)."""
         self._vitals = vitals
         self._state = state
         self._registries = (engine_metrics, CollectorRegistry())
         self._registries[1].register(RuntimeStateCollector(state))
-        self._pages: dict[str, Callable[[], Page]] = {
+        self._pages: dict[str, Callable[[], WebPage]] = {
             LIVE_PATH: lambda: _probe(why_not_alive(self._vitals())),
             READY_PATH: lambda: _probe(why_not_ready(self._vitals())),
-            STATE_PATH: _remembered(lambda: _json(HTTPStatus.OK, self._state().wire()), clock),
-            WHY_PATH: _remembered(lambda: _text(HTTPStatus.OK, decisions() or "no decision yet\n"), clock),
-            METRICS_PATH: _remembered(self._metrics, clock),
+            STATE_PATH: _cached(lambda: _json(HTTPStatus.OK, self._state().wire()), clock),
+            WHY_PATH: _cached(lambda: _text(HTTPStatus.OK, decisions() or "no decision yet\n"), clock),
+            METRICS_PATH: _cached(self._metrics, clock),
         }
 
-    def answer(self, path: str) -> Page:
+    def answer(self, path: str) -> WebPage:
+        """Return the page at `path`; a query string is ignored. An unknown path gets a 404 that lists the pages."""
         page = self._pages.get(path.partition("?")[0])
         if page is None:
             known = ", ".join(sorted(self._pages))
             return _json(HTTPStatus.NOT_FOUND, {"error": f"no such page; this port serves {known}"})
         return page()
 
-    def _metrics(self) -> Page:
+    def _metrics(self) -> WebPage:
         body = b"".join(generate_latest(registry) for registry in self._registries)
-        return Page(HTTPStatus.OK, CONTENT_TYPE_LATEST, body)
+        return WebPage(HTTPStatus.OK, CONTENT_TYPE_LATEST, body)
 
 
-def _probe(obstacle: str) -> Page:
+def _probe(obstacle: str) -> WebPage:
     status = HTTPStatus.SERVICE_UNAVAILABLE if obstacle else HTTPStatus.OK
     return _text(status, f"{obstacle or 'ok'}\n")
 
 
-def _text(status: HTTPStatus, text: str) -> Page:
-    return Page(status, "text/plain; charset=utf-8", text.encode())
+def _text(status: HTTPStatus, text: str) -> WebPage:
+    return WebPage(status, "text/plain; charset=utf-8", text.encode())
 
 
-def _json(status: HTTPStatus, document: Any) -> Page:
-    return Page(status, "application/json", json.dumps(document).encode())
+def _json(status: HTTPStatus, document: Any) -> WebPage:
+    return WebPage(status, "application/json", json.dumps(document).encode())
 
 
-def _remembered(make: Callable[[], Page], clock: Callable[[], float]) -> Callable[[], Page]:
-    """`make`, called no more often than there is news: many who ask cost as much as one."""
-    made_at, page = float("-inf"), None
+def _cached(make: Callable[[], WebPage], clock: Callable[[], float]) -> Callable[[], WebPage]:
+    """Call `make` at most once per `PAGE_LIFETIME_S`, so that many clients cost as much as one."""
+    page: WebPage | None = None
+    made_at = float("-inf")
 
-    def remembered() -> Page:
+    def cached() -> WebPage:
         nonlocal made_at, page
-        if page is None or clock() - made_at >= NEWS_S:
-            page, made_at = make(), clock()
+        if page is None or clock() - made_at >= PAGE_LIFETIME_S:
+            page = make()
+            made_at = clock()
         return page
 
-    return remembered
+    return cached
 
 
 def serve_admin(listener: socket.socket, pages: AdminPages) -> PageServer:
-    """Answer the admin port from a daemon thread, on a socket that already listens."""
+    """Serve `pages` from a daemon thread, on a socket that already listens."""
 
-    def answer(path: str) -> Page:
+    def answer(path: str) -> WebPage:
         try:
             return pages.answer(path)
-        except Exception as error:  # one broken page must not take the probes with it
+        except Exception as error:  # a page that fails must not stop the thread that answers the probes
             logger.exception("admin page %s failed", path)
             return _json(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(error).__name__}: {error}"})
 

@@ -1,4 +1,4 @@
-"""What to serve, read from the files that the operator mounts or from a manifest."""
+"""Reads what to serve: from the files that the operator mounts, or from a manifest."""
 
 from __future__ import annotations
 
@@ -15,31 +15,33 @@ from pydantic import ValidationError
 
 from outrider_runtime.local_manifest import LocalManifestError, load_local_service
 from outrider_runtime.paths import RUN_DIR_VARIABLE, Paths
-from outrider_runtime.server.errors import StartupError
+from outrider_runtime.server.server_errors import StartupError
 
 _TMPFS = Path("/dev/shm")
-_PREFIX = "outrider-"
+_RUN_FOLDER_PREFIX = "outrider-"
 _Config = TypeVar("_Config", BootConfig, HotConfig)
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """One server's work: its configuration at the start, and where its files are."""
+    """The configuration that one server starts with, and the paths of its files."""
 
     boot: BootConfig
+    """Configuration that only a restart changes."""
     hot: HotConfig
+    """Configuration at the start; its file is watched, and changes take effect while the server runs."""
     paths: Paths
 
 
 def from_config(boot_file: Path, paths: Paths) -> Serving:
-    """Serve what the operator mounted. Raises StartupError when a config cannot be used."""
+    """Read the two files that the operator mounts. Raises StartupError when one cannot be used."""
     boot = _read(boot_file, "boot config", BootConfig.read)
     hot = _read(Path(paths.hot_file), "hot config", HotConfig.read)
     return Serving(boot, hot, paths)
 
 
 def from_manifest(manifest: Path, model_root: Path, paths: Paths) -> Serving:
-    """Serve a manifest without Kubernetes; its hot config goes into the run folder, where the engine reads it."""
+    """Read a manifest, without Kubernetes, and write its hot config into the run folder, where the engine reads it."""
     try:
         service = load_local_service(manifest, model_root)
     except LocalManifestError as error:
@@ -51,28 +53,30 @@ def from_manifest(manifest: Path, model_root: Path, paths: Paths) -> Serving:
 
 
 def write_hot(file: Path, hot: HotConfig) -> None:
-    """Replace the hot config in one step, so that no reader sees half of it."""
+    """Replace the hot config atomically: a reader sees the old file or the new one."""
     part = file.with_suffix(".part")
     part.write_text(hot.model_dump_json(by_alias=True, exclude_none=True), encoding="utf-8")
     part.replace(file)
 
 
 def run_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """A folder of this process's own for what crosses between its processes, in memory where there is some.
+    """Make a folder for the files that the server's processes exchange. Raises StartupError if that is impossible.
 
-    Beneath OUTRIDER_RUN_DIR where that is set: a volume of the pod's, on which a container that crashed may have left
-    its own, with a state that must not pass for this process's. Raises StartupError when nothing can be written.
+    The folder lies in `OUTRIDER_RUN_DIR`, else in `/dev/shm` (memory), else in the system's temporary folder. A pod
+    sets `OUTRIDER_RUN_DIR` to a volume. Run folders that a crashed container left there are deleted first: their state
+    must not be taken for this process's.
     """
     volume = environ.get(RUN_DIR_VARIABLE)
     if volume:
-        for left in Path(volume).glob(f"{_PREFIX}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        for stale in Path(volume).glob(f"{_RUN_FOLDER_PREFIX}*"):
+            shutil.rmtree(stale, ignore_errors=True)
     parent = volume or (_TMPFS if os.access(_TMPFS, os.W_OK) else None)
     try:
-        return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        return Path(tempfile.mkdtemp(prefix=_RUN_FOLDER_PREFIX, dir=parent))
     except OSError as error:
         raise StartupError(
-            f"no folder to write to ({error}); set {RUN_DIR_VARIABLE} to one, or mount a writable /tmp"
+            f"cannot make the run folder ({error}); set {RUN_DIR_VARIABLE} to a writable folder, "
+            "or mount a writable /tmp"
         ) from error
 
 
@@ -86,7 +90,7 @@ def _read(file: Path, what: str, parse: Callable[[str], _Config]) -> _Config:
 
 
 def describe(error: ValidationError) -> str:
-    """Every problem as `field: message`, on one line."""
+    """Return every problem as `field: message`, on one line."""
     return "; ".join(
         f"{'.'.join(str(part) for part in problem['loc']) or 'document'}: {problem['msg']}"
         for problem in error.errors(include_url=False)

@@ -1,7 +1,7 @@
-"""ASGI middleware around the routes of an engine's OpenAI app: what a request must pass before the engine sees it.
+"""ASGI middleware around the routes of an engine's OpenAI app: checks a request before it reaches the engine.
 
-It reads a request's body once, checks it, notes the SLO class, and hands the same bytes on (new ones only where the
-class came from the header). Responses pass through untouched, so streaming is vLLM's own.
+It reads the request's body once, checks it, finds the SLO class, and passes the same bytes on. The body is rewritten
+only when the class came from the header. Responses pass through unchanged, so streaming works as in vLLM.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 from outrider_crds.runtime_config import SLO_CLASS_HEADER, SLO_LIMIT_HEADERS
 
-from outrider_runtime.server.errors import RequestError
 from outrider_runtime.server.limits import check_request
-from outrider_runtime.server.slo import with_slo_class, with_slo_limits
+from outrider_runtime.server.server_errors import RequestError
+from outrider_runtime.server.slo_header import with_slo_class, with_slo_limits
 from outrider_runtime.server.strict_json import parse_object
 
 Scope = MutableMapping[str, Any]
@@ -30,30 +30,32 @@ GENERATE_PATHS = frozenset(
     {"/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions", "/v1/responses", "/v1/messages"}
 )
 TEXT_PATHS = frozenset({"/v1/messages/count_tokens", "/tokenize", "/detokenize"})
-"""They take JSON, and ask nothing of the engine."""
+"""Paths that take JSON but generate no tokens."""
 OPEN_PATHS = frozenset({"/v1/models", "/health", "/ping", "/version"})
-"""Everything else that vLLM serves (metrics, adapters, raw sampling parameters, scaling) stays inside the pod."""
+"""Paths without a JSON body. Other paths of vLLM (metrics, adapters, raw sampling parameters, scaling) are closed."""
 OPEN_PREFIXES = ("/v1/responses/",)
 MAX_BODY_BYTES = 64 * 1024 * 1024
+"""Larger than a prompt of a million tokens with all its JSON; bounds the memory that one client can take."""
 POLICY_VIOLATION = 1008
 """WebSocket close code (RFC 6455)."""
 
 DOCUMENT = "outrider.document"
-"""Key of the ASGI scope under which the app finds the body, parsed and checked."""
+"""Key of the ASGI scope that holds the parsed and checked body."""
 
 _HEADER = SLO_CLASS_HEADER.lower().encode()
 
 
 @dataclass(frozen=True, slots=True)
 class GateFacts:
-    """What the gate needs to know at the moment of a request."""
+    """State of the server that decides what happens to a request."""
 
     slo_classes: tuple[str, ...]
+    """Names of the classes in the current hot config."""
     draining: bool
 
 
 class RequestGate:
-    """Refuses what must not reach the engine with an OpenAI-style error; passes the rest on."""
+    """Answers a request that must not reach the engine with an OpenAI-style error; passes other requests on."""
 
     def __init__(self, app: App, facts: Callable[[], GateFacts]) -> None:
         self._app = app
@@ -61,14 +63,14 @@ class RequestGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": POLICY_VIOLATION})  # speech models; none is served here
+            await send({"type": "websocket.close", "code": POLICY_VIOLATION})  # only speech models use WebSockets
             return
         if scope["type"] != "http":
-            await self._app(scope, receive, send)  # the lifespan of vLLM's app
+            await self._app(scope, receive, send)  # start-up and shutdown events of vLLM's app
             return
         facts = self._facts()
         if facts.draining:
-            send = _closing(send)
+            send = _with_connection_close(send)
         try:
             receive = await self._checked(scope, receive, facts)
         except RequestError as error:
@@ -83,40 +85,41 @@ class RequestGate:
         if path in OPEN_PATHS or path.startswith(OPEN_PREFIXES):
             return receive
         if path not in GENERATE_PATHS | TEXT_PATHS:
-            raise RequestError(f"there is no {path} here", status=HTTPStatus.NOT_FOUND)
+            raise RequestError(f"this server does not serve {path}", status=HTTPStatus.NOT_FOUND)
         if scope["method"] != "POST":
             return receive  # vLLM's router answers 405
-        # A body of many megabytes takes seconds, in which other requests and probes are answered.
-        body, scope[DOCUMENT] = await asyncio.to_thread(_admitted, await _read_body(receive), scope, facts)
+        # In a thread: a body of many megabytes takes seconds, during which other requests must be answered.
+        body, scope[DOCUMENT] = await asyncio.to_thread(_check_body, await _read_body(receive), scope, facts)
         return _replay(body, receive)
 
 
 def route_path(scope: Scope) -> str:
-    """The path below the app's root path (`--root-path`), as the router sees it: both spellings are served."""
-    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    """Return the path below the app's root path (`--root-path`). Paths with and without that prefix are served."""
+    path = str(scope["path"])
+    root = str(scope.get("root_path", ""))
     return path.removeprefix(root) if path.startswith(f"{root}/") else path
 
 
-def _admitted(body: bytes, scope: Scope, facts: GateFacts) -> tuple[bytes, dict[str, Any]]:
-    """The body that the engine gets, and what it holds."""
+def _check_body(body: bytes, scope: Scope, facts: GateFacts) -> tuple[bytes, dict[str, Any]]:
+    """Return the body to pass to the engine, as bytes and parsed. Raises RequestError."""
     document = parse_object(body)
     if route_path(scope) in TEXT_PATHS:
         return body, document
-    names = _values(scope, _HEADER)
+    class_names = _values(scope, _HEADER)
     limits = {name: _values(scope, name.encode()) for name in SLO_LIMIT_HEADERS}
-    classed = with_slo_limits(
-        with_slo_class(document, names, facts.slo_classes), limits, is_class_in_header=bool(names)
-    )
-    check_request(classed)
-    return body if classed is document else _rewrite(scope, classed), classed
+    with_class = with_slo_class(document, class_names, facts.slo_classes)
+    with_slo = with_slo_limits(with_class, limits, is_class_in_header=bool(class_names))
+    check_request(with_slo)
+    return body if with_slo is document else _rewrite(scope, with_slo), with_slo
 
 
 def _values(scope: Scope, header: bytes) -> list[str]:
+    """Return the values of all headers with this name (in lower case)."""
     return [value.decode("latin-1") for name, value in scope["headers"] if name == header]
 
 
 class _ClientLeftError(Exception):
-    """The client hung up before its request was complete."""
+    """The client disconnected before its request was complete."""
 
 
 async def _read_body(receive: Receive) -> bytes:
@@ -137,7 +140,7 @@ async def _read_body(receive: Receive) -> bytes:
 
 
 def _rewrite(scope: Scope, document: dict[str, Any]) -> bytes:
-    """The new body; its length goes into the headers, which some parsers trust."""
+    """Return `document` as a body, and set its length in the request's headers, which some parsers rely on."""
     body = json.dumps(document).encode()
     kept = [(name, value) for name, value in scope["headers"] if name not in (b"content-length", b"transfer-encoding")]
     scope["headers"] = [*kept, (b"content-length", str(len(body)).encode())]
@@ -145,32 +148,32 @@ def _rewrite(scope: Scope, document: dict[str, Any]) -> bytes:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """First the whole body, then whatever the client does next: vLLM waits there for a disconnect."""
+    """Return a `receive` that yields the whole body, then the client's next messages: vLLM waits for a disconnect."""
     sent = False
 
-    async def replayed() -> Message:
+    async def replay() -> Message:
         nonlocal sent
         if sent:
             return await receive()
         sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return replayed
+    return replay
 
 
-def _closing(send: Send) -> Send:
-    """Answers carry `Connection: close`, so that pooled clients move to another pod before this one goes."""
+def _with_connection_close(send: Send) -> Send:
+    """Add `Connection: close` to answers, so that clients with connection pools move to another pod."""
 
-    async def closing(message: Message) -> None:
+    async def send_and_close(message: Message) -> None:
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
         await send(message)
 
-    return closing
+    return send_and_close
 
 
 async def refuse(error: RequestError, send: Send) -> None:
-    """Answer with `error`."""
+    """Answer the request with the document of `error`."""
     body = error.body()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if error.status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE:

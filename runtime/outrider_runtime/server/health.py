@@ -1,8 +1,8 @@
-"""Is this pod ready, and is it alive? Pure decisions over what the server observed of the engine.
+"""Decides whether the pod is ready and whether it is alive, from what the server observed of the engine.
 
-Readiness asks whether a request would be served as promised: vLLM swallows plugin load errors, so "the engine is up"
-is not enough, the controller must have reported. Liveness asks whether only a restart can help: a busy engine is
-alive, one that has requests and has finished no step for minutes is not.
+Ready: a request would be served with Outrider's loop. vLLM ignores errors of plugins that fail to load, so a running
+engine is not enough; the loop must have reported. Not alive: only a restart can help. A busy engine is alive; an engine
+that has requests and has finished no step for minutes is not.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-STALE_S = 30.0
-"""The engine writes its state four times a second; a starved machine may delay that, but not by this much."""
-WEDGED_S = 180.0
-"""Longer than any one step, a first-use kernel compilation included."""
+STALE_REPORT_S = 30.0
+"""Age from which a report no longer counts. The engine reports four times a second; an overloaded machine delays that
+by seconds, not by this much."""
+STUCK_S = 180.0
+"""Time without progress after which the pod is restarted: longer than any step, even one that compiles a kernel."""
 
 
 class Phase(StrEnum):
+    """Phase of the server's life."""
+
     STARTING = "Starting"
     SERVING = "Serving"
     DRAINING = "Draining"
@@ -24,26 +27,27 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """What the server observed, ages in seconds of the monotonic clock (it stands still while a machine sleeps)."""
+    """What the server observed. Ages are in seconds of the monotonic clock, which stops while the machine sleeps."""
 
     phase: Phase
     engine_dead: bool = False
     plugin_active: bool = False
-    """The controller's own claim, in its last snapshot."""
+    """Whether the engine's last report says that Outrider's plugin is active."""
     report_age_s: float | None = None
-    """Since a new snapshot was seen; None when there was none yet."""
+    """Age of the engine's last report; None before its first."""
     progress_age_s: float = 0.0
-    """Since the engine finished a step or had nothing to do."""
+    """Time since the engine last finished a step or was idle."""
     loop_age_s: float = 0.0
-    """Since the API server's event loop last ran."""
+    """Time since the API server's event loop last ran."""
 
 
 def plugin_reports(vitals: Vitals) -> bool:
-    return vitals.plugin_active and vitals.report_age_s is not None and vitals.report_age_s < STALE_S
+    """Whether the plugin is active according to a recent report."""
+    return vitals.plugin_active and vitals.report_age_s is not None and vitals.report_age_s < STALE_REPORT_S
 
 
 def why_not_ready(vitals: Vitals) -> str:
-    """A sentence; empty when the pod is ready."""
+    """Return the reason as a sentence; empty when the pod is ready."""
     if vitals.phase is Phase.STARTING:
         return "the engine is starting"
     if vitals.phase is Phase.DRAINING:
@@ -60,15 +64,15 @@ def why_not_ready(vitals: Vitals) -> str:
 
 
 def why_not_alive(vitals: Vitals) -> str:
-    """A sentence; empty while a restart would not help. Start-up has its own budget (the startup probe)."""
+    """Return the reason for a restart as a sentence; empty when none is needed. The startup probe limits the start."""
     if vitals.phase is Phase.STARTING:
         return ""
     if vitals.engine_dead:
         return "the engine process has died"
-    if vitals.loop_age_s > WEDGED_S:
+    if vitals.loop_age_s > STUCK_S:
         return f"the API server has been stuck for {vitals.loop_age_s:.0f} s"
-    if vitals.progress_age_s > WEDGED_S:
+    if vitals.progress_age_s > STUCK_S:
         return f"the engine has requests and has finished no step for {vitals.progress_age_s:.0f} s"
-    if vitals.report_age_s is not None and vitals.report_age_s > WEDGED_S:
+    if vitals.report_age_s is not None and vitals.report_age_s > STUCK_S:
         return f"the engine process has not reported for {vitals.report_age_s:.0f} s"
     return ""

@@ -22,11 +22,11 @@ from outrider_crds.runtime_config import (
 from outrider_runtime.local_manifest import DEFAULT_MODEL_ROOT
 from outrider_runtime.paths import Paths
 from outrider_runtime.server.config import Serving, from_config, from_manifest, run_folder
-from outrider_runtime.server.engine import Drain
-from outrider_runtime.server.errors import StartupError
+from outrider_runtime.server.engine_server import Drain
 from outrider_runtime.server.hot_manifest import follow_manifest
 from outrider_runtime.server.listeners import listen
 from outrider_runtime.server.serve import Listeners, serve
+from outrider_runtime.server.server_errors import StartupError
 
 SERVE = "serve a model with speculative decoding that tunes itself"
 LOOPBACK = "127.0.0.1"
@@ -34,7 +34,7 @@ POD_DRAIN_GRACE_S = 5.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after a drain, 1 when the server could not start or its engine died, 2 for wrong usage."""
+    """Return the exit status: 0 after a drain, 1 if the server cannot start or its engine died, 2 for wrong usage."""
     _configure_logging()
     options = _parser().parse_args(arguments)
     try:
@@ -50,18 +50,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _configure_logging() -> None:
-    """A handler of our own: vLLM and its libraries configure theirs, and the root logger, as they load."""
-    ours = logging.getLogger("outrider_runtime")
-    if ours.handlers:
+    """Add a handler for Outrider's loggers. vLLM and its libraries configure theirs, and the root logger, later."""
+    outrider_logger = logging.getLogger("outrider_runtime")
+    if outrider_logger.handlers:
         return
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s [outrider] %(message)s", "%m-%d %H:%M:%S"))
-    ours.addHandler(handler)
-    ours.setLevel(logging.INFO)
+    outrider_logger.addHandler(handler)
+    outrider_logger.setLevel(logging.INFO)
 
 
 def _failed(error: StartupError) -> int:
-    """The last line of the log, which the kubelet keeps as the container's termination message."""
+    """Print the last line of the log: the kubelet keeps it as the container's termination message."""
     print(f"outrider-runtime: {error}", file=sys.stderr, flush=True)
     return 1
 
@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def serve_parser() -> argparse.ArgumentParser:
-    """The command `serve` alone, for the reference."""
+    """Return the parser of `outrider-runtime serve` alone, from which the reference in docs/ is generated."""
     parser = argparse.ArgumentParser(prog="outrider-runtime serve", description=SERVE)
     _add_serve_options(parser)
     return parser
@@ -107,31 +107,39 @@ def serve_parser() -> argparse.ArgumentParser:
 def _add_serve_options(command: argparse.ArgumentParser) -> None:
     source = command.add_mutually_exclusive_group()
     source.add_argument("--config", type=Path, default=Path(BOOT_FILE), help="boot config, as the operator mounts it")
-    source.add_argument("-f", "--manifest", type=Path, help="serve this SpeculativeService without Kubernetes")
+    source.add_argument(
+        "-f", "--manifest", type=Path, help="file with a SpeculativeService, to serve it without Kubernetes"
+    )
     command.add_argument(
         "--model-root",
         type=Path,
         default=DEFAULT_MODEL_ROOT,
-        help="with -f: where a hostPath model is looked for by its last name if the path is not on this machine "
-        "(default: %(default)s)",
+        help="with -f: folder with models; a hostPath model whose path is not on this machine is searched there by the "
+        "last part of its path (default: %(default)s)",
     )
-    command.add_argument("--hot-config", type=Path, default=Path(HOT_FILE), help="the config that is followed live")
-    command.add_argument("--profiles", type=Path, default=Path(PROFILES_DIR), help="folder of latency profiles")
-    command.add_argument("--podinfo", type=Path, default=Path(PODINFO_DIR), help="folder of the downward API")
-    command.add_argument("--host", help="address of both ports (default: all; with -f this machine only)")
-    command.add_argument("--port", type=int, default=SERVING_PORT, help="OpenAI API (default: %(default)s)")
     command.add_argument(
-        "--admin-port", type=int, default=ADMIN_PORT, help="probes, state and metrics (default: %(default)s)"
+        "--hot-config", type=Path, default=Path(HOT_FILE), help="hot config; changes take effect without a restart"
+    )
+    command.add_argument("--profiles", type=Path, default=Path(PROFILES_DIR), help="folder with latency profiles")
+    command.add_argument(
+        "--podinfo", type=Path, default=Path(PODINFO_DIR), help="folder where the downward API is mounted"
+    )
+    command.add_argument("--host", help="address that both ports listen on (default: all; with -f this machine only)")
+    command.add_argument("--port", type=int, default=SERVING_PORT, help="port of the OpenAI API (default: %(default)s)")
+    command.add_argument(
+        "--admin-port", type=int, default=ADMIN_PORT, help="port of probes, state and metrics (default: %(default)s)"
     )
     command.add_argument(
         "--drain-grace",
         type=_duration,
-        help="after SIGTERM, new requests are still served for so long (default: 5s; with -f 0s)",
+        metavar="DURATION",
+        help="how long new requests are still served after SIGTERM, for example 5s (default: 5s; with -f 0s)",
     )
     command.add_argument(
         "--drain-timeout",
         type=_duration,
-        help="after that, running requests may take so long (default: until they finish)",
+        metavar="DURATION",
+        help="how long running requests may take after the grace, for example 2m (default: until they finish)",
     )
 
 

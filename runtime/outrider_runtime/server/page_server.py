@@ -1,8 +1,8 @@
-"""An HTTP server for a few small pages that no client can exhaust.
+"""An HTTP server for a few small pages that no client can block for others.
 
-One thread serves every connection, so a flood costs no threads. Connections are bounded: where one too many comes, the
-oldest of the client that holds the most is closed, so that a client who asks at once (the kubelet) is always served.
-A connection has one deadline from its first byte to its last, so that dripping bytes holds nothing for long.
+One thread serves all connections. Their number is limited: at the limit, a new connection closes the oldest one of the
+client with the most connections. So a client with few connections, such as the kubelet, is always served. One deadline
+covers a connection from start to end, so that a client that sends its bytes slowly gains nothing.
 """
 
 from __future__ import annotations
@@ -18,38 +18,42 @@ from http import HTTPStatus
 
 logger = logging.getLogger(__name__)
 
-MOST_CONNECTIONS = 256
+MAX_CONNECTIONS = 256
+"""Far more than the probes and scrapers of a pod open, far less than a process's file descriptors."""
 DEADLINE_S = 5.0
-"""For a whole exchange; the kubelet gives up after as long."""
-_MOST_HEADER_BYTES = 8192
+"""Time for a request and its answer. The kubelet waits as long for a probe."""
+_MAX_HEADER_BYTES = 8192
+"""Limit of most web servers; a probe sends about 100 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class WebPage:
+    """An answer of the admin port."""
+
     status: HTTPStatus
     content_type: str
     body: bytes
 
 
-Answer = Callable[[str], Page]
-"""From a request's target ("/metrics?x=1"). It must not block: probes wait for it."""
+Answer = Callable[[str], WebPage]
+"""Turns a request's target ("/metrics?x=1") into a page. It must not block, because probes wait for it."""
 
 
 class PageServer:
-    """Answers GET with what `answer` says, one request a connection, from a daemon thread until it is stopped."""
+    """Answers GET requests with the pages of `answer`, one request per connection, from a daemon thread."""
 
     def __init__(
         self,
         listener: socket.socket,
         answer: Answer,
-        most_connections: int = MOST_CONNECTIONS,
+        max_connections: int = MAX_CONNECTIONS,
         deadline_s: float = DEADLINE_S,
     ) -> None:
         self._listener = listener
         self._answer = answer
-        self._most_connections = most_connections
+        self._max_connections = max_connections
         self._deadline_s = deadline_s
-        self._open: dict[asyncio.StreamWriter, str] = {}  # to the client's address, oldest first
+        self._open: dict[asyncio.StreamWriter, str] = {}  # connection -> the client's address, oldest first
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="outrider-admin", daemon=True)
 
@@ -63,7 +67,7 @@ class PageServer:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        serving = asyncio.start_server(self._serve, sock=self._listener, limit=_MOST_HEADER_BYTES)
+        serving = asyncio.start_server(self._serve, sock=self._listener, limit=_MAX_HEADER_BYTES)
         server = self._loop.run_until_complete(serving)
         self._loop.run_forever()
         server.close()
@@ -81,22 +85,23 @@ class PageServer:
                 await writer.drain()
                 writer.close()
                 await writer.wait_closed()
-        except (OSError, EOFError, TimeoutError) as error:  # the client left, or was too slow
-            logger.debug("admin request ended early: %r", error)
+        except (OSError, EOFError, TimeoutError) as error:  # the client disconnected, or was too slow
+            logger.debug("a request to the admin port ended early: %r", error)
         finally:
             writer.transport.abort()
             self._open.pop(writer, None)
 
     def _admit(self, writer: asyncio.StreamWriter) -> None:
+        """Register the connection; if it is one too many, close the oldest of the client with the most connections."""
         peer = writer.get_extra_info("peername") or ("",)
         self._open[writer] = str(peer[0])
-        if len(self._open) > self._most_connections:
-            (greediest, _), *_ = Counter(self._open.values()).most_common(1)
-            oldest = next(each for each, address in self._open.items() if address == greediest)
+        if len(self._open) > self._max_connections:
+            (largest_client, _), *_ = Counter(self._open.values()).most_common(1)
+            oldest = next(connection for connection, client in self._open.items() if client == largest_client)
             del self._open[oldest]
             oldest.transport.abort()
 
-    async def _page(self, reader: asyncio.StreamReader) -> Page:
+    async def _page(self, reader: asyncio.StreamReader) -> WebPage:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
@@ -110,11 +115,11 @@ class PageServer:
         return self._answer(target)
 
 
-def _sentence(status: HTTPStatus, text: str) -> Page:
-    return Page(status, "text/plain; charset=utf-8", f"{text}\n".encode())
+def _sentence(status: HTTPStatus, text: str) -> WebPage:
+    return WebPage(status, "text/plain; charset=utf-8", f"{text}\n".encode())
 
 
-def _response(page: Page) -> bytes:
+def _response(page: WebPage) -> bytes:
     lines = (
         f"HTTP/1.1 {page.status.value} {page.status.phrase}",
         f"Content-Type: {page.content_type}",

@@ -1,7 +1,7 @@
-"""ASGI middleware behind the gate: schemas of answers that the engine's grammar compiler refuses are a 400.
+"""ASGI middleware behind the gate: answers 400 to a JSON schema that the engine's grammar compiler refuses.
 
-vLLM asks another compiler where its first one refuses, and then compiles with the one that its engine began with: such
-a request ended in a 500 without a word of why.
+vLLM checks a schema with a second compiler if the first refuses it, but its engine compiles with the first one only.
+Without this check such a request would end in a 500 without a reason.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from outrider_runtime.server.errors import RequestError
 from outrider_runtime.server.gate import DOCUMENT, App, Receive, Scope, Send, refuse
+from outrider_runtime.server.server_errors import RequestError
 
 Compiler = Callable[[str], None]
 """Raises RuntimeError or ValueError for a JSON schema that it cannot compile."""
-_PLACES = {
+_SCHEMA_PATHS = {
     "response_format": ("json_schema", "schema"),
     "structured_outputs": ("json",),
     "text": ("format", "schema"),
 }
-"""Field of a request -> where in it a schema stands."""
-_SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
-"""xgrammar's messages begin with a time and a line of its source."""
+"""Field of a request -> path of the schema within that field."""
+_SOURCE_POSITION = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
+"""Prefix of xgrammar's messages, which is for its developers: a time, a source line, the condition that failed."""
 
 
 class SchemaGate:
-    """Refuses a request with the field of the schema that does not compile; passes the rest on."""
+    """Refuses a request whose schema does not compile, naming the field; passes other requests on."""
 
     def __init__(self, app: App, compiler: Compiler) -> None:
         self._app = app
@@ -49,16 +49,16 @@ class SchemaGate:
             try:
                 self._compiler(schema)
             except (RuntimeError, ValueError) as error:
-                why = _SOURCE_PLACE.sub("", str(error).strip()).rstrip(".")
-                raise RequestError(f"{field}: its JSON schema cannot be compiled: {why}", field) from None
+                reason = _SOURCE_POSITION.sub("", str(error).strip()).rstrip(".")
+                raise RequestError(f"the JSON schema in {field} cannot be compiled: {reason}", field) from None
 
 
 def _schemas(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Field and JSON text; what has another shape is the engine's to judge."""
-    for field, places in _PLACES.items():
+    """Yield each schema's field and its JSON text. A field of an unexpected type is left to the engine's checks."""
+    for field, path in _SCHEMA_PATHS.items():
         value: Any = document.get(field)
-        for place in places:
-            value = value.get(place) if isinstance(value, dict) else None
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
         if isinstance(value, dict):
             yield field, json.dumps(value)
         elif isinstance(value, str) and _is_json(value):

@@ -1,4 +1,4 @@
-"""Puts a server together: engine, gate, admin port; and starts the engine again without a drafter that broke it."""
+"""Builds a server from engine, gate and admin port. If a drafter breaks the engine's start, starts again without it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from outrider_crds.state import TPOT_BUCKETS_S, TTFT_BUCKETS_S, Histogram, Runti
 
 from outrider_runtime.server.admin import AdminPages, serve_admin
 from outrider_runtime.server.config import Serving
-from outrider_runtime.server.engine import Drain, EngineDiedError, EngineServer
-from outrider_runtime.server.environment import server_environment
-from outrider_runtime.server.errors import StartupError
+from outrider_runtime.server.engine_server import Drain, EngineDiedError, EngineServer
 from outrider_runtime.server.gate import App, RequestGate
 from outrider_runtime.server.health import Phase
+from outrider_runtime.server.server_environment import server_environment
+from outrider_runtime.server.server_errors import StartupError
 from outrider_runtime.server.torch_backend import started_torch_engine
 from outrider_runtime.server.vllm_backend import parse_arguments, started_vllm
 from outrider_runtime.server.watch import EngineWatch
@@ -43,6 +43,7 @@ from outrider_runtime.vllm_plugin.versions import UntestedEngineError
 
 logger = logging.getLogger(__name__)
 STOPPED_WHILE_STARTING = 128 + signal.SIGTERM
+"""Exit status, as a shell reports a process that SIGTERM ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +53,26 @@ class Listeners:
 
 
 def serve(serving: Serving, listeners: Listeners, drain: Drain) -> int:
-    """Serve until a signal or the engine's death; the exit status. Raises StartupError when it cannot start."""
+    """Serve until a signal ends the server, and return the exit status.
+
+    Raises StartupError when the server cannot start or its engine dies: either way a line says why.
+    """
     is_torch = serving.boot.engine.backend is Backend.TORCH
     plan = None if is_torch else _plan(serving)
     run_dir = serving.paths.run_dir
     watch = EngineWatch(read=lambda: read_snapshot(run_dir), blank=_blank(serving, time.time()))
     watch.start()
     serve_admin(listeners.admin, AdminPages(watch.vitals, watch.state, decisions=lambda: read_decisions(run_dir)))
-    logger.info("loading %s; state on %s%s", serving.boot.target.name, _address(listeners.admin), STATE_PATH)
+    logger.info("loading %s; its state is at %s%s", serving.boot.target.name, _address(listeners.admin), STATE_PATH)
     try:
         if plan is None:
             _serve_torch(serving, watch, listeners.api, drain)
         else:
             _serve_until_drained(plan, watch, listeners.api, drain)
     except EngineDiedError as error:
-        raise StartupError(f"{error}: {cause(run_dir) or 'its own last lines above say why'}") from error
+        raise StartupError(f"{error}: {cause(run_dir) or 'see its last log lines above'}") from error
     except _StoppedWhileStarting:
-        logger.warning("stopped while the engine was starting")
+        logger.warning("stopped by a signal while the engine was starting")
         return STOPPED_WHILE_STARTING
     return 0
 
@@ -85,15 +89,18 @@ def _plan(serving: Serving) -> LaunchPlan:
 
 
 def _check_target(name: str, location: Path) -> None:
-    """A folder must hold a model that this user can read; a name on the hub is the engine's to find."""
+    """Raise StartupError if the folder `location` holds no model that this user can read. Names on the hub pass."""
     if not location.is_absolute():
         return
     remedy = "check the path in spec.target.source, and that the pod's user may read it"
     if not os.access(location / "config.json", os.R_OK):
         raise StartupError(f"the target {name!r} is not there: {location} has no readable config.json; {remedy}")
-    closed = sorted(file.name for file in location.iterdir() if not os.access(file, os.R_OK))
-    if closed:  # safetensors writes weights that their owner alone can read
-        raise StartupError(f"the target {name!r} cannot be read: no permission for {', '.join(closed)} in {location}")
+    unreadable = sorted(file.name for file in location.iterdir() if not os.access(file, os.R_OK))
+    if unreadable:  # safetensors writes weights with mode 0600
+        files = ", ".join(unreadable)
+        raise StartupError(
+            f"the target {name!r} cannot be read: the pod's user has no permission to read {files} in {location}"
+        )
 
 
 def _serve_torch(serving: Serving, watch: EngineWatch, listener: socket.socket, drain: Drain) -> None:
@@ -104,21 +111,21 @@ def _serve_torch(serving: Serving, watch: EngineWatch, listener: socket.socket, 
 
 
 def _server(model: str, watch: EngineWatch, listener: socket.socket, drain: Drain) -> EngineServer:
-    def gated(app: App) -> App:
+    def with_gate(app: App) -> App:
         return RequestGate(app, watch.gate_facts)
 
     def announce() -> None:
         logger.info("serving %s: OpenAI API on %s/v1", model, _address(listener))
 
-    server = EngineServer(wrap=gated, drain=drain, announce=announce)
+    server = EngineServer(wrap=with_gate, drain=drain, announce=announce)
     watch.follow(server.view)
-    for number in (signal.SIGTERM, signal.SIGINT):  # until the server has handlers of its own
+    for number in (signal.SIGTERM, signal.SIGINT):  # the server replaces these handlers once the engine has started
         signal.signal(number, _stop)
     return server
 
 
 def _serve_until_drained(plan: LaunchPlan, watch: EngineWatch, listener: socket.socket, drain: Drain) -> None:
-    """A drafter that keeps the engine from starting is dropped; the pod serves without it."""
+    """Serve with vLLM. A drafter that keeps the engine from starting is dropped, and the engine started again."""
     import uvloop
 
     remaining: LaunchPlan | None = plan
@@ -132,12 +139,13 @@ def _serve_until_drained(plan: LaunchPlan, watch: EngineWatch, listener: socket.
         except Exception as error:
             if server.phase is not Phase.STARTING:
                 raise
-            remaining = _without_guilty_drafter(remaining, error)
+            remaining = _without_failed_drafter(remaining, error)
         else:
             return
 
 
-def _without_guilty_drafter(plan: LaunchPlan, error: Exception) -> LaunchPlan:
+def _without_failed_drafter(plan: LaunchPlan, error: Exception) -> LaunchPlan:
+    """Return the plan without the drafter that caused `error`. Raises StartupError if no drafter did."""
     logger.exception("the engine did not start")
     smaller = after_failure(plan, error)
     if smaller is None:
@@ -153,7 +161,7 @@ def _prepare(plan: LaunchPlan, environ: MutableMapping[str, str]) -> None:
 
 
 class _StoppedWhileStarting(SystemExit):
-    """vLLM swallows a KeyboardInterrupt where it waits for its engine, and waits on."""
+    """A signal arrived while the engine was starting. vLLM ignores a KeyboardInterrupt at that time."""
 
 
 def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -161,7 +169,7 @@ def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _blank(serving: Serving, started_at: float) -> RuntimeState:
-    """What is known before the engine reports: the classes too, so that requests may name them from the start."""
+    """Return the state before the engine's first report. It has the SLO classes, so that requests may name them."""
     classes = [
         SLOClassState(
             name=slo.name,

@@ -1,4 +1,4 @@
-"""The bundled torch engine behind HTTP."""
+"""Serves the bundled torch engine over HTTP."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outrider_runtime.server.config import Serving
-from outrider_runtime.server.engine import Drain
-from outrider_runtime.server.errors import StartupError
+from outrider_runtime.server.engine_server import Drain
 from outrider_runtime.server.gate import App
+from outrider_runtime.server.server_errors import StartupError
 
 if TYPE_CHECKING:
     import uvicorn
 
     from outrider_runtime.torch_engine.thread import Client
 
-MOST_HEADER_BYTES = 64 * 1024
+MAX_HEADER_BYTES = 64 * 1024
+"""h11, uvicorn's HTTP parser, has the same default."""
 
 
 @dataclass(slots=True)
-class TorchEngine:
+class ServedTorchEngine:
+    """The torch engine, and the OpenAI app in front of it."""
+
     client: Client
     app: Any
 
@@ -38,7 +41,7 @@ class TorchEngine:
         import uvicorn
 
         class WithoutSignals(uvicorn.Server):
-            """Signals are the caller's, who drains."""
+            """A server that leaves signals to `EngineServer`, which drains first."""
 
             @contextmanager
             def capture_signals(self) -> Iterator[None]:
@@ -47,18 +50,18 @@ class TorchEngine:
         timeout = None if drain.timeout_s is None else max(1, round(drain.timeout_s))
         config = uvicorn.Config(
             wrap(self.app), log_level="warning", timeout_graceful_shutdown=timeout,
-            http="h11", h11_max_incomplete_event_size=MOST_HEADER_BYTES,  # the other parser takes headers without end
+            http="h11", h11_max_incomplete_event_size=MAX_HEADER_BYTES,  # uvicorn's other parser has no limit
         )  # fmt: skip
         config.load()
         return WithoutSignals(config)
 
-    def served(self, *, forced: bool) -> None:
-        """Requests that were left end with the engine."""
+    def after_serving(self, *, forced: bool) -> None:
+        """Do nothing: requests that are still running end with the engine."""
 
 
 @asynccontextmanager
-async def started_torch_engine(serving: Serving) -> AsyncIterator[TorchEngine]:
-    """Raises StartupError with what cannot be served."""
+async def started_torch_engine(serving: Serving) -> AsyncIterator[ServedTorchEngine]:
+    """Load the torch engine; it stops at the end of the context. Raises StartupError for an unsupported model."""
     try:
         from outrider_runtime.torch_engine.app import Service, make_app
         from outrider_runtime.torch_engine.architecture import UnsupportedModelError
@@ -75,7 +78,7 @@ async def started_torch_engine(serving: Serving) -> AsyncIterator[TorchEngine]:
     name = serving.boot.target.name
     service = Service(name, loaded.text, loaded.vocabulary, loaded.engine.longest, client)
     try:
-        yield TorchEngine(client, make_app(service))
+        yield ServedTorchEngine(client, make_app(service))
     finally:
         loaded.reporter.stop()
         client.stop()

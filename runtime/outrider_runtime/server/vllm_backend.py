@@ -1,7 +1,7 @@
-"""The one module that touches vLLM's server: arguments, engine client and app.
+"""Starts vLLM's server: its arguments, engine client and app. No other module uses that part of vLLM.
 
-It is vLLM's own start (`vllm.entrypoints.launchers.api_server.entry`). vLLM is imported inside functions: the
-environment must be complete before.
+It follows vLLM's own start (`vllm.entrypoints.launchers.api_server.entry`). vLLM is imported inside functions, because
+its environment variables must be set before.
 """
 
 from __future__ import annotations
@@ -13,22 +13,24 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from outrider_runtime.server.engine import Drain
-from outrider_runtime.server.errors import StartupError
+from outrider_runtime.server.engine_server import Drain
 from outrider_runtime.server.gate import App
 from outrider_runtime.server.schema_gate import Compiler, SchemaGate
+from outrider_runtime.server.server_errors import StartupError
 from outrider_runtime.vllm_plugin.arguments import prepare_vllm
 
 if TYPE_CHECKING:
     import uvicorn
 
-UNBOUNDED_DRAIN_S = 24 * 3600
+UNLIMITED_DRAIN_S = 24 * 3600
+"""vLLM needs a number where a drain has no limit; longer than any request runs."""
 TEARDOWN_S = 10
+"""Time in which an idle engine frees its device."""
 
 
 @dataclass(slots=True)
-class VLLM:
-    """vLLM's engine client, and the app over it."""
+class ServedVLLM:
+    """vLLM's engine client, and vLLM's OpenAI app in front of it."""
 
     client: Any
     app: Any
@@ -50,22 +52,25 @@ class VLLM:
         self.app.state.server = server = _http_server(self.app, self.arguments, drain)
         return server
 
-    def served(self, *, forced: bool) -> None:
-        # No request is left that the engine should wait for; it only has to let go of its device.
+    def after_serving(self, *, forced: bool) -> None:
+        # The engine has no requests left to wait for. It only has to free its device.
         self.client.vllm_config.shutdown_timeout = 0 if forced else TEARDOWN_S
 
 
 def add_innermost(app: Any, wrap: Callable[[App], App]) -> None:
-    """Put a middleware right around the routes, inside all that are there: they know the root path, ask for keys, and
-    give errors the headers that browsers need."""
+    """Add a middleware directly around the routes, inside all others.
+
+    vLLM's own middleware outside it sets the root path, checks API keys, and adds to errors the headers that browsers
+    need.
+    """
     from starlette.middleware import Middleware
 
     app.user_middleware.append(Middleware(wrap))
-    app.middleware_stack = None  # vLLM has built it already: the app makes it again at its next call
+    app.middleware_stack = None  # vLLM has built the stack already; None makes the app build it again
 
 
 def schema_compiler(backend: str) -> Compiler | None:
-    """What the engine compiles JSON schemas with; None where vLLM itself checks with the same one."""
+    """Return the compiler that the engine uses for JSON schemas; None if vLLM's own check uses the same one."""
     if backend not in ("auto", "xgrammar"):
         return None
     from xgrammar import Grammar
@@ -77,7 +82,8 @@ def schema_compiler(backend: str) -> Compiler | None:
 
 
 @asynccontextmanager
-async def started_vllm(arguments: Namespace) -> AsyncIterator[VLLM]:
+async def started_vllm(arguments: Namespace) -> AsyncIterator[ServedVLLM]:
+    """Load vLLM's engine in a process of its own, and build its app; the engine stops at the end of the context."""
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
     from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
     from vllm.entrypoints.launchers.app import build_app
@@ -86,17 +92,17 @@ async def started_vllm(arguments: Namespace) -> AsyncIterator[VLLM]:
 
     engine_core.install()
     async with build_async_engine_client(arguments) as client:
-        from outrider_runtime.vllm_plugin.bounded_input import BoundedInput  # nothing of the runner's before the fork
+        from outrider_runtime.vllm_plugin.bounded_input import BoundedInput  # imports torch: not before vLLM's fork
 
         client.input_processor = BoundedInput(client.vllm_config, client.renderer)
         tasks = await client.get_supported_tasks()
         app = build_app(arguments, tasks, client.model_config)
         await init_app_state(client, app.state, arguments, tasks)
-        yield VLLM(client, app, arguments)
+        yield ServedVLLM(client, app, arguments)
 
 
 def parse_arguments(words: list[str], drain: Drain) -> Namespace:
-    """vLLM's own parse of its server's arguments. Raises StartupError with the argument that it does not take."""
+    """Parse the arguments of `vllm serve` with vLLM's own parser. Raises StartupError that names a wrong argument."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
     from vllm.logger import configure_logging_from_args
@@ -104,19 +110,19 @@ def parse_arguments(words: list[str], drain: Drain) -> Namespace:
 
     class Parser(FlexibleArgumentParser):  # type: ignore[misc]
         def error(self, message: str) -> NoReturn:
-            raise StartupError(f"the engine does not take its arguments: {message}; see spec.engine.extraArgs")
+            raise StartupError(f"vLLM does not accept its arguments: {message}; see spec.engine.extraArgs")
 
     cli_env_setup()
     prepare_vllm()
     arguments: Namespace = make_arg_parser(Parser(prog="vllm serve")).parse_args(words)
     arguments.model = arguments.model_tag
-    # Ctrl-C in a terminal goes to every process: the engine's, too, must finish its requests then.
-    arguments.shutdown_timeout = math.ceil(UNBOUNDED_DRAIN_S if drain.timeout_s is None else drain.timeout_s)
+    # Ctrl-C in a terminal reaches the engine's process, too, which must then finish its requests as well.
+    arguments.shutdown_timeout = math.ceil(UNLIMITED_DRAIN_S if drain.timeout_s is None else drain.timeout_s)
     configure_logging_from_args(arguments)
     try:
         validate_parsed_serve_args(arguments)
     except (TypeError, ValueError) as error:
-        raise StartupError(f"the engine does not take its arguments: {error}; see spec.engine.extraArgs") from error
+        raise StartupError(f"vLLM does not accept its arguments: {error}; see spec.engine.extraArgs") from error
     return arguments
 
 

@@ -1,7 +1,7 @@
-"""Follows the engine from the API server's process: its snapshots, whether it gets on, and what both say together.
+"""Watches the engine from the API server's process: reads its snapshots and notes whether it makes progress.
 
-Ages are taken with the monotonic clock from when a change was seen here, so that neither a step of the wall clock
-nor a suspended machine makes an engine look dead.
+Ages are measured with the monotonic clock, from the moment when this process saw a change. So neither a jump of the
+wall clock nor a suspended machine makes an engine look dead.
 """
 
 from __future__ import annotations
@@ -18,45 +18,48 @@ from outrider_runtime.server.gate import GateFacts
 from outrider_runtime.server.health import Phase, Vitals, plugin_reports, why_not_ready
 
 logger = logging.getLogger(__name__)
-POLL_S = 0.25
+POLL_INTERVAL_S = 0.25
+"""The engine writes a snapshot as often."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
-    """What the API server knows of itself and of its engine client."""
+    """What the API server knows about itself and its engine client."""
 
     phase: Phase = Phase.STARTING
     engine_dead: bool = False
     unfinished: int = 0
-    """Requests that the engine client waits for."""
+    """Requests that the engine has not finished."""
     loop_beat: float | None = None
-    """Monotonic time at which the event loop last ran; None before it serves."""
+    """Monotonic time at which the event loop last ran, in seconds; None before it serves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """The last snapshot, and when (monotonic) something last moved."""
+    """The engine's last snapshot, and when this process saw a change in it (monotonic times in seconds)."""
 
     state: RuntimeState | None
     reported_at: float | None
+    """When a new snapshot was last seen; None before the first."""
     progressed_at: float
+    """When the engine was last seen to have finished a step, or to have no requests."""
 
 
-def sight(before: Sighting, state: RuntimeState | None, unfinished: int, at: float) -> Sighting:
-    """The sighting after reading `state` at monotonic time `at`."""
+def sight(previous: Sighting, state: RuntimeState | None, unfinished: int, at: float) -> Sighting:
+    """Return the sighting after `state` was read at monotonic time `at`. state: None before the first snapshot."""
     if state is None:
-        return replace(before, progressed_at=at if not unfinished else before.progressed_at)
-    is_new = before.state is None or state.now != before.state.now
-    stepped = before.state is None or state.steps != before.state.steps
+        return replace(previous, progressed_at=at if not unfinished else previous.progressed_at)
+    is_new = previous.state is None or state.now != previous.state.now
+    stepped = previous.state is None or state.steps != previous.state.steps
     return Sighting(
         state=state,
-        reported_at=at if is_new else before.reported_at,
-        progressed_at=at if stepped or not unfinished else before.progressed_at,
+        reported_at=at if is_new else previous.reported_at,
+        progressed_at=at if stepped or not unfinished else previous.progressed_at,
     )
 
 
 class EngineWatch:
-    """Polls the snapshot from a thread of its own; everything it hands out is a frozen value."""
+    """Polls the engine's snapshot from a thread of its own. All its results are frozen values, safe in any thread."""
 
     def __init__(
         self,
@@ -73,14 +76,15 @@ class EngineWatch:
         self._sighting = Sighting(state=None, reported_at=None, progressed_at=clock())
 
     def follow(self, server: Callable[[], ServerView]) -> None:
-        """From now on `server` says how the API server is."""
+        """Set the function that describes the API server. It changes when a server is started again."""
         self._server = server
 
     def start(self) -> None:
+        """Poll from a daemon thread until the process ends."""
         threading.Thread(target=self._poll_forever, name="outrider-watch", daemon=True).start()
 
     def poll(self) -> None:
-        """Look once. A snapshot that cannot be read is an old one: readiness and liveness follow from its age."""
+        """Read the snapshot once. If it cannot be read, the previous one stays, and the probes judge its age."""
         try:
             state = self._read()
         except (OSError, ValueError) as error:
@@ -91,24 +95,27 @@ class EngineWatch:
     def _poll_forever(self) -> None:
         while True:
             self.poll()
-            time.sleep(POLL_S)
+            time.sleep(POLL_INTERVAL_S)
 
     def vitals(self) -> Vitals:
-        server, sighting, now = self._server(), self._sighting, self._clock()
+        """Return what the probes are decided from."""
+        server = self._server()
+        sighting = self._sighting
+        time_s = self._clock()
         return Vitals(
             phase=server.phase,
             engine_dead=server.engine_dead,
             plugin_active=sighting.state is not None and sighting.state.plugin_active,
-            report_age_s=None if sighting.reported_at is None else now - sighting.reported_at,
-            progress_age_s=now - sighting.progressed_at,
-            loop_age_s=0.0 if server.loop_beat is None else now - server.loop_beat,
+            report_age_s=None if sighting.reported_at is None else time_s - sighting.reported_at,
+            progress_age_s=time_s - sighting.progressed_at,
+            loop_age_s=0.0 if server.loop_beat is None else time_s - server.loop_beat,
         )
 
     def state(self) -> RuntimeState:
-        """The document of `GET /outrider/state`: the engine core's snapshot and what only the server knows."""
+        """Return the document of the page `/outrider/state`: the engine's snapshot, with the server's own fields."""
         vitals = self.vitals()
-        known = self._sighting.state or self._blank
-        return known.model_copy(
+        snapshot = self._sighting.state or self._blank
+        return snapshot.model_copy(
             update={
                 "now": self._wall_clock(),
                 "started_at": self._blank.started_at,
@@ -118,7 +125,9 @@ class EngineWatch:
         )
 
     def gate_facts(self) -> GateFacts:
-        known = self._sighting.state or self._blank
+        """Return what the gate decides from. SLO classes come from the engine, which reads the hot config."""
+        snapshot = self._sighting.state or self._blank
         return GateFacts(
-            slo_classes=tuple(slo.name for slo in known.slo_classes), draining=self._server().phase is Phase.DRAINING
+            slo_classes=tuple(slo.name for slo in snapshot.slo_classes),
+            draining=self._server().phase is Phase.DRAINING,
         )

@@ -15,8 +15,8 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from outrider_runtime.server.errors import RequestError
 from outrider_runtime.server.gate import DOCUMENT
+from outrider_runtime.server.server_errors import RequestError
 from outrider_runtime.torch_engine import requests
 from outrider_runtime.torch_engine.answers import Chats, Completions, Piece, piece_of, usage
 from outrider_runtime.torch_engine.engine import Output

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from outrider_runtime.server.errors import RequestError
 from outrider_runtime.server.limits import MAX_CHOICES
+from outrider_runtime.server.server_errors import RequestError
 
 
 class Longest(NamedTuple):

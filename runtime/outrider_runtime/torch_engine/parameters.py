@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from outrider_runtime.server.errors import RequestError
+from outrider_runtime.server.server_errors import RequestError
 from outrider_runtime.torch_engine.protocol import MISSHAPEN, Ask
 from outrider_runtime.torch_engine.requests import Sampling, Stops
 

@@ -15,7 +15,7 @@ import yaml
 from outrider_crds.generate import crd
 from outrider_operator import condition_metrics, telemetry
 from outrider_operator.configuration import read_configuration
-from outrider_runtime.server.metrics import METRICS
+from outrider_runtime.server.runtime_metrics import METRICS
 from prometheus_client.metrics import MetricWrapperBase
 
 from setup.binaries import prometheus_operator_crds

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from outrider_crds.state import RuntimeState
-from outrider_runtime.server.admin import NEWS_S, AdminPages, serve_admin
+from outrider_runtime.server.admin import PAGE_LIFETIME_S, AdminPages, serve_admin
 from outrider_runtime.server.health import Phase, Vitals
 from outrider_runtime.server.listeners import listen
 from prometheus_client import CollectorRegistry, Counter
@@ -62,7 +62,7 @@ def pod() -> Iterator[Pod]:
         made.server.stop()
 
 
-def test_probes_answer_with_a_sentence(pod: Pod) -> None:
+def test_failed_probe_answers_with_the_reason(pod: Pod) -> None:
     """`kubectl describe pod` shows the body of a failed probe."""
     assert pod.get("/readyz")[::2] == (200, "ok\n")
     assert pod.get("/livez")[::2] == (200, "ok\n")
@@ -74,14 +74,14 @@ def test_probes_answer_with_a_sentence(pod: Pod) -> None:
     assert pod.get("/livez")[0] == 503
 
 
-def test_the_last_decisions_are_lines_for_people(pod: Pod) -> None:
+def test_decisions_are_served_as_text(pod: Pod) -> None:
     assert pod.get("/outrider/why")[::2] == (200, "no decision yet\n")
-    time.sleep(NEWS_S)
+    time.sleep(PAGE_LIFETIME_S)
     pod.decisions = "12:00:00.00 2 requests: k = 0\n"
     assert pod.get("/outrider/why")[2] == pod.decisions
 
 
-def test_the_state_is_the_contracts_document(pod: Pod) -> None:
+def test_state_page_parses_as_runtime_state(pod: Pod) -> None:
     """The operator parses it with the same model."""
     status, kind, text = pod.get("/outrider/state")
     assert (status, kind) == (200, "application/json")
@@ -89,7 +89,7 @@ def test_the_state_is_the_contracts_document(pod: Pod) -> None:
     assert json.loads(text)["schemaVersion"] == 1
 
 
-def test_metrics_hold_the_engines_and_ours(pod: Pod) -> None:
+def test_metrics_page_has_the_engines_and_outriders(pod: Pod) -> None:
     """One scrape gets both."""
     status, kind, text = pod.get("/metrics")
     assert status == 200
@@ -98,23 +98,23 @@ def test_metrics_hold_the_engines_and_ours(pod: Pod) -> None:
     assert 'outrider_steps_total{outrider_namespace="demo",outrider_service="chat"} 3.0' in text
 
 
-def test_an_unknown_page_is_a_404_that_names_the_known_ones(pod: Pod) -> None:
-    """For the person with curl."""
+def test_unknown_page_is_a_404_that_lists_the_pages(pod: Pod) -> None:
+    """Helps a user with curl to find the right page."""
     status, _, text = pod.get("/stats")
     assert status == 404
     assert "/outrider/state" in text
 
 
-def test_a_page_that_fails_does_not_take_the_probes_with_it(pod: Pod) -> None:
+def test_probe_is_answered_after_another_page_failed(pod: Pod) -> None:
     """A bug in the state must not get a serving pod restarted."""
     pod.steps = -1
     assert pod.get("/outrider/state")[0] == 500
     assert pod.get("/livez")[0] == 200
 
 
-def test_many_scrapes_cost_as_much_as_one() -> None:
+def test_page_is_made_once_for_many_scrapes() -> None:
     """A page is made again only when there can be news, so that a flood of scrapes leaves the engine its processor."""
-    now, made = [0.0], [0]
+    time_s, made = [0.0], [0]
 
     def state() -> RuntimeState:
         made[0] += 1
@@ -123,9 +123,9 @@ def test_many_scrapes_cost_as_much_as_one() -> None:
             plugin_active=True, steps=made[0],
         )  # fmt: skip
 
-    pages = AdminPages(lambda: Vitals(phase=Phase.SERVING), state, CollectorRegistry(), clock=lambda: now[0])
+    pages = AdminPages(lambda: Vitals(phase=Phase.SERVING), state, CollectorRegistry(), clock=lambda: time_s[0])
     made[0] = 0
     first = {pages.answer("/outrider/state").body for _ in range(50)}
     assert (made[0], len(first)) == (1, 1)
-    now[0] += NEWS_S
+    time_s[0] += PAGE_LIFETIME_S
     assert pages.answer("/outrider/state").body not in first

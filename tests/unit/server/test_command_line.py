@@ -1,4 +1,4 @@
-"""What a user is told when `outrider-runtime serve` cannot start."""
+"""Messages for a user when `outrider-runtime serve` cannot start."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def _fails(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ([], "boot.json is not valid"),
     ],
 )
-def test_a_boot_config_that_cannot_be_used_is_named(
+def test_invalid_boot_config_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], boot: object, sentence: str
 ) -> None:
     """One sentence with the file and the field, and exit status 1: no traceback."""
     assert sentence in _fails(_files(tmp_path, boot=boot), capsys)
 
 
-def test_a_missing_or_binary_config_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_or_binary_config_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Unreadable is not the same as invalid."""
     arguments = _files(tmp_path)
     (tmp_path / "boot.json").write_bytes(b"\xff\xfe")
@@ -81,12 +81,12 @@ def test_a_missing_or_binary_config_is_named(tmp_path: Path, capsys: pytest.Capt
     assert "No such file" in _fails(arguments, capsys)
 
 
-def test_a_corrupt_hot_config_stops_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_hot_config_stops_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """There is no config before it that could stay in force."""
     assert "hot.json is not valid: mode" in _fails(_files(tmp_path, hot={**HOT, "mode": "Sometimes"}), capsys)
 
 
-def test_a_target_that_is_not_in_its_volume_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_target_missing_from_its_volume_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Issue 3: the model path does not exist."""
     message = _fails(_files(tmp_path), capsys)
     assert "the target 'tiny' is not there: /var/lib/outrider/models/target has no readable config.json" in message
@@ -94,7 +94,7 @@ def test_a_target_that_is_not_in_its_volume_is_named(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="changes its user, which needs root")
-def test_weights_that_the_pods_user_may_not_read_are_named(tmp_path: Path) -> None:
+def test_unreadable_weights_are_named(tmp_path: Path) -> None:
     """safetensors writes mode 0600: a root user's conversion is closed to a non-root pod."""
     model = tmp_path / "model"
     model.mkdir()
@@ -107,7 +107,7 @@ def test_weights_that_the_pods_user_may_not_read_are_named(tmp_path: Path) -> No
             folder.chmod(0o755)
     status, stderr = _as_pods_user(arguments, tmp_path / "stderr")
     assert status == 1
-    assert "no permission for model.safetensors" in stderr
+    assert "no permission to read model.safetensors" in stderr
     assert "Traceback" not in stderr
 
 
@@ -125,8 +125,8 @@ def _as_pods_user(arguments: list[str], output: Path) -> tuple[int, str]:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), output.read_text()
 
 
-def test_a_laptop_is_told_where_the_target_was_looked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The path itself, the model root, and beside the manifest."""
+def test_missing_target_is_reported_with_searched_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Searched: the path itself, the model root, and the folder of the manifest."""
     manifest = tmp_path / "chat.yaml"
     manifest.write_text(MANIFEST)
     message = _fails(["serve", "-f", str(manifest), "--model-root", str(tmp_path / "root")], capsys)
@@ -134,7 +134,7 @@ def test_a_laptop_is_told_where_the_target_was_looked_for(tmp_path: Path, capsys
         assert folder in message
 
 
-def test_a_claim_needs_kubernetes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_claim_is_refused_without_kubernetes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A pvc source has no meaning on a laptop."""
     manifest = tmp_path / "chat.yaml"
     manifest.write_text(MANIFEST.replace("{hostPath: {path: /nowhere/tiny}}", "{pvc: {claimName: disk, path: tiny}}"))
@@ -143,9 +143,7 @@ def test_a_claim_needs_kubernetes(tmp_path: Path, capsys: pytest.CaptureFixture[
     )
 
 
-def test_a_manifest_that_the_api_server_would_refuse_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_manifest_that_breaks_an_api_rule_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`serve -f` holds the same rules."""
     manifest = tmp_path / "chat.yaml"
     manifest.write_text(MANIFEST.replace("products: [cpu]", "products: [cpu, NVIDIA-H200]"))
@@ -155,7 +153,7 @@ def test_a_manifest_that_the_api_server_would_refuse_is_refused(
     assert "cannot read" in _fails(["serve", "-f", str(tmp_path / "other.yaml")], capsys)
 
 
-def test_a_port_in_use_is_found_before_the_model_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_port_in_use_is_reported_before_the_model_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And the message names the option that chooses another."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -169,7 +167,7 @@ def test_a_port_in_use_is_found_before_the_model_loads(tmp_path: Path, capsys: p
     assert "70000 is not a port" in capsys.readouterr().err
 
 
-def test_both_ports_listen_on_every_address_in_a_pod() -> None:
+def test_ports_listen_on_every_address_in_a_pod() -> None:
     """Clusters are IPv4, IPv6 or both."""
     with listen("", 0, "--port") as listener:
         port = listener.getsockname()[1]
@@ -178,7 +176,7 @@ def test_both_ports_listen_on_every_address_in_a_pod() -> None:
             socket.create_connection(("::1", port), timeout=60).close()
 
 
-def test_an_untested_engine_is_refused(
+def test_untested_vllm_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server refuses to start on a vLLM that was not tested, naming those that were."""
@@ -195,14 +193,14 @@ def test_an_untested_engine_is_refused(
     "arguments", [[], ["serve", "--drain-grace", "soon"], ["serve", "-f", "x", "--config", "y"], ["sing"]]
 )
 def test_wrong_usage_ends_with_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """As every command line does."""
+    """Exit status 2 is what users of command lines expect."""
     with pytest.raises(SystemExit) as exit_:
         command.main(arguments)
     assert exit_.value.code == 2
     assert "usage: outrider-runtime" in capsys.readouterr().err
 
 
-def test_nothing_stays_behind_when_the_start_fails(
+def test_run_folder_is_deleted_when_the_start_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run folder lies in memory; a crash loop must not fill it."""

@@ -58,7 +58,7 @@ async def service() -> AsyncIterator[Service]:
     await made.client.aclose()
 
 
-async def test_a_request_without_a_class_reaches_the_engine_byte_for_byte(service: Service) -> None:
+async def test_request_without_class_reaches_engine_byte_for_byte(service: Service) -> None:
     """The gate does not rewrite what it does not have to."""
     body = b'{ "prompt" : "\xc3\xa9\\u00e9", "n":1}'
     answer = await service.client.post(CHAT, content=body)
@@ -66,7 +66,7 @@ async def test_a_request_without_a_class_reaches_the_engine_byte_for_byte(servic
     assert service.engine.bodies == [body]
 
 
-async def test_the_header_reaches_the_engine_as_an_argument(service: Service) -> None:
+async def test_header_reaches_the_engine_as_xargs(service: Service) -> None:
     """vLLM hands vllm_xargs to the scheduler; headers end at the API server."""
     await service.post({"prompt": "x"}, X_SLO_Class="batch")
     assert service.reached() == {"prompt": "x", "vllm_xargs": {"slo_class": "batch"}}
@@ -74,7 +74,7 @@ async def test_the_header_reaches_the_engine_as_an_argument(service: Service) ->
 
 
 async def test_own_slo_in_llm_d_headers_reaches_the_engine(service: Service) -> None:
-    """The gateway's word holds, whatever class the client behind it wrote; a class in a header says more."""
+    """The gateway's times replace a class in the client's body, but not a class in a header."""
     body = {"prompt": "x", "vllm_xargs": {"slo_class": "batch"}}
     await service.post(body, x_llm_d_slo_tpot_ms="30", X_LLM_D_SLO_TTFT_MS="1500.5")
     assert service.reached()["vllm_xargs"] == {"slo_tpot_ms": 30.0, "slo_ttft_ms": 1500.5}
@@ -90,11 +90,11 @@ async def test_own_slo_that_is_no_time_is_refused_by_name(service: Service, valu
     assert service.engine.bodies == []
 
 
-async def test_clients_cannot_write_their_own_slo_into_the_body(service: Service) -> None:
+async def test_own_slo_in_the_body_is_refused(service: Service) -> None:
     assert (await service.post({"prompt": "x", "vllm_xargs": {"slo_tpot_ms": 1.0}})).status_code == 400
 
 
-async def test_answers_stream_through_chunk_by_chunk(service: Service) -> None:
+async def test_answer_streams_chunk_by_chunk(service: Service) -> None:
     """A buffering gate would break streaming."""
     sent: list[MutableMapping[str, Any]] = []
 
@@ -109,7 +109,7 @@ async def test_answers_stream_through_chunk_by_chunk(service: Service) -> None:
     assert sent[1]["more_body"]
 
 
-async def test_the_engine_still_sees_the_client_hang_up(service: Service) -> None:
+async def test_engine_sees_that_the_client_disconnected(service: Service) -> None:
     """vLLM aborts a request whose client is gone: it waits on `receive` after the body."""
     seen: list[str] = []
 
@@ -133,7 +133,7 @@ async def test_the_engine_still_sees_the_client_hang_up(service: Service) -> Non
     assert seen == ["http.request", "http.disconnect"]
 
 
-async def test_a_client_that_leaves_before_its_body_is_complete_is_forgotten(service: Service) -> None:
+async def test_client_that_leaves_mid_body_gets_no_answer(service: Service) -> None:
     """No answer, no error, nothing for the engine."""
     messages: list[dict[str, Any]] = [
         {"type": "http.request", "body": b"{", "more_body": True},
@@ -161,7 +161,7 @@ async def test_a_client_that_leaves_before_its_body_is_complete_is_forgotten(ser
         (b'{"n": 1000000}', {}, "n", "at most 128 choices"),
     ],
 )
-async def test_a_refused_request_gets_an_openai_style_error(
+async def test_refused_request_gets_an_openai_style_error(
     service: Service, body: bytes, headers: dict[str, str], param: str | None, sentence: str
 ) -> None:
     """Issue 3: a 4xx with an OpenAI-style error body; the engine sees nothing of it."""
@@ -174,14 +174,14 @@ async def test_a_refused_request_gets_an_openai_style_error(
     assert service.engine.bodies == []
 
 
-async def test_a_removed_class_is_refused_from_the_next_request_on(service: Service) -> None:
+async def test_removed_class_is_refused_at_the_next_request(service: Service) -> None:
     """SLO classes are hot: the gate follows the config in force."""
     assert (await service.post({}, X_SLO_Class="batch")).status_code == 200
     service.facts = GateFacts(slo_classes=("interactive",), draining=False)
     assert (await service.post({}, X_SLO_Class="batch")).status_code == 400
 
 
-async def test_a_draining_pod_serves_on_and_sends_its_clients_away(service: Service) -> None:
+async def test_draining_pod_serves_and_closes_connections(service: Service) -> None:
     """Endpoints take a while to forget a pod: requests are served, connections are not kept."""
     service.facts = GateFacts(slo_classes=(), draining=True)
     answer = await service.post({"prompt": "x"})
@@ -189,7 +189,7 @@ async def test_a_draining_pod_serves_on_and_sends_its_clients_away(service: Serv
     assert answer.headers["connection"] == "close"
 
 
-async def test_metrics_and_raw_engine_routes_are_not_open_to_clients(service: Service) -> None:
+async def test_metrics_and_raw_engine_routes_are_closed_to_clients(service: Service) -> None:
     """State, metrics and probes on an admin port that the Service does not expose."""
     for path in ("/metrics", "/inference/v1/generate", "/v1/load_lora_adapter", "/scale_elastic_ep", "/invocations"):
         answer = await service.client.post(path, content=b"{}")
@@ -199,7 +199,7 @@ async def test_metrics_and_raw_engine_routes_are_not_open_to_clients(service: Se
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/messages/count_tokens"])
-async def test_what_only_asks_for_tokens_is_strict_json_too(service: Service, path: str) -> None:
+async def test_tokenizer_requests_are_strict_json(service: Service, path: str) -> None:
     """Bug: a tokenizer that gets half of a character raises, which was a 500."""
     answer = await service.client.post(path, content=b'{"prompt": "\\ud800"}', headers={"X-SLO-Class": "gold"})
     assert answer.status_code == 400
@@ -210,7 +210,7 @@ async def test_what_only_asks_for_tokens_is_strict_json_too(service: Service, pa
     assert service.engine.bodies == [body]
 
 
-async def test_a_body_too_large_for_any_model_is_refused_before_it_is_whole(service: Service) -> None:
+async def test_body_over_the_limit_is_refused_while_it_is_read(service: Service) -> None:
     """One client must not be able to fill the pod's memory."""
     chunk = b"x" * (1 << 20)
     received = 0
@@ -227,7 +227,7 @@ async def test_a_body_too_large_for_any_model_is_refused_before_it_is_whole(serv
     assert received <= MAX_BODY_BYTES // len(chunk) + 2
 
 
-async def test_a_websocket_is_closed(service: Service) -> None:
+async def test_websocket_is_closed(service: Service) -> None:
     """vLLM's own realtime route stays closed, as every route that is not named open."""
     sent: list[MutableMapping[str, Any]] = []
 
@@ -239,7 +239,7 @@ async def test_a_websocket_is_closed(service: Service) -> None:
     assert service.engine.bodies == []
 
 
-async def test_the_engine_apps_lifespan_runs(service: Service) -> None:
+async def test_lifespan_of_the_engines_app_runs(service: Service) -> None:
     """vLLM's app starts its background tasks there."""
     await service.gate({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
     assert service.engine.lifespans == 1

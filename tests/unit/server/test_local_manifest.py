@@ -13,7 +13,7 @@ from outrider_runtime.local_manifest import LocalManifestError, load_local_servi
 from outrider_runtime.paths import Paths
 from outrider_runtime.server import hot_manifest
 from outrider_runtime.server.config import Serving, from_manifest
-from outrider_runtime.server.hot_manifest import take_over
+from outrider_runtime.server.hot_manifest import apply_manifest
 from outrider_runtime.vllm_plugin.launch import plan_launch, target_location
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
-    """The example beside its models, in folders of this test."""
+    """The example with its models next to it, in folders of this test."""
     folder = tmp_path / "examples"
     for model in ("smollm2-135m-instruct", "smollm2-135m-eagle3"):
         (folder / "models" / model).mkdir(parents=True)
@@ -46,23 +46,23 @@ def _hot(serving: Serving) -> HotConfig:
     return HotConfig.model_validate_json(Path(serving.paths.hot_file).read_text())
 
 
-def test_models_beside_the_manifest_are_found(manifest: Path, tmp_path: Path) -> None:
-    """The EAGLE-3 head of the example is in the repository, beside the example."""
+def test_models_next_to_the_manifest_are_used(manifest: Path, tmp_path: Path) -> None:
+    """The EAGLE-3 head of the example is in the repository, next to the example."""
     boot = load_local_service(manifest, tmp_path / "root").boot
     assert boot.target.source.host_path is not None
     assert boot.target.source.host_path.path == str(manifest.parent / "models" / "smollm2-135m-instruct")
 
 
-def test_the_model_root_comes_before_the_manifests_folder(manifest: Path, tmp_path: Path) -> None:
+def test_model_root_comes_before_the_manifests_folder(manifest: Path, tmp_path: Path) -> None:
     """What the user names wins over what happens to lie there."""
-    wanted = tmp_path / "root" / "smollm2-135m-instruct"
-    wanted.mkdir(parents=True)
+    folder = tmp_path / "root" / "smollm2-135m-instruct"
+    folder.mkdir(parents=True)
     boot = load_local_service(manifest, tmp_path / "root").boot
     assert boot.target.source.host_path is not None
-    assert boot.target.source.host_path.path == str(wanted)
+    assert boot.target.source.host_path.path == str(folder)
 
 
-def test_a_path_that_exists_is_taken_as_it_is(manifest: Path, tmp_path: Path) -> None:
+def test_existing_path_is_used_unchanged(manifest: Path, tmp_path: Path) -> None:
     """The manifest means the same folder on a laptop as on a node."""
     there = tmp_path / "there"
     there.mkdir()
@@ -72,7 +72,7 @@ def test_a_path_that_exists_is_taken_as_it_is(manifest: Path, tmp_path: Path) ->
     assert boot.target.source.host_path.path == str(there)
 
 
-def test_the_engine_is_given_the_folder_and_clients_keep_the_name(manifest: Path, tmp_path: Path) -> None:
+def test_engine_gets_the_folder_and_clients_keep_the_name(manifest: Path, tmp_path: Path) -> None:
     """Clients send the model's name from the manifest, wherever it lies."""
     serving = _serving(manifest, tmp_path)
     plan = plan_launch(serving.boot, serving.hot, serving.paths)
@@ -80,7 +80,7 @@ def test_the_engine_is_given_the_folder_and_clients_keep_the_name(manifest: Path
     assert plan.boot.target.name == "smollm2-135m-instruct"
 
 
-def test_a_draft_that_is_not_here_is_dropped_and_named(manifest: Path, tmp_path: Path) -> None:
+def test_missing_draft_is_dropped_and_named(manifest: Path, tmp_path: Path) -> None:
     """A drafter that cannot load is dropped, the server serves on."""
     (manifest.parent / "models" / "smollm2-135m-eagle3").rmdir()
     serving = _serving(manifest, tmp_path)
@@ -89,56 +89,54 @@ def test_a_draft_that_is_not_here_is_dropped_and_named(manifest: Path, tmp_path:
     assert plan.pool.hosted
 
 
-def test_an_edit_of_a_hot_field_takes_effect_without_a_restart(manifest: Path, tmp_path: Path) -> None:
+def test_edit_of_a_hot_field_takes_effect_without_restart(manifest: Path, tmp_path: Path) -> None:
     """`mode: Off` must not reload a model; on a laptop neither."""
     serving = _serving(manifest, tmp_path)
     before = config_hash(_hot(serving))
     _edit(manifest, mode="Off")
-    take_over(manifest, tmp_path / "root", serving)
+    apply_manifest(manifest, tmp_path / "root", serving)
     assert _hot(serving).mode == "Off"
     assert config_hash(_hot(serving)) != before
 
 
-def test_a_drafter_is_paused_without_a_restart(
+def test_drafter_is_paused_without_restart(
     manifest: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:  # fmt: skip
-    """A head that proposes badly goes at once, and the target is not loaded anew for it."""
+    """A head that proposes badly is paused at once, without loading the target again."""
     serving = _serving(manifest, tmp_path)
     document = yaml.safe_load(manifest.read_text())
     document["spec"]["draftPool"][0]["paused"] = True
     manifest.write_text(yaml.safe_dump(document))
     with caplog.at_level(logging.WARNING):
-        take_over(manifest, tmp_path / "root", serving)
+        apply_manifest(manifest, tmp_path / "root", serving)
     assert _hot(serving).paused_drafters == [document["spec"]["draftPool"][0]["name"]]
     assert "restart" not in caplog.text
 
 
-def test_a_broken_edit_changes_nothing(manifest: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_edit_changes_nothing(manifest: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An editor saves half a file sooner or later."""
     serving = _serving(manifest, tmp_path)
     before = _hot(serving)
     _edit(manifest, mode="Sometimes")
     with caplog.at_level(logging.ERROR):
-        take_over(manifest, tmp_path / "root", serving)
+        apply_manifest(manifest, tmp_path / "root", serving)
     assert _hot(serving) == before
     assert "the changed manifest is not used" in caplog.text
 
 
-def test_an_edit_that_needs_a_restart_is_named(
-    manifest: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_edit_that_needs_a_restart_is_logged(manifest: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Lowering the draft length is hot; raising it above the value at the start is not."""
     serving = _serving(manifest, tmp_path)
     with caplog.at_level(logging.WARNING):
         _edit(manifest, maxDraftTokens=2)
-        take_over(manifest, tmp_path / "root", serving)
+        apply_manifest(manifest, tmp_path / "root", serving)
         assert "after a restart" not in caplog.text
         _edit(manifest, maxDraftTokens=9)
-        take_over(manifest, tmp_path / "root", serving)
+        apply_manifest(manifest, tmp_path / "root", serving)
         assert "after a restart" in caplog.text
 
 
-def test_reordering_the_pool_takes_effect_without_a_restart(
+def test_new_order_of_the_pool_takes_effect_without_restart(
     manifest: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Mode Static asks the first drafter: the new order is written where the engine reads it."""
@@ -147,19 +145,19 @@ def test_reordering_the_pool_takes_effect_without_a_restart(
     document["spec"]["draftPool"].reverse()
     manifest.write_text(yaml.safe_dump(document))
     with caplog.at_level(logging.WARNING):
-        take_over(manifest, tmp_path / "root", serving)
+        apply_manifest(manifest, tmp_path / "root", serving)
     assert "after a restart" not in caplog.text
     assert _hot(serving).drafter_order == [drafter["name"] for drafter in document["spec"]["draftPool"]]
 
 
-def test_an_edit_that_is_taken_back_leaves_the_config_of_the_start(manifest: Path, tmp_path: Path) -> None:
+def test_reverted_edit_restores_the_config_of_the_start(manifest: Path, tmp_path: Path) -> None:
     """Bug: the order of the pool stood in the config after any edit, so that its hash never came back."""
     serving, text = _serving(manifest, tmp_path), manifest.read_text()
     before = _hot(serving)
     _edit(manifest, maxDraftTokens=2)
-    take_over(manifest, tmp_path / "root", serving)
+    apply_manifest(manifest, tmp_path / "root", serving)
     manifest.write_text(text)
-    take_over(manifest, tmp_path / "root", serving)
+    apply_manifest(manifest, tmp_path / "root", serving)
     assert _hot(serving) == before
 
 
@@ -172,7 +170,7 @@ def test_every_example_is_a_valid_manifest(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*-patch.yaml")))
-def test_every_patch_makes_a_valid_manifest_of_its_example(name: str) -> None:
+def test_every_patch_of_an_example_is_valid(name: str) -> None:
     """`kubectl patch --type=json --patch-file`: each appends a drafter, and keeps what others have added."""
     from outrider_crds.manifest import load_manifest
 
@@ -186,14 +184,14 @@ def test_every_patch_makes_a_valid_manifest_of_its_example(name: str) -> None:
     assert service.spec.target == example.spec.target
 
 
-def test_a_folder_with_a_null_byte_is_not_on_this_machine(manifest: Path, tmp_path: Path) -> None:
+def test_path_with_a_null_byte_is_reported_as_missing(manifest: Path, tmp_path: Path) -> None:
     manifest.write_text(manifest.read_text().replace("/srv/models/smollm2-135m-instruct", '"/srv/\\0x"'))
     with pytest.raises(LocalManifestError, match=r"not on this machine|hostPath"):
         load_local_service(manifest, tmp_path / "root")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # so the thread ends
-def test_an_edit_that_makes_a_reader_stumble_is_the_last_one_of_nobody(
+def test_watcher_survives_recursion_error_in_manifest(
     manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bug: an anchor within itself ended the thread that follows the manifest, and no later edit was read."""
@@ -204,13 +202,13 @@ def test_an_edit_that_makes_a_reader_stumble_is_the_last_one_of_nobody(
         edits.release()
         raise SystemExit if over.is_set() else RecursionError
 
-    monkeypatch.setattr(hot_manifest, "POLL_S", 0.01)
-    monkeypatch.setattr(hot_manifest, "take_over", stumble)
+    monkeypatch.setattr(hot_manifest, "POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(hot_manifest, "apply_manifest", stumble)
     hot_manifest.follow_manifest(manifest, tmp_path / "root", serving)
     for _ in range(2):
         while not edits.acquire(timeout=0.05):
             manifest.write_text(manifest.read_text() + "\n")
-    over.set()  # the thread would follow a folder that is gone, and log where nobody listens
+    over.set()  # else the thread would go on, in a folder that is deleted
     (thread,) = {*threading.enumerate()} - before
     while thread.is_alive():
         manifest.write_text(manifest.read_text() + "\n")

@@ -1,4 +1,4 @@
-"""A header without end is refused while it comes in, whoever sends it."""
+"""A header without end is refused while it is received."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 from unittest.mock import Mock
 
-from outrider_runtime.server.engine import Drain
-from outrider_runtime.server.torch_backend import MOST_HEADER_BYTES, TorchEngine
+from outrider_runtime.server.engine_server import Drain
+from outrider_runtime.server.torch_backend import MAX_HEADER_BYTES, ServedTorchEngine
 
 
 async def fine(scope: Any, _receive: Any, send: Any) -> None:
@@ -24,9 +24,9 @@ async def status(port: int, header: int) -> bytes:
     return line.split()[1]
 
 
-async def test_a_header_of_many_kilobytes_is_a_400_and_the_next_request_is_served() -> None:
-    """Bug: a header of 121 MiB was taken, and each piece of it held up everybody for longer."""
-    server = TorchEngine(Mock(), fine).http_server(lambda app: app, Drain(0.0, None))
+async def test_header_over_the_limit_is_answered_with_400() -> None:
+    """Bug: a header of 121 MiB was accepted, and each piece of it delayed all other requests longer."""
+    server = ServedTorchEngine(Mock(), fine).http_server(lambda app: app, Drain(0.0, None))
     server.config.port = 0
     serving = asyncio.create_task(server.serve())
     while not server.started:
@@ -34,7 +34,7 @@ async def test_a_header_of_many_kilobytes_is_a_400_and_the_next_request_is_serve
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         assert await status(port, 1000) == b"200"
-        assert await status(port, 16 * MOST_HEADER_BYTES) == b"400"
+        assert await status(port, 16 * MAX_HEADER_BYTES) == b"400"
         assert await status(port, 1000) == b"200"
     finally:
         server.should_exit = True

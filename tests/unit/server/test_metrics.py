@@ -22,7 +22,7 @@ from outrider_crds.state import (
     SLOClassState,
     SpeedupState,
 )
-from outrider_runtime.server.metrics import METRICS, RuntimeStateCollector
+from outrider_runtime.server.runtime_metrics import METRICS, RuntimeStateCollector
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
@@ -80,23 +80,23 @@ def _scrape(state: RuntimeState) -> dict[tuple[str, tuple[tuple[str, str], ...]]
     }
 
 
-def test_the_reference_is_written_from_the_declarations() -> None:
-    """A metric is named, and described, in one place: beside the state's field that it tells."""
+def test_reference_of_metrics_matches_the_declarations() -> None:
+    """The name and the help of a metric stand in one place: at the field of the state that it reports."""
     documented = re.findall(r"^### `(outrider_[a-z_]+)`$", DOCS.read_text(), re.MULTILINE)
     assert sorted(documented) == sorted(spec.name for spec in METRICS)
     assert DOCS.read_text() == text_of(DOCS), "run `outrider-crds` and commit the result"
 
 
-def test_every_number_that_the_state_counts_is_a_metric() -> None:
-    """A new counter that no scrape tells of fails here."""
+def test_every_number_of_the_state_is_a_metric() -> None:
+    """A new counter that is not a metric fails here."""
 
     def counted(model: type[BaseModel]) -> Iterator[str]:
         for name, field in model.model_fields.items():
-            if field.annotation in (int, float) and not any(isinstance(one, Metric) for one in field.metadata):
+            if field.annotation in (int, float) and not any(isinstance(note, Metric) for note in field.metadata):
                 yield f"{model.__name__}.{name}"
 
     models = (RuntimeState, DrafterState, SLOClassState, SpeedupState, ChoiceState, ProfileState)
-    assert sorted(name for one in models for name in counted(one)) == [
+    assert sorted(name for model in models for name in counted(model)) == [
         "RuntimeState.now",
         "RuntimeState.schema_version",
     ]
@@ -110,7 +110,7 @@ def test_descriptions_name_every_label() -> None:
         assert spec.description, spec.name
 
 
-def test_queries_in_the_docs_use_only_existing_metrics() -> None:
+def test_queries_in_the_docs_use_existing_metrics() -> None:
     """The operator's Prometheus source takes its queries from this page."""
     names = {spec.name for spec in METRICS}
     suffixed = {f"{spec.name}{suffix}" for spec in METRICS if spec.kind is Kind.HISTOGRAM for suffix in ("_bucket",)}
@@ -119,7 +119,7 @@ def test_queries_in_the_docs_use_only_existing_metrics() -> None:
     assert used <= names | suffixed
 
 
-def test_a_scrape_carries_the_numbers_of_the_state() -> None:
+def test_scrape_has_the_numbers_of_the_state() -> None:
     """State and metrics are one document."""
     samples = _scrape(_state())
     assert samples["outrider_output_tokens_total", ()] == 123
@@ -134,7 +134,7 @@ def test_a_scrape_carries_the_numbers_of_the_state() -> None:
     assert samples["outrider_config_error", ()] == 0
 
 
-def test_histograms_are_cumulative_as_prometheus_wants_them() -> None:
+def test_histograms_are_cumulative() -> None:
     """Percentiles come from merged fixed-bucket histograms; the state's counts are per bucket."""
     samples = _scrape(_state())
 
@@ -149,7 +149,7 @@ def test_histograms_are_cumulative_as_prometheus_wants_them() -> None:
     assert samples["outrider_slo_class_tpot_seconds_count", (("slo_class", "interactive"),)] == 4
 
 
-def test_a_pod_that_has_learned_nothing_yet_can_be_scraped() -> None:
+def test_pod_without_figures_can_be_scraped() -> None:
     """The first scrape comes before the first request."""
     empty = RuntimeState(
         service="s", namespace="n", revision="r", config_hash="", started_at=0, now=0, ready=False, plugin_active=False
@@ -159,7 +159,7 @@ def test_a_pod_that_has_learned_nothing_yet_can_be_scraped() -> None:
     assert ("outrider_profile_error_percent", ()) not in samples
 
 
-def test_scrape_of_a_canary_carries_both_arms_and_none_without_one() -> None:
+def test_scrape_of_a_canary_has_both_arms() -> None:
     """A dashboard divides tokens by price of each arm."""
     state = _state()
     assert not any(name.startswith("outrider_canary") for name, _ in _scrape(state))

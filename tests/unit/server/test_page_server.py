@@ -1,4 +1,4 @@
-"""The admin port under a flood: whoever asks plainly is answered. Loopback only, bounded in number and in time."""
+"""The admin port under a flood of connections still answers a probe. Loopback only, limited in number and time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from http import HTTPStatus
 
 import pytest
 from outrider_runtime.server.listeners import listen
-from outrider_runtime.server.page_server import Page, PageServer
+from outrider_runtime.server.page_server import PageServer, WebPage
 
 MOST = 32
 SOON_S = 30.0
@@ -30,7 +30,7 @@ def serve() -> Iterator[Serve]:
         def start(deadline_s: float = SOON_S) -> int:
             listener = stack.enter_context(listen("127.0.0.1", 0, "--admin-port"))
             server = PageServer(
-                listener, lambda path: Page(HTTPStatus.OK, "text/plain", path.encode()), MOST, deadline_s
+                listener, lambda path: WebPage(HTTPStatus.OK, "text/plain", path.encode()), MOST, deadline_s
             )
             server.start()
             stack.callback(server.stop)
@@ -64,21 +64,21 @@ def flood() -> Iterator[list[socket.socket]]:
     """Connections that a test opens, closed at its end."""
     opened: list[socket.socket] = []
     yield opened
-    for each in opened:
-        each.close()
+    for connection in opened:
+        connection.close()
 
 
-def test_probes_are_answered_while_silent_connections_flood_the_port(serve: Serve, flood: list[socket.socket]) -> None:
+def test_probe_is_answered_under_a_flood_of_connections(serve: Serve, flood: list[socket.socket]) -> None:
     """A port scanner, or any pod of the cluster, must not get a serving pod restarted."""
     port, threads = serve(), threading.active_count()
     for _ in range(10 * MOST):
         flood.append(connect(port))
     assert get(port) == (200, "/livez")
     assert threading.active_count() == threads, "a connection costs no thread"
-    assert all(closed(each) for each in flood[:-MOST]), "the oldest made room"
+    assert all(closed(connection) for connection in flood[:-MOST]), "the oldest made room"
 
 
-def test_the_client_that_floods_loses_its_own_connections(serve: Serve, flood: list[socket.socket]) -> None:
+def test_client_that_floods_loses_its_own_connections(serve: Serve, flood: list[socket.socket]) -> None:
     """The kubelet, the operator and Prometheus come from other addresses."""
     port = serve()
     with connect(port) as patient:
@@ -90,7 +90,7 @@ def test_the_client_that_floods_loses_its_own_connections(serve: Serve, flood: l
         assert patient.makefile("rb").readline() == b"HTTP/1.1 200 OK\r\n"
 
 
-def test_dripping_bytes_holds_a_connection_no_longer_than_silence(serve: Serve) -> None:
+def test_slow_client_is_closed_at_the_deadline(serve: Serve) -> None:
     """A deadline for each read would be renewed with each byte."""
     with connect(serve(deadline_s=0.2)) as client:
         client.settimeout(0.05)
@@ -107,7 +107,7 @@ def _closed_after_a_byte(client: socket.socket) -> bool:
         return True
 
 
-def test_many_who_ask_at_once_are_all_answered(serve: Serve) -> None:
+def test_concurrent_requests_are_all_answered(serve: Serve) -> None:
     """Fewer than the bound are never turned away."""
     port = serve()
     with ThreadPoolExecutor(MOST // 2) as pool:
@@ -124,7 +124,7 @@ def test_many_who_ask_at_once_are_all_answered(serve: Serve) -> None:
         (b"\r\n\r\n", 400),
     ],
 )
-def test_what_is_no_plain_get_is_refused_and_the_next_is_answered(serve: Serve, sent: bytes, status: int) -> None:
+def test_malformed_request_is_refused_and_the_next_answered(serve: Serve, sent: bytes, status: int) -> None:
     """TLS, garbage and endless headers."""
     port = serve()
     with connect(port) as client:

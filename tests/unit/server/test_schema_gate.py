@@ -53,7 +53,7 @@ async def test_schema_beyond_compiler_is_refused_by_field(path: str, field: str,
         answer = await pod.post(path, json={field: value})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, field)
-    assert error["message"].startswith(f"{field}: its JSON schema cannot be compiled: ")
+    assert error["message"].startswith(f"the JSON schema in {field} cannot be compiled: ")
     assert ".cc" not in error["message"]
 
 
@@ -91,7 +91,7 @@ async def test_root_path_opens_no_closed_path() -> None:
     assert [answer.status_code for answer in answers] == [404, 404, 404]
 
 
-async def test_error_of_the_gate_carries_cors_headers() -> None:
+async def test_error_of_the_gate_has_cors_headers() -> None:
     """A browser shows a page no answer without them, not even why a request was refused."""
     async with client() as pod:
         answer = await pod.post("/v1/chat/completions", content=b"{", headers={"Origin": "http://page"})

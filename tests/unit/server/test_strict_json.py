@@ -8,8 +8,8 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider_runtime.server.errors import RequestError
-from outrider_runtime.server.strict_json import MOST_NESTED, parse_object
+from outrider_runtime.server.server_errors import RequestError
+from outrider_runtime.server.strict_json import MAX_NESTING, parse_object
 
 
 @pytest.mark.parametrize(
@@ -21,21 +21,21 @@ from outrider_runtime.server.strict_json import MOST_NESTED, parse_object
         (b"[" * 100_000, "nested too deeply"),
         (b"[]", "must be a JSON object, not a list"),
         (b"null", "not null"),
-        (b'{"temperature": NaN}', "temperature holds NaN, which is not a JSON number"),
-        (b'{"temperature": [{"a": -Infinity}]}', "temperature holds -Infinity, which is not a JSON number"),
-        (b'{"temperature": 1e999}', "temperature holds 1e999, a number that is too large"),
-        (b'{"top_k": 9223372036854775808}', "top_k holds 9223372036854775808, a number that is too large"),
+        (b'{"temperature": NaN}', "temperature contains NaN, which is not a JSON number"),
+        (b'{"temperature": [{"a": -Infinity}]}', "temperature contains -Infinity, which is not a JSON number"),
+        (b'{"temperature": 1e999}', "temperature contains 1e999, a number that is too large"),
+        (b'{"top_k": 9223372036854775808}', "top_k contains 9223372036854775808, a number that is too large"),
         (b"NaN", "must be a JSON object, not a number"),
         (b'{"a": 1, "stop": ' + b"[" * 101 + b"]" * 101 + b"}", "stop is nested too deeply"),
         (b'{"stop": ' + b'{"a": ' * 900 + b"1" + b"}" * 900 + b"}", "stop is nested too deeply"),
-        (b'{"stop": ["\\ud800"]}', "stop holds .*ud800, half of a surrogate pair"),
-        (b'{"a": 1, "\\udfff": 2}', "udfff holds .*udfff, half"),
+        (b'{"stop": ["\\ud800"]}', "stop contains .*ud800, half of a surrogate pair"),
+        (b'{"a": 1, "\\udfff": 2}', "udfff contains .*udfff, half"),
         (b'{"prompt": "\xed\xa0\x80"}', "not UTF-8"),
         ('{"prompt": "a"}'.encode("utf-16"), "not UTF-8"),
-        (b'{"max_tokens": ' + b"9" * 5000 + b"}", "max_tokens holds 9+, a number that is too large"),
+        (b'{"max_tokens": ' + b"9" * 5000 + b"}", "max_tokens contains 9+, a number that is too large"),
     ],
 )
-def test_a_body_that_is_no_plain_json_object_is_refused_with_a_sentence(body: bytes, sentence: str) -> None:
+def test_body_that_is_no_json_object_is_refused_with_reason(body: bytes, sentence: str) -> None:
     """Issue 3: malformed JSON is a 4xx with an OpenAI-style error, and the pod lives on."""
     with pytest.raises(RequestError, match=sentence) as refused:
         parse_object(body)
@@ -43,20 +43,20 @@ def test_a_body_that_is_no_plain_json_object_is_refused_with_a_sentence(body: by
 
 
 @given(st.binary(max_size=64))
-def test_no_bytes_raise_anything_else(body: bytes) -> None:
+def test_any_bytes_raise_only_request_errors(body: bytes) -> None:
     """An exception that is not a RequestError would be a 500."""
     with suppress(RequestError):
         assert isinstance(parse_object(body), dict)
 
 
-def test_as_many_lists_as_are_allowed_pass() -> None:
-    """Whoever parses or writes them again has room for them."""
-    body = b'{"stop": ' + b"[" * MOST_NESTED + b"]" * MOST_NESTED + b"}"
+def test_nesting_up_to_the_limit_passes() -> None:
+    """Python's parser and writer can handle the deepest nesting that is accepted."""
+    body = b'{"stop": ' + b"[" * MAX_NESTING + b"]" * MAX_NESTING + b"}"
     assert json.loads(json.dumps(parse_object(body))) == json.loads(body)
 
 
-def test_a_number_that_is_none_is_blamed_on_its_field() -> None:
-    """Clients show the error beside it."""
+def test_invalid_number_is_refused_by_field() -> None:
+    """Clients show the error next to the field."""
     with pytest.raises(RequestError) as refused:
         parse_object(b'{"n": 1, "seed": 9223372036854775808}')
     assert refused.value.param == "seed"
@@ -76,13 +76,13 @@ def test_large_integer_in_compiled_schema_has_64_bits(field: str) -> None:
     """What does not fit there cannot cross to the engine's process; the schema's compiler judges the rest."""
     assert parse_object(json.dumps({field: {"maximum": 2**64 - 1}}).encode()) == {field: {"maximum": 2**64 - 1}}
     for number in (2**64, -(2**63) - 1):
-        with pytest.raises(RequestError, match=f"{field} holds {number}, a number that is too large"):
+        with pytest.raises(RequestError, match=f"{field} contains {number}, a number that is too large"):
             parse_object(json.dumps({field: {"maximum": number}}).encode())
 
 
 def test_integer_of_many_digits_in_tools_is_refused() -> None:
     """Python's own conversion takes a time that grows with the square of the digits."""
-    with pytest.raises(RequestError, match=r"tools holds 9+, a number that is too large"):
+    with pytest.raises(RequestError, match=r"tools contains 9+, a number that is too large"):
         parse_object(b'{"tools": [' + b"9" * 309 + b"]}")
 
 
@@ -92,8 +92,8 @@ def test_ordinary_numbers_pass_unchanged() -> None:
     assert parse_object(b'{"seed": -9223372036854775808}') == {"seed": -(2**63)}
 
 
-def test_characters_beyond_the_first_plane_pass_as_escapes_and_as_they_are() -> None:
+def test_characters_beyond_the_first_plane_pass_unchanged() -> None:
     """Clients that write ASCII send them as two escapes."""
-    wanted = {"prompt": "\U0001f600", "\U0001f600": 1}
+    expected = {"prompt": "\U0001f600", "\U0001f600": 1}
     for body in (b'{"prompt": "\\ud83d\\ude00", "\\ud83d\\ude00": 1}', '{"prompt": "😀", "😀": 1}'.encode()):
-        assert parse_object(body) == wanted
+        assert parse_object(body) == expected

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from outrider_runtime.server import environment
+from outrider_runtime.server import server_environment as module
 from outrider_runtime.server.config import run_folder
-from outrider_runtime.server.environment import server_environment
-from outrider_runtime.server.errors import StartupError
+from outrider_runtime.server.server_environment import server_environment
+from outrider_runtime.server.server_errors import StartupError
 
 
-def test_a_home_that_cannot_be_written_is_replaced(tmp_path: Path) -> None:
+def test_unwritable_home_is_replaced(tmp_path: Path) -> None:
     """Libraries write caches beneath HOME while the engine loads."""
     added = server_environment({"HOME": "/nonexistent"}, tmp_path)
     assert added["HOME"] == str(tmp_path / "home")
@@ -23,7 +23,7 @@ def test_a_home_that_cannot_be_written_is_replaced(tmp_path: Path) -> None:
     assert "HOME" in server_environment({}, tmp_path)
 
 
-def test_what_the_user_set_stays(tmp_path: Path) -> None:
+def test_variables_of_the_user_are_kept(tmp_path: Path) -> None:
     """`engine.env` and the pod's own environment win over defaults."""
     mine = {
         "HOME": str(tmp_path), "USER": "me", "VLLM_MAX_N_SEQUENCES": "2", "HF_HOME": "/somewhere",
@@ -32,30 +32,28 @@ def test_what_the_user_set_stays(tmp_path: Path) -> None:
     assert server_environment(mine, tmp_path) == {}
 
 
-def test_compiled_code_outlives_the_pod_where_there_is_a_volume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Promise: a pod that starts again serves at once. Beside the source there is no place: the image is read-only."""
-    monkeypatch.setattr(environment, "MODEL_CACHE_DIR", str(tmp_path))
+def test_compiled_code_is_kept_on_the_model_cache_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promise: a restarted pod compiles nothing. The image is read-only, so compiled code goes to the volume."""
+    monkeypatch.setattr(module, "MODEL_CACHE_DIR", str(tmp_path))
     assert server_environment({}, tmp_path)["NUMBA_CACHE_DIR"] == str(tmp_path / "numba")
     assert "NUMBA_CACHE_DIR" not in server_environment({"NUMBA_CACHE_DIR": "/mine"}, tmp_path)
 
 
-def test_an_engine_runs_the_code_that_the_image_brings_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: numba asks for its CPU once. Where vLLM compiled something of its own first, the rest was compiled anew."""
-    monkeypatch.setattr(environment, "any_server", lambda environ: {"NUMBA_CPU_NAME": "any", **environ})
+def test_engine_uses_the_compiled_code_of_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: numba reads its CPU once. If vLLM compiled a function of its own first, all others were compiled again."""
+    monkeypatch.setattr(module, "any_server", lambda environ: {"NUMBA_CPU_NAME": "any", **environ})
     assert server_environment({}, tmp_path)["NUMBA_CPU_NAME"] == "any"
     assert "NUMBA_CPU_NAME" not in server_environment({"NUMBA_CPU_NAME": "mine"}, tmp_path)
 
 
-def test_a_user_without_a_name_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_a_name_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch asks for the user's name to place its cache, and fails where there is none."""
     free = next(uid for uid in range(60_000, 65_000) if uid not in {entry.pw_uid for entry in pwd.getpwall()})
     monkeypatch.setattr(os, "getuid", lambda: free)
     assert server_environment({}, tmp_path)["USER"] == "outrider"
 
 
-def test_nothing_is_said_after_a_servers_last_line(tmp_path: Path) -> None:
+def test_resource_tracker_prints_nothing_after_the_last_line(tmp_path: Path) -> None:
     """Bug: a pod's termination message was Python's tracker on what an engine that had failed left behind."""
     leak = "from multiprocessing.resource_tracker import register as r; r('/nothing-of-that-name', 'semaphore')"
     said = [
@@ -66,14 +64,14 @@ def test_nothing_is_said_after_a_servers_last_line(tmp_path: Path) -> None:
     assert "There appear to be" not in said[1]
 
 
-def test_downloads_go_to_the_model_cache_where_it_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_downloads_go_to_the_model_cache_if_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """spec.modelCache is a volume at a fixed place."""
     assert "HF_HOME" not in server_environment({}, tmp_path)
-    monkeypatch.setattr(environment, "MODEL_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(module, "MODEL_CACHE_DIR", str(tmp_path))
     assert server_environment({}, tmp_path)["HF_HOME"] == str(tmp_path)
 
 
-def test_a_crashed_containers_state_is_not_taken_for_ones_own(tmp_path: Path) -> None:
+def test_run_folders_of_a_crashed_container_are_deleted(tmp_path: Path) -> None:
     """The run volume outlives a container: its last snapshot would make a loading pod look ready."""
     crashed = run_folder({"OUTRIDER_RUN_DIR": str(tmp_path)})
     (crashed / "state.json").write_text("{}")
@@ -83,7 +81,7 @@ def test_a_crashed_containers_state_is_not_taken_for_ones_own(tmp_path: Path) ->
     assert list(fresh.iterdir()) == []
 
 
-def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_run_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     """The remedy stands in the sentence."""
-    with pytest.raises(StartupError, match="set OUTRIDER_RUN_DIR to one"):
+    with pytest.raises(StartupError, match="set OUTRIDER_RUN_DIR to a writable folder"):
         run_folder({"OUTRIDER_RUN_DIR": str(tmp_path / "missing")})

@@ -1,7 +1,7 @@
-"""Prometheus metrics, made of the same `RuntimeState` that `GET /outrider/state` answers.
+"""Prometheus metrics of a pod, made from the same `RuntimeState` as the page `/outrider/state`.
 
-Its fields declare them (`outrider_crds.state`). Every series carries `outrider_service` and `outrider_namespace`, which
-the chart's PodMonitor sets anew; the pod comes from the scrape.
+The fields of `outrider_crds.state` declare the metrics. Every series has the labels `outrider_service` and
+`outrider_namespace`, which the chart's PodMonitor overwrites; the label for the pod comes from the scrape.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ METRICS: tuple[MetricSpec, ...] = tuple(metrics_of(RuntimeState))
 
 
 class RuntimeStateCollector(Collector):
-    """Turns the state of the moment of a scrape into the metrics of `METRICS`."""
+    """Reads the state at each scrape and turns it into the metrics of `METRICS`."""
 
     def __init__(self, read: Callable[[], RuntimeState]) -> None:
         self._read = read
@@ -30,7 +30,7 @@ class RuntimeStateCollector(Collector):
             yield _family(spec, service, spec.samples(state))
 
     def describe(self) -> Iterator[Metric]:
-        """The names alone, so that registering reads no state (prometheus_client collects otherwise)."""
+        """Yield the metrics without samples. Without this method, prometheus_client would collect at registration."""
         return (_family(spec, (), ()) for spec in METRICS)
 
 
@@ -56,8 +56,8 @@ def _histogram_family(
 
 
 def _cumulative(histogram: Histogram, bounds_s: tuple[float, ...]) -> Iterator[tuple[str, float]]:
-    """Prometheus buckets (upper bound, observations at or below it) of per-bucket counts."""
-    below = 0
+    """Yield Prometheus buckets: the upper bound and the number of observations at or below it."""
+    total = 0
     for bound, count in zip((*map(str, bounds_s), "+Inf"), histogram.counts, strict=True):
-        below += count
-        yield bound, float(below)
+        total += count
+        yield bound, float(total)

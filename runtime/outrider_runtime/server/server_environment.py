@@ -1,7 +1,7 @@
-"""Environment that the server's process needs before vLLM is imported, beside the engine's own (`launch`).
+"""Environment variables that the server's process needs before vLLM is imported. `launch` adds the engine's own.
 
-A pod runs as a user that no passwd file knows, on a read-only root file system: libraries that ask for a user name
-or write beneath HOME must find something that works.
+A pod runs as a user that is not in the passwd file, on a read-only root file system. Libraries that look up the user's
+name or write into HOME need values that work there.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from outrider_runtime.processor import any_server
 from outrider_runtime.server.limits import MAX_CHOICES
 
 _QUIET_TRACKER = "ignore:resource_tracker:UserWarning"
-"""Python's tracker says after a process's last line what it cleaned up; that line is to be why the process ended."""
+"""Silences Python's resource tracker, which prints after a process's last line. Kubernetes keeps that last line as the
+termination message, so it must say why the process ended."""
 
 
 def server_environment(environ: Mapping[str, str], run_dir: Path) -> dict[str, str]:
-    """What to add to `environ`; what the user set stays."""
+    """Return the variables to add to `environ`. The user's own are kept, except a HOME that cannot be written."""
     added = {"VLLM_MAX_N_SEQUENCES": str(MAX_CHOICES), "USER": _user_name(), "PYTHONWARNINGS": _QUIET_TRACKER}
-    added |= any_server(environ)  # the engine's own process has it from the start, whatever vLLM imports there first
+    added |= any_server(environ)  # set here, because numba reads them once, at vLLM's first compilation
     if _writable(Path(MODEL_CACHE_DIR)):
         added["HF_HOME"] = MODEL_CACHE_DIR
-        added["NUMBA_CACHE_DIR"] = f"{MODEL_CACHE_DIR}/numba"  # for what the image does not bring along compiled
+        added["NUMBA_CACHE_DIR"] = f"{MODEL_CACHE_DIR}/numba"  # code that the image does not have compiled
     added = {name: value for name, value in added.items() if name not in environ}
     home = environ.get("HOME")
     if home is None or not _writable(Path(home)):
-        added["HOME"] = str(_own_home(run_dir))
+        added["HOME"] = str(_home_in(run_dir))
     return added
 
 
-def _own_home(run_dir: Path) -> Path:
+def _home_in(run_dir: Path) -> Path:
     home = run_dir / "home"
     home.mkdir(exist_ok=True)
     return home
