@@ -15,7 +15,12 @@ from tests.operator.process import OperatorProcess
 
 pytestmark = pytest.mark.cluster
 
-GOOD, BAD = EAGLE | {"name": "good"}, EAGLE | {"name": "bad"}
+
+def head(name: str) -> dict[str, Any]:
+    return {**EAGLE, "name": name, "eagle": {"model": {**EAGLE["eagle"]["model"], "name": f"tests/{name}"}}}
+
+
+GOOD, BAD = head("good"), head("bad")
 CANARY: dict[str, Any] = {
     "strategy": "DraftCanary", "maxSurge": 1, "drainTimeout": "1s", "progressDeadline": "300s",
     "canary": {"minRequests": 20},
@@ -30,6 +35,8 @@ def services(make: Make) -> dict[str, Service]:
     return {
         "bad": make("bad", replicas=2, standin=busy, **common),
         "good": make("good", replicas=2, standin=busy, **common),
+        "idle": make("idle", replicas=1, profiling={"mode": "Skip"}, rollout=CANARY | {"canary": {"timeout": "1m"}}),
+        "old": make("old", replicas=1, standin=busy | {"without_canary": 1}, **common),
         "slow": make("slow", replicas=1, standin=busy | {"canary_requests_per_s": 0.5}, **common),
     }
 
@@ -98,7 +105,7 @@ def test_a_second_patch_and_a_patch_back(services: dict[str, Service]) -> None:
     service.patch({"draftPool": [LOOKUP, BAD]})
     service.wait("Progressing", "True", "CanaryMeasuring")
     first = service.read()["status"]["rollout"]["candidate"]
-    service.patch({"draftPool": [LOOKUP, BAD | {"name": "other", "eagle": {"model": {"name": "tests/other"}}}]})
+    service.patch({"draftPool": [LOOKUP, head("other")]})
     wait_for("another canary", lambda: rollout_of(service).get("candidate") not in (first, None))
     service.wait("Progressing", "True", "CanaryMeasuring")
     service.patch({"draftPool": [LOOKUP, GOOD]})
@@ -106,6 +113,24 @@ def test_a_second_patch_and_a_patch_back(services: dict[str, Service]) -> None:
     assert (service.revision, rollout_of(service)["phase"]) == (revision, "Cancelled")
     assert uids(service.ready_pods()) >= pods
     wait_for("the canary to go", lambda: not canary_pods(service) and not has_canary(service))
+
+
+def test_what_cannot_be_told_is_neither_a_failure_nor_a_success(services: dict[str, Service]) -> None:
+    """A service without traffic, and a runtime that knows no canary."""
+    idle, old = services["idle"], services["old"]
+    before = {service.name: service.revision for service in (idle, old)}
+    for service in (idle, old):
+        service.wait_updated()
+        service.patch({"draftPool": [LOOKUP, GOOD]})
+    idle.wait("Progressing", "False", "CanaryInconclusive")
+    assert rollout_of(idle)["cause"] == "NoTraffic"
+    assert len(canary_pods(idle)) == 1
+    old.wait("Progressing", "False", "CanaryError")
+    assert rollout_of(old)["cause"] == "RuntimeTooOld"
+    assert {service.name: service.revision for service in (idle, old)} == before
+    idle.annotate(abort=rollout_of(idle)["candidate"])
+    idle.wait("Progressing", "False", "CanaryFailed")
+    wait_for("the canary pod to go", lambda: not canary_pods(idle))
 
 
 def rollout_of(service: Service) -> dict[str, Any]:

@@ -10,9 +10,10 @@
   verbs: [update]
 # Children that live as long as the service. get, list, watch: compare with what should be; create; patch: server-side
 # apply. No delete: the garbage collector removes them with the service.
+# delete: of a Deployment, that of a draft canary which is over.
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [services, serviceaccounts]
   verbs: [get, list, watch, create, patch]

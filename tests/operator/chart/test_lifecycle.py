@@ -108,7 +108,7 @@ def test_an_upgrade_brings_the_new_crd(upgraded: dict[str, Any], previous: Servi
         ("list secrets -A", "no"),
         ("create secrets -n outrider-system", "no"),
         ("patch speculativeservices.outrider.dev -A", "no"),
-        ("delete deployments.apps -A", "no"),
+        ("delete deployments.apps -A", "yes"),
         ("delete services -A", "no"),
         ("delete pods -A", "no"),
         ("create pods -A", "no"),

@@ -38,7 +38,8 @@ def canary_children(children: Children, intent: Intent, rollout: CanaryRollout) 
     if rollout.revision is None or rollout.hot is None:
         return Further(unwanted=_unwanted(children, rollout))
     owner, revision = children.owner, rollout.revision
-    maps = [stamp(canary_hot_map(owner, rollout))]
+    # A pod that is on its way out keeps the arms that it hosts: the stable pool may be another one by now.
+    maps = [stamp(canary_hot_map(owner, rollout))] if rollout.has_pods else []
     if not rollout.is_stored:
         maps.append(stamp(revision_map(owner, revision)))
     account = children.own(SERVICE_ACCOUNT, owner.name) is not None

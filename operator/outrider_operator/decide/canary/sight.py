@@ -128,6 +128,8 @@ def _unschedulable(sight: CanarySight) -> Object | None:
 def _silence(sight: CanarySight) -> Trouble | None:
     """Why ready pods report no sums."""
     for name, state in sight.ready_states():
+        if state.config_error:
+            return Cause.PODS_DO_NOT_ANSWER, f"Pod {name} refuses its config: {state.config_error.rstrip('.')}."
         is_settled = state.now - state.started_at >= _SETTLED_S
         if is_settled and state.config_hash == sight.hot_hash and state.canary is None:
             return Cause.RUNTIME_TOO_OLD, f"Pod {name} runs a runtime that measures no canary."

@@ -346,6 +346,13 @@ def test_a_runtime_without_the_field_is_an_error() -> None:
     assert world.phase == "Measuring"
 
 
+def test_a_pod_that_refuses_its_orders_is_an_error_in_its_words() -> None:
+    world = under_way()
+    world.measure_arms(canary=None, config_error="canary.stable names no drafter of the pool", config_hash="before")
+    assert (world.phase, world.rollout.cause) == ("Error", "PodsDoNotAnswer")
+    assert "canary.stable names no drafter of the pool" in world.condition(C.PROGRESSING).message
+
+
 def test_no_room_for_both_names_what_they_take() -> None:
     world = CanaryWorld()
     world.patched()
