@@ -23,12 +23,12 @@ from outrider_operator.decide.figures.windows import (
 )
 from outrider_operator.decide.pods import revision_of
 from outrider_operator.decide.revisions import revision_in
-from outrider_operator.inbound.reading import name_of
+from outrider_operator.inbound.reading import label, name_of
 from outrider_operator.kinds import DEPLOYMENT, SERVICE
 from outrider_operator.metrics.pods import PodStates
 from outrider_operator.metrics.prometheus import PrometheusFigures
 from outrider_operator.metrics.state_endpoint import StateEndpoint
-from outrider_operator.model import FigureWindows, Object
+from outrider_operator.model import CANARY_TRACK, TRACK_LABEL, FigureWindows, Object
 from outrider_operator.serving_pods import ServingPods
 from outrider_operator.work_queue import Key
 
@@ -123,7 +123,8 @@ class Measurements:
         followed = self._histories.setdefault(key, _Followed(moved_at=now))
         states, ready = self._states.states(key), self._states.ready(key)
         revisions = {pod: revision for pod, revision in self._revisions(key).items() if pod in states}
-        history = following(followed.history, followed_revision(revisions, self._newest_revision(key)))
+        stable = {pod: revisions[pod] for pod in revisions.keys() - self._canary_pods(key)}
+        history = following(followed.history, followed_revision(stable, self._newest_revision(key)))
         others = {pod for pod, revision in revisions.items() if revision != history.revision}
         names = names_of(self._cache.get(SERVICE, key.namespace, key.name))
         for pods in _batches(list(states)):
@@ -138,6 +139,10 @@ class Measurements:
     def _revisions(self, key: Key) -> dict[str, str]:
         """Pod -> its revision."""
         return {name_of(pod): revision_of(pod) for pod in self._pods.documents(key)}
+
+    def _canary_pods(self, key: Key) -> set[str]:
+        """Names of pods that host two pools."""
+        return {name_of(pod) for pod in self._pods.documents(key) if label(pod, TRACK_LABEL) == CANARY_TRACK}
 
     def _newest_revision(self, key: Key) -> str:
         return revision_in(self._cache.get(DEPLOYMENT, key.namespace, key.name))

@@ -10,14 +10,16 @@ from outrider_operator.kinds import DEPLOYMENT
 
 from tests.operator.client import Service, uids, wait_for
 from tests.operator.conftest import Make
-from tests.operator.manifests import EAGLE, LOOKUP
+from tests.operator.manifests import LOOKUP
 from tests.operator.process import OperatorProcess
 
 pytestmark = pytest.mark.cluster
 
 
 def head(name: str) -> dict[str, Any]:
-    return {**EAGLE, "name": name, "eagle": {"model": {**EAGLE["eagle"]["model"], "name": f"tests/{name}"}}}
+    """A drafter of a model of its own."""
+    model = {"name": f"tests/{name}", "source": {"hostPath": {"path": "/srv"}}}
+    return {"name": name, "method": "Eagle", "eagle": {"model": model}}
 
 
 GOOD, BAD = head("good"), head("bad")
@@ -115,7 +117,7 @@ def test_a_second_patch_and_a_patch_back(services: dict[str, Service]) -> None:
     wait_for("the canary to go", lambda: not canary_pods(service) and not has_canary(service))
 
 
-def test_what_cannot_be_told_is_neither_a_failure_nor_a_success(services: dict[str, Service]) -> None:
+def test_what_cannot_be_measured_is_neither_failure_nor_success(services: dict[str, Service]) -> None:
     """A service without traffic, and a runtime that knows no canary."""
     idle, old = services["idle"], services["old"]
     before = {service.name: service.revision for service in (idle, old)}

@@ -18,6 +18,8 @@ RECORD_ANNOTATION = "outrider.dev/rollout"
 """Annotation of the canary's Deployment: the canary in JSON."""
 _LASTING = ("phase", "cause", "candidate", "stable", "startedAt", "detail", "obeyed", "sums")
 """Fields of the status that the record holds."""
+_LONGEST_RECORD = 8 * 1024
+"""Characters: the cache drops an annotation that is too large. Sums of some twenty pods are left to the status."""
 _NEWS_SHARE = 0.1
 """Growth of the requests from which on the record is written again: entry write is one of the ReplicaSet, too."""
 
@@ -52,7 +54,10 @@ def record_text(status: RolloutStatus, deployment: Object | None) -> str:
     record = _read(stored)
     if record is not None and not _is_news(record, status):
         return stored
-    return _lasting(status).model_dump_json(by_alias=True, exclude_defaults=True)
+    text = _lasting(status).model_dump_json(by_alias=True, exclude_defaults=True)
+    if len(text) <= _LONGEST_RECORD:
+        return text
+    return _lasting(status).model_copy(update={"sums": []}).model_dump_json(by_alias=True, exclude_defaults=True)
 
 
 def sums_of(ledger: Ledger) -> list[RolloutSums]:

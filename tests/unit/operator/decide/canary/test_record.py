@@ -1,0 +1,60 @@
+"""What the status and the canary's Deployment remember."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider_crds.status import RolloutStatus
+from outrider_operator.decide.canary.arms import Arms, ArmSums, Ledger, PodReport
+from outrider_operator.decide.canary.machine import Canary, CanaryPhase, Cause
+from outrider_operator.decide.canary.record import RECORD_ANNOTATION, canary_of, record_text, recorded, sums_of
+
+LEDGER = Ledger(
+    {"H200": Arms(ArmSums(5, 100, 1.5, 2000, 0.5, 30.25, 1, {"chat": 5.0}, {"chat": 4.0}), ArmSums(6, 120, 1.25))},
+    (PodReport("pod-0", "H200", 1000.5, Arms(ArmSums(7), ArmSums(8))),),
+)
+
+
+def status(requests: int = 7, **fields: Any) -> RolloutStatus:
+    ledger = Ledger(LEDGER.ended, (PodReport("pod-0", "H200", 1000.5, Arms(ArmSums(requests), ArmSums(requests))),))
+    defaults: dict[str, Any] = {"phase": "Measuring", "candidate": "new", "stable": "old"}
+    return RolloutStatus(**{**defaults, "started_at": "2026-11-28T09:00:00Z", "sums": sums_of(ledger), **fields})
+
+
+def on_deployment(text: str) -> dict[str, Any]:
+    return {"metadata": {"annotations": {RECORD_ANNOTATION: text}}}
+
+
+def test_a_canary_comes_back_from_the_status_as_it_was() -> None:
+    """Each number of the ledger; an operator that starts again loses none."""
+    written = status(sums=sums_of(LEDGER), cause="Timeout", detail="why", obeyed=["abort=new"])
+    canary = canary_of(RolloutStatus.model_validate_json(written.model_dump_json(by_alias=True)))
+    assert canary == Canary(
+        CanaryPhase.MEASURING, "new", "old", 1795856400.0, Cause.TIMEOUT, "why", ("abort=new",), LEDGER
+    )
+
+
+def test_the_newer_of_status_and_record_counts() -> None:
+    older, newer = status(), status(started_at="2026-11-28T10:00:00Z")
+    record = recorded(older, on_deployment(record_text(newer, None)))
+    assert record is not None
+    assert record.started_at == newer.started_at
+    assert recorded(newer, on_deployment(record_text(older, None))) is newer
+    assert recorded(None, on_deployment("{not json")) is None
+
+
+def test_a_record_is_written_again_only_for_news() -> None:
+    """Each write of the Deployment is one of its ReplicaSet, too."""
+    stored = record_text(status(100), None)
+    assert record_text(status(105), on_deployment(stored)) == stored
+    assert record_text(status(200), on_deployment(stored)) != stored
+    assert record_text(status(100, phase="Failed"), on_deployment(stored)) != stored
+
+
+def test_a_record_of_many_pods_leaves_the_sums_to_the_status() -> None:
+    """Bug avoided: the cache drops what is too large, so that it would be written for ever."""
+    arms = Arms(ArmSums(5, 100, 1.123456789, 2000, 0.123456789, 30.123456789), ArmSums(5, 100, 1.123456789))
+    reports = tuple(PodReport(f"chat-canary-{index}", "H200", 1000.5, arms) for index in range(64))
+    text = record_text(status(sums=sums_of(Ledger({}, reports))), None)
+    assert len(text) < 8192
+    assert recorded(None, on_deployment(text)) is not None
