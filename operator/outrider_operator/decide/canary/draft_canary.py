@@ -61,6 +61,8 @@ class CanaryRollout:
     """Is its ConfigMap there, and were pods made of it?"""
     hot: HotConfig | None = None
     """What the canary's pods are to mount."""
+    waits_for_profile: bool = False
+    """Does the candidate wait for its profile (profiling.mode is Required)?"""
     has_pods_left: bool = False
     """Is any pod of the canary there?"""
     is_frozen: bool = False
@@ -148,6 +150,7 @@ def canary_rollout(
         view.settings,
         observed.now,
         view.orders,
+        waits_for_profile=intent.held and not is_blocked,
         is_frozen=True,
     )
     if is_blocked and before is not None:

@@ -38,7 +38,7 @@ _EVENTS = {
 
 def canary_progressing(canary: CanaryRollout) -> Verdict | None:
     """Progressing while a canary holds the rollout; None where none does."""
-    if not canary.holds:
+    if not canary.holds or (canary.waits_for_profile and canary.decided.canary is None):
         return None
     if canary.decided.canary is None or canary.decided.canary.phase not in _PROGRESSING:
         return true(Reason.CANARY_STARTING, "The changed draftPool is measured once pods may be made.")

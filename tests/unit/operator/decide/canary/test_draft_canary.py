@@ -250,6 +250,20 @@ def test_a_pool_that_is_patched_while_paused_is_not_taken_in() -> None:
     assert (world.revision(), world.canary) == (stable, None)
 
 
+def test_a_candidate_waits_for_a_profile_that_is_required() -> None:
+    """A draft of another vocabulary is refused before it takes a node."""
+    world = CanaryWorld()
+    stable = world.revision()
+    world.patch(draftPool=[PLD, EAGLE], profiling={"mode": "Required"})
+    world.settle()
+    assert world.reasons() == ("False/WaitingForProfile", "False/WaitingForProfile")
+    assert (world.revision(), world.canary) == (stable, None)
+    (job,) = world.jobs()
+    world.measure(job)
+    world.settle()
+    assert world.phase == "Starting"
+
+
 def test_a_restarted_pod_loses_no_requests() -> None:
     world = under_way()
     world.measure_arms(60)
