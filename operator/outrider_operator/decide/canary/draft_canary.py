@@ -132,9 +132,10 @@ def canary_rollout(
     pools = pools_of(stable_pool, intent.wanted.boot.draft_pool)
     view = CanaryView(
         at=math.floor(observed.now),
-        stable=stable.name if stable is not None and stable.name in set(proven) else "",
+        stable=stable.name if stable is not None and _is_stable(stable, intent, proven) else "",
         candidate=intent.wanted.name,
-        pool_differs=pools_differ(stable_pool, intent.wanted.boot.draft_pool),
+        pool_differs=intent.wanted.name not in intent.gate.passed
+        and pools_differ(stable_pool, intent.wanted.boot.draft_pool),
         is_canary=spec.rollout.strategy is RolloutStrategy.DRAFT_CANARY,
         is_paused=is_blocked or spec.paused or spec.replicas == 0 or intent.held,
         is_rolled_out=is_rolled_out(children.deployment, intent.wanted.name),
@@ -179,6 +180,12 @@ def canary_rollout(
     rollout = replace(rollout, decided=decided, is_frozen=_is_frozen(before, decided), has_pods_left=bool(pods.living))
     holds = rollout.holds or (decided.canary is not None and decided.canary.holds_rollout)
     return replace(rollout, holds=holds)
+
+
+def _is_stable(revision: Revision, intent: Intent, proven: Iterable[str]) -> bool:
+    """Can another be measured against `revision`? One that never served, or lacks a drafter at a closed gate, is to be
+    corrected at once."""
+    return revision.name in set(proven) and not intent.gate.is_closed(revision)
 
 
 def is_rolled_out(deployment: Object | None, revision: str) -> bool:

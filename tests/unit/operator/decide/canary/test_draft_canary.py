@@ -81,6 +81,41 @@ def test_a_first_revision_that_never_served_is_corrected_without_a_canary() -> N
     assert (DEPLOYMENT, NAME) not in world.objects
 
 
+def held_at_the_gate() -> CanaryWorld:
+    """A rollout without a canary stopped at its first new pod, which lacks its drafter; then the strategy changes."""
+    world = CanaryWorld(rollout={"strategy": "RollingUpdate", "maxSurge": 1})
+    old = world.revision()
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
+    world.add_pod("chat-new", world.deployment()["spec"]["template"])
+    world.scale_replica_sets({old: 2, world.revision(): 1})
+    world.report_states(drafters=[DrafterState(name="pld", loaded=True), DrafterState(name="eagle", loaded=False)])
+    world.settle()
+    assert world.reasons()[0] == "False/DrafterNotLoaded"
+    world.patch(rollout=CANARY)
+    world.settle()
+    return world
+
+
+def test_a_rollout_that_is_held_is_reverted_without_a_canary() -> None:
+    """Bug: the pods that serve would have been measured against the one that lacks its drafter."""
+    world = held_at_the_gate()
+    world.patch(draftPool=[PLD])
+    world.settle()
+    assert world.canary is None
+    assert world.deployment()["spec"].get("minReadySeconds") is None
+
+
+def test_a_rollout_that_is_held_is_corrected_without_a_canary() -> None:
+    """What lacks its drafter is nothing to be measured against; the gate holds the next one as well."""
+    world = held_at_the_gate()
+    before = world.revision()
+    world.patch(draftPool=[PLD, HEAD])
+    world.settle()
+    assert world.canary is None
+    assert world.revision() != before
+
+
 def test_its_pods_get_traffic_and_are_no_replicas() -> None:
     world = under_way()
     assert world.canary is not None
