@@ -20,7 +20,7 @@ from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
 from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
 
 from outrider_runtime.vllm_plugin.block_edges import clear_past_last_block
-from outrider_runtime.vllm_plugin.confident import Confident
+from outrider_runtime.vllm_plugin.confident import LEAST_PROBABILITY, Confident
 from outrider_runtime.vllm_plugin.layer_names import named, tagged
 from outrider_runtime.vllm_plugin.reads_layers import ReadsLayers
 from outrider_runtime.vllm_plugin.whole_weights import FROM_TARGET, check_token_map, whole_weights
@@ -62,13 +62,13 @@ class BlockMember(Confident, ReadsLayers):
         **keywords: Any,
     ) -> torch.Tensor:  # fmt: skip
         """Proposals of the whole block, whatever the number; at 0 the context's keys and values alone are written."""
-        if not dummy_run:
-            self._clear_stale_pages(input_batch)
         graphs = self.query_cudagraph_manager
         self._feeds_only = num_speculative_tokens == 0
         try:
             if self._feeds_only:
                 self.query_cudagraph_manager = self._eager_graphs  # a whole graph holds the pass, too
+            elif not dummy_run:
+                self._clear_stale_pages(input_batch)  # the context lies in the request's own pages
             made: torch.Tensor = super().propose(input_batch, *arguments, dummy_run=dummy_run, **keywords)  # type: ignore[misc]
             return made
         finally:
@@ -82,6 +82,10 @@ class BlockMember(Confident, ReadsLayers):
             counts = tables.num_blocks.gpu[group][input_batch.idx_mapping]
             table = tables.input_block_tables[group][: len(counts)]
             clear_past_last_block(table, counts, self.num_query_per_req, tables.block_sizes[group])  # type: ignore[attr-defined]
+
+    def _build_uniform_attn_metadata(self, *arguments: Any, **keywords: Any) -> Any:
+        """The pass's; a KV projection attends to nothing."""
+        return None if self._feeds_only else super()._build_uniform_attn_metadata(*arguments, **keywords)  # type: ignore[misc]
 
     def _generate_draft(self, *arguments: Any, **keywords: Any) -> None:
         if not self._feeds_only:
@@ -107,6 +111,28 @@ class DFlash2(BlockMember, DFlash2Speculator):  # type: ignore[misc]
 
 class DSpark(BlockMember, DSparkSpeculator):  # type: ignore[misc]
     loader_module = model_loader  # vLLM's loader imports it when it is called
+    _has_confidence_head = False
+
+    def load_draft_model(self, *arguments: Any, **keywords: Any) -> Any:
+        draft = super().load_draft_model(*arguments, **keywords)
+        self._has_confidence_head = draft.model.confidence_head is not None
+        return draft
+
+    def _maybe_predict_acceptance(self, *arguments: Any) -> None:
+        if not self.use_confidence_head:
+            super()._maybe_predict_acceptance(*arguments)
+
+    def _generate_draft(self, num_reqs: int, *arguments: Any, **keywords: Any) -> None:
+        """A checkpoint's own head, which is trained for it, says more of a token than its log-odds do."""
+        self.use_confidence_head = self._has_confidence_head and self.gives_confidence
+        super()._generate_draft(num_reqs, *arguments, **keywords)
+        if self.use_confidence_head and not self._feeds_only:
+            tokens = num_reqs * self.num_speculative_steps
+            probabilities = self.draft_token_confidence_probs[:num_reqs].flatten()  # (tokens,)
+            self._note_confidence(
+                torch.logit(probabilities.float(), eps=LEAST_PROBABILITY), self.sample_idx_mapping[:tokens],
+                self.sample_col[:tokens],
+            )  # fmt: skip
 
 
 def block_draft(vllm_config: Any, device: torch.device, prefix: str | None, tokens: int) -> Any:

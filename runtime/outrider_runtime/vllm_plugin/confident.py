@@ -13,6 +13,9 @@ import torch
 LEAST_LOG = -30.0
 """The least log P(another token is right): a model that is sure of its token would have infinite odds."""
 
+LEAST_PROBABILITY = 1e-7
+"""The least P(right), and P(wrong), that a trained head is believed: in 8 bits anything less looks alike."""
+
 
 def log_odds(logits: torch.Tensor) -> torch.Tensor:
     """(rows,) of (rows, vocabulary): log(p / (1 - p)), p the probability of the likeliest token."""
@@ -40,5 +43,9 @@ class Confident:
         """logits: (rows, vocabulary). idx_mapping: (rows,), slots; negative: no request's. draft_step: (rows,), or one
         for all."""
         if self.gives_confidence:
-            rows = torch.where(idx_mapping < 0, self.confidence.shape[0] - 1, idx_mapping).long()
-            self.confidence.index_put_((rows, draft_step.long().expand_as(rows)), log_odds(logits))
+            self._note_confidence(log_odds(logits), idx_mapping, draft_step)
+
+    def _note_confidence(self, values: torch.Tensor, idx_mapping: torch.Tensor, draft_step: torch.Tensor) -> None:
+        """values: (rows,), log-odds; else as above."""
+        rows = torch.where(idx_mapping < 0, self.confidence.shape[0] - 1, idx_mapping).long()
+        self.confidence.index_put_((rows, draft_step.long().expand_as(rows)), values)
