@@ -70,6 +70,16 @@ def windowed(folder: Path) -> Path:
     return made
 
 
+def interleaved(folder: Path) -> Path:
+    """The small target as a model of which every other layer forgets all but the last 64 tokens; made in `folder`."""
+    made = folder / "interleaved"
+    shutil.copytree(SMALL, made)
+    config = json.loads((made / "config.json").read_text())
+    kinds = ["sliding_attention", "full_attention"] * (config["num_hidden_layers"] // 2)
+    (made / "config.json").write_text(json.dumps({**config, "layer_types": kinds, "sliding_window": 64}))
+    return made
+
+
 def head_reading(layers: Sequence[int], folder: Path) -> Path:
     """Copy of the EAGLE-3 head that reads these layers of its target; without them it needs a target of 30."""
     shutil.copytree(EAGLE_HEAD, folder, dirs_exist_ok=True)

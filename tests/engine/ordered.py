@@ -110,6 +110,8 @@ class OrderedBench:
         """Member -> forward passes since `run` began."""
         self.prompt_tokens: list[int] = []
         """Of each prompt of the last `run`."""
+        self.tags: list[str] = []
+        """What the engine's start set for compiled code, where a test notes it."""
         self._count_forwards()
 
     def member(self, number: int) -> Any:
@@ -126,7 +128,7 @@ class OrderedBench:
 
     def run(
         self, prompts: Sequence[str | engines.Asked], give: Giver, *, arrive_every: int = 0,
-        keep_prefixes: bool = False, **sampling: Any,
+        keep_prefixes: bool = False, before_step: Callable[[int], None] = lambda _step: None, **sampling: Any,
     ) -> list[list[int]]:  # fmt: skip
         """Tokens of each prompt; requests are called "0", "1", ... sampling: of all, beside what a request says."""
         if not keep_prefixes:
@@ -144,6 +146,7 @@ class OrderedBench:
                 index, asked = waiting.pop(0)
                 prompt, own = (asked, {}) if isinstance(asked, str) else asked
                 engine.add_request(str(index), prompt, engines._sampling(sampling | own))
+            before_step(step)
             for output in engine.step():
                 tokens[output.request_id] = list(output.outputs[0].token_ids)
                 self.prompt_tokens[int(output.request_id)] = len(output.prompt_token_ids)

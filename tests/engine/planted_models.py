@@ -103,8 +103,9 @@ def dflash2(folder: Path, taps: int = 2, group: int = 16, rank: int = 32) -> Pat
     return save(folder, config, weights)
 
 
-def dspark(folder: Path, successors: Mapping[int, int], layers: int = 1) -> Path:
-    """successors: token -> the token that the planted Markov head says comes next."""
+def dspark(folder: Path, successors: Mapping[int, int], layers: int = 1, confidence: float = 0.0) -> Path:
+    """successors: token -> the token that the planted Markov head says comes next. confidence: log-odds around which
+    the trained head's are."""
     config, weights = _block_draft(layers)
     vocabulary, width = config["vocab_size"], config["hidden_size"]
     before, after = torch.zeros(vocabulary, MARKOV_RANK), 0.01 * torch.randn(vocabulary, MARKOV_RANK)
@@ -114,7 +115,7 @@ def dspark(folder: Path, successors: Mapping[int, int], layers: int = 1) -> Path
         "markov_head.markov_w1.weight": before,
         "markov_head.markov_w2.weight": after,
         "confidence_head.proj.weight": 0.01 * torch.randn(1, width + MARKOV_RANK),
-        "confidence_head.proj.bias": torch.zeros(1),
+        "confidence_head.proj.bias": torch.full((1,), confidence),
     }
     config |= {
         "architectures": ["Qwen3DSparkModel"], "target_layer_ids": TARGET_LAYERS, "mask_token_id": MASK_TOKEN,

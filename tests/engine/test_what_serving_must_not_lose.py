@@ -57,9 +57,9 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     )
 
 
-def write_adapter(folder: Path, seed: int, rank: int = 8) -> Path:
+def write_adapter(folder: Path, seed: int, rank: int = 8, target: Path = TARGET) -> Path:
     """Random LoRA weights for attention, the MLP and the output layer of SmolLM2, as PEFT writes them."""
-    shape, random = AutoConfig.from_pretrained(TARGET), torch.Generator().manual_seed(seed)
+    shape, random = AutoConfig.from_pretrained(target), torch.Generator().manual_seed(seed)
     width, inner = shape.hidden_size, shape.intermediate_size
     keys = width // shape.num_attention_heads * shape.num_key_value_heads
     sizes = {"lm_head": (width, shape.vocab_size)}

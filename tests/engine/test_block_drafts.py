@@ -1,4 +1,4 @@
-"""Block drafters and MTP live in one engine with lookups, heads and draft models: greedy answers stay those of plain
+"""Block drafters live in one engine with lookups, heads and draft models: greedy answers stay those of plain
 decoding while draft lengths change from step to step, and each member proposes what it proposes alone.
 
 Real vLLM in this process, small targets, drafters with planted weights. What each step drafts is ordered by the test.
@@ -8,20 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from outrider_crds.spec import Drafter
 from outrider_runtime.control.data.batch import NOBODY
-from outrider_runtime.loop.confidences import UNKNOWN, Calibrator
+from outrider_runtime.loop.confidences import QUANTA, UNKNOWN, Calibrator
 from outrider_runtime.vllm_plugin.messages import IDLE, DraftOrder, VerifyOrder, numbers
 
 from tests.engine import planted_models
-from tests.engine.engines import POOR_DRAFT, SMALL, block, draft_model, eagle, lookup
+from tests.engine.engines import POOR_DRAFT, SMALL, block, draft_model, eagle, interleaved, lookup
 from tests.engine.ordered import Giver, OrderedBench, ordered
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
+TRAINED_CONFIDENCE = -8.0
+"""Log-odds that no planted draft's own are near."""
 MOST = 3
 """Tokens, fewer than a block of the checkpoints holds."""
 CHUNKED = "The old lighthouse keeper counted the waves: one, two, three, four, one, two. " * 36 + "Then he"
@@ -32,7 +36,7 @@ PROMPTS = (
     "def fib(n):\n    if n < 2:\n        return n\n    return",
     CHUNKED,
 )
-BLOCKS = ("dflash", "spark", "dflash2")
+BLOCKS = ("dflash", "spark", "dflash2", "second")
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +144,108 @@ def test_pool_of_five_is_lossless(engine_of_five: OrderedBench) -> None:
     assert [config.num_speculative_tokens_per_batch_size for config in speculative] == [None, None], "a graph a length"
 
 
+def test_preempted_requests_answer_alike(engine_of_five: OrderedBench) -> None:
+    assert_preempted_requests_answer_alike(engine_of_five)
+
+
+def assert_preempted_requests_answer_alike(engine: OrderedBench) -> None:
+    reference = engine.run(PROMPTS, idle)
+    preempted = list[int]()
+
+    def before_step(step: int) -> None:
+        if step in (4, 9, 14):
+            preempted.append(len(engine.scheduler.running))
+            engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+
+    assert engine.run(PROMPTS, by_turns, before_step=before_step) == reference
+    assert sum(preempted) > len(PROMPTS)
+    assert_forwards(engine)
+
+
+def strays(engine: OrderedBench, give: Giver) -> list[str]:
+    """Writes of block drafters outside the pages of their requests, in sentences."""
+    from outrider_runtime.vllm_plugin.block_draft import BlockMember
+
+    outside = list[str]()
+    tables, scheduler = engine.runner.block_tables, engine.scheduler
+
+    def check(member: Any, input_batch: Any) -> None:
+        for group in member.draft_kv_cache_group_ids:
+            owned = [{*scheduler.kv_cache_manager.get_block_ids(name)[group]} for name in input_batch.req_ids]
+            width = member.num_query_per_req
+            slots = tables.slot_mappings[group][: len(owned) * width].view(-1, width)
+            for pages, row in zip(owned, (slots // tables.block_sizes[group]).tolist(), strict=True):
+                outside.extend(f"page {page} of {sorted(pages)}" for page in row if page >= 0 and page not in pages)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for member in engine.runner.speculator._members.values():
+            if not isinstance(member, BlockMember):
+                continue
+
+            def propose(batch: Any, *arguments: Any, own: Any = member, call: Any = member.propose, **more: Any) -> Any:
+                made = call(batch, *arguments, **more)
+                if more.get("num_speculative_tokens"):
+                    check(own, batch)
+                return made
+
+            patch.setattr(member, "propose", propose)
+        lengths = range(40, 60)
+        engine.run([CHUNKED, *(CHUNKED[:length] for length in lengths)], give, arrive_every=1)
+    return outside
+
+
+def test_no_block_is_written_beyond_the_pages_of_its_request(engine_of_five: OrderedBench) -> None:
+    """Bug: vLLM reserved pages for the primary drafter (DSpark, a token less), and DFlash wrote into pages that an
+    earlier request of its row had left in the block table."""
+    assert engine_of_five.scheduler.num_lookahead_tokens == MOST + 1
+    assert strays(engine_of_five, everything) == []
+
+
+def test_fed_block_drafter_prepares_no_pass(engine_of_five: OrderedBench) -> None:
+    """Bug: a step that only fed it cleared pages behind each request and built the attention's metadata of a pass."""
+    from outrider_runtime.vllm_plugin import block_draft, block_edges
+
+    number = engine_of_five.names.index("dflash")
+    calls = {"clear": 0, "metadata": 0}
+    member = engine_of_five.member(number)
+
+    def counted(name: str, call: Any) -> Any:
+        def counting(*arguments: Any, **keywords: Any) -> Any:
+            calls[name] += 1
+            return call(*arguments, **keywords)
+
+        return counting
+
+    def fed_alone(_step: int, _requests: list[str], order: DraftOrder) -> DraftOrder:
+        order.passes[number] = 0
+        return order
+
+    clear, metadata = block_edges.clear_past_last_block, member._build_attn_metadata
+    with (
+        mock.patch.object(block_draft, "clear_past_last_block", counted("clear", clear)),
+        mock.patch.object(member, "_build_attn_metadata", counted("metadata", metadata)),
+    ):
+        engine_of_five.run(PROMPTS[:1], fed_alone)
+        assert calls == {"clear": 0, "metadata": 0}
+        engine_of_five.run(PROMPTS[:1], alone(number))
+        assert min(calls.values()) > 0
+
+
+def test_blocks_and_a_draft_model_on_a_target_that_forgets(folder: Path) -> None:
+    """Half of the layers see 64 tokens, the drafts all of them: several KV groups, each with pages of its own."""
+    pool = [
+        lookup(),
+        block(planted_models.dspark(folder / "beside-spark", {token: token + 1 for token in range(300)}), "spark"),
+        block(planted_models.dflash(folder / "beside-dflash"), "dflash"),
+        draft_model(POOR_DRAFT),
+    ]
+    with ordered(pool, target=interleaved(folder)) as engine:
+        assert len(engine.scheduler.kv_cache_config.kv_cache_groups) > 1
+        assert_members_serve(engine)
+        assert strays(engine, everything) == []
+        assert_preempted_requests_answer_alike(engine)
+
+
 def ranked(step: int, requests: list[str], order: DraftOrder) -> DraftOrder:
     """Each request has a member of its own, and the device verifies 0 to 4 of the tokens that they propose."""
     alike = np.ones(len(requests), np.float32)
@@ -149,18 +255,23 @@ def ranked(step: int, requests: list[str], order: DraftOrder) -> DraftOrder:
 
 
 def test_device_ranks_block_drafters_by_confidence(folder: Path) -> None:
-    """vLLM's DFlash2 gives its confidence to vLLM's own estimator alone: its tokens would all have ranked alike."""
+    """vLLM's DFlash2 gives its confidence to vLLM's own estimator alone: its tokens would all have ranked alike. And a
+    DSpark checkpoint's trained head was never read: the planted one is as sure of every token, log-odds are not."""
+    successors = {token: token + 1 for token in range(300)}
     drafters = [
         block(planted_models.dflash(folder / "ranked-dflash"), "dflash"),
-        block(planted_models.dspark(folder / "ranked-spark", {token: token + 1 for token in range(300)}), "spark"),
+        block(planted_models.dspark(folder / "ranked-spark", successors, confidence=TRAINED_CONFIDENCE), "spark"),
         block(planted_models.dflash2(folder / "ranked-dflash2"), "dflash2"),
     ]
     with ordered(drafters, target=SMALL, asynchronous=True) as engine:
         assert not engine.failures
         reference = engine.run(PROMPTS, idle)
         assert engine.run(PROMPTS, ranked, arrive_every=2) == reference
-        for member, name in enumerate(engine.names):
-            assert len(reported_confidences(engine, member)) > 10, name
+        said = {name: reported_confidences(engine, member) for member, name in enumerate(engine.names)}
+        assert len(said["dflash"]) > 10
+        assert len(said["dflash2"]) > 10
+        trained = np.array([*said["spark"]]) / QUANTA
+        assert np.abs(trained - TRAINED_CONFIDENCE).max() < 2.0
 
 
 def reported_confidences(engine: OrderedBench, member: int) -> set[int]:
