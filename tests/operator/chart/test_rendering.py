@@ -32,6 +32,7 @@ DIGEST = f"sha256:{'0' * 64}"
 EVERYTHING: dict[str, Any] = {
     "podMonitor": {"enabled": True},
     "prometheusRule": {"enabled": True},
+    "grafanaDashboards": {"enabled": True},
     "networkPolicy": {"enabled": True},
     "prometheus": {"url": "http://prometheus.monitoring:9090"},
     "operator": {
@@ -305,9 +306,14 @@ def test_every_alert_has_its_section_in_the_runbook(any_cluster: Kubectl, tmp_pa
     (rules,) = [o for o in rendered(any_cluster, tmp_path, EVERYTHING) if o["kind"] == "PrometheusRule"]
     alerts = {alert["alert"]: alert for group in rules["spec"]["groups"] for alert in group["rules"]}
     assert list(alerts) == headings
-    for name, alert in alerts.items():
-        assert alert["annotations"]["runbook_url"] == f"docs/reference/conditions.md#{name.lower()}"
-        assert {"summary", "runbook"} <= set(alert["annotations"])
+    for alert in alerts.values():
+        assert set(alert["annotations"]) == {"summary", "runbook"}, "a link that leads nowhere helps nobody at night"
+    linked = {"prometheusRule": {"enabled": True, "runbookUrl": "https://docs.example.com/conditions/"}}
+    (rules,) = [o for o in rendered(any_cluster, tmp_path, linked) if o["kind"] == "PrometheusRule"]
+    for alert in (alert for group in rules["spec"]["groups"] for alert in group["rules"]):
+        assert alert["annotations"]["runbook_url"] == f"https://docs.example.com/conditions/#{alert['alert'].lower()}"
+    with pytest.raises(ClusterError, match="runbookUrl"):
+        rendered(any_cluster, tmp_path, {"prometheusRule": {"enabled": True, "runbookUrl": "docs/conditions.md"}})
 
 
 def test_every_alert_is_fired_in_the_rule_test() -> None:
