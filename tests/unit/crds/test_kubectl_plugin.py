@@ -1,0 +1,119 @@
+"""`kubectl outrider`: one screen each, of a status that the operator's own decisions wrote."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from outrider_crds.kubectl_plugin import main, painter
+
+from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest
+
+WORDS = "42 requests, prompt lookup pays"
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A service, and in kubectl's place a program that prints it: the cluster's tests use the real one."""
+    world = World(manifest(draftPool=[PLD, EAGLE]))
+    world.serve()
+    _write_kubectl(tmp_path, world)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return world
+
+
+def _write_kubectl(folder: Path, world: World) -> None:
+    pods = [{**pod, "metadata": {"namespace": "default", **pod["metadata"]}} for pod in world.pods.values()]
+    (folder / "service.json").write_text(json.dumps(world.services["chat"]))
+    (folder / "pods.json").write_text(json.dumps({"items": pods}))
+    script = f"""#!/bin/sh
+case "$*" in
+  *specsvc\\ chat*) cat {folder}/service.json;;
+  *proxy/outrider/why*) echo "{WORDS}";;
+  *pods*) cat {folder}/pods.json;;
+  *) echo 'Error from server (NotFound): it is not there' >&2; exit 1;;
+esac
+"""
+    (folder / "kubectl").write_text(script)
+    (folder / "kubectl").chmod(stat.S_IRWXU)
+
+
+def _screen(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def test_status_is_one_screen_with_each_condition(service: World, capsys: pytest.CaptureFixture[str]) -> None:
+    screen = _screen(capsys, "status", "chat")
+    assert "1 of 1 ready" in screen
+    for condition in service.services["chat"]["status"]["conditions"]:
+        assert f"{condition['type']} " in screen
+    assert len(screen.splitlines()) < 40
+
+
+def test_output_into_a_pipe_has_no_colours(service: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """Logs and scripts were full of escape sequences with other tools."""
+    del service
+    assert "\x1b" not in _screen(capsys, "status", "chat")
+
+
+@pytest.mark.parametrize(("is_terminal", "environment", "is_painted"), [
+    (True, {}, True), (False, {}, False), (True, {"NO_COLOR": "1"}, False), (True, {"NO_COLOR": ""}, True),
+])  # fmt: skip
+def test_colours_are_for_terminals(is_terminal: bool, environment: dict[str, str], is_painted: bool) -> None:
+    stream = io.StringIO()
+    stream.isatty = lambda: is_terminal  # type: ignore[method-assign]
+    assert ("\x1b" in painter(stream, environment)("text", "31")) is is_painted
+
+
+def test_why_shows_what_is_wrong_and_what_a_pod_decides(
+    service: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    screen = _screen(capsys, "why", "chat")
+    assert "Nothing is wrong." in screen
+    assert WORDS in screen
+    for pod in service.pods.values():
+        pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    service.settle()
+    _write_kubectl(tmp_path, service)
+    screen = _screen(capsys, "why", "chat")
+    assert "NoReadyEndpoint" in screen
+    assert "Accepted" not in screen
+    assert "No pod is ready" in screen
+
+
+def test_drafts_profile_and_demand_are_tables(
+    service: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status: dict[str, Any] = service.services["chat"]["status"]
+    status["drafts"][1] |= {"acceptanceRate": "0.623", "acceptedLength": "2.4", "sharePercent": "80"}
+    status["demand"] = [{"product": "cpu", "replicas": "2.31", "requests": 40, "tokensPerSecond": "1500"}]
+    _write_kubectl(tmp_path, service)
+    assert "62.3%" in _screen(capsys, "drafts", "chat")
+    assert "cpu" in _screen(capsys, "profile", "chat")
+    assert "2.31" in _screen(capsys, "demand", "chat")
+    del status["demand"]
+    _write_kubectl(tmp_path, service)
+    assert "not known" in _screen(capsys, "demand", "chat")
+
+
+def test_service_without_a_status_has_screens(
+    service: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del service.services["chat"]["status"]
+    _write_kubectl(tmp_path, service)
+    for command in ("status", "why", "drafts", "profile", "demand"):
+        assert _screen(capsys, command, "chat").strip()
+
+
+def test_kubectls_own_words_are_passed_on(service: World, capsys: pytest.CaptureFixture[str]) -> None:
+    del service
+    assert main(["status", "other"]) == 1
+    printed = capsys.readouterr()
+    assert "NotFound" in printed.err
+    assert printed.out == ""
