@@ -40,6 +40,10 @@ DataKey = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern
 """Key of an entry in a Secret or ConfigMap."""
 VariableName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=VARIABLE_PATTERN)]
 Image = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=IMAGE_PATTERN)]
+ServedName = Annotated[
+    str, StringConstraints(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.:/@+]*$")
+]
+"""Name of a model in requests."""
 HostFolder = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=ABSOLUTE_PATTERN)]
 MountPath = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=MOUNT_PATTERN)]
 

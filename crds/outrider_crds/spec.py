@@ -11,7 +11,17 @@ from typing import Annotated
 from pydantic import Field
 
 from outrider_crds.base import Duration, MapList, Model, Path, Percent, ShortText
-from outrider_crds.names import DataKey, HostFolder, LabelKey, Labels, Name, ObjectName, Product, ResourceName
+from outrider_crds.names import (
+    DataKey,
+    HostFolder,
+    LabelKey,
+    Labels,
+    Name,
+    ObjectName,
+    Product,
+    ResourceName,
+    ServedName,
+)
 from outrider_crds.pod_template import EnvVar, PodTemplate
 from outrider_crds.quantity import Size
 from outrider_crds.scheduling import Toleration
@@ -309,6 +319,8 @@ class Engine(Model):
     """Longest request in tokens, prompt and answer together; the model's own limit when absent."""
     dtype: Dtype = Dtype.AUTO
     """Type of the weights and activations. auto is the model's own, and float32 on CPUs without bfloat16."""
+    served_model_names: Annotated[list[ServedName], Field(max_length=16)] = []
+    """Further names that requests may use for the model. Answers carry target.name."""
     extra_args: Annotated[list[Annotated[str, Field(max_length=2048)]], Field(max_length=32)] = []
     """Further arguments of the engine, as on its command line: `--max-num-seqs=32`, or `--max-num-seqs` and `32` as two
     entries."""

@@ -75,8 +75,9 @@ async def started_torch_engine(serving: Serving) -> AsyncIterator[ServedTorchEng
         raise StartupError(str(error)) from error
     client = Client(loaded.engine)
     loaded.reporter.start()
-    name = serving.boot.target.name
-    service = Service(name, loaded.text, loaded.vocabulary, loaded.engine.longest, client)
+    boot, text = serving.boot, loaded.text
+    aliases = boot.engine.served_model_names
+    service = Service(boot.target.name, text, loaded.vocabulary, loaded.engine.longest, client, aliases)
     try:
         yield ServedTorchEngine(client, make_app(service))
     finally:

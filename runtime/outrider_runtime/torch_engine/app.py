@@ -35,9 +35,12 @@ DEAD = RequestError("the engine has died; the pod starts again", status=HTTPStat
 class Service:
     """What the routes stand on."""
 
-    def __init__(self, model: str, text: Text, vocabulary: int, longest: int, client: Client) -> None:
-        """model: the name that it is served under. longest: tokens of a request."""
+    def __init__(
+        self, model: str, text: Text, vocabulary: int, longest: int, client: Client, aliases: Sequence[str] = ()
+    ) -> None:
+        """model: the name that it is served under. longest: tokens of a request. aliases: further names in requests."""
         self.model, self.text, self.client = model, text, client
+        self.names = tuple(dict.fromkeys((model, *aliases)))
         self._vocabulary, self.longest = vocabulary, Longest(longest, longest * text.longest_token)
         self.started_at = int(time.time())
 
@@ -70,7 +73,7 @@ class Service:
             raise RequestError(str(error), "messages") from None
 
     def requests(self, ask: Ask, name: str, prompts: Sequence[list[int]]) -> list[requests.Request]:
-        if ask.model is not None and ask.model != self.model:
+        if ask.model is not None and ask.model not in self.names:
             raise RequestError(f"the model {ask.model!r} does not exist here", "model", HTTPStatus.NOT_FOUND)
         check_tokens(ask.stop_token_ids or (), "stop_token_ids", self._vocabulary)
         drawn = sampling(ask, self.text.defaults, self._vocabulary)
@@ -124,10 +127,10 @@ def make_app(service: Service) -> FastAPI:
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         card = {
-            "id": service.model, "object": "model", "created": service.started_at, "owned_by": "outrider",
+            "object": "model", "created": service.started_at, "owned_by": "outrider",
             "max_model_len": service.longest.tokens,
         }  # fmt: skip
-        return {"object": "list", "data": [card]}
+        return {"object": "list", "data": [{"id": name, **card} for name in service.names]}
 
     @app.get("/health")
     @app.get("/ping")

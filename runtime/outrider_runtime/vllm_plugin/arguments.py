@@ -7,7 +7,7 @@ import json
 import shutil
 from itertools import pairwise
 
-from outrider_crds.runtime_config import SERVING_PORT, draft_mount
+from outrider_crds.runtime_config import SERVING_PORT, BootConfig, draft_mount
 from outrider_crds.spec import Drafter, DraftMethod, Dtype
 
 from outrider_runtime.drafters.block import BlockCheckpoint
@@ -33,7 +33,7 @@ def engine_arguments(plan: LaunchPlan) -> list[str]:
     boot = plan.boot
     arguments = [
         target_location(plan),
-        f"--served-model-name={boot.target.name}",
+        *_served_names(boot),
         f"--port={SERVING_PORT}",
         f"--dtype={_dtype(plan).value}",
         f"--tensor-parallel-size={boot.engine.tensor_parallel_size}",
@@ -49,6 +49,12 @@ def engine_arguments(plan: LaunchPlan) -> list[str]:
         arguments.append(f"--speculative-config={json.dumps(speculative)}")
     arguments += _additional_config(plan)
     return [*arguments, *_graph_arguments(plan, speculative), *boot.engine.extra_args]
+
+
+def _served_names(boot: BootConfig) -> list[str]:
+    """The target's name comes first: answers carry it."""
+    names = dict.fromkeys((boot.target.name, *boot.engine.served_model_names))
+    return [f"--served-model-name={boot.target.name}"] if len(names) == 1 else ["--served-model-name", *names]
 
 
 def _dtype(plan: LaunchPlan) -> Dtype:

@@ -433,6 +433,20 @@ async def test_another_model_is_a_404_and_the_own_one_is_listed(served: tuple[ht
     assert (await http.get("/health")).status_code == 200
 
 
+async def test_model_answers_to_each_of_its_names(folder: Path) -> None:
+    """Clients keep the name of the model that they used before."""
+    client = Client(bench(folder).engine)
+    service = Service(MODEL, Text(folder, VOCABULARY), VOCABULARY, LONGEST, client, ("gpt-4o-mini", MODEL))
+    gate = RequestGate(make_app(service), lambda: GateFacts(slo_classes=(), draining=False))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(gate), base_url="http://pod") as http:
+        for name in (MODEL, "gpt-4o-mini"):
+            answer = await http.post(CHAT, json=chat(model=name))
+            assert (answer.status_code, answer.json()["model"]) == (200, MODEL)
+        models = (await http.get("/v1/models")).json()["data"]
+        assert [model["id"] for model in models] == [MODEL, "gpt-4o-mini"]
+    client.stop()
+
+
 async def test_what_a_client_that_left_held_is_free(folder: Path) -> None:
     client = Client(bench(folder).engine)
     service = Service(MODEL, Text(folder, VOCABULARY), VOCABULARY, LONGEST, client)

@@ -39,6 +39,16 @@ def test_without_a_draft_pool_there_is_no_speculative_config() -> None:
     assert not any(argument.startswith("--speculative-config") for argument in arguments.engine_arguments(plan))
 
 
+def test_further_names_of_the_model_follow_its_own() -> None:
+    """vLLM puts the first one into answers."""
+    boot = boot_config([])
+    boot = boot.model_copy(update={"engine": Engine(served_model_names=["gpt-4o-mini", boot.target.name, "llama"])})
+    command = arguments.engine_arguments(plan_of(boot, Pool()))
+    place = command.index("--served-model-name")
+    assert command[place + 1 : place + 4] == [boot.target.name, "gpt-4o-mini", "llama"]
+    assert command[place + 4].startswith("--")
+
+
 @pytest.mark.parametrize(
     ("config", "extra", "served"),
     [({}, [], "float32"), ({"quantization_config": {}}, [], "auto"), ({}, ["--quantization=awq"], "auto")],
