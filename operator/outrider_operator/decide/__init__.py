@@ -116,7 +116,7 @@ def decide(observed: Observed, settings: Settings) -> Plan:
     if against is not None:
         asked = held(asked, children)  # the pods serve on, and all of that is told
     canary = _canary(observed, settings, children, asked, pods, evidence.proven, is_blocked=against is not None)
-    asked = replace(held(asked, children) if canary.holds else asked, surrendered=canary.surrendered)
+    asked = _with_canary(held(asked, children) if canary.holds else asked, canary)
     view = _profiling_view(observed, profiles, pods)
     found = product_profiles(view, asked)
     served = _served(observed, children, pods, asked, found, names, against, canary)
@@ -144,6 +144,11 @@ def _canary(
 ) -> CanaryRollout:
     canary = _pods(observed, children.canary, is_canary=True)
     return canary_rollout(observed, settings, children, desired, canary, pods, proven, is_blocked=is_blocked)
+
+
+def _with_canary(desired: Intent, canary: CanaryRollout) -> Intent:
+    """`desired` as the pods of `canary` leave room for it."""
+    return replace(desired, surrendered=canary.surrendered, unready_canaries=canary.unready_pods)
 
 
 def _readable(observed: Observed, children: Children) -> SpeculativeServiceSpec | None:

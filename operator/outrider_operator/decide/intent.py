@@ -39,6 +39,8 @@ class Intent:
     """The newest revision that had a ready pod."""
     surrendered: int = 0
     """Pods that make room for a draft canary's."""
+    unready_canaries: int = 0
+    """Pods of a draft canary that are not ready."""
 
     @property
     def replicas(self) -> int:

@@ -65,6 +65,7 @@ class CanaryRollout:
     """Does the candidate wait for its profile (profiling.mode is Required)?"""
     has_pods_left: bool = False
     """Is any pod of the canary there?"""
+    ready_pods: int = 0
     is_frozen: bool = False
     """Leave the canary's objects as they are."""
 
@@ -99,6 +100,11 @@ class CanaryRollout:
         rollout = self.spec.rollout
         room = min(rollout.max_unavailable, self.replicas) if rollout.max_surge == 0 else 0
         return max(0, min(room, self.spec.replicas - 1))
+
+    @property
+    def unready_pods(self) -> int:
+        """Pods that a disruption budget counts as unavailable: none before the first is made."""
+        return max(0, self.replicas - self.ready_pods) if self.has_pods_left else 0
 
     @property
     def next_look_s(self) -> float | None:
@@ -177,7 +183,13 @@ def canary_rollout(
         unschedulable_s=settings.unschedulable_s,
     )
     decided = step(before, replace(view, pods=canary_pods(sight, current)))
-    rollout = replace(rollout, decided=decided, is_frozen=_is_frozen(before, decided), has_pods_left=bool(pods.living))
+    rollout = replace(
+        rollout,
+        decided=decided,
+        is_frozen=_is_frozen(before, decided),
+        has_pods_left=bool(pods.living),
+        ready_pods=len(pods.ready),
+    )
     holds = rollout.holds or (decided.canary is not None and decided.canary.holds_rollout)
     return replace(rollout, holds=holds)
 

@@ -131,7 +131,8 @@ def _desired(children: Children, asked: Intent, admin_port_peers: tuple[Object, 
     """The children that can be had now: what a pod mounts is there before the Deployment that makes it. One that runs
     is scaled whatever became of that since."""
     owner, revision = children.owner, asked.running
-    desired = [service_account(owner), hot_map(owner, asked.hot), service(owner), disruption_budget(owner)]
+    desired = [service_account(owner), hot_map(owner, asked.hot), service(owner)]
+    desired.append(disruption_budget(owner, asked.unready_canaries))
     if admin_port_peers:
         desired.append(network_policy(owner, admin_port_peers))
     if revision is not None:  # else the first revision has to wait

@@ -46,10 +46,11 @@ def service(owner: Identity) -> Object:
     return {**_child(owner, "v1", KUBERNETES_SERVICE, owner.name), "spec": spec}
 
 
-def disruption_budget(owner: Identity) -> Object:
-    """Drains take one pod at a time; pods that are not ready may always go, or a broken one would hold the node."""
+def disruption_budget(owner: Identity, unready_canaries: int = 0) -> Object:
+    """Drains take one pod at a time; pods that are not ready may always go, or a broken one would hold the node. A
+    canary pod that starts or crashes for hours must not keep every node of the service from being drained."""
     spec = {
-        "maxUnavailable": 1,
+        "maxUnavailable": 1 + unready_canaries,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
         "selector": {"matchLabels": selector(owner.name)},
     }

@@ -131,6 +131,21 @@ def test_its_pods_get_traffic_and_are_no_replicas() -> None:
     assert hot["configMap"]["name"] == f"{NAME}-hot"
 
 
+def test_a_canary_pod_that_is_not_ready_blocks_no_drain() -> None:
+    """Bug avoided: its disruption budget counts the pod, and one that crashes for hours would use up what may go."""
+    world = CanaryWorld()
+    budget = world.objects["PodDisruptionBudget", "chat"]["spec"]
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
+    assert budget["maxUnavailable"] == 1
+    world.start_canary(ready=False)
+    world.settle()
+    assert world.objects["PodDisruptionBudget", "chat"]["spec"]["maxUnavailable"] == 2
+    world.start_canary()
+    world.settle()
+    assert world.objects["PodDisruptionBudget", "chat"]["spec"]["maxUnavailable"] == 1
+
+
 def test_a_better_candidate_is_rolled_out() -> None:
     world = under_way()
     stable = world.revision()
