@@ -130,68 +130,95 @@ def canary_rollout(
 ) -> CanaryRollout:
     """pods: the canary's. serving: the others. proven: revisions that have had a ready pod. is_blocked: the spec must
     not be applied now, so nothing is decided."""
-    spec = intent.spec
-    status = recorded(observed.status.rollout, children.canary)
-    before = canary_of(status)
     stable = current_revision(children, intent.stored)
-    stable_pool = stable.boot.draft_pool if stable is not None else []
-    pools = pools_of(stable_pool, intent.wanted.boot.draft_pool)
-    view = CanaryView(
+    pools = pools_of(stable.boot.draft_pool if stable is not None else [], intent.wanted.boot.draft_pool)
+    view = _view(observed, children, intent, stable, proven, is_blocked=is_blocked)
+    rollout = _remembered(observed, children, intent, view, is_blocked=is_blocked)
+    before = rollout.before
+    if is_blocked and before is not None:
+        return rollout
+    current = before if _is_of_spec(before, view) else None
+    if current is not None:
+        stored = _stored(observed, children, intent, pools)
+        revision = stored or _made(settings, children, intent, serving, pools)
+        rollout = replace(rollout, is_stored=stored is not None, revision=revision)
+        rollout = replace(rollout, hot=_hot(rollout, pools, current), has_pods=_has_pods(rollout, current))
+    sight = _sight(observed, settings, rollout, pools, pods, children.owner.name)
+    decided = step(before, replace(view, pods=canary_pods(sight, current)))
+    return replace(
+        rollout,
+        decided=decided,
+        holds=rollout.holds or (decided.canary is not None and decided.canary.holds_rollout),
+        is_frozen=_is_frozen(before, decided),
+        has_pods_left=bool(pods.living),
+        ready_pods=len(pods.ready),
+    )
+
+
+def _view(
+    observed: Observed,
+    children: Children,
+    intent: Intent,
+    stable: Revision | None,
+    proven: Iterable[str],
+    *,
+    is_blocked: bool,
+) -> CanaryView:
+    """What the state machine sees, but for the canary's pods. stable: the revision that the Deployment runs."""
+    spec, pool = intent.spec, intent.wanted.boot.draft_pool
+    differs = pools_differ(stable.boot.draft_pool if stable is not None else [], pool)
+    return CanaryView(
         at=math.floor(observed.now),
         stable=stable.name if stable is not None and _is_stable(stable, intent, proven) else "",
         candidate=intent.wanted.name,
-        pool_differs=intent.wanted.name not in intent.gate.passed
-        and pools_differ(stable_pool, intent.wanted.boot.draft_pool),
+        pool_differs=differs and intent.wanted.name not in intent.gate.passed,
         is_canary=spec.rollout.strategy is RolloutStrategy.DRAFT_CANARY,
         is_paused=is_blocked or spec.paused or spec.replicas == 0 or intent.held,
         is_rolled_out=is_rolled_out(children.deployment, intent.wanted.name),
         orders=_orders(observed.service),
         settings=_settings(spec),
     )
-    rollout = CanaryRollout(
+
+
+def _remembered(
+    observed: Observed, children: Children, intent: Intent, view: CanaryView, *, is_blocked: bool
+) -> CanaryRollout:
+    """The canary as the status has it, before this look decides anything."""
+    status = recorded(observed.status.rollout, children.canary)
+    before = canary_of(status)
+    return CanaryRollout(
         before,
         CanaryStep(before),
         status,
         _holds(before, view),
-        spec,
+        intent.spec,
         view.settings,
         observed.now,
         view.orders,
         waits_for_profile=intent.held and not is_blocked,
         is_frozen=True,
     )
-    if is_blocked and before is not None:
-        return rollout
-    current = before if _is_of_spec(before, view) else None
-    revision: Revision | None = None
-    if current is not None:
-        stored = _stored(observed, children, intent, pools)
-        revision = stored or _made(settings, children, intent, serving, pools)
-        hot = _hot(spec, pools, revision, current)
-        has_pods = current.has_pods(view.settings.on_inconclusive)
-        rollout = replace(rollout, revision=revision, has_pods=has_pods, is_stored=stored is not None, hot=hot)
-    refusal = _refusal(observed.rejections, children.owner.name)
-    sight = CanarySight(
-        spec=spec,
+
+
+def _has_pods(rollout: CanaryRollout, current: Canary) -> bool:
+    return current.has_pods(rollout.settings.on_inconclusive)
+
+
+def _sight(
+    observed: Observed, settings: Settings, rollout: CanaryRollout, pools: Pools, pods: Pods, service: str
+) -> CanarySight:
+    revision = rollout.revision
+    return CanarySight(
+        spec=rollout.spec,
         pools=pools,
         pods=pods,
         states=observed.states,
         unheard=observed.unheard,
-        refusal=refusal,
+        refusal=_refusal(observed.rejections, service),
         products=frozenset(revision.boot.accelerator.products) if revision is not None else frozenset(),
         hot_hash=config_hash(rollout.hot) if rollout.hot is not None else "",
         unschedulable_s=settings.unschedulable_s,
     )
-    decided = step(before, replace(view, pods=canary_pods(sight, current)))
-    rollout = replace(
-        rollout,
-        decided=decided,
-        is_frozen=_is_frozen(before, decided),
-        has_pods_left=bool(pods.living),
-        ready_pods=len(pods.ready),
-    )
-    holds = rollout.holds or (decided.canary is not None and decided.canary.holds_rollout)
-    return replace(rollout, holds=holds)
 
 
 def _is_stable(revision: Revision, intent: Intent, proven: Iterable[str]) -> bool:
@@ -294,11 +321,13 @@ def _products(serving: Pods) -> set[str]:
     return {annotation(pod, PRODUCT_ANNOTATION) for pod in serving.ready}
 
 
-def _hot(spec: SpeculativeServiceSpec, pools: Pools, revision: Revision | None, canary: Canary) -> HotConfig | None:
-    if revision is None:
+def _hot(rollout: CanaryRollout, pools: Pools, canary: Canary) -> HotConfig | None:
+    """What the canary's pods are to mount."""
+    if rollout.revision is None:
         return None
+    spec = rollout.spec
     paused = {drafter.name for drafter in spec.draft_pool if drafter.paused}
     hosted = [drafter.model_copy(update={"paused": drafter.name in paused}) for drafter in pools.hosted]
     both = spec.model_copy(update={"draft_pool": hosted})
     config = pools.config(canary.attempt, spec.rollout.canary.candidate_percent)
-    return hot_config(both, [revision.boot.draft_pool]).model_copy(update={"canary": config})
+    return hot_config(both, [rollout.revision.boot.draft_pool]).model_copy(update={"canary": config})

@@ -120,7 +120,12 @@ def _time_left(rollout: CanaryRollout, canary: Canary, judgement: Judgement) -> 
     if judgement.requests_left is None:
         return f"{start} The gain is too near the line to say how many more it takes."
     left = _duration(judgement.requests_left / rate)
-    return f"{start} At this traffic ({rate:.3g} requests of each arm a minute) about {left} more."
+    return f"{start} At this traffic ({_two_digits(rate)} requests of each arm a minute) about {left} more."
+
+
+def _two_digits(number: float) -> str:
+    """Noise of a rate must not write a status: 1234 -> "1200"."""
+    return f"{float(f'{number:.2g}'):.10g}"
 
 
 def _duration(minutes: float) -> str:

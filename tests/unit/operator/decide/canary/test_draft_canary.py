@@ -591,9 +591,11 @@ def test_doublings_of_the_requests_are_events() -> None:
 def test_the_message_says_how_much_longer_it_takes() -> None:
     world = under_way()
     world.now += 600
-    world.measure_arms(200, 0.02)
-    assert "At this traffic (" in world.rollout.message
-    assert " more." in world.rollout.message
+    world.measure_arms(600, 0.0)
+    assert (
+        "600 requests of each arm. At this traffic (60 requests of each arm a minute) about " in world.rollout.message
+    )
+    assert world.rollout.message.endswith(" minutes more.")
 
 
 def test_it_does_not_write_while_nothing_changes() -> None:
