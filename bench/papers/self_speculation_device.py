@@ -38,7 +38,7 @@ from outrider_runtime.paths import Paths
 from outrider_runtime.profiler.driver import Driver
 from outrider_runtime.profiler.engines import ENGINES
 from outrider_runtime.profiler.grid import HEADROOM_TOKENS, GridPoint
-from outrider_runtime.profiler.protocol import Ask
+from outrider_runtime.profiler.host_protocol import VisitOrder
 
 RESULTS = Path(__file__).parent / "results" / "self_speculation_device.json"
 NAME = "self"
@@ -95,7 +95,7 @@ def measured(driver: Driver, options: argparse.Namespace) -> dict[str, float]:
     """Milliseconds: a plain step, one that verifies, and a draft pass; the fastest of several visits."""
 
     def fastest(verify: int) -> tuple[float, float]:
-        ask = Ask(GridPoint(options.context, options.batch, verify), NAME if verify else None, STEPS, STEPS)
+        ask = VisitOrder(GridPoint(options.context, options.batch, verify), NAME if verify else None, STEPS, STEPS)
         samples = [sample for _ in range(VISITS) for sample in driver.visit(ask).samples]
         drafts = [sum(sample.draft_s.values()) for sample in samples if sample.draft_s]
         return 1e3 * min(sample.target_s for sample in samples), 1e3 * min(drafts, default=0.0)

@@ -15,8 +15,8 @@ from outrider_runtime.loop.steps import Told
 from outrider_runtime.profiler.driver import Driver
 from outrider_runtime.profiler.engines.vllm_engine import VLLMEngine
 from outrider_runtime.profiler.grid import GridPoint
-from outrider_runtime.profiler.protocol import Ask
-from outrider_runtime.profiler.samples import Visit
+from outrider_runtime.profiler.host_protocol import VisitOrder
+from outrider_runtime.profiler.step_samples import Visit
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.engine.engines import POOR_DRAFT, SMALL, SMALL_LAYERS, bench, draft_model, eagle, head_reading, lookup
@@ -61,7 +61,7 @@ def slowing() -> Slowing:
         measured = VLLMEngine(engine.llm.llm_engine)
         measured.on_cpu = False  # the device's seconds hang on no core's speed
         driver = Driver(measured)
-        visits = [driver.visit(Ask(point, "draft", steps=3, most_steps=3)) for point in POINTS]
+        visits = [driver.visit(VisitOrder(point, "draft", steps=3, most_steps=3)) for point in POINTS]
         return Slowing(device, steps, visits)
 
 

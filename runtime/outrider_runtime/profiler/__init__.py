@@ -1,11 +1,11 @@
-"""Offline profiling: measure what steps cost on this hardware, fit the latency model, say how wrong it is.
+"""Offline profiling: measures step times on this hardware, fits the latency model, and reports the model's error.
 
-- `grid`: which shapes are worth measuring, the most informative first.
-- `samples`: what a measurement is, and what several of one shape come to.
-- `engines`: what is measured, in one form for all; `driver`: brings an engine to a shape and times its steps.
-- `host`: the engine process that runs the shapes; `remote`: the same, as its parent sees it.
-- `session`: one engine start to finish: rounds over the grid within the time budget.
-- `fitting`: samples to coefficients with their held-out error; `documents`: the same as the Job reports it.
-- `run`: which engines to start and what each measures; one failing drafter costs the others nothing.
-- `report`: the same for people. `main`: the command.
+- `grid`: chooses the shapes to measure, the most informative first.
+- `step_samples`: measured steps, and the summary of several steps of one shape.
+- `engines`: adapts each engine to one interface; `driver`: brings an engine to a shape and times its steps.
+- `host`: the engine process, which measures; `remote`: the profiler's handle of that process.
+- `session`: measures with one engine: rounds over the grid within the time budget.
+- `fitting`: fits coefficients, with the error on held-out shapes; `documents`: makes the Job's result from them.
+- `run`: chooses which engines to start and what each measures; a drafter that fails does not affect the others.
+- `profile_report`: prints and plots a profile for users. `main`: the command.
 """

@@ -1,9 +1,9 @@
-"""How fast the cores are just now, for engines that run on them.
+"""Measures the current speed of the cores, for engines that run on CPUs.
 
-A rented core is often half of a real one, and whoever has the other half makes the same step take up to 1.7 times as
-long, for seconds at a time; no figure of the kernel shows it. Shapes that are measured in different spells would not
-fit one line. So a small fixed piece of work is timed before and after each step, in CPU time, which leaves out that
-others had the core meanwhile.
+A rented core is often half of a physical one. A neighbour on the other half makes the same step take up to 1.7 times
+as long, for seconds at a time, and no figure of the kernel shows it. Shapes measured at different speeds would not fit
+one line. So a small fixed piece of work is timed before and after each step. It is timed in CPU time, which does not
+count the time during which other processes have the core.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import time
 from statistics import fmean, median
 
 ROUNDS = 1500
-"""Of the fixed work: about 0.1 ms."""
-MOST_CORES = 4
-"""A step on many cores must not wait for as many readings."""
+"""Additions of the fixed work: they take about 0.1 ms, short next to a step."""
+MAX_CORES = 4
+"""Cores that are timed: with more, the readings would take longer than some steps."""
 FIRST_READINGS = 25
 
 
 def work_us() -> float:
-    """Microseconds of CPU time that the fixed work takes on the core that this thread runs on."""
+    """Run the fixed work on this thread's core, and return its CPU time in microseconds."""
     start_ns = time.thread_time_ns()
     total = 0
     for number in range(ROUNDS):
@@ -29,19 +29,19 @@ def work_us() -> float:
 
 
 class CoreSpeed:
-    """Speed by that of when it was made."""
+    """Speed of the cores relative to their speed when this object was made."""
 
     def __init__(self) -> None:
         self._cores = os.sched_getaffinity(0)
         self._first_us = median(self._read_us() for _ in range(FIRST_READINGS))
 
-    def now(self) -> float:
-        """Mean over the cores: 1 as at first, 0.6 where the same work takes 1.7 times as long."""
+    def current(self) -> float:
+        """Return current speed / first speed, a mean over the cores: 0.6 if the same work takes 1.7 times as long."""
         return self._first_us / self._read_us()
 
     def _read_us(self) -> float:
         try:
-            return fmean(self._read_core_us(core) for core in sorted(self._cores)[:MOST_CORES])
+            return fmean(self._read_core_us(core) for core in sorted(self._cores)[:MAX_CORES])
         finally:
             os.sched_setaffinity(0, self._cores)
 

@@ -1,4 +1,4 @@
-"""From a series of measurements to the profile documents that the Job reports."""
+"""Turns measurements into the profile documents that the profiling Job reports."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.profiler import failures
 from outrider_runtime.profiler.failures import ProfilingError
 from outrider_runtime.profiler.fitting import FittedCost, fit_cost, fit_modes
-from outrider_runtime.profiler.grid import Limits
-from outrider_runtime.profiler.samples import Measurement, drafter_measurements, median_spread, target_measurements
-from outrider_runtime.profiler.session import NOISY_SPREAD, Series
+from outrider_runtime.profiler.grid import EngineLimits
+from outrider_runtime.profiler.session import NOISY_SPREAD, ShapeSeries
+from outrider_runtime.profiler.step_samples import Measurement, drafter_measurements, median_spread, target_measurements
 
 CLOCK_S = 5e-4
+"""Times up to this vary with the clock's precision; their spread says nothing about the machine."""
 DIGITS = 4
+"""Significant digits of a coefficient: a measurement is no more precise, and the result must fit into 4096 bytes."""
 
 
-def fit_target(series: Series) -> dict[ExecutionMode, FittedCost]:
-    """Raises ProfilingError when too little was measured."""
+def fit_target(series: ShapeSeries) -> dict[ExecutionMode, FittedCost]:
+    """Fit the target's cost for each execution mode. Raises ProfilingError if too little was measured."""
     _check_enough(series)
     if not series.repeated:
         text = "no shape could be measured twice within the time budget; raise profiling.timeBudget"
@@ -35,14 +37,14 @@ def fit_target(series: Series) -> dict[ExecutionMode, FittedCost]:
     return fitted or {ExecutionMode.RAGGED: fit_cost(measurements, series.held_out)}
 
 
-def fit_drafter(series: Series, drafter: settings.Drafter) -> FittedCost:
-    """Raises ProfilingError as `fit_target` does, and when the drafter did not run."""
+def fit_drafter(series: ShapeSeries, drafter: settings.Drafter) -> FittedCost:
+    """Fit a drafter's cost. Raises ProfilingError if too little was measured or the drafter did not run."""
     measurements = drafter_measurements(series.visits, drafter.name)
     if series.suspended:
         raise ProfilingError(failures.DRAFTER_FAILED, series.suspended)
     _check_enough(series)
     if not measurements:
-        raise ProfilingError(failures.DRAFTER_FAILED, "it did not run in any of the measured steps")
+        raise ProfilingError(failures.DRAFTER_FAILED, "the drafter did not run in any of the measured steps")
     if drafter.kv_budget is not None:
         measurements = [_over_a_window(m, drafter) for m in measurements]
     if drafter.passes:
@@ -52,15 +54,15 @@ def fit_drafter(series: Series, drafter: settings.Drafter) -> FittedCost:
 
 def target_profile(
     fitted: Mapping[ExecutionMode, FittedCost],
-    series: Series,
-    limits: Limits,
+    series: ShapeSeries,
+    limits: EngineLimits,
     *,
     keys: ProfileKeys,
     model: str,
     device: str,
     engine_version: str,
     commit: str,
-    now: str,
+    measured_at: str,
 ) -> TargetProfile:
     return TargetProfile(
         key=keys.target,
@@ -69,18 +71,18 @@ def target_profile(
         device=device,
         engine_version=engine_version,
         commit=commit,
-        costs={api.ExecutionMode(mode.value): step_cost(one.cost) for mode, one in fitted.items()},
+        costs={api.ExecutionMode(mode.value): step_cost(fit.cost) for mode, fit in fitted.items()},
         error_percent=held_out_percent(fitted.values()),
         spread_percent=_percent(median_spread(target_measurements(series.visits))),
         most_requests=_most_requests(fitted.values()),
         request_tokens=limits.max_model_len,
         kv_tokens=limits.kv_tokens,
-        measured_at=now,
+        measured_at=measured_at,
     )
 
 
 def drafter_profile(
-    fitted: FittedCost, drafter: settings.Drafter, *, key: str, commit: str, now: str
+    fitted: FittedCost, drafter: settings.Drafter, *, key: str, commit: str, measured_at: str
 ) -> DrafterProfile:  # fmt: skip
     return DrafterProfile(
         key=key,
@@ -93,28 +95,28 @@ def drafter_profile(
         most_requests=_most_requests([fitted]),
         budget_tokens=drafter.kv_budget,
         commit=commit,
-        measured_at=now,
+        measured_at=measured_at,
     )
 
 
 def held_out_percent(fitted: Iterable[FittedCost]) -> float:
-    """Median relative error over all held-out shapes, in percent; over all shapes where none was held out."""
+    """Return the median relative error of the held-out shapes, in percent; of all shapes if none was held out."""
     fitted = list(fitted)
-    errors = [error for one in fitted for error in one.errors]
-    return _percent(statistics.median(errors or [judged.error for one in fitted for judged in one.judged]))
+    errors = [error for fit in fitted for error in fit.errors]
+    return _percent(statistics.median(errors or [judged.error for fit in fitted for judged in fit.judged]))
 
 
 def _most_requests(fitted: Iterable[FittedCost]) -> int:
-    return max(judged.measurement.point.batch for one in fitted for judged in one.judged)
+    return max(judged.measurement.point.batch for fit in fitted for judged in fit.judged)
 
 
 def step_cost(cost: StepCost) -> api.StepCost:
-    """As many digits as the measurement carries: the result has to fit into a termination message."""
+    """Return the cost as the API has it, rounded to `DIGITS` significant digits."""
     return api.StepCost(**{name: float(f"{value:.{DIGITS}g}") for name, value in dataclasses.asdict(cost).items()})
 
 
 def termination_message(result: ProfilingResult) -> str:
-    """The result in at most 4096 bytes: where failures crowd it, their sentences are cut, never a measurement."""
+    """Return the result in at most 4096 bytes. Messages of failures are shortened if necessary, measurements never."""
     limit = failures.MESSAGE_LIMIT
     while True:
         text = _json(result)
@@ -130,42 +132,43 @@ def _json(result: ProfilingResult) -> str:
 
 
 def _lookup(measurement: Measurement) -> Measurement:
-    """Prompt lookup scans the requests' tokens; what the target's pass held does not matter to it."""
+    """Return the measurement as prompt lookup sees it: its time depends on context and requests, not on the step."""
     shape = measurement.shape
     return dataclasses.replace(measurement, shape=Shape(shape.n_context, 0.0, shape.n_requests))
 
 
 def _over_a_window(measurement: Measurement, drafter: settings.Drafter) -> Measurement:
-    """What each pass held of a drafter that reads so much of each request; of the target itself nothing but a token a
-    request, of a model its step's tokens, too."""
+    """Return the measurement with the shape that a drafter with a context window processed.
+
+    Each pass reads at most `kv_budget` context tokens of a request. A draft model's first pass runs over the step's
+    tokens; the target that drafts for itself runs over one token per request.
+    """
     assert drafter.kv_budget is not None
-    shape, requests = measurement.shape, measurement.shape.n_requests
-    read = min(shape.n_context / requests, float(drafter.kv_budget))
+    shape = measurement.shape
+    requests = shape.n_requests
+    window = min(shape.n_context / requests, float(drafter.kv_budget))
     tokens = requests if drafter.is_target else shape.n_batched
-    return dataclasses.replace(measurement, shape=Shape(requests * read, tokens, requests, tokens * read / 1000))
+    return dataclasses.replace(measurement, shape=Shape(requests * window, tokens, requests, tokens * window / 1000))
 
 
 def check_quiet(fitted: Iterable[FittedCost]) -> None:
-    """Raises ProfilingError where the machine was too noisy for its measurements to be believed.
-
-    Times around a tenth of a millisecond (a prompt lookup's) spread with the clock; that is nobody's concern.
-    """
-    measurements = [judged.measurement for one in fitted for judged in one.judged]
+    """Raise ProfilingError if the machine was too noisy for a usable profile. Times below `CLOCK_S` do not count."""
+    measurements = [judged.measurement for fit in fitted for judged in fit.judged]
     spread = median_spread([m for m in measurements if m.seconds > CLOCK_S])
     if spread > NOISY_SPREAD:
         raise ProfilingError(
             failures.NOISY,
-            f"the same shape took {spread:.0%} longer from one run to the next; leave the machine to the profiling Job "
+            f"the same shape took {spread:.0%} longer from one run to the next; keep other work off the machine "
             "or raise profiling.timeBudget, then annotate the service with outrider.dev/reprofile",
         )
 
 
-def _check_enough(series: Series) -> None:
+def _check_enough(series: ShapeSeries) -> None:
     if not series.enough:
         count = len({visit.point for visit in series.visits})
         raise ProfilingError(
             failures.TIME_BUDGET_TOO_SMALL,
-            f"the time budget was spent after {count} shapes, {max(1, series.needed)} are the least; raise "
+            f"the time budget was spent after {count} shapes, at least {max(1, series.needed)} are needed; raise "
             "profiling.timeBudget",
         )
 

@@ -1,4 +1,4 @@
-"""Drives an engine from shape to shape: fills the batch, writes the proposals, collects the outcomes."""
+"""Brings an engine to one shape after the other and times its steps: sets batch and draft lengths, collects times."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ import numpy as np
 
 from outrider_runtime.loop.steps import Told
 from outrider_runtime.profiler.core_speed import CoreSpeed
-from outrider_runtime.profiler.engines.engine import Engine
-from outrider_runtime.profiler.grid import HEADROOM_TOKENS, GridPoint, Limits, Pace, prefills
-from outrider_runtime.profiler.protocol import Ask, Ready
-from outrider_runtime.profiler.samples import Sample, Visit
+from outrider_runtime.profiler.engines.measurable import ProfilerEngine
+from outrider_runtime.profiler.grid import HEADROOM_TOKENS, EngineLimits, GridPoint, StepPace, prefills
+from outrider_runtime.profiler.host_protocol import Ready, VisitOrder
+from outrider_runtime.profiler.step_samples import MeasuredStep, Visit
 
 SEED = 7
-LONGEST_SET_UP = 10_000
-"""Steps; a batch that is not decoding by then never will be (no KV memory left, say)."""
+MAX_SET_UP_STEPS = 10_000
+"""A batch that does not decode after so many steps never will, for example for want of KV memory."""
 AGREEMENT = 0.03
+"""Relative difference of the two fastest steps up to which both count as undisturbed."""
 _PACE_BATCH = 8
 _PACE_CONTEXT = 64
 
 
 class Driver:
-    """One engine, in this process."""
+    """Measures shapes with one engine, which runs in this process."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ProfilerEngine) -> None:
         self._engine = engine
         self._loop = engine.loop
         self._steps: list[Told] = []
@@ -34,119 +35,124 @@ class Driver:
         self._rng = np.random.default_rng(SEED)
         self._batch: list[str] = []
         self._group = 0, 0
-        """Context of the batch, and which neural draft saw its prompts (see `_seen_by`)."""
+        """Context tokens of the batch, and the neural drafter whose KV cache has its prompts (see `_prefilled_by`)."""
         self._serial = 0
 
     def ready(self) -> Ready:
-        """What is known of the engine; the first steps also warm it up."""
-        drafters = {one.name: one for one in self._loop.settings.drafters}
+        """Return the facts of the engine. The steps that measure its pace also warm it up."""
+        drafters = {drafter.name: drafter for drafter in self._loop.settings.drafters}
         return Ready(self._engine.limits, self.pace(), self._engine.device, self._engine.version, drafters)
 
-    def pace(self) -> Pace:
-        """Rough step times, from the smallest batch, a larger one and a prompt."""
+    def pace(self) -> StepPace:
+        """Estimate step times from three shapes: one request, a batch, and a step with a prompt."""
         limits = self._engine.limits
         batch = min(_PACE_BATCH, limits.max_requests)
-        one = self._shortest(GridPoint(_PACE_CONTEXT, 1))
-        many = self._shortest(GridPoint(_PACE_CONTEXT, batch, limits.max_draft_tokens))
-        tokens = batch * (limits.max_draft_tokens + 1) - 1
-        token_s = max(many - one, 0.01 * one) / max(tokens, 1)
-        return Pace(one, token_s, max(token_s, self._prompt_token_s(limits, one)))
+        shortest_s = self._shortest(GridPoint(_PACE_CONTEXT, 1))
+        batch_s = self._shortest(GridPoint(_PACE_CONTEXT, batch, limits.max_draft_tokens))
+        more_tokens = batch * (limits.max_draft_tokens + 1) - 1
+        token_s = max(batch_s - shortest_s, 0.01 * shortest_s) / max(more_tokens, 1)
+        return StepPace(shortest_s, token_s, max(token_s, self._prompt_token_s(limits, shortest_s)))
 
-    def _prompt_token_s(self, limits: Limits, one: float) -> float:
-        """one: seconds of a step without a prompt. 0 where none fits in beside another request."""
+    def _prompt_token_s(self, limits: EngineLimits, decode_s: float) -> float:
+        """Return seconds per prompt token; 0 if no prompt fits into a step with another request.
+
+        decode_s: seconds of the same step without a prompt.
+        """
         longest = max((tokens for tokens in prefills(limits, 1) if tokens < limits.step_tokens), default=0)
         if not longest:
             return 0.0
         point = GridPoint(_PACE_CONTEXT, 1, prefill=longest)
-        return (self._shortest(point, steps=2, most_steps=2, settle=1) - one) / longest
+        return (self._shortest(point, steps=2, most_steps=2, settle=1) - decode_s) / longest
 
-    def visit(self, ask: Ask) -> Visit:
-        """Measure one shape. The batch stays, for the next shape to grow from."""
-        self._loop.pin(ask.point.verify if ask.drafter else 0, ask.drafter, ask.point.width)
-        self._loop.places = ask.point.verify
-        self._arrange(ask.point, ask.drafter)
-        self._engine.step()  # the worker has proposed as many tokens as the next one verifies
-        for _ in range(ask.settle + self._engine.told_late):
-            self._measured_step(ask.point)
-        samples: list[Sample] = []
-        for done in range(ask.most_steps):
-            if done >= ask.steps and _agree(samples):
+    def visit(self, order: VisitOrder) -> Visit:
+        """Measure one shape. The requests stay in the batch, so that the next shape needs fewer new ones."""
+        self._loop.pin(order.point.verify if order.drafter else 0, order.drafter, order.point.width)
+        self._loop.places = order.point.verify
+        self._arrange(order.point, order.drafter)
+        self._engine.step()  # its proposals have the draft length that the next step verifies
+        for _ in range(order.settle + self._engine.report_delay_steps):
+            self._measured_step(order.point)
+        samples: list[MeasuredStep] = []
+        for done in range(order.most_steps):
+            if done >= order.steps and _agree(samples):
                 break
-            samples += self._measured_step(ask.point)
-        return Visit(ask.point, tuple(samples), self._suspension(ask.drafter))
+            samples += self._measured_step(order.point)
+        return Visit(order.point, tuple(samples), self._suspension(order.drafter))
 
     def _suspension(self, drafter: str | None) -> str:
-        found = self._loop.state().drafters.get(drafter or "")
-        return found.suspended if found else ""
+        state = self._loop.state().drafters.get(drafter or "")
+        return state.suspended if state else ""
 
     def _shortest(self, point: GridPoint, *, steps: int = 3, most_steps: int = 9, settle: int = 2) -> float:
         hosted = self._loop.hosted
         drafter = hosted[0].name if hosted and point.verify else None
-        visit = self.visit(Ask(point, drafter, steps=steps, most_steps=most_steps, settle=settle))
+        visit = self.visit(VisitOrder(point, drafter, steps=steps, most_steps=most_steps, settle=settle))
         return min(sample.target_s for sample in visit.samples)
 
     def _arrange(self, point: GridPoint, drafter: str | None) -> None:
-        """Bring `point.batch` requests of `point.context` cached tokens to where they decode."""
-        group = point.context, self._seen_by(drafter)
+        """Run steps until the batch is `point.batch` decoding requests with `point.context` cached tokens each."""
+        group = point.context, self._prefilled_by(drafter)
         if group != self._group or len(self._batch) > point.batch or self._grown_long():
             self._clear()
         self._group = group
         while len(self._batch) < point.batch:
             self._batch.append(self._add(_prompt(self._engine.vocabulary, group, len(self._batch))))
-        for _ in range(LONGEST_SET_UP):
+        for _ in range(MAX_SET_UP_STEPS):
             if self._all_decode(point.batch):
                 return
             self._engine.step()
-        raise RuntimeError(f"the engine never got a batch of {point.batch} x {point.context} tokens to decode")
+        raise RuntimeError(f"the engine did not reach a decoding batch of {point.batch} x {point.context} tokens")
 
-    def _seen_by(self, drafter: str | None) -> int:
-        """Place in the pool, from 1 on, of a drafter that reads; 0: none."""
+    def _prefilled_by(self, drafter: str | None) -> int:
+        """Return the drafter's position among those with a KV cache, counted from 1; 0 if it has none."""
         readers = [drafter.name for drafter in self._loop.settings.drafters if drafter.reads]
         return readers.index(drafter) + 1 if drafter in readers else 0
 
     def _all_decode(self, batch: int) -> bool:
         running = self._engine.running
-        return len(running) == batch and all(one.decodes for one in running)
+        return len(running) == batch and all(request.decodes for request in running)
 
     def _grown_long(self) -> bool:
-        """Requests gain a token a step: before they reach the model's length limit, start from their prompts again."""
+        """Whether a request must start again: each gains a token a step, and must stay below the model's limit."""
         context, _ = self._group
         room = min(HEADROOM_TOKENS, self._engine.limits.max_model_len - context)
-        return any(one.tokens > context + room // 2 for one in self._engine.running)
+        return any(request.tokens > context + room // 2 for request in self._engine.running)
 
-    def _measured_step(self, point: GridPoint) -> list[Sample]:
-        """One step of `point`, and what the loop was told of meanwhile: this one, or one of those before it."""
-        added = self._add(self._random_tokens(point.prefill)) if point.prefill else None
-        self._propose(point)
+    def _measured_step(self, point: GridPoint) -> list[MeasuredStep]:
+        """Run one step of `point`. Return what the loop reports meanwhile: this step, or an earlier one."""
+        prompt = self._add(self._random_tokens(point.prefill)) if point.prefill else None
+        self._set_draft_lengths(point)
         self._steps.clear()
-        before = self._speed_now()
+        speed_before = self._current_speed()
         self._engine.step()
-        speed = (before + self._speed_now()) / 2
-        if added is not None:
-            self._engine.drop([added])
+        speed = (speed_before + self._current_speed()) / 2
+        if prompt is not None:
+            self._engine.drop([prompt])
         return [self._sample(step).at(speed) for step in self._steps]
 
-    def _sample(self, step: Told) -> Sample:
+    def _sample(self, step: Told) -> MeasuredStep:
         outcome = step.outcome
         drafts_s = {
-            one.name: seconds
-            for one, seconds in zip(self._loop.hosted, outcome.draft_s.tolist(), strict=True)
+            drafter.name: seconds
+            for drafter, seconds in zip(self._loop.hosted, outcome.draft_s.tolist(), strict=True)
             if not math.isnan(seconds)
         }
-        measured = not math.isnan(outcome.target_s)
-        target_s = outcome.target_s if measured else outcome.step_s - sum(drafts_s.values())
+        is_measured = not math.isnan(outcome.target_s)
+        target_s = outcome.target_s if is_measured else outcome.step_s - sum(drafts_s.values())
         plan = outcome.draft_plan
-        return Sample(step.shape, outcome.mode, target_s, plan.draft_tokens, int(plan.widths.max(initial=1)), drafts_s)
+        return MeasuredStep(
+            step.shape, outcome.mode, target_s, plan.draft_tokens, int(plan.widths.max(initial=1)), drafts_s
+        )
 
-    def _speed_now(self) -> float:
-        return self._speed.now() if self._speed is not None else 1.0
+    def _current_speed(self) -> float:
+        return self._speed.current() if self._speed is not None else 1.0
 
-    def _propose(self, point: GridPoint) -> None:
-        """Verify so many places, whatever the drafter found."""
-        self._engine.hold(
+    def _set_draft_lengths(self, point: GridPoint) -> None:
+        """Make the next step verify the draft lengths of `point`, whatever the drafter proposed."""
+        self._engine.set_draft_lengths(
             [
-                (0 if point.uneven and index % 2 else point.verify) if one.decodes else 0
-                for index, one in enumerate(self._engine.running)
+                (0 if point.uneven and index % 2 else point.verify) if request.decodes else 0
+                for index, request in enumerate(self._engine.running)
             ]
         )
 
@@ -157,7 +163,7 @@ class Driver:
         return name
 
     def _clear(self) -> None:
-        """Drop every request. One more step where the engine needs it to forget them."""
+        """Drop every request, and run one more step if the engine needs it to free them."""
         self._engine.drop(self._batch)
         self._batch = []
         if self._engine.has_requests:
@@ -167,18 +173,18 @@ class Driver:
         return [int(token) for token in self._rng.integers(0, self._engine.vocabulary, size=count)]
 
 
-def _agree(samples: Sequence[Sample]) -> bool:
-    """The two fastest steps took about the same: neither of them was disturbed."""
+def _agree(samples: Sequence[MeasuredStep]) -> bool:
+    """Whether the two fastest steps took about the same time, so that neither was disturbed."""
     fastest = sorted(sample.target_s + sum(sample.draft_s.values()) for sample in samples)[:2]
     return len(fastest) == 2 and fastest[1] <= (1 + AGREEMENT) * fastest[0]
 
 
 def _prompt(vocabulary: int, group: tuple[int, int], index: int) -> list[int]:
-    """Prompt `index`; the same at every visit, so that the prefix cache spares most of its prefill.
+    """Return prompt `index`. It is the same at every visit, so that the prefix cache saves most of its prefill.
 
     It is one token longer than its context: the cache holds whole blocks, and the last token is always computed.
-    Each neural draft has prompts of its own: blocks that were computed without it lack its KV.
+    Each neural drafter has prompts of its own: blocks that were computed without that drafter lack its KV.
     """
-    context, seen_by = group
-    tokens = np.random.default_rng([SEED, index, seen_by]).integers(0, vocabulary, size=context + 1)
+    context, drafter_number = group
+    tokens = np.random.default_rng([SEED, index, drafter_number]).integers(0, vocabulary, size=context + 1)
     return [int(token) for token in tokens]

@@ -1,4 +1,4 @@
-"""Why a measurement was not to be had: a reason for the condition and a sentence for the user."""
+"""Classifies why something could not be measured: a reason for the condition and a sentence for the user."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from outrider_crds.profile import ProfilingFailure
 
-from outrider_runtime.profiler.protocol import Failed
+from outrider_runtime.profiler.host_protocol import EngineFailure
 
 MODEL_NOT_FOUND = "ModelNotFound"
 VOCABULARY_MISMATCH = "VocabularyMismatch"
@@ -18,7 +18,7 @@ NOISY = "Noisy"
 TIME_BUDGET_TOO_SMALL = "TimeBudgetTooSmall"
 
 MESSAGE_LIMIT = 400
-"""Characters: eight drafters' failures must fit into a termination message of 4096 bytes."""
+"""Characters of a message: the failures of eight drafters must fit into a termination message of 4096 bytes."""
 _MEMORY = ("out of memory", "no available memory", "not enough memory", "cannot allocate memory", "kv cache space")
 _MEMORY_KINDS = ("OutOfMemoryError", "MemoryError")
 _MISSING = (
@@ -33,7 +33,7 @@ _MISSING = (
 
 
 class ProfilingError(Exception):
-    """A part of the profile cannot be measured; carries what the result will say."""
+    """A part of the profile cannot be measured; has the reason and the message for the result."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -42,32 +42,35 @@ class ProfilingError(Exception):
 
 
 def failure(reason: str, message: str, drafter: str = "") -> ProfilingFailure:
-    """The failure as the result reports it, its sentence cut where it would crowd out the rest."""
+    """Return the failure as the result reports it, with its message on one line and cut to `MESSAGE_LIMIT`."""
     text = " ".join(message.split())
     if len(text) > MESSAGE_LIMIT:
         text = f"{text[: MESSAGE_LIMIT - 4]} ..."
     return ProfilingFailure(reason=reason, message=text, drafter=drafter)
 
 
-def of_exception(error: BaseException) -> Failed:
-    """Class and remedy of what an engine raised while it started or ran."""
+def of_exception(error: BaseException) -> EngineFailure:
+    """Return the failure for an exception that an engine raised while it started or ran."""
     kinds = {type(e).__name__ for e in _chain(error)}
     text = " / ".join(dict.fromkeys(str(e).strip() or type(e).__name__ for e in _chain(error)))
-    return Failed(_reason(text, kinds), f"{type(error).__name__}: {text}")
+    return EngineFailure(_reason(text, kinds), f"{type(error).__name__}: {text}")
 
 
-def of_exit(exit_code: int | None, last_lines: str) -> Failed:
-    """An engine process that died without a word."""
+def of_exit(exit_code: int | None, last_lines: str) -> EngineFailure:
+    """Return the failure for an engine process that ended without reporting an error."""
     if exit_code == -signal.SIGKILL:
-        text = "the engine process was killed, most likely for memory; raise podTemplate.resources.limits.memory"
-        return Failed(OUT_OF_MEMORY, text)
-    return Failed(
+        text = (
+            "the engine process was killed, most likely because it ran out of memory; raise "
+            "podTemplate.resources.limits.memory"
+        )
+        return EngineFailure(OUT_OF_MEMORY, text)
+    return EngineFailure(
         _reason(last_lines, ()), f"the engine process ended with code {exit_code}; its last lines: {last_lines}"
     )
 
 
 def of_obstacle(sentence: str) -> str:
-    """Reason for a drafter that cannot be hosted, from the sentence of the pool's check."""
+    """Return the reason for a drafter that the engine cannot load, from the message of the pool's check."""
     if sentence.startswith("vocabulary mismatch"):
         return VOCABULARY_MISMATCH
     return MODEL_NOT_FOUND if _reason(sentence, ()) == MODEL_NOT_FOUND else DRAFTER_FAILED

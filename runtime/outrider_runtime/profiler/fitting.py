@@ -1,4 +1,4 @@
-"""Samples to coefficients, with the error on shapes that the fit never saw."""
+"""Fits coefficients of the latency model to measurements, and reports the error on shapes that the fit did not see."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from outrider_runtime.control.cost.fit import LARGER_FORM_GAIN, Fit, Form, Sampl
 from outrider_runtime.control.cost.model import Shape, StepCost
 from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.profiler.grid import GridPoint
-from outrider_runtime.profiler.samples import Measurement
+from outrider_runtime.profiler.step_samples import Measurement
 
-LEAST_TO_FIT = 5
-"""Measurements of one execution mode below which it gets no coefficients of its own."""
-LEAST_FOR_LARGER_FORM = 8
-"""Shapes below which a larger form would follow the noise."""
-VALIDATE_EVERY = 3
-SHARING = (ExecutionMode.UNIFORM, ExecutionMode.RAGGED)
-"""Modes whose steps may differ by a constant alone."""
+MIN_MEASUREMENTS = 5
+"""Measurements that an execution mode needs for coefficients of its own."""
+MIN_SHAPES_FOR_LARGER_FORM = 8
+"""Shapes that a form with more coefficients needs; with fewer it would fit the noise."""
+FOLDS = 3
+"""Folds of the cross-validation."""
+SHARING_MODES = (ExecutionMode.UNIFORM, ExecutionMode.RAGGED)
+"""Execution modes whose costs may differ by a constant only: uniform and varlen steps."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """One measured shape against the fit that did, or did not, see it."""
+class JudgedShape:
+    """A measured shape, and the time that the fit predicts for it. The fit saw it unless it is held out."""
 
     measurement: Measurement
     predicted_s: float
@@ -41,10 +42,10 @@ class FittedCost:
     cost: StepCost
     """Fitted to every measurement, the held-out ones included."""
     first_pass: StepCost
-    """What a drafter's first pass costs beyond that; nothing for the target."""
+    """Extra cost of a drafter's first pass; zero for the target."""
     form: Form
-    judged: tuple[Judged, ...]
-    """By the fit that did not see the held-out shapes."""
+    judged: tuple[JudgedShape, ...]
+    """All shapes, predicted by a fit that did not see the held-out ones."""
 
     @property
     def errors(self) -> list[float]:
@@ -59,57 +60,62 @@ def fit_cost(
     passes: bool = False,
     form: Form | None = None,
 ) -> FittedCost:
-    """Coefficients for one execution mode, or for one drafter (`passes`: autoregressive, K passes a step)."""
+    """Fit the cost of one execution mode, or of one drafter. passes: the drafter is autoregressive (K passes a step).
+
+    form: terms of the latency model; None: chosen by cross-validation.
+    """
     return _fit_samples({m: _sample(m, passes) for m in measurements}, held_out, passes, form).of(measurements)
 
 
 def fit_modes(measurements: Sequence[Measurement], held_out: Collection[GridPoint]) -> dict[ExecutionMode, FittedCost]:
-    """One set of coefficients for each execution mode that was measured often enough.
+    """Fit one set of coefficients for each execution mode that was measured often enough.
 
-    Uniform and ragged steps share all but their constant where that predicts unseen shapes better, as it does where a
-    token is a token and no graph is captured: then none of them has to be found from the few shapes of one mode.
+    Uniform and varlen steps share all coefficients but the constant if that predicts unseen shapes better. It does if
+    no graph is captured, so that a token costs the same in both modes: the shared fit has twice the shapes.
     """
     by_mode = {mode: [m for m in measurements if m.mode == mode] for mode in ExecutionMode}
     apart = {
         mode: _fit_samples({m: _sample(m) for m in of_mode}, held_out)
         for mode, of_mode in by_mode.items()
-        if len(of_mode) >= LEAST_TO_FIT
+        if len(of_mode) >= MIN_MEASUREMENTS
     }
     fitted = {mode: fit.of(by_mode[mode]) for mode, fit in apart.items()}
-    if not apart.keys() >= set(SHARING):
+    if not apart.keys() >= set(SHARING_MODES):
         return fitted
-    both = [m for mode in SHARING for m in by_mode[mode]]
+    both = [m for mode in SHARING_MODES for m in by_mode[mode]]
     together = _fit_samples(
         {m: dataclasses.replace(_sample(m), apart=m.mode == ExecutionMode.RAGGED) for m in both}, held_out
     )
-    if fmean(together.seen_errors()) >= fmean(error for mode in SHARING for error in apart[mode].seen_errors()):
+    apart_error = fmean(error for mode in SHARING_MODES for error in apart[mode].seen_errors())
+    if fmean(together.seen_errors()) >= apart_error:
         return fitted
-    return fitted | {mode: together.of(by_mode[mode]) for mode in SHARING}
+    return fitted | {mode: together.of(by_mode[mode]) for mode in SHARING_MODES}
 
 
 @dataclass(frozen=True, slots=True)
 class _Fits:
-    """Of the same samples."""
+    """Two fits of the same samples: to all of them, and to those that are not held out."""
 
     samples: Mapping[Measurement, Sample]
     held_out: Collection[GridPoint]
     final: Fit
-    """Of every sample."""
+    """Fit to all samples."""
     blind: Fit
-    """Of `seen`."""
+    """Fit to `seen`, which judges the held-out samples."""
     seen: Sequence[Sample]
-    """Those that are not held out."""
+    """Samples that are not held out."""
 
     def seen_errors(self) -> list[float]:
-        """Relative errors of the latter, each by a fit of one pass that did not see it."""
+        """Return the relative errors of `seen` by cross-validation."""
         return _cross_errors(self.seen, self.final.form, first_pass=False)
 
     def of(self, measurements: Sequence[Measurement]) -> FittedCost:
-        """For `measurements` of one execution mode."""
+        """Return the cost for the measurements of one execution mode."""
         more_s = self.final.apart_s if any(self.samples[m].apart for m in measurements) else 0.0
         cost = dataclasses.replace(self.final.cost, constant_s=self.final.cost.constant_s + more_s)
         judged = tuple(
-            Judged(m, self.blind.predicted_s(self.samples[m]), held_out=m.point in self.held_out) for m in measurements
+            JudgedShape(m, self.blind.predicted_s(self.samples[m]), held_out=m.point in self.held_out)
+            for m in measurements
         )
         return FittedCost(cost, self.final.first_pass, self.final.form, judged)
 
@@ -118,10 +124,11 @@ def _fit_samples(
     samples: Mapping[Measurement, Sample], held_out: Collection[GridPoint], passes: bool = False,
     form: Form | None = None,
 ) -> _Fits:  # fmt: skip
-    """Where `form` is not given, it is chosen by the seen shapes alone, so that the held-out ones judge it."""
+    """Fit the samples. A form that is None is chosen without the held-out shapes, so that they can judge it."""
     seen = [sample for m, sample in samples.items() if m.point not in held_out] or list(samples.values())
     form, first_pass = (form, False) if form is not None else _choose_form(seen, passes)
-    final, blind = (_fit(some, form, first_pass) for some in (list(samples.values()), seen))
+    final = _fit(list(samples.values()), form, first_pass)
+    blind = _fit(seen, form, first_pass)
     return _Fits(samples, held_out, final, blind, seen)
 
 
@@ -130,31 +137,37 @@ def _fit(samples: Sequence[Sample], form: Form, first_pass: bool) -> Fit:
 
 
 def _choose_form(samples: Sequence[Sample], passes: bool) -> tuple[Form, bool]:
-    """The smallest form that holds on shapes it was not fitted to (three-fold), and whether the first of several passes
-    has a cost of its own. The two are chosen together: without either term the other one may seem to bring nothing."""
+    """Choose the form by three-fold cross-validation, and whether the first of several passes has its own cost.
+
+    A larger form is chosen only if it lowers the error clearly. Both choices are made together: without the one, the
+    other may seem to gain nothing.
+    """
     best = (Form.BASE, False)
-    if len(samples) < LEAST_FOR_LARGER_FORM:
+    if len(samples) < MIN_SHAPES_FOR_LARGER_FORM:
         return best
     lowest = fmean(_cross_errors(samples, *best))
     for first_pass in (False, True) if passes else (False,):
         for form in (Form.BASE, Form.PER_REQUEST, Form.PER_CONTEXT_QUERY, Form.FULL):
             error = fmean(_cross_errors(samples, form, first_pass))
             if error < LARGER_FORM_GAIN * lowest:
-                best, lowest = (form, first_pass), error
+                best = (form, first_pass)
+                lowest = error
     return best
 
 
 def _cross_errors(samples: Sequence[Sample], form: Form, first_pass: bool) -> list[float]:
-    """Relative error of each sample by a fit that did not see it. What counts is their mean: a median would not hear
-    the few samples of several passes."""
-    even = sorted(samples, key=lambda sample: sample.later_passes)  # so that no fold takes all of those
+    """Return the relative error of each sample by a fit to the other folds.
+
+    Compare means, not medians: a median ignores the few samples with several passes.
+    """
+    ranked = sorted(samples, key=lambda sample: sample.later_passes)  # spreads samples with several passes over folds
     errors: list[float] = []
-    for start in range(VALIDATE_EVERY):
-        fold = even[start::VALIDATE_EVERY]
-        rest = [sample for sample in even if sample not in fold]
+    for start in range(FOLDS):
+        fold = ranked[start::FOLDS]
+        rest = [sample for sample in ranked if sample not in fold]
         if rest and fold:
             fitted = _fit(rest, form, first_pass)
-            errors += [fitted.relative_error(one) for one in fold]
+            errors += [fitted.relative_error(sample) for sample in fold]
     return errors or [0.0]
 
 
@@ -162,7 +175,7 @@ def _sample(measurement: Measurement, passes: bool = False) -> Sample:
     shape = measurement.shape
     if not passes:
         return Sample(shape, measurement.seconds)
-    shape = shape._replace(n_prompt=0.0)  # it samples once a request, whatever it reads
+    shape = shape._replace(n_prompt=0.0)  # a drafter computes logits once per request, however many tokens it reads
     if measurement.draft_tokens <= 1:
         return Sample(shape, measurement.seconds)
     width = measurement.draft_width

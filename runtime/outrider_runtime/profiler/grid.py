@@ -1,7 +1,7 @@
-"""Which steps to measure: a grid over batch, context, verification length and prefill, the best first.
+"""Chooses the steps to measure: a grid over batch, context, verification length and prefill, most informative first.
 
-The order is a greedy D-optimal design: each next shape is the one that tells most about the coefficients, given
-those before it, for the time it takes. A smaller time budget measures a shorter prefix of the same order.
+The order is a greedy D-optimal design: each next shape adds the most information about the coefficients per second of
+measuring, given those before it. A smaller time budget measures a shorter prefix of the same order.
 """
 
 from __future__ import annotations
@@ -13,42 +13,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 CONTEXTS = (64, 512, 2048, 8192, 32768)
-FAR = 2
-"""Times the longest of these, from which on the longest request is measured, too."""
+"""Context tokens of a request, a factor of four to eight apart."""
+LONG_CONTEXT_FACTOR = 2
+"""The model's longest context is measured, too, if it is at least so many times the longest of `CONTEXTS` that fits."""
 PREFILLS = (64, 256, 1024)
+"""Prompt tokens of a step."""
 HEADROOM_TOKENS = 160
 """Tokens that a request may grow by while its shapes are measured."""
 SMALL_BATCH = 8
+"""Requests of a batch that is measured whatever the budget is."""
 KNEE_GUESSES = (16, 64)
-"""Where a bend is looked for before anything is measured: the design must see both sides of it."""
+"""Batched tokens at which the knee may lie. The design needs shapes on both sides of it before any is measured."""
 HELD_OUT_EVERY = 4
-LEAST_SHAPES = 8
-"""Below this a fit with a held-out error means nothing."""
+"""One shape of so many is held out from the fit."""
+MIN_SHAPES = 8
+"""Shapes that a fit with a held-out error needs."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class GridPoint:
-    """The shape of one engine step, as asked for; the measured step says what it came to."""
+    """The intended shape of one engine step. A measured step reports the shape that it really had."""
 
     context: int
     """Cached tokens of each decoding request."""
     batch: int
-    """Decoding requests."""
+    """Number of decoding requests."""
     verify: int = 0
-    """Proposed tokens that each of them verifies."""
+    """Draft tokens that each decoding request verifies."""
     uneven: bool = False
-    """Only every other request verifies them: the ragged execution mode without a prefill."""
+    """Whether only every other request verifies them, which makes a varlen step without a prefill."""
     prefill: int = 0
-    """Prompt tokens that one more request computes in the same step."""
+    """Prompt tokens of one more request in the same step."""
     width: int = 1
     """Nodes at each depth of the trees that the drafter proposes at the step's end; 1: chains."""
 
     @property
-    def ragged(self) -> bool:
+    def is_varlen(self) -> bool:
+        """Whether the step's requests have different lengths."""
         return self.uneven or self.prefill > 0
 
     @property
     def batched(self) -> int:
+        """Batched tokens of the step."""
         verifying = (self.batch + 1) // 2 if self.uneven else self.batch
         return self.batch + verifying * self.verify + self.prefill
 
@@ -60,53 +66,56 @@ class GridPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What the engine can run, and what the budget lets it."""
+class EngineLimits:
+    """EngineLimits of the engine."""
 
     max_requests: int
+    """Most requests of a step."""
     max_model_len: int
+    """Most tokens of a request."""
     max_draft_tokens: int
+    """Largest draft length; 0 without speculation."""
     step_tokens: int
-    """Batched tokens of one step at most."""
+    """Most batched tokens of a step."""
     kv_tokens: int
     """Tokens that fit into the KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """What a step roughly costs here, from a few steps before the grid is drawn."""
+class StepPace:
+    """Rough step times on this machine, measured with a few steps before the grid is chosen."""
 
     step_s: float
-    """The shortest step."""
+    """Seconds of the shortest step."""
     token_s: float
-    """Each further token of a decoding request."""
+    """Seconds per further token of a decoding request. It is small: every step reads all weights anyway."""
     prompt_token_s: float
-    """Each token of a prompt. A short step reads the weights whatever it holds, so there the others are nearly free; a
-    prompt's are not."""
+    """Seconds per prompt token."""
 
     def seconds(self, point: GridPoint) -> float:
-        decoded_s = self.token_s * (point.batched - point.prefill)
-        return self.step_s + decoded_s + self.prompt_token_s * point.prefill
+        """Return the estimated time of a step of this shape."""
+        decode_s = self.token_s * (point.batched - point.prefill)
+        return self.step_s + decode_s + self.prompt_token_s * point.prefill
 
-    def times(self, factor: float) -> Pace:
-        return Pace(factor * self.step_s, factor * self.token_s, factor * self.prompt_token_s)
+    def times(self, factor: float) -> StepPace:
+        return StepPace(factor * self.step_s, factor * self.token_s, factor * self.prompt_token_s)
 
 
-def target_grid(limits: Limits) -> list[GridPoint]:
-    """Every shape that could be worth measuring for the target."""
+def target_grid(limits: EngineLimits) -> list[GridPoint]:
+    """Return every shape that may be worth measuring for the target."""
     points: list[GridPoint] = []
     for context in contexts(limits):
         for batch in batches(limits, context):
             points += [GridPoint(context, batch, verify) for verify in lengths(limits)]
-            points += _ragged(limits, context, batch)
+            points += _varlen_points(limits, context, batch)
     return [p for p in points if p.batched <= limits.step_tokens]
 
 
-def drafter_grid(limits: Limits, *, reads: bool, widest: int = 1) -> list[GridPoint]:
-    """Shapes for one drafter's own cost: it has no verification lengths to explore, only passes and their sizes.
+def drafter_grid(limits: EngineLimits, *, reads: bool, widest: int = 1) -> list[GridPoint]:
+    """Return every shape that may be worth measuring for a drafter: its cost depends on passes and their sizes only.
 
-    reads: its first pass runs over the tokens of the target's step, prompts among them. widest: nodes at a depth of its
-    trees at most, so that its later passes run over width times as many tokens as there are requests.
+    reads: the drafter's first pass runs over the tokens of the target's step, prompts included.
+    widest: most nodes at a depth of the drafter's trees; its later passes run over that many tokens per request.
     """
     ends = {1, max(1, limits.max_draft_tokens)}
     points: list[GridPoint] = []
@@ -119,39 +128,43 @@ def drafter_grid(limits: Limits, *, reads: bool, widest: int = 1) -> list[GridPo
     return [p for p in points if p.batched <= limits.step_tokens]
 
 
-def contexts(limits: Limits) -> list[int]:
-    """The longest is what a request may take, where the others end far below: reading its KV is then what a step takes,
-    and no line from short contexts says how long."""
+def contexts(limits: EngineLimits) -> list[int]:
+    """Return the contexts to measure, in tokens.
+
+    The longest possible context is added if the others end far below it. There a step mostly reads KV, and no line
+    through short contexts predicts how long that takes.
+    """
     longest = limits.max_model_len - HEADROOM_TOKENS
     fitting = [context for context in CONTEXTS if context <= longest]
-    if fitting and longest >= FAR * fitting[-1]:
+    if fitting and longest >= LONG_CONTEXT_FACTOR * fitting[-1]:
         fitting.append(longest)
     return fitting or [max(1, limits.max_model_len // 2)]
 
 
-def batches(limits: Limits, context: int) -> list[int]:
+def batches(limits: EngineLimits, context: int) -> list[int]:
+    """Return the batch sizes to measure: powers of two that fit into the KV cache."""
     most = min(limits.max_requests, limits.kv_tokens // (context + HEADROOM_TOKENS))
     return [1 << power for power in range(12) if 1 << power <= max(1, most)]
 
 
-def lengths(limits: Limits) -> list[int]:
-    """0, 1, about half, and the most: a straight line needs no more, and a bend shows in the batch sizes."""
+def lengths(limits: EngineLimits) -> list[int]:
+    """Return the verification lengths to measure: 0, 1, half and all. The batch sizes, not these, show the knee."""
     most = limits.max_draft_tokens
     return sorted({0, min(1, most), (most + 1) // 2, most})
 
 
 def widths(widest: int) -> list[int]:
-    """Of beams, a chain aside: the widest, and one between: a straight line needs no more."""
+    """Return the tree widths to measure: the widest and one in between, which suffices for a straight line."""
     return sorted({round(widest**0.5), widest} - {0, 1})
 
 
-def prefills(limits: Limits, batch: int) -> list[int]:
-    """Lengths of a prompt that may run beside `batch` decoding requests; it needs a place in the batch as well."""
+def prefills(limits: EngineLimits, batch: int) -> list[int]:
+    """Return the prompt lengths to measure together with `batch` decoding requests. A prompt is one more request."""
     longest = limits.max_model_len - HEADROOM_TOKENS // 4
     return [tokens for tokens in PREFILLS if tokens <= longest and batch < limits.max_requests]
 
 
-def _ragged(limits: Limits, context: int, batch: int) -> list[GridPoint]:
+def _varlen_points(limits: EngineLimits, context: int, batch: int) -> list[GridPoint]:
     most = limits.max_draft_tokens
     points = [GridPoint(context, batch, 0, prefill=tokens) for tokens in prefills(limits, batch)]
     if most and batch > 1:
@@ -160,28 +173,29 @@ def _ragged(limits: Limits, context: int, batch: int) -> list[GridPoint]:
     return points
 
 
-def within(points: Iterable[GridPoint], pace: Pace, budget_s: float) -> list[GridPoint]:
-    """Those that the budget can pay for: no step over 1/300 of it, no set-up of a batch over 1/20.
+def within(points: Iterable[GridPoint], pace: StepPace, budget_s: float) -> list[GridPoint]:
+    """Return the points that fit the budget: a step takes at most 1/300 of it, the prefill of a batch at most 1/20.
 
-    Small batches stay whatever the budget: a pace taken in a bad moment must not leave a grid without extent.
+    Small batches with the shortest context are always kept: a pace that was measured at a bad moment must not leave a
+    grid that is too small to fit.
     """
     points = list(points)
     shortest = min((point.context for point in points), default=0)
 
-    def small(point: GridPoint) -> bool:
+    def is_small(point: GridPoint) -> bool:
         return point.batch <= SMALL_BATCH and point.context == shortest and not point.prefill
 
-    def payable(point: GridPoint) -> bool:
+    def is_affordable(point: GridPoint) -> bool:
         set_up_s = point.batch * point.context * pace.prompt_token_s
         return pace.seconds(point) <= budget_s / 300 and set_up_s <= budget_s / 20
 
-    return [point for point in points if small(point) or payable(point)]
+    return [point for point in points if is_small(point) or is_affordable(point)]
 
 
-def most_informative(points: Sequence[GridPoint], pace: Pace, *, passes: bool = False) -> list[GridPoint]:
-    """`points` in the order of a greedy D-optimal design, weighted by what each costs to measure.
+def most_informative(points: Sequence[GridPoint], pace: StepPace, *, passes: bool = False) -> list[GridPoint]:
+    """Return `points` in the order of a greedy D-optimal design, weighted by the time that each takes to measure.
 
-    `passes`: for an autoregressive drafter, whose first pass and later ones have to be told apart.
+    passes: for an autoregressive drafter, whose first and later passes have separate coefficients.
     """
     if not points:
         return []
@@ -189,7 +203,7 @@ def most_informative(points: Sequence[GridPoint], pace: Pace, *, passes: bool = 
     features = np.array([terms(point) / pace.seconds(point) for point in points])  # (shapes, coefficients)
     features /= np.maximum(np.abs(features).max(axis=0), 1e-12)
     cost = np.array([pace.step_s + pace.seconds(point) for point in points])
-    inverse = np.eye(features.shape[1]) * 1e3  # prior: next to nothing is known
+    inverse = np.eye(features.shape[1]) * 1e3  # a weak prior
     left = list(range(len(points)))
     order: list[GridPoint] = []
     while left:
@@ -203,17 +217,17 @@ def most_informative(points: Sequence[GridPoint], pace: Pace, *, passes: bool = 
 
 
 def held_out(order: Sequence[GridPoint]) -> frozenset[GridPoint]:
-    """Shapes kept from the fit, spread over the design; the first ones, which span it, stay in."""
-    return frozenset(order[LEAST_SHAPES - 2 :: HELD_OUT_EVERY])
+    """Return the shapes to hold out, spread over the design. Its first shapes span the model and stay in the fit."""
+    return frozenset(order[MIN_SHAPES - 2 :: HELD_OUT_EVERY])
 
 
 def interleaved(points: Iterable[GridPoint]) -> list[GridPoint]:
-    """One round's order: batches of one context grow step by step, so that each request is prefilled once."""
+    """Return the points in the order of a round: batches of one context grow, so that a request is prefilled once."""
     return sorted(points, key=lambda p: (p.context, p.batch, p.prefill, p.verify))
 
 
 def _features(point: GridPoint) -> NDArray[np.float64]:
-    """Terms of the latency model at `point`, with both sides of every guessed knee."""
+    """Return the terms of the latency model at `point`, with the tokens above each possible knee."""
     context = point.batch * point.context
     query = point.batched - point.prefill
     above = [max(0.0, point.batched - knee) for knee in KNEE_GUESSES]
@@ -221,7 +235,7 @@ def _features(point: GridPoint) -> NDArray[np.float64]:
 
 
 def _pass_features(point: GridPoint) -> NDArray[np.float64]:
-    """Terms of a drafter's cost at `point`: of its first pass, and of all the others together."""
+    """Return the terms of a drafter's cost at `point`: those of its first pass, and those of all later passes."""
     later = max(0, point.verify - 1)
     context = point.batch * point.context
     nodes = later * point.batch * point.width

@@ -1,8 +1,8 @@
-"""The engine process: starts an engine in this very process and runs the shapes it is asked for.
+"""The engine process: starts an engine in this process and measures the shapes that its parent sends.
 
-Started by `remote` as `python -m outrider_runtime.profiler.host BACKEND FD`. The steps are the engine's own, with the
-controller pinned; only how many proposals each request verifies is ours, written onto the requests before each step,
-so that every length is measured whatever the drafter would have found.
+`remote` starts it as `python -m outrider_runtime.profiler.host BACKEND FD`. The engine runs its usual steps with a
+pinned controller. Only the draft length that each request verifies is set before a step, so that every length is
+measured, whatever the drafter proposes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from outrider_runtime.profiler.engines import ENGINES
 
 
 def serve(backend: Backend, connection: Connection) -> None:
-    """Answer until the parent hangs up. What goes wrong is told to the parent, and ends the process."""
+    """Measure until the parent closes the connection. An error is reported to the parent and ends the process."""
     try:
         driver = Driver(ENGINES[backend].start())
         connection.send(driver.ready())
         while True:
             connection.send(driver.visit(connection.recv()))
     except (EOFError, BrokenPipeError):
-        return  # the parent is done, or gone
+        return  # the parent is done, or has ended
     except BaseException as error:
         connection.send(failures.of_exception(error))
         raise
@@ -38,7 +38,7 @@ def main() -> None:
     connection.close()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # an engine's own teardown takes seconds and has nothing to save
+    os._exit(0)  # skips the engine's teardown, which takes seconds and has nothing to save
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`outrider-profile`: measure a target and its drafters, write the result where Kubernetes picks it up."""
+"""`outrider-profile`: measures a target and its drafters, and writes the result where Kubernetes reads it."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from outrider_runtime.local_manifest import DEFAULT_MODEL_ROOT, LocalManifestErr
 from outrider_runtime.paths import Paths
 from outrider_runtime.profiler import failures
 from outrider_runtime.profiler.documents import termination_message
-from outrider_runtime.profiler.report import print_report, write_report
-from outrider_runtime.profiler.run import Profile, Profiler, Say, Wanted
+from outrider_runtime.profiler.profile_report import print_report, write_report
+from outrider_runtime.profiler.run import Profile, Profiler, ProfilingTask, Say
 from outrider_runtime.vllm_plugin.versions import UntestedEngineError
 
 TERMINATED = 143  # 128 + SIGTERM, as a shell reports it
 
 
 class UsageError(Exception):
-    """The command line asks for something that is not there; the message says what and what to do."""
+    """The command line names something that does not exist. The message says what, and what to do."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Exit code 0 when something was measured, 1 when nothing could be, 2 for a wrong command line."""
+    """Exit with 0 if something was measured, 1 if nothing could be measured, 2 for a wrong command line."""
     signal.signal(signal.SIGTERM, _terminated)
     options = parser().parse_args(arguments)
     try:
-        wanted, paths = _wanted(options)
+        task, paths = _task(options)
         budget_s = seconds(options.time_budget)
     except (UsageError, LocalManifestError, ValueError) as error:
         print(f"outrider-profile: {error}", file=sys.stderr)
         _write(options.result, failed(failures.ENGINE_FAILED, str(error)))
         sys.exit(2)
     with tempfile.TemporaryDirectory(prefix="outrider-profile-") as run_dir:
-        profile = _profile(wanted, paths.model_copy(update={"run_dir": run_dir}), budget_s)
+        profile = _profile(task, paths.model_copy(update={"run_dir": run_dir}), budget_s)
     _write(options.result, profile.result())
     if options.file or options.report:
         print_report(profile, sys.stdout)
@@ -53,22 +53,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def failed(reason: str, message: str) -> ProfilingResult:
-    """A result that holds nothing but why."""
+    """Return a result with nothing but a failure."""
     return ProfilingResult(failures=[failures.failure(reason, message)])
 
 
-def _profile(wanted: Wanted, paths: Paths, budget_s: float) -> Profile:
+def _profile(task: ProfilingTask, paths: Paths, budget_s: float) -> Profile:
     try:
-        return Profiler(wanted, paths, budget_s, _say()).run()
+        return Profiler(task, paths, budget_s, _say()).run()
     except UntestedEngineError as error:
         return Profile(failures=[failures.failure(failures.ENGINE_FAILED, str(error))])
 
 
-def _wanted(options: argparse.Namespace) -> tuple[Wanted, Paths]:
+def _task(options: argparse.Namespace) -> tuple[ProfilingTask, Paths]:
     if options.file:
-        boot, paths = load_local_service(options.file, options.model_root).boot, Paths(mounted=False)
+        boot = load_local_service(options.file, options.model_root).boot
+        paths = Paths(mounted=False)
     else:
-        boot, paths = _boot(options.config_json), Paths()
+        boot = _boot(options.config_json)
+        paths = Paths()
     keys = _keys(boot, options.product or boot.accelerator.products[0])
     everything = not options.target and not options.drafter
     names = [d.name for d in boot.draft_pool] if everything else options.drafter
@@ -76,7 +78,7 @@ def _wanted(options: argparse.Namespace) -> tuple[Wanted, Paths]:
     unknown = [name for name in names if name not in pool]
     if unknown:
         raise UsageError(f"--drafter {unknown[0]}: the pool has {', '.join(pool) or 'no drafters'}")
-    return Wanted(boot, keys, options.target or everything, tuple(pool[name] for name in names)), paths
+    return ProfilingTask(boot, keys, options.target or everything, tuple(pool[name] for name in names)), paths
 
 
 def _boot(text: str) -> BootConfig:
@@ -102,39 +104,43 @@ def _say() -> Say:
 
 
 def _write(path: Path | None, result: ProfilingResult) -> None:
-    """In one write: the kubelet reads the file once the container has ended."""
+    """Write the result for the kubelet, which reads the file when the container has ended."""
     if path is not None:
         path.write_text(termination_message(result), encoding="utf-8")
 
 
 def _terminated(_signal: int, _frame: FrameType | None) -> None:
-    """Nothing was concluded, so nothing is written: the engine process is ended on the way out."""
+    """Exit without a result, because none is complete. The exit also ends the engine's process."""
     sys.exit(TERMINATED)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The program's options."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="outrider-profile",
-        description="Measure what engine steps of a target and its drafters cost on this hardware.",
+        description="Measure how long engine steps of a target and its drafters take on this hardware.",
     )
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("-f", "--file", type=Path, metavar="MANIFEST", help="profile what this manifest serves, here")
+    source.add_argument("-f", "--file", type=Path, metavar="MANIFEST", help="profile the service of this manifest")
     source.add_argument("--config-json", metavar="JSON", help="the service's boot config, as the operator passes it")
-    parser.add_argument("--product", help="accelerator product that the result is for (default: the first one)")
+    parser.add_argument(
+        "--product", help="accelerator product that the result is for (default: the first of the service)"
+    )
     parser.add_argument("--target", action="store_true", help="measure the target")
     parser.add_argument(
         "--drafter", action="append", default=[], metavar="NAME", help="measure this drafter; may be repeated"
     )
-    parser.add_argument("--time-budget", default="5m", help="time that measuring may take, start-up aside (default 5m)")
     parser.add_argument(
-        "--result", type=Path, metavar="FILE", help="write the ProfilingResult here, at most 4096 bytes"
+        "--time-budget", default="5m", help="time for measuring, without the engine's start (default %(default)s)"
     )
+    parser.add_argument("--result", type=Path, metavar="FILE", help="file for the ProfilingResult, at most 4096 bytes")
+    parser.add_argument("--report", type=Path, metavar="DIR", help="folder for report.json and the plot report.png")
     parser.add_argument(
-        "--report", type=Path, metavar="DIR", help="also write report.json and the plot report.png here"
-    )
-    parser.add_argument(
-        "--model-root", type=Path, default=DEFAULT_MODEL_ROOT, help="where -f looks for models (default %(default)s)"
+        "--model-root",
+        type=Path,
+        default=DEFAULT_MODEL_ROOT,
+        help="with -f: folder with models; a hostPath model whose path is not on this machine is searched there by the "
+        "last part of its path (default %(default)s)",
     )
     return parser
 

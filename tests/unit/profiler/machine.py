@@ -11,9 +11,9 @@ from outrider_runtime.control.cost.model import DrafterCost, Shape, StepCost
 from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.control.settings import Drafter
 from outrider_runtime.profiler.failures import ProfilingError
-from outrider_runtime.profiler.grid import GridPoint, Limits, Pace
-from outrider_runtime.profiler.protocol import Ask, Ready
-from outrider_runtime.profiler.samples import Sample, Visit
+from outrider_runtime.profiler.grid import EngineLimits, GridPoint, StepPace
+from outrider_runtime.profiler.host_protocol import Ready, VisitOrder
+from outrider_runtime.profiler.step_samples import MeasuredStep, Visit
 
 TARGET = StepCost(
     per_context_token_s=2e-7,
@@ -24,45 +24,45 @@ TARGET = StepCost(
 )
 EAGLE = DrafterCost(StepCost(per_batched_token_s=4e-5, constant_s=2e-3))
 LOOKUP = DrafterCost(StepCost(per_request_s=2e-5, constant_s=5e-5), autoregressive=False)
-LIMITS = Limits(max_requests=32, max_model_len=2048, max_draft_tokens=4, step_tokens=2048, kv_tokens=40_000)
-PACE = Pace(step_s=0.015, token_s=0.001, prompt_token_s=0.001)
+LIMITS = EngineLimits(max_requests=32, max_model_len=2048, max_draft_tokens=4, step_tokens=2048, kv_tokens=40_000)
+PACE = StepPace(step_s=0.015, token_s=0.001, prompt_token_s=0.001)
 
 
 @dataclass
 class Machine:
-    """Measures what it is asked for and advances its clock by what that takes."""
+    """Measures the ordered shapes and advances its clock by the time that they take."""
 
     target: Callable[[Shape], float] = TARGET.seconds
     drafters: dict[str, DrafterCost] = field(default_factory=lambda: {"eagle": EAGLE, "lookup": LOOKUP})
     noise: float = 0.0
-    """Noise adds up to this share, as neighbours do; it never takes away."""
+    """Largest share that noise adds to a time; it never subtracts."""
     spikes: float = 0.0
     """Share of steps that take three times as long."""
     slows: float = 1.0
-    """Each visit of a shape takes so many times as long as the one before: it never repeats itself at all."""
+    """Time of a visit / time of the visit of that shape before; above 1 no shape ever repeats."""
     suspended: dict[str, str] = field(default_factory=dict)
-    dies_on: str | None = "nobody"
-    """The engine dies as soon as this drafter is asked to propose."""
-    now: float = 0.0
-    asked: list[Ask] = field(default_factory=list)
+    dies_on: str | None = "no drafter"
+    """The engine dies when this drafter is to propose."""
+    time_s: float = 0.0
+    orders: list[VisitOrder] = field(default_factory=list)
     kv_budgets: dict[str, int] = field(default_factory=dict)
-    """Tokens that a pass reads at most, of drafters that are the target over a part of its context."""
-    limits: Limits = LIMITS
+    """Most context tokens that a pass reads, for drafters that are the target over a window."""
+    limits: EngineLimits = LIMITS
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(3)
 
     def clock(self) -> float:
-        return self.now
+        return self.time_s
 
-    def visit(self, ask: Ask) -> Visit:
-        if ask.drafter == self.dies_on:
+    def visit(self, order: VisitOrder) -> Visit:
+        if order.drafter == self.dies_on:
             raise ProfilingError("EngineFailed", "the engine process ended with code -11")
-        before = sum(one.point == ask.point for one in self.asked)
-        self.asked.append(ask)
-        self._pace = self.slows**before
-        steps = [self._step(ask) for _ in range(ask.settle + ask.steps)]
-        return Visit(ask.point, tuple(steps[ask.settle :]), self.suspended.get(ask.drafter or "", ""))
+        visits = sum(earlier.point == order.point for earlier in self.orders)
+        self.orders.append(order)
+        self._pace = self.slows**visits
+        steps = [self._step(order) for _ in range(order.settle + order.steps)]
+        return Visit(order.point, tuple(steps[order.settle :]), self.suspended.get(order.drafter or "", ""))
 
     def wait_ready(self, _on_wait: Callable[[float], None]) -> Ready:
         hosted = {
@@ -71,18 +71,18 @@ class Machine:
         }
         return Ready(self.limits, PACE, "Synthetic 9000", "1.0", hosted)
 
-    def _step(self, ask: Ask) -> Sample:
+    def _step(self, ask: VisitOrder) -> MeasuredStep:
         shape = shape_of(ask.point)
         target_s = self.target(shape) * self._noise()
         draft_s = {}
         if ask.drafter in self.drafters and ask.drafter not in self.suspended:
             draft_s[ask.drafter] = self._drafting_s(self.drafters[ask.drafter], shape, ask.point) * self._noise()
-        self.now += target_s + sum(draft_s.values())
-        mode = ExecutionMode.RAGGED if ask.point.ragged else ExecutionMode.UNIFORM
-        return Sample(shape, mode, target_s, ask.point.verify if ask.drafter else 0, ask.point.width, draft_s)
+        self.time_s += target_s + sum(draft_s.values())
+        mode = ExecutionMode.RAGGED if ask.point.is_varlen else ExecutionMode.UNIFORM
+        return MeasuredStep(shape, mode, target_s, ask.point.verify if ask.drafter else 0, ask.point.width, draft_s)
 
     def _drafting_s(self, cost: DrafterCost, shape: Shape, point: GridPoint) -> float:
-        """Of a beam: each later pass runs over a node of every request and place of the beam."""
+        """Return the drafter's seconds; each later pass of a beam runs over `width` nodes of every request."""
         later = Shape(shape.n_context, point.width * point.batch, point.batch, point.width * shape.n_context / 1000)
         return cost.seconds(shape, 1) + (point.verify - 1) * cost.autoregressive * cost.cost.seconds(later)
 
@@ -98,7 +98,7 @@ def shape_of(point: GridPoint) -> Shape:
 
 
 def starter(machine: Machine):
-    """Stands in for `remote.engine`: whatever is started is this machine."""
+    """Stands in for `remote.engine`: returns this machine, whatever the launch is."""
 
     @contextmanager
     def start(_backend, _launch):

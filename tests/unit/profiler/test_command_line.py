@@ -46,7 +46,7 @@ def call(tmp_path: Path, *arguments: str) -> tuple[int, ProfilingResult]:
     return ended.value.code, ProfilingResult.model_validate_json(result.read_bytes())
 
 
-def test_a_missing_model_ends_with_code_1_and_a_result_that_says_so(tmp_path):
+def test_missing_model_exits_1_with_a_result(tmp_path):
     """The Job's own result, not its exit code, tells the operator what to write into the condition."""
     config = boot(tmp_path, target="/nowhere/at/all").model_dump_json(by_alias=True)
     code, result = call(tmp_path, "--config-json", config, "--product", "cpu", "--target", "--drafter", "lookup")
@@ -54,8 +54,8 @@ def test_a_missing_model_ends_with_code_1_and_a_result_that_says_so(tmp_path):
     assert [(f.reason, f.drafter) for f in result.failures] == [("ModelNotFound", "")]
 
 
-def test_a_draft_alone_with_another_vocabulary_ends_with_code_1(tmp_path):
-    """From a manifest on a laptop; nothing could be measured, and the failure carries the drafter's name."""
+def test_draft_with_another_vocabulary_exits_1(tmp_path):
+    """Nothing could be measured for a manifest on a laptop; the failure has the drafter's name."""
     service(tmp_path, vocab_size=5)
     manifest = tmp_path / "service.yaml"
     manifest.write_text(MANIFEST.format(models=tmp_path))
@@ -72,20 +72,20 @@ def test_a_draft_alone_with_another_vocabulary_ends_with_code_1(tmp_path):
         (["--time-budget", "soon"], "is not a duration"),
     ],
 )
-def test_a_wrong_argument_is_refused_with_what_would_be_right(tmp_path, capsys, arguments, said):
+def test_wrong_argument_is_refused_with_the_right_ones(tmp_path, capsys, arguments, said):
     code, result = call(tmp_path, "--config-json", boot(tmp_path).model_dump_json(by_alias=True), *arguments)
     assert code == 2
     assert said in capsys.readouterr().err
     assert said in result.failures[0].message
 
 
-def test_a_config_that_is_none_is_refused_by_field(tmp_path, capsys):
+def test_invalid_config_is_refused_by_field(tmp_path, capsys):
     code, _ = call(tmp_path, "--config-json", '{"service": "s"}')
     assert code == 2
     assert "namespace" in capsys.readouterr().err
 
 
-def test_a_manifest_that_is_not_there_is_named(tmp_path, capsys):
+def test_missing_manifest_is_named(tmp_path, capsys):
     code, _ = call(tmp_path, "-f", str(tmp_path / "none.yaml"))
     assert code == 2
     assert "none.yaml" in capsys.readouterr().err

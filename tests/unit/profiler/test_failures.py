@@ -15,7 +15,7 @@ from outrider_runtime.paths import Paths
 from outrider_runtime.profiler import failures
 from outrider_runtime.profiler.documents import termination_message
 from outrider_runtime.profiler.failures import ProfilingError
-from outrider_runtime.profiler.run import Part, Profiler, Wanted, apart
+from outrider_runtime.profiler.run import EnginePart, Profiler, ProfilingTask, apart
 
 from tests.engine.engines import eagle, lookup, mtp
 from tests.unit.profiler.machine import Machine, starter
@@ -50,9 +50,11 @@ def profile(
     tmp_path: Path, spec: SpeculativeServiceSpec, start, *, target=True, names=("lookup", "eagle"), clock=time.monotonic
 ):
     boot = boot_config(spec, service="s", namespace="n", revision="r", image="i", max_draft_tokens=4)
-    wanted = Wanted(boot, profile_keys(spec, "cpu", "i"), target, tuple(d for d in spec.draft_pool if d.name in names))
+    task = ProfilingTask(
+        boot, profile_keys(spec, "cpu", "i"), target, tuple(d for d in spec.draft_pool if d.name in names)
+    )
     paths = Paths(mounted=False, run_dir=str(tmp_path / "run"))
-    return Profiler(wanted, paths, 60.0, lambda _text: None, start, clock).run()
+    return Profiler(task, paths, 60.0, lambda _text: None, start, clock).run()
 
 
 def with_heads(spec: SpeculativeServiceSpec) -> SpeculativeServiceSpec:
@@ -62,11 +64,11 @@ def with_heads(spec: SpeculativeServiceSpec) -> SpeculativeServiceSpec:
     return spec.model_copy(update={"draft_pool": [heads, *spec.draft_pool]})
 
 
-def reasons(found) -> dict[str, str]:
-    return {failure.drafter: failure.reason for failure in found.failures}
+def reasons(result) -> dict[str, str]:
+    return {failure.drafter: failure.reason for failure in result.failures}
 
 
-def test_everything_that_was_asked_for_is_measured_in_one_engine_start(tmp_path):
+def test_target_and_drafters_are_measured_in_one_engine(tmp_path):
     """The engine's start is the longest part of a small profile: target and both drafters share one."""
     plans = []
     machine = Machine(noise=0.02)
@@ -76,63 +78,63 @@ def test_everything_that_was_asked_for_is_measured_in_one_engine_start(tmp_path)
         plans.append(launch)
         yield machine
 
-    found = profile(tmp_path, service(tmp_path), start)
-    assert reasons(found) == {}
-    assert found.target is not None
-    assert found.target.device == "Synthetic 9000"
-    assert found.target.error_percent <= 10
-    assert {d.name: d.autoregressive for d in found.drafters} == {"lookup": False, "eagle": True}
+    result = profile(tmp_path, service(tmp_path), start)
+    assert reasons(result) == {}
+    assert result.target is not None
+    assert result.target.device == "Synthetic 9000"
+    assert result.target.error_percent <= 10
+    assert {d.name: d.autoregressive for d in result.drafters} == {"lookup": False, "eagle": True}
     assert len(plans) == 1
 
 
-def test_unsupported_drafter_fails_and_costs_the_others_nothing(tmp_path):
+def test_unsupported_drafter_fails_alone(tmp_path):
     """A Job's document may come from an operator of another release, whose rules allow the method."""
     spec = with_heads(service(tmp_path))
-    found = profile(tmp_path, spec, starter(Machine()), names=("lookup", "eagle", "heads"))
-    assert reasons(found) == {"heads": "DrafterFailed"}
-    assert "Unsupported" in found.failures[0].message
-    assert {d.name for d in found.drafters} == {"lookup", "eagle"}
+    result = profile(tmp_path, spec, starter(Machine()), names=("lookup", "eagle", "heads"))
+    assert reasons(result) == {"heads": "DrafterFailed"}
+    assert "Unsupported" in result.failures[0].message
+    assert {d.name for d in result.drafters} == {"lookup", "eagle"}
 
 
-def test_a_patched_in_draft_costs_one_drafters_measurement(tmp_path):
+def test_added_drafter_is_measured_without_the_target(tmp_path):
     """The target's grid is not measured again for a new drafter, and its profile is not touched."""
     machine = Machine()
-    found = profile(tmp_path, service(tmp_path), starter(machine), target=False, names=("eagle",))
-    assert found.target is None
-    assert [d.name for d in found.drafters] == ["eagle"]
-    assert {ask.drafter for ask in machine.asked} == {"eagle"}
-    assert machine.now < 30
+    result = profile(tmp_path, service(tmp_path), starter(machine), target=False, names=("eagle",))
+    assert result.target is None
+    assert [d.name for d in result.drafters] == ["eagle"]
+    assert {order.drafter for order in machine.orders} == {"eagle"}
+    assert machine.time_s < 30
 
 
-def test_a_draft_of_another_vocabulary_is_named_and_the_rest_is_measured(tmp_path):
+def test_draft_with_another_vocabulary_fails_alone(tmp_path):
     """Known before any engine starts; the message names both sizes."""
-    found = profile(tmp_path, service(tmp_path, vocab_size=7), starter(Machine()))
-    assert reasons(found) == {"eagle": "VocabularyMismatch"}
-    assert "7 tokens" in found.failures[0].message
-    assert found.target is not None
-    assert [d.name for d in found.drafters] == ["lookup"]
+    result = profile(tmp_path, service(tmp_path, vocab_size=7), starter(Machine()))
+    assert reasons(result) == {"eagle": "VocabularyMismatch"}
+    assert "7 tokens" in result.failures[0].message
+    assert result.target is not None
+    assert [d.name for d in result.drafters] == ["lookup"]
 
 
-def test_a_target_that_is_not_there_is_said_before_any_engine_starts(tmp_path):
+def test_missing_target_fails_before_an_engine_starts(tmp_path):
     """A wrong path in the manifest: the sentence names the folder."""
 
     def start(_backend, _launch):
         raise AssertionError("no engine is needed to see that a folder is missing")
 
-    found = profile(tmp_path, service(tmp_path, target=str(tmp_path / "nowhere")), start)
-    assert reasons(found) == {"": "ModelNotFound"}
-    assert "nowhere" in found.failures[0].message
+    result = profile(tmp_path, service(tmp_path, target=str(tmp_path / "nowhere")), start)
+    assert reasons(result) == {"": "ModelNotFound"}
+    assert "nowhere" in result.failures[0].message
 
 
-def test_a_draft_folder_that_is_not_there_costs_only_that_drafter(tmp_path):
+def test_missing_draft_folder_fails_that_drafter_alone(tmp_path):
     spec = service(tmp_path)
     (tmp_path / "head" / "config.json").unlink()
-    found = profile(tmp_path, spec, starter(Machine()))
-    assert reasons(found) == {"eagle": "ModelNotFound"}
-    assert found.target is not None
+    result = profile(tmp_path, spec, starter(Machine()))
+    assert reasons(result) == {"eagle": "ModelNotFound"}
+    assert result.target is not None
 
 
-def test_a_head_that_brings_the_engine_down_at_its_start_is_left_out(tmp_path):
+def test_head_that_breaks_the_engines_start_fails_alone(tmp_path):
     """The engine is started again without it; target and prompt lookup are measured."""
 
     @contextmanager
@@ -141,33 +143,33 @@ def test_a_head_that_brings_the_engine_down_at_its_start_is_left_out(tmp_path):
             raise ProfilingError("EngineFailed", "the engine process ended with code 1; its last lines: size mismatch")
         yield Machine()
 
-    found = profile(tmp_path, service(tmp_path), start)
-    assert reasons(found) == {"eagle": "DrafterFailed"}
-    assert "size mismatch" in found.failures[0].message
-    assert found.target is not None
-    assert [d.name for d in found.drafters] == ["lookup"]
+    result = profile(tmp_path, service(tmp_path), start)
+    assert reasons(result) == {"eagle": "DrafterFailed"}
+    assert "size mismatch" in result.failures[0].message
+    assert result.target is not None
+    assert [d.name for d in result.drafters] == ["lookup"]
 
 
-def test_a_head_that_crashes_the_engine_while_it_is_measured_loses_nothing_else(tmp_path):
+def test_head_that_crashes_the_engine_fails_alone(tmp_path):
     """Shapes of the target that were measured before the crash count; what is missing is measured without the head."""
     machine = Machine(dies_on="eagle")
-    found = profile(tmp_path, service(tmp_path), starter(machine))
-    assert reasons(found) == {"eagle": "DrafterFailed"}
-    assert "-11" in found.failures[0].message
-    assert found.target is not None
-    assert [d.name for d in found.drafters] == ["lookup"]
+    result = profile(tmp_path, service(tmp_path), starter(machine))
+    assert reasons(result) == {"eagle": "DrafterFailed"}
+    assert "-11" in result.failures[0].message
+    assert result.target is not None
+    assert [d.name for d in result.drafters] == ["lookup"]
 
 
-def test_an_engine_that_never_starts_fails_target_and_drafters_with_its_own_words(tmp_path):
+def test_engine_that_never_starts_fails_all_with_its_error(tmp_path):
     @contextmanager
     def start(_backend, _launch):
         raise ProfilingError("OutOfMemory", "no available memory for the cache blocks")
         yield
 
-    found = profile(tmp_path, service(tmp_path), start)
-    assert found.target is None
-    assert found.drafters == []
-    assert reasons(found) == {"eagle": "OutOfMemory", "": "OutOfMemory", "lookup": "OutOfMemory"}
+    result = profile(tmp_path, service(tmp_path), start)
+    assert result.target is None
+    assert result.drafters == []
+    assert reasons(result) == {"eagle": "OutOfMemory", "": "OutOfMemory", "lookup": "OutOfMemory"}
 
 
 def with_two_heads(tmp_path: Path) -> SpeculativeServiceSpec:
@@ -181,7 +183,7 @@ def pool_of(hosted: list[list[str]], *, dies_on: str = "", fails: str = ""):
 
     @contextmanager
     def start(_backend, launch):
-        hosted.append([one.name for one in launch.pool.neural])
+        hosted.append([drafter.name for drafter in launch.pool.neural])
         if fails in hosted[-1]:
             raise ProfilingError("OutOfMemory", "no available memory for the cache blocks")
         machine = Machine(dies_on=dies_on)
@@ -195,29 +197,29 @@ ALL = ("lookup", "eagle", "eagle-2")
 
 
 def test_two_neural_drafters_are_measured_in_one_engine(tmp_path):
-    """As they serve. Bug: the second was measured in an engine without the first."""
+    """Both run in one engine when they serve. Bug: the second was measured in an engine without the first."""
     hosted: list[list[str]] = []
-    found = profile(tmp_path, with_two_heads(tmp_path), pool_of(hosted), names=ALL)
+    result = profile(tmp_path, with_two_heads(tmp_path), pool_of(hosted), names=ALL)
     assert hosted == [["eagle", "eagle-2"]]
-    assert {d.name for d in found.drafters} == {*ALL}
-    assert found.failures == []
+    assert {d.name for d in result.drafters} == {*ALL}
+    assert result.failures == []
 
 
-def test_of_two_neural_drafters_the_one_that_ran_is_to_blame(tmp_path):
+def test_drafter_that_ran_at_the_crash_fails(tmp_path):
     hosted: list[list[str]] = []
-    found = profile(tmp_path, with_two_heads(tmp_path), pool_of(hosted, dies_on="eagle-2"), names=ALL)
-    assert reasons(found) == {"eagle-2": "DrafterFailed"}
-    assert found.target is not None
-    assert {d.name for d in found.drafters} == {"lookup", "eagle"}
+    result = profile(tmp_path, with_two_heads(tmp_path), pool_of(hosted, dies_on="eagle-2"), names=ALL)
+    assert reasons(result) == {"eagle-2": "DrafterFailed"}
+    assert result.target is not None
+    assert {d.name for d in result.drafters} == {"lookup", "eagle"}
 
 
-def test_where_any_drafter_may_be_to_blame_each_has_an_engine_of_its_own(tmp_path):
+def test_unclear_failure_gives_each_drafter_its_own_engine(tmp_path):
     hosted: list[list[str]] = []
-    found = profile(tmp_path, with_two_heads(tmp_path), pool_of(hosted, fails="eagle-2"), names=ALL)
+    result = profile(tmp_path, with_two_heads(tmp_path), pool_of(hosted, fails="eagle-2"), names=ALL)
     assert hosted == [["eagle", "eagle-2"], ["eagle"], ["eagle-2"]]
-    assert reasons(found) == {"eagle-2": "OutOfMemory"}
-    assert found.target is not None
-    assert {d.name for d in found.drafters} == {"lookup", "eagle"}
+    assert reasons(result) == {"eagle-2": "OutOfMemory"}
+    assert result.target is not None
+    assert {d.name for d in result.drafters} == {"lookup", "eagle"}
 
 
 @pytest.mark.parametrize(
@@ -231,12 +233,12 @@ def test_where_any_drafter_may_be_to_blame_each_has_an_engine_of_its_own(tmp_pat
         (RuntimeError("something else broke"), "EngineFailed"),
     ],
 )
-def test_what_the_engine_raised_becomes_a_reason(error, reason):
+def test_exception_of_the_engine_becomes_a_reason(error, reason):
     """Reasons are what a condition shows and what a user searches for."""
     assert failures.of_exception(error).reason == reason
 
 
-def test_the_cause_of_an_error_counts_too():
+def test_cause_of_an_exception_decides_the_reason():
     """vLLM wraps what its worker raised."""
     try:
         try:
@@ -244,39 +246,39 @@ def test_the_cause_of_an_error_counts_too():
         except MemoryError as cause:
             raise RuntimeError("Engine core initialization failed") from cause
     except RuntimeError as error:
-        found = failures.of_exception(error)
-    assert found.reason == "OutOfMemory"
-    assert "cannot allocate" in found.message
+        result = failures.of_exception(error)
+    assert result.reason == "OutOfMemory"
+    assert "cannot allocate" in result.message
 
 
-def test_a_killed_engine_process_means_memory_and_says_what_to_raise():
-    found = failures.of_exit(-9, "loading weights")
-    assert found.reason == "OutOfMemory"
-    assert "limits.memory" in found.message
+def test_killed_engine_process_is_out_of_memory():
+    result = failures.of_exit(-9, "loading weights")
+    assert result.reason == "OutOfMemory"
+    assert "limits.memory" in result.message
 
 
-def test_the_result_fits_a_termination_message_whatever_failed(tmp_path):
+def test_result_with_many_failures_fits_a_termination_message(tmp_path):
     """Kubernetes cuts termination messages at 4096 bytes; a cut result would be no JSON."""
-    found = profile(tmp_path, service(tmp_path), starter(Machine(noise=0.1))).result()
-    pool = found.drafters * 4
+    result = profile(tmp_path, service(tmp_path), starter(Machine(noise=0.1))).result()
+    pool = result.drafters * 4
     many = [failures.failure("DrafterFailed", "kaputt ✗ " * 200, f"drafter-{i}") for i in range(8)]
-    text = termination_message(found.model_copy(update={"drafters": pool, "failures": many}))
+    text = termination_message(result.model_copy(update={"drafters": pool, "failures": many}))
     assert len(text.encode()) <= 4096
     parsed = ProfilingResult.model_validate_json(text)
-    assert parsed.target == found.target
+    assert parsed.target == result.target
     assert parsed.drafters == pool
     assert len(parsed.failures) == 8
 
 
-def test_a_result_reads_back_as_it_was(tmp_path):
+def test_result_reads_back_unchanged(tmp_path):
     """The operator stores what it parses from the message."""
-    found = profile(tmp_path, service(tmp_path), starter(Machine())).result()
-    assert ProfilingResult.model_validate_json(termination_message(found)) == found
-    assert abs(time.time() - time.mktime(time.strptime(found.target.measured_at, "%Y-%m-%dT%H:%M:%SZ"))) < 86_400
+    result = profile(tmp_path, service(tmp_path), starter(Machine())).result()
+    assert ProfilingResult.model_validate_json(termination_message(result)) == result
+    assert abs(time.time() - time.mktime(time.strptime(result.target.measured_at, "%Y-%m-%dT%H:%M:%SZ"))) < 86_400
 
 
 def test_mtp_is_measured_apart_from_a_head() -> None:
-    """Bug: MTP has no model of its own, so it went with the lookups; what failed in it was blamed on the head."""
+    """Bug: MTP has no model of its own, so it went with the lookups, and its failure was attributed to the head."""
     pool = (lookup(), mtp(), eagle())
-    parts = [part.names for part in apart(Part(target=True, drafters=pool))]
+    parts = [part.names for part in apart(EnginePart(target=True, drafters=pool))]
     assert parts == [["", "pld", "mtp"], ["eagle"]]

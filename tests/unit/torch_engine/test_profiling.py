@@ -15,9 +15,9 @@ from outrider_crds.spec import Accelerator, Backend, Engine, Profiling, Profilin
 from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.paths import Paths
 from outrider_runtime.profiler.driver import Driver
-from outrider_runtime.profiler.engines.torch_engine import TorchEngine
+from outrider_runtime.profiler.engines.torch_engine import ProfilerTorchEngine
 from outrider_runtime.profiler.grid import GridPoint
-from outrider_runtime.profiler.protocol import Ask
+from outrider_runtime.profiler.host_protocol import VisitOrder
 from outrider_runtime.torch_engine.launch import load
 
 from tests.engine import engines
@@ -35,7 +35,7 @@ def driver(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Driver:
     pool = [engines.lookup(), engines.eagle(tmp_path / "head"), engines.draft_model(tmp_path / "draft")]
     paths = Paths(mounted=False, run_dir=str(tmp_path))
     loaded = load(boot(folder, pool, extra_args=SMALL), engines.hot_config(), paths)
-    return Driver(TorchEngine(loaded))
+    return Driver(ProfilerTorchEngine(loaded))
 
 
 def test_the_engine_says_what_it_can_run(driver: Driver) -> None:
@@ -64,7 +64,7 @@ def test_a_step_has_the_shape_that_was_asked_for(
     driver: Driver, point: GridPoint, drafter: str | None, batched: int, mode: ExecutionMode
 ) -> None:
     """Whatever the drafter finds, so many places are verified."""
-    visit = driver.visit(Ask(point, drafter, steps=2, most_steps=2))
+    visit = driver.visit(VisitOrder(point, drafter, steps=2, most_steps=2))
     assert visit.suspended == ""
     assert len(visit.samples) == 2
     for sample in visit.samples:

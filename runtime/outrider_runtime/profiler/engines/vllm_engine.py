@@ -1,4 +1,4 @@
-"""vLLM with Outrider's plugin."""
+"""vLLM with Outrider's plugin, as the profiler measures it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from outrider_runtime.drafters.pool import Pool
 from outrider_runtime.identity import device_name, engine_version
 from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.paths import Paths
-from outrider_runtime.profiler.engines.engine import Measurable, Running
-from outrider_runtime.profiler.grid import Limits
+from outrider_runtime.profiler.engines.measurable import Measurable, RunningRequest
+from outrider_runtime.profiler.grid import EngineLimits
 from outrider_runtime.vllm_plugin.arguments import engine_arguments, prepare_vllm
 from outrider_runtime.vllm_plugin.launch import (
     LaunchPlan,
@@ -27,6 +27,8 @@ from outrider_runtime.vllm_plugin.launch import (
 
 @dataclass(frozen=True, slots=True)
 class VLLMLaunch:
+    """Plan for vLLM's process."""
+
     plan: LaunchPlan
 
     @property
@@ -34,8 +36,8 @@ class VLLMLaunch:
         return self.plan.pool
 
     def prepare(self, environ: MutableMapping[str, str]) -> None:
-        prepare(self.plan, environ)  # LD_PRELOAD and the like act because the process is new
-        environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler's outcomes are read in the same process
+        prepare(self.plan, environ)  # variables such as LD_PRELOAD take effect, because the process is new
+        environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the driver needs the scheduler in its own process
 
     def left_out(self) -> Mapping[str, str]:
         return noted_failures(self.plan)
@@ -46,6 +48,8 @@ class VLLMLaunch:
 
 
 class VLLMEngine:
+    """vLLM's engine behind the profiler's interface."""
+
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._core = engine.engine_core.engine_core
@@ -55,12 +59,13 @@ class VLLMEngine:
         self.limits = self._limits()
         self.vocabulary = int(self._config.model_config.get_vocab_size())
         self.on_cpu = bool(self._config.device_config.device_type == "cpu")
-        self.device, self.version = device_name(), engine_version()
-        self.told_late = 2 if self._config.scheduler_config.async_scheduling else 0
+        self.device = device_name()
+        self.version = engine_version()
+        self.report_delay_steps = 2 if self._config.scheduler_config.async_scheduling else 0
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> EngineLimits:
         config, speculative = self._config, self._config.speculative_config
-        return Limits(
+        return EngineLimits(
             max_requests=self._scheduler.max_num_running_reqs,
             max_model_len=config.model_config.max_model_len,
             max_draft_tokens=speculative.num_speculative_tokens if speculative else 0,
@@ -73,8 +78,8 @@ class VLLMEngine:
         return bool(self._scheduler.has_requests())
 
     @property
-    def running(self) -> Sequence[Running]:
-        return [Running(request.num_tokens, _decodes(request)) for request in self._scheduler.running]
+    def running(self) -> Sequence[RunningRequest]:
+        return [RunningRequest(request.num_tokens, _decodes(request)) for request in self._scheduler.running]
 
     def add(self, name: str, tokens: Sequence[int]) -> None:
         from vllm import SamplingParams
@@ -83,12 +88,11 @@ class VLLMEngine:
         self._engine.add_request(name, {"prompt_token_ids": list(tokens)}, endless)
 
     def drop(self, names: Sequence[str]) -> None:
-        """The worker forgets them with the next step."""
+        """Abort these requests. The worker frees them in its next step."""
         self._engine.abort_request(list(names))
 
-    def hold(self, lengths: Sequence[int]) -> None:
-        """The worker fills up the places for which the drafter found nothing; it has the tokens with asynchronous
-        scheduling."""
+    def set_draft_lengths(self, lengths: Sequence[int]) -> None:
+        """Set placeholders (-1), which the worker replaces with the drafter's tokens, or with others if it has none."""
         for request, length in zip(self._scheduler.running, lengths, strict=True):
             request.spec_token_ids = [-1] * length
 
@@ -97,7 +101,7 @@ class VLLMEngine:
 
 
 def start_engine(plan: LaunchPlan) -> Any:
-    """vLLM's engine as the server starts it, but in this process."""
+    """Start vLLM's engine with the server's arguments, but in this process."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.usage.usage_lib import UsageContext
@@ -109,7 +113,7 @@ def start_engine(plan: LaunchPlan) -> Any:
     parsed.model = parsed.model_tag
     arguments = AsyncEngineArgs.from_cli_args(parsed)
     arguments.disable_log_stats = True
-    # vLLM's defaults for how much a step holds hang on who asks: these are the server's.
+    # The usage context selects vLLM's default limits of a step. The server's are needed.
     return LLMEngine.from_engine_args(arguments, usage_context=UsageContext.OPENAI_API_SERVER)
 
 

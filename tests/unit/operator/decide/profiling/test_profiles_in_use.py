@@ -12,7 +12,7 @@ from outrider_operator.decide import decide
 from outrider_operator.decide.profile_store import Store, read_store
 from outrider_operator.decide.profiling.asked import asked_of
 from outrider_operator.model import CONFIG_MAP, JOB, Object
-from outrider_runtime.profiler.report import as_json
+from outrider_runtime.profiler.profile_report import as_json
 from outrider_runtime.profiler.run import Profile
 
 from tests.unit.operator.decide.world import EAGLE, PLD, World, manifest, result, rfc3339, started

@@ -1,4 +1,4 @@
-"""The profile for people: a table on the terminal; JSON and a plot in a folder."""
+"""Reports a profile to a user: as a table on the terminal, and as JSON and a plot in a folder."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from outrider_crds.long_contexts import ACCEPTED, SelfDraft
 
 from outrider_runtime.control.cost.model import StepCost
 from outrider_runtime.profiler.documents import held_out_percent
-from outrider_runtime.profiler.fitting import FittedCost, Judged
+from outrider_runtime.profiler.fitting import FittedCost, JudgedShape
 from outrider_runtime.profiler.run import Profile
 
 _TERMS = {
     "constant_s": "constant",
     "per_batched_token_s": "per batched token",
     "per_batched_token_above_knee_s": "... above the knee",
-    "per_logits_token_s": "... with logits (no prompt's)",
+    "per_logits_token_s": "... with logits (not prompts)",
     "per_context_token_s": "per 1000 context tokens",
     "per_request_s": "per request",
     "per_context_query_s": "per 1000 context x query",
@@ -28,7 +28,7 @@ _THOUSANDS = {"per_context_token_s"}
 
 
 def print_report(profile: Profile, out: TextIO) -> None:
-    """Coefficients, held-out error, and each shape measured against predicted."""
+    """Print coefficients, the held-out error, and the measured and predicted time of each shape."""
     for title, fitted in _fits(profile).items():
         out.write(f"\n{title} ({fitted.form.value} form), held-out error {held_out_percent([fitted]):.1f}%\n")
         out.writelines(f"  {line}\n" for line in _coefficients(fitted.cost))
@@ -37,17 +37,18 @@ def print_report(profile: Profile, out: TextIO) -> None:
     if target is not None:
         out.write(f"\ntarget {target.model} on {target.device}: held-out error {target.error_percent:.1f}%, ")
         out.write(f"run-to-run spread {target.spread_percent:.1f}%, measured in {profile.measured_s:.0f} s\n")
-    for name, one in profile.self_drafts().items():
-        out.write(f"\ndrafter {name}, with {ACCEPTED:.0%} of its proposals accepted: {_where_it_pays(one)}\n")
+    for name, draft in profile.self_drafts().items():
+        out.write(f"\ndrafter {name}, with {ACCEPTED:.0%} of its proposals accepted: {_where_it_pays(draft)}\n")
     for failure in profile.failures:
         out.write(f"\nnot measured: {failure.drafter or 'target'}: {failure.reason}: {failure.message}\n")
 
 
-def _where_it_pays(one: SelfDraft) -> str:
-    even = [f"with {_requests(batch)} {_from(one.break_even_tokens(batch))}" for batch in one.batches]
-    inflection = one.inflection_tokens()
-    more = f"; a larger batch gains more {_from(inflection)}" if inflection is not None else ""
-    return f"pays {', '.join(even)}{more}"
+def _where_it_pays(draft: SelfDraft) -> str:
+    """Describe from which context on the drafter makes decoding faster."""
+    break_even = [f"with {_requests(batch)} {_from(draft.break_even_tokens(batch))}" for batch in draft.batches]
+    inflection = draft.inflection_tokens()
+    batch_gain = f"; a larger batch gains more {_from(inflection)}" if inflection is not None else ""
+    return f"pays {', '.join(break_even)}{batch_gain}"
 
 
 def _requests(batch: int) -> str:
@@ -61,7 +62,7 @@ def _from(tokens: int | None) -> str:
 
 
 def write_report(profile: Profile, folder: Path) -> None:
-    """`report.json`, and `report.png` where matplotlib is installed."""
+    """Write `report.json`, and `report.png` if matplotlib is installed."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_text(json.dumps(as_json(profile), indent=2) + "\n", encoding="utf-8")
     fits = _fits(profile)
@@ -70,13 +71,14 @@ def write_report(profile: Profile, folder: Path) -> None:
 
 
 def as_json(profile: Profile) -> dict[str, Any]:
+    """Return the content of `report.json`."""
     fits = {title: [_row(judged) for judged in fitted.judged] for title, fitted in _fits(profile).items()}
     long_contexts = {
         name: {
-            "breakEvenTokens": {str(batch): one.break_even_tokens(batch) for batch in one.batches},
-            "inflectionTokens": one.inflection_tokens(),
+            "breakEvenTokens": {str(batch): draft.break_even_tokens(batch) for batch in draft.batches},
+            "inflectionTokens": draft.inflection_tokens(),
         }
-        for name, one in profile.self_drafts().items()
+        for name, draft in profile.self_drafts().items()
     }
     return {
         "result": profile.result().wire(), "measuredSeconds": round(profile.measured_s, 1), "shapes": fits,
@@ -97,19 +99,19 @@ def _coefficients(cost: StepCost) -> Iterable[str]:
             yield f"{label:<26} {value * 1e3:10.4f} ms{knee}"
 
 
-def _table(judged: Iterable[Judged]) -> Iterable[str]:
+def _table(judged: Iterable[JudgedShape]) -> Iterable[str]:
     yield f"{'shape':<58} {'measured':>10} {'predicted':>10} {'error':>7} {'spread':>7}"
-    for one in sorted(judged, key=lambda j: j.measurement.point):
-        measurement = one.measurement
+    for shape in sorted(judged, key=lambda j: j.measurement.point):
+        measurement = shape.measurement
         name = f"{measurement.point}" + (f"  K {measurement.draft_tokens}" if measurement.draft_tokens else "")
         yield (
-            f"{name:<58} {measurement.seconds * 1e3:7.2f} ms {one.predicted_s * 1e3:7.2f} ms {one.error:>7.1%} "
+            f"{name:<58} {measurement.seconds * 1e3:7.2f} ms {shape.predicted_s * 1e3:7.2f} ms {shape.error:>7.1%} "
             f"{'once' if math.isnan(measurement.spread) else format(measurement.spread, '.1%'):>7}"
-            f"{'  held out' if one.held_out else ''}"
+            f"{'  held out' if shape.held_out else ''}"
         )
 
 
-def _row(judged: Judged) -> dict[str, Any]:
+def _row(judged: JudgedShape) -> dict[str, Any]:
     measurement = judged.measurement
     shape = measurement.shape
     return {
@@ -147,7 +149,7 @@ def _plot(fits: Mapping[str, FittedCost], path: Path) -> None:
 
 
 def _scatter(axis: Any, title: str, fitted: FittedCost) -> None:
-    """Predicted over measured: on the diagonal the model is right."""
+    """Plot predicted against measured times; the model is right on the diagonal."""
     longest = max(judged.measurement.seconds for judged in fitted.judged) * 1e3
     axis.plot([0, longest], [0, longest], color="grey", linewidth=0.8)
     for held_out, label, marker in ((False, "fitted", "o"), (True, "held out", "x")):

@@ -1,4 +1,4 @@
-"""What a measurement is, and what several of one shape come to."""
+"""Measured steps, and the summary of several measured steps of one shape."""
 
 from __future__ import annotations
 
@@ -14,69 +14,73 @@ from outrider_runtime.profiler.grid import GridPoint
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MeasuredStep:
     """One measured step."""
 
     shape: Shape
-    """What the step really processed."""
+    """Shape that the step really had."""
     mode: ExecutionMode
     target_s: float
+    """Seconds of the target."""
     draft_tokens: int = 0
-    """K that was proposed at its end."""
+    """Draft length (K) of the proposals at the step's end."""
     draft_width: int = 1
-    """Nodes at each depth of what was."""
+    """Nodes at each depth of these proposals; 1: chains."""
     draft_s: dict[str, float] = field(default_factory=dict)
-    """Seconds by drafter."""
+    """Seconds of each drafter, by name."""
 
-    def at(self, speed: float) -> Sample:
-        """As it would have been on a machine at its usual speed, where it had `speed` of that."""
+    def at(self, speed: float) -> MeasuredStep:
+        """Return the step with the times that it would have had at full speed. speed: speed it had / full speed."""
         drafts = {name: speed * seconds for name, seconds in self.draft_s.items()}
         return dataclasses.replace(self, target_s=speed * self.target_s, draft_s=drafts)
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Measured steps of one shape, one after the other."""
+    """Consecutive measured steps of one shape."""
 
     point: GridPoint
-    samples: tuple[Sample, ...]
+    samples: tuple[MeasuredStep, ...]
     suspended: str = ""
-    """Why the drafter that was asked for does not run, in a sentence; empty when it does."""
+    """Why the drafter to be measured does not run, as a sentence; empty if it does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One shape's cost. Within a visit noise only ever adds time, so its fastest step stands for it; among the visits,
-    which lie far apart and may each have had another speed of the machine, the middle one does."""
+    """Time of one shape: the median over its visits of each visit's fastest step.
+
+    Within a visit, noise only adds time, so the fastest step counts. Between visits, which lie far apart in time, the
+    machine's speed may change both ways, so the median counts.
+    """
 
     point: GridPoint
     shape: Shape
     mode: ExecutionMode
     seconds: float
     spread: float
-    """How much slower the fastest step of the second best visit was, as a share; NaN with one visit."""
+    """Time of the second fastest visit / time of the fastest - 1 (lower is better); NaN with one visit."""
     draft_tokens: int = 0
     draft_width: int = 1
 
 
 def target_measurements(visits: Iterable[Visit]) -> list[Measurement]:
-    """One measurement per shape, from the target's times."""
+    """Return one measurement per shape, of the target's times."""
     return _measure(visits, lambda sample: sample.target_s)
 
 
 def drafter_measurements(visits: Iterable[Visit], drafter: str) -> list[Measurement]:
-    """One measurement per shape in which `drafter` ran, from its times."""
+    """Return one measurement per shape in which `drafter` ran, of that drafter's times."""
     return _measure(visits, lambda sample: sample.draft_s.get(drafter, math.nan))
 
 
 def median_spread(measurements: Sequence[Measurement]) -> float:
-    """Typical run-to-run spread of a shape, as a share; 0 when no shape was visited twice."""
+    """Return the median of the shapes' spreads; 0 if no shape was visited twice."""
     spreads = [m.spread for m in measurements if not math.isnan(m.spread)]
     return statistics.median(spreads) if spreads else 0.0
 
 
-def _measure(visits: Iterable[Visit], seconds: Callable[[Sample], float]) -> list[Measurement]:
-    groups: dict[GridPoint, list[Sample]] = {}  # point -> the fastest step of each visit
+def _measure(visits: Iterable[Visit], seconds: Callable[[MeasuredStep], float]) -> list[Measurement]:
+    groups: dict[GridPoint, list[MeasuredStep]] = {}  # point -> the fastest step of each visit
     for visit in visits:
         timed = [sample for sample in visit.samples if seconds(sample) > 0]  # NaN: not measured
         if timed:
@@ -84,7 +88,9 @@ def _measure(visits: Iterable[Visit], seconds: Callable[[Sample], float]) -> lis
     return [_measurement(point, sorted(fastest, key=seconds), seconds) for point, fastest in groups.items()]
 
 
-def _measurement(point: GridPoint, ranked: Sequence[Sample], seconds: Callable[[Sample], float]) -> Measurement:
+def _measurement(
+    point: GridPoint, ranked: Sequence[MeasuredStep], seconds: Callable[[MeasuredStep], float]
+) -> Measurement:
     middle = ranked[(len(ranked) - 1) // 2]
     spread = seconds(ranked[1]) / seconds(ranked[0]) - 1.0 if len(ranked) > 1 else math.nan
     return Measurement(
