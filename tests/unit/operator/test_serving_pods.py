@@ -9,7 +9,7 @@ from outrider_operator.kinds import DEPLOYMENT, POD, REPLICA_SET, SERVICE
 from outrider_operator.serving_pods import ServingPods
 from outrider_operator.work_queue import Key
 
-from tests.unit.operator.documents import deployment, document, labels, pod, replica_set
+from tests.unit.operator.documents import deployment, document, labels, owned_by, pod, replica_set
 
 CHAT = Key("ns", "chat")
 
@@ -94,3 +94,17 @@ def test_only_an_ip_address_is_asked(cache: Cache, pods: ServingPods) -> None:
     cache.seen(POD, pod("odd", address="10.0.0.1@elsewhere/"))
     cache.seen(POD, pod("six", address="fd00::1"))
     assert {each.name: each.address for each in pods.of(CHAT)} == {"odd": "", "six": "fd00::1"}
+
+
+def test_pods_of_a_draft_canary_count_and_those_of_no_other_deployment(cache: Cache, pods: ServingPods) -> None:
+    """Its Deployment is the service's second: the name alone tells it from a tenant's."""
+    for name in ("chat-canary", "chat-copy"):
+        second = document(name, 1, uid=f"{name}-deployment")
+        second["metadata"]["labels"] = labels("chat")
+        cache.seen(DEPLOYMENT, second)
+        owned = replica_set()
+        owned["metadata"] |= {"name": f"{name}-rs", "uid": f"{name}-rs", "labels": labels("chat")}
+        owned["metadata"]["ownerReferences"] = owned_by("Deployment", f"{name}-deployment")
+        cache.seen(REPLICA_SET, owned)
+        cache.seen(POD, pod(f"{name}-0", owner=f"{name}-rs"))
+    assert [serving.name for serving in pods.of(CHAT)] == ["chat-canary-0"]

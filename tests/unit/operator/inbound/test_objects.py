@@ -251,3 +251,10 @@ def test_of_a_config_map_that_somebody_filled_up_outriders_own_part_is_kept() ->
     assert unfit is not None
     assert unfit.reason == "TooLarge"
     assert left_out(CONFIG_MAP, admitted, admitted) is None
+
+
+@pytest.mark.parametrize(("name", "is_kept"), [("chat", True), ("chat-canary", True), ("chat-canary-2", False)])
+def test_a_service_has_two_deployments_at_most(name: str, is_kept: bool) -> None:
+    """Its own, and that of a draft canary."""
+    admitted = admit(DEPLOYMENT, document(name, 1) | {"metadata": document(name, 1)["metadata"] | {"labels": labels()}})
+    assert isinstance(admitted, Unfit) is not is_kept
