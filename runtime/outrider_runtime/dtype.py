@@ -1,4 +1,4 @@
-"""In which numbers an engine computes."""
+"""Number format in which an engine computes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider_runtime.processor import multiplies_bfloat16
 
 
 def engine_dtype(boot: BootConfig) -> Dtype:
-    """What the manifest names, or float32 on CPUs that are slow at less. AUTO: as the weights are stored."""
+    """Return the manifest's dtype. AUTO, the format of the weights, becomes float32 on CPUs that lack bfloat16."""
     if boot.engine.dtype is Dtype.AUTO and boot.accelerator.on_cpu and not multiplies_bfloat16():
         return Dtype.FLOAT32
     return boot.engine.dtype

@@ -1,14 +1,15 @@
-"""What is said of an error in one line, in the state and in reasons."""
+"""One-line texts of errors, for the state and for reasons."""
 
 from __future__ import annotations
 
 from pydantic import ValidationError
 
-MOST_CHARACTERS = 300
+MAX_CHARACTERS = 300
+"""Length of a text; a state has one for each drafter."""
 
 
 def first_line(error: Exception) -> str:
-    """Of pydantic's errors the first problem, with the field and without its web address."""
+    """Return the first line of the error's text. For pydantic's errors, that is the first problem with its field."""
     if isinstance(error, ValidationError):
         problem = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in problem["loc"])
@@ -19,6 +20,7 @@ def first_line(error: Exception) -> str:
 
 
 def with_type(error: Exception) -> str:
-    """`first_line` behind the name of the error's type, cut where it is long."""
-    name, text = type(error).__name__, first_line(error)
-    return name if text == name else f"{name}: {text}"[:MOST_CHARACTERS]
+    """Return the name of the error's type and its `first_line`, cut to `MAX_CHARACTERS`."""
+    name = type(error).__name__
+    text = first_line(error)
+    return name if text == name else f"{name}: {text}"[:MAX_CHARACTERS]

@@ -1,6 +1,6 @@
-"""What a measurement was taken on: device, engine version and the exact weights.
+"""Identifies what was measured: the device, the engine's version and the exact weights.
 
-The profiler records these; the runtime compares them with its own before it trusts a profile.
+The profiler records these values. The runtime compares them with its own before it uses a profile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SAMPLE_BYTES = 64 * 1024
 
 
 def engine_version() -> str:
-    """Version of the installed engine, for example "0.32.0"; empty when there is none."""
+    """Return the version of the installed vLLM, for example "0.32.0"; empty if it is not installed."""
     for distribution in ENGINE_DISTRIBUTIONS:
         try:
             return metadata.version(distribution)
@@ -30,33 +30,33 @@ def engine_version() -> str:
 
 
 def device_name() -> str:
-    """The device as the engine names it: the GPU's name ("NVIDIA H200"), or the CPU's model name."""
-    from vllm.platforms import current_platform  # heavy, and not needed by the processes that only read profiles
+    """Return the GPU's name as vLLM has it ("NVIDIA H200"), or the CPU's model name."""
+    from vllm.platforms import current_platform  # slow to import, and processes that only read profiles do without
 
     return cpu_name() if current_platform.is_cpu() else str(current_platform.get_device_name())
 
 
 def weights_commit(location: str, revision: str | None = None) -> str:
-    """Identity of the weights at `location`: the hub's commit, or a content digest of a plain folder.
+    """Return the identity of the weights at `location`: the hub's commit, or a content digest of a plain folder.
 
-    `location` is what the engine is given: a folder, or a name on the hub (its local cache is looked up, the
-    network never). Empty when the weights are not on this machine.
+    location: a folder, or a name on the hub, which is looked up in the local cache only. The result is empty if the
+    weights are not on this machine.
     """
     folder = Path(location)
     if not folder.is_dir():
-        found = _cached_snapshot(location, revision)
-        if found is None:
+        snapshot = _cached_snapshot(location, revision)
+        if snapshot is None:
             return ""
-        folder = found
+        folder = snapshot
     commit = _COMMIT.search(str(folder.absolute()))
     return commit[1] if commit else content_digest(folder)
 
 
 def content_digest(folder: Path) -> str:
-    """Digest of a model folder: its config whole, and of each weight file its name, size and 16 spread samples.
+    """Return a digest of a model folder: of its config, and of each weight file's name, size and 16 samples.
 
-    Reading all of a 70B model would take minutes at every start; two sets of weights that agree in size and in
-    1 MiB of each file are the same for a latency profile.
+    Reading all of a 70B model would take minutes at every start. Weights that agree in size and in 1 MiB of each file
+    are the same for a latency profile.
     """
     content = hashlib.sha256()
     config = folder / "config.json"
@@ -81,5 +81,5 @@ def _cached_snapshot(name: str, revision: str | None) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:  # a process without the engine
         return None
-    found = try_to_load_from_cache(name, "config.json", revision=revision)
-    return Path(found).parent if isinstance(found, str) else None
+    config = try_to_load_from_cache(name, "config.json", revision=revision)
+    return Path(config).parent if isinstance(config, str) else None

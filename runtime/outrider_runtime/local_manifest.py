@@ -1,7 +1,7 @@
-"""A manifest without Kubernetes: `serve -f` and `outrider-profile -f` read a SpeculativeService from a file.
+"""Reads a SpeculativeService from a file, without Kubernetes, for `serve -f` and `outrider-profile -f`.
 
-The same rules hold as on the API server. Models come from where the manifest says; a hostPath folder that this
-machine does not have is looked for by its last name in the model folder (`--model-root`) and beside the manifest.
+The rules of the API server hold. If a hostPath folder is not on this machine, a folder of the same name is searched in
+the model folder (`--model-root`), then in the folder `models` next to the manifest.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ LOCAL_REVISION = "local"
 
 
 class LocalManifestError(Exception):
-    """The manifest cannot be served here; the message says why and what to do."""
+    """The manifest cannot be served on this machine; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalService:
+    """Configuration of a service that runs without Kubernetes."""
+
     boot: BootConfig
-    """Its hostPath sources name the folders that were found on this machine."""
+    """Boot config, whose hostPath sources are folders of this machine."""
     hot: HotConfig
 
 
 def load_local_service(manifest: Path, model_root: Path = DEFAULT_MODEL_ROOT) -> LocalService:
-    """What to run for `manifest` on this machine. Raises LocalManifestError."""
+    """Return what to run for `manifest` on this machine. Raises LocalManifestError."""
     service = read_service(manifest)
     spec = service.spec
     roots = (model_root.expanduser(), manifest.absolute().parent / "models")
@@ -52,7 +54,7 @@ def load_local_service(manifest: Path, model_root: Path = DEFAULT_MODEL_ROOT) ->
 
 
 def _localised_drafter(drafter: Drafter, roots: Sequence[Path]) -> Drafter:
-    """A draft that is not on this machine keeps its path: the engine drops the drafter and says so."""
+    """Return the drafter with its local folder. A missing folder is kept: the engine drops that drafter, with a log."""
     if drafter.neural is None:
         return drafter
     model = _localised(drafter.neural.model, f"drafter {drafter.name!r}", roots)
@@ -69,8 +71,8 @@ def _localised(model: ModelRef, user: str, roots: Sequence[Path]) -> ModelRef:
     if model.source.host_path is None:
         return model
     path = Path(model.source.host_path.path)
-    found = next((folder for folder in _candidates(path, roots) if _is_there(folder)), path)
-    source = ModelSource(host_path=HostPathSource(path=str(found)))
+    local = next((folder for folder in _candidates(path, roots) if _is_there(folder)), path)
+    source = ModelSource(host_path=HostPathSource(path=str(local)))
     return model.model_copy(update={"source": source})
 
 
@@ -79,21 +81,21 @@ def _candidates(path: Path, roots: Sequence[Path]) -> list[Path]:
 
 
 def _is_there(folder: Path) -> bool:
-    """A folder that this user may not enter is as good as none."""
+    """Whether the folder exists and this user may read it."""
     try:
         return os.access(folder, os.R_OK | os.X_OK)
-    except ValueError:  # no folder's name can hold a null byte
+    except ValueError:  # the path has a null byte, which no folder's name has
         return False
 
 
 def _missing(model: ModelRef, roots: Sequence[Path]) -> str:
     assert model.source.host_path is not None
-    looked = ", ".join(str(folder) for folder in _candidates(Path(model.source.host_path.path), roots))
-    return f"the target {model.name!r} is not on this machine; looked for the folders {looked}; see --model-root"
+    searched = ", ".join(str(folder) for folder in _candidates(Path(model.source.host_path.path), roots))
+    return f"the target {model.name!r} is not on this machine; looked for the folders {searched}; see --model-root"
 
 
 def read_service(manifest: Path) -> SpeculativeService:
-    """The one service in the file, validated and defaulted. Raises LocalManifestError."""
+    """Return the service in the file, validated and with defaults. Raises LocalManifestError."""
     try:
         return load_manifest(manifest.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

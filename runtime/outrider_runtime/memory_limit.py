@@ -1,4 +1,4 @@
-"""How much memory an engine may take on a CPU for its KV cache."""
+"""Size of the KV cache of an engine on CPUs, from the container's memory limit."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ GIB = 1 << 30
 
 
 def cpu_cache_gib(limit_bytes: int | None) -> int:
-    """GiB of KV cache on a CPU: a quarter of the memory limit; 2 where there is none, to be a good guest."""
+    """Return GiB of KV cache: a quarter of the memory limit; 2 without a limit, to leave memory to other programs."""
     return 2 if limit_bytes is None else max(1, limit_bytes // (4 * GIB))
 
 
 def memory_limit_bytes() -> int | None:
-    """The container's memory limit; None without one."""
+    """Return the container's memory limit; None without one."""
     for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
             text = Path(file).read_text(encoding="ascii").strip()

@@ -1,4 +1,4 @@
-"""A model's configuration as its folder holds it: config.json, or one GGUF file."""
+"""Reads the configuration in a model's folder: config.json, or a GGUF file."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ Config = dict[str, Any]
 
 
 class UnreadableConfigError(ValueError):
-    """The message names the file."""
+    """A model's configuration cannot be read; the message names the file."""
 
 
 def gguf_file(folder: Path) -> dict[str, str]:
-    """What transformers must be told to read a folder that holds one GGUF file and no config.json; else nothing."""
-    found = list(folder.glob("*.gguf"))
-    return {"gguf_file": found[0].name} if len(found) == 1 and not (folder / CONFIG_FILE).exists() else {}
+    """Return transformers' argument for a folder with one GGUF file and no config.json; empty for other folders."""
+    files = list(folder.glob("*.gguf"))
+    return {"gguf_file": files[0].name} if len(files) == 1 and not (folder / CONFIG_FILE).exists() else {}
 
 
 def config_file(folder: Path) -> Path:
-    """Where the configuration stands, or would have to."""
+    """Return the file of the configuration, whether or not it exists."""
     return folder / gguf_file(folder).get("gguf_file", CONFIG_FILE)
 
 
 def read_config(folder: Path) -> Config:
-    """Raises UnreadableConfigError."""
+    """Read the model's configuration. Raises UnreadableConfigError."""
     file = config_file(folder)
     if file.name != CONFIG_FILE:
         return _config_in_gguf(file)
@@ -46,6 +46,6 @@ def _config_in_gguf(file: Path) -> Config:
 
     try:
         config: Config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name).to_dict()
-    except Exception as error:  # the reader raises whatever a broken file makes it stumble over
+    except Exception as error:  # a broken file can make the reader raise any exception
         raise UnreadableConfigError(f"{file} cannot be read: {error}") from None
     return {"dtype": "float32", **{name: value for name, value in config.items() if value is not None}}

@@ -1,4 +1,4 @@
-"""Where the runtime finds what Kubernetes mounts, and where its own processes meet."""
+"""Paths of what Kubernetes mounts, and of the folder through which the runtime's processes exchange files."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ RUN_DIR_VARIABLE = "OUTRIDER_RUN_DIR"
 
 
 class Paths(Model):
+    """Paths of one runtime."""
+
     hot_file: str = HOT_FILE
     profiles_dir: str = PROFILES_DIR
     podinfo_dir: str = PODINFO_DIR
     run_dir: str = ""
-    """A folder of this process's own, on tmpfs where there is one."""
+    """Folder of this process and its children, in memory (tmpfs) if possible."""
     mounted: bool = True
-    """True in a pod, where models of hostPath sources are mounted; False where they are read in their own place."""
+    """True in a pod, where hostPath models are mounted; False if they are read from their original path."""
 
     @property
     def models(self) -> ModelPlaces:

@@ -1,7 +1,7 @@
-"""How state crosses from vLLM's engine core process to the API server's: one JSON file, replaced atomically.
+"""Passes the state from vLLM's engine core process to the API server's process: a JSON file, replaced atomically.
 
-The engine core writes a `RuntimeState` about every 0.25 s into the run folder (tmpfs); the server reads it when it
-is asked, and adds what only it knows (`ready`, `now`). No other module is used by both sides.
+The engine core writes a `RuntimeState` about every 0.25 s into the run folder (in memory). The server reads it and adds
+what only the server knows (`ready`, `now`).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ WRITE_EVERY_S = 0.25
 
 
 def write_snapshot(run_dir: str | Path, state: RuntimeState) -> None:
-    """Replace the snapshot; a reader sees the old one or the new one, never a part."""
+    """Replace the snapshot atomically: a reader sees the old one or the new one."""
     write_whole(Path(run_dir, SNAPSHOT_FILE), state.model_dump_json(by_alias=True, exclude_none=True).encode())
 
 
 def write_decisions(run_dir: str | Path, text: str) -> None:
-    """Replace the last decisions, which are for people."""
+    """Replace the text of the last decisions, which the page `/outrider/why` shows."""
     write_whole(Path(run_dir, DECISIONS_FILE), text.encode())
 
 
 def read_decisions(run_dir: str | Path) -> str:
-    """Empty before the engine core's first."""
+    """Return the text of the last decisions; empty before the engine core's first."""
     try:
         return Path(run_dir, DECISIONS_FILE).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -37,7 +37,7 @@ def read_decisions(run_dir: str | Path) -> str:
 
 
 def read_snapshot(run_dir: str | Path) -> RuntimeState | None:
-    """The last state that the engine core wrote; None before its first."""
+    """Return the engine core's last state; None before its first."""
     try:
         text = Path(run_dir, SNAPSHOT_FILE).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -46,7 +46,7 @@ def read_snapshot(run_dir: str | Path) -> RuntimeState | None:
 
 
 def blank_state(boot: BootConfig, hot: HotConfig, *, started_at: float) -> RuntimeState:
-    """The state of a pod whose engine has not reported yet."""
+    """Return the state of a pod whose engine has not reported yet."""
     return RuntimeState(
         service=boot.service,
         namespace=boot.namespace,

@@ -1,7 +1,8 @@
-"""Where the time of a step goes, on the device's own clock.
+"""Measures the parts of a step with the device's own clock.
 
-A CPU is done when the call returns. A GPU runs behind the host: there marks are CUDA events in the stream, and what
-lies between two of them is read once the second has passed, as a rule a step later. Nobody waits for the device.
+A CPU has finished an operation when the call returns. A GPU runs asynchronously: there, marks are CUDA events in the
+stream, and the time between two marks is read when the device has passed the second, usually a step later. So no step
+waits for the device.
 """
 
 from __future__ import annotations
@@ -13,24 +14,26 @@ import torch
 
 
 class StepClock(Protocol):
+    """Clock of a device."""
+
     def mark(self) -> Any:
-        """A mark behind everything that the device was given so far."""
+        """Return a mark after everything that was sent to the device so far."""
 
     def passed(self, mark: Any) -> bool:
-        """Whether the device has reached `mark`; never waits."""
+        """Whether the device has reached `mark`. Returns at once."""
 
     def wait(self, mark: Any) -> None:
-        """Until the device has reached `mark`: never in an asynchronous step."""
+        """Wait until the device has reached `mark`. Not to be used in an asynchronous step."""
 
     def seconds(self, first: Any, last: Any) -> float:
-        """Device time between two marks that have passed."""
+        """Return the device time between two marks that the device has passed."""
 
     def to_host(self, values: torch.Tensor) -> torch.Tensor:
-        """A copy on the host, good once a mark made after this call has passed."""
+        """Copy to the host. The copy is valid once the device has passed a mark made after this call."""
 
 
 class HostClock:
-    """The device is this processor: whatever was asked for has been done."""
+    """Clock of a CPU, where every operation has finished when its call returns."""
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -49,7 +52,7 @@ class HostClock:
 
 
 class CudaClock:
-    """Events on the current stream."""
+    """Clock of a GPU: CUDA events on the current stream."""
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

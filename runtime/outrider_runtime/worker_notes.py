@@ -1,4 +1,4 @@
-"""What an engine's worker tells its core once, before it serves: files of the run folder, for the pod's state."""
+"""Facts that an engine's worker reports to the engine core once, before it serves: files in the run folder."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ _Memory = TypeAdapter(dict[str, DrafterMemory])
 
 
 def write_drafter_memory(run_dir: str | Path, memory: Mapping[str, DrafterMemory]) -> None:
+    """Write the memory of each drafter, by name."""
     Path(run_dir, MEMORY_FILE).write_bytes(_Memory.dump_json(dict(memory)))
 
 
 def read_drafter_memory(run_dir: str | Path) -> dict[str, DrafterMemory]:
-    """Drafter -> what it takes; empty before the engine has its memory, and for those that have no model."""
+    """Return the memory of each drafter with a model, by name; empty before the engine has allocated its memory."""
     try:
         return _Memory.validate_json(Path(run_dir, MEMORY_FILE).read_bytes())
     except FileNotFoundError:
@@ -30,13 +31,13 @@ def read_drafter_memory(run_dir: str | Path) -> dict[str, DrafterMemory]:
 
 
 def write_drafter_layers(run_dir: str | Path, layers: Mapping[str, Iterable[str]]) -> None:
-    """layers: drafter -> names of its attention layers."""
-    named = {drafter: sorted(names) for drafter, names in layers.items()}
-    Path(run_dir, LAYERS_FILE).write_bytes(_Layers.dump_json(named))
+    """Write the names of each drafter's attention layers, by drafter name."""
+    sorted_layers = {drafter: sorted(names) for drafter, names in layers.items()}
+    Path(run_dir, LAYERS_FILE).write_bytes(_Layers.dump_json(sorted_layers))
 
 
 def read_drafter_layers(run_dir: str | Path) -> dict[str, list[str]]:
-    """Drafter -> names of its attention layers; empty before the engine has its memory."""
+    """Return the names of each drafter's attention layers; empty before the engine has allocated its memory."""
     try:
         return _Layers.validate_json(Path(run_dir, LAYERS_FILE).read_bytes())
     except FileNotFoundError:
@@ -48,7 +49,7 @@ def write_verification(run_dir: str | Path, verification: Verification) -> None:
 
 
 def read_verification(run_dir: str | Path) -> Verification | None:
-    """None before the engine has its graphs."""
+    """Return how the worker verifies; None before the engine has captured its graphs."""
     try:
         return Verification(Path(run_dir, VERIFICATION_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -56,12 +57,12 @@ def read_verification(run_dir: str | Path) -> Verification | None:
 
 
 def write_device_ranks(run_dir: str | Path, *, device_ranks: bool) -> None:
-    """device_ranks: whether the worker's device chooses the proposals that are verified."""
+    """Write whether the worker's device, not the engine core, chooses the proposals that are verified."""
     Path(run_dir, RANKING_FILE).write_text("yes" if device_ranks else "no", encoding="utf-8")
 
 
 def read_device_ranks(run_dir: str | Path) -> bool:
-    """False before the engine has its graphs."""
+    """Return whether the device chooses the proposals; False before the engine has captured its graphs."""
     try:
         return Path(run_dir, RANKING_FILE).read_text(encoding="utf-8") == "yes"
     except FileNotFoundError:

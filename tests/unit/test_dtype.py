@@ -1,4 +1,4 @@
-"""In which numbers engines compute on CPUs."""
+"""Number format in which engines compute on CPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def boot(named: Dtype, product: str = "cpu", backend: Backend = Backend.VLLM) ->
 
 @pytest.mark.parametrize("backend", Backend)
 @pytest.mark.parametrize(("has_instructions", "served"), [(False, Dtype.FLOAT32), (True, Dtype.AUTO)])
-def test_a_cpu_that_cannot_multiply_bfloat16_serves_in_float32(
+def test_cpu_without_bfloat16_computes_in_float32(
     monkeypatch: pytest.MonkeyPatch, has_instructions: bool, served: Dtype, backend: Backend
 ) -> None:
     """Bug: a prompt took eight times as long, and so did profiling. A dtype that the manifest names is kept."""
@@ -26,6 +26,6 @@ def test_a_cpu_that_cannot_multiply_bfloat16_serves_in_float32(
     assert dtype.engine_dtype(boot(Dtype.BFLOAT16, backend=backend)) is Dtype.BFLOAT16
 
 
-def test_a_gpu_serves_as_the_weights_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_computes_in_the_format_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dtype, "multiplies_bfloat16", lambda: False)
     assert dtype.engine_dtype(boot(Dtype.AUTO, "NVIDIA-H200")) is Dtype.AUTO

@@ -16,15 +16,15 @@ class Config(BaseModel):
         raise ValueError("model type `bogus` is not recognised\n\nYou can update")
 
 
-def test_a_config_that_is_refused_is_told_with_field_and_cause() -> None:
-    """Bug: a draft of an unknown architecture was left out for "1 validation error for SpeculativeConfig"."""
+def test_refused_config_is_reported_with_field_and_cause() -> None:
+    """Bug: a draft of an unknown architecture was dropped for "1 validation error for SpeculativeConfig"."""
     with pytest.raises(ValidationError) as refused:
         Config(model="x")
     assert first_line(refused.value) == "model: Value error, model type `bogus` is not recognised"
     assert with_type(refused.value) == "ValidationError: model: Value error, model type `bogus` is not recognised"
 
 
-def test_a_traceback_or_nothing_makes_one_line() -> None:
+def test_long_or_empty_error_text_makes_one_line() -> None:
     assert with_type(RuntimeError("out of memory\n at line 3")) == "RuntimeError: out of memory"
     assert with_type(AssertionError()) == "AssertionError"
     assert len(with_type(ValueError("long " * 1000))) <= 300

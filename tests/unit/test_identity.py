@@ -1,4 +1,4 @@
-"""What a measurement was taken on."""
+"""Identity of the device of a measurement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from outrider_runtime.identity import device_name
 
 
-def test_the_device_is_asked_for_its_name_without_a_context_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_name_makes_no_cuda_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: the engine's core, which computes nothing, took memory of the GPU for a CUDA context of its own."""
     import torch
 
@@ -17,6 +17,6 @@ def test_the_device_is_asked_for_its_name_without_a_context_on_it(monkeypatch: p
         raise AssertionError("CUDA was initialised")
 
     monkeypatch.setattr(torch.cuda, "_lazy_init", forbidden)
-    asked = SimpleNamespace(is_cpu=lambda: False, get_device_name=lambda: "NVIDIA H200")
-    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=asked))
+    platform = SimpleNamespace(is_cpu=lambda: False, get_device_name=lambda: "NVIDIA H200")
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
     assert device_name() == "NVIDIA H200"
