@@ -231,6 +231,12 @@ def test_fed_block_drafter_prepares_no_pass(engine_of_five: OrderedBench) -> Non
         assert min(calls.values()) > 0
 
 
+def test_pool_of_five_is_lossless_with_asynchronous_scheduling(five: Sequence[Drafter]) -> None:
+    with ordered(five, target=SMALL, asynchronous=True) as engine:
+        assert_members_serve(engine)
+        assert_preempted_requests_answer_alike(engine)
+
+
 def test_blocks_and_a_draft_model_on_a_target_that_forgets(folder: Path) -> None:
     """Half of the layers see 64 tokens, the drafts all of them: several KV groups, each with pages of its own."""
     pool = [
