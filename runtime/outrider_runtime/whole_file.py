@@ -1,4 +1,4 @@
-"""Files that others read while they are written."""
+"""Writes files that other processes may read at the same time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Replace the file; who reads it finds what was there before or all of it. Raises OSError, and leaves no part."""
+    """Replace the file atomically: a reader sees the old content or the new. Raises OSError if it cannot."""
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     try:
         part.write_bytes(content)

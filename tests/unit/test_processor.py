@@ -27,25 +27,25 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPat
         ("riscv64", "", None),
     ],
 )
-def test_code_is_for_any_server_that_has_what_it_needs(
+def test_code_is_portable_if_the_cpu_has_the_instructions(
     machine: pytest.MonkeyPatch, kind: str, info: str, name: str | None
 ) -> None:
-    """Else a pod would end at its first step: an instruction that the CPU does not know."""
+    """A pod would crash at its first step on an instruction that the CPU lacks."""
     machine.setattr("platform.machine", lambda: kind)
     processor.CPU_INFO.write_text(info)
-    assert processor.any_server({}).get("NUMBA_CPU_NAME") == name
-    assert processor.any_server({"NUMBA_CPU_FEATURES": "+avx"}) == {}, "the user has said it"
+    assert processor.portable_cpu_variables({}).get("NUMBA_CPU_NAME") == name
+    assert processor.portable_cpu_variables({"NUMBA_CPU_FEATURES": "+avx"}) == {}, "the user chose features"
 
 
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(("info", "able"), [(V3, False), (V3.format("avx512_bf16"), True), (ARM.format("bf16"), True)])
-def test_a_cpu_tells_whether_it_multiplies_bfloat16(info: str, able: bool) -> None:
+def test_cpu_name_notes_missing_bfloat16(info: str, able: bool) -> None:
     processor.CPU_INFO.write_text(f"model name\t: EPYC\n{info}")
     assert processor.multiplies_bfloat16() is able
-    assert processor.cpu_name() == ("EPYC" if able else "EPYC without bfloat16"), "a profile is of the one or the other"
+    assert processor.cpu_name() == ("EPYC" if able else "EPYC without bfloat16"), "profiles of the two differ"
 
 
 @pytest.mark.usefixtures("machine")
-def test_a_machine_that_does_not_say_is_taken_to_be_able_to_nothing() -> None:
+def test_machine_without_cpu_info_has_no_bfloat16() -> None:
     assert not processor.multiplies_bfloat16()
     assert processor.cpu_name() == "cpu without bfloat16"

@@ -26,14 +26,14 @@ from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 from numba.extending import register_jitable
 
-from outrider_runtime.processor import any_server
+from outrider_runtime.processor import portable_cpu_variables
 from outrider_runtime.whole_file import write_whole
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
 _PACKAGE = Path(__file__).parents[1]
 
-os.environ.update(any_server(os.environ))  # before numba makes its compiler, and for when it reads them again
+os.environ.update(portable_cpu_variables(os.environ))  # before numba starts; it reads the environment again later
 numba.config.reload_config()
 
 

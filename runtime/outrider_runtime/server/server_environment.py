@@ -13,7 +13,7 @@ from pathlib import Path
 
 from outrider_crds.runtime_config import MODEL_CACHE_DIR
 
-from outrider_runtime.processor import any_server
+from outrider_runtime.processor import portable_cpu_variables
 from outrider_runtime.server.limits import MAX_CHOICES
 
 _QUIET_TRACKER = "ignore:resource_tracker:UserWarning"
@@ -24,7 +24,7 @@ termination message, so it must say why the process ended."""
 def server_environment(environ: Mapping[str, str], run_dir: Path) -> dict[str, str]:
     """Return the variables to add to `environ`. The user's own are kept, except a HOME that cannot be written."""
     added = {"VLLM_MAX_N_SEQUENCES": str(MAX_CHOICES), "USER": _user_name(), "PYTHONWARNINGS": _QUIET_TRACKER}
-    added |= any_server(environ)  # set here, because numba reads them once, at vLLM's first compilation
+    added |= portable_cpu_variables(environ)  # here, since numba reads them once
     if _writable(Path(MODEL_CACHE_DIR)):
         added["HF_HOME"] = MODEL_CACHE_DIR
         added["NUMBA_CACHE_DIR"] = f"{MODEL_CACHE_DIR}/numba"  # code that the image does not have compiled

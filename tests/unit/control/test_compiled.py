@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from numba.core.registry import cpu_target
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.processor import any_server
+from outrider_runtime.processor import portable_cpu_variables
 
 CODE = """
 from typing import NamedTuple
@@ -43,7 +43,7 @@ def test_a_cache_whose_types_have_moved_is_compiled_anew(tmp_path: Path, monkeyp
         assert list(tmp_path.rglob("code_that_stays.total*.nbc")), "nothing is cached"
 
 
-@pytest.mark.skipif(not any_server({}), reason="this CPU is none of any server's")
+@pytest.mark.skipif(not portable_cpu_variables({}), reason="this CPU is none of any server's")
 def test_code_is_for_other_machines_than_the_one_that_compiled_it() -> None:
     """An image is built on one machine and runs on another; code for the builder's CPU would be compiled once more."""
     _, name, features = cpu_target.target_context.codegen().magic_tuple()

@@ -41,7 +41,7 @@ def test_compiled_code_is_kept_on_the_model_cache_volume(tmp_path: Path, monkeyp
 
 def test_engine_uses_the_compiled_code_of_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: numba reads its CPU once. If vLLM compiled a function of its own first, all others were compiled again."""
-    monkeypatch.setattr(module, "any_server", lambda environ: {"NUMBA_CPU_NAME": "any", **environ})
+    monkeypatch.setattr(module, "portable_cpu_variables", lambda environ: {"NUMBA_CPU_NAME": "any", **environ})
     assert server_environment({}, tmp_path)["NUMBA_CPU_NAME"] == "any"
     assert "NUMBA_CPU_NAME" not in server_environment({"NUMBA_CPU_NAME": "mine"}, tmp_path)
 
