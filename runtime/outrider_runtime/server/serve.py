@@ -72,7 +72,7 @@ def serve(serving: Serving, listeners: Listeners, drain: Drain) -> int:
     except EngineDiedError as error:
         raise StartupError(f"{error}: {cause(run_dir) or 'see its last log lines above'}") from error
     except _StoppedWhileStarting:
-        logger.warning("stopped by a signal while the engine was starting")
+        logger.warning("stopped while the engine was starting")
         return STOPPED_WHILE_STARTING
     return 0
 
