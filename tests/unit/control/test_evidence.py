@@ -7,6 +7,7 @@ import pytest
 from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Outcome, Purpose
 from outrider_runtime.control.evidence import Evidence
 from outrider_runtime.control.settings import Drafter, Settings
+from outrider_runtime.control.truth.probes import Neighbour, Probes
 
 from tests.unit.control import columns
 
@@ -59,3 +60,18 @@ def test_exploration_does_not_move_lambda() -> None:
         seen(evidence, Purpose.EXPLORE, draft_s=0.03)
     assert evidence.goodput.ratio == before
     assert evidence.explorer._credit < credit
+
+
+@pytest.mark.parametrize(("speculative_s", "plain_s"), [(0.0, 0.01), (0.01, 0.0), (0.0, 0.0)])
+def test_probe_beside_steps_that_gave_no_tokens_judges_nothing(speculative_s: float, plain_s: float) -> None:
+    """Bug: the log of a speed-up of 0, and a division by it. Requests that are aborted get no tokens of their last
+    step."""
+    probes = Probes(np.random.default_rng(0))
+    for _ in range(100):
+        probing = probes.step(4, speculating=True)
+        if probing:
+            probes.observe_probe(plain_s, 0.01, 0)
+        else:
+            probes.observe(Neighbour(speculative_s, 0.01, 0.01), speculates=True)
+    assert probes.counts.probes == 0
+    assert not probes.off

@@ -120,7 +120,8 @@ class Probes:
 
     def _judge(self) -> None:
         neighbours = self._neighbours[self._for_slo]
-        if len(self._plain) < PROBE_STEPS - 2 or len(neighbours) < LEAST_NEIGHBOURS:
+        gave_tokens = _work_s(neighbours) > 0.0 and sum(work_s for work_s, _ in self._plain) > 0.0
+        if len(self._plain) < PROBE_STEPS - 2 or len(neighbours) < LEAST_NEIGHBOURS or not gave_tokens:
             self._wait = SUSPICIOUS_PERIOD_STEPS
             return
         speculative, speculative_error = _efficiency([(step.work_s, step.seconds) for step in neighbours])
@@ -161,7 +162,11 @@ class Probes:
 def _most_speedup(steps: Iterable[Neighbour]) -> float:
     """Tokens that a request gets in a step, by the work in it: no step that verifies proposals is shorter than a plain
     one, so speculation is never worth more."""
-    return max(1.0, sum(step.work_s for step in steps) / sum(step.plain_s for step in steps))
+    return max(1.0, _work_s(steps) / sum(step.plain_s for step in steps))
+
+
+def _work_s(steps: Iterable[Neighbour]) -> float:
+    return sum(step.work_s for step in steps)
 
 
 def _efficiency(steps: list[tuple[float, float]]) -> tuple[float, float]:
