@@ -12,7 +12,7 @@ from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.cost.step_times import Costs
 from outrider_runtime.control.data.batch import Batch, Columns, Ints
 from outrider_runtime.control.evidence import Evidence
-from outrider_runtime.control.selection.candidates import Candidates, candidates
+from outrider_runtime.control.selection.candidates import Variants, variants
 from outrider_runtime.control.selection.drafters import Choice, best_choice
 from outrider_runtime.control.selection.offers import Pool, Terms, offered, served, terms
 from outrider_runtime.control.settings import InForce, Settings
@@ -26,10 +26,10 @@ class Choices:
     def __init__(self, settings: Settings, evidence: Evidence, force: InForce, under_way: UnderWay) -> None:
         self.force, self._evidence, self._under_way = force, evidence, under_way
         drafters = settings.drafters
-        self._passes = np.array([one.passes for one in drafters], dtype=bool)
-        self._stands_in = np.array([drafter.stands_in for drafter in drafters], dtype=bool)
-        self._widest = np.array([one.widest for one in drafters], np.int64)
-        self._depths = max(1, settings.max_draft_tokens)
+        autoregressive = np.array([one.passes for one in drafters], dtype=bool)
+        stands_in = np.array([drafter.stands_in for drafter in drafters], dtype=bool)
+        widest = np.array([drafter.widest for drafter in drafters], np.int64)
+        self._variants = tuple(variants(autoregressive, stands_in, widest))
 
     @property
     def longest(self) -> int:
@@ -58,9 +58,8 @@ class Choices:
 
     def _at(self, goodput: float, batch: Batch, closed: Ints, *, caches: bool) -> Choice:
         longest = self.longest
-        weighed = candidates(self._passes, self._stands_in, self._widest, longest, self._depths)
         known = self._known(batch, longest, goodput, caches=caches)
-        return Choice(*_best(batch.columns, *known, closed, tuple(weighed)), goodput)
+        return Choice(*_best(batch.columns, *known, closed, self._variants), goodput)
 
     def pool(self, batch: Batch, goodput: float | None = None) -> tuple[Ints, Pool]:
         """The rows that may ask, and what drafters offer them as things are. goodput: as measured, if None."""
@@ -83,14 +82,14 @@ class Choices:
 @compiled
 def _best(
     columns: tuple[Any, ...], counts: tuple[Any, ...], costs: tuple[Any, ...], terms: tuple[Any, ...], closed: Ints,
-    weighed: tuple[Any, ...],
+    variants: tuple[Any, ...],
 ) -> tuple[Ints, Ints, Ints, float, float, bool, bool, float, float, bool]:  # fmt: skip
     """The fields of `Choice` but the last. Arguments as `Columns`, `Counts`, `Costs`, `Terms`,
-    `Candidates`; closed: see `offers.offered`."""
+    `Variants`; closed: see `offers.offered`."""
     batch, now, known, holes = Columns(*columns), Terms(*terms), Costs(*costs), False
     who, pool = offered(batch, Counts(*counts), known, now, closed)
     for d in np.flatnonzero(now.needs_kv & ~known.hidden):
         for i in who:
             holes |= not served(batch.missing[d, i], 0, True)
-    passes, widths, asked, value, plain_value, for_slo, runs, drafts_s, spent = best_choice(pool, Candidates(*weighed))
+    passes, widths, asked, value, plain_value, for_slo, runs, drafts_s, spent = best_choice(pool, Variants(*variants))
     return passes, widths, asked, value, plain_value, for_slo, runs, drafts_s, spent, holes

@@ -2,7 +2,7 @@
 
 nodes       what the target scores of what was proposed
 offers      what the drafters offer for the next step, and to whom
-candidates  the sets of drafters, passes and widths that are weighed
+candidates  the plans that the search looks at
 sharing     who asks whom, given one of them
 drafters    the best of them
 """

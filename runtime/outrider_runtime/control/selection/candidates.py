@@ -1,14 +1,11 @@
-"""What is weighed in a choice of drafters: sets of them, with passes and widths.
+"""Candidates of the search for the best drafters: plans that differ from the incumbent in one drafter.
 
 A drafter that can beam is as many variants as its trees may be wide, of which one runs at most; a chain is a tree of
-width 1. Shapes: D drafters, V variants, C candidates.
+width 1. Shapes: D drafters, V variants, C candidates, K positions.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -16,19 +13,8 @@ import numpy as np
 from outrider_runtime.control.compiled import compiled
 from outrider_runtime.control.data.batch import Bools, Ints
 
-EXACT_VARIANTS, REFINEMENTS = 2, 2
-"""So many variants with passes are given every combination of lengths; more are given the same length, and then refined
-one by one, at most so many times."""
 
-
-class Candidates(NamedTuple):
-    rows: Ints
-    """(C, V): the passes of each variant. The first is k = 0; then each set of drafters with each length and width, or
-    each combination of them: a lookup is asked for all there is. At the end models' chains come again, even."""
-    even: Bools
-    """(C,): every request verifies all of a model's chain, and all are as long. Such steps may be cheaper
-    (`Price.uniform_s`): then a request is given tokens that do not pay for themselves where they keep the others' step
-    cheap."""
+class Variants(NamedTuple):
     drafter: Ints
     """(V,)"""
     width: Ints
@@ -39,71 +25,61 @@ class Candidates(NamedTuple):
     """(V,): every token is a pass."""
 
 
-def candidates(passes: Bools, stands_in: Bools, widest: Ints, longest: int, depths: int) -> Candidates:
-    """passes, stands_in, widest: (D,), see `settings.Drafter`. longest: draft length of models. depths: of lookups and
-    block drafters, which propose all at one price."""
-    return _candidates(tuple(passes.tolist()), tuple(stands_in.tolist()), tuple(widest.tolist()), longest, depths)
+class Candidates(NamedTuple):
+    rows: Ints
+    """(C, V): draft lengths. The first row is the incumbent."""
+    uniform: Bools
+    """(C,): every request verifies all of a model's chain, and all chains are of one length. Such steps may be cheaper
+    (`Price.uniform_s`): then a request is given tokens that do not pay for themselves where they keep the others' step
+    cheap."""
 
 
-@lru_cache(maxsize=64)
-def _candidates(
-    passes: tuple[bool, ...], stands_in: tuple[bool, ...], widest: tuple[int, ...], longest: int, depths: int
-) -> Candidates:  # fmt: skip
-    drafter = [d for d, most in enumerate(widest) for _ in range(most)]
-    width = [w + 1 for most in widest for w in range(most)]
-    models, steps = [stands_in[d] for d in drafter], [passes[d] for d in drafter]
-    every = range(1, longest + 1)
-    # Of a large pool only rows of one length are made: all combinations would not fit into memory.
-    lengths = [every] if sum(steps) <= EXACT_VARIANTS else [range(one, one + 1) for one in every] or [every]
-    rows = [*dict.fromkeys(row for together in lengths for row in _rows(passes, widest, together, depths))]
-
-    def order(row: tuple[int, ...]) -> tuple[int, int, list[bool], int]:
-        """One set after the other, the smallest first; of equal ones the narrowest and the fewest passes win."""
-        runs = [passes > 0 for passes in row]
-        return sum(runs), sum(itertools.compress(width, runs)), runs, sum(row)
-
-    rows.sort(key=order)
-    # Elsewhere a block drafter proposes all it has; a uniform step verifies any part of that.
-    uniform = (row for length in every for row in _rows(stands_in, widest, range(length, length + 1), depths))
-    chains = sorted({row for row in uniform if _are_chains(row, models, width)}, key=order)
-    even = np.arange(len(rows) + len(chains)) >= len(rows)
-    of_variants = np.array(drafter, np.int64), np.array(width, np.int64), np.array(models, bool), np.array(steps, bool)
-    return Candidates(np.array(rows + chains, np.int64), even, *of_variants)
-
-
-def _rows(
-    passes: tuple[bool, ...], widest: tuple[int, ...], longest: range, depths: int
-) -> Iterator[tuple[int, ...]]:  # fmt: skip
-    """Every combination of drafters, widths, and of the lengths of those with `passes`."""
-    lengths = [longest if steps else (depths,) for steps in passes]
-    options = [_options(*one) for one in zip(widest, lengths, strict=True)]
-    return (tuple(itertools.chain(*row)) for row in itertools.product(*options))
-
-
-def _options(widest: int, lengths: Sequence[int]) -> list[tuple[int, ...]]:
-    """The passes of one drafter's variants: of one at most."""
-    return [(0,) * widest] + [
-        tuple(length * (w == runs) for w in range(widest)) for runs in range(widest) for length in lengths
-    ]
-
-
-def _are_chains(row: tuple[int, ...], models: Sequence[bool], width: Sequence[int]) -> bool:
-    """Of models, and of one length."""
-    return {(passes, models[v], width[v]) for v, passes in enumerate(row) if passes} == {(max(row), True, 1)}
+def variants(autoregressive: Bools, stands_in: Bools, widest: Ints) -> Variants:
+    """autoregressive (`passes`), stands_in, widest: (D,), see `settings.Drafter`."""
+    drafter = np.repeat(np.arange(len(widest)), widest)
+    width = np.array([w + 1 for most in widest for w in range(most)], np.int64)
+    return Variants(drafter, width, stands_in[drafter], autoregressive[drafter])
 
 
 @compiled
-def beside(best: Ints, variants: Candidates, longest: int) -> Ints:
-    """(C, V): `best`, and the candidates that differ from it in the passes of one drafter, whether it runs or not."""
-    drafter = variants.drafter
-    rows, count = np.empty((1 + len(best) * (1 + longest), len(best)), np.int64), 1
-    rows[:] = best
-    for v in np.flatnonzero(variants.models):
-        for length in range(0, longest + 1, 1 if variants.passes[v] else max(1, longest)):
-            if length == best[v]:
-                continue
-            for u in range(len(best)):
-                rows[count, u] *= drafter[u] != drafter[v]
-            rows[count, v] = length
+def one_drafter_moves(
+    incumbent: Ints, is_uniform: bool, variants: Variants, longest: int, positions: int, weigh_uniform: bool
+) -> Candidates:
+    """The incumbent (V,), and every plan that gives one variant another draft length, 0 included. An
+    autoregressive model proposes up to `longest` tokens; a lookup and a block drafter propose all that they have, up to
+    `positions`, at one price, and a uniform step verifies any part of a block.
+
+    Models together may pay where none does alone, as tokens that are verified anyway are paid for once: so while
+    nothing runs, all models of one length are a move, too. weigh_uniform: add uniform plans, of which a move may change
+    the length of all, as no other keeps them uniform.
+    """
+    most, models = 2 + 2 * (len(incumbent) + 1) * (longest + 1), variants.models
+    rows, uniform, count = np.zeros((most, len(incumbent)), np.int64), np.zeros(most, np.bool_), 1
+    rows[0], uniform[0] = incumbent, is_uniform
+    if is_uniform:
+        rows[1], count = incumbent, 2
+    for v in range(len(incumbent)):
+        for length in range(longest + 1) if variants.passes[v] else range(0, positions + 1, positions):
+            if length != incumbent[v]:
+                rows[count] = np.where(variants.drafter == variants.drafter[v], 0, incumbent)
+                rows[count, v] = length
+                count += 1
+        for length in range(1, longest + 1 if weigh_uniform and _stays_uniform(incumbent, variants, v) else 1):
+            rows[count] = np.where(incumbent > 0, length, 0)
+            rows[count, v], uniform[count] = length, True
             count += 1
-    return rows[:count]
+    together = models & (variants.width == 1)
+    for length in range(1, longest + 1 if together.sum() > 1 and not incumbent.any() else 1):
+        for kind in range(2 if weigh_uniform else 1):
+            rows[count], uniform[count] = np.where(together, length, 0), kind == 1
+            count += 1
+    return Candidates(rows[:count], uniform[:count])
+
+
+@compiled
+def _stays_uniform(draft_lengths: Ints, variants: Variants, added: int) -> bool:
+    """Whether nothing but chains of models runs beside variant `added`, which is one itself."""
+    for v in range(len(draft_lengths)):
+        if (draft_lengths[v] > 0 or v == added) and (variants.width[v] > 1 or not variants.models[v]):
+            return False
+    return True

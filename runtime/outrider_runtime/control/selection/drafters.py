@@ -1,7 +1,7 @@
 """Which drafters run, how many passes each, how wide, and who asks whom: one joint choice.
 
-For each set of drafters that may run, each number of passes and each width: what each request gains with the one that
-suits it best, less the fixed costs once. A lookup is one call however long, and a request that it finds nothing for is
+For each plan that the search looks at: what each request gains with the drafter that suits it best, less the fixed
+costs once. A lookup is one call however long, and a request that it finds nothing for is
 served by a model that runs anyway: two entries in one ranking. Depth and width of trees are the argmax, where AdaServe
 (section 5.2) has a rule: a place in a beam counts where it pays for its token, as in a chain. k = 0 is always a
 candidate, and wins a tie.
@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from outrider_runtime.control.compiled import compiled
-from outrider_runtime.control.data.batch import NOBODY, Bools, Ints
-from outrider_runtime.control.selection.candidates import EXACT_VARIANTS, REFINEMENTS, Candidates, beside, candidates
+from outrider_runtime.control.data.batch import NOBODY, Ints
+from outrider_runtime.control.selection.candidates import Candidates, Variants, one_drafter_moves, variants
 from outrider_runtime.control.selection.offers import Pool
 from outrider_runtime.control.selection.sharing import (
     GAIN,
@@ -37,6 +37,10 @@ from outrider_runtime.control.value import expected_s, worth
 
 EQUAL_SHORTFALL = 0.02
 """Tokens a request; choices that leave those behind their TPOT as short as this are told apart by their worth."""
+
+
+MOST_MOVES = 2
+"""Moves for each variant of a drafter; a search that is not over by then goes in circles between equal plans."""
 
 
 class Choice(NamedTuple):
@@ -78,15 +82,15 @@ def nobody(drafters: int, requests: int) -> Choice:
 def choose(pool: Pool) -> Choice:
     """The best set of drafters, passes, widths and requests; k = 0 unless something is worth more than that.
 
-    Exact for one drafter, or two that propose chains, where a verified token costs the same however many there are and
-    whether lengths are equal or not. More are given the same passes first, and then each its own, one after the other.
+    One search: from k = 0 it takes the best move, which gives one drafter another length, until no move helps. Exact
+    for one drafter where a verified token costs the same however many there are. Gains of several overlap and their
+    passes add up, so what a further one adds falls: a plan that no single move improves is seldom far from the best.
     """
-    depths = pool.paths.shape[1]
-    return Choice(*best_choice(pool, candidates(pool.passes, pool.stands_in, pool.beams.widest, pool.longest, depths)))
+    return Choice(*best_choice(pool, variants(pool.passes, pool.stands_in, pool.beams.widest)))
 
 
 @compiled
-def best_choice(pool: Pool, weighed: Candidates) -> tuple[Ints, Ints, Ints, float, float, bool, bool, float, float]:
+def best_choice(pool: Pool, weighed: Variants) -> tuple[Ints, Ints, Ints, float, float, bool, bool, float, float]:
     """The fields of `Choice` but the last two."""
     price, for_slo, (drafters, _, requests) = pool.price, bool(pool.need.behind.any()), pool.paths.shape
     plain = float(-price.rate * price.ragged_s[0])
@@ -109,66 +113,66 @@ def best_choice(pool: Pool, weighed: Candidates) -> tuple[Ints, Ints, Ints, floa
 
 class _Best(NamedTuple):
     passes: Ints
-    even: bool
+    uniform: bool
     value: float
     step_s: float
 
 
 @compiled
-def _choose(pool: Pool, weighed: Candidates) -> tuple[_Best, Ints, Ints, float]:
+def _choose(pool: Pool, variants: Variants) -> tuple[_Best, Ints, Ints, float]:
     """The best choice, (V,) the longest proposal that is asked of each variant, (2, N) whom each request asks,
     and seconds of the drafts."""
-    (_, depths, requests), drafter, models = pool.paths.shape, weighed.drafter, weighed.models
+    (_, positions, requests), drafter, models = pool.paths.shape, variants.drafter, variants.models
     share = Share(
-        np.zeros((3, len(drafter), depths + 1, requests)), np.full(len(drafter), np.nan),
+        np.zeros((3, len(drafter), positions + 1, requests)), np.full(len(drafter), np.nan),
         wanted(pool.need, pool.price.ragged_s[0]), np.empty((2, requests), np.int64),
         whole_chains(pool.paths, pool.offers), np.empty((5, requests)),
     )  # fmt: skip
-    best = _best(pool, weighed, weighed.rows, weighed.even, share)
-    for _ in range(REFINEMENTS if weighed.passes.sum() > EXACT_VARIANTS else 0):
-        rows = beside(best.passes, weighed, pool.longest)
-        even = np.zeros(len(rows), np.bool_)
-        even[0] = best.even
-        before, best = best, _best(pool, weighed, rows, even, share)
-        if (before.passes == best.passes).all():
+    weigh_uniform = bool((pool.price.uniform_s < pool.price.ragged_s).any())
+    best = _Best(np.zeros(len(drafter), np.int64), False, -np.inf, 0.0)
+    for _ in range(MOST_MOVES * len(drafter)):
+        moves = one_drafter_moves(best.passes, best.uniform, variants, pool.longest, positions, weigh_uniform)
+        before, best = best, _best(pool, variants, moves, share)
+        if before.uniform == best.uniform and (before.passes == best.passes).all():
             break
-    _best(pool, weighed, best.passes.reshape(1, -1), np.full(1, best.even), share)
+    _best(pool, variants, Candidates(best.passes.reshape(1, -1), np.full(1, best.uniform)), share)
     lengths = longest(share, models, best.passes, pool.scores_placeholders)
-    return best, lengths, share.who, _drafts_s(pool, weighed, lengths, share.who)
+    return best, lengths, share.who, _drafts_s(pool, variants, lengths, share.who)
 
 
 @compiled
-def _best(pool: Pool, variants: Candidates, rows: Ints, even: Bools, share: Share) -> _Best:
-    """Of `rows` (C, V) the one of the highest worth, of those that leave who is behind about as short as it can be.
-    even: (C,). share: set to the last one's."""
+def _best(pool: Pool, variants: Variants, moves: Candidates, share: Share) -> _Best:
+    """The move of the highest worth, of those that leave late requests about as short as any can; the first of equal
+    ones. share: set to the last one's."""
+    rows, uniform = moves.rows, moves.uniform
     price, need, late = pool.price, pool.need, pool.need.behind.any()
     values, short, seconds = np.full(len(rows), -np.inf), np.full(len(rows), np.inf), np.zeros(len(rows))
     most = min(pool.budget, len(price.ragged_s) - 1)
     for c in range(len(rows)):
-        possible, next_s = _shared(pool, variants, rows[c], even[c], share)
+        possible, next_s = _shared(pool, variants, rows[c], uniform[c], share)
         if not possible:
             continue
         tokens, none, nodes_s = proposals(share, price.node_s, next_s)
         if tokens > most:
             continue
-        target_s = price.uniform_s[int(tokens)] if even[c] else expected_s(price.ragged_s, tokens, none)
+        target_s = price.uniform_s[int(tokens)] if uniform[c] else expected_s(price.ragged_s, tokens, none)
         step_s = _drafts_s(pool, variants, rows[c], share.who) + target_s
         seconds[c] = step_s + nodes_s
         values[c] = worth(share.each[GAIN].sum(), seconds[c], price.rate)
         short[c] = shortfall(share.each[GAIN], need, step_s) if late else 0.0
     values[short > short.min() + EQUAL_SHORTFALL * need.behind.sum()] = -np.inf
-    best = values.argmax()  # the first of equal ones
-    return _Best(rows[best], even[best], values[best], seconds[best])
+    best = values.argmax()
+    return _Best(rows[best], uniform[best], values[best], seconds[best])
 
 
 @compiled
-def _shared(pool: Pool, variants: Candidates, passes: Ints, even: bool, share: Share) -> tuple[bool, float]:
+def _shared(pool: Pool, variants: Variants, passes: Ints, uniform: bool, share: Share) -> tuple[bool, float]:
     """Set `share` to what comes of `passes` (V,). Whether that is possible, and seconds that a verified token takes in
     the drafters' next first passes."""
     next_s, drafter = 0.0, variants.drafter
     for v in range(len(passes)):
         next_s += pool.token_s[drafter[v]] if passes[v] > 0 else 0.0
-    if even:
+    if uniform:
         return share_evenly(pool, share, drafter, passes), next_s
     for v in range(len(passes)):
         if passes[v] > 0 and share.read_s[v] != next_s:
@@ -183,7 +187,7 @@ def _shared(pool: Pool, variants: Candidates, passes: Ints, even: bool, share: S
 
 
 @compiled
-def _fill(pool: Pool, variants: Candidates, v: int, token_s: float, share: Share) -> None:
+def _fill(pool: Pool, variants: Variants, v: int, token_s: float, share: Share) -> None:
     """Set a variant's columns."""
     if variants.width[v] == 1:
         fill_chain(pool, variants.drafter[v], token_s, share.wanted, share.columns[:, v])
@@ -192,7 +196,7 @@ def _fill(pool: Pool, variants: Candidates, v: int, token_s: float, share: Share
 
 
 @compiled
-def _drafts_s(pool: Pool, variants: Candidates, passes: Ints, who: Ints) -> float:
+def _drafts_s(pool: Pool, variants: Variants, passes: Ints, who: Ints) -> float:
     """Seconds of the passes, and what requests add to each pass of whom they ask. who: (2, N), see `Share`."""
     seconds, asking_s = 0.0, 0.0
     for v in range(len(passes)):
