@@ -63,7 +63,7 @@ def test_exploration_does_not_move_lambda() -> None:
 
 
 @pytest.mark.parametrize(("speculative_s", "plain_s"), [(0.0, 0.01), (0.01, 0.0), (0.0, 0.0)])
-def test_probe_beside_steps_that_gave_no_tokens_judges_nothing(speculative_s: float, plain_s: float) -> None:
+def test_probe_compared_with_steps_without_tokens_is_ignored(speculative_s: float, plain_s: float) -> None:
     """Bug: the log of a speed-up of 0, and a division by it. Requests that are aborted get no tokens of their last
     step."""
     probes = Probes(np.random.default_rng(0))
