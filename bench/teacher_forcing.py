@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import torch
 from outrider_runtime.paths import Paths
-from outrider_runtime.torch_engine.launch import Loaded, load
-from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
+from outrider_runtime.torch_engine.engine_loading import Loaded, load
+from outrider_runtime.torch_engine.engine_request import Request, Sampling, Stops
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bench.real_cores import prompts

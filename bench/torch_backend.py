@@ -49,8 +49,8 @@ def serve(engine: str) -> None:
 
 def _ours() -> Callable[[int, str], None]:
     from outrider_runtime.paths import Paths
-    from outrider_runtime.torch_engine.launch import load
-    from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
+    from outrider_runtime.torch_engine.engine_loading import load
+    from outrider_runtime.torch_engine.engine_request import Request, Sampling, Stops
 
     from tests.engine import engines
 

@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 import pytest
-from outrider_runtime.torch_engine.protocol import NEUTRAL, Ask, Chat, Completion
+from outrider_runtime.torch_engine.openai_requests import NEUTRAL, ChatRequest, CompletionRequest, GenerationRequest
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 GPU = "vllm.v1.worker.gpu"
@@ -315,9 +315,14 @@ MEAN_NOTHING_TO_TORCH = {
 
 @pytest.mark.parametrize(
     ("vllms", "ours"),
-    [("chat_completion.protocol.ChatCompletionRequest", Chat), ("completion.protocol.CompletionRequest", Completion)],
+    [
+        ("chat_completion.protocol.ChatCompletionRequest", ChatRequest),
+        ("completion.protocol.CompletionRequest", CompletionRequest),
+    ],
 )
-def test_the_torch_backend_serves_a_requests_field_or_refuses_it_by_name(vllms: str, ours: type[Ask]) -> None:
+def test_the_torch_backend_serves_a_requests_field_or_refuses_it_by_name(
+    vllms: str, ours: type[GenerationRequest]
+) -> None:
     """None that changes the answer is read over."""
     module, name = vllms.rsplit(".", 1)
     known = getattr(importlib.import_module(f"vllm.entrypoints.openai.{module}"), name).model_fields

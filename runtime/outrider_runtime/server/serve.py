@@ -29,7 +29,7 @@ from outrider_runtime.server.torch_backend import started_torch_engine
 from outrider_runtime.server.vllm_backend import parse_arguments, started_vllm
 from outrider_runtime.server.watch import EngineWatch
 from outrider_runtime.snapshot import blank_state, read_decisions, read_snapshot
-from outrider_runtime.torch_engine.environment import engine_environment
+from outrider_runtime.torch_engine.torch_environment import engine_environment
 from outrider_runtime.vllm_plugin.arguments import server_arguments
 from outrider_runtime.vllm_plugin.cause import cause
 from outrider_runtime.vllm_plugin.launch import (

@@ -63,9 +63,9 @@ class ServedTorchEngine:
 async def started_torch_engine(serving: Serving) -> AsyncIterator[ServedTorchEngine]:
     """Load the torch engine; it stops at the end of the context. Raises StartupError for an unsupported model."""
     try:
-        from outrider_runtime.torch_engine.app import Service, make_app
+        from outrider_runtime.torch_engine.app import ApiService, make_app
         from outrider_runtime.torch_engine.architecture import UnsupportedModelError
-        from outrider_runtime.torch_engine.launch import load
+        from outrider_runtime.torch_engine.engine_loading import load
         from outrider_runtime.torch_engine.thread import Client
     except ModuleNotFoundError as error:
         raise StartupError(f"engine.backend Torch needs {error.name}: install Outrider with its extra torch") from None
@@ -77,7 +77,7 @@ async def started_torch_engine(serving: Serving) -> AsyncIterator[ServedTorchEng
     loaded.reporter.start()
     boot, text = serving.boot, loaded.text
     aliases = boot.engine.served_model_names
-    service = Service(boot.target.name, text, loaded.vocabulary, loaded.engine.longest, client, aliases)
+    service = ApiService(boot.target.name, text, loaded.vocabulary, loaded.engine.longest, client, aliases)
     try:
         yield ServedTorchEngine(client, make_app(service))
     finally:

@@ -1,17 +1,21 @@
-"""A small engine of our own, in torch: it serves where there is no vLLM. About 3,900 lines; the core has 1,300: engine,
-planner, scheduler, commit, verification, tree, kv_pool, kv, runner, decoder.
+"""A small inference engine in plain torch, for machines without vLLM. About 3,900 lines, of which the core has 1,300:
+inference_engine, planner, batch_scheduler, commit, target_pass, tree, kv_pool, kv, model_runner, decoder.
 
-    architecture, weights, linear, decoder, runner     the model: what is served, its tensors, its arithmetic
-    kv_pool, kv                        who may hold how much of the memory; the tensors themselves
-    requests, tree, commit, scheduler  requests, how an answer goes on, who runs next (none of them knows torch)
-    sampling, noise, rejection         from logits to tokens; which of a chain that was drawn are kept
-    drafting, drafts/                  the end of a step; one drafter a file
-    verification                       the target's pass: what it runs over, and what it draws behind each place
-    planner                            what the loop is asked and told
-    engine                             a step: plan_verify -> schedule -> run -> plan_draft -> propose -> observe
-    thread                             the one thread that owns all of this
-    text, protocol, parameters, answers, app   tokens and text; what a request may ask, and means; the OpenAI API
-    environment, options, hosting, launch     from a service's configuration to an engine that runs
+    architecture, weights, linear, decoder, model_runner    the model: supported families, tensors, forward pass
+    kv_pool, kv                     the KV cache: how many tokens each request may hold; the tensors themselves
+    engine_request, tree, commit    a request, its tree of proposals, and how accepted tokens extend its answer
+    batch_scheduler                 which requests run in the next step (these three groups import no torch)
+    token_sampling, seeded_noise    from logits to tokens
+    rejection                       rejection sampling for chains that were drawn from a drafter's distribution
+    drafting, drafts/               the end of a step: drafters propose tokens; one module per drafter
+    target_pass                     the target's forward pass over known tokens and proposals
+    planner                         the engine's side of the control loop: requests in, plans out, observations back
+    inference_engine                one step: plan_verify -> schedule -> run -> plan_draft -> propose -> observe
+    thread                          the one thread that owns all of the above
+    text                            tokenizer and chat template
+    openai_requests, parameters, length, answers, app       the OpenAI API: fields, their meaning, limits, answers
+    torch_environment, options, hosting, engine_loading     start-up: from a service's configuration to an engine
 
-The loop, its decisions, the state and the metrics are those of every engine. Prompts share no cached prefix.
+The control loop, its decisions, reported state and metrics are shared with every other engine. Requests do not share
+cached prefixes.
 """

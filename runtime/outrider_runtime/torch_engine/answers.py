@@ -18,9 +18,9 @@ from openai.types.chat.chat_completion_chunk import ChoiceLogprobs as ChunkLogpr
 from openai.types.chat.chat_completion_token_logprob import TopLogprob
 from openai.types.completion_choice import Logprobs
 
-from outrider_runtime.torch_engine.engine import Output
-from outrider_runtime.torch_engine.sampling import TokenLogprobs
+from outrider_runtime.torch_engine.inference_engine import Output
 from outrider_runtime.torch_engine.text import Text
+from outrider_runtime.torch_engine.token_sampling import TokenLogprobs
 
 Finish = Literal["stop", "length"]
 

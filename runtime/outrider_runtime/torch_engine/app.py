@@ -17,12 +17,12 @@ from starlette.exceptions import HTTPException
 
 from outrider_runtime.server.gate import DOCUMENT
 from outrider_runtime.server.server_errors import RequestError
-from outrider_runtime.torch_engine import requests
+from outrider_runtime.torch_engine import engine_request
 from outrider_runtime.torch_engine.answers import Chats, Completions, Piece, piece_of, usage
-from outrider_runtime.torch_engine.engine import Output
+from outrider_runtime.torch_engine.inference_engine import Output
 from outrider_runtime.torch_engine.length import Longest
+from outrider_runtime.torch_engine.openai_requests import ChatRequest, CompletionRequest, GenerationRequest, parse
 from outrider_runtime.torch_engine.parameters import check_tokens, drawn_apart, sampling, stops
-from outrider_runtime.torch_engine.protocol import Ask, Chat, Completion, parse
 from outrider_runtime.torch_engine.text import NOT_FOR_TEMPLATES, Text
 from outrider_runtime.torch_engine.thread import Client, EngineDeadError
 
@@ -32,36 +32,33 @@ CLIENT_LEFT = 499
 DEAD = RequestError("the engine has died; the pod starts again", status=HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-class Service:
+class ApiService:
     """What the routes stand on."""
 
-    def __init__(
-        self, model: str, text: Text, vocabulary: int, longest: int, client: Client, aliases: Sequence[str] = ()
-    ) -> None:
-        """model: the name that it is served under. longest: tokens of a request. aliases: further names in requests."""
+    def __init__(self, model: str, text: Text, vocabulary: int, longest: int, client: Client) -> None:
+        """model: the name that it is served under. longest: tokens of a request."""
         self.model, self.text, self.client = model, text, client
-        self.names = tuple(dict.fromkeys((model, *aliases)))
         self._vocabulary, self.longest = vocabulary, Longest(longest, longest * text.longest_token)
         self.started_at = int(time.time())
 
-    def completion(self, document: Mapping[str, Any]) -> tuple[Completion, list[list[int]]]:
+    def completion(self, document: Mapping[str, Any]) -> tuple[CompletionRequest, list[list[int]]]:
         """What is asked, and its prompts' tokens. Long texts take seconds: not for the event loop."""
         self.longest.check(document)
-        ask = parse(Completion, document)
+        ask = parse(CompletionRequest, document)
         prompts = [self._tokens(one, ask.add_special_tokens) for one in ask.prompts]
         if not prompts:
             raise RequestError("the prompt is empty", "prompt")
         return ask, prompts
 
-    def chat(self, document: Mapping[str, Any]) -> tuple[Chat, list[list[int]]]:
+    def chat(self, document: Mapping[str, Any]) -> tuple[ChatRequest, list[list[int]]]:
         """As `completion`."""
         self.longest.check(document)
-        ask = parse(Chat, document)
+        ask = parse(ChatRequest, document)
         text = self._rendered(ask)
         self.longest.check_text(text, "messages")
         return ask, [self.text.encode(text, special=ask.add_special_tokens)]
 
-    def _rendered(self, ask: Chat) -> str:
+    def _rendered(self, ask: ChatRequest) -> str:
         variables = ask.chat_template_kwargs or {}
         if refused := NOT_FOR_TEMPLATES & variables.keys():
             sentence = f"chat_template_kwargs: {min(refused)} is no variable of a template; remove it"
@@ -72,13 +69,13 @@ class Service:
         except ValueError as error:
             raise RequestError(str(error), "messages") from None
 
-    def requests(self, ask: Ask, name: str, prompts: Sequence[list[int]]) -> list[requests.Request]:
-        if ask.model is not None and ask.model not in self.names:
+    def requests(self, ask: GenerationRequest, name: str, prompts: Sequence[list[int]]) -> list[engine_request.Request]:
+        if ask.model is not None and ask.model != self.model:
             raise RequestError(f"the model {ask.model!r} does not exist here", "model", HTTPStatus.NOT_FOUND)
         check_tokens(ask.stop_token_ids or (), "stop_token_ids", self._vocabulary)
         drawn = sampling(ask, self.text.defaults, self._vocabulary)
         return [
-            requests.Request(
+            engine_request.Request(
                 f"{name}-{index}", list(prompt), len(prompt),
                 stops(ask, self.text.end_tokens, len(prompt), self.longest.tokens),
                 drawn_apart(drawn),
@@ -94,7 +91,7 @@ class Service:
         return prompt
 
 
-def make_app(service: Service) -> FastAPI:
+def make_app(service: ApiService) -> FastAPI:
     """It stands behind a RequestGate, which reads the bodies."""
     app = FastAPI(title="Outrider", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -127,10 +124,10 @@ def make_app(service: Service) -> FastAPI:
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         card = {
-            "object": "model", "created": service.started_at, "owned_by": "outrider",
+            "id": service.model, "object": "model", "created": service.started_at, "owned_by": "outrider",
             "max_model_len": service.longest.tokens,
         }  # fmt: skip
-        return {"object": "list", "data": [{"id": name, **card} for name in service.names]}
+        return {"object": "list", "data": [card]}
 
     @app.get("/health")
     @app.get("/ping")
@@ -141,7 +138,7 @@ def make_app(service: Service) -> FastAPI:
 
 
 async def _answer(
-    service: Service, ask: Ask, prompts: list[list[int]], documents: Chats | Completions, http: Request
+    service: ApiService, ask: GenerationRequest, prompts: list[list[int]], documents: Chats | Completions, http: Request
 ) -> Response:
     asked = service.requests(ask, documents.name, prompts)
     tokens = sum(map(len, prompts))
@@ -180,7 +177,9 @@ async def _gone(http: Request) -> None:
         pass
 
 
-async def _stream(outputs: Outputs, ask: Ask, documents: Chats | Completions, prompt: int) -> AsyncIterator[str]:
+async def _stream(
+    outputs: Outputs, ask: GenerationRequest, documents: Chats | Completions, prompt: int
+) -> AsyncIterator[str]:
     """Server-sent events."""
     answer, first = 0, documents.first()
     if first is not None:

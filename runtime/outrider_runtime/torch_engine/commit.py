@@ -15,11 +15,11 @@ import numpy as np
 
 from outrider_runtime.control.data.forest import ROOT
 from outrider_runtime.loop.steps import Verdicts
-from outrider_runtime.torch_engine.requests import Request
+from outrider_runtime.torch_engine.engine_request import Request
 from outrider_runtime.torch_engine.tree import Tree
 
 
-class Finish(StrEnum):
+class FinishReason(StrEnum):
     STOP = "stop"
     """An end token, a stop token or a stop string."""
     LENGTH = "length"
@@ -30,13 +30,13 @@ class Committed(NamedTuple):
     """Those of the path that are part of the answer."""
     text: str
     """That may go out now."""
-    finish: Finish | None = None
+    finish: FinishReason | None = None
     """None: more will come."""
     stop_reason: int | str | None = None
     """The stop token or string of the request that ended it; None for an end token of the model's."""
 
 
-class Path(NamedTuple):
+class AcceptedPath(NamedTuple):
     """The way of the target's own draws through a tree."""
 
     places: Sequence[int]
@@ -44,12 +44,12 @@ class Path(NamedTuple):
     tokens: Sequence[int]
     """Those tokens; the last one is the bonus token."""
 
-    def until(self, tokens: int) -> Path:
+    def until(self, tokens: int) -> AcceptedPath:
         """The first of them."""
-        return Path(self.places[:tokens], self.tokens[:tokens])
+        return AcceptedPath(self.places[:tokens], self.tokens[:tokens])
 
 
-def walk(tree: Tree, drawn: Mapping[int, int]) -> Path:
+def walk(tree: Tree, drawn: Mapping[int, int]) -> AcceptedPath:
     """drawn: ROOT and each node that was scored -> the target's own token behind it. Exact for every tree that does not
     hang on these draws."""
     places, tokens, at = list[int](), list[int](), ROOT
@@ -57,23 +57,23 @@ def walk(tree: Tree, drawn: Mapping[int, int]) -> Path:
         places.append(at)
         tokens.append(drawn[at])
         at = tree.child(at, drawn[at])
-    return Path(places, tokens)
+    return AcceptedPath(places, tokens)
 
 
-class Judged(NamedTuple):
+class JudgedTree(NamedTuple):
     tree: Tree
     scored: Sequence[int]
-    path: Path
+    path: AcceptedPath
     """As far as it is part of the answer."""
 
 
-def verdicts(judged: Sequence[Judged]) -> Verdicts:
+def verdicts(judged: Sequence[JudgedTree]) -> Verdicts:
     """Of all nodes, tree after tree."""
     rows = [row for one in judged for row in _rows(one)]
     return Verdicts(*np.array(rows, bool).reshape(-1, 3).T)
 
 
-def _rows(one: Judged) -> Iterator[tuple[bool, bool, bool]]:
+def _rows(one: JudgedTree) -> Iterator[tuple[bool, bool, bool]]:
     """Of each node: verified, accepted, tried. One that was not scored may carry the bonus token all the same; in a
     chain that was drawn that would be chance, as rejection sampling keeps more of what it scores."""
     scored = set(one.scored)
@@ -90,18 +90,18 @@ def commit(request: Request, path: Sequence[int], longest: int) -> Committed:
         taken.append(token)
         request.tokens.append(token)
         if token in stops.end_tokens:
-            return Committed(taken, _rest(request), Finish.STOP)
+            return Committed(taken, _rest(request), FinishReason.STOP)
         if token in stops.tokens:
-            return Committed(taken, _rest(request), Finish.STOP, token)
+            return Committed(taken, _rest(request), FinishReason.STOP, token)
         before = len(request.text)
         request.text += request.detokenizer.step(token)
         found = _stop_string(request, before)
         if found is not None:
             at, string = found
             request.text = request.text[:at]
-            return Committed(taken, _rest(request), Finish.STOP, string)
+            return Committed(taken, _rest(request), FinishReason.STOP, string)
         if request.emitted >= stops.max_tokens or len(request.tokens) >= longest:
-            return Committed(taken, _rest(request), Finish.LENGTH)
+            return Committed(taken, _rest(request), FinishReason.LENGTH)
     return Committed(taken, _told(request, len(request.text) - _held_back(request)))
 
 

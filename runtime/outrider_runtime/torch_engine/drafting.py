@@ -13,11 +13,11 @@ from torch import Tensor
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.loop.orders import Order
 from outrider_runtime.step_clock import StepClock
-from outrider_runtime.torch_engine.requests import Request
+from outrider_runtime.torch_engine.engine_request import Request
 from outrider_runtime.torch_engine.tree import Tree, merged
 
 
-class Ran(NamedTuple):
+class RequestStep(NamedTuple):
     """What a step came to for one request that goes on."""
 
     request: Request
@@ -39,16 +39,16 @@ class Ran(NamedTuple):
         return self.request.is_read
 
 
-class Finished(NamedTuple):
+class CommittedStep(NamedTuple):
     """A step whose tokens are committed."""
 
-    ran: Sequence[Ran]
+    ran: Sequence[RequestStep]
     """Those that go on."""
     between: dict[int, Tensor]
     """Target's layer -> (all of the step's tokens, width) before it, for heads."""
 
 
-class Ask(NamedTuple):
+class DraftTask(NamedTuple):
     """What a drafter is to propose: trees, chains where they are of width 1."""
 
     drafter: int
@@ -64,7 +64,7 @@ class Ask(NamedTuple):
         return self.depth * self.width
 
 
-class Drafter(Protocol):
+class TorchDrafter(Protocol):
     """`close` and `forget` do nothing in one without a cache."""
 
     weight_bytes: int
@@ -76,7 +76,7 @@ class Drafter(Protocol):
         """Run over committed tokens that it missed."""
         return
 
-    def propose(self, step: Finished, ask: Ask) -> list[Tree]:
+    def propose(self, step: CommittedStep, ask: DraftTask) -> list[Tree]:
         """Run over the step's committed tokens, then propose for each request that asks; an empty tree for others."""
 
     def forget(self, _request: str, /) -> None:
@@ -85,7 +85,7 @@ class Drafter(Protocol):
 
 
 @dataclass(slots=True)
-class Report:
+class DraftReport:
     """What the loop is told (`loop.steps.Drafted`). Shapes: D drafters, N requests of the step."""
 
     step: int
@@ -97,11 +97,11 @@ class Report:
 
 
 def draft(
-    drafters: Sequence[Drafter], number: int, order: Order, requests: Sequence[Request], step: Finished,
+    drafters: Sequence[TorchDrafter], number: int, order: Order, requests: Sequence[Request], step: CommittedStep,
     clock: StepClock,
-) -> Report:  # fmt: skip
+) -> DraftReport:  # fmt: skip
     """Leaves each request its proposals. number: the step's. requests: all of the step."""
-    report = Report(number, np.full(len(drafters), np.nan))
+    report = DraftReport(number, np.full(len(drafters), np.nan))
     made: dict[int, list[Tree]] = {}
     for one in np.flatnonzero(order.runs).tolist():
         try:
@@ -115,8 +115,8 @@ def draft(
 
 
 def _run(
-    drafter: Drafter, number: int, order: Order, requests: Sequence[Request], step: Finished, clock: StepClock,
-    report: Report,
+    drafter: TorchDrafter, number: int, order: Order, requests: Sequence[Request], step: CommittedStep,
+    clock: StepClock, report: DraftReport,
 ) -> list[Tree]:  # fmt: skip
     holes = [(requests[hole.request], hole) for hole in order.holes if hole.drafter == number]
     began = clock.mark()
@@ -125,7 +125,7 @@ def _run(
         closed = clock.mark()
         report.catch_up_s[number], began = clock.seconds(began, closed), closed
     asks = [one.is_read and number in order.plan.asked[:, one.place] for one in step.ran]
-    ask = Ask(number, asks, int(order.plan.passes[number]), int(order.plan.widths[number]))
+    ask = DraftTask(number, asks, int(order.plan.passes[number]), int(order.plan.widths[number]))
     made = drafter.propose(step, ask)
     report.seconds[number] = clock.seconds(began, clock.mark())
     return made

@@ -8,28 +8,28 @@ from pathlib import Path
 from typing import NamedTuple
 
 from outrider_crds.runtime_config import BootConfig, draft_mount
-from outrider_crds.spec import Drafter as Spec
+from outrider_crds.spec import Drafter as DrafterSpec
 from outrider_crds.spec import DraftMethod, ModelRef
 from outrider_crds.state import DrafterMemory
 
 from outrider_runtime.drafters.pool import choose_pool
 from outrider_runtime.paths import Paths
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
-from outrider_runtime.torch_engine.drafting import Drafter
-from outrider_runtime.torch_engine.drafts.draft_model import DraftModel
-from outrider_runtime.torch_engine.drafts.eagle import Eagle
-from outrider_runtime.torch_engine.drafts.medusa import Medusa
-from outrider_runtime.torch_engine.drafts.prompt_lookup import PromptLookup
+from outrider_runtime.torch_engine.drafting import TorchDrafter
+from outrider_runtime.torch_engine.drafts.draft_model_drafter import DraftModelDrafter
+from outrider_runtime.torch_engine.drafts.eagle_drafter import EagleDrafter
+from outrider_runtime.torch_engine.drafts.medusa_drafter import MedusaDrafter
+from outrider_runtime.torch_engine.drafts.prompt_lookup_drafter import PromptLookupDrafter
 from outrider_runtime.torch_engine.kv_pool import KVPool
-from outrider_runtime.torch_engine.runner import Model
+from outrider_runtime.torch_engine.model_runner import CachedModel
 
 logger = logging.getLogger(__name__)
 MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "*.gguf"]
 
 
 class Hosted(NamedTuple):
-    specs: list[Spec]
-    drafters: list[Drafter]
+    specs: list[DrafterSpec]
+    drafters: list[TorchDrafter]
     """In the order of `specs`."""
     left_out: Mapping[str, str]
     """Drafter -> the reason."""
@@ -39,7 +39,7 @@ class Hosted(NamedTuple):
         """Of the target, that they read."""
         return tuple(sorted({layer for one in self.drafters for layer in one.layers}))
 
-    def memory(self, target: Model) -> dict[str, DrafterMemory]:
+    def memory(self, target: CachedModel) -> dict[str, DrafterMemory]:
         """Of those that have weights."""
         a_token = target.cache.bytes_per_token + sum(one.kv_bytes_per_token for one in self.drafters)
         return {
@@ -51,10 +51,10 @@ class Hosted(NamedTuple):
         }  # fmt: skip
 
 
-def host(boot: BootConfig, paths: Paths, target: Model, pool: KVPool) -> Hosted:
+def host(boot: BootConfig, paths: Paths, target: CachedModel, pool: KVPool) -> Hosted:
     """A drafter never keeps a service down. Each that is hosted is the next model of the KV pool."""
     chosen = choose_pool(boot, paths.models)
-    specs, drafters, left_out = list[Spec](), list[Drafter](), dict(chosen.dropped)
+    specs, drafters, left_out = list[DrafterSpec](), list[TorchDrafter](), dict(chosen.dropped)
     for spec in chosen.hosted:
         try:
             drafter = _drafter(spec, paths, target, pool, len(specs) + 1)
@@ -71,17 +71,17 @@ def host(boot: BootConfig, paths: Paths, target: Model, pool: KVPool) -> Hosted:
     return Hosted(specs, drafters, left_out)
 
 
-def _drafter(spec: Spec, paths: Paths, target: Model, pool: KVPool, number: int) -> Drafter:
+def _drafter(spec: DrafterSpec, paths: Paths, target: CachedModel, pool: KVPool, number: int) -> TorchDrafter:
     """number: its place among the models of the KV pool."""
     if spec.prompt_lookup is not None:
-        return PromptLookup(spec.prompt_lookup.min_tokens, spec.prompt_lookup.max_tokens)
+        return PromptLookupDrafter(spec.prompt_lookup.min_tokens, spec.prompt_lookup.max_tokens)
     assert spec.neural is not None
     folder = model_folder(spec.neural.model, paths, draft_mount(spec.name))
     if spec.method is DraftMethod.EAGLE:
-        return Eagle(folder, number, target, pool)
+        return EagleDrafter(folder, number, target, pool)
     if spec.method is DraftMethod.MEDUSA:
-        return Medusa(folder, target)
-    return DraftModel(Model(folder, number, dtype=target.dtype, device=target.device), pool)
+        return MedusaDrafter(folder, target)
+    return DraftModelDrafter(CachedModel(folder, number, dtype=target.dtype, device=target.device), pool)
 
 
 def model_folder(model: ModelRef, paths: Paths, mount: str) -> Path:

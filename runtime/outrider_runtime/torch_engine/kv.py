@@ -35,7 +35,7 @@ class KV:
         self.length = start + len(places)
 
 
-class Cache:
+class KVCache:
     """The KV of every request in one model."""
 
     def __init__(self, shape: Architecture, dtype: torch.dtype, device: torch.device) -> None:

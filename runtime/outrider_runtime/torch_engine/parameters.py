@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from outrider_runtime.server.server_errors import RequestError
-from outrider_runtime.torch_engine.protocol import MISSHAPEN, Ask
-from outrider_runtime.torch_engine.requests import Sampling, Stops
+from outrider_runtime.torch_engine.engine_request import Sampling, Stops
+from outrider_runtime.torch_engine.openai_requests import MISSHAPEN, GenerationRequest
 
 MOST_STOPS, LONGEST_STOP = 64, 256
 """Stop strings, and characters of one: each is looked for at every token, on the thread that all requests share."""
@@ -19,7 +19,7 @@ LEAST_REPETITION_PENALTY = 1e-5
 _UNSEEDED = random.SystemRandom()
 
 
-def sampling(ask: Ask, defaults: Mapping[str, float], vocabulary: int) -> Sampling:
+def sampling(ask: GenerationRequest, defaults: Mapping[str, float], vocabulary: int) -> Sampling:
     """defaults: of the model's makers."""
 
     def chosen(field: str, otherwise: float) -> float:
@@ -47,7 +47,7 @@ def drawn_apart(drawn: Sampling) -> Sampling:
     return drawn if drawn.is_seeded else replace(drawn, seed=_UNSEEDED.getrandbits(63))
 
 
-def stops(ask: Ask, end_tokens: frozenset[int], prompt: int, longest: int) -> Stops:
+def stops(ask: GenerationRequest, end_tokens: frozenset[int], prompt: int, longest: int) -> Stops:
     """prompt: its tokens. Raises RequestError (400) where there is no room for the answer."""
     return Stops(
         _most_tokens(ask, prompt, longest), frozenset() if ask.ignore_eos else end_tokens,
@@ -55,7 +55,7 @@ def stops(ask: Ask, end_tokens: frozenset[int], prompt: int, longest: int) -> St
     )  # fmt: skip
 
 
-def _most_tokens(ask: Ask, prompt: int, longest: int) -> int:
+def _most_tokens(ask: GenerationRequest, prompt: int, longest: int) -> int:
     asked, room = ask.most_tokens, longest - prompt
     if prompt < 1:
         raise RequestError("the prompt is empty", "prompt")

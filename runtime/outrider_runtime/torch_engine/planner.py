@@ -15,10 +15,10 @@ from outrider_runtime.loop.requests import Delivery
 from outrider_runtime.loop.stepper import Room, Stepper, View
 from outrider_runtime.loop.steps import Verdicts
 from outrider_runtime.loop.waiting import patience_used
-from outrider_runtime.torch_engine.drafting import Report
+from outrider_runtime.torch_engine.batch_scheduler import TARGET, BatchScheduler, ScheduledRequest
+from outrider_runtime.torch_engine.drafting import DraftReport
+from outrider_runtime.torch_engine.engine_request import Request
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
-from outrider_runtime.torch_engine.requests import Request
-from outrider_runtime.torch_engine.scheduler import TARGET, Scheduled, Scheduler
 from outrider_runtime.torch_engine.tree import column, nodes_of
 
 NO_PREFIX_CACHE_BLOCK = 1 << 40
@@ -26,7 +26,7 @@ NO_PREFIX_CACHE_BLOCK = 1 << 40
 
 
 class Planner:
-    def __init__(self, loop: ControlLoop, scheduler: Scheduler, pool: KVPool, longest: int, now: float) -> None:
+    def __init__(self, loop: ControlLoop, scheduler: BatchScheduler, pool: KVPool, longest: int, now: float) -> None:
         """longest: tokens that a request may have, its prompt's included."""
         self._loop, self._scheduler, self._pool, self._longest = loop, scheduler, pool, longest
         self._stepper = Stepper(
@@ -77,7 +77,7 @@ class Planner:
         _choose(running, plan)
         return plan
 
-    def plan_draft(self, step: Sequence[Scheduled], plan: VerifyPlan) -> tuple[int, Order]:
+    def plan_draft(self, step: Sequence[ScheduledRequest], plan: VerifyPlan) -> tuple[int, Order]:
         """The step's number, and who proposes at its end."""
         requests = [one.request for one in step]
         return self._stepper.draft(
@@ -86,7 +86,7 @@ class Planner:
         )  # fmt: skip
 
     def observe(
-        self, report: Report, delivered: Sequence[Delivery], target_s: float, judged: Verdicts, now: float
+        self, report: DraftReport, delivered: Sequence[Delivery], target_s: float, judged: Verdicts, now: float
     ) -> None:
         """Before requests that have ended are forgotten."""
         self._stepper.news([report])

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider_runtime.torch_engine.noise import Noise, uniform
-from outrider_runtime.torch_engine.sampling import Row, draw
+from outrider_runtime.torch_engine.seeded_noise import Noise, uniform
+from outrider_runtime.torch_engine.token_sampling import Row, draw
 
 NOTHING = -1
 

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from outrider_runtime.model_config import CONFIG_FILE, gguf_file
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
-from outrider_runtime.torch_engine.protocol import Ask
+from outrider_runtime.torch_engine.openai_requests import GenerationRequest
 
 GENERATION_FILE = "generation_config.json"
 DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -110,7 +110,7 @@ def _read(file: Path) -> dict[str, Any]:
 def _defaults(file: Path) -> dict[str, float]:
     found = {field: value for field, value in _read(file).items() if field in DEFAULTS and value is not None}
     try:
-        Ask.model_validate(found)
+        GenerationRequest.model_validate(found)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         field = problem["loc"][0]

@@ -10,8 +10,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import NamedTuple
 
-from outrider_runtime.torch_engine.engine import Engine, Output
-from outrider_runtime.torch_engine.requests import Request
+from outrider_runtime.torch_engine.engine_request import Request
+from outrider_runtime.torch_engine.inference_engine import InferenceEngine, Output
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,9 @@ class _Left(NamedTuple):
 class EngineThread:
     """In: requests, and the names of those whose clients left. Out: what each step gives."""
 
-    def __init__(self, engine: Engine, put_out: Callable[[Sequence[Output]], None], died: Callable[[], None]) -> None:
+    def __init__(
+        self, engine: InferenceEngine, put_out: Callable[[Sequence[Output]], None], died: Callable[[], None]
+    ) -> None:
         """put_out, died: called on this thread."""
         self._engine = engine
         self._in: queue.SimpleQueue[_New | _Left | None] = queue.SimpleQueue()
@@ -81,7 +83,7 @@ class EngineThread:
 class Client:
     """The event loop's side: each request's outputs as they come."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: InferenceEngine) -> None:
         self.errored = False
         self._loop = asyncio.get_running_loop()
         self._answers: dict[str, tuple[int, asyncio.Queue[tuple[int, Output] | None]]] = {}

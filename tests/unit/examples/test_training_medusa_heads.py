@@ -10,9 +10,9 @@ from eagle3.target import Answer, Target
 from medusa.checkpoint import load
 from medusa.heads import Heads
 from medusa.learning import DEPTH, accepted, answered, figures, linear_guess, loss_of, new_heads, ranked, tree
-from outrider_runtime.torch_engine.drafts import medusa
-from outrider_runtime.torch_engine.runner import Model
-from outrider_runtime.torch_engine.sampling import Row
+from outrider_runtime.torch_engine.drafts import medusa_drafter
+from outrider_runtime.torch_engine.model_runner import CachedModel
+from outrider_runtime.torch_engine.token_sampling import Row
 from safetensors.torch import load_file
 from train_eagle3 import Budget, Progress, Work, train
 from train_medusa import MEDUSA, figure
@@ -80,8 +80,8 @@ def test_training_lowers_the_loss_and_finds_tokens_of_answers_it_never_saw(targe
 
 def test_the_backend_proposes_what_was_trained(target, held_out, trained):
     """Ranks and probabilities of every depth, from the folder that training wrote."""
-    model = Model(Path(target.model.config._name_or_path), 0, dtype=torch.float32, device=CPU)
-    heads, answer = medusa.Heads(trained, model), held_out[0]
+    model = CachedModel(Path(target.model.config._name_or_path), 0, dtype=torch.float32, device=CPU)
+    heads, answer = medusa_drafter.MedusaWeights(trained, model), held_out[0]
     proposed, _, _ = next(ranked(load(trained, target), target, [answer]))
     before_the_norm: list[torch.Tensor] = []
     hook = target.model.model.norm.register_forward_pre_hook(lambda _module, given: before_the_norm.append(given[0][0]))

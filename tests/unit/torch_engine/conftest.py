@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from outrider_runtime.torch_engine.requests import Sampling
+from outrider_runtime.torch_engine.engine_request import Sampling
 
 from tests.unit.torch_engine.engines import DRAWN, GREEDY, answers, bench
 from tests.unit.torch_engine.models import write_model

@@ -11,28 +11,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from outrider_crds.spec import Drafter as Spec
+from outrider_crds.spec import Drafter as DrafterSpec
 from outrider_runtime.loop.control_loop import ControlLoop
-from outrider_runtime.torch_engine.commit import Finish
+from outrider_runtime.torch_engine.batch_scheduler import SchedulerLimits
+from outrider_runtime.torch_engine.commit import FinishReason
 from outrider_runtime.torch_engine.decoder import Hidden
-from outrider_runtime.torch_engine.drafting import Drafter
+from outrider_runtime.torch_engine.drafting import TorchDrafter
 from outrider_runtime.torch_engine.drafts.beam import WIDEST
-from outrider_runtime.torch_engine.drafts.draft_model import DraftModel
-from outrider_runtime.torch_engine.drafts.eagle import Eagle
-from outrider_runtime.torch_engine.drafts.prompt_lookup import PromptLookup
-from outrider_runtime.torch_engine.engine import Engine, Models, Output
+from outrider_runtime.torch_engine.drafts.draft_model_drafter import DraftModelDrafter
+from outrider_runtime.torch_engine.drafts.eagle_drafter import EagleDrafter
+from outrider_runtime.torch_engine.drafts.prompt_lookup_drafter import PromptLookupDrafter
+from outrider_runtime.torch_engine.engine_request import Request, Sampling, Stops
+from outrider_runtime.torch_engine.inference_engine import EngineModels, InferenceEngine, Output
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
-from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
-from outrider_runtime.torch_engine.runner import Model, Segment
-from outrider_runtime.torch_engine.sampling import TokenLogprobs
-from outrider_runtime.torch_engine.scheduler import Limits
+from outrider_runtime.torch_engine.model_runner import CachedModel, Segment
+from outrider_runtime.torch_engine.token_sampling import TokenLogprobs
 
 from tests.engine import engines
 from tests.engine.engines import boot_config, hot_config
 
 LONGEST = 200
 CPU = torch.device("cpu")
-LIMITS = Limits(4, 32)
+LIMITS = SchedulerLimits(4, 32)
 GREEDY = Sampling(temperature=0.0)
 DRAWN = Sampling(seed=11, temperature=0.8, top_p=0.95, presence_penalty=0.3)
 
@@ -49,14 +49,14 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish: Finish | None = None
+    finish: FinishReason | None = None
 
 
 @dataclass
 class Bench:
     """An engine, and what came of its requests."""
 
-    engine: Engine
+    engine: InferenceEngine
     loop: ControlLoop
     answers: dict[str, Answer] = field(default_factory=dict)
     serial: Any = field(default_factory=itertools.count)
@@ -90,26 +90,26 @@ class Bench:
 
 
 def bench(
-    target: Path, specs: Sequence[Spec] = (), make: Any = None, *, kv_tokens: int = 4 * LONGEST,
-    limits: Limits = LIMITS, draft_bytes: Sequence[int] = (),
+    target: Path, specs: Sequence[DrafterSpec] = (), make: Any = None, *, kv_tokens: int = 4 * LONGEST,
+    limits: SchedulerLimits = LIMITS, draft_bytes: Sequence[int] = (),
 ) -> Bench:  # fmt: skip
     """specs: the pool; make: from the target and the KV pool to its drafters. kv_tokens: of the target's."""
-    model = Model(target, 0, dtype=torch.float32, device=CPU)
+    model = CachedModel(target, 0, dtype=torch.float32, device=CPU)
     pool = KVPool(kv_tokens * model.cache.bytes_per_token, [model.cache.bytes_per_token, *draft_bytes], LONGEST + 8)
-    drafters: Sequence[Drafter] = make(model, pool) if make else ()
+    drafters: Sequence[TorchDrafter] = make(model, pool) if make else ()
     layers = tuple(sorted({layer for one in drafters for layer in one.layers}))
     boot, hot = boot_config(specs, max_draft_tokens=4), hot_config(max_draft_tokens=4)
     loop = ControlLoop(boot, hot, specs, max_requests=4, widest=WIDEST)
-    return Bench(Engine(Models(model, drafters, layers), pool, loop, limits, LONGEST), loop)
+    return Bench(InferenceEngine(EngineModels(model, drafters, layers), pool, loop, limits, LONGEST), loop)
 
 
 def pool_of_three(models: Path, made: list[Any] | None = None) -> dict[str, Any]:
     """For `bench`: prompt lookup, the draft model and the head of `models`. made: gets the drafters."""
 
-    def make(target: Model, pool: KVPool) -> list[Drafter]:
-        draft = Model(models / "draft", 2, dtype=torch.float32, device=CPU)
-        drafters: list[Drafter] = [
-            PromptLookup(1, 3), DraftModel(draft, pool), Eagle(models / "head", 3, target, pool)
+    def make(target: CachedModel, pool: KVPool) -> list[TorchDrafter]:
+        draft = CachedModel(models / "draft", 2, dtype=torch.float32, device=CPU)
+        drafters: list[TorchDrafter] = [
+            PromptLookupDrafter(1, 3), DraftModelDrafter(draft, pool), EagleDrafter(models / "head", 3, target, pool)
         ]  # fmt: skip
         (made if made is not None else []).extend(drafters)
         return drafters
@@ -133,7 +133,7 @@ def answers(here: Bench, sampling: Sampling, before_step: Callable[[], None] = l
     return [one.tokens for one in here.answers.values()]
 
 
-def fresh(model: Model, tokens: list[int], between: Sequence[int] = ()) -> tuple[torch.Tensor, Hidden]:
+def fresh(model: CachedModel, tokens: list[int], between: Sequence[int] = ()) -> tuple[torch.Tensor, Hidden]:
     """KV and hidden states of a prefill."""
     pool = KVPool(1 << 24, [model.cache.bytes_per_token] * (model.number + 1), LONGEST)
     pool.grow(Holder(model.number, "fresh"), len(tokens))
@@ -143,7 +143,7 @@ def fresh(model: Model, tokens: list[int], between: Sequence[int] = ()) -> tuple
     return kept, hidden
 
 
-def same_as_fresh(model: Model, name: str, tokens: list[int]) -> None:
+def same_as_fresh(model: CachedModel, name: str, tokens: list[int]) -> None:
     length = model.cache.length(name)
     if length:
         kept = model.cache[name].buffer[:, :, :, :length]

@@ -13,10 +13,10 @@ from unittest.mock import Mock
 import httpx
 import pytest
 from outrider_runtime.server.gate import GateFacts, RequestGate
-from outrider_runtime.torch_engine import app, protocol
-from outrider_runtime.torch_engine.app import Service, make_app
-from outrider_runtime.torch_engine.engine import Engine
-from outrider_runtime.torch_engine.protocol import MISSHAPEN
+from outrider_runtime.torch_engine import app, openai_requests
+from outrider_runtime.torch_engine.app import ApiService, make_app
+from outrider_runtime.torch_engine.inference_engine import InferenceEngine
+from outrider_runtime.torch_engine.openai_requests import MISSHAPEN
 from outrider_runtime.torch_engine.text import Text
 from outrider_runtime.torch_engine.thread import Client
 from pydantic import ValidationError
@@ -29,10 +29,10 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
 
 @pytest.fixture
-async def served(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Engine]]:
+async def served(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, InferenceEngine]]:
     engine = bench(folder).engine
     client = Client(engine)
-    routes = make_app(Service(MODEL, Text(folder, VOCABULARY), VOCABULARY, LONGEST, client))
+    routes = make_app(ApiService(MODEL, Text(folder, VOCABULARY), VOCABULARY, LONGEST, client))
     transport = httpx.ASGITransport(RequestGate(routes, lambda: GateFacts(slo_classes=(), draining=False)))
     async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http:
         yield http, engine
@@ -53,7 +53,7 @@ async def events(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> li
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
 
 
-async def test_a_stream_holds_what_the_whole_answer_holds(served: tuple[httpx.AsyncClient, Engine]) -> None:
+async def test_a_stream_holds_what_the_whole_answer_holds(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
     http, _ = served
     whole = (await http.post(CHAT, json=chat(ignore_eos=True))).json()
     parts = await events(http, CHAT, chat(ignore_eos=True, stream=True, stream_options={"include_usage": True}))
@@ -68,7 +68,9 @@ async def test_a_stream_holds_what_the_whole_answer_holds(served: tuple[httpx.As
     assert parts[-1]["usage"] == whole["usage"]
 
 
-async def test_a_stop_string_ends_the_answer_and_is_not_in_it(served: tuple[httpx.AsyncClient, Engine]) -> None:
+async def test_a_stop_string_ends_the_answer_and_is_not_in_it(
+    served: tuple[httpx.AsyncClient, InferenceEngine],
+) -> None:
     """Its beginning is held back from the stream; tokens after it are not in the usage."""
     http, _ = served
     text = (await http.post(COMPLETION, json=completion(max_tokens=12))).json()["choices"][0]["text"]
@@ -83,7 +85,7 @@ async def test_a_stop_string_ends_the_answer_and_is_not_in_it(served: tuple[http
     assert "".join(part["choices"][0]["text"] for part in parts) == text[:at]
 
 
-async def test_stop_tokens_and_the_models_own_end_an_answer(served: tuple[httpx.AsyncClient, Engine]) -> None:
+async def test_stop_tokens_and_the_models_own_end_an_answer(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
     http, _ = served
     plain = (await http.post(COMPLETION, json=completion(logprobs=0))).json()["choices"][0]
     token = ord(plain["text"][2]) - 32
@@ -95,7 +97,9 @@ async def test_stop_tokens_and_the_models_own_end_an_answer(served: tuple[httpx.
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("", "stop", None)
 
 
-async def test_several_prompts_are_several_choices_of_one_answer(served: tuple[httpx.AsyncClient, Engine]) -> None:
+async def test_several_prompts_are_several_choices_of_one_answer(
+    served: tuple[httpx.AsyncClient, InferenceEngine],
+) -> None:
     http, _ = served
     alone = [
         (await http.post(COMPLETION, json=completion(prompt=prompt))).json()["choices"][0]["text"]
@@ -109,14 +113,14 @@ async def test_several_prompts_are_several_choices_of_one_answer(served: tuple[h
 
 async def test_prompts_of_one_request_are_drawn_apart_unless_it_names_a_seed(folder: Path) -> None:
     """Bug: with one seed for all, the same prompt twice had the same answer twice."""
-    service = Service(MODEL, Text(folder, VOCABULARY), VOCABULARY, LONGEST, Mock())
+    service = ApiService(MODEL, Text(folder, VOCABULARY), VOCABULARY, LONGEST, Mock())
     for seed, distinct in ((None, 3), (7, 1)):
         ask, prompts = service.completion(completion(prompt=["abc"] * 3, seed=seed))
         drawn = [one.sampling.seed for one in service.requests(ask, "r", prompts)]
         assert len({*drawn}) == distinct
 
 
-async def test_logprobs_are_told_as_each_endpoint_has_them(served: tuple[httpx.AsyncClient, Engine]) -> None:
+async def test_logprobs_are_told_as_each_endpoint_has_them(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
     http, _ = served
     told = (await http.post(CHAT, json=chat(temperature=0, logprobs=True, top_logprobs=2))).json()
     content = told["choices"][0]["logprobs"]["content"]
@@ -129,7 +133,7 @@ async def test_logprobs_are_told_as_each_endpoint_has_them(served: tuple[httpx.A
 
 @pytest.mark.parametrize("most", [0, 1])
 async def test_a_completions_logprobs_name_the_drawn_token_too(
-    served: tuple[httpx.AsyncClient, Engine], most: int
+    served: tuple[httpx.AsyncClient, InferenceEngine], most: int
 ) -> None:
     """As vLLM's do, where it is not among the most probable ones: it was missing."""
     http, _ = served
@@ -142,7 +146,7 @@ async def test_a_completions_logprobs_name_the_drawn_token_too(
 
 
 async def test_a_stream_tells_where_each_token_stands_in_the_whole_text(
-    served: tuple[httpx.AsyncClient, Engine],
+    served: tuple[httpx.AsyncClient, InferenceEngine],
 ) -> None:
     """Bug: every event began at 0 again."""
     http, _ = served
@@ -158,7 +162,7 @@ async def test_a_stream_tells_where_each_token_stands_in_the_whole_text(
     assert told == wanted
 
 
-async def test_a_temperature_of_next_to_nothing_is_greedy(served: tuple[httpx.AsyncClient, Engine]) -> None:
+async def test_a_temperature_of_next_to_nothing_is_greedy(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
     """Bug: logits divided by 1e-310 were infinite, and the first of those tokens was drawn."""
     http, _ = served
     texts = {
@@ -170,7 +174,7 @@ async def test_a_temperature_of_next_to_nothing_is_greedy(served: tuple[httpx.As
 
 @pytest.mark.parametrize("temperature", [0, 1])
 async def test_a_repetition_penalty_of_next_to_nothing_only_repeats(
-    served: tuple[httpx.AsyncClient, Engine], temperature: float
+    served: tuple[httpx.AsyncClient, InferenceEngine], temperature: float
 ) -> None:
     """Bug: its inverse is beyond a float, and the engine died of it."""
     http, _ = served
@@ -180,7 +184,7 @@ async def test_a_repetition_penalty_of_next_to_nothing_only_repeats(
     assert answer.json()["choices"][0]["text"] == "%" * 6
 
 
-async def test_a_prompt_may_leave_room_for_one_token(served: tuple[httpx.AsyncClient, Engine]) -> None:
+async def test_a_prompt_may_leave_room_for_one_token(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
     http, _ = served
     body = completion(prompt=[5] * (LONGEST - 1), max_tokens=None)
     assert (await http.post(COMPLETION, json=body)).json()["usage"]["completion_tokens"] == 1
@@ -190,7 +194,7 @@ async def test_a_prompt_may_leave_room_for_one_token(served: tuple[httpx.AsyncCl
 
 
 async def test_a_stream_with_a_stop_string_tells_logprobs_of_every_token(
-    served: tuple[httpx.AsyncClient, Engine],
+    served: tuple[httpx.AsyncClient, InferenceEngine],
 ) -> None:
     """Those whose text is held back too, and as many as the usage counts."""
     http, _ = served
@@ -206,7 +210,7 @@ async def test_a_stream_with_a_stop_string_tells_logprobs_of_every_token(
 
 
 async def test_texts_are_read_beside_the_event_loop(
-    served: tuple[httpx.AsyncClient, Engine], monkeypatch: pytest.MonkeyPatch
+    served: tuple[httpx.AsyncClient, InferenceEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bug: a text of many megabytes kept all answers and probes waiting."""
     http, _ = served
@@ -225,7 +229,7 @@ async def test_texts_are_read_beside_the_event_loop(
 
 @pytest.mark.parametrize("prompt", ["w" * 5000, ["a", "w" * 5000], [1] * (LONGEST + 1), [[1] * (LONGEST + 1)]])
 async def test_a_prompt_that_cannot_fit_is_refused_before_anything_walks_it(
-    served: tuple[httpx.AsyncClient, Engine], monkeypatch: pytest.MonkeyPatch, prompt: Any
+    served: tuple[httpx.AsyncClient, InferenceEngine], monkeypatch: pytest.MonkeyPatch, prompt: Any
 ) -> None:
     """Bug: ten million tokens stalled answers and probes for most of a minute. A token has at most 5
     characters."""
@@ -241,7 +245,7 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_anything_walks_it(
 
 
 async def test_a_chat_that_cannot_fit_is_refused_before_it_is_tokens(
-    served: tuple[httpx.AsyncClient, Engine], monkeypatch: pytest.MonkeyPatch
+    served: tuple[httpx.AsyncClient, InferenceEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     http, _ = served
     encode = Mock()
@@ -252,7 +256,7 @@ async def test_a_chat_that_cannot_fit_is_refused_before_it_is_tokens(
 
 
 async def test_bodies_are_parsed_beside_the_event_loop_and_once(
-    served: tuple[httpx.AsyncClient, Engine], monkeypatch: pytest.MonkeyPatch
+    served: tuple[httpx.AsyncClient, InferenceEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bug: a body of many megabytes kept all answers and probes waiting, twice."""
     http, _ = served
@@ -280,19 +284,19 @@ async def test_bodies_are_parsed_beside_the_event_loop_and_once(
     ],
 )
 async def test_of_a_body_of_errors_few_are_written_down(
-    served: tuple[httpx.AsyncClient, Engine], path: str, body: dict[str, Any]
+    served: tuple[httpx.AsyncClient, InferenceEngine], path: str, body: dict[str, Any]
 ) -> None:
     """Bug: each of half a million errors was written down, for nine seconds in which nobody else was served."""
     http, engine = served
     ask = chat(**body) if path == CHAT else completion(**body)
     assert (await http.post(path, json=ask)).status_code == 400
     with pytest.raises(ValidationError) as told:
-        (protocol.Chat if path == CHAT else protocol.Completion).model_validate(ask)
+        (openai_requests.ChatRequest if path == CHAT else openai_requests.CompletionRequest).model_validate(ask)
     assert told.value.error_count() < 10
     assert not engine.has_work
 
 
-async def test_more_prompts_than_choices_are_refused(served: tuple[httpx.AsyncClient, Engine]) -> None:
+async def test_more_prompts_than_choices_are_refused(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
     """Bug: three thousand held the service for minutes."""
     http, engine = served
     error = (await http.post(COMPLETION, json=completion(prompt=[[1]] * 129))).json()["error"]
@@ -300,7 +304,7 @@ async def test_more_prompts_than_choices_are_refused(served: tuple[httpx.AsyncCl
     assert not engine.has_work
 
 
-async def test_variables_reach_the_chat_template(served: tuple[httpx.AsyncClient, Engine]) -> None:
+async def test_variables_reach_the_chat_template(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
     http, _ = served
     answer = await http.post(CHAT, json=chat(chat_template_kwargs={"enable_thinking": False}))
     assert answer.status_code == 200
@@ -359,7 +363,7 @@ async def test_variables_reach_the_chat_template(served: tuple[httpx.AsyncClient
     ],
 )
 async def test_what_is_not_served_is_a_400_that_names_the_field(
-    served: tuple[httpx.AsyncClient, Engine], fields: dict[str, Any], param: str | None
+    served: tuple[httpx.AsyncClient, InferenceEngine], fields: dict[str, Any], param: str | None
 ) -> None:
     http, engine = served
     answer = await http.post(CHAT, json=chat(**fields))
@@ -370,7 +374,9 @@ async def test_what_is_not_served_is_a_400_that_names_the_field(
     assert not engine.has_work
 
 
-async def test_a_message_comes_back_as_another_server_gave_it(served: tuple[httpx.AsyncClient, Engine]) -> None:
+async def test_a_message_comes_back_as_another_server_gave_it(
+    served: tuple[httpx.AsyncClient, InferenceEngine],
+) -> None:
     """With fields that say nothing, as OpenAI's library sends them."""
     http, _ = served
     nothing: dict[str, Any] = {"tool_calls": None, "refusal": None, "annotations": []}
@@ -387,7 +393,7 @@ async def test_a_message_comes_back_as_another_server_gave_it(served: tuple[http
     ],
 )  # fmt: skip
 async def test_a_field_of_another_type_has_vllms_error_type(
-    served: tuple[httpx.AsyncClient, Engine], fields: dict[str, Any], kind: str
+    served: tuple[httpx.AsyncClient, InferenceEngine], fields: dict[str, Any], kind: str
 ) -> None:
     """`tests/engine` compares both backends on every bad request that is recorded."""
     http, _ = served
@@ -395,13 +401,13 @@ async def test_a_field_of_another_type_has_vllms_error_type(
 
 
 @pytest.mark.parametrize("prompt", [[VOCABULARY], [-1], [], "", [True], [1.0], [[True]], 5, [1] * LONGEST])
-async def test_a_prompt_that_is_none_is_a_400(served: tuple[httpx.AsyncClient, Engine], prompt: Any) -> None:
+async def test_a_prompt_that_is_none_is_a_400(served: tuple[httpx.AsyncClient, InferenceEngine], prompt: Any) -> None:
     http, _ = served
     answer = await http.post(COMPLETION, json=completion(prompt=prompt))
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
 
 
-async def test_a_part_that_is_no_text_is_named_by_its_place(served: tuple[httpx.AsyncClient, Engine]) -> None:
+async def test_a_part_that_is_no_text_is_named_by_its_place(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
     """Bug: the sentence asked for a string, which a list of texts need not be."""
     http, _ = served
     image = {"type": "image_url", "image_url": {"url": "x"}}
@@ -416,7 +422,7 @@ async def test_a_part_that_is_no_text_is_named_by_its_place(served: tuple[httpx.
     [("GET", COMPLETION, "MethodNotAllowedError"), ("GET", "/v1/responses/5", "NotFoundError")],
 )
 async def test_routes_that_are_not_there_answer_as_all_refusals(
-    served: tuple[httpx.AsyncClient, Engine], method: str, path: str, kind: str
+    served: tuple[httpx.AsyncClient, InferenceEngine], method: str, path: str, kind: str
 ) -> None:
     """Clients of the OpenAI API read `error`."""
     http, _ = served
@@ -426,7 +432,9 @@ async def test_routes_that_are_not_there_answer_as_all_refusals(
     assert ("allow" in answer.headers) == (answer.status_code == 405)
 
 
-async def test_another_model_is_a_404_and_the_own_one_is_listed(served: tuple[httpx.AsyncClient, Engine]) -> None:
+async def test_another_model_is_a_404_and_the_own_one_is_listed(
+    served: tuple[httpx.AsyncClient, InferenceEngine],
+) -> None:
     http, _ = served
     assert (await http.post(CHAT, json=chat(model="gpt-5"))).json()["error"]["type"] == "NotFoundError"
     assert [one["id"] for one in (await http.get("/v1/models")).json()["data"]] == [MODEL]
@@ -449,7 +457,7 @@ async def test_model_answers_to_each_of_its_names(folder: Path) -> None:
 
 async def test_what_a_client_that_left_held_is_free(folder: Path) -> None:
     client = Client(bench(folder).engine)
-    service = Service(MODEL, Text(folder, VOCABULARY), VOCABULARY, LONGEST, client)
+    service = ApiService(MODEL, Text(folder, VOCABULARY), VOCABULARY, LONGEST, client)
     ask, prompts = service.completion(completion(max_tokens=150))
     stream = client.answers(service.requests(ask, "r", prompts), {})
     await anext(stream)
@@ -463,7 +471,7 @@ async def test_what_a_client_that_left_held_is_free(folder: Path) -> None:
 
 
 async def test_an_engine_that_raises_ends_every_answer_with_an_error(
-    served: tuple[httpx.AsyncClient, Engine],
+    served: tuple[httpx.AsyncClient, InferenceEngine],
 ) -> None:
     http, engine = served
 

@@ -8,8 +8,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 from outrider_runtime.control.data.forest import ROOT
-from outrider_runtime.torch_engine.commit import Finish, Judged, Path, commit, verdicts, walk
-from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
+from outrider_runtime.torch_engine.commit import AcceptedPath, FinishReason, JudgedTree, commit, verdicts, walk
+from outrider_runtime.torch_engine.engine_request import Request, Sampling, Stops
 from outrider_runtime.torch_engine.tree import Tree, chain, merged
 
 from tests.unit.torch_engine.engines import Letters
@@ -41,7 +41,7 @@ def test_a_walk_descends_into_the_child_that_carries_what_was_drawn() -> None:
     """A sibling's subtree counts for nothing, even where it holds the same tokens."""
     tree = merged([chain(one, 0, 0.0) for one in ([5, 6], [4, 6, 7], [4, 8])])
     assert tree.tokens == [5, 6, 4, 6, 7, 8]
-    assert walk(tree, dict(enumerate([4, 1, 2, 6, 7, 9, 3], ROOT))) == Path([ROOT, 2, 3, 4], [4, 6, 7, 9])
+    assert walk(tree, dict(enumerate([4, 1, 2, 6, 7, 9, 3], ROOT))) == AcceptedPath([ROOT, 2, 3, 4], [4, 6, 7, 9])
     assert tokens(tree, 4, 6, 0, 8, 6, 7, 3) == [4, 8, 3]
     assert tokens(tree, 6, 6, 6, 6, 6, 6, 6) == [6]
 
@@ -51,11 +51,11 @@ def test_a_node_is_tried_where_the_target_drew_behind_its_parent() -> None:
     tree = merged([chain(one, 0, 0.0) for one in ([5, 6], [4, 6, 7], [4, 8])])
     scored = [0, 2, 3]
     path = walk(tree, {ROOT: 4, 0: 1, 2: 6, 3: 7})
-    verified, accepted, tried = (one.tolist() for one in verdicts([Judged(tree, scored, path)]))
+    verified, accepted, tried = (one.tolist() for one in verdicts([JudgedTree(tree, scored, path)]))
     assert verified == [True, False, True, True, False, False]
     assert accepted == [False, False, True, True, True, False]
     assert tried == [True, False, True, True, True, True]
-    verified, accepted, tried = (one.tolist() for one in verdicts([Judged(tree, scored, path.until(1))] * 2))
+    verified, accepted, tried = (one.tolist() for one in verdicts([JudgedTree(tree, scored, path.until(1))] * 2))
     assert verified == [True, False, True, True, False, False] * 2
     assert accepted == [False, False, True, False, False, False] * 2
     assert tried == [True, False, True, False, False, False] * 2
@@ -66,7 +66,7 @@ def test_what_was_drawn_is_tried_only_where_it_is_judged() -> None:
     tree = chain([5, 6], 0, float("nan"))
     tree.drawn_from = ["q5", "q6"]
     for bonus in (6, 7):
-        judged = Judged(tree, [0], walk(tree, {ROOT: 5, 0: bonus}))
+        judged = JudgedTree(tree, [0], walk(tree, {ROOT: 5, 0: bonus}))
         assert [one.tolist() for one in verdicts([judged])] == [[True, False]] * 3
 
 
@@ -97,7 +97,7 @@ def test_an_answer_does_not_hang_on_how_it_is_cut_into_steps(
         assert text[:last].startswith(told)
     else:
         assert told == text[:wanted]
-        assert finish is (Finish.STOP if stopped else Finish.LENGTH)
+        assert finish is (FinishReason.STOP if stopped else FinishReason.LENGTH)
 
 
 def longest_beginning(text: str, strings: list[str]) -> str:
@@ -109,12 +109,12 @@ def longest_beginning(text: str, strings: list[str]) -> str:
 def test_tokens_behind_an_end_are_nobodys() -> None:
     one = request(end_tokens=frozenset({0}))
     done = commit(one, [7, 0, 8, 9], LONGEST)
-    assert (done.tokens, done.text, done.finish, done.stop_reason) == ([7, 0], "(", Finish.STOP, None)
+    assert (done.tokens, done.text, done.finish, done.stop_reason) == ([7, 0], "(", FinishReason.STOP, None)
     assert one.tokens == [1, 7, 0]
     one = request(tokens=frozenset({8}))
-    assert commit(one, [7, 8, 9], LONGEST)[2:] == (Finish.STOP, 8)
+    assert commit(one, [7, 8, 9], LONGEST)[2:] == (FinishReason.STOP, 8)
     assert commit(request(2), [7, 8, 9], LONGEST).tokens == [7, 8]
-    assert commit(request(), [7, 8, 9], 3).finish is Finish.LENGTH
+    assert commit(request(), [7, 8, 9], 3).finish is FinishReason.LENGTH
 
 
 class Words:
@@ -138,7 +138,7 @@ def test_of_several_stop_strings_in_one_token_the_one_that_ends_first_counts(
 ) -> None:
     """Bug: the one that began first did. Of those that end together, the first one named counts."""
     one = Request("r", [1], 1, Stops(9, strings=tuple(strings)), Sampling(), Words())
-    assert commit(one, [token], LONGEST)[1:] == (text, Finish.STOP, reason)
+    assert commit(one, [token], LONGEST)[1:] == (text, FinishReason.STOP, reason)
 
 
 def test_what_may_begin_a_stop_string_is_held_back() -> None:
@@ -146,4 +146,4 @@ def test_what_may_begin_a_stop_string_is_held_back() -> None:
     assert commit(one, letters("xab"), LONGEST).text == "x"
     assert commit(one, letters("d"), LONGEST).text == "abd"
     assert commit(one, letters("a"), LONGEST).text == ""
-    assert commit(one, letters("bc"), LONGEST)[1:] == ("", Finish.STOP, "abc")
+    assert commit(one, letters("bc"), LONGEST)[1:] == ("", FinishReason.STOP, "abc")

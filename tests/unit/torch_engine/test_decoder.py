@@ -11,7 +11,7 @@ import torch
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError, read_architecture
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
 from outrider_runtime.torch_engine.linear import Linear
-from outrider_runtime.torch_engine.runner import Model, Segment
+from outrider_runtime.torch_engine.model_runner import CachedModel, Segment
 from outrider_runtime.torch_engine.weights import INDEX
 from safetensors.torch import load_file, save_file
 
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 def test_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     """Chunks of several requests share each pass; every logit is within 1e-4 of the whole text's in one pass."""
     reference = write_model(tmp_path, **FAMILIES[family])
-    ours = Model(tmp_path, 0, dtype=torch.float32, device=CPU)
+    ours = CachedModel(tmp_path, 0, dtype=torch.float32, device=CPU)
     pool = KVPool(1 << 24, [ours.cache.bytes_per_token], 256)
     draws = random.Random(1)
     texts = {name: [draws.randrange(VOCABULARY) for _ in range(length)] for name, length in {"a": 150, "b": 7}.items()}
@@ -96,7 +96,7 @@ def test_what_cannot_be_served_is_refused_by_file_and_field(
     config = {**json.loads(file.read_text()), **fields}
     file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
     with pytest.raises(UnsupportedModelError, match=rf"{file}.*{named}"):
-        Model(tmp_path, 0, dtype=None, device=CPU)
+        CachedModel(tmp_path, 0, dtype=None, device=CPU)
 
 
 def test_a_whole_number_may_be_added_to_a_norm(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_an_index_that_is_none_or_leaves_its_folder_is_refused(tmp_path: Path, d
     index = tmp_path / INDEX
     index.write_text(json.dumps(document))
     with pytest.raises(UnsupportedModelError, match=rf"{index}: weight_map.*{named.removeprefix('weight_map')}"):
-        Model(tmp_path, 0, dtype=None, device=CPU)
+        CachedModel(tmp_path, 0, dtype=None, device=CPU)
 
 
 def test_weights_that_are_cut_off_are_refused_by_name(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_weights_that_are_cut_off_are_refused_by_name(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(UnsupportedModelError, match=rf"{file}.*cut off"):
-        Model(tmp_path, 0, dtype=None, device=CPU)
+        CachedModel(tmp_path, 0, dtype=None, device=CPU)
 
 
 def test_weights_of_another_model_are_refused_by_tensor(tmp_path: Path) -> None:
@@ -139,10 +139,10 @@ def test_weights_of_another_model_are_refused_by_tensor(tmp_path: Path) -> None:
     config = json.loads(file.read_text())
     file.write_text(json.dumps({**config, "num_hidden_layers": 1}))
     with pytest.raises(UnsupportedModelError, match=r"model\.layers\.1\."):
-        Model(tmp_path, 0, dtype=None, device=CPU)
+        CachedModel(tmp_path, 0, dtype=None, device=CPU)
     file.write_text(json.dumps({**config, "intermediate_size": 44}))
     with pytest.raises(UnsupportedModelError, match=r"mlp\.gate_proj\.weight is \[40, 24\].*\[44, 24\]"):
-        Model(tmp_path, 0, dtype=None, device=CPU)
+        CachedModel(tmp_path, 0, dtype=None, device=CPU)
 
 
 @pytest.mark.parametrize(
@@ -159,4 +159,4 @@ def test_weights_that_lack_a_bias_or_a_norm_are_refused_by_tensor(family: str, g
     kept = {name: one for name, one in load_file(file).items() if not any(name.endswith(part) for part in gone)}
     save_file(kept, file, {"format": "pt"})
     with pytest.raises(UnsupportedModelError, match=rf"has no tensor model\.layers\.0\..*{gone[0]}"):
-        Model(tmp_path, 0, dtype=None, device=CPU)
+        CachedModel(tmp_path, 0, dtype=None, device=CPU)

@@ -17,12 +17,12 @@ import torch
 from outrider_runtime.control.data.forest import ROOT
 from outrider_runtime.torch_engine import rejection
 from outrider_runtime.torch_engine.commit import walk
-from outrider_runtime.torch_engine.drafting import Ask
+from outrider_runtime.torch_engine.drafting import DraftTask
 from outrider_runtime.torch_engine.drafts.beam import Beam
-from outrider_runtime.torch_engine.noise import uniform
+from outrider_runtime.torch_engine.engine_request import Request, Sampling, Stops
 from outrider_runtime.torch_engine.rejection import Chain, judge
-from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
-from outrider_runtime.torch_engine.sampling import Row, draw, likeliest, row_of, weights_of
+from outrider_runtime.torch_engine.seeded_noise import uniform
+from outrider_runtime.torch_engine.token_sampling import Row, draw, likeliest, row_of, weights_of
 from outrider_runtime.torch_engine.tree import NO_NODE, Tree
 
 from tests.unit.torch_engine.engines import Letters
@@ -112,7 +112,7 @@ def proposed(requests: Sequence[Request], width: int) -> list[Tree]:
 
 
 def beamed(requests: Sequence[Request], width: int, depth: int) -> list[Tree]:
-    beam = Beam(requests, Ask(0, [True] * len(requests), depth, width))
+    beam = Beam(requests, DraftTask(0, [True] * len(requests), depth, width))
     lasts = [one.tokens[-1] for one in requests]
     for done in range(1, depth + 1):
         beam.grow(likeliest(DRAFT[lasts], beam.rows(), width))

@@ -11,15 +11,15 @@ import pytest
 import torch
 from eagle3.head import Head
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
-from outrider_runtime.torch_engine.drafting import Ask, Drafter, Finished, Ran
-from outrider_runtime.torch_engine.drafts.draft_model import DraftModel
-from outrider_runtime.torch_engine.drafts.eagle import Eagle
-from outrider_runtime.torch_engine.drafts.medusa import Medusa
-from outrider_runtime.torch_engine.drafts.prompt_lookup import PromptLookup
+from outrider_runtime.torch_engine.batch_scheduler import SchedulerLimits
+from outrider_runtime.torch_engine.drafting import CommittedStep, DraftTask, RequestStep, TorchDrafter
+from outrider_runtime.torch_engine.drafts.draft_model_drafter import DraftModelDrafter
+from outrider_runtime.torch_engine.drafts.eagle_drafter import EagleDrafter
+from outrider_runtime.torch_engine.drafts.medusa_drafter import MedusaDrafter
+from outrider_runtime.torch_engine.drafts.prompt_lookup_drafter import PromptLookupDrafter
+from outrider_runtime.torch_engine.engine_request import Request, Sampling, Stops
 from outrider_runtime.torch_engine.kv_pool import KVPool
-from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
-from outrider_runtime.torch_engine.runner import Model
-from outrider_runtime.torch_engine.scheduler import Limits
+from outrider_runtime.torch_engine.model_runner import CachedModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -65,7 +65,7 @@ def test_an_answer_is_the_same_while_drafters_change_and_memory_is_short(
     models: Path, plain: list[list[int]], sampling: Sampling
 ) -> None:
     """Another drafter and another length at every step, plain steps between, preemptions, drafters' KV taken away."""
-    here = bench(models / "target", **pool_of_three(models), kv_tokens=LONGEST + 60, limits=Limits(4, 20))
+    here = bench(models / "target", **pool_of_three(models), kv_tokens=LONGEST + 60, limits=SchedulerLimits(4, 20))
     draws = random.Random(4)
     pins = iter(lambda: (draws.choice([0, 1, 4]), draws.choice(["pld", "draft", "eagle"])), None)
     assert answers(here, sampling, lambda: here.loop.pin(*next(pins))) == plain
@@ -91,8 +91,8 @@ def test_caches_are_those_of_a_fresh_prefill(models: Path) -> None:
 def test_a_draft_draws_as_its_target_where_both_think_alike(models: Path) -> None:
     """The target as its own draft, at temperature 1: with noise of its own it would be right only now and then."""
 
-    def make(_target: Model, pool: KVPool) -> list[Drafter]:
-        return [DraftModel(Model(models / "target", 1, dtype=torch.float32, device=CPU), pool)]
+    def make(_target: CachedModel, pool: KVPool) -> list[TorchDrafter]:
+        return [DraftModelDrafter(CachedModel(models / "target", 1, dtype=torch.float32, device=CPU), pool)]
 
     here = bench(models / "target", [engines.draft_model(models / "target")], make, draft_bytes=[288])
     here.loop.pin(4, "draft")
@@ -114,8 +114,8 @@ def test_a_drafter_that_raises_costs_nobody_an_answer(models: Path) -> None:
 def test_a_lookup_proposes_what_followed_the_longest_match() -> None:
     def proposals(tokens: list[int], most: int = 3) -> list[int]:
         request = Request("r", tokens, len(tokens), Stops(9), GREEDY, Letters())
-        ask = Ask(0, [True], most, width=2)
-        tree = PromptLookup(2, 3).propose(Finished([Ran(request, 0, 0, [0])], {}), ask)[0]
+        ask = DraftTask(0, [True], most, width=2)
+        tree = PromptLookupDrafter(2, 3).propose(CommittedStep([RequestStep(request, 0, 0, [0])], {}), ask)[0]
         assert tree.parents == list(range(-1, len(tree) - 1))
         return tree.tokens
 
@@ -130,12 +130,12 @@ def test_a_head_proposes_what_it_does_in_training(models: Path) -> None:
     """Against the head of examples/: fused states, rotations, its own states after the first."""
     made: list[Any] = []
 
-    def make(target: Model, pool: KVPool) -> list[Drafter]:
-        made.append(Eagle(models / "head", 1, target, pool))
+    def make(target: CachedModel, pool: KVPool) -> list[TorchDrafter]:
+        made.append(EagleDrafter(models / "head", 1, target, pool))
         return made
 
     here = bench(
-        models / "target", [engines.eagle(models / "head")], make, draft_bytes=[384], limits=Limits(4, 64)
+        models / "target", [engines.eagle(models / "head")], make, draft_bytes=[384], limits=SchedulerLimits(4, 64)
     )  # fmt: skip
     here.loop.pin(4, "eagle")
     text = texts(1)[0]
@@ -171,7 +171,7 @@ def test_a_head_whose_tokens_are_not_the_targets_is_refused(
 ) -> None:
     """Bug: the target had no row for what it proposed, and the engine ended for everybody."""
     with pytest.raises(UnsupportedModelError, match=named):
-        Eagle(changed(models / "head", tmp_path / "head", name, value), 1, *target_and_pool(models))
+        EagleDrafter(changed(models / "head", tmp_path / "head", name, value), 1, *target_and_pool(models))
 
 
 def test_medusa_heads_whose_tokens_are_not_the_targets_are_refused(models: Path, tmp_path: Path) -> None:
@@ -179,11 +179,11 @@ def test_medusa_heads_whose_tokens_are_not_the_targets_are_refused(models: Path,
     value = torch.arange(1, VOCABULARY + 1, 2, dtype=torch.int32)
     value[-1] = VOCABULARY
     with pytest.raises(UnsupportedModelError, match=f"vocabulary names token {VOCABULARY}"):
-        Medusa(changed(tmp_path / "whole", tmp_path / "heads", "vocabulary", value), target_and_pool(models)[0])
+        MedusaDrafter(changed(tmp_path / "whole", tmp_path / "heads", "vocabulary", value), target_and_pool(models)[0])
 
 
-def target_and_pool(models: Path) -> tuple[Model, KVPool]:
-    target = Model(models / "target", 0, dtype=torch.float32, device=CPU)
+def target_and_pool(models: Path) -> tuple[CachedModel, KVPool]:
+    target = CachedModel(models / "target", 0, dtype=torch.float32, device=CPU)
     return target, KVPool(1 << 20, [target.cache.bytes_per_token])
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
-from outrider_runtime.torch_engine.runner import Model, Segment
+from outrider_runtime.torch_engine.model_runner import CachedModel, Segment
 from transformers import AutoModelForCausalLM
 
 from tests.unit.torch_engine.models import SIZES, VOCABULARY
@@ -50,7 +50,7 @@ def write_gguf(file: Path) -> None:
 
 def test_logits_are_those_of_transformers(tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf")
-    ours = Model(tmp_path, 0, dtype=torch.float32, device=CPU)
+    ours = CachedModel(tmp_path, 0, dtype=torch.float32, device=CPU)
     pool = KVPool(1 << 20, [ours.cache.bytes_per_token])
     text = list(range(20))
     assert pool.grow(Holder(0, "r"), len(text))
@@ -66,4 +66,4 @@ def test_a_file_that_is_cut_off_is_refused_by_name(tmp_path: Path) -> None:
     write_gguf(file)
     file.write_bytes(file.read_bytes()[:200])
     with pytest.raises(UnsupportedModelError, match=rf"{file} cannot be read"):
-        Model(tmp_path, 0, dtype=torch.float32, device=CPU)
+        CachedModel(tmp_path, 0, dtype=torch.float32, device=CPU)

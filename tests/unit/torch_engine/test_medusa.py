@@ -12,17 +12,17 @@ from outrider_crds.runtime_config import BootConfig
 from outrider_crds.spec import Backend
 from outrider_runtime.drafters.pool import ModelPlaces, choose_pool
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
-from outrider_runtime.torch_engine.drafting import Ask, Drafter, Finished, Ran
-from outrider_runtime.torch_engine.drafts.medusa import Heads, Medusa
+from outrider_runtime.torch_engine.drafting import CommittedStep, DraftTask, RequestStep, TorchDrafter
+from outrider_runtime.torch_engine.drafts.medusa_drafter import MedusaDrafter, MedusaWeights
+from outrider_runtime.torch_engine.engine_request import Request, Sampling, Stops
 from outrider_runtime.torch_engine.kv_pool import KVPool
-from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
-from outrider_runtime.torch_engine.runner import Model
+from outrider_runtime.torch_engine.model_runner import CachedModel
 from safetensors.torch import load_file, save_file
 
 from tests.engine import engines
 from tests.unit.torch_engine.engines import CPU, DRAWN, GREEDY, Letters, answers, bench
 from tests.unit.torch_engine.models import SIZES, VOCABULARY, write_medusa
-from tests.unit.torch_engine.test_launch import boot, started
+from tests.unit.torch_engine.test_engine_loading import boot, started
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def heads(tmp_path: Path) -> Path:
 
 
 def make(heads: Path) -> Any:
-    def drafters(target: Model, _pool: KVPool) -> list[Drafter]:
-        return [Medusa(heads, target)]
+    def drafters(target: CachedModel, _pool: KVPool) -> list[TorchDrafter]:
+        return [MedusaDrafter(heads, target)]
 
     return drafters
 
@@ -52,12 +52,14 @@ def test_an_answer_is_that_of_plain_decoding(folder: Path, heads: Path, sampling
 
 def test_a_tree_is_the_most_probable_part_of_the_cartesian_product(folder: Path, heads: Path) -> None:
     """By brute force: the greatest products, of all paths over what the depth before kept."""
-    target = Model(folder, 0, dtype=torch.float32, device=CPU)
-    drafter = Medusa(heads, target)
+    target = CachedModel(folder, 0, dtype=torch.float32, device=CPU)
+    drafter = MedusaDrafter(heads, target)
     state = torch.randn(1, SIZES["hidden_size"], generator=torch.Generator().manual_seed(3))
     request = Request("r", [1, 2, 3], 3, Stops(10), GREEDY, Letters())
-    step = Finished([Ran(request, 0, 0, [0, 1])], {target.shape.layers: torch.cat([torch.zeros_like(state), state])})
-    (tree,) = drafter.propose(step, Ask(0, [True], 2, 3))
+    step = CommittedStep(
+        [RequestStep(request, 0, 0, [0, 1])], {target.shape.layers: torch.cat([torch.zeros_like(state), state])}
+    )
+    (tree,) = drafter.propose(step, DraftTask(0, [True], 2, 3))
     output = target.decoder.output.rows(drafter.head._vocabulary)
     first, second = ((own @ output.T).softmax(-1)[0] for own in drafter.head.states(state)[:2])
     best = first.topk(3)
@@ -71,10 +73,10 @@ def test_a_tree_is_the_most_probable_part_of_the_cartesian_product(folder: Path,
 
 
 def test_nobody_proposes_deeper_than_there_are_heads(folder: Path, heads: Path) -> None:
-    target = Model(folder, 0, dtype=torch.float32, device=CPU)
+    target = CachedModel(folder, 0, dtype=torch.float32, device=CPU)
     request = Request("r", [1, 2], 2, Stops(10), GREEDY, Letters())
-    step = Finished([Ran(request, 0, 0, [0])], {target.shape.layers: torch.ones(1, SIZES["hidden_size"])})
-    (tree,) = Medusa(heads, target).propose(step, Ask(0, [True], 9, 1))
+    step = CommittedStep([RequestStep(request, 0, 0, [0])], {target.shape.layers: torch.ones(1, SIZES["hidden_size"])})
+    (tree,) = MedusaDrafter(heads, target).propose(step, DraftTask(0, [True], 9, 1))
     assert len(tree) == 3
 
 
@@ -88,7 +90,7 @@ def test_heads_with_a_tensor_missing_are_refused_by_its_name(folder: Path, heads
     del tensors["heads.1.block.bias"]
     save_file(tensors, heads / "model.safetensors")
     with pytest.raises(UnsupportedModelError, match=r"heads has no tensor heads\.1\.block\.bias"):
-        Heads(heads, Model(folder, 0, dtype=torch.float32, device=CPU))
+        MedusaWeights(heads, CachedModel(folder, 0, dtype=torch.float32, device=CPU))
 
 
 def test_heads_of_another_width_are_refused_by_file_and_field(folder: Path, heads: Path, tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from outrider_runtime.torch_engine.commit import Finish
-from outrider_runtime.torch_engine.requests import Sampling
-from outrider_runtime.torch_engine.scheduler import Limits
+from outrider_runtime.torch_engine.batch_scheduler import SchedulerLimits
+from outrider_runtime.torch_engine.commit import FinishReason
+from outrider_runtime.torch_engine.engine_request import Sampling
 from transformers import PreTrainedModel
 
 from tests.unit.torch_engine.engines import LONGEST, bench
@@ -40,7 +40,7 @@ def test_answers_are_those_of_transformers(target: tuple[Path, PreTrainedModel])
     wanted = {here.add(prompt): greedy(model, prompt, 20) for prompt in prompts(7)}
     answers = here.finish()
     assert {name: one.tokens for name, one in answers.items()} == wanted
-    assert all(one.finish is Finish.LENGTH for one in answers.values())
+    assert all(one.finish is FinishReason.LENGTH for one in answers.values())
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,10 @@ def test_an_answer_does_not_hang_on_memory_or_neighbours(
     texts = prompts(5)
     alone = []
     for text in texts:
-        here = bench(folder, limits=Limits(1, 512))
+        here = bench(folder, limits=SchedulerLimits(1, 512))
         here.add(text, 60, sampling)
         alone.append(here.finish()["r0"].tokens)
-    short = bench(folder, kv_tokens=LONGEST + 8, limits=Limits(4, 24))
+    short = bench(folder, kv_tokens=LONGEST + 8, limits=SchedulerLimits(4, 24))
     for text in texts:
         short.add(text, 60, sampling)
     were_preempted = False

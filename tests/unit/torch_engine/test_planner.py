@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from outrider_runtime.control.data.batch import Batch
 from outrider_runtime.control.data.plans import DraftPlan
+from outrider_runtime.torch_engine.batch_scheduler import TARGET
 from outrider_runtime.torch_engine.kv_pool import Holder
-from outrider_runtime.torch_engine.scheduler import TARGET
 
 from tests.unit.torch_engine.engines import Bench, bench
 

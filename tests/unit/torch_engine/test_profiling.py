@@ -18,11 +18,11 @@ from outrider_runtime.profiler.driver import Driver
 from outrider_runtime.profiler.engines.torch_engine import ProfilerTorchEngine
 from outrider_runtime.profiler.grid import GridPoint
 from outrider_runtime.profiler.host_protocol import VisitOrder
-from outrider_runtime.torch_engine.launch import load
+from outrider_runtime.torch_engine.engine_loading import load
 
 from tests.engine import engines
 from tests.unit.torch_engine.models import write_head, write_model
-from tests.unit.torch_engine.test_launch import boot
+from tests.unit.torch_engine.test_engine_loading import boot
 
 SMALL = ["--max-num-seqs=4", "--max-num-batched-tokens=128", "--kv-cache-memory-bytes=2000000"]
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from outrider_runtime.control.data.forest import ROOT
-from outrider_runtime.torch_engine import verification
-from outrider_runtime.torch_engine.drafting import Drafter
-from outrider_runtime.torch_engine.drafts.draft_model import DraftModel
+from outrider_runtime.torch_engine import target_pass
+from outrider_runtime.torch_engine.drafting import TorchDrafter
+from outrider_runtime.torch_engine.drafts.draft_model_drafter import DraftModelDrafter
+from outrider_runtime.torch_engine.engine_request import Sampling
 from outrider_runtime.torch_engine.kv_pool import KVPool
+from outrider_runtime.torch_engine.model_runner import CachedModel
 from outrider_runtime.torch_engine.rejection import Chain
-from outrider_runtime.torch_engine.requests import Sampling
-from outrider_runtime.torch_engine.runner import Model
 from outrider_runtime.torch_engine.tree import Tree, chain, merged
 from transformers import AutoModelForCausalLM
 
@@ -44,8 +44,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def drawn_answers(models: Path, requests: int) -> tuple[list[list[int]], Any]:
     """Of requests without a seed while the draft proposes chains, and what the loop counted."""
 
-    def make(_target: Model, pool: KVPool) -> list[Drafter]:
-        return [DraftModel(Model(models / "draft", 1, dtype=torch.float32, device=CPU), pool)]
+    def make(_target: CachedModel, pool: KVPool) -> list[TorchDrafter]:
+        return [DraftModelDrafter(CachedModel(models / "draft", 1, dtype=torch.float32, device=CPU), pool)]
 
     here = bench(models / "target", [engines.draft_model(models / "draft")], make, draft_bytes=[288])
     here.loop.pin(3, "draft")
@@ -99,7 +99,7 @@ def test_a_proposal_that_is_kept_unseen_is_found_out(models: Path, monkeypatch: 
             kept[one.row : one.row + len(one.tokens)] = one.tokens
         return kept
 
-    monkeypatch.setattr(verification, "judge", keep)
+    monkeypatch.setattr(target_pass, "judge", keep)
     answers, _ = drawn_answers(models, 200)
     assert p_value(models, answers) < 1e-6
 

@@ -9,9 +9,9 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
-from outrider_runtime.torch_engine.noise import gumbel
-from outrider_runtime.torch_engine.requests import History, Request, Sampling, Stops
-from outrider_runtime.torch_engine.sampling import Row, draw, logprobs_of, row_of, weights_of
+from outrider_runtime.torch_engine.engine_request import Request, Sampling, Stops, TokenHistory
+from outrider_runtime.torch_engine.seeded_noise import gumbel
+from outrider_runtime.torch_engine.token_sampling import Row, draw, logprobs_of, row_of, weights_of
 
 from tests.unit.torch_engine.engines import Letters
 
@@ -25,8 +25,8 @@ def drawn(rows: torch.Tensor, sampling: list[Row]) -> list[int]:
     return draw(weights_of(rows, sampling), sampling)
 
 
-def history(prompt: list[int], answer: list[int]) -> History:
-    own = History()
+def history(prompt: list[int], answer: list[int]) -> TokenHistory:
+    own = TokenHistory()
     own.catch_up(prompt + answer, len(prompt))
     return own
 

@@ -17,9 +17,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from outrider_runtime.torch_engine.batch_scheduler import TARGET, BatchScheduler, SchedulerLimits
+from outrider_runtime.torch_engine.engine_request import Request, Sampling, Stops
 from outrider_runtime.torch_engine.kv_pool import FIRST_TOKENS, Holder, KVPool
-from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
-from outrider_runtime.torch_engine.scheduler import TARGET, Limits, Scheduler
 from outrider_runtime.torch_engine.tree import Tree, chain, merged
 
 LONGEST = 300
@@ -46,7 +46,7 @@ class Books(RuleBasedStateMachine):
     @initialize(room=st.integers(LONGEST, 6 * LONGEST), tokens=st.integers(1, 200), most=st.integers(1, 6))
     def begin(self, room: int, tokens: int, most: int) -> None:
         self.pool = KVPool(room * BYTES[TARGET], BYTES, LONGEST)
-        self.scheduler = Scheduler(self.pool, Limits(most, tokens))
+        self.scheduler = BatchScheduler(self.pool, SchedulerLimits(most, tokens))
         self.scheduler.on_preempt = lambda one: self.forget(one.name)
         self.pool.on_drop = self.dropped
         self.held: dict[Holder, int] = {}
@@ -168,7 +168,7 @@ def test_ten_thousand_requests_come_and_go() -> None:
 def test_who_bears_slow_tokens_makes_room_first() -> None:
     """Idle drafters' KV, then active drafters', then the newest request of the loosest class."""
     pool = KVPool(450 * BYTES[TARGET], BYTES, LONGEST)
-    scheduler = Scheduler(pool, Limits(4, 500))
+    scheduler = BatchScheduler(pool, SchedulerLimits(4, 500))
     gone: list[Any] = []
     pool.on_drop = gone.append
     scheduler.on_preempt = lambda one: gone.append(one.name)
@@ -195,7 +195,7 @@ def test_proposals_are_given_up_before_anybody_is_preempted() -> None:
     """Bug: where a tree beside its request's last tokens found no room, the request itself was preempted for it, again
     and again."""
     pool = KVPool(LONGEST * BYTES[TARGET], BYTES, LONGEST)
-    scheduler = Scheduler(pool, Limits(4, 500))
+    scheduler = BatchScheduler(pool, SchedulerLimits(4, 500))
     one = request(0, LONGEST - 5, 5)
     scheduler.add(one)
     scheduler.schedule()
@@ -222,7 +222,7 @@ def test_nobody_is_preempted_for_anothers_proposals() -> None:
     """Bug: the second of two requests, which needed one token, was preempted for the first one's sixteen proposals.
     As many of them are verified as find room."""
     pool = KVPool(144 * BYTES[TARGET], BYTES, LONGEST)
-    scheduler = Scheduler(pool, Limits(4, 500))
+    scheduler = BatchScheduler(pool, SchedulerLimits(4, 500))
     scheduler.running = [decoding(0, 63, 16), decoding(1, 64, 0)]
     assert all(pool.grow(Holder(TARGET, one.name), 64) for one in scheduler.running)
     step = scheduler.schedule()
@@ -233,7 +233,7 @@ def test_nobody_is_preempted_for_anothers_proposals() -> None:
 def test_no_drafter_loses_its_kv_for_proposals() -> None:
     """Bug: all that drafters had cached went before one proposal was left out."""
     pool = KVPool(144 * BYTES[TARGET], BYTES, LONGEST)
-    scheduler = Scheduler(pool, Limits(4, 500))
+    scheduler = BatchScheduler(pool, SchedulerLimits(4, 500))
     scheduler.running, scheduler.active_models = [decoding(0, 120, 30)], [1]
     assert pool.grow(Holder(TARGET, "r0"), 120)
     assert pool.grow(Holder(1, "r0"), 35)
@@ -244,7 +244,7 @@ def test_no_drafter_loses_its_kv_for_proposals() -> None:
 def test_no_drafter_loses_its_kv_for_a_newcomer_that_would_not_fit_either_way() -> None:
     """Bug: while somebody waited for memory, heads forgot everything at each step, and draft models read it again."""
     pool = KVPool(300 * BYTES[TARGET], BYTES, LONGEST)
-    scheduler = Scheduler(pool, Limits(4, 500))
+    scheduler = BatchScheduler(pool, SchedulerLimits(4, 500))
     scheduler.running, scheduler.active_models = [decoding(0, 60, 0)], [1]
     assert pool.grow(Holder(TARGET, "r0"), 64)
     assert pool.grow(Holder(1, "r0"), 60)

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from outrider_crds.spec import Drafter as Spec
-from outrider_runtime.torch_engine.drafting import Drafter
+from outrider_crds.spec import Drafter as DrafterSpec
+from outrider_runtime.torch_engine.batch_scheduler import SchedulerLimits
+from outrider_runtime.torch_engine.drafting import TorchDrafter
 from outrider_runtime.torch_engine.drafts.beam import WIDEST
-from outrider_runtime.torch_engine.drafts.draft_model import DraftModel
-from outrider_runtime.torch_engine.drafts.eagle import Eagle
-from outrider_runtime.torch_engine.drafts.medusa import Medusa
-from outrider_runtime.torch_engine.drafts.prompt_lookup import PromptLookup
+from outrider_runtime.torch_engine.drafts.draft_model_drafter import DraftModelDrafter
+from outrider_runtime.torch_engine.drafts.eagle_drafter import EagleDrafter
+from outrider_runtime.torch_engine.drafts.medusa_drafter import MedusaDrafter
+from outrider_runtime.torch_engine.drafts.prompt_lookup_drafter import PromptLookupDrafter
 from outrider_runtime.torch_engine.kv_pool import KVPool
-from outrider_runtime.torch_engine.runner import Model
-from outrider_runtime.torch_engine.scheduler import Limits
+from outrider_runtime.torch_engine.model_runner import CachedModel
 from transformers import AutoModelForCausalLM
 
 from bench.teacher_forcing import LEAST_BEST, WORST_GAP, gaps
@@ -39,7 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def pool(models: Path) -> list[Spec]:
+def pool(models: Path) -> list[DrafterSpec]:
     return [
         engines.lookup(), engines.draft_model(models / "draft"), engines.eagle(models / "eagle"),
         engines.medusa(models / "medusa"),
@@ -54,11 +54,16 @@ def texts() -> list[list[int]]:
 def answers(models: Path, drafter: str, width: int) -> tuple[list[list[int]], int]:
     """And how many proposals were verified on the way."""
 
-    def make(target: Model, kv: KVPool) -> Sequence[Drafter]:
-        draft = DraftModel(Model(models / "draft", 2, dtype=torch.float32, device=CPU), kv)
-        return [PromptLookup(1, 3), draft, Eagle(models / "eagle", 3, target, kv), Medusa(models / "medusa", target)]
+    def make(target: CachedModel, kv: KVPool) -> Sequence[TorchDrafter]:
+        draft = DraftModelDrafter(CachedModel(models / "draft", 2, dtype=torch.float32, device=CPU), kv)
+        return [
+            PromptLookupDrafter(1, 3),
+            draft,
+            EagleDrafter(models / "eagle", 3, target, kv),
+            MedusaDrafter(models / "medusa", target),
+        ]
 
-    here = bench(models / "target", pool(models), make, draft_bytes=[0, 288, 96, 0], limits=Limits(4, 80))
+    here = bench(models / "target", pool(models), make, draft_bytes=[0, 288, 96, 0], limits=SchedulerLimits(4, 80))
     here.loop.pin(3, drafter, width)
     for text in texts():
         here.add(text, TOKENS)

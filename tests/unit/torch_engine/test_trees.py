@@ -16,14 +16,14 @@ from outrider_runtime.control.data.batch import Batch
 from outrider_runtime.control.data.forest import ROOT, Forest
 from outrider_runtime.control.data.plans import DraftPlan, Outcome, Purpose, VerifyPlan
 from outrider_runtime.loop.caches import Hole
-from outrider_runtime.torch_engine.drafting import Ask, Drafter, Finished, Ran
+from outrider_runtime.torch_engine.batch_scheduler import SchedulerLimits
+from outrider_runtime.torch_engine.drafting import CommittedStep, DraftTask, RequestStep, TorchDrafter
 from outrider_runtime.torch_engine.drafts.beam import WIDEST, log_odds
-from outrider_runtime.torch_engine.drafts.draft_model import DraftModel
-from outrider_runtime.torch_engine.drafts.eagle import Eagle
+from outrider_runtime.torch_engine.drafts.draft_model_drafter import DraftModelDrafter
+from outrider_runtime.torch_engine.drafts.eagle_drafter import EagleDrafter
+from outrider_runtime.torch_engine.engine_request import Request, Sampling, Stops
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
-from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
-from outrider_runtime.torch_engine.runner import Model, Segment
-from outrider_runtime.torch_engine.scheduler import Limits
+from outrider_runtime.torch_engine.model_runner import CachedModel, Segment
 from outrider_runtime.torch_engine.tree import Tree, ancestors
 
 from tests.engine import engines
@@ -105,12 +105,12 @@ class Oracle:
 
     def close(self, holes: Sequence[tuple[Request, Hole]]) -> None: ...
 
-    def propose(self, step: Finished, ask: Ask) -> list[Tree]:
+    def propose(self, step: CommittedStep, ask: DraftTask) -> list[Tree]:
         return [self._tree(one, ask) if asks else Tree() for one, asks in zip(step.ran, ask.asks, strict=True)]
 
     def forget(self, request: str) -> None: ...
 
-    def _tree(self, one: Ran, ask: Ask) -> Tree:
+    def _tree(self, one: RequestStep, ask: DraftTask) -> Tree:
         request, draws, tree = one.request, self._draws, Tree()
         answer = self._known[tuple(request.tokens[: request.prompt])][request.emitted :]
         truth = ROOT
@@ -132,7 +132,7 @@ def test_an_answer_is_the_same_with_trees_of_every_shape(
     known, draws = {tuple(text): answer for text, answer in zip(texts(), plain, strict=True)}, random.Random(seed)
     here = bench(
         models / "target", [engines.lookup()], lambda *_: [Oracle(known, draws)], kv_tokens=LONGEST + 60,
-        limits=Limits(4, 40), draft_bytes=[0],
+        limits=SchedulerLimits(4, 40), draft_bytes=[0],
     )  # fmt: skip
     outcomes = list[Outcome]()
     here.loop.listeners.append(lambda told: outcomes.append(told.outcome))
@@ -149,7 +149,7 @@ def test_an_answer_is_the_same_with_trees_of_every_shape(
 
 def test_an_answer_is_the_same_whoever_beams(models: Path, plain: list[list[int]], sampling: Sampling) -> None:
     """Drafters, depths and widths change at every step, several drafters' trees are merged, memory is short."""
-    here = bench(models / "target", **pool_of_three(models), kv_tokens=LONGEST + 120, limits=Limits(4, 60))
+    here = bench(models / "target", **pool_of_three(models), kv_tokens=LONGEST + 120, limits=SchedulerLimits(4, 60))
     draws, outcomes = random.Random(4), list[Outcome]()
     here.loop.listeners.append(lambda told: outcomes.append(told.outcome))
     ask(here, orders(draws, most=3))
@@ -165,12 +165,12 @@ def test_an_answer_is_the_same_whoever_beams(models: Path, plain: list[list[int]
 def test_an_answer_is_the_same_with_a_pinned_beam(
     models: Path, drafter: str, plain: list[list[int]], sampling: Sampling
 ) -> None:
-    here = bench(models / "target", **pool_of_three(models), limits=Limits(4, 80))
+    here = bench(models / "target", **pool_of_three(models), limits=SchedulerLimits(4, 80))
     here.loop.pin(4, drafter, WIDEST)
     assert answers(here, sampling) == plain
     assert here.loop.state().drafters[drafter].verified > 0
     if drafter == "draft":
-        chain = bench(models / "target", **pool_of_three(models), limits=Limits(4, 80))
+        chain = bench(models / "target", **pool_of_three(models), limits=SchedulerLimits(4, 80))
         chain.loop.pin(4, drafter)
         assert answers(chain, sampling) == plain
         steps, steps_of_chains = (one.loop.state().tally.steps for one in (here, chain))
@@ -179,7 +179,7 @@ def test_an_answer_is_the_same_with_a_pinned_beam(
 
 def test_what_is_told_of_a_step_adds_up(models: Path) -> None:
     """A node is kept or verified only with its parent; a token is a root's or an accepted node's, and nothing else."""
-    here = bench(models / "target", **pool_of_three(models), limits=Limits(4, 60))
+    here = bench(models / "target", **pool_of_three(models), limits=SchedulerLimits(4, 60))
     draws, seen = random.Random(3), list[Outcome]()
     here.loop.listeners.append(lambda told: seen.append(told.outcome))
     ask(here, orders(draws))
@@ -202,7 +202,7 @@ def test_a_node_sees_its_path_and_nothing_else(family: str, tmp_path: Path) -> N
     """Every node's logits are those of its path run as a sequence of its own, whatever else is in the tree; some of the
     tree may have been run over before."""
     write_model(tmp_path, **FAMILIES[family])
-    model = Model(tmp_path, 0, dtype=torch.float32, device=CPU)
+    model = CachedModel(tmp_path, 0, dtype=torch.float32, device=CPU)
     pool, draws = KVPool(1 << 24, [model.cache.bytes_per_token], LONGEST), random.Random(5)
     text = [draws.randrange(VOCABULARY) for _ in range(30)]
     for round_ in range(4):
@@ -231,16 +231,16 @@ def test_a_node_sees_its_path_and_nothing_else(family: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_beam_keeps_the_most_probable_of_all_children_and_the_greedy_chain(models: Path, width: int) -> None:
     """Against a search that runs each path as a sequence of its own (AdaServe, section 4.1)."""
-    draft = Model(models / "draft", 1, dtype=torch.float32, device=CPU)
+    draft = CachedModel(models / "draft", 1, dtype=torch.float32, device=CPU)
     pool = KVPool(1 << 24, [1, draft.cache.bytes_per_token], LONGEST)
     several = texts(3)
     requests = [
         Request(f"r{number}", text, len(text), Stops(99), GREEDY, Letters()) for number, text in enumerate(several)
     ]
-    ran = [Ran(one, row, 0, range(len(one.tokens) - 1)) for row, one in enumerate(requests)]
+    ran = [RequestStep(one, row, 0, range(len(one.tokens) - 1)) for row, one in enumerate(requests)]
     for one in requests:
         one.computed = len(one.tokens) - 1
-    trees = DraftModel(draft, pool).propose(Finished(ran, {}), Ask(7, [True, False, True], 4, width))
+    trees = DraftModelDrafter(draft, pool).propose(CommittedStep(ran, {}), DraftTask(7, [True, False, True], 4, width))
     assert not len(trees[1])
     for request, tree in ((requests[0], trees[0]), (requests[2], trees[2])):
         wanted = searched(draft, pool, request.tokens, depth=4, width=width)
@@ -254,7 +254,7 @@ def test_a_beam_keeps_the_most_probable_of_all_children_and_the_greedy_chain(mod
 Scored = tuple[tuple[int, ...], float]
 
 
-def searched(model: Model, pool: KVPool, text: list[int], depth: int, width: int) -> list[Scored]:
+def searched(model: CachedModel, pool: KVPool, text: list[int], depth: int, width: int) -> list[Scored]:
     """Paths, depth by depth, with the log-probability of their last edge."""
     last, found = list[Scored]([((), 0.0)]), list[Scored]()
     greedy: tuple[int, ...] = ()
@@ -282,16 +282,16 @@ def searched(model: Model, pool: KVPool, text: list[int], depth: int, width: int
 def test_caches_are_those_of_a_fresh_prefill(models: Path, seed: int, room: int, budget: int) -> None:
     """Target's, draft model's and head's, after any interleaving of accept, reject, k = 0, other drafters, preemption,
     and clients that leave."""
-    made, draws = list[Drafter](), random.Random(seed)
+    made, draws = list[TorchDrafter](), random.Random(seed)
     here = bench(
-        models / "target", **pool_of_three(models, made), kv_tokens=LONGEST + room, limits=Limits(4, budget)
+        models / "target", **pool_of_three(models, made), kv_tokens=LONGEST + room, limits=SchedulerLimits(4, budget)
     )  # fmt: skip
     ask(here, orders(draws))
     verify_at_random(here, draws)
     names = [here.add(text, 25, draws.choice([GREEDY, DRAWN])) for text in texts(4)]
     target, (_, draft, head) = here.engine._models.target, made
-    assert isinstance(draft, DraftModel)
-    assert isinstance(head, Eagle)
+    assert isinstance(draft, DraftModelDrafter)
+    assert isinstance(head, EagleDrafter)
     while here.engine.has_work:
         here.step()
         if draws.random() < 0.03:
@@ -304,7 +304,7 @@ def test_caches_are_those_of_a_fresh_prefill(models: Path, seed: int, room: int,
     assert not any(one._of for one in (target.cache, draft.model.cache, head.cache))
 
 
-def entries_of_a_fresh_head(head: Eagle, target: Model, request: Request) -> None:
+def entries_of_a_fresh_head(head: EagleDrafter, target: CachedModel, request: Request) -> None:
     """Some of a head's entries may be missing; those that are there stand in order, one for each token at most."""
     length = head.cache.length(request.name)
     if not length:

@@ -18,10 +18,10 @@ from outrider_runtime.drafters.pool import Pool, choose_pool
 from outrider_runtime.paths import RUN_DIR_VARIABLE, Paths
 from outrider_runtime.profiler.engines.measurable import Measurable, RunningRequest
 from outrider_runtime.profiler.grid import EngineLimits
-from outrider_runtime.torch_engine.environment import engine_environment
+from outrider_runtime.torch_engine.torch_environment import engine_environment
 
 if TYPE_CHECKING:
-    from outrider_runtime.torch_engine.launch import Loaded
+    from outrider_runtime.torch_engine.engine_loading import Loaded
 
 LAUNCH_FILE = "torch-launch.json"
 LEFT_OUT_FILE = "left-out.json"
@@ -87,7 +87,7 @@ class ProfilerTorchEngine:
         return [RunningRequest(len(request.tokens), request.decodes) for request in self._engine.scheduler.running]
 
     def add(self, name: str, tokens: Sequence[int]) -> None:
-        from outrider_runtime.torch_engine.requests import Request, Sampling, Stops
+        from outrider_runtime.torch_engine.engine_request import Request, Sampling, Stops
 
         endless = Stops(max_tokens=1 << 20)
         request = Request(name, list(tokens), len(tokens), endless, Sampling(temperature=0.0), _NoText())
@@ -115,7 +115,7 @@ class _NoText:
 
 
 def _start() -> ProfilerTorchEngine:
-    from outrider_runtime.torch_engine.launch import load
+    from outrider_runtime.torch_engine.engine_loading import load
 
     folder = Path(os.environ[RUN_DIR_VARIABLE])
     plan = TorchLaunch.model_validate_json((folder / LAUNCH_FILE).read_bytes())

@@ -8,21 +8,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider_runtime.torch_engine.drafting import Ask, Drafter, Finished, Ran
+from outrider_runtime.torch_engine.drafting import CommittedStep, DraftTask, RequestStep, TorchDrafter
 from outrider_runtime.torch_engine.drafts.beam import Beam
-from outrider_runtime.torch_engine.kv import Cache
+from outrider_runtime.torch_engine.kv import KVCache
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
-from outrider_runtime.torch_engine.runner import Segment
-from outrider_runtime.torch_engine.sampling import Likeliest, Row
+from outrider_runtime.torch_engine.model_runner import Segment
+from outrider_runtime.torch_engine.token_sampling import Likeliest, Row
 from outrider_runtime.torch_engine.tree import Tree
 
 
-class Autoregressive(Drafter, ABC):
+class Autoregressive(TorchDrafter, ABC):
     """Its state of a token, (H,), is what its output layer reads."""
 
     layers: tuple[int, ...] = ()
 
-    def __init__(self, number: int, cache: Cache, pool: KVPool, weight_bytes: int) -> None:
+    def __init__(self, number: int, cache: KVCache, pool: KVPool, weight_bytes: int) -> None:
         """number: its place among the models of the pool."""
         self.weight_bytes, self.kv_bytes_per_token = weight_bytes, cache.bytes_per_token
         self.number = number
@@ -30,7 +30,7 @@ class Autoregressive(Drafter, ABC):
         self._pool = pool
 
     @torch.inference_mode()
-    def propose(self, step: Finished, ask: Ask) -> list[Tree]:
+    def propose(self, step: CommittedStep, ask: DraftTask) -> list[Tree]:
         trees = [Tree() for _ in step.ran]
         rows = [row for row, one in enumerate(step.ran) if self._has_room(one, ask.nodes * ask.asks[row])]
         if not rows:
@@ -47,15 +47,15 @@ class Autoregressive(Drafter, ABC):
         self.cache.forget(request)
 
     @abstractmethod
-    def _entries(self, one: Ran) -> int | None:
+    def _entries(self, one: RequestStep) -> int | None:
         """Of its cache, once it has read the step's committed tokens; None: it cannot propose for this request."""
 
     @abstractmethod
-    def _read(self, ran: Sequence[Ran], between: dict[int, Tensor]) -> Tensor:
+    def _read(self, ran: Sequence[RequestStep], between: dict[int, Tensor]) -> Tensor:
         """Run over the committed tokens that it lacks; the last state of each request, (requests, H)."""
 
     @abstractmethod
-    def _position(self, one: Ran) -> int:
+    def _position(self, one: RequestStep) -> int:
         """Of a request's first node."""
 
     @abstractmethod
@@ -66,14 +66,14 @@ class Autoregressive(Drafter, ABC):
     def _likeliest(self, states: Tensor, rows: Sequence[Row], width: int) -> Likeliest:
         """(R, H) to the target's tokens that come behind each."""
 
-    def _has_room(self, one: Ran, nodes: int) -> bool:
+    def _has_room(self, one: RequestStep, nodes: int) -> bool:
         entries = self._entries(one)
         return entries is not None and self._grow(one.request.name, entries + nodes)
 
     def _grow(self, request: str, entries: int) -> bool:
         return self._pool.grow_or_drop(Holder(self.number, request), entries)
 
-    def _beam(self, ran: Sequence[Ran], ask: Ask, states: Tensor) -> Beam:
+    def _beam(self, ran: Sequence[RequestStep], ask: DraftTask, states: Tensor) -> Beam:
         """What its passes leave in the cache is forgotten: it may be rejected."""
         beam, positions = Beam([one.request for one in ran], ask), [self._position(one) for one in ran]
         lengths = [self.cache.length(name) for name in beam.names]

@@ -17,11 +17,11 @@ from typing import NamedTuple
 from torch import Tensor
 
 from outrider_runtime.control.data.forest import ROOT
-from outrider_runtime.torch_engine.drafting import Ask
-from outrider_runtime.torch_engine.noise import Noise
-from outrider_runtime.torch_engine.requests import Request
-from outrider_runtime.torch_engine.runner import Segment
-from outrider_runtime.torch_engine.sampling import Likeliest, Row, row_of
+from outrider_runtime.torch_engine.drafting import DraftTask
+from outrider_runtime.torch_engine.engine_request import Request
+from outrider_runtime.torch_engine.model_runner import Segment
+from outrider_runtime.torch_engine.seeded_noise import Noise
+from outrider_runtime.torch_engine.token_sampling import Likeliest, Row, row_of
 from outrider_runtime.torch_engine.tree import Tree, ancestors
 
 WIDEST = 4
@@ -42,7 +42,7 @@ class Child(NamedTuple):
 
 
 class Beam:
-    def __init__(self, requests: Sequence[Request], ask: Ask) -> None:
+    def __init__(self, requests: Sequence[Request], ask: DraftTask) -> None:
         self.trees = [Tree() for _ in requests]
         self.width = ask.width
         self.sources: list[int] = []

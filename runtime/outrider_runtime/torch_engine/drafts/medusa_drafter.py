@@ -14,16 +14,16 @@ from torch.nn import functional
 from outrider_runtime.drafters.medusa import HEADS
 from outrider_runtime.model_config import config_file
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError, config_of
-from outrider_runtime.torch_engine.drafting import Ask, Drafter, Finished
+from outrider_runtime.torch_engine.drafting import CommittedStep, DraftTask, TorchDrafter
 from outrider_runtime.torch_engine.drafts.beam import Beam
 from outrider_runtime.torch_engine.linear import Linear
-from outrider_runtime.torch_engine.runner import Model
-from outrider_runtime.torch_engine.sampling import Likeliest, Row, likeliest_among
+from outrider_runtime.torch_engine.model_runner import CachedModel
+from outrider_runtime.torch_engine.token_sampling import Likeliest, Row, likeliest_among
 from outrider_runtime.torch_engine.tree import Tree
 from outrider_runtime.torch_engine.weights import in_vocabulary, read_weights
 
 
-class Head(NamedTuple):
+class MedusaHead(NamedTuple):
     """A residual block, and a matrix before the output layer; shapes in `Heads`."""
 
     block: Linear
@@ -33,10 +33,10 @@ class Head(NamedTuple):
         return self.project(state + functional.silu(self.block(state)))
 
 
-class Heads:
+class MedusaWeights:
     """The weights. Shapes: R rows, H width of the target, V' tokens that the heads may propose, V of the target."""
 
-    def __init__(self, folder: Path, target: Model) -> None:
+    def __init__(self, folder: Path, target: CachedModel) -> None:
         """Raises UnsupportedModelError, which names file and field."""
         config, file = config_of(folder), config_file(folder)
         weights, width = read_weights(folder, target.dtype, target.device), target.shape.width
@@ -47,7 +47,7 @@ class Heads:
         own = weights.take("vocabulary", proposable or self._size).long()
         self._vocabulary = in_vocabulary(own, self._size, folder, "vocabulary")
         self._heads = [
-            Head(
+            MedusaHead(
                 Linear(
                     weights.take(f"heads.{depth}.block.weight", width, width),
                     weights.take(f"heads.{depth}.block.bias", width),
@@ -72,17 +72,17 @@ class Heads:
         return likeliest_among(logits, self._vocabulary, self._size, rows, width)
 
 
-class Medusa(Drafter):
+class MedusaDrafter(TorchDrafter):
     """A node's children are the next head's best tokens, whatever the node: the beam is the most probable part of the
     Cartesian product."""
 
-    def __init__(self, folder: Path, target: Model) -> None:
-        self.head = Heads(folder, target)
+    def __init__(self, folder: Path, target: CachedModel) -> None:
+        self.head = MedusaWeights(folder, target)
         self.weight_bytes, self.kv_bytes_per_token = self.head.weight_bytes, 0
         self.layers: tuple[int, ...] = (target.shape.layers,)
 
     @torch.inference_mode()
-    def propose(self, step: Finished, ask: Ask) -> list[Tree]:
+    def propose(self, step: CommittedStep, ask: DraftTask) -> list[Tree]:
         trees = [Tree() for _ in step.ran]
         asking = [row for row, asks in enumerate(ask.asks) if asks]
         if not asking or not ask.depth:

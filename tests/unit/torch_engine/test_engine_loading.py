@@ -17,12 +17,12 @@ from outrider_crds.runtime_config import BootConfig
 from outrider_crds.spec import Accelerator, Backend, Drafter, Dtype, Engine
 from outrider_runtime import dtype
 from outrider_runtime.paths import Paths
-from outrider_runtime.torch_engine import launch
+from outrider_runtime.torch_engine import engine_loading
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
-from outrider_runtime.torch_engine.environment import DEFAULTS, engine_environment
+from outrider_runtime.torch_engine.engine_loading import Loaded, load
 from outrider_runtime.torch_engine.hosting import Hosted, host
-from outrider_runtime.torch_engine.launch import Loaded, load
 from outrider_runtime.torch_engine.options import Options
+from outrider_runtime.torch_engine.torch_environment import DEFAULTS, engine_environment
 from safetensors.torch import load_file, save_file
 
 from tests.engine import engines
@@ -133,7 +133,7 @@ def test_kv_takes_its_share_of_what_drafters_leave(
     """Bug: on a GPU it was taken before the drafters' weights were there, which then found no room beside it."""
     write_head(tmp_path / "head")
     there: list[str] = []
-    kv_bytes = launch._kv_bytes
+    kv_bytes = engine_loading._kv_bytes
 
     def noted_host(*arguments: Any) -> Hosted:
         hosted = host(*arguments)
@@ -144,8 +144,8 @@ def test_kv_takes_its_share_of_what_drafters_leave(
         assert there == ["eagle"]
         return kv_bytes(options, device)
 
-    monkeypatch.setattr(launch, "host", noted_host)
-    monkeypatch.setattr(launch, "_kv_bytes", noted_kv_bytes)
+    monkeypatch.setattr(engine_loading, "host", noted_host)
+    monkeypatch.setattr(engine_loading, "_kv_bytes", noted_kv_bytes)
     config = boot(folder, [engines.eagle(tmp_path / "head")], extra_args=["--kv-cache-memory-bytes=999999"])
     loaded = started(config, tmp_path)
     assert loaded.engine.free_kv_bytes == 999999
@@ -165,7 +165,8 @@ def test_nothing_that_serves_needs_vllm() -> None:
     """A laptop has `outrider[torch]` alone."""
     code = (
         "import sys; sys.modules['vllm'] = None\n"
-        "import outrider_runtime.server.main, outrider_runtime.torch_engine.app, outrider_runtime.torch_engine.launch\n"
+        "import outrider_runtime.server.main, outrider_runtime.torch_engine.app\n"
+        "import outrider_runtime.torch_engine.engine_loading\n"
         "import outrider_runtime.profiler.main, outrider_runtime.profiler.host"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,22 +7,22 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from outrider_runtime.loop.waiting import decoding_first, place_last
+from outrider_runtime.torch_engine.engine_request import Request
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
-from outrider_runtime.torch_engine.requests import Request
 from outrider_runtime.torch_engine.tree import Tree
 
 TARGET = 0
 """The target's number among the models of the KV pool."""
 
 
-class Limits(NamedTuple):
+class SchedulerLimits(NamedTuple):
     requests: int
     """That run at once."""
     tokens: int
     """Of a step."""
 
 
-class Scheduled(NamedTuple):
+class ScheduledRequest(NamedTuple):
     request: Request
     tokens: int
     """From its first one that is not computed on, its proposals last."""
@@ -40,10 +40,10 @@ class Scheduled(NamedTuple):
         return self.known == self.request.todo
 
 
-class Scheduler:
+class BatchScheduler:
     """Continuous batching: requests that run come first, then those that wait, while tokens and memory last."""
 
-    def __init__(self, pool: KVPool, limits: Limits) -> None:
+    def __init__(self, pool: KVPool, limits: SchedulerLimits) -> None:
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self.limits = limits
@@ -64,13 +64,13 @@ class Scheduler:
         queue.remove(request)
         self._pool.release_all(request.name)
 
-    def schedule(self, *, token_budget: int | None = None, admit: int | None = None) -> list[Scheduled]:
+    def schedule(self, *, token_budget: int | None = None, admit: int | None = None) -> list[ScheduledRequest]:
         """One step. token_budget: fewer tokens than the limit, decoding requests first. admit: most that may start."""
         left = self.limits.tokens if token_budget is None else min(token_budget, self.limits.tokens)
         order = list(self.running)
         if token_budget is not None:
             order = decoding_first(order, lambda one: one.decodes)
-        step: list[Scheduled] = []
+        step: list[ScheduledRequest] = []
         for request in order:
             if request in self.running:  # nobody before it needed its room
                 self._schedule(request, left - _tokens(step), step)
@@ -79,14 +79,14 @@ class Scheduler:
             self._admit(left, admit, step)
         return step
 
-    def _schedule(self, request: Request, left: int, step: list[Scheduled]) -> None:
+    def _schedule(self, request: Request, left: int, step: list[ScheduledRequest]) -> None:
         """Room for its known tokens; `_with_room` finds that for its proposals."""
         known = min(request.todo, left)
         request.chosen = request.chosen[: max(0, left - known)]
         if known > 0 and self._make_room(request, known, step):
-            step.append(Scheduled(request, known + len(request.chosen), len(request.chosen)))
+            step.append(ScheduledRequest(request, known + len(request.chosen), len(request.chosen)))
 
-    def _make_room(self, request: Request, tokens: int, step: list[Scheduled]) -> bool:
+    def _make_room(self, request: Request, tokens: int, step: list[ScheduledRequest]) -> bool:
         """Drafters' KV goes first, then other requests. False: it was itself the one to make room."""
         while not self._grow(request, tokens):
             if self._drop_drafters_kv():
@@ -99,14 +99,14 @@ class Scheduler:
                 return False
         return True
 
-    def _with_room(self, one: Scheduled) -> Scheduled:
+    def _with_room(self, one: ScheduledRequest) -> ScheduledRequest:
         """With as many proposals as find room once all known tokens have theirs; nobody makes any for them."""
         request, holder = one.request, Holder(TARGET, one.request.name)
         room = self._pool.tokens(holder) + self._pool.free_tokens(TARGET)
         request.chosen = request.chosen[: room - request.computed - one.known]
         tokens = one.known + len(request.chosen)
         self._grow(request, tokens)
-        return Scheduled(request, tokens, len(request.chosen))
+        return ScheduledRequest(request, tokens, len(request.chosen))
 
     def _drop_drafters_kv(self) -> bool:
         return self._pool.drop_one(self._drafters)
@@ -126,7 +126,7 @@ class Scheduler:
         self.waiting.appendleft(request)
         self.on_preempt(request)
 
-    def _admit(self, budget: int, admit: int | None, step: list[Scheduled]) -> None:
+    def _admit(self, budget: int, admit: int | None, step: list[ScheduledRequest]) -> None:
         """Nobody is preempted for a newcomer; one starts where all of its tokens would find room."""
         most = self.limits.requests if admit is None else min(self.limits.requests, len(self.running) + admit)
         while self.waiting and len(self.running) < most and _tokens(step) < budget:
@@ -145,5 +145,5 @@ class Scheduler:
         return True
 
 
-def _tokens(step: Sequence[Scheduled]) -> int:
+def _tokens(step: Sequence[ScheduledRequest]) -> int:
     return sum(one.tokens for one in step)

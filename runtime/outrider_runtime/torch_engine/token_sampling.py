@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider_runtime.torch_engine.noise import Noise, gumbel
-from outrider_runtime.torch_engine.requests import History, Request, Sampling
+from outrider_runtime.torch_engine.engine_request import Request, Sampling, TokenHistory
+from outrider_runtime.torch_engine.seeded_noise import Noise, gumbel
 
 
 class Row(NamedTuple):
@@ -27,7 +27,7 @@ class Row(NamedTuple):
     place: int
     """The token's position in the request."""
     noise: Noise = Noise.TARGET
-    history: History = History()
+    history: TokenHistory = TokenHistory()
     """Of the request; read for penalties only."""
     ahead: Sequence[int] = ()
     """Proposals on the way to the place, which go on with that history."""
@@ -133,7 +133,7 @@ class _Seen(NamedTuple):
     """How often each is in it."""
 
 
-def _seen(history: History, logits: Tensor) -> _Seen:
+def _seen(history: TokenHistory, logits: Tensor) -> _Seen:
     distinct, answer, times = (
         torch.tensor(list(some), dtype=dtype, device=logits.device)
         for some, dtype in (

@@ -15,7 +15,7 @@ from outrider_runtime.control.data.batch import Bools
 from outrider_runtime.model_config import config_file, gguf_file
 from outrider_runtime.torch_engine.architecture import Architecture, UnsupportedModelError, read_architecture
 from outrider_runtime.torch_engine.decoder import Decoder, Hidden, Rotary, Span
-from outrider_runtime.torch_engine.kv import Cache
+from outrider_runtime.torch_engine.kv import KVCache
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
 from outrider_runtime.torch_engine.weights import read_weights
 
@@ -50,10 +50,10 @@ class Segment(NamedTuple):
         return mask
 
 
-class Places:
+class LayerInputs:
     """Turns segments into what layers take. The pool has made room for them before."""
 
-    def __init__(self, folder: Path, shape: Architecture, cache: Cache, device: torch.device) -> None:
+    def __init__(self, folder: Path, shape: Architecture, cache: KVCache, device: torch.device) -> None:
         self.cache = cache
         self.device = device
         self._groups = shape.heads // shape.kv_heads
@@ -93,7 +93,7 @@ def count_in(spans: Sequence[Span]) -> None:
         span.kv.length += span.tokens
 
 
-class Model:
+class CachedModel:
     """A decoder with its caches: the target, or a draft model."""
 
     def __init__(self, folder: Path, number: int, *, dtype: torch.dtype | None, device: torch.device) -> None:
@@ -104,9 +104,9 @@ class Model:
         weights = read_weights(folder, self.dtype, device)
         self.decoder = Decoder(self.shape, weights)
         self.weight_bytes = weights.taken_bytes + self.decoder.copied_bytes
-        self.cache = Cache(self.shape, self.dtype, device)
+        self.cache = KVCache(self.shape, self.dtype, device)
         self.number = number
-        self._places = Places(folder, self.shape, self.cache, device)
+        self._places = LayerInputs(folder, self.shape, self.cache, device)
 
     @torch.inference_mode()
     def run(self, segments: Sequence[Segment], pool: KVPool, between: Sequence[int] = ()) -> Hidden:

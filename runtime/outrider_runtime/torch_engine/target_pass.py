@@ -10,11 +10,11 @@ import numpy as np
 from torch import Tensor
 
 from outrider_runtime.control.data.forest import ROOT
+from outrider_runtime.torch_engine.batch_scheduler import ScheduledRequest
 from outrider_runtime.torch_engine.decoder import Decoder
+from outrider_runtime.torch_engine.model_runner import Segment
 from outrider_runtime.torch_engine.rejection import Chain, judge
-from outrider_runtime.torch_engine.runner import Segment
-from outrider_runtime.torch_engine.sampling import Row, draw, row_of, weights_of
-from outrider_runtime.torch_engine.scheduler import Scheduled
+from outrider_runtime.torch_engine.token_sampling import Row, draw, row_of, weights_of
 from outrider_runtime.torch_engine.tree import ancestors
 
 
@@ -27,7 +27,7 @@ class Drawn(NamedTuple):
     """ROOT, then the chosen nodes -> the token behind each; in the order of the rows."""
 
 
-def segment_of(one: Scheduled) -> Segment:
+def segment_of(one: ScheduledRequest) -> Segment:
     """Known tokens, or the last one of them and the chosen nodes behind it."""
     request = one.request
     tokens = request.tokens[request.computed : request.computed + one.known]
@@ -38,7 +38,7 @@ def segment_of(one: Scheduled) -> Segment:
     return Segment(request.name, tokens + tree.tokens, request.computed, ancestors(parents))
 
 
-def draw_behind(step: Sequence[Scheduled], last: Tensor, decoder: Decoder) -> list[Drawn | None]:
+def draw_behind(step: Sequence[ScheduledRequest], last: Tensor, decoder: Decoder) -> list[Drawn | None]:
     """Of each request; None where its prompt is not read to its end. last: (T, H), of all tokens of the step."""
     wanted, rows, end = list[int](), list[Row](), 0
     for one in step:
@@ -51,7 +51,7 @@ def draw_behind(step: Sequence[Scheduled], last: Tensor, decoder: Decoder) -> li
     return _parted(step, decoder.logits(last[wanted]), rows)
 
 
-def _parted(step: Sequence[Scheduled], logits: Tensor, rows: Sequence[Row]) -> list[Drawn | None]:
+def _parted(step: Sequence[ScheduledRequest], logits: Tensor, rows: Sequence[Row]) -> list[Drawn | None]:
     ends = np.cumsum([0, *(one.proposals + 1 if one.draws else 0 for one in step)]).tolist()
     weights = weights_of(logits, rows)
     tokens = judge(_chains(step, ends), weights, rows, draw(weights, rows))
@@ -61,7 +61,7 @@ def _parted(step: Sequence[Scheduled], logits: Tensor, rows: Sequence[Row]) -> l
     ]
 
 
-def _chains(step: Sequence[Scheduled], rows: Sequence[int]) -> list[Chain]:
+def _chains(step: Sequence[ScheduledRequest], rows: Sequence[int]) -> list[Chain]:
     """Those that were drawn from a drafter's distribution. rows: each request's first."""
     return [
         Chain(row, tree.tokens[: one.proposals], cast(list[Tensor], tree.drawn_from[: one.proposals]))
@@ -70,6 +70,6 @@ def _chains(step: Sequence[Scheduled], rows: Sequence[int]) -> list[Chain]:
     ]
 
 
-def _places(one: Scheduled) -> list[int]:
+def _places(one: ScheduledRequest) -> list[int]:
     """Behind which something is drawn."""
     return [ROOT, *one.request.chosen]

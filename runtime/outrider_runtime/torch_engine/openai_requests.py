@@ -34,7 +34,7 @@ MISSHAPEN = "Bad Request"
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Tokens = Annotated[list[int], Field(fail_fast=True)]
 """A list ends at its first bad item: of a million, each would have an error of its own."""
-_Ask = TypeVar("_Ask", bound="Ask")
+_Request = TypeVar("_Request", bound="GenerationRequest")
 NOT_IN_MESSAGES = ("tool_calls", "tool_call_id", "function_call", "reasoning", "reasoning_content", "audio")
 """Fields of a message that a template would read, and that are not handed to it here."""
 
@@ -53,7 +53,7 @@ class StreamOptions(BaseModel):
         return value
 
 
-class Ask(BaseModel):
+class GenerationRequest(BaseModel):
     """Fields of both endpoints."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, strict=True)
@@ -113,7 +113,7 @@ class Ask(BaseModel):
         raise NotImplementedError
 
 
-class Completion(Ask):
+class CompletionRequest(GenerationRequest):
     PROMPT = "prompt"
     prompt: str | Tokens | Annotated[list[str], Field(fail_fast=True)] | Annotated[list[Tokens], Field(fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1)] | None = 16
@@ -130,7 +130,7 @@ class Completion(Ask):
         return cast(list[str] | list[list[int]], [self.prompt] if is_one else self.prompt)
 
 
-class Part(BaseModel):
+class TextPart(BaseModel):
     model_config = ConfigDict(strict=True)
 
     type: Literal["text"]
@@ -141,7 +141,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Annotated[str, Field(min_length=1)]
-    content: str | Annotated[list[Part], Field(fail_fast=True, max_length=MOST_ENTRIES)] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MOST_ENTRIES)] | None = None
     name: str | None = None
 
     @model_validator(mode="after")
@@ -158,7 +158,7 @@ class Message(BaseModel):
         return {"role": self.role, "content": text, **named}
 
 
-class Chat(Ask):
+class ChatRequest(GenerationRequest):
     PROMPT = "messages"
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -184,7 +184,7 @@ class Chat(Ask):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-def parse(kind: type[_Ask], document: Mapping[str, Any]) -> _Ask:
+def parse(kind: type[_Request], document: Mapping[str, Any]) -> _Request:
     """Raises RequestError (400) that names the field."""
     for field, neutral in NEUTRAL.items():
         value = document.get(field)

@@ -19,16 +19,24 @@ from outrider_runtime.loop.control_loop import ControlLoop
 from outrider_runtime.loop.orders import Order
 from outrider_runtime.loop.requests import Delivery, End
 from outrider_runtime.step_clock import HostClock, StepClock
-from outrider_runtime.torch_engine.commit import Committed, Finish, Judged, Path, commit, verdicts, walk
-from outrider_runtime.torch_engine.drafting import Drafter, Finished, Ran, Report, draft
+from outrider_runtime.torch_engine.batch_scheduler import BatchScheduler, ScheduledRequest, SchedulerLimits
+from outrider_runtime.torch_engine.commit import (
+    AcceptedPath,
+    Committed,
+    FinishReason,
+    JudgedTree,
+    commit,
+    verdicts,
+    walk,
+)
+from outrider_runtime.torch_engine.drafting import CommittedStep, DraftReport, RequestStep, TorchDrafter, draft
+from outrider_runtime.torch_engine.engine_request import Request
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
+from outrider_runtime.torch_engine.model_runner import CachedModel
 from outrider_runtime.torch_engine.planner import Planner
-from outrider_runtime.torch_engine.requests import Request
-from outrider_runtime.torch_engine.runner import Model
-from outrider_runtime.torch_engine.sampling import TokenLogprobs, logprobs_of
-from outrider_runtime.torch_engine.scheduler import Limits, Scheduled, Scheduler
+from outrider_runtime.torch_engine.target_pass import Drawn, draw_behind, segment_of
+from outrider_runtime.torch_engine.token_sampling import TokenLogprobs, logprobs_of
 from outrider_runtime.torch_engine.tree import Tree
-from outrider_runtime.torch_engine.verification import Drawn, draw_behind, segment_of
 
 
 class Output(NamedTuple):
@@ -39,37 +47,37 @@ class Output(NamedTuple):
     text: str
     logprobs: list[TokenLogprobs]
     """Of each token; empty where none were asked for."""
-    finish: Finish | None
+    finish: FinishReason | None
     stop_reason: int | str | None
 
 
-class Step(NamedTuple):
+class StepResult(NamedTuple):
     """What came of a step for its requests."""
 
     outputs: list[Output]
-    ran: list[Ran]
+    ran: list[RequestStep]
     """Those that go on."""
-    judged: list[Judged]
+    judged: list[JudgedTree]
     """What became of proposals."""
 
 
 @dataclass(slots=True, eq=False)
-class Models:
-    target: Model
-    drafters: Sequence[Drafter]
+class EngineModels:
+    target: CachedModel
+    drafters: Sequence[TorchDrafter]
     """In the order of the loop's; one with KV is the pool's model of its place + 1."""
     between: tuple[int, ...] = ()
     """Layers of the target whose input heads read."""
 
 
-class Engine:
+class InferenceEngine:
     def __init__(
-        self, models: Models, pool: KVPool, loop: ControlLoop, limits: Limits, longest: int,
+        self, models: EngineModels, pool: KVPool, loop: ControlLoop, limits: SchedulerLimits, longest: int,
         clock: Callable[[], float] = time.monotonic, step_clock: StepClock | None = None,
     ) -> None:  # fmt: skip
         """longest: tokens that a request may have, its prompt's included."""
         self.longest = longest
-        self.scheduler = Scheduler(pool, limits)
+        self.scheduler = BatchScheduler(pool, limits)
         self._models, self._pool = models, pool
         self._clock, self._step_clock = clock, step_clock or HostClock()
         self._planner = Planner(loop, self.scheduler, pool, longest, clock())
@@ -138,28 +146,28 @@ class Engine:
         target_s = self._step_clock.seconds(began, self._step_clock.mark())
         number, order = self._planner.plan_draft(scheduled, plan)
         step = self._commit(scheduled, drawn)
-        report = self._propose(number, order, scheduled, Finished(step.ran, hidden.between))
+        report = self._propose(number, order, scheduled, CommittedStep(step.ran, hidden.between))
         self._observe(report, step, target_s)
         return step.outputs
 
-    def _commit(self, scheduled: Sequence[Scheduled], drawn: Sequence[Drawn | None]) -> Step:
-        step, first_row = Step([], [], []), 0
+    def _commit(self, scheduled: Sequence[ScheduledRequest], drawn: Sequence[Drawn | None]) -> StepResult:
+        step, first_row = StepResult([], [], []), 0
         for place, (one, own) in enumerate(zip(scheduled, drawn, strict=True)):
             start, kept, goes_on = one.request.computed, list(range(one.known)), True
             if own is not None:
                 path, done = self._answer(one.request, own)
-                step.judged.append(Judged(one.request.proposals, one.request.chosen, path))
+                step.judged.append(JudgedTree(one.request.proposals, one.request.chosen, path))
                 step.outputs.append(_output(one.request, done, own, path))
                 kept += [one.known + one.request.chosen.index(node) for node in path.places[1:]]
                 goes_on = done.finish is None
             one.request.proposals, one.request.chosen = Tree(), ()
             if goes_on:
                 self._keep(one.request, kept)
-                step.ran.append(Ran(one.request, place, start, [first_row + token for token in kept]))
+                step.ran.append(RequestStep(one.request, place, start, [first_row + token for token in kept]))
             first_row += one.tokens
         return step
 
-    def _answer(self, request: Request, drawn: Drawn) -> tuple[Path, Committed]:
+    def _answer(self, request: Request, drawn: Drawn) -> tuple[AcceptedPath, Committed]:
         """The path as far as it is part of the answer."""
         path = walk(request.proposals, drawn.tokens)
         done = commit(request, path.tokens, self.longest)
@@ -170,7 +178,9 @@ class Engine:
         self._models.target.cache[request.name].keep(request.computed, places)
         request.computed += len(places)
 
-    def _propose(self, number: int, order: Order, scheduled: Sequence[Scheduled], finished: Finished) -> Report:
+    def _propose(
+        self, number: int, order: Order, scheduled: Sequence[ScheduledRequest], finished: CommittedStep
+    ) -> DraftReport:
         self._set_idle(order.runs)
         requests = [one.request for one in scheduled]
         report = draft(self._models.drafters, number, order, requests, finished, self._step_clock)
@@ -178,7 +188,7 @@ class Engine:
             request.proposals = request.proposals.within(self._planner.left(request) - 1)  # beside the bonus token
         return report
 
-    def _observe(self, report: Report, step: Step, target_s: float) -> None:
+    def _observe(self, report: DraftReport, step: StepResult, target_s: float) -> None:
         delivered = [
             Delivery(one.request, len(one.tokens), End.COMPLETE if one.finish else None) for one in step.outputs
         ]
@@ -193,7 +203,7 @@ class Engine:
         self.scheduler.active_models = (np.flatnonzero(runs) + 1).tolist()
 
 
-def _output(request: Request, done: Committed, drawn: Drawn, path: Path) -> Output:
+def _output(request: Request, done: Committed, drawn: Drawn, path: AcceptedPath) -> Output:
     most, told = request.sampling.logprobs, list[TokenLogprobs]()
     if most is not None:
         rows = dict(zip(drawn.tokens, drawn.logits, strict=True))

@@ -16,23 +16,23 @@ from torch import Tensor
 from outrider_runtime.drafters.eagle import LAYER_IDS
 from outrider_runtime.torch_engine.architecture import Architecture, config_of, read_architecture
 from outrider_runtime.torch_engine.decoder import Layer, Rotary, Span, read_layer
-from outrider_runtime.torch_engine.drafting import Ran
+from outrider_runtime.torch_engine.drafting import RequestStep
 from outrider_runtime.torch_engine.drafts.autoregressive import Autoregressive, last_of
-from outrider_runtime.torch_engine.kv import Cache
+from outrider_runtime.torch_engine.kv import KVCache
 from outrider_runtime.torch_engine.kv_pool import KVPool
 from outrider_runtime.torch_engine.linear import Linear
-from outrider_runtime.torch_engine.runner import Model, Places, Segment, count_in
-from outrider_runtime.torch_engine.sampling import Likeliest, Row, likeliest_among
+from outrider_runtime.torch_engine.model_runner import CachedModel, LayerInputs, Segment, count_in
+from outrider_runtime.torch_engine.token_sampling import Likeliest, Row, likeliest_among
 from outrider_runtime.torch_engine.weights import Weights, in_vocabulary, read_weights
 
 FUSED = 3
 """Hidden states that a head reads."""
 
 
-class Head:
+class EagleWeights:
     """The weights. Shapes: T tokens of a pass, H width, V' tokens that it may propose."""
 
-    def __init__(self, folder: Path, target: Model) -> None:
+    def __init__(self, folder: Path, target: CachedModel) -> None:
         config = config_of(folder)
         self.shape: Architecture = read_architecture(folder)
         weights = read_weights(folder, target.dtype, target.device)
@@ -74,7 +74,7 @@ def fused_layers(config: dict[str, Any], layers: int) -> tuple[int, ...]:
     return tuple(named) if named else (2, layers // 2, layers - 3)
 
 
-def _vocabulary(weights: Weights, proposable: int, target: Model, folder: Path) -> Tensor:
+def _vocabulary(weights: Weights, proposable: int, target: CachedModel, folder: Path) -> Tensor:
     """(V',): the target's token of each that the head proposes; a head of all of them may have no map."""
     weights.drop("t2d")
     own, size = torch.arange(proposable, device=target.device), target.shape.vocabulary
@@ -83,29 +83,29 @@ def _vocabulary(weights: Weights, proposable: int, target: Model, folder: Path) 
     return in_vocabulary(own + weights.take("d2t", proposable).long(), size, folder, "d2t")
 
 
-class Eagle(Autoregressive):
+class EagleDrafter(Autoregressive):
     """It closes no hole: the states that it would read are gone."""
 
-    def __init__(self, folder: Path, number: int, target: Model, pool: KVPool) -> None:
+    def __init__(self, folder: Path, number: int, target: CachedModel, pool: KVPool) -> None:
         """number: its place among the models of the pool."""
-        self.head = Head(folder, target)
-        cache = Cache(self.head.shape, target.dtype, target.device)
+        self.head = EagleWeights(folder, target)
+        cache = KVCache(self.head.shape, target.dtype, target.device)
         super().__init__(number, cache, pool, self.head.weight_bytes)
         self.layers = self.head.layers
-        self._places = Places(folder, self.head.shape, self.cache, target.device)
+        self._places = LayerInputs(folder, self.head.shape, self.cache, target.device)
         self._dtype = target.dtype
 
-    def _entries(self, one: Ran) -> int:
+    def _entries(self, one: RequestStep) -> int:
         return self.cache.length(one.request.name) + len(one.rows)
 
-    def _read(self, ran: Sequence[Ran], between: dict[int, Tensor]) -> Tensor:
+    def _read(self, ran: Sequence[RequestStep], between: dict[int, Tensor]) -> Tensor:
         segments = [
             Segment(one.request.name, one.request.tokens[one.start + 1 : one.end + 1], one.start) for one in ran
         ]
         rows = torch.tensor([row for one in ran for row in one.rows], device=self._places.device)
         return last_of(self._pass(segments, self.head.fused(between, rows)), segments)
 
-    def _position(self, one: Ran) -> int:
+    def _position(self, one: RequestStep) -> int:
         """An entry stands where the state is that it reads, one before its token."""
         return one.end
 

@@ -22,13 +22,13 @@ from outrider_runtime.model_config import config_file
 from outrider_runtime.paths import Paths
 from outrider_runtime.processor import cpu_name
 from outrider_runtime.torch_engine.architecture import UnsupportedModelError
+from outrider_runtime.torch_engine.batch_scheduler import TARGET, SchedulerLimits
 from outrider_runtime.torch_engine.drafts.beam import WIDEST
-from outrider_runtime.torch_engine.engine import Engine, Models
 from outrider_runtime.torch_engine.hosting import host, model_folder
+from outrider_runtime.torch_engine.inference_engine import EngineModels, InferenceEngine
 from outrider_runtime.torch_engine.kv_pool import FIRST_TOKENS, Holder, KVPool
+from outrider_runtime.torch_engine.model_runner import CachedModel, Segment
 from outrider_runtime.torch_engine.options import Options, read_options
-from outrider_runtime.torch_engine.runner import Model, Segment
-from outrider_runtime.torch_engine.scheduler import TARGET, Limits
 from outrider_runtime.torch_engine.text import Text
 from outrider_runtime.worker_notes import write_drafter_memory, write_verification
 
@@ -38,7 +38,7 @@ DEVICE_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    engine: Engine
+    engine: InferenceEngine
     text: Text
     vocabulary: int
     loop: ControlLoop
@@ -52,7 +52,7 @@ def load(boot: BootConfig, hot: HotConfig, paths: Paths) -> Loaded:
     options = read_options(boot.engine)
     device = torch.device("cpu" if boot.accelerator.on_cpu else "cuda")
     folder = model_folder(boot.target, paths, TARGET_MOUNT)
-    target = Model(folder, TARGET, dtype=_dtype(boot), device=device)
+    target = CachedModel(folder, TARGET, dtype=_dtype(boot), device=device)
     _try(target, folder)
     text = Text(folder, target.shape.vocabulary)
     pool = KVPool(0, [target.cache.bytes_per_token])
@@ -65,8 +65,8 @@ def load(boot: BootConfig, hot: HotConfig, paths: Paths) -> Loaded:
         boot, hot, hosted.specs, max_requests=options.max_num_seqs, left_out=hosted.left_out, widest=WIDEST
     )  # fmt: skip
     compile_all(loop.settings)
-    limits = Limits(options.max_num_seqs, options.max_num_batched_tokens)
-    engine = Engine(Models(target, hosted.drafters, hosted.layers), pool, loop, limits, longest)
+    limits = SchedulerLimits(options.max_num_seqs, options.max_num_batched_tokens)
+    engine = InferenceEngine(EngineModels(target, hosted.drafters, hosted.layers), pool, loop, limits, longest)
     identity = Identity(
         _device_name(device), f"torch-{torch.__version__}", weights_commit(str(folder), boot.target.revision)
     )
@@ -84,7 +84,7 @@ def _dtype(boot: BootConfig) -> torch.dtype | None:
     return None if dtype is Dtype.AUTO else getattr(torch, dtype.value)
 
 
-def _try(target: Model, folder: Path) -> None:
+def _try(target: CachedModel, folder: Path) -> None:
     """One token: a configuration may have what nobody thought of."""
     holder = Holder(TARGET, "one token")
     pool = KVPool(target.cache.bytes_per_token * FIRST_TOKENS, [target.cache.bytes_per_token])
@@ -108,7 +108,7 @@ def _kv_bytes(options: Options, device: torch.device) -> int:
     return int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0])
 
 
-def _longest(boot: BootConfig, target: Model, pool: KVPool) -> int:
+def _longest(boot: BootConfig, target: CachedModel, pool: KVPool) -> int:
     """Tokens of a request, its prompt's included: alone, it must find room."""
     asked, most = boot.engine.max_model_len, target.shape.positions
     if asked is not None and asked > most:

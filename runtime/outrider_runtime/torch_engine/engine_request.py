@@ -66,7 +66,7 @@ class Detokenizer(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class History:
+class TokenHistory:
     """A request's tokens as penalties look at them."""
 
     distinct: dict[int, None] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Request:
     told: int = 0
     """Characters of `text` that went out."""
     was_preempted: bool = False
-    history: History = field(default_factory=History)
+    history: TokenHistory = field(default_factory=TokenHistory)
     """As far as a penalty has asked for it."""
 
     @property
