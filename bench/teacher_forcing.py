@@ -63,7 +63,7 @@ def answers(loaded: Loaded, texts: Sequence[Sequence[int]], tokens: int) -> list
         loaded.engine.add(one, time.time())
     while loaded.engine.has_work:
         loaded.engine.step()
-    return [tuple(one.tokens[one.prompt :]) for one in requests]
+    return [tuple(request.tokens[request.prompt_tokens :]) for request in requests]
 
 
 class Arm(NamedTuple):

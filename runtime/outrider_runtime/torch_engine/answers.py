@@ -1,4 +1,4 @@
-"""Answers as the OpenAI API has them; the types are those of OpenAI's own library."""
+"""Answers in the shape of the OpenAI API, built from the types of OpenAI's own library."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Finish = Literal["stop", "length"]
 
 @dataclass(slots=True)
 class Piece:
-    """Of one choice: a step's part of it, or all of it."""
+    """Tokens and text of one choice: what one step added, or the whole choice."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""
@@ -54,8 +54,8 @@ def usage(prompt: int, answer: int) -> CompletionUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class Chats:
-    """Documents of one chat request."""
+class ChatAnswers:
+    """Builds the response bodies and stream events of one chat request."""
 
     name: str
     model: str
@@ -67,24 +67,24 @@ class Chats:
             id=self.name, created=self.created, model=self.model, object="chat.completion", usage=used,
             choices=[
                 Choice.model_construct(
-                    index=index, finish_reason=one.finish or "length", stop_reason=one.stop_reason,
-                    message=ChatCompletionMessage(role="assistant", content=one.text),
-                    logprobs=ChoiceLogprobs(content=self._logprobs(one)) if one.logprobs else None,
+                    index=index, finish_reason=piece.finish or "length", stop_reason=piece.stop_reason,
+                    message=ChatCompletionMessage(role="assistant", content=piece.text),
+                    logprobs=ChoiceLogprobs(content=self._logprobs(piece)) if piece.logprobs else None,
                 )
-                for index, one in enumerate(pieces)
+                for index, piece in enumerate(pieces)
             ],
         )  # fmt: skip
 
     def first(self) -> ChatCompletionChunk:
         return self._chunk([ChunkChoice(index=0, delta=ChoiceDelta(role="assistant", content=""))])
 
-    def part(self, index: int, one: Piece) -> ChatCompletionChunk:
-        logprobs = ChunkLogprobs(content=self._logprobs(one)) if one.logprobs else None
+    def part(self, index: int, piece: Piece) -> ChatCompletionChunk:
+        logprobs = ChunkLogprobs(content=self._logprobs(piece)) if piece.logprobs else None
         return self._chunk(
             [
                 ChunkChoice.model_construct(
-                    index=index, delta=ChoiceDelta(content=one.text), finish_reason=one.finish, logprobs=logprobs,
-                    stop_reason=one.stop_reason,
+                    index=index, delta=ChoiceDelta(content=piece.text), finish_reason=piece.finish, logprobs=logprobs,
+                    stop_reason=piece.stop_reason,
                 )
             ]
         )  # fmt: skip
@@ -98,39 +98,41 @@ class Chats:
             usage=used,
         )  # fmt: skip
 
-    def _logprobs(self, one: Piece) -> list[ChatCompletionTokenLogprob]:
+    def _logprobs(self, piece: Piece) -> list[ChatCompletionTokenLogprob]:
         return [
             ChatCompletionTokenLogprob(
-                **self._told(token, told.logprob),
-                top_logprobs=[TopLogprob(**self._told(other, logprob)) for other, logprob in told.top.items()],
+                **self._token_logprob(token, entry.logprob),
+                top_logprobs=[
+                    TopLogprob(**self._token_logprob(other, logprob)) for other, logprob in entry.top.items()
+                ],
             )
-            for token, told in zip(one.tokens, one.logprobs, strict=True)
+            for token, entry in zip(piece.tokens, piece.logprobs, strict=True)
         ]
 
-    def _told(self, token: int, logprob: float) -> dict[str, Any]:
+    def _token_logprob(self, token: int, logprob: float) -> dict[str, Any]:
         text = self.text.token(token)
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
 @dataclass(frozen=True, slots=True)
-class Completions:
-    """Documents of one completion request."""
+class CompletionAnswers:
+    """Builds the response bodies and stream events of one completion request."""
 
     name: str
     model: str
     text: Text
     created: int = field(default_factory=lambda: int(time.time()))
-    _told: Counter[int] = field(default_factory=Counter)
-    """Of each choice, characters of the tokens whose logprobs went out."""
+    _reported_characters: Counter[int] = field(default_factory=Counter)
+    """Choice index -> characters of the tokens whose logprobs were sent: the next token's `text_offset`."""
 
     def whole(self, pieces: Sequence[Piece], used: CompletionUsage) -> Completion:
-        return self._document([self._choice(index, one) for index, one in enumerate(pieces)], used)
+        return self._document([self._choice(index, piece) for index, piece in enumerate(pieces)], used)
 
     def first(self) -> None:
-        """A stream of completions begins with text."""
+        """Return no event: unlike a chat, a stream of completions begins with text."""
 
-    def part(self, index: int, one: Piece) -> Completion:
-        return self._document([self._choice(index, one)])
+    def part(self, index: int, piece: Piece) -> Completion:
+        return self._document([self._choice(index, piece)])
 
     def last(self, used: CompletionUsage) -> Completion:
         return self._document([], used)
@@ -140,21 +142,23 @@ class Completions:
             id=self.name, created=self.created, model=self.model, object="text_completion", choices=choices, usage=used
         )
 
-    def _choice(self, index: int, one: Piece) -> CompletionChoice:
+    def _choice(self, index: int, piece: Piece) -> CompletionChoice:
         return CompletionChoice.model_construct(
-            index=index, text=one.text, finish_reason=cast(Finish, one.finish), stop_reason=one.stop_reason,
-            logprobs=self._logprobs(index, one) if one.logprobs else None,
+            index=index, text=piece.text, finish_reason=cast(Finish, piece.finish), stop_reason=piece.stop_reason,
+            logprobs=self._logprobs(index, piece) if piece.logprobs else None,
         )  # fmt: skip
 
-    def _logprobs(self, index: int, one: Piece) -> Logprobs:
-        tokens = [self.text.token(token) for token in one.tokens]
-        *offsets, self._told[index] = accumulate(map(len, tokens), initial=self._told[index])
+    def _logprobs(self, index: int, piece: Piece) -> Logprobs:
+        tokens = [self.text.token(token) for token in piece.tokens]
+        *offsets, self._reported_characters[index] = accumulate(
+            map(len, tokens), initial=self._reported_characters[index]
+        )
         return Logprobs(
             tokens=tokens,
-            token_logprobs=[told.logprob for told in one.logprobs],
+            token_logprobs=[entry.logprob for entry in piece.logprobs],
             top_logprobs=[
-                {self.text.token(token): logprob for token, logprob in [(drawn, told.logprob), *told.top.items()]}
-                for drawn, told in zip(one.tokens, one.logprobs, strict=True)
+                {self.text.token(token): logprob for token, logprob in [(drawn, entry.logprob), *entry.top.items()]}
+                for drawn, entry in zip(piece.tokens, piece.logprobs, strict=True)
             ],
             text_offset=offsets,
         )

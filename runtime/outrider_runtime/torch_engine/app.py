@@ -18,67 +18,75 @@ from starlette.exceptions import HTTPException
 from outrider_runtime.server.gate import DOCUMENT
 from outrider_runtime.server.server_errors import RequestError
 from outrider_runtime.torch_engine import engine_request
-from outrider_runtime.torch_engine.answers import Chats, Completions, Piece, piece_of, usage
+from outrider_runtime.torch_engine.answers import ChatAnswers, CompletionAnswers, Piece, piece_of, usage
 from outrider_runtime.torch_engine.inference_engine import Output
 from outrider_runtime.torch_engine.length import Longest
 from outrider_runtime.torch_engine.openai_requests import ChatRequest, CompletionRequest, GenerationRequest, parse
-from outrider_runtime.torch_engine.parameters import check_tokens, drawn_apart, sampling, stops
+from outrider_runtime.torch_engine.parameters import check_tokens, sampling, stops, with_own_seed
 from outrider_runtime.torch_engine.text import NOT_FOR_TEMPLATES, Text
 from outrider_runtime.torch_engine.thread import Client, EngineDeadError
 
 Outputs = AsyncGenerator[tuple[int, Output], None]
 CLIENT_LEFT = 499
-"""Nobody reads it."""
-DEAD = RequestError("the engine has died; the pod starts again", status=HTTPStatus.INTERNAL_SERVER_ERROR)
+"""HTTP status of a request whose client has left, as nginx logs it; the client never sees it."""
+DEAD = RequestError("the engine has stopped after an error; the pod restarts", status=HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 class ApiService:
-    """What the routes stand on."""
+    """The served model, as the routes need it: its text, its limits and the engine's client."""
 
     def __init__(self, model: str, text: Text, vocabulary: int, longest: int, client: Client) -> None:
-        """model: the name that it is served under. longest: tokens of a request."""
-        self.model, self.text, self.client = model, text, client
-        self._vocabulary, self.longest = vocabulary, Longest(longest, longest * text.longest_token)
+        """model: the name that requests use. longest: tokens that prompt and answer may have together."""
+        self.model = model
+        self.text = text
+        self.client = client
+        self._vocabulary = vocabulary
+        self.longest = Longest(longest, longest * text.longest_token)
         self.started_at = int(time.time())
 
     def completion(self, document: Mapping[str, Any]) -> tuple[CompletionRequest, list[list[int]]]:
-        """What is asked, and its prompts' tokens. Long texts take seconds: not for the event loop."""
+        """Parse a completion request; return its fields and the tokens of its prompts.
+
+        A long text takes seconds to tokenize, so this must not run on the event loop.
+        """
         self.longest.check(document)
-        ask = parse(CompletionRequest, document)
-        prompts = [self._tokens(one, ask.add_special_tokens) for one in ask.prompts]
+        body = parse(CompletionRequest, document)
+        prompts = [self._tokens(prompt, body.add_special_tokens) for prompt in body.prompts]
         if not prompts:
             raise RequestError("the prompt is empty", "prompt")
-        return ask, prompts
+        return body, prompts
 
     def chat(self, document: Mapping[str, Any]) -> tuple[ChatRequest, list[list[int]]]:
-        """As `completion`."""
+        """Parse a chat request; return its fields and the tokens of its prompt. Like `completion`, it may be slow."""
         self.longest.check(document)
-        ask = parse(ChatRequest, document)
-        text = self._rendered(ask)
+        body = parse(ChatRequest, document)
+        text = self._rendered(body)
         self.longest.check_text(text, "messages")
-        return ask, [self.text.encode(text, special=ask.add_special_tokens)]
+        return body, [self.text.encode(text, special=body.add_special_tokens)]
 
-    def _rendered(self, ask: ChatRequest) -> str:
-        variables = ask.chat_template_kwargs or {}
+    def _rendered(self, body: ChatRequest) -> str:
+        variables = body.chat_template_kwargs or {}
         if refused := NOT_FOR_TEMPLATES & variables.keys():
-            sentence = f"chat_template_kwargs: {min(refused)} is no variable of a template; remove it"
+            sentence = f"chat_template_kwargs: {min(refused)} is not a template variable; remove it"
             raise RequestError(sentence, "chat_template_kwargs")
-        variables = {"add_generation_prompt": ask.add_generation_prompt, **variables}
+        variables = {"add_generation_prompt": body.add_generation_prompt, **variables}
         try:
-            return self.text.render_chat([one.plain() for one in ask.messages], variables)
+            return self.text.render_chat([message.plain() for message in body.messages], variables)
         except ValueError as error:
             raise RequestError(str(error), "messages") from None
 
-    def requests(self, ask: GenerationRequest, name: str, prompts: Sequence[list[int]]) -> list[engine_request.Request]:
-        if ask.model is not None and ask.model != self.model:
-            raise RequestError(f"the model {ask.model!r} does not exist here", "model", HTTPStatus.NOT_FOUND)
-        check_tokens(ask.stop_token_ids or (), "stop_token_ids", self._vocabulary)
-        drawn = sampling(ask, self.text.defaults, self._vocabulary)
+    def requests(
+        self, body: GenerationRequest, name: str, prompts: Sequence[list[int]]
+    ) -> list[engine_request.Request]:
+        if body.model is not None and body.model != self.model:
+            raise RequestError(f"this service does not serve the model {body.model!r}", "model", HTTPStatus.NOT_FOUND)
+        check_tokens(body.stop_token_ids or (), "stop_token_ids", self._vocabulary)
+        own_sampling = sampling(body, self.text.defaults, self._vocabulary)
         return [
             engine_request.Request(
                 f"{name}-{index}", list(prompt), len(prompt),
-                stops(ask, self.text.end_tokens, len(prompt), self.longest.tokens),
-                drawn_apart(drawn),
+                stops(body, self.text.end_tokens, len(prompt), self.longest.tokens),
+                with_own_seed(own_sampling),
                 self.text.detokenizer(prompt),
             )
             for index, prompt in enumerate(prompts)
@@ -92,7 +100,7 @@ class ApiService:
 
 
 def make_app(service: ApiService) -> FastAPI:
-    """It stands behind a RequestGate, which reads the bodies."""
+    """Build the API's routes. A RequestGate in front of them reads and parses the bodies."""
     app = FastAPI(title="Outrider", docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.exception_handler(RequestError)
@@ -111,15 +119,15 @@ def make_app(service: ApiService) -> FastAPI:
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        ask, prompts = await asyncio.to_thread(service.completion, request.scope.pop(DOCUMENT))
-        documents = Completions(f"cmpl-{uuid.uuid4().hex}", service.model, service.text)
-        return await _answer(service, ask, prompts, documents, request)
+        body, prompts = await asyncio.to_thread(service.completion, request.scope.pop(DOCUMENT))
+        documents = CompletionAnswers(f"cmpl-{uuid.uuid4().hex}", service.model, service.text)
+        return await _answer(service, body, prompts, documents, request)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        ask, prompts = await asyncio.to_thread(service.chat, request.scope.pop(DOCUMENT))
-        documents = Chats(f"chatcmpl-{uuid.uuid4().hex}", service.model, service.text)
-        return await _answer(service, ask, prompts, documents, request)
+        body, prompts = await asyncio.to_thread(service.chat, request.scope.pop(DOCUMENT))
+        documents = ChatAnswers(f"chatcmpl-{uuid.uuid4().hex}", service.model, service.text)
+        return await _answer(service, body, prompts, documents, request)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -138,17 +146,18 @@ def make_app(service: ApiService) -> FastAPI:
 
 
 async def _answer(
-    service: ApiService, ask: GenerationRequest, prompts: list[list[int]], documents: Chats | Completions, http: Request
-) -> Response:
-    asked = service.requests(ask, documents.name, prompts)
+    service: ApiService, body: GenerationRequest, prompts: list[list[int]],
+    documents: ChatAnswers | CompletionAnswers, http: Request,
+) -> Response:  # fmt: skip
+    requests = service.requests(body, documents.name, prompts)
     tokens = sum(map(len, prompts))
-    outputs = service.client.answers(asked, ask.extra_args)
-    if ask.stream:
-        return StreamingResponse(_stream(outputs, ask, documents, tokens), media_type="text/event-stream")
-    pieces = [Piece() for _ in asked]
+    outputs = service.client.answers(requests, body.extra_args)
+    if body.stream:
+        return StreamingResponse(_stream(outputs, body, documents, tokens), media_type="text/event-stream")
+    pieces = [Piece() for _ in requests]
     if not await _unless_gone(http, _collect(outputs, pieces)):
         return Response(status_code=CLIENT_LEFT)
-    used = usage(tokens, sum(len(one.tokens) for one in pieces))
+    used = usage(tokens, sum(len(piece.tokens) for piece in pieces))
     return JSONResponse(documents.whole(pieces, used).model_dump(mode="json", exclude_unset=True))
 
 
@@ -159,7 +168,7 @@ async def _collect(outputs: Outputs, pieces: Sequence[Piece]) -> None:
 
 
 async def _unless_gone(http: Request, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether `work` came to its end before the client left; what it raises passes through."""
+    """Run `work`; return whether it ended before the client left. An exception of `work` is raised here."""
     working, leaving = asyncio.create_task(work), asyncio.create_task(_gone(http))
     try:
         done, _ = await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -178,10 +187,11 @@ async def _gone(http: Request) -> None:
 
 
 async def _stream(
-    outputs: Outputs, ask: GenerationRequest, documents: Chats | Completions, prompt: int
+    outputs: Outputs, body: GenerationRequest, documents: ChatAnswers | CompletionAnswers, prompt: int
 ) -> AsyncIterator[str]:
-    """Server-sent events."""
-    answer, first = 0, documents.first()
+    """Yield the answer as server-sent events. prompt: tokens of all prompts, for the usage."""
+    answer = 0  # tokens of all choices so far
+    first = documents.first()
     if first is not None:
         yield _event(first)
     try:
@@ -194,7 +204,7 @@ async def _stream(
     except EngineDeadError:
         yield f"data: {DEAD.body().decode()}\n\n"
         return
-    if ask.usage_in_stream:
+    if body.usage_in_stream:
         yield _event(documents.last(usage(prompt, answer)))
     yield "data: [DONE]\n\n"
 

@@ -1,4 +1,4 @@
-"""What is served: decoders of the Llama family. Everything else is refused before a weight is read."""
+"""The model families that this engine serves: Llama-like decoders. Others are refused before any weight is read."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from typing import Any
 from outrider_runtime.model_config import Config, UnreadableConfigError, config_file, read_config
 
 FAMILIES = {"llama": "Llama, SmolLM2", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-"""`model_type` -> the models that have it."""
+"""`model_type` of config.json -> the models that have it."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-
-
+"""Fields of which any marks a mixture of experts."""
 SIZES = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
     "max_position_embeddings",
 )  # fmt: skip
 OTHER_SIZES = ("num_key_value_heads", "head_dim")
-"""They follow from others where they are missing."""
+"""Optional sizes, derived from the others when they are missing."""
 TYPES: dict[type, tuple[str, ...]] = {
     str: ("model_type",), list: ("layer_types",), dict: ("rope_parameters", "rope_scaling"),
     bool: ("tie_word_embeddings", "attention_bias", "mlp_bias"),
 }  # fmt: skip
-NAMES = {str: "string", list: "list", dict: "object", bool: "boolean"}
+TYPE_NAMES = {str: "a string", list: "a list", dict: "an object", bool: "a boolean"}
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -35,6 +34,8 @@ class UnsupportedModelError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
+    """The sizes and options of one model, as its config.json gives them."""
+
     vocabulary: int
     width: int
     layers: int
@@ -44,30 +45,31 @@ class Architecture:
     inner_width: int
     norm_epsilon: float
     is_tied: bool
-    """The output layer is the embedding."""
+    """Whether the output layer reuses the embedding matrix."""
     has_input_biases: bool
-    """Of queries, keys and values."""
+    """Whether the query, key and value projections have biases."""
     has_output_bias: bool
-    """Of what attention gives."""
+    """Whether the attention's output projection has a bias."""
     has_mlp_biases: bool
     has_head_norms: bool
-    """Queries and keys are normalised, head by head."""
+    """Whether queries and keys are normalised, head by head (Qwen3)."""
     positions: int
-    """Longest request that the model was made for."""
+    """Tokens of the longest request that the model was trained for."""
     dtype: str
-    """Of the weights as they are stored."""
+    """The type in which the weights are stored."""
 
     def kv_bytes_per_token(self, bytes_per_number: int) -> int:
+        """Bytes of keys and values that one token takes in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_width * bytes_per_number
 
 
 def read_architecture(folder: Path) -> Architecture:
-    """Raises UnsupportedModelError."""
+    """Read and check the model's configuration. Raises UnsupportedModelError."""
     return architecture_of(config_of(folder), config_file(folder))
 
 
 def config_of(folder: Path) -> Config:
-    """Raises UnsupportedModelError."""
+    """Read the model's configuration, unchecked. Raises UnsupportedModelError when it cannot be read."""
     try:
         return read_config(folder)
     except UnreadableConfigError as error:
@@ -75,7 +77,7 @@ def config_of(folder: Path) -> Config:
 
 
 def architecture_of(config: Config, file: Path) -> Architecture:
-    """file: where `config` comes from, for the message. Raises UnsupportedModelError."""
+    """Check `config` and read the architecture from it. Raises UnsupportedModelError, which names `file`."""
     reason = _mistyped(config) or _obstacle(config) or _misfit(config)
     if reason:
         raise UnsupportedModelError(f"{file}: {reason}")
@@ -104,18 +106,18 @@ def _architecture(config: Config) -> Architecture:
 
 
 def _misfit(config: Config) -> str:
-    """What is missing, or is no number that a model could have; as `_obstacle`."""
+    """Name a size that is missing or impossible; empty when there is none."""
     numbers = {field: config.get(field) for field in SIZES}
     numbers |= {field: config[field] for field in OTHER_SIZES if config.get(field) is not None}
     for field, value in numbers.items():
         if value is None:
             return f"the field {field} is missing"
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            return f"{field} is {value!r}, which is no whole number above zero"
+            return f"{field} is {value!r}, which is not a whole number above zero"
     bases = [source["rope_theta"] for source in (config, _rope(config)) if source.get("rope_theta") is not None]
     for field, value in [("rms_norm_eps", config.get("rms_norm_eps")), *(("rope_theta", base) for base in bases)]:
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
-            return f"{field} is {value!r}, which is no number above zero"
+            return f"{field} is {value!r}, which is not a number above zero"
     heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads") or config["num_attention_heads"]
     if heads % kv_heads:
         return f"num_key_value_heads is {kv_heads}, which does not divide num_attention_heads, {heads}"
@@ -125,11 +127,11 @@ def _misfit(config: Config) -> str:
 
 
 def _mistyped(config: Config) -> str:
-    """As `_obstacle`."""
+    """Name a field of the wrong JSON type; empty when there is none."""
     for kind, fields in TYPES.items():
         for field in fields:
             if config.get(field) is not None and not isinstance(config[field], kind):
-                return f"{field} is {config[field]!r}, which is no {NAMES[kind]}"
+                return f"{field} is {config[field]!r}, which is not {TYPE_NAMES[kind]}"
     return ""
 
 
@@ -142,29 +144,30 @@ def _dtype(config: Config) -> Any:
 
 
 def _obstacle(config: Config) -> str:
-    """Why the model cannot be served, in a sentence that begins with the field; empty when nothing is known."""
+    """Say why this engine cannot serve the model, in a sentence that begins with the field; empty when it can."""
     for field in EXPERTS:
         if config.get(field):
-            return f"{field} is {config[field]}: a mixture of experts is not served by the Torch backend, use vLLM"
+            return f"{field} is {config[field]}: the Torch backend does not serve a mixture of experts, use vLLM"
     if config.get("model_type") not in FAMILIES:
         known = ", ".join(f"{name} ({models})" for name, models in FAMILIES.items())
         return f"model_type is {config.get('model_type')!r}; the Torch backend serves {known}"
     if config.get("quantization_config"):
         return "quantization_config is set: the Torch backend reads unquantised weights, use vLLM"
     if config.get("hidden_act", "silu") != "silu":
-        return f"hidden_act is {config['hidden_act']!r}; the Torch backend has silu"
+        return f"hidden_act is {config['hidden_act']!r}; the Torch backend has silu only"
     return _rotation(config) or _sliding(config)
 
 
 def _rotation(config: Config) -> str:
-    """Some hang on the longest request of a step: an answer would change with its neighbours."""
+    """Refuse longrope: its rotation depends on the longest request of a step, so neighbours would change an answer."""
     if "longrope" in (_rope(config).get("rope_type"), _rope(config).get("type")):
-        return "rope_type is longrope: the Torch backend has one rotation for all lengths, use vLLM"
+        return "rope_type is longrope: the Torch backend has one rotation for all context lengths, use vLLM"
     return ""
 
 
 def _sliding(config: Config) -> str:
+    """Refuse attention that does not see all tokens."""
     if config.get("sliding_window") and config.get("use_sliding_window", config["model_type"] == "llama"):
         return f"sliding_window is {config['sliding_window']}: the Torch backend attends to all tokens, use vLLM"
-    other = [one for one in config.get("layer_types") or [] if one != "full_attention"]
-    return f"layer_types names {other[0]}: the Torch backend has full_attention, use vLLM" if other else ""
+    others = [layer_type for layer_type in config.get("layer_types") or [] if layer_type != "full_attention"]
+    return f"layer_types names {others[0]}: the Torch backend has full_attention only, use vLLM" if others else ""

@@ -1,4 +1,4 @@
-"""Who runs in the next step, over how many tokens, and who must make room."""
+"""Decides which requests run in the next step, over how many tokens each, and which are preempted."""
 
 from __future__ import annotations
 
@@ -16,118 +16,131 @@ TARGET = 0
 
 
 class SchedulerLimits(NamedTuple):
+    """The most that runs at once."""
+
     requests: int
-    """That run at once."""
     tokens: int
-    """Of a step."""
+    """Tokens of one step, over all requests."""
 
 
 class ScheduledRequest(NamedTuple):
+    """One request's part of a step."""
+
     request: Request
     tokens: int
-    """From its first one that is not computed on, its proposals last."""
+    """Tokens that the target runs over: known ones from `request.computed` on, then proposals."""
     proposals: int
-    """How many of `tokens` are some."""
+    """How many of `tokens` are proposals."""
 
     @property
     def known(self) -> int:
-        """Tokens of its text."""
+        """Tokens of the step that belong to the prompt or the answer."""
         return self.tokens - self.proposals
 
     @property
     def draws(self) -> bool:
-        """Its last known token is in the step, so that the next one can be drawn."""
+        """Whether the request's last known token is in the step, so that the next one can be drawn."""
         return self.known == self.request.todo
 
 
 class BatchScheduler:
-    """Continuous batching: requests that run come first, then those that wait, while tokens and memory last."""
+    """Continuous batching: running requests come first, then waiting ones, while the step's tokens and memory last."""
 
     def __init__(self, pool: KVPool, limits: SchedulerLimits) -> None:
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self.limits = limits
         self.idle_models: Sequence[int] = ()
-        """Whose KV goes first when memory is short: drafters that did not run in the last step."""
+        """Drafters that did not run in the last step: when memory is short, their KV is freed first."""
         self.active_models: Sequence[int] = ()
+        """Drafters that ran in the last step: their KV is freed next, before a request is preempted."""
         self.on_preempt: Callable[[Request], None] = lambda _request: None
         self._pool = pool
 
     def add(self, request: Request) -> None:
-        """It waits behind those that are due before it."""
+        """Queue a request behind those that are due before it; preempted ones stay in front."""
         self.waiting.append(request)
-        place_last(self.waiting, lambda one: float("-inf") if one.was_preempted else one.due_at)
+        place_last(self.waiting, lambda queued: float("-inf") if queued.was_preempted else queued.due_at)
 
     def finish(self, request: Request) -> None:
-        """It has ended, or its client left."""
+        """Remove a request that has ended or whose client left, and free its memory."""
         queue = self.running if request in self.running else self.waiting
         queue.remove(request)
         self._pool.release_all(request.name)
 
     def schedule(self, *, token_budget: int | None = None, admit: int | None = None) -> list[ScheduledRequest]:
-        """One step. token_budget: fewer tokens than the limit, decoding requests first. admit: most that may start."""
-        left = self.limits.tokens if token_budget is None else min(token_budget, self.limits.tokens)
+        """Decide what the next step runs.
+
+        token_budget: fewer tokens than the limit; decoding requests then come first. admit: how many waiting requests
+        may start; None: as many as fit.
+        """
+        budget = self.limits.tokens if token_budget is None else min(token_budget, self.limits.tokens)
         order = list(self.running)
         if token_budget is not None:
-            order = decoding_first(order, lambda one: one.decodes)
+            order = decoding_first(order, lambda request: request.decodes)
         step: list[ScheduledRequest] = []
         for request in order:
-            if request in self.running:  # nobody before it needed its room
-                self._schedule(request, left - _tokens(step), step)
-        step = [self._with_room(one) for one in step]
+            if request in self.running:  # it was not preempted to make room for one before it
+                self._schedule(request, budget - _tokens(step), step)
+        step = [self._fit_proposals(scheduled) for scheduled in step]
         if all(request in self.running for request in order):  # memory is not short
-            self._admit(left, admit, step)
+            self._admit(budget, admit, step)
         return step
 
-    def _schedule(self, request: Request, left: int, step: list[ScheduledRequest]) -> None:
-        """Room for its known tokens; `_with_room` finds that for its proposals."""
-        known = min(request.todo, left)
-        request.chosen = request.chosen[: max(0, left - known)]
+    def _schedule(self, request: Request, tokens_left: int, step: list[ScheduledRequest]) -> None:
+        """Add a request to the step, with memory for its known tokens; `_fit_proposals` finds that of its proposals."""
+        known = min(request.todo, tokens_left)
+        request.chosen = request.chosen[: max(0, tokens_left - known)]
         if known > 0 and self._make_room(request, known, step):
             step.append(ScheduledRequest(request, known + len(request.chosen), len(request.chosen)))
 
     def _make_room(self, request: Request, tokens: int, step: list[ScheduledRequest]) -> bool:
-        """Drafters' KV goes first, then other requests. False: it was itself the one to make room."""
+        """Free drafters' KV, then preempt requests, until `tokens` fit; False when `request` itself was preempted."""
         while not self._grow(request, tokens):
             if self._drop_drafters_kv():
                 continue
-            last_of_the_loosest = max(range(len(self.running)), key=lambda n: (self.running[n].looseness, n))
-            victim = self.running[last_of_the_loosest]
-            step[:] = [one for one in step if one.request is not victim]
+            victim_index = max(range(len(self.running)), key=lambda index: (self.running[index].tpot_s, index))
+            victim = self.running[victim_index]  # the loosest TPOT; among equals the one that started last
+            step[:] = [scheduled for scheduled in step if scheduled.request is not victim]
             self._preempt(victim)
             if victim is request:
                 return False
         return True
 
-    def _with_room(self, one: ScheduledRequest) -> ScheduledRequest:
-        """With as many proposals as find room once all known tokens have theirs; nobody makes any for them."""
-        request, holder = one.request, Holder(TARGET, one.request.name)
-        room = self._pool.tokens(holder) + self._pool.free_tokens(TARGET)
-        request.chosen = request.chosen[: room - request.computed - one.known]
-        tokens = one.known + len(request.chosen)
+    def _fit_proposals(self, scheduled: ScheduledRequest) -> ScheduledRequest:
+        """Keep the proposals that fit into the memory left by all known tokens; nothing is freed for proposals."""
+        request = scheduled.request
+        room = self._pool.tokens(Holder(TARGET, request.name)) + self._pool.free_tokens(TARGET)
+        request.chosen = request.chosen[: room - request.computed - scheduled.known]
+        tokens = scheduled.known + len(request.chosen)
         self._grow(request, tokens)
         return ScheduledRequest(request, tokens, len(request.chosen))
 
     def _drop_drafters_kv(self) -> bool:
+        """Free one drafter's KV of one request; False when drafters hold none."""
         return self._pool.drop_one(self._drafters)
 
     @property
     def _drafters(self) -> Sequence[int]:
-        """The first ones give way first."""
+        """Numbers of the drafters, in the order in which their KV is freed."""
         return (*self.idle_models, *self.active_models)
 
     def _grow(self, request: Request, tokens: int) -> bool:
         return self._pool.grow(Holder(TARGET, request.name), request.computed + tokens)
 
     def _preempt(self, request: Request) -> None:
+        """Free the request's memory and put it in front of the queue; its tokens are prefilled again later."""
         self.running.remove(request)
         self._pool.release_all(request.name)
-        request.computed, request.proposals, request.chosen, request.was_preempted = 0, Tree(), (), True
+        request.computed = 0
+        request.proposals = Tree()
+        request.chosen = ()
+        request.was_preempted = True
         self.waiting.appendleft(request)
         self.on_preempt(request)
 
     def _admit(self, budget: int, admit: int | None, step: list[ScheduledRequest]) -> None:
-        """Nobody is preempted for a newcomer; one starts where all of its tokens would find room."""
+        """Start waiting requests whose known tokens all fit; a running request is never preempted for one."""
         most = self.limits.requests if admit is None else min(self.limits.requests, len(self.running) + admit)
         while self.waiting and len(self.running) < most and _tokens(step) < budget:
             request = self.waiting[0]
@@ -137,13 +150,13 @@ class BatchScheduler:
             self._schedule(request, budget - _tokens(step), step)
 
     def _has_room(self, request: Request) -> bool:
-        """Drafters' KV makes room for it, where that is enough; else it would be read again for nothing."""
+        """Free drafters' KV for a waiting request, but only if that is enough: freed KV must be computed again."""
         if self._pool.free_tokens(TARGET, without=self._drafters) <= request.todo:
-            return not self.running  # alone it always fits
+            return not self.running  # a single request always fits
         while self._pool.free_tokens(TARGET) <= request.todo:
             self._drop_drafters_kv()
         return True
 
 
 def _tokens(step: Sequence[ScheduledRequest]) -> int:
-    return sum(one.tokens for one in step)
+    return sum(scheduled.tokens for scheduled in step)

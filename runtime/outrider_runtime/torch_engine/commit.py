@@ -1,7 +1,7 @@
-"""How an answer goes on: which proposals hold, and where it ends.
+"""How an answer continues: which proposals are accepted, and where it ends.
 
-`walk` finds the path that the target's own draws take through what was proposed; `commit` cuts it at the first end and
-writes it down. Tokens past the cut exist for nobody; `verdicts` is what the loop learns.
+`walk` follows the target's own draws through the tree of proposals. `commit` appends the tokens of that path to the
+request, up to the first stop condition, and discards the rest. `verdicts` reports each node to the control loop.
 """
 
 from __future__ import annotations
@@ -26,66 +26,84 @@ class FinishReason(StrEnum):
 
 
 class Committed(NamedTuple):
+    """What one step adds to one answer."""
+
     tokens: list[int]
-    """Those of the path that are part of the answer."""
+    """The tokens of the path up to the end of the answer."""
     text: str
-    """That may go out now."""
+    """Text that may be sent; the start of a possible stop string is held back."""
     finish: FinishReason | None = None
-    """None: more will come."""
+    """None: the answer is not complete."""
     stop_reason: int | str | None = None
-    """The stop token or string of the request that ended it; None for an end token of the model's."""
+    """The stop token or string, named by the request, that ended the answer; None for the model's own end token."""
 
 
 class AcceptedPath(NamedTuple):
-    """The way of the target's own draws through a tree."""
+    """The path that the target's own draws take through a tree of proposals."""
 
     places: Sequence[int]
-    """ROOT, then the nodes that hold: behind each the target drew a token."""
+    """ROOT, then the accepted nodes."""
     tokens: Sequence[int]
-    """Those tokens; the last one is the bonus token."""
+    """The token that the target drew after each place; the last one is the bonus token."""
 
     def until(self, tokens: int) -> AcceptedPath:
-        """The first of them."""
+        """The path's first `tokens` tokens."""
         return AcceptedPath(self.places[:tokens], self.tokens[:tokens])
 
 
 def walk(tree: Tree, drawn: Mapping[int, int]) -> AcceptedPath:
-    """drawn: ROOT and each node that was scored -> the target's own token behind it. Exact for every tree that does not
-    hang on these draws."""
-    places, tokens, at = list[int](), list[int](), ROOT
-    while at in drawn:
-        places.append(at)
-        tokens.append(drawn[at])
-        at = tree.child(at, drawn[at])
+    """Follow the target's draws from ROOT for as long as each drawn token was proposed.
+
+    drawn: ROOT and each scored node -> the target's own token after it. The answer's distribution is exact as long as
+    the tree does not depend on these draws.
+    """
+    places = list[int]()
+    tokens = list[int]()
+    place = ROOT
+    while place in drawn:
+        places.append(place)
+        tokens.append(drawn[place])
+        place = tree.child(place, drawn[place])
     return AcceptedPath(places, tokens)
 
 
 class JudgedTree(NamedTuple):
+    """A request's proposals after verification."""
+
     tree: Tree
     scored: Sequence[int]
+    """Nodes that the target scored in this step."""
     path: AcceptedPath
-    """As far as it is part of the answer."""
+    """The accepted path, cut at the end of the answer."""
 
 
-def verdicts(judged: Sequence[JudgedTree]) -> Verdicts:
-    """Of all nodes, tree after tree."""
-    rows = [row for one in judged for row in _rows(one)]
+def verdicts(judged_trees: Sequence[JudgedTree]) -> Verdicts:
+    """Columns over the nodes of all trees, tree after tree."""
+    rows = [row for judged in judged_trees for row in _rows(judged)]
     return Verdicts(*np.array(rows, bool).reshape(-1, 3).T)
 
 
-def _rows(one: JudgedTree) -> Iterator[tuple[bool, bool, bool]]:
-    """Of each node: verified, accepted, tried. One that was not scored may carry the bonus token all the same; in a
-    chain that was drawn that would be chance, as rejection sampling keeps more of what it scores."""
-    scored = set(one.scored)
-    kept = {one.tree.child(place, token) for place, token in zip(*one.path, strict=True)}
-    for node, parent in enumerate(one.tree.parents):
-        counts = node in scored or not one.tree.drawn_from
-        yield node in scored, counts and node in kept, counts and parent in one.path.places
+def _rows(judged: JudgedTree) -> Iterator[tuple[bool, bool, bool]]:
+    """Yield (verified, accepted, tried) for each node.
+
+    A node that was not scored may still match the bonus token, and then counts as accepted. Not so in a chain that was
+    drawn from a drafter's distribution: rejection sampling accepts a scored token more often than such a match occurs,
+    so counting it would make the drafter look worse.
+    """
+    scored = set(judged.scored)
+    accepted = {judged.tree.child(place, token) for place, token in zip(*judged.path, strict=True)}
+    for node, parent in enumerate(judged.tree.parents):
+        counts = node in scored or not judged.tree.drawn_from
+        yield node in scored, counts and node in accepted, counts and parent in judged.path.places
 
 
 def commit(request: Request, path: Sequence[int], longest: int) -> Committed:
-    """The answer goes on by `path`. longest: tokens, the prompt's included, that the model takes."""
-    stops, taken = request.stops, list[int]()
+    """Append the tokens of `path` to the answer, up to its first stop condition.
+
+    longest: tokens that prompt and answer may have together.
+    """
+    stops = request.stops
+    taken = list[int]()
     for token in path:
         taken.append(token)
         request.tokens.append(token)
@@ -95,44 +113,49 @@ def commit(request: Request, path: Sequence[int], longest: int) -> Committed:
             return Committed(taken, _rest(request), FinishReason.STOP, token)
         before = len(request.text)
         request.text += request.detokenizer.step(token)
-        found = _stop_string(request, before)
-        if found is not None:
-            at, string = found
-            request.text = request.text[:at]
+        stop = _stop_string(request, before)
+        if stop is not None:
+            begin, string = stop
+            request.text = request.text[:begin]
             return Committed(taken, _rest(request), FinishReason.STOP, string)
         if request.emitted >= stops.max_tokens or len(request.tokens) >= longest:
             return Committed(taken, _rest(request), FinishReason.LENGTH)
-    return Committed(taken, _told(request, len(request.text) - _held_back(request)))
+    return Committed(taken, _send_until(request, len(request.text) - _held_back(request)))
 
 
 def _stop_string(request: Request, before: int) -> tuple[int, str] | None:
-    """The stop string that the text after `before` completes first, and where it begins; of several that end at one
-    place, the one that the request names first. So does vLLM (`check_stop_strings`)."""
-    found = [
-        (at, string)
+    """Find the stop string that ends first in the text after `before`; return where it begins, and the string.
+
+    When several end at the same character, the one that the request names first wins, as in vLLM
+    (`check_stop_strings`).
+    """
+    stops = [
+        (begin, string)
         for string in request.stops.strings
-        if (at := request.text.find(string, max(0, before - len(string) + 1))) >= 0
+        if (begin := request.text.find(string, max(0, before - len(string) + 1))) >= 0
     ]
-    return min(found, key=lambda one: one[0] + len(one[1]), default=None)
+    return min(stops, key=lambda stop: stop[0] + len(stop[1]), default=None)
 
 
 def _held_back(request: Request) -> int:
-    """Characters at the text's end that may be the beginning of a stop string."""
+    """Count the characters at the end of the text that may begin a stop string."""
     strings = request.stops.sorted_strings
     longest = max(map(len, strings), default=1) - 1
     for length in range(min(longest, len(request.text)), 0, -1):
         end = request.text[-length:]
-        after = bisect_left(strings, end)  # the first string that could begin so
+        after = bisect_left(strings, end)  # the first string that could start with `end`
         if after < len(strings) and strings[after].startswith(end):
             return length
     return 0
 
 
 def _rest(request: Request) -> str:
-    return _told(request, len(request.text))
+    """Return all text that was not sent yet, and mark it as sent."""
+    return _send_until(request, len(request.text))
 
 
-def _told(request: Request, until: int) -> str:
-    """Of the text, what has not gone out yet."""
-    begin, request.told = request.told, max(request.told, until)
+def _send_until(request: Request, until: int) -> str:
+    """Return the text up to `until` that was not sent yet, and mark it as sent."""
+    begin = request.sent_characters
+    request.sent_characters = max(begin, until)
     return request.text[begin:until]

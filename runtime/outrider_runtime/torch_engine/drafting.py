@@ -1,4 +1,4 @@
-"""The end of a step: drafters propose what comes next, as the loop's order says."""
+"""The end of a step: drafters propose the tokens that may come next, as the control loop's order says."""
 
 from __future__ import annotations
 
@@ -18,46 +18,47 @@ from outrider_runtime.torch_engine.tree import Tree, merged
 
 
 class RequestStep(NamedTuple):
-    """What a step came to for one request that goes on."""
+    """What one step did for one request whose answer is not complete."""
 
     request: Request
     place: int
-    """Its row in the step."""
+    """Its index among the requests of the step."""
     start: int
-    """Tokens that the target had computed before."""
+    """Tokens whose KV the target had before the step."""
     rows: Sequence[int]
-    """Of its tokens that are committed, their places among all tokens of the step."""
+    """Rows, in the step's hidden states, of the request's tokens that are committed."""
 
     @property
     def end(self) -> int:
-        """Tokens that the target has computed."""
+        """Tokens whose KV the target has after the step."""
         return self.start + len(self.rows)
 
     @property
-    def is_read(self) -> bool:
-        """Something can be proposed."""
-        return self.request.is_read
+    def can_be_drafted(self) -> bool:
+        """Whether the prompt is prefilled, so that drafters can propose what comes next."""
+        return self.request.is_prefilled
 
 
 class CommittedStep(NamedTuple):
-    """A step whose tokens are committed."""
+    """A step whose accepted tokens are committed."""
 
-    ran: Sequence[RequestStep]
-    """Those that go on."""
-    between: dict[int, Tensor]
-    """Target's layer -> (all of the step's tokens, width) before it, for heads."""
+    request_steps: Sequence[RequestStep]
+    """One for each request whose answer is not complete."""
+    layer_inputs: dict[int, Tensor]
+    """Target layer -> its input, (T, H), for all T tokens of the step; heads read them."""
 
 
 class DraftTask(NamedTuple):
-    """What a drafter is to propose: trees, chains where they are of width 1."""
+    """What one drafter is to propose at the end of one step: a tree per request; width 1 makes it a chain."""
 
     drafter: int
-    """The loop's number of it, which goes into nodes."""
-    asks: Sequence[bool]
-    """Which of the requests that go on."""
+    """The drafter's number in the control loop, which each proposed node carries."""
+    is_requested: Sequence[bool]
+    """Whether to propose, for each `RequestStep`."""
     depth: int
-    """0: it runs over the step's committed tokens, and proposes nothing."""
+    """0: run over the step's committed tokens, to keep the drafter's KV complete, and propose nothing."""
     width: int
+    """Nodes at each depth."""
 
     @property
     def nodes(self) -> int:
@@ -65,67 +66,74 @@ class DraftTask(NamedTuple):
 
 
 class TorchDrafter(Protocol):
-    """`close` and `forget` do nothing in one without a cache."""
+    """A drafter of this engine. One without a KV cache leaves `catch_up` and `forget` as they are here: empty."""
 
     weight_bytes: int
     kv_bytes_per_token: int
     layers: tuple[int, ...]
-    """Of the target, before which it reads hidden states."""
+    """Layers of the target whose input the drafter reads."""
 
-    def close(self, _holes: Sequence[tuple[Request, Hole]], /) -> None:
-        """Run over committed tokens that it missed."""
+    def catch_up(self, _gaps: Sequence[tuple[Request, Hole]], /) -> None:
+        """Run over committed tokens that the drafter's KV lacks."""
         return
 
-    def propose(self, step: CommittedStep, ask: DraftTask) -> list[Tree]:
-        """Run over the step's committed tokens, then propose for each request that asks; an empty tree for others."""
+    def propose(self, step: CommittedStep, task: DraftTask) -> list[Tree]:
+        """Run over the step's committed tokens, then propose a tree for each request; empty where none is requested."""
 
     def forget(self, _request: str, /) -> None:
-        """It has ended, was preempted, or its KV was taken away."""
+        """Drop the request's KV: it has ended, was preempted, or its memory was taken away."""
         return
 
 
 @dataclass(slots=True)
-class DraftReport:
-    """What the loop is told (`loop.steps.Drafted`). Shapes: D drafters, N requests of the step."""
+class DraftOutcome:
+    """What drafting took, as the control loop reads it (`loop.steps.Drafted`). Shapes: D drafters."""
 
     step: int
     seconds: NDArray[np.float64]
+    """(D,): seconds of each drafter, without its catch-up; NaN for one that did not run."""
     catch_up_s: dict[int, float] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
+    """Drafter -> the error that it raised."""
     proposed = proposer = confidence = None
-    """The engine hands over its trees themselves."""
+    """Unused columns of the protocol: this engine passes its trees to the loop directly."""
 
 
 def draft(
-    drafters: Sequence[TorchDrafter], number: int, order: Order, requests: Sequence[Request], step: CommittedStep,
-    clock: StepClock,
-) -> DraftReport:  # fmt: skip
-    """Leaves each request its proposals. number: the step's. requests: all of the step."""
-    report = DraftReport(number, np.full(len(drafters), np.nan))
-    made: dict[int, list[Tree]] = {}
-    for one in np.flatnonzero(order.runs).tolist():
+    drafters: Sequence[TorchDrafter], step_number: int, order: Order, requests: Sequence[Request],
+    step: CommittedStep, clock: StepClock,
+) -> DraftOutcome:  # fmt: skip
+    """Run the drafters of `order` and leave each request its proposals. requests: all requests of the step."""
+    report = DraftOutcome(step_number, np.full(len(drafters), np.nan))
+    trees: dict[int, list[Tree]] = {}
+    for number in np.flatnonzero(order.runs).tolist():
         try:
-            made[one] = _run(drafters[one], one, order, requests, step, clock, report)
-        except Exception as error:  # whatever a drafter does, requests go on
-            report.failures[one] = f"{type(error).__name__}: {error}"[:300]
-    for row, ran in enumerate(step.ran):
-        asked = order.plan.asked[:, ran.place].tolist()
-        ran.request.proposals = merged([made[one][row] for one in asked if one in made])
+            trees[number] = _run(drafters[number], number, order, requests, step, clock, report)
+        except Exception as error:  # a drafter that fails costs its proposals, never a request
+            report.failures[number] = f"{type(error).__name__}: {error}"[:300]
+    for row, request_step in enumerate(step.request_steps):
+        numbers = order.plan.asked[:, request_step.place].tolist()
+        request_step.request.proposals = merged([trees[number][row] for number in numbers if number in trees])
     return report
 
 
 def _run(
     drafter: TorchDrafter, number: int, order: Order, requests: Sequence[Request], step: CommittedStep,
-    clock: StepClock, report: DraftReport,
+    clock: StepClock, report: DraftOutcome,
 ) -> list[Tree]:  # fmt: skip
-    holes = [(requests[hole.request], hole) for hole in order.holes if hole.drafter == number]
+    """Close the drafter's KV gaps, let it propose, and note both times in `report`."""
+    gaps = [(requests[gap.request], gap) for gap in order.holes if gap.drafter == number]
     began = clock.mark()
-    if holes:
-        drafter.close(holes)
-        closed = clock.mark()
-        report.catch_up_s[number], began = clock.seconds(began, closed), closed
-    asks = [one.is_read and number in order.plan.asked[:, one.place] for one in step.ran]
-    ask = DraftTask(number, asks, int(order.plan.passes[number]), int(order.plan.widths[number]))
-    made = drafter.propose(step, ask)
+    if gaps:
+        drafter.catch_up(gaps)
+        caught_up = clock.mark()
+        report.catch_up_s[number] = clock.seconds(began, caught_up)
+        began = caught_up
+    is_requested = [
+        request_step.can_be_drafted and number in order.plan.asked[:, request_step.place]
+        for request_step in step.request_steps
+    ]
+    task = DraftTask(number, is_requested, int(order.plan.passes[number]), int(order.plan.widths[number]))
+    trees = drafter.propose(step, task)
     report.seconds[number] = clock.seconds(began, clock.mark())
-    return made
+    return trees

@@ -1,4 +1,4 @@
-"""The drafters of a service's pool that this engine hosts, and why the others are left out."""
+"""Starts the drafters of a service's pool that this engine can host, and says why it leaves the others out."""
 
 from __future__ import annotations
 
@@ -28,51 +28,58 @@ MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "*.gguf"]
 
 
 class Hosted(NamedTuple):
+    """The drafters that were started."""
+
     specs: list[DrafterSpec]
     drafters: list[TorchDrafter]
-    """In the order of `specs`."""
+    """The drafters, in the order of `specs`."""
     left_out: Mapping[str, str]
-    """Drafter -> the reason."""
+    """Name of a drafter that was not started -> the reason."""
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Of the target, that they read."""
-        return tuple(sorted({layer for one in self.drafters for layer in one.layers}))
+        """Layers of the target whose input the drafters read."""
+        return tuple(sorted({layer for drafter in self.drafters for layer in drafter.layers}))
 
     def memory(self, target: CachedModel) -> dict[str, DrafterMemory]:
-        """Of those that have weights."""
-        a_token = target.cache.bytes_per_token + sum(one.kv_bytes_per_token for one in self.drafters)
+        """Memory of each drafter that has weights.
+
+        concurrency_percent: requests that fit into the KV memory / requests that would fit without the drafter.
+        """
+        bytes_per_token = target.cache.bytes_per_token + sum(drafter.kv_bytes_per_token for drafter in self.drafters)
         return {
             spec.name: DrafterMemory(
-                weight_bytes=one.weight_bytes, kv_bytes_per_token=one.kv_bytes_per_token,
-                concurrency_percent=100 * (a_token - one.kv_bytes_per_token) / a_token,
+                weight_bytes=drafter.weight_bytes, kv_bytes_per_token=drafter.kv_bytes_per_token,
+                concurrency_percent=100 * (bytes_per_token - drafter.kv_bytes_per_token) / bytes_per_token,
             )
-            for spec, one in zip(self.specs, self.drafters, strict=True) if one.weight_bytes
+            for spec, drafter in zip(self.specs, self.drafters, strict=True) if drafter.weight_bytes
         }  # fmt: skip
 
 
 def host(boot: BootConfig, paths: Paths, target: CachedModel, pool: KVPool) -> Hosted:
-    """A drafter never keeps a service down. Each that is hosted is the next model of the KV pool."""
-    chosen = choose_pool(boot, paths.models)
-    specs, drafters, left_out = list[DrafterSpec](), list[TorchDrafter](), dict(chosen.dropped)
-    for spec in chosen.hosted:
+    """Start the drafters of the pool and register each in the KV pool. One that fails is left out with its reason."""
+    pool_choice = choose_pool(boot, paths.models)
+    specs = list[DrafterSpec]()
+    drafters = list[TorchDrafter]()
+    left_out = dict(pool_choice.dropped)
+    for spec in pool_choice.hosted:
         try:
             drafter = _drafter(spec, paths, target, pool, len(specs) + 1)
         except UnsupportedModelError as error:
             left_out[spec.name] = str(error)
-        except Exception as error:  # whatever its files make their readers stumble over
+        except Exception as error:  # broken files may raise anything, and must not keep the service down
             left_out[spec.name] = f"it cannot be started: {type(error).__name__}: {error}"
         else:
             specs.append(spec)
             drafters.append(drafter)
             pool.add_model(drafter.kv_bytes_per_token)
     for name, reason in left_out.items():
-        logger.warning("drafter %r is not used: %s", name, reason)
+        logger.warning("drafter %r is left out: %s", name, reason)
     return Hosted(specs, drafters, left_out)
 
 
 def _drafter(spec: DrafterSpec, paths: Paths, target: CachedModel, pool: KVPool, number: int) -> TorchDrafter:
-    """number: its place among the models of the KV pool."""
+    """Load one drafter. number: the number it will have in the KV pool."""
     if spec.prompt_lookup is not None:
         return PromptLookupDrafter(spec.prompt_lookup.min_tokens, spec.prompt_lookup.max_tokens)
     assert spec.neural is not None
@@ -85,7 +92,7 @@ def _drafter(spec: DrafterSpec, paths: Paths, target: CachedModel, pool: KVPool,
 
 
 def model_folder(model: ModelRef, paths: Paths, mount: str) -> Path:
-    """Downloaded where it lies on the hub. Raises UnsupportedModelError."""
+    """Find a model's folder; download it when it is on the Hugging Face Hub. Raises UnsupportedModelError."""
     location = paths.models.location(model, mount)
     if Path(location).is_absolute():
         return Path(location)
@@ -93,5 +100,5 @@ def model_folder(model: ModelRef, paths: Paths, mount: str) -> Path:
 
     try:
         return Path(snapshot_download(location, revision=model.revision, allow_patterns=MODEL_FILES))
-    except Exception as error:  # the hub's errors share no base class; any of them means "not there"
-        raise UnsupportedModelError(f"model {location!r} cannot be had from the hub: {error}") from None
+    except Exception as error:  # the hub client's errors share no base class
+        raise UnsupportedModelError(f"model {location!r} cannot be downloaded from the hub: {error}") from None

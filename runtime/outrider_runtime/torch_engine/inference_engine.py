@@ -1,8 +1,8 @@
-"""The engine: requests come in, and at every step some of their tokens go out.
+"""The engine: requests are added, and each step returns the tokens that some of them got.
 
     plan_verify -> schedule -> run -> plan_draft -> propose -> observe
 
-One thread calls all of this.
+One thread makes all calls.
 """
 
 from __future__ import annotations
@@ -29,66 +29,73 @@ from outrider_runtime.torch_engine.commit import (
     verdicts,
     walk,
 )
-from outrider_runtime.torch_engine.drafting import CommittedStep, DraftReport, RequestStep, TorchDrafter, draft
+from outrider_runtime.torch_engine.drafting import CommittedStep, DraftOutcome, RequestStep, TorchDrafter, draft
 from outrider_runtime.torch_engine.engine_request import Request
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
 from outrider_runtime.torch_engine.model_runner import CachedModel
 from outrider_runtime.torch_engine.planner import Planner
-from outrider_runtime.torch_engine.target_pass import Drawn, draw_behind, segment_of
+from outrider_runtime.torch_engine.target_pass import Drawn, draw_tokens, target_segment
 from outrider_runtime.torch_engine.token_sampling import TokenLogprobs, logprobs_of
 from outrider_runtime.torch_engine.tree import Tree
 
 
 class Output(NamedTuple):
-    """What a step gives one request's user."""
+    """What one step adds to one request's answer."""
 
     request: str
     tokens: list[int]
     text: str
     logprobs: list[TokenLogprobs]
-    """Of each token; empty where none were asked for."""
+    """One for each token; empty when the request wants none."""
     finish: FinishReason | None
     stop_reason: int | str | None
 
 
 class StepResult(NamedTuple):
-    """What came of a step for its requests."""
+    """What one step did for its requests."""
 
     outputs: list[Output]
-    ran: list[RequestStep]
-    """Those that go on."""
+    request_steps: list[RequestStep]
+    """One for each request whose answer is not complete."""
     judged: list[JudgedTree]
-    """What became of proposals."""
+    """The verified proposals of each request that drew a token."""
 
 
 @dataclass(slots=True, eq=False)
 class EngineModels:
+    """The target and the drafters of one engine."""
+
     target: CachedModel
     drafters: Sequence[TorchDrafter]
-    """In the order of the loop's; one with KV is the pool's model of its place + 1."""
-    between: tuple[int, ...] = ()
-    """Layers of the target whose input heads read."""
+    """The drafters, in the control loop's order. In the KV pool drafter i is model i + 1, and the target model 0."""
+    kept_layers: tuple[int, ...] = ()
+    """Layers of the target whose input the drafting heads read."""
 
 
 class InferenceEngine:
+    """Runs requests to their end, step by step, on one device."""
+
     def __init__(
         self, models: EngineModels, pool: KVPool, loop: ControlLoop, limits: SchedulerLimits, longest: int,
         clock: Callable[[], float] = time.monotonic, step_clock: StepClock | None = None,
     ) -> None:  # fmt: skip
-        """longest: tokens that a request may have, its prompt's included."""
+        """longest: tokens that prompt and answer may have together. clock: seconds; step_clock: times device work."""
         self.longest = longest
         self.scheduler = BatchScheduler(pool, limits)
-        self._models, self._pool = models, pool
-        self._clock, self._step_clock = clock, step_clock or HostClock()
+        self._models = models
+        self._pool = pool
+        self._clock = clock
+        self._step_clock = step_clock or HostClock()
         self._planner = Planner(loop, self.scheduler, pool, longest, clock())
-        self._there: dict[str, Request] = {}
+        self._requests: dict[str, Request] = {}
+        """Requests whose answer is not complete, by name."""
         self._set_idle(np.zeros(len(models.drafters), bool))
         pool.on_drop = self._on_drop
         self.scheduler.on_preempt = self._forget
 
     @property
     def has_work(self) -> bool:
-        return bool(self._there)
+        return bool(self._requests)
 
     @property
     def free_kv_bytes(self) -> int:
@@ -96,116 +103,133 @@ class InferenceEngine:
 
     @property
     def free_kv_tokens(self) -> int:
-        """Tokens that target and drafters could all cache."""
+        """Tokens that fit into the free memory if the target and every drafter cache each of them."""
         return self._pool.free_tokens_of_all
 
     # -- requests come and go -----------------------------------------------------------------------------------
 
     def add(self, request: Request, arrived_at: float, extra_args: dict[str, object] | None = None) -> None:
-        """arrived_at: Unix seconds. extra_args: the request's class, or its own SLO."""
+        """Queue a request. arrived_at: Unix seconds. extra_args: may name the request's SLO class or its own SLO."""
         self._planner.arrived(request, arrived_at, extra_args)
-        self._there[request.name] = request
+        self._requests[request.name] = request
         self.scheduler.add(request)
 
     def abort(self, name: str) -> None:
-        """Its client has left; nothing happens where it has ended."""
-        if name in self._there:
+        """Drop a request whose client has left; do nothing when it has already ended."""
+        if name in self._requests:
             self._planner.aborted(name, self._clock())
-            self._leave(name)
+            self._remove(name)
 
-    def _leave(self, name: str) -> None:
-        request = self._there.pop(name)
+    def _remove(self, name: str) -> None:
+        """Free everything that an ended request held."""
+        request = self._requests.pop(name)
         self.scheduler.finish(request)
         self._forget(request)
 
     def _forget(self, request: Request) -> None:
-        """Nothing is cached of it any more."""
+        """Drop the request's KV in every model."""
         self._models.target.cache.forget(request.name)
         for drafter in self._models.drafters:
             drafter.forget(request.name)
         self._planner.forget(request.name)
 
     def _on_drop(self, holder: Holder) -> None:
-        """A drafter's KV of a request made room."""
+        """Note that the pool took away a drafter's KV of one request."""
         number = holder.model - 1
         self._models.drafters[number].forget(holder.request)
-        self._planner.lost(number, holder.request)
+        self._planner.kv_lost(number, holder.request)
 
     # -- a step -------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def step(self) -> list[Output]:
-        """Empty where nobody can run."""
+        """Run one step; the result is empty when no request can run."""
         plan = self._planner.plan_verify(self._clock())
         scheduled = self.scheduler.schedule(token_budget=plan.token_budget, admit=plan.admit)
         if not scheduled:
             return []
-        began, target = self._step_clock.mark(), self._models.target
-        hidden = target.run([segment_of(one) for one in scheduled], self._pool, self._models.between)
-        drawn = draw_behind(scheduled, hidden.last, target.decoder)
+        began = self._step_clock.mark()
+        target = self._models.target
+        segments = [target_segment(scheduled_request) for scheduled_request in scheduled]
+        hidden = target.run(segments, self._pool, self._models.kept_layers)
+        draws = draw_tokens(scheduled, hidden.last, target.decoder)
         target_s = self._step_clock.seconds(began, self._step_clock.mark())
-        number, order = self._planner.plan_draft(scheduled, plan)
-        step = self._commit(scheduled, drawn)
-        report = self._propose(number, order, scheduled, CommittedStep(step.ran, hidden.between))
-        self._observe(report, step, target_s)
-        return step.outputs
+        step_number, order = self._planner.plan_draft(scheduled, plan)
+        result = self._commit(scheduled, draws)
+        committed = CommittedStep(result.request_steps, hidden.layer_inputs)
+        report = self._propose(step_number, order, scheduled, committed)
+        self._observe(report, result, target_s)
+        return result.outputs
 
-    def _commit(self, scheduled: Sequence[ScheduledRequest], drawn: Sequence[Drawn | None]) -> StepResult:
-        step, first_row = StepResult([], [], []), 0
-        for place, (one, own) in enumerate(zip(scheduled, drawn, strict=True)):
-            start, kept, goes_on = one.request.computed, list(range(one.known)), True
-            if own is not None:
-                path, done = self._answer(one.request, own)
-                step.judged.append(JudgedTree(one.request.proposals, one.request.chosen, path))
-                step.outputs.append(_output(one.request, done, own, path))
-                kept += [one.known + one.request.chosen.index(node) for node in path.places[1:]]
-                goes_on = done.finish is None
-            one.request.proposals, one.request.chosen = Tree(), ()
-            if goes_on:
-                self._keep(one.request, kept)
-                step.ran.append(RequestStep(one.request, place, start, [first_row + token for token in kept]))
-            first_row += one.tokens
-        return step
+    def _commit(self, scheduled: Sequence[ScheduledRequest], draws: Sequence[Drawn | None]) -> StepResult:
+        """Extend each answer by its accepted tokens, and keep the KV of known and accepted tokens only."""
+        result = StepResult([], [], [])
+        first_row = 0  # the request's first row in the step's hidden states
+        for place, ((request, tokens, proposals), drawn) in enumerate(zip(scheduled, draws, strict=True)):
+            known = tokens - proposals
+            kept = list(range(known))
+            is_complete = False
+            if drawn is not None:
+                path, committed = self._extend_answer(request, drawn)
+                result.judged.append(JudgedTree(request.proposals, request.chosen, path))
+                result.outputs.append(_output(request, committed, drawn, path))
+                kept += [known + request.chosen.index(node) for node in path.places[1:]]
+                is_complete = committed.finish is not None
+            request.proposals = Tree()
+            request.chosen = ()
+            if not is_complete:
+                rows = [first_row + token for token in kept]
+                result.request_steps.append(RequestStep(request, place, request.computed, rows))
+                self._keep_kv(request, kept)
+            first_row += tokens
+        return result
 
-    def _answer(self, request: Request, drawn: Drawn) -> tuple[AcceptedPath, Committed]:
-        """The path as far as it is part of the answer."""
+    def _extend_answer(self, request: Request, drawn: Drawn) -> tuple[AcceptedPath, Committed]:
+        """Commit the accepted path; return it, cut at the end of the answer, and what was committed."""
         path = walk(request.proposals, drawn.tokens)
-        done = commit(request, path.tokens, self.longest)
-        return path.until(len(done.tokens)), done
+        committed = commit(request, path.tokens, self.longest)
+        return path.until(len(committed.tokens)), committed
 
-    def _keep(self, request: Request, places: Sequence[int]) -> None:
-        """Of the step's KV; places: among the request's own tokens of the step."""
-        self._models.target.cache[request.name].keep(request.computed, places)
-        request.computed += len(places)
+    def _keep_kv(self, request: Request, kept: Sequence[int]) -> None:
+        """Keep the KV of these tokens of the step. kept: indices among the request's own tokens of the step."""
+        self._models.target.cache[request.name].keep(request.computed, kept)
+        request.computed += len(kept)
 
     def _propose(
-        self, number: int, order: Order, scheduled: Sequence[ScheduledRequest], finished: CommittedStep
-    ) -> DraftReport:
+        self, step_number: int, order: Order, scheduled: Sequence[ScheduledRequest], committed: CommittedStep
+    ) -> DraftOutcome:
+        """Let the drafters propose, and cut proposals that are longer than what the answer may still get."""
         self._set_idle(order.runs)
-        requests = [one.request for one in scheduled]
-        report = draft(self._models.drafters, number, order, requests, finished, self._step_clock)
-        for request in (one.request for one in finished.ran):
-            request.proposals = request.proposals.within(self._planner.left(request) - 1)  # beside the bonus token
+        requests = [scheduled_request.request for scheduled_request in scheduled]
+        report = draft(self._models.drafters, step_number, order, requests, committed, self._step_clock)
+        for request in (request_step.request for request_step in committed.request_steps):
+            depth = self._planner.tokens_left(request) - 1  # one token is left for the bonus token
+            request.proposals = request.proposals.within(depth)
         return report
 
-    def _observe(self, report: DraftReport, step: StepResult, target_s: float) -> None:
+    def _observe(self, report: DraftOutcome, result: StepResult, target_s: float) -> None:
+        """Report the step to the control loop, and free what complete requests held."""
         delivered = [
-            Delivery(one.request, len(one.tokens), End.COMPLETE if one.finish else None) for one in step.outputs
+            Delivery(output.request, len(output.tokens), End.COMPLETE if output.finish else None)
+            for output in result.outputs
         ]
-        self._planner.observe(report, delivered, target_s, verdicts(step.judged), self._clock())
-        for one in step.outputs:
-            if one.finish is not None:
-                self._leave(one.request)
+        self._planner.observe(report, delivered, target_s, verdicts(result.judged), self._clock())
+        for output in result.outputs:
+            if output.finish is not None:
+                self._remove(output.request)
 
     def _set_idle(self, runs: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
-        """runs: (D,), drafters of the last step; who does not run gives up its memory first."""
+        """Name the drafters whose KV goes first when memory is short. runs: (D,), whether each drafter runs."""
         self.scheduler.idle_models = (np.flatnonzero(~runs) + 1).tolist()
         self.scheduler.active_models = (np.flatnonzero(runs) + 1).tolist()
 
 
-def _output(request: Request, done: Committed, drawn: Drawn, path: AcceptedPath) -> Output:
-    most, told = request.sampling.logprobs, list[TokenLogprobs]()
-    if most is not None:
-        rows = dict(zip(drawn.tokens, drawn.logits, strict=True))
-        told = [logprobs_of(rows[place], token, most) for place, token in zip(*path, strict=True)]
-    return Output(request.name, done.tokens, done.text, told, done.finish, done.stop_reason)
+def _output(request: Request, committed: Committed, drawn: Drawn, path: AcceptedPath) -> Output:
+    logprobs = list[TokenLogprobs]()
+    top_tokens = request.sampling.logprobs
+    if top_tokens is not None:
+        logits = dict(zip(drawn.tokens, drawn.logits, strict=True))  # place -> (vocabulary,)
+        logprobs = [logprobs_of(logits[place], token, top_tokens) for place, token in zip(*path, strict=True)]
+    return Output(
+        request.name, committed.tokens, committed.text, logprobs, committed.finish, committed.stop_reason
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What cannot fit into the model's context, found before anything walks it or makes tokens of it."""
+"""Refuses requests that cannot fit into the model's context, before their text is tokenized."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from outrider_runtime.server.server_errors import RequestError
 
 
 class Longest(NamedTuple):
-    """Of a request."""
+    """The longest request that the model takes."""
 
     tokens: int
-    """Prompt and answer."""
+    """Tokens of prompt and answer together."""
     characters: int
-    """Of a text; more of them are more tokens than that, however long each is."""
+    """Characters of a text: `tokens` times the longest token, so a longer text never fits."""
 
     def check(self, document: Mapping[str, Any]) -> None:
-        """document: parsed JSON, of any shape. Raises RequestError (400) that names the field."""
+        """Check a request's prompts. document: parsed JSON of any shape. Raises RequestError (400) naming the field."""
         prompt, messages = document.get("prompt"), document.get("messages")
         if isinstance(messages, list) and len(messages) > self.tokens:
             raise self._refusal(f"there are {len(messages)} messages", "messages")
@@ -27,16 +27,17 @@ class Longest(NamedTuple):
         if len(prompts) > MAX_CHOICES:
             sentence = f"the request has {len(prompts)} prompts; this service takes at most {MAX_CHOICES} a request"
             raise RequestError(sentence, "prompt")
-        for one in prompts:
-            if isinstance(one, str):
-                self.check_text(one, "prompt")
-            elif isinstance(one, list) and len(one) > self.tokens:
-                raise self._refusal(f"the prompt has {len(one)}", "prompt")
+        for item in prompts:
+            if isinstance(item, str):
+                self.check_text(item, "prompt")
+            elif isinstance(item, list) and len(item) > self.tokens:
+                raise self._refusal(f"the prompt has {len(item)}", "prompt")
 
     def check_text(self, text: str, field: str) -> None:
-        """Raises RequestError (400)."""
+        """Check the length of one text. Raises RequestError (400)."""
         if len(text) > self.characters:
             raise self._refusal(f"the prompt has {len(text)} characters, which are more tokens than that", field)
 
     def _refusal(self, why: str, field: str) -> RequestError:
+        """Build the error in OpenAI's words, which clients look for: "maximum context length"."""
         return RequestError(f"this model's maximum context length is {self.tokens} tokens; {why}", field)

@@ -1,4 +1,4 @@
-"""Products with a weight matrix, which a CPU holds in the order in which oneDNN multiplies."""
+"""Linear layers. On a CPU the weight matrix is stored in the memory layout that oneDNN multiplies in."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ from torch.nn import functional
 from outrider_runtime.torch_engine.weights import Weights
 
 PACKED_FOR_ROWS = 16
-"""oneDNN's order of a matrix depends on the rows that it expects; this one serves one row to hundreds."""
+"""Rows that the layout is made for: oneDNN's layout depends on them, and this one is good from one row to hundreds."""
 
 
 class Linear(NamedTuple):
+    """y = x W^T + b."""
+
     weight: Tensor
     """(outputs, inputs)"""
     bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
+        """(rows, inputs) -> (rows, outputs)."""
         if self.weight.is_mkldnn:
             product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return product
         return functional.linear(x, self.weight, self.bias)
 
     def packed(self) -> Linear:
-        """In oneDNN's order on a CPU: a product that had to put the matrix so would take twice as long at 16 rows."""
+        """Convert to oneDNN's layout on a CPU; converting at each product would double its time at 16 rows."""
         if not _is_packable(self.weight):
             return self
         return Linear(torch.ops.mkldnn._reorder_linear_weight(self.weight, PACKED_FOR_ROWS), self.bias)
 
     def rows(self, numbers: Tensor) -> Tensor:
-        """(len(numbers), inputs) of the matrix."""
+        """Select rows of the matrix: (len(numbers), inputs)."""
         return (self.weight.to_dense() if self.weight.is_mkldnn else self.weight)[numbers]
 
 
@@ -46,11 +49,12 @@ def _is_packable(weight: Tensor) -> bool:
 
 
 def linear(weights: Weights, name: str, outputs: int, inputs: int, *, has_bias: bool) -> Linear:
+    """Take the tensors of one linear layer."""
     bias = weights.take(f"{name}.bias", outputs) if has_bias else None
     return Linear(weights.take(f"{name}.weight", outputs, inputs), bias)
 
 
 def stacked(parts: Sequence[Linear]) -> Linear:
-    """One product in place of several; all have a bias, or none."""
+    """Join layers with the same input into one product. Either all have a bias or none has."""
     biases = [part.bias for part in parts if part.bias is not None]
     return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)

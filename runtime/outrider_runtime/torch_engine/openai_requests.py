@@ -1,4 +1,4 @@
-"""What a request of the OpenAI API may ask here; the rest is refused by the field's name."""
+"""The fields of the OpenAI API that this engine serves. A request that uses another is refused, naming the field."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "watermarking": (False,), "kv_transfer_params": (), "ec_transfer_params": (),
     "media_io_kwargs": ({},), "mm_processor_kwargs": ({},),
 }  # fmt: skip
-"""Fields that other servers have and this one does not, and the values that ask for nothing."""
-MOST_LOGPROBS = 20
+"""Fields that other servers have and this one lacks, and the values that change nothing and are therefore accepted."""
+MAX_LOGPROBS = 20
 NOT_SERVED = "is not served by this service's engine (Torch); remove it"
-MOST_ENTRIES = 1024
-"""Of a field that is no prompt; vLLM's sampler has room for as many biases."""
-MISSHAPEN = "Bad Request"
-"""vLLM's error type for a field that is missing, or of another type than it should be."""
+MAX_ENTRIES = 1024
+"""Entries of any list or object other than a prompt: as many as the biases that vLLM's sampler has room for."""
+WRONG_TYPE = "Bad Request"
+"""vLLM's error type for a field that is missing or has the wrong type."""
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Tokens = Annotated[list[int], Field(fail_fast=True)]
-"""A list ends at its first bad item: of a million, each would have an error of its own."""
+"""Validation stops at the first bad item; otherwise a list of a million would yield a million errors."""
 _Request = TypeVar("_Request", bound="GenerationRequest")
 NOT_IN_MESSAGES = ("tool_calls", "tool_call_id", "function_call", "reasoning", "reasoning_content", "audio")
-"""Fields of a message that a template would read, and that are not handed to it here."""
+"""Fields of a message that a chat template could read and that this engine does not pass to it."""
 
 
 class StreamOptions(BaseModel):
+    """The field `stream_options`."""
+
     model_config = ConfigDict(strict=True)
 
     include_usage: bool = False
@@ -54,11 +56,11 @@ class StreamOptions(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """Fields of both endpoints."""
+    """The fields that both endpoints have."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, strict=True)
     PROMPT: ClassVar[str]
-    """The field that the prompt is made of."""
+    """Name of the field that holds the prompt."""
 
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -71,8 +73,8 @@ class GenerationRequest(BaseModel):
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: Int64 | None = None
-    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=MOST_ENTRIES)] | None = None
-    stop_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=MOST_ENTRIES)] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_ENTRIES)] | None = None
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=MAX_ENTRIES)] | None = None
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -80,22 +82,22 @@ class GenerationRequest(BaseModel):
 
     @field_validator("logit_bias", "vllm_xargs", mode="before")
     @classmethod
-    def _few(cls, value: Any) -> Any:
-        """Before its entries are looked at: each may have an error of its own."""
-        if isinstance(value, Mapping) and len(value) > MOST_ENTRIES:
-            raise ValueError(f"it has {len(value)} entries; {MOST_ENTRIES} are allowed")
+    def _limit_entries(cls, value: Any) -> Any:
+        """Limit the entries before they are validated, since each may yield an error."""
+        if isinstance(value, Mapping) and len(value) > MAX_ENTRIES:
+            raise ValueError(f"it has {len(value)} entries; {MAX_ENTRIES} are allowed")
         return value
 
     @field_validator("stream_options")
     @classmethod
-    def _of_a_stream(cls, value: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
+    def _only_in_streams(cls, value: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
         if value is not None and not info.data.get("stream"):
-            raise ValueError("only a request with stream: true has some")
+            raise ValueError("allowed only with stream: true")
         return value
 
     @property
     def extra_args(self) -> dict[str, object]:
-        """The request's class, or its own SLO."""
+        """Arguments beyond OpenAI's fields: they may name the request's SLO class or its own SLO."""
         return dict(self.vllm_xargs or {})
 
     @property
@@ -103,34 +105,39 @@ class GenerationRequest(BaseModel):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
-    def most_tokens(self) -> int | None:
-        """None: as many as there is room for."""
+    def answer_tokens(self) -> int | None:
+        """Most tokens of the answer; None: as many as there is room for."""
         return self.max_tokens
 
     @property
-    def top(self) -> int | None:
-        """Most probable tokens to tell of."""
+    def top_tokens(self) -> int | None:
+        """Most probable tokens to report with each token; None: report no log-probabilities."""
         raise NotImplementedError
 
 
 class CompletionRequest(GenerationRequest):
+    """The body of /v1/completions."""
+
     PROMPT = "prompt"
     prompt: str | Tokens | Annotated[list[str], Field(fail_fast=True)] | Annotated[list[Tokens], Field(fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1)] | None = 16
-    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_special_tokens: bool = True
 
     @property
-    def top(self) -> int | None:
+    def top_tokens(self) -> int | None:
         return self.logprobs
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        is_one = isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int))
-        return cast(list[str] | list[list[int]], [self.prompt] if is_one else self.prompt)
+        """All prompts: `prompt` is one text, one list of tokens, or a list of either."""
+        is_single = isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int))
+        return cast(list[str] | list[list[int]], [self.prompt] if is_single else self.prompt)
 
 
 class TextPart(BaseModel):
+    """One part of a message's content; the engine takes text only."""
+
     model_config = ConfigDict(strict=True)
 
     type: Literal["text"]
@@ -138,10 +145,12 @@ class TextPart(BaseModel):
 
 
 class Message(BaseModel):
+    """One message of a chat. Fields that are not named here must be empty or harmless; see NOT_IN_MESSAGES."""
+
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Annotated[str, Field(min_length=1)]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MOST_ENTRIES)] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_ENTRIES)] | None = None
     name: str | None = None
 
     @model_validator(mode="after")
@@ -152,6 +161,7 @@ class Message(BaseModel):
         return self
 
     def plain(self) -> dict[str, Any]:
+        """The message as chat templates read it, with its parts joined."""
         content = self.content
         text = "".join(part.text for part in content) if isinstance(content, list) else content or ""
         named = {} if self.name is None else {"name": self.name}
@@ -159,48 +169,51 @@ class Message(BaseModel):
 
 
 class ChatRequest(GenerationRequest):
+    """The body of /v1/chat/completions."""
+
     PROMPT = "messages"
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool = True
     add_special_tokens: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
 
     @field_validator("top_logprobs")
     @classmethod
-    def _beside_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+    def _only_with_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
         if value and not info.data.get("logprobs"):
-            raise ValueError("only a request with logprobs: true has some")
+            raise ValueError("allowed only with logprobs: true")
         return value
 
     @property
-    def most_tokens(self) -> int | None:
+    def answer_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 
     @property
-    def top(self) -> int | None:
+    def top_tokens(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
 def parse(kind: type[_Request], document: Mapping[str, Any]) -> _Request:
-    """Raises RequestError (400) that names the field."""
+    """Validate a request's JSON. Raises RequestError (400) naming the field."""
     for field, neutral in NEUTRAL.items():
         value = document.get(field)
-        if value is not None and not any(type(value) is type(one) and value == one for one in neutral):
+        if value is not None and not any(type(value) is type(item) and value == item for item in neutral):
             raise RequestError(f"{field} {NOT_SERVED}", field)
     try:
         return kind.model_validate(document)
     except ValidationError as error:
-        # Where several shapes are allowed, the one that fits furthest is the one that was meant.
-        problem = max(error.errors(include_url=False, include_input=False), key=lambda one: len(one["loc"]))
-        is_misshapen = problem["type"] == "missing" or problem["type"].endswith("_type")
+        # When a field allows several types, report the error of the one that matched furthest.
+        problems = error.errors(include_url=False, include_input=False)
+        problem = max(problems, key=lambda candidate: len(candidate["loc"]))
+        is_wrong_type = problem["type"] == "missing" or problem["type"].endswith("_type")
         sentence = f"{_path(problem['loc'])}: {problem['msg']}"
-        raise RequestError(sentence, str(problem["loc"][0]), kind=MISSHAPEN if is_misshapen else "") from None
+        raise RequestError(sentence, str(problem["loc"][0]), kind=WRONG_TYPE if is_wrong_type else "") from None
 
 
-def _path(place: Sequence[str | int]) -> str:
-    """Without pydantic's names of the shapes that were tried."""
-    steps = [str(one) for one in place if isinstance(one, int) or (one.isidentifier() and one != "str")]
+def _path(location: Sequence[str | int]) -> str:
+    """Join a field's location with dots, without pydantic's names of the types that it tried."""
+    steps = [str(step) for step in location if isinstance(step, int) or (step.isidentifier() and step != "str")]
     return ".".join(steps)[:80]

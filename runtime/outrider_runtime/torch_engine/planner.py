@@ -1,4 +1,4 @@
-"""The engine's side to the loop: what the loop's decisions hang on, and what it learns of each step."""
+"""The engine's side of the control loop: the inputs of its decisions, and the report of each step."""
 
 from __future__ import annotations
 
@@ -16,124 +16,143 @@ from outrider_runtime.loop.stepper import Room, Stepper, View
 from outrider_runtime.loop.steps import Verdicts
 from outrider_runtime.loop.waiting import patience_used
 from outrider_runtime.torch_engine.batch_scheduler import TARGET, BatchScheduler, ScheduledRequest
-from outrider_runtime.torch_engine.drafting import DraftReport
+from outrider_runtime.torch_engine.drafting import DraftOutcome
 from outrider_runtime.torch_engine.engine_request import Request
 from outrider_runtime.torch_engine.kv_pool import Holder, KVPool
 from outrider_runtime.torch_engine.tree import column, nodes_of
 
 NO_PREFIX_CACHE_BLOCK = 1 << 40
-"""Longer than any request: the loop's books of shared blocks stay empty."""
+"""Tokens of a KV block, more than any request has: this engine has no blocks, so the loop's block tables stay empty."""
 
 
 class Planner:
-    def __init__(self, loop: ControlLoop, scheduler: BatchScheduler, pool: KVPool, longest: int, now: float) -> None:
-        """longest: tokens that a request may have, its prompt's included."""
-        self._loop, self._scheduler, self._pool, self._longest = loop, scheduler, pool, longest
+    """Translates between the engine's requests and the control loop's columns."""
+
+    def __init__(self, loop: ControlLoop, scheduler: BatchScheduler, pool: KVPool, longest: int, now_s: float) -> None:
+        """longest: tokens that prompt and answer may have together. now_s: seconds of the engine's clock."""
+        self._loop = loop
+        self._scheduler = scheduler
+        self._pool = pool
+        self._longest = longest
         self._stepper = Stepper(
             loop, block_size=NO_PREFIX_CACHE_BLOCK, block_ids=lambda _drafter, _name, _first, _last: [],
-            drafting_is_told=True, now=now,
+            drafting_is_told=True, now=now_s,
         )  # fmt: skip
         self._requests = self._stepper.requests
-        self._now = now
-        """When the step began."""
+        self._step_began_at = now_s
+        """Seconds of the engine's clock at which the step began."""
 
     # -- requests come and go -----------------------------------------------------------------------------------
 
     def arrived(self, request: Request, arrived_at: float, extra_args: dict[str, object] | None) -> None:
-        """Says how long it may wait, and who is preempted before it. arrived_at: Unix seconds."""
-        limit = len(request.tokens) + self.left(request)
-        self._requests.arrived(request.name, arrived_at, extra_args, prompt=request.prompt, limit=limit)
-        of = self._requests.slo_class(request.name)
-        request.due_at = self._requests.arrived_at(request.name) + self._loop.patience_s(of)
-        request.looseness = self._loop.tpot_s(of)
+        """Register a request, and set on it when it is due and its class's TPOT. arrived_at: Unix seconds."""
+        limit = len(request.tokens) + self.tokens_left(request)
+        self._requests.arrived(request.name, arrived_at, extra_args, prompt=request.prompt_tokens, limit=limit)
+        class_of_request = self._requests.slo_class(request.name)
+        request.due_at = self._requests.arrived_at(request.name) + self._loop.patience_s(class_of_request)
+        request.tpot_s = self._loop.tpot_s(class_of_request)
 
-    def aborted(self, name: str, now: float) -> None:
-        self._requests.aborted(name, now, has_stop_strings=False)
+    def aborted(self, name: str, now_s: float) -> None:
+        """Note that the request's client left."""
+        self._requests.aborted(name, now_s, has_stop_strings=False)
 
     def forget(self, name: str) -> None:
-        """Nothing is cached of it any more."""
+        """Note that the request's KV is gone in every model."""
         self._stepper.leaves(name)
 
-    def lost(self, drafter: int, name: str) -> None:
-        """Its KV in this drafter is gone."""
+    def kv_lost(self, drafter: int, name: str) -> None:
+        """Note that the request's KV in one drafter is gone."""
         self._stepper.kv_lost(drafter, name)
 
-    def left(self, request: Request) -> int:
-        """Tokens that its answer may still get."""
+    def tokens_left(self, request: Request) -> int:
+        """Tokens that the request's answer may still get."""
         return min(request.stops.max_tokens - request.emitted, self._longest - len(request.tokens))
 
     # -- a step -------------------------------------------------------------------------------------------------
 
-    def plan_verify(self, now: float) -> VerifyPlan:
-        """Leaves each request the nodes that are verified."""
-        self._now = now
-        with self._loop.lock:  # a hot change waits until all of one decision has looked at the same classes
+    def plan_verify(self, now_s: float) -> VerifyPlan:
+        """Plan the target's pass, and leave each running request the proposals that it verifies."""
+        self._step_began_at = now_s
+        with self._loop.lock:  # a configuration change waits, so that one decision sees one set of SLO classes
             self._requests.number_classes(self._loop.class_names)
             running = self._scheduler.running
             if not self._needs_verify_plan(running):
                 return self._stepper.nothing_to_verify(len(running))
-            room = self._room(running, self._next(), self._patience_used())
+            room = self._room(running, self._next_waiting(), self._patience_used())
             plan = self._stepper.verify(_view(running), _nodes(running), room)
         _choose(running, plan)
         return plan
 
     def plan_draft(self, step: Sequence[ScheduledRequest], plan: VerifyPlan) -> tuple[int, Order]:
-        """The step's number, and who proposes at its end."""
-        requests = [one.request for one in step]
+        """Return the step's number, and the order that says which drafters propose at its end."""
+        requests = [scheduled.request for scheduled in step]
         return self._stepper.draft(
-            _view(requests), column([one.tokens for one in step]), column([one.proposals for one in step]),
+            _view(requests), column([scheduled.tokens for scheduled in step]),
+            column([scheduled.proposals for scheduled in step]),
             self._room(requests), plan, _nodes(requests),
         )  # fmt: skip
 
     def observe(
-        self, report: DraftReport, delivered: Sequence[Delivery], target_s: float, judged: Verdicts, now: float
+        self, report: DraftOutcome, delivered: Sequence[Delivery], target_s: float, judged: Verdicts, now_s: float
     ) -> None:
-        """Before requests that have ended are forgotten."""
+        """Report a step to the control loop. Call it before complete requests are forgotten."""
         self._stepper.news([report])
-        tokens = self._requests.deliver(delivered, now)
-        self._stepper.done(report.step, now=now, target_s=target_s, tokens=tokens, verdicts=judged)
+        tokens = self._requests.deliver(delivered, now_s)
+        self._stepper.done(report.step, now=now_s, target_s=target_s, tokens=tokens, verdicts=judged)
 
-    # -- what decisions hang on ---------------------------------------------------------------------------------
+    # -- inputs of decisions ------------------------------------------------------------------------------------
 
     def _needs_verify_plan(self, running: Sequence[Request]) -> bool:
-        """Whether there are proposals, or prompts that might break an SLO class's TPOT."""
-        if any(len(one.proposals) for one in running):
+        """Whether there are proposals to verify, or prefills that might break an SLO class's TPOT."""
+        if any(len(request.proposals) for request in running):
             return True
-        prompts = bool(self._scheduler.waiting) or any(not one.decodes for one in running)
-        return prompts and self._loop.has_slo_classes
+        has_prefill = bool(self._scheduler.waiting) or any(not request.decodes for request in running)
+        return has_prefill and self._loop.has_slo_classes
 
     def _room(self, requests: Sequence[Request], waiting: Waiting | None = None, used: float = 0.0) -> Room:
-        limits, scheduler = self._scheduler.limits, self._scheduler
+        """Describe what the step has room for. used: share of the patience that prefills have used up."""
+        scheduler = self._scheduler
+        limits = scheduler.limits
         return Room(
-            now=self._now, token_budget=limits.tokens, free_kv_tokens=self._free_kv_tokens(requests), next=waiting,
-            waiting=min(len(scheduler.waiting), limits.requests - len(scheduler.running)), patience_used=used,
+            now=self._step_began_at, token_budget=limits.tokens, free_kv_tokens=self._free_kv_tokens(requests),
+            next=waiting, waiting=min(len(scheduler.waiting), limits.requests - len(scheduler.running)),
+            patience_used=used,
         )  # fmt: skip
 
     def _free_kv_tokens(self, requests: Sequence[Request]) -> int:
-        """Of memory that nobody holds, and of the requests' own buffers."""
-        in_buffers = sum(self._pool.tokens(Holder(TARGET, one.name)) - one.computed for one in requests)
+        """Target tokens that fit into free memory and into the unused part of the requests' own buffers."""
+        in_buffers = sum(self._pool.tokens(Holder(TARGET, request.name)) - request.computed for request in requests)
         return self._pool.free_tokens(TARGET) + in_buffers
 
-    def _next(self) -> Waiting | None:
-        """Who is let in next, as far as SLO classes ask."""
+    def _next_waiting(self) -> Waiting | None:
+        """Describe the request that is admitted next; None when there is none, or no SLO class that needs to know."""
         if not self._scheduler.waiting or not self._loop.has_slo_classes:
             return None
         request = self._scheduler.waiting[0]
         slo_class = self._requests.class_number(request.name)
-        return Waiting(slo_class, request.todo, self.left(request), self._now >= request.due_at)
+        return Waiting(slo_class, request.todo, self.tokens_left(request), self._step_began_at >= request.due_at)
 
     def _patience_used(self) -> float:
-        """By the request that waits in front, or one whose prompt is being read; preempted ones do not count."""
+        """Largest share of its patience that a prefill, running or first in the queue, has used up.
+
+        Preempted requests do not count: they have started once.
+        """
         if not self._loop.has_slo_classes:
             return 0.0
-        prompts = [one for one in self._scheduler.running if not one.emitted] + list(self._scheduler.waiting)[:1]
+        first_waiting = list(self._scheduler.waiting)[:1]
+        prefills = [request for request in self._scheduler.running if not request.emitted] + first_waiting
         return patience_used(
-            self._now,
-            [(self._requests.arrived_at(one.name), one.due_at) for one in prompts if not one.was_preempted],
+            self._step_began_at,
+            [
+                (self._requests.arrived_at(request.name), request.due_at)
+                for request in prefills
+                if not request.was_preempted
+            ],
         )
 
 
 def _choose(running: Sequence[Request], plan: VerifyPlan) -> None:
+    """Split the plan's nodes, a column over all requests' proposals, into each request's chosen ones."""
     first = 0
     for request in running:
         end = first + len(request.proposals)
@@ -143,13 +162,13 @@ def _choose(running: Sequence[Request], plan: VerifyPlan) -> None:
 
 def _view(requests: Sequence[Request]) -> View:
     return View(
-        names=[one.name for one in requests],
-        context=column([one.computed for one in requests]),
-        known=column([len(one.tokens) for one in requests]),
-        todo=column([one.todo for one in requests]),
-        emitted=column([one.emitted for one in requests]),
+        names=[request.name for request in requests],
+        context=column([request.computed for request in requests]),
+        known=column([len(request.tokens) for request in requests]),
+        todo=column([request.todo for request in requests]),
+        emitted=column([request.emitted for request in requests]),
     )
 
 
 def _nodes(requests: Sequence[Request]) -> Nodes:
-    return nodes_of([one.proposals for one in requests])
+    return nodes_of([request.proposals for request in requests])

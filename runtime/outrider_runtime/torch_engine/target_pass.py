@@ -1,4 +1,7 @@
-"""The target's pass over a step: what it runs over, and the token that it draws behind each place."""
+"""The target's forward pass of a step: the tokens it runs over, and the token that it draws after each place.
+
+A place is ROOT, the request's last known token, or a proposed node that the pass verifies.
+"""
 
 from __future__ import annotations
 
@@ -19,57 +22,65 @@ from outrider_runtime.torch_engine.tree import ancestors
 
 
 class Drawn(NamedTuple):
-    """Of one request: its rows of logits, and what was drawn from them."""
+    """One request's logits, and the tokens that were drawn from them."""
 
     logits: Tensor
     """(1 + chosen proposals, vocabulary)"""
     tokens: dict[int, int]
-    """ROOT, then the chosen nodes -> the token behind each; in the order of the rows."""
+    """Place -> the token drawn after it: ROOT, then the chosen nodes, in the order of the logits' rows."""
 
 
-def segment_of(one: ScheduledRequest) -> Segment:
-    """Known tokens, or the last one of them and the chosen nodes behind it."""
-    request = one.request
-    tokens = request.tokens[request.computed : request.computed + one.known]
-    if not one.proposals:
+def target_segment(scheduled: ScheduledRequest) -> Segment:
+    """List the tokens that the target runs over for one request: known tokens, then the chosen proposals."""
+    request = scheduled.request
+    tokens = request.tokens[request.computed : request.computed + scheduled.known]
+    if not scheduled.proposals:
         return Segment(request.name, tokens, request.computed)
     tree = request.proposals.only(request.chosen)
-    parents = [ROOT, *(parent + 1 for parent in tree.parents)]  # ROOT of the tree is the last known token
+    parents = [ROOT, *(parent + 1 for parent in tree.parents)]  # node 0 is the last known token, the tree's ROOT
     return Segment(request.name, tokens + tree.tokens, request.computed, ancestors(parents))
 
 
-def draw_behind(step: Sequence[ScheduledRequest], last: Tensor, decoder: Decoder) -> list[Drawn | None]:
-    """Of each request; None where its prompt is not read to its end. last: (T, H), of all tokens of the step."""
-    wanted, rows, end = list[int](), list[Row](), 0
-    for one in step:
-        end += one.tokens
-        if one.draws:
-            wanted += range(end - 1 - one.proposals, end)
-            rows += [row_of(one.request, one.request.proposals.path(place)) for place in _places(one)]
-    if not wanted:
+def draw_tokens(step: Sequence[ScheduledRequest], last: Tensor, decoder: Decoder) -> list[Drawn | None]:
+    """Draw a token after each place of each request; None for a request whose prefill is not complete.
+
+    last: (T, H), the final hidden states of all tokens of the step.
+    """
+    token_numbers = list[int]()  # rows of `last` whose logits are needed
+    rows = list[Row]()
+    end = 0
+    for scheduled in step:
+        end += scheduled.tokens
+        if scheduled.draws:
+            token_numbers += range(end - 1 - scheduled.proposals, end)
+            proposals = scheduled.request.proposals
+            rows += [row_of(scheduled.request, proposals.path(place)) for place in _places(scheduled)]
+    if not token_numbers:
         return [None] * len(step)
-    return _parted(step, decoder.logits(last[wanted]), rows)
+    return _split_by_request(step, decoder.logits(last[token_numbers]), rows)
 
 
-def _parted(step: Sequence[ScheduledRequest], logits: Tensor, rows: Sequence[Row]) -> list[Drawn | None]:
-    ends = np.cumsum([0, *(one.proposals + 1 if one.draws else 0 for one in step)]).tolist()
+def _split_by_request(step: Sequence[ScheduledRequest], logits: Tensor, rows: Sequence[Row]) -> list[Drawn | None]:
+    """Draw for all rows, (R, vocabulary), at once; return each request's share."""
+    row_counts = [scheduled.proposals + 1 if scheduled.draws else 0 for scheduled in step]
+    ends = np.cumsum([0, *row_counts]).tolist()
     weights = weights_of(logits, rows)
     tokens = judge(_chains(step, ends), weights, rows, draw(weights, rows))
     return [
-        Drawn(logits[first:end], dict(zip(_places(one), tokens[first:end], strict=True))) if end > first else None
-        for one, (first, end) in zip(step, pairwise(ends), strict=True)
+        Drawn(logits[first:end], dict(zip(_places(scheduled), tokens[first:end], strict=True))) if end > first else None
+        for scheduled, (first, end) in zip(step, pairwise(ends), strict=True)
     ]
 
 
-def _chains(step: Sequence[ScheduledRequest], rows: Sequence[int]) -> list[Chain]:
-    """Those that were drawn from a drafter's distribution. rows: each request's first."""
+def _chains(step: Sequence[ScheduledRequest], first_rows: Sequence[int]) -> list[Chain]:
+    """List the chains that were drawn from a drafter's distribution. first_rows: the first row of each request."""
     return [
-        Chain(row, tree.tokens[: one.proposals], cast(list[Tensor], tree.drawn_from[: one.proposals]))
-        for one, row in zip(step, rows, strict=False)
-        if one.draws and one.proposals and (tree := one.request.proposals).drawn_from
+        Chain(row, tree.tokens[: scheduled.proposals], cast(list[Tensor], tree.drawn_from[: scheduled.proposals]))
+        for scheduled, row in zip(step, first_rows, strict=False)
+        if scheduled.draws and scheduled.proposals and (tree := scheduled.request.proposals).drawn_from
     ]
 
 
-def _places(one: ScheduledRequest) -> list[int]:
-    """Behind which something is drawn."""
-    return [ROOT, *one.request.chosen]
+def _places(scheduled: ScheduledRequest) -> list[int]:
+    """List the places after which a token is drawn, in the order of the rows."""
+    return [ROOT, *scheduled.request.chosen]

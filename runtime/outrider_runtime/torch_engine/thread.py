@@ -1,4 +1,4 @@
-"""The one thread that owns the engine, and the two queues between it and the server's event loop."""
+"""The thread that owns the engine, and the queues between it and the server's event loop."""
 
 from __future__ import annotations
 
@@ -17,71 +17,72 @@ logger = logging.getLogger(__name__)
 
 
 class EngineDeadError(Exception):
-    """A step raised: nothing that the engine holds can be trusted any more."""
+    """A step raised an exception, so the engine's state can no longer be trusted."""
 
 
-class _New(NamedTuple):
+class _Arrival(NamedTuple):
     request: Request
     arrived_at: float
     extra_args: dict[str, object]
 
 
-class _Left(NamedTuple):
+class _Abort(NamedTuple):
     name: str
 
 
 class EngineThread:
-    """In: requests, and the names of those whose clients left. Out: what each step gives."""
+    """Runs the engine's steps. Requests and aborts come in through a queue; each step's outputs go to a callback."""
 
     def __init__(
-        self, engine: InferenceEngine, put_out: Callable[[Sequence[Output]], None], died: Callable[[], None]
+        self, engine: InferenceEngine, deliver: Callable[[Sequence[Output]], None], died: Callable[[], None]
     ) -> None:
-        """put_out, died: called on this thread."""
+        """deliver: takes each step's outputs. died: called when a step raises. Both are called on this thread."""
         self._engine = engine
-        self._in: queue.SimpleQueue[_New | _Left | None] = queue.SimpleQueue()
-        self._put_out, self._died = put_out, died
+        self._messages: queue.SimpleQueue[_Arrival | _Abort | None] = queue.SimpleQueue()
+        self._deliver = deliver
+        self._died = died
         self._thread = threading.Thread(target=self._run, name="outrider-engine", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def add(self, request: Request, extra_args: dict[str, object]) -> None:
-        self._in.put(_New(request, time.time(), extra_args))
+        self._messages.put(_Arrival(request, time.time(), extra_args))
 
     def abort(self, name: str) -> None:
-        self._in.put(_Left(name))
+        self._messages.put(_Abort(name))
 
     def stop(self) -> None:
-        """Ends after the step that runs."""
-        self._in.put(None)
+        """End the thread after the step that is running."""
+        self._messages.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         try:
-            while self._take_in():
+            while self._handle_messages():
                 if self._engine.has_work:
-                    self._put_out(self._engine.step())
+                    self._deliver(self._engine.step())
         except Exception:
-            logger.exception("the engine's step raised")
+            logger.exception("a step of the engine failed; the engine stops and the pod restarts")
             self._died()
 
-    def _take_in(self) -> bool:
-        """All that came; waits where there is nothing to do. False: it is to end."""
+    def _handle_messages(self) -> bool:
+        """Handle all queued messages; wait for one while the engine has no work. False: the thread is to end."""
         while True:
             try:
-                came = self._in.get(block=not self._engine.has_work)
+                message = self._messages.get(block=not self._engine.has_work)
             except queue.Empty:
                 return True
-            if came is None:
+            if message is None:
                 return False
-            if isinstance(came, _New):
-                self._engine.add(*came)
+            if isinstance(message, _Arrival):
+                self._engine.add(*message)
             else:
-                self._engine.abort(came.name)
+                self._engine.abort(message.name)
 
 
 class Client:
-    """The event loop's side: each request's outputs as they come."""
+    """The event loop's side of the engine: passes requests on and yields their outputs."""
 
     def __init__(self, engine: InferenceEngine) -> None:
         self.errored = False
@@ -92,27 +93,31 @@ class Client:
 
     @property
     def unfinished(self) -> int:
+        """Requests whose answers are not complete."""
         return len(self._answers)
 
     async def answers(
         self, requests: Sequence[Request], extra_args: dict[str, object]
     ) -> AsyncGenerator[tuple[int, Output], None]:
-        """Each output with its request's place. Raises EngineDeadError. Where the caller goes before the end, the
-        requests end at once."""
-        came: asyncio.Queue[tuple[int, Output] | None] = asyncio.Queue()
+        """Yield each output with its request's index. Raises EngineDeadError.
+
+        When the caller closes the generator early, the engine drops the requests.
+        """
+        outputs: asyncio.Queue[tuple[int, Output] | None] = asyncio.Queue()
         if self.errored:
             raise EngineDeadError
-        for place, request in enumerate(requests):
-            self._answers[request.name] = place, came
+        for index, request in enumerate(requests):
+            self._answers[request.name] = index, outputs
             self._thread.add(request, extra_args)
         try:
-            left = len(requests)
-            while left:
-                one = await came.get()
-                if one is None:
+            unfinished = len(requests)
+            while unfinished:
+                indexed_output = await outputs.get()
+                if indexed_output is None:
                     raise EngineDeadError
-                yield one
-                left -= one[1].finish is not None
+                yield indexed_output
+                _, output = indexed_output
+                unfinished -= output.finish is not None
         finally:
             for request in requests:
                 del self._answers[request.name]
@@ -122,18 +127,20 @@ class Client:
         self._thread.stop()
 
     def _from_thread(self, call: Callable[..., None]) -> Callable[..., None]:
+        """Wrap `call` so that the engine's thread may call it: it then runs on the event loop."""
+
         def soon(*arguments: object) -> None:
             self._loop.call_soon_threadsafe(call, *arguments)
 
         return soon
 
     def _arrived(self, outputs: Sequence[Output]) -> None:
-        for one in outputs:
-            if one.request in self._answers:
-                place, came = self._answers[one.request]
-                came.put_nowait((place, one))
+        for output in outputs:
+            if output.request in self._answers:
+                index, queued = self._answers[output.request]
+                queued.put_nowait((index, output))
 
     def _died(self) -> None:
         self.errored = True
-        for _, came in self._answers.values():
-            came.put_nowait(None)
+        for _, queued in self._answers.values():
+            queued.put_nowait(None)

@@ -1,16 +1,16 @@
-"""From the target's logits to tokens, the same whatever else shares the pass.
+"""Turns logits into tokens, independently of what else is in the batch.
 
-A token is argmax(log p + Gumbel noise), which is a draw from p (Gumbel-max). The noise is a function of the request's
-seed, the token's place and the token itself, so a request gets the same answer with any drafter, any draft length, in
-any batch and after a preemption. A drafter draws with the target's noise: where both think alike, they draw alike. Only
-what `rejection` will judge, a chain for a request without a seed, is drawn with noise of its own.
+A token is argmax(log p + Gumbel noise), which is a draw from p (the Gumbel-max trick). The noise is a function of the
+request's seed, the position and the token, so a request gets the same answer with any drafter, any draft length, in any
+batch and after a preemption. A drafter uses the target's noise too: if its p is the target's, it draws the same token.
+The exception is a chain for a request without a seed, which `rejection` will judge: it is drawn with independent noise.
 Shapes: R rows, V tokens of the vocabulary.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,48 +21,52 @@ from outrider_runtime.torch_engine.seeded_noise import Noise, gumbel
 
 
 class Row(NamedTuple):
-    """A place for which a token is drawn."""
+    """A row of logits from which one token is drawn."""
 
     sampling: Sampling
     place: int
     """The token's position in the request."""
     noise: Noise = Noise.TARGET
     history: TokenHistory = TokenHistory()
-    """Of the request; read for penalties only."""
+    """The request's token counts; read for penalties only."""
     ahead: Sequence[int] = ()
-    """Proposals on the way to the place, which go on with that history."""
+    """Proposed tokens between the request's last token and this one; penalties count them too."""
 
 
 def row_of(request: Request, ahead: Sequence[int], noise: Noise = Noise.TARGET) -> Row:
-    """Of the token behind all of the request's and those `ahead`, which are proposed."""
+    """Describe the draw of the token that follows the request's tokens and the proposed tokens `ahead`."""
     place = len(request.tokens) + len(ahead)
-    if request.sampling.is_plain:
+    if request.sampling.has_raw_logits:
         return Row(request.sampling, place, noise)
-    request.history.catch_up(request.tokens, request.prompt)
+    request.history.catch_up(request.tokens, request.prompt_tokens)
     return Row(request.sampling, place, noise, request.history, ahead)
 
 
 def draw(weights: Tensor, rows: Sequence[Row]) -> list[int]:
-    """(R, V), as `weights_of` makes them, to a token for each row."""
+    """Draw a token for each row. weights: (R, V), from `weights_of`."""
     tokens: list[int] = _with_noise(weights, rows).argmax(-1).tolist()
     return tokens
 
 
 class Likeliest(NamedTuple):
-    """The tokens that a row's request would draw first, as far as a drafter can tell; (R, w) each, the best first."""
+    """The w tokens that the target is most likely to draw for each row, by a drafter's logits; the best first."""
 
     logprobs: Tensor
+    """(R, w)"""
     tokens: Tensor
+    """(R, w)"""
     drawn_from: Tensor | None = None
-    """(R, V), where the first token is a draw, with noise of the draft's own: the probabilities that it comes from."""
+    """(R, V): the probabilities that first tokens were drawn with; None unless a row has `Noise.DRAFT`."""
 
 
 def likeliest(logits: Tensor, rows: Sequence[Row], width: int) -> Likeliest:
-    """Of a drafter's logits (R, V), with the noise that the target will draw with: how probable it is that the target
-    scores each token highest."""
+    """Rank tokens by a drafter's logits, (R, V), plus the noise that the target will draw with.
+
+    The softmax of these scores estimates the probability that the target draws each token.
+    """
     weights = weights_of(logits, rows)
-    scores = _with_noise(weights, rows)
-    best = scores.topk(min(width, scores.shape[-1]))
+    scores = _with_noise(weights, rows)  # (R, V)
+    best = scores.topk(min(width, scores.shape[-1]))  # (R, w)
     is_drawn = any(row.noise is Noise.DRAFT for row in rows)
     return Likeliest(
         best.values - scores.logsumexp(-1, keepdim=True), best.indices, weights.softmax(-1) if is_drawn else None
@@ -70,108 +74,121 @@ def likeliest(logits: Tensor, rows: Sequence[Row], width: int) -> Likeliest:
 
 
 def likeliest_among(logits: Tensor, tokens: Tensor, size: int, rows: Sequence[Row], width: int) -> Likeliest:
-    """The same of a drafter that knows some tokens alone. logits (R, V'), tokens (V',): of the target's `size`."""
-    if all(row.sampling.temperature == 0 and row.sampling.is_plain for row in rows):
-        own = likeliest(logits, rows, width)
-        return Likeliest(own.logprobs, tokens[own.tokens])
-    everything = logits.new_full((len(rows), size), -torch.inf)
-    everything[:, tokens] = logits
-    return likeliest(everything, rows, width)
+    """Rank tokens for a drafter whose vocabulary is a part of the target's.
+
+    logits: (R, V'). tokens: (V',), the target's number of each token. size: V, the target's vocabulary.
+    """
+    if all(row.sampling.temperature == 0 and row.sampling.has_raw_logits for row in rows):
+        best = likeliest(logits, rows, width)
+        return Likeliest(best.logprobs, tokens[best.tokens])
+    all_logits = logits.new_full((len(rows), size), -torch.inf)  # (R, V)
+    all_logits[:, tokens] = logits
+    return likeliest(all_logits, rows, width)
 
 
 def weights_of(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """(R, V): logarithms of what a row's tokens are drawn by; float64 where any row is not greedy."""
+    """Apply biases, penalties, temperature and truncation: (R, V), unnormalised log-probabilities of the draws.
+
+    The result is float64 if any row is sampled; rows at temperature 0 keep their adjusted logits.
+    """
     logits = _adjusted(logits, rows)
-    alike: dict[tuple[float, int, float, float], list[int]] = {}
+    rows_by_setting: dict[tuple[float, int, float, float], list[int]] = {}  # so that each setting is one operation
     for number in _sampled(rows):
-        own = rows[number].sampling
-        alike.setdefault((own.temperature, own.top_k, own.min_p, own.top_p), []).append(number)
-    logits = logits.double() if alike else logits
-    for numbers in alike.values():
+        sampling = rows[number].sampling
+        setting = (sampling.temperature, sampling.top_k, sampling.min_p, sampling.top_p)
+        rows_by_setting.setdefault(setting, []).append(number)
+    logits = logits.double() if rows_by_setting else logits
+    for numbers in rows_by_setting.values():
         sampling = rows[numbers[0]].sampling
         logits[numbers] = _truncated(logits[numbers] / sampling.temperature, sampling)
     return logits
 
 
 def _with_noise(weights: Tensor, rows: Sequence[Row]) -> Tensor:
-    """(R, V): the token of the highest score is drawn."""
+    """Add Gumbel noise to sampled rows: (R, V) scores, of which the highest is the token that is drawn."""
     numbers = _sampled(rows)
     if not numbers:
         return weights
-    some = [rows[number] for number in numbers]
-    seeds, places = [one.sampling.seed + one.noise for one in some], [one.place for one in some]
+    seeds = [rows[number].sampling.seed + rows[number].noise for number in numbers]
+    places = [rows[number].place for number in numbers]
     scores = weights.clone()
     scores[numbers] += gumbel(seeds, places, weights.shape[-1], weights.device)
     return scores
 
 
 def _sampled(rows: Sequence[Row]) -> list[int]:
+    """List the rows that are not greedy."""
     return [number for number, row in enumerate(rows) if row.sampling.temperature > 0]
 
 
 def _adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """With biases and penalties; the logits that came in stay as they are."""
-    special = [number for number, row in enumerate(rows) if not row.sampling.is_plain]
+    """Apply biases and penalties to a copy of the logits, (R, V)."""
+    special = [number for number, row in enumerate(rows) if not row.sampling.has_raw_logits]
     if special:
         logits = logits.clone()
-        seen = dict[int, _Seen]()  # once a request, whatever its rows
+        histories = dict[int, _HistoryTensors]()  # by request, which may have several rows
         for number in special:
             row = rows[number]
-            if id(row.history) not in seen:
-                seen[id(row.history)] = _seen(row.history, logits)
-            _adjust(logits[number], row, seen[id(row.history)])
+            if id(row.history) not in histories:
+                histories[id(row.history)] = _to_tensors(row.history, logits)
+            _adjust(logits[number], row, histories[id(row.history)])
     return logits
 
 
-class _Seen(NamedTuple):
-    """A history as tensors."""
+class _HistoryTensors(NamedTuple):
+    """A request's token counts on the logits' device."""
 
     distinct: Tensor
+    """Distinct tokens of prompt and answer."""
     answer: Tensor
     """Distinct tokens of the answer."""
-    times: Tensor
-    """How often each is in it."""
+    counts: Tensor
+    """Occurrences of each token of `answer`."""
 
 
-def _seen(history: TokenHistory, logits: Tensor) -> _Seen:
-    distinct, answer, times = (
-        torch.tensor(list(some), dtype=dtype, device=logits.device)
-        for some, dtype in (
-            (history.distinct, torch.int64), (history.counts, torch.int64), (history.counts.values(), logits.dtype),
-        )
-    )  # fmt: skip
-    return _Seen(distinct, answer, times)
+def _to_tensors(history: TokenHistory, logits: Tensor) -> _HistoryTensors:
+    def tensor(values: Iterable[int], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(list(values), dtype=dtype, device=logits.device)
+
+    return _HistoryTensors(
+        distinct=tensor(history.distinct, torch.int64),
+        answer=tensor(history.counts, torch.int64),
+        counts=tensor(history.counts.values(), logits.dtype),
+    )
 
 
-def _adjust(logits: Tensor, row: Row, seen: _Seen) -> None:
-    """(V,) of one row, in place: biases, then penalties, in vLLM's order."""
-    sampling, ahead = row.sampling, Counter(row.ahead)
+def _adjust(logits: Tensor, row: Row, history: _HistoryTensors) -> None:
+    """Apply biases, then penalties, to one row's logits, (V,), in place; the order is vLLM's."""
+    sampling = row.sampling
+    ahead = Counter(row.ahead)
     if sampling.logit_bias:
         _add(logits, sampling.logit_bias)
     if sampling.repetition_penalty != 1.0:
-        new = torch.tensor([one for one in ahead if one not in row.history.distinct], dtype=torch.int64)
-        for tokens in (seen.distinct, new.to(logits.device)):
-            _repeat(logits, tokens, sampling.repetition_penalty)
+        new = torch.tensor([token for token in ahead if token not in row.history.distinct], dtype=torch.int64)
+        for tokens in (history.distinct, new.to(logits.device)):
+            _penalise_repetition(logits, tokens, sampling.repetition_penalty)
     if sampling.frequency_penalty or sampling.presence_penalty:
-        logits[seen.answer] -= sampling.frequency_penalty * seen.times + sampling.presence_penalty
+        logits[history.answer] -= sampling.frequency_penalty * history.counts + sampling.presence_penalty
         _add(logits, {
-            token: -sampling.frequency_penalty * times - sampling.presence_penalty * (token not in row.history.counts)
-            for token, times in ahead.items()
+            token: -sampling.frequency_penalty * count - sampling.presence_penalty * (token not in row.history.counts)
+            for token, count in ahead.items()
         })  # fmt: skip
 
 
 def _add(logits: Tensor, amounts: Mapping[int, float]) -> None:
+    """Add to the logits, (V,), of some tokens, in place."""
     tokens = torch.tensor(list(amounts), dtype=torch.int64, device=logits.device)
     logits[tokens] += torch.tensor(list(amounts.values()), dtype=logits.dtype, device=logits.device)
 
 
-def _repeat(logits: Tensor, tokens: Tensor, penalty: float) -> None:
+def _penalise_repetition(logits: Tensor, tokens: Tensor, penalty: float) -> None:
+    """Divide positive logits of `tokens` by the penalty and multiply negative ones by it, in place."""
     values = logits[tokens]
     logits[tokens] = values * torch.where(values > 0, 1 / penalty, penalty)
 
 
 def _truncated(scaled: Tensor, sampling: Sampling) -> Tensor:
-    """(R, V) with -inf for tokens that top-k, top-p or min-p leaves out."""
+    """Set tokens that top-k, min-p or top-p excludes to -inf. scaled: (R, V), logits / temperature."""
     if 0 < sampling.top_k < scaled.shape[-1]:
         scaled = scaled.masked_fill(scaled < scaled.topk(sampling.top_k).values[:, -1:], -torch.inf)
     if sampling.min_p > 0:
@@ -187,19 +204,21 @@ def _truncated(scaled: Tensor, sampling: Sampling) -> Tensor:
 
 
 class TokenLogprobs(NamedTuple):
-    """What is told of one token of an answer: natural logarithms, before temperature and penalties."""
+    """Log-probabilities (natural) of one token of an answer, before temperature and penalties."""
 
     logprob: float
     rank: int
     """1 for the most probable token."""
     top: dict[int, float]
-    """The most probable tokens, the first of them first."""
+    """The most probable tokens -> their log-probabilities, in descending order."""
 
 
-def logprobs_of(logits: Tensor, token: int, most: int) -> TokenLogprobs:
-    """logits: (V,), the target's own."""
-    logprobs = logits.float().log_softmax(-1)
-    own = logprobs[token]
-    top = logprobs.topk(min(most, len(logprobs))) if most else None
-    told = {} if top is None else dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-    return TokenLogprobs(float(own), int((logprobs > own).sum()) + 1, told)
+def logprobs_of(logits: Tensor, token: int, top_tokens: int) -> TokenLogprobs:
+    """Report a token's log-probability and the `top_tokens` most probable tokens. logits: (V,), the target's own."""
+    logprobs = logits.float().log_softmax(-1)  # (V,)
+    logprob = logprobs[token]
+    top = dict[int, float]()
+    if top_tokens:
+        best = logprobs.topk(min(top_tokens, len(logprobs)))
+        top = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    return TokenLogprobs(float(logprob), int((logprobs > logprob).sum()) + 1, top)

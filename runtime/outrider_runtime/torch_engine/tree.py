@@ -1,4 +1,4 @@
-"""What drafters propose for a request: a tree of tokens. A chain is a tree of width 1."""
+"""A request's proposals: a tree of tokens. A chain is a tree of width 1."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from outrider_runtime.control.data.batch import Bools, Ints
 from outrider_runtime.control.data.forest import ROOT, Nodes
 
 NO_NODE = -2
+"""Number of a node that does not exist; ROOT is -1."""
 
 
 @dataclass(slots=True, eq=False)
 class Tree:
-    """Columns over nodes, parents before their children; a node is known by its number."""
+    """Columns over nodes, parents before their children; a node's number is its index."""
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     """ROOT for a node that follows the request's last known token."""
     drafters: list[int] = field(default_factory=list)
-    """Who proposed each node first."""
+    """Number of the drafter that proposed each node first."""
     confidences: list[float] = field(default_factory=list)
-    """As `control.forest.Forest` has them."""
+    """The drafter's confidence in each node, as `control.data.forest.Forest` defines it."""
     depths: list[int] = field(default_factory=list)
-    """1 below ROOT."""
+    """1 for children of ROOT."""
     ranks: list[int] = field(default_factory=list)
     """0 for the first child of its parent."""
     drawn_from: Sequence[object] = ()
-    """Of a chain whose tokens were drawn, the distribution of each; otherwise empty."""
+    """The distribution of each token, for a chain whose tokens were drawn; empty for any other tree."""
     _children: dict[tuple[int, int], int] = field(default_factory=dict)
     _siblings: Counter[int] = field(default_factory=Counter)
 
@@ -38,7 +39,7 @@ class Tree:
         return len(self.tokens)
 
     def add(self, token: int, parent: int, drafter: int, confidence: float) -> int:
-        """The parent's child with this token; it is new unless somebody proposed it before."""
+        """Return the parent's child with this token, and add it if it is new."""
         number = self._children.setdefault((parent, token), len(self))
         if number == len(self):
             self.tokens.append(token)
@@ -51,11 +52,11 @@ class Tree:
         return number
 
     def child(self, parent: int, token: int) -> int:
-        """NO_NODE where nobody proposed it."""
+        """Return the parent's child with this token, or NO_NODE."""
         return self._children.get((parent, token), NO_NODE)
 
     def path(self, node: int) -> list[int]:
-        """The tokens from the root's child to the node; none for ROOT."""
+        """List the tokens from ROOT's child to the node; none for ROOT."""
         tokens = []
         while node != ROOT:
             tokens.append(self.tokens[node])
@@ -63,19 +64,20 @@ class Tree:
         return tokens[::-1]
 
     def only(self, numbers: Iterable[int]) -> Tree:
-        """The tree of these nodes, which come in their order and each with its parent."""
-        part = _united([self], numbers)
+        """Build the tree of these nodes: ascending numbers, each with its parent."""
+        part = _union([self], numbers)
         part.drawn_from = self.drawn_from[: len(part)]
         return part
 
     def within(self, depth: int) -> Tree:
-        """Its nodes down to this depth."""
+        """Cut the tree below this depth."""
         if max(self.depths, default=0) <= depth:
             return self
-        return self.only(number for number, own in enumerate(self.depths) if own <= depth)
+        return self.only(number for number, node_depth in enumerate(self.depths) if node_depth <= depth)
 
 
 def chain(tokens: Iterable[int], drafter: int, confidence: float) -> Tree:
+    """Build a tree of width 1."""
     tree, node = Tree(), ROOT
     for token in tokens:
         node = tree.add(token, node, drafter, confidence)
@@ -83,45 +85,46 @@ def chain(tokens: Iterable[int], drafter: int, confidence: float) -> Tree:
 
 
 def merged(trees: Sequence[Tree]) -> Tree:
-    """The union of tries (SpecInfer, section 3)."""
-    some = [tree for tree in trees if len(tree)]
-    return some[0] if len(some) == 1 else _united(some)
+    """Merge trees: a path that several propose occurs once (SpecInfer, section 3)."""
+    non_empty = [tree for tree in trees if len(tree)]
+    return non_empty[0] if len(non_empty) == 1 else _union(non_empty)
 
 
-def _united(trees: Sequence[Tree], numbers: Iterable[int] | None = None) -> Tree:
+def _union(trees: Sequence[Tree], numbers: Iterable[int] | None = None) -> Tree:
+    """Merge trees, node by node. numbers: the nodes to take; None: all."""
     union = Tree()
     for tree in trees:
-        place = {ROOT: ROOT}
+        new_number = {ROOT: ROOT}
         for node in range(len(tree)) if numbers is None else numbers:
-            parent = place[tree.parents[node]]
-            place[node] = union.add(tree.tokens[node], parent, tree.drafters[node], tree.confidences[node])
+            parent = new_number[tree.parents[node]]
+            new_number[node] = union.add(tree.tokens[node], parent, tree.drafters[node], tree.confidences[node])
     return union
 
 
 def ancestors(parents: Sequence[int]) -> Bools:
-    """(M, M): node m hangs on node n, or is it."""
-    sees = np.eye(len(parents), dtype=bool)
+    """(M, M): True where node n is an ancestor of node m, or m itself."""
+    is_ancestor = np.eye(len(parents), dtype=bool)
     for node, parent in enumerate(parents):
         if parent != ROOT:
-            sees[node] |= sees[parent]
-    return sees
+            is_ancestor[node] |= is_ancestor[parent]
+    return is_ancestor
 
 
 def nodes_of(trees: Sequence[Tree]) -> Nodes:
-    """As columns of the loop, tree after tree."""
+    """Concatenate trees into the control loop's columns over nodes, (M,) each, tree after tree."""
     sizes = column([len(tree) for tree in trees])
     first = np.cumsum(sizes) - sizes
-    parents = column([one for tree in trees for one in tree.parents])
+    parents = column([parent for tree in trees for parent in tree.parents])
     return Nodes(
         request=np.repeat(np.arange(len(trees)), sizes),
         parent=np.where(parents == ROOT, ROOT, parents + np.repeat(first, sizes)),
-        drafter=column([one for tree in trees for one in tree.drafters]),
-        depth=column([one for tree in trees for one in tree.depths]),
-        rank=column([one for tree in trees for one in tree.ranks]),
-        confidence=np.array([one for tree in trees for one in tree.confidences]),
+        drafter=column([drafter for tree in trees for drafter in tree.drafters]),
+        depth=column([depth for tree in trees for depth in tree.depths]),
+        rank=column([rank for tree in trees for rank in tree.ranks]),
+        confidence=np.array([confidence for tree in trees for confidence in tree.confidences]),
     )
 
 
 def column(values: list[int]) -> Ints:
-    """(N,): of the loop's integers."""
+    """Convert to a column of the control loop, (len(values),) int64."""
     return np.array(values, np.int64)

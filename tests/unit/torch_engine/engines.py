@@ -17,7 +17,7 @@ from outrider_runtime.torch_engine.batch_scheduler import SchedulerLimits
 from outrider_runtime.torch_engine.commit import FinishReason
 from outrider_runtime.torch_engine.decoder import Hidden
 from outrider_runtime.torch_engine.drafting import TorchDrafter
-from outrider_runtime.torch_engine.drafts.beam import WIDEST
+from outrider_runtime.torch_engine.drafts.beam import MAX_WIDTH
 from outrider_runtime.torch_engine.drafts.draft_model_drafter import DraftModelDrafter
 from outrider_runtime.torch_engine.drafts.eagle_drafter import EagleDrafter
 from outrider_runtime.torch_engine.drafts.prompt_lookup_drafter import PromptLookupDrafter
@@ -99,7 +99,7 @@ def bench(
     drafters: Sequence[TorchDrafter] = make(model, pool) if make else ()
     layers = tuple(sorted({layer for one in drafters for layer in one.layers}))
     boot, hot = boot_config(specs, max_draft_tokens=4), hot_config(max_draft_tokens=4)
-    loop = ControlLoop(boot, hot, specs, max_requests=4, widest=WIDEST)
+    loop = ControlLoop(boot, hot, specs, max_requests=4, widest=MAX_WIDTH)
     return Bench(InferenceEngine(EngineModels(model, drafters, layers), pool, loop, limits, LONGEST), loop)
 
 
@@ -133,11 +133,11 @@ def answers(here: Bench, sampling: Sampling, before_step: Callable[[], None] = l
     return [one.tokens for one in here.answers.values()]
 
 
-def fresh(model: CachedModel, tokens: list[int], between: Sequence[int] = ()) -> tuple[torch.Tensor, Hidden]:
+def fresh(model: CachedModel, tokens: list[int], kept_layers: Sequence[int] = ()) -> tuple[torch.Tensor, Hidden]:
     """KV and hidden states of a prefill."""
     pool = KVPool(1 << 24, [model.cache.bytes_per_token] * (model.number + 1), LONGEST)
     pool.grow(Holder(model.number, "fresh"), len(tokens))
-    hidden = model.run([Segment("fresh", tokens, 0)], pool, between)
+    hidden = model.run([Segment("fresh", tokens, 0)], pool, kept_layers)
     kept = model.cache["fresh"].buffer[:, :, :, : len(tokens)].clone()
     model.cache.forget("fresh")
     return kept, hidden

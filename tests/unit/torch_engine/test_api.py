@@ -16,7 +16,7 @@ from outrider_runtime.server.gate import GateFacts, RequestGate
 from outrider_runtime.torch_engine import app, openai_requests
 from outrider_runtime.torch_engine.app import ApiService, make_app
 from outrider_runtime.torch_engine.inference_engine import InferenceEngine
-from outrider_runtime.torch_engine.openai_requests import MISSHAPEN
+from outrider_runtime.torch_engine.openai_requests import WRONG_TYPE
 from outrider_runtime.torch_engine.text import Text
 from outrider_runtime.torch_engine.thread import Client
 from pydantic import ValidationError
@@ -369,7 +369,7 @@ async def test_what_is_not_served_is_a_400_that_names_the_field(
     answer = await http.post(CHAT, json=chat(**fields))
     assert answer.status_code == 400
     error = answer.json()["error"]
-    assert error["type"] in ("BadRequestError", MISSHAPEN)
+    assert error["type"] in ("BadRequestError", WRONG_TYPE)
     assert (error["param"], error["code"]) == (param, 400)
     assert not engine.has_work
 
@@ -388,8 +388,8 @@ async def test_a_message_comes_back_as_another_server_gave_it(
 @pytest.mark.parametrize(
     ("fields", "kind"),
     [
-        ({"max_tokens": "many"}, MISSHAPEN), ({"max_tokens": -5}, "BadRequestError"), ({"prompt": [-1]}, MISSHAPEN),
-        ({"prompt": [VOCABULARY]}, "BadRequestError"), ({"vllm_xargs": [1]}, MISSHAPEN),
+        ({"max_tokens": "many"}, WRONG_TYPE), ({"max_tokens": -5}, "BadRequestError"), ({"prompt": [-1]}, WRONG_TYPE),
+        ({"prompt": [VOCABULARY]}, "BadRequestError"), ({"vllm_xargs": [1]}, WRONG_TYPE),
     ],
 )  # fmt: skip
 async def test_a_field_of_another_type_has_vllms_error_type(

@@ -60,12 +60,12 @@ def test_a_tree_is_the_most_probable_part_of_the_cartesian_product(folder: Path,
         [RequestStep(request, 0, 0, [0, 1])], {target.shape.layers: torch.cat([torch.zeros_like(state), state])}
     )
     (tree,) = drafter.propose(step, DraftTask(0, [True], 2, 3))
-    output = target.decoder.output.rows(drafter.head._vocabulary)
-    first, second = ((own @ output.T).softmax(-1)[0] for own in drafter.head.states(state)[:2])
+    output = target.decoder.output.rows(drafter.weights._vocabulary)
+    first, second = ((own @ output.T).softmax(-1)[0] for own in drafter.weights.states(state)[:2])
     best = first.topk(3)
     pairs = {(a, b): float(best.values[a] * second[b]) for a in range(3) for b in range(len(second))}
     wanted = sorted(pairs, key=lambda pair: -pairs[pair])[:3]
-    tokens = drafter.head._vocabulary
+    tokens = drafter.weights._vocabulary
     assert [tree.path(node) for node in range(3)] == [[int(tokens[place])] for place in best.indices]
     assert [tree.path(node) for node in range(3, 6)] == [
         [int(tokens[best.indices[a]]), int(tokens[b])] for a, b in wanted

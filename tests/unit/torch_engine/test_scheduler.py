@@ -32,9 +32,9 @@ class Silent:
         return ""
 
 
-def request(number: int, prompt: int, most: int, looseness: float = 0.0, due_at: float = 0.0) -> Request:
+def request(number: int, prompt: int, most: int, tpot_s: float = 0.0, due_at: float = 0.0) -> Request:
     stops = Stops(min(most, LONGEST - prompt))
-    return Request(f"r{number}", [1] * prompt, prompt, stops, Sampling(), Silent(), due_at, looseness)
+    return Request(f"r{number}", [1] * prompt, prompt, stops, Sampling(), Silent(), due_at, tpot_s)
 
 
 class Books(RuleBasedStateMachine):
@@ -68,8 +68,8 @@ class Books(RuleBasedStateMachine):
         """The first with a prompt of that length, most of the others with shorter ones."""
         for number in range(several):
             length = max(1, int(prompt * draws.random() ** 3)) if number else prompt
-            looseness = draws.choice([0.1, 1.0, float("inf")])
-            one = request(self.count, length, draws.randint(1, most), looseness, draws.uniform(0, 10))
+            tpot_s = draws.choice([0.1, 1.0, float("inf")])
+            one = request(self.count, length, draws.randint(1, most), tpot_s, draws.uniform(0, 10))
             self.count += 1
             self.there[one.name] = one
             self.scheduler.add(one)
@@ -269,6 +269,6 @@ def test_a_buffer_that_cannot_double_is_not_copied_at_every_token() -> None:
 
 def test_it_knows_no_torch() -> None:
     """A process that decides who runs does not load it."""
-    modules = "commit, kv_pool, requests, scheduler, tree"
+    modules = "commit, kv_pool, engine_request, batch_scheduler, tree"
     code = f"from outrider_runtime.torch_engine import {modules}; import sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,7 +11,7 @@ import torch
 from outrider_crds.spec import Drafter as DrafterSpec
 from outrider_runtime.torch_engine.batch_scheduler import SchedulerLimits
 from outrider_runtime.torch_engine.drafting import TorchDrafter
-from outrider_runtime.torch_engine.drafts.beam import WIDEST
+from outrider_runtime.torch_engine.drafts.beam import MAX_WIDTH
 from outrider_runtime.torch_engine.drafts.draft_model_drafter import DraftModelDrafter
 from outrider_runtime.torch_engine.drafts.eagle_drafter import EagleDrafter
 from outrider_runtime.torch_engine.drafts.medusa_drafter import MedusaDrafter
@@ -26,7 +26,7 @@ from tests.unit.torch_engine.engines import CPU, bench
 from tests.unit.torch_engine.models import write_head, write_medusa, write_pair
 
 PROMPTS, TOKENS = 12, 100
-ARMS = [("pld", 1), *((name, width) for name in ("draft", "eagle", "medusa") for width in (1, WIDEST))]
+ARMS = [("pld", 1), *((name, width) for name in ("draft", "eagle", "medusa") for width in (1, MAX_WIDTH))]
 """Drafter and width; a lookup has chains alone."""
 
 

@@ -49,5 +49,5 @@ def test_a_tokenizer_that_is_cut_off_is_refused_by_its_folder(tmp_path: Path) ->
     write_tokenizer(tmp_path)
     file = tmp_path / "tokenizer.json"
     file.write_text(file.read_text()[:-40])
-    with pytest.raises(UnsupportedModelError, match=f"{tmp_path} has no tokenizer that can be used"):
+    with pytest.raises(UnsupportedModelError, match=f"{tmp_path} has no usable tokenizer"):
         Text(tmp_path, VOCABULARY)

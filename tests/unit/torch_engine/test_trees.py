@@ -18,7 +18,7 @@ from outrider_runtime.control.data.plans import DraftPlan, Outcome, Purpose, Ver
 from outrider_runtime.loop.caches import Hole
 from outrider_runtime.torch_engine.batch_scheduler import SchedulerLimits
 from outrider_runtime.torch_engine.drafting import CommittedStep, DraftTask, RequestStep, TorchDrafter
-from outrider_runtime.torch_engine.drafts.beam import WIDEST, log_odds
+from outrider_runtime.torch_engine.drafts.beam import MAX_WIDTH, log_odds
 from outrider_runtime.torch_engine.drafts.draft_model_drafter import DraftModelDrafter
 from outrider_runtime.torch_engine.drafts.eagle_drafter import EagleDrafter
 from outrider_runtime.torch_engine.engine_request import Request, Sampling, Stops
@@ -91,7 +91,7 @@ def ask(here: Bench, orders: Iterator[tuple[list[int], int, int]]) -> None:
 
 def orders(draws: random.Random, most: int = 2) -> Iterator[tuple[list[int], int, int]]:
     while True:
-        yield draws.sample(range(3), draws.randint(0, most)), draws.choice([1, 2, 4]), draws.randint(1, WIDEST)
+        yield draws.sample(range(3), draws.randint(0, most)), draws.choice([1, 2, 4]), draws.randint(1, MAX_WIDTH)
 
 
 class Oracle:
@@ -103,24 +103,27 @@ class Oracle:
     def __init__(self, known: dict[tuple[int, ...], list[int]], draws: random.Random) -> None:
         self._known, self._draws = known, draws
 
-    def close(self, holes: Sequence[tuple[Request, Hole]]) -> None: ...
+    def catch_up(self, gaps: Sequence[tuple[Request, Hole]]) -> None: ...
 
-    def propose(self, step: CommittedStep, ask: DraftTask) -> list[Tree]:
-        return [self._tree(one, ask) if asks else Tree() for one, asks in zip(step.ran, ask.asks, strict=True)]
+    def propose(self, step: CommittedStep, task: DraftTask) -> list[Tree]:
+        return [
+            self._tree(request_step.request, task) if is_requested else Tree()
+            for request_step, is_requested in zip(step.request_steps, task.is_requested, strict=True)
+        ]
 
     def forget(self, request: str) -> None: ...
 
-    def _tree(self, one: RequestStep, ask: DraftTask) -> Tree:
-        request, draws, tree = one.request, self._draws, Tree()
-        answer = self._known[tuple(request.tokens[: request.prompt])][request.emitted :]
-        truth = ROOT
+    def _tree(self, request: Request, task: DraftTask) -> Tree:
+        draws, tree = self._draws, Tree()
+        answer = self._known[tuple(request.tokens[: request.prompt_tokens])][request.emitted :]
+        correct_end = ROOT  # last node of the path that is the answer
         for _ in range(draws.randint(0, 14)):
-            parent = draws.choice([truth, draws.randint(ROOT, len(tree) - 1)])
+            parent = draws.choice([correct_end, draws.randint(ROOT, len(tree) - 1)])
             depth = 0 if parent == ROOT else tree.depths[parent]
-            right = parent == truth and depth < len(answer) and draws.random() < 0.7
-            node = tree.add(answer[depth] if right else draws.randrange(12), parent, ask.drafter, 0.0)
-            if parent == truth and depth < len(answer) and tree.tokens[node] == answer[depth]:
-                truth = node
+            is_correct = parent == correct_end and depth < len(answer) and draws.random() < 0.7
+            node = tree.add(answer[depth] if is_correct else draws.randrange(12), parent, task.drafter, 0.0)
+            if parent == correct_end and depth < len(answer) and tree.tokens[node] == answer[depth]:
+                correct_end = node
         return tree
 
 
@@ -166,7 +169,7 @@ def test_an_answer_is_the_same_with_a_pinned_beam(
     models: Path, drafter: str, plain: list[list[int]], sampling: Sampling
 ) -> None:
     here = bench(models / "target", **pool_of_three(models), limits=SchedulerLimits(4, 80))
-    here.loop.pin(4, drafter, WIDEST)
+    here.loop.pin(4, drafter, MAX_WIDTH)
     assert answers(here, sampling) == plain
     assert here.loop.state().drafters[drafter].verified > 0
     if drafter == "draft":
@@ -301,7 +304,7 @@ def test_caches_are_those_of_a_fresh_prefill(models: Path, seed: int, room: int,
                 same_as_fresh(model, request.name, request.tokens)
             entries_of_a_fresh_head(head, target, request)
     assert here.loop.failures == 0
-    assert not any(one._of for one in (target.cache, draft.model.cache, head.cache))
+    assert not any(cache._requests for cache in (target.cache, draft.model.cache, head.cache))
 
 
 def entries_of_a_fresh_head(head: EagleDrafter, target: CachedModel, request: Request) -> None:
@@ -311,10 +314,10 @@ def entries_of_a_fresh_head(head: EagleDrafter, target: CachedModel, request: Re
         return
     ours = head.cache[request.name].buffer[:, :, :, :length].clone()
     tokens = request.tokens[: request.computed + 1]
-    _, hidden = fresh(target, tokens[:-1], head.head.layers)
+    _, hidden = fresh(target, tokens[:-1], head.weights.layers)
     name, pool = "fresh", KVPool(1 << 24, [1, 1, 1, head.cache.bytes_per_token], LONGEST)
     pool.grow(Holder(head.number, name), len(tokens))
-    states = head.head.fused(hidden.between, torch.arange(len(tokens) - 1))
+    states = head.weights.fused(hidden.layer_inputs, torch.arange(len(tokens) - 1))
     whole, head._pool = head._pool, pool
     head._pass([Segment(name, tokens[1:], 0)], states)
     head._pool = whole

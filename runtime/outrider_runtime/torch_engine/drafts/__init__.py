@@ -1,1 +1,1 @@
-"""The drafters that this engine runs, one a file."""
+"""The drafters that this engine runs, one module each."""

@@ -1,4 +1,4 @@
-"""A drafter with a cache, which runs over its own proposals: a pass a depth."""
+"""A drafter with a KV cache that runs over its own proposals: one forward pass for each depth of the tree."""
 
 from __future__ import annotations
 
@@ -18,28 +18,35 @@ from outrider_runtime.torch_engine.tree import Tree
 
 
 class Autoregressive(TorchDrafter, ABC):
-    """Its state of a token, (H,), is what its output layer reads."""
+    """Base of draft models and EAGLE heads. A token's state, (H,), is the input of the drafter's output layer."""
 
     layers: tuple[int, ...] = ()
 
     def __init__(self, number: int, cache: KVCache, pool: KVPool, weight_bytes: int) -> None:
-        """number: its place among the models of the pool."""
-        self.weight_bytes, self.kv_bytes_per_token = weight_bytes, cache.bytes_per_token
+        """number: the drafter's number in the KV pool."""
+        self.weight_bytes = weight_bytes
+        self.kv_bytes_per_token = cache.bytes_per_token
         self.number = number
         self.cache = cache
         self._pool = pool
 
     @torch.inference_mode()
-    def propose(self, step: CommittedStep, ask: DraftTask) -> list[Tree]:
-        trees = [Tree() for _ in step.ran]
-        rows = [row for row, one in enumerate(step.ran) if self._has_room(one, ask.nodes * ask.asks[row])]
+    def propose(self, step: CommittedStep, task: DraftTask) -> list[Tree]:
+        """Run over the committed tokens of every request that has room, then search beams for the requested ones."""
+        trees = [Tree() for _ in step.request_steps]
+        rows = [
+            row
+            for row, request_step in enumerate(step.request_steps)
+            if self._has_room(request_step, task.nodes * task.is_requested[row])
+        ]
         if not rows:
             return trees
-        states = self._read([step.ran[row] for row in rows], step.between)
-        asking = [(row, place) for place, row in enumerate(rows) if ask.asks[row]]
-        if ask.depth and asking:
-            beam = self._beam([step.ran[row] for row, _ in asking], ask, states[[place for _, place in asking]])
-            for (row, _), tree in zip(asking, beam.trees, strict=True):
+        states = self._read([step.request_steps[row] for row in rows], step.layer_inputs)  # (len(rows), H)
+        drafted = [(row, index) for index, row in enumerate(rows) if task.is_requested[row]]
+        if task.depth and drafted:
+            request_steps = [step.request_steps[row] for row, _ in drafted]
+            beam = self._beam(request_steps, task, states[[index for _, index in drafted]])
+            for (row, _), tree in zip(drafted, beam.trees, strict=True):
                 trees[row] = tree
         return trees
 
@@ -47,41 +54,42 @@ class Autoregressive(TorchDrafter, ABC):
         self.cache.forget(request)
 
     @abstractmethod
-    def _entries(self, one: RequestStep) -> int | None:
-        """Of its cache, once it has read the step's committed tokens; None: it cannot propose for this request."""
+    def _entries(self, request_step: RequestStep) -> int | None:
+        """Entries of the request's cache after `_read`; None: the drafter cannot propose for this request."""
 
     @abstractmethod
-    def _read(self, ran: Sequence[RequestStep], between: dict[int, Tensor]) -> Tensor:
-        """Run over the committed tokens that it lacks; the last state of each request, (requests, H)."""
+    def _read(self, request_steps: Sequence[RequestStep], layer_inputs: dict[int, Tensor]) -> Tensor:
+        """Run over the committed tokens that the cache lacks; return each request's last state, (requests, H)."""
 
     @abstractmethod
-    def _position(self, one: RequestStep) -> int:
-        """Of a request's first node."""
+    def _position(self, request_step: RequestStep) -> int:
+        """Position of the first proposed token, as the drafter's rotations count."""
 
     @abstractmethod
     def _pass(self, segments: Sequence[Segment], states: Tensor) -> Tensor:
-        """Over the nodes of a depth, (R, H); states: of their parents, (R, H)."""
+        """Run over the nodes of one depth; return their states, (R, H). states: (R, H), those of their parents."""
 
     @abstractmethod
     def _likeliest(self, states: Tensor, rows: Sequence[Row], width: int) -> Likeliest:
-        """(R, H) to the target's tokens that come behind each."""
+        """Rank the target's tokens that may follow each state, (R, H)."""
 
-    def _has_room(self, one: RequestStep, nodes: int) -> bool:
-        entries = self._entries(one)
-        return entries is not None and self._grow(one.request.name, entries + nodes)
+    def _has_room(self, request_step: RequestStep, nodes: int) -> bool:
+        entries = self._entries(request_step)
+        return entries is not None and self._grow(request_step.request.name, entries + nodes)
 
     def _grow(self, request: str, entries: int) -> bool:
         return self._pool.grow_or_drop(Holder(self.number, request), entries)
 
-    def _beam(self, ran: Sequence[RequestStep], ask: DraftTask, states: Tensor) -> Beam:
-        """What its passes leave in the cache is forgotten: it may be rejected."""
-        beam, positions = Beam([one.request for one in ran], ask), [self._position(one) for one in ran]
+    def _beam(self, request_steps: Sequence[RequestStep], task: DraftTask, states: Tensor) -> Beam:
+        """Search a beam. The KV of its nodes is dropped afterwards, since the target may reject them."""
+        beam = Beam([request_step.request for request_step in request_steps], task)
+        positions = [self._position(request_step) for request_step in request_steps]
         lengths = [self.cache.length(name) for name in beam.names]
         try:
-            beam.grow(self._likeliest(states, beam.rows(), ask.width))
-            for _ in range(ask.depth - 1):
-                states = self._pass(beam.segments(positions), states[beam.sources])
-                beam.grow(self._likeliest(states, beam.rows(), ask.width))
+            beam.grow(self._likeliest(states, beam.rows(), task.width))
+            for _ in range(task.depth - 1):
+                states = self._pass(beam.segments(positions), states[beam.sources])  # (R, H)
+                beam.grow(self._likeliest(states, beam.rows(), task.width))
         finally:
             for name, length in zip(beam.names, lengths, strict=True):
                 self.cache[name].length = length
@@ -89,6 +97,6 @@ class Autoregressive(TorchDrafter, ABC):
 
 
 def last_of(states: Tensor, segments: Sequence[Segment]) -> Tensor:
-    """(T, H) to the last of each segment's, (segments, H)."""
-    ends = torch.tensor([len(one.tokens) for one in segments]).cumsum(0) - 1
+    """Select the state of each segment's last token: (T, H) -> (segments, H)."""
+    ends = torch.tensor([len(segment.tokens) for segment in segments]).cumsum(0) - 1
     return states[ends.to(states.device)]

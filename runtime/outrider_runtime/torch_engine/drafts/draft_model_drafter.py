@@ -1,4 +1,4 @@
-"""A smaller model of the same vocabulary. Its cache holds committed tokens from a request's beginning alone."""
+"""A draft model: a smaller model with the target's vocabulary. Its KV cache holds committed tokens without gaps."""
 
 from __future__ import annotations
 
@@ -16,33 +16,37 @@ from outrider_runtime.torch_engine.token_sampling import Likeliest, Row, likelie
 
 
 class DraftModelDrafter(Autoregressive):
+    """Proposes by running a smaller model autoregressively."""
+
     def __init__(self, model: CachedModel, pool: KVPool) -> None:
         super().__init__(model.number, model.cache, pool, model.weight_bytes)
         self.model = model
 
-    def close(self, holes: Sequence[tuple[Request, Hole]]) -> None:
+    def catch_up(self, gaps: Sequence[tuple[Request, Hole]]) -> None:
         segments = [
-            Segment(request.name, request.tokens[has : hole.end], has)
-            for request, hole in holes
-            if (has := self.cache.length(request.name)) < hole.end and self._grow(request.name, hole.end)
+            Segment(request.name, request.tokens[cached : gap.end], cached)
+            for request, gap in gaps
+            if (cached := self.cache.length(request.name)) < gap.end and self._grow(request.name, gap.end)
         ]
         if segments:
             self.model.run(segments, self._pool)
 
-    def _entries(self, one: RequestStep) -> int | None:
-        """Over a hole before the step's tokens it would propose junk."""
-        return self._position(one) if self.cache.length(one.request.name) >= one.start else None
+    def _entries(self, request_step: RequestStep) -> int | None:
+        """None if the cache has a gap before the step's tokens: proposals would be made without part of the text."""
+        has_no_gap = self.cache.length(request_step.request.name) >= request_step.start
+        return self._position(request_step) if has_no_gap else None
 
-    def _read(self, ran: Sequence[RequestStep], _between: dict[int, Tensor]) -> Tensor:
+    def _read(self, request_steps: Sequence[RequestStep], _layer_inputs: dict[int, Tensor]) -> Tensor:
         segments = []
-        for one in ran:
-            has = self.cache.length(one.request.name)
-            segments.append(Segment(one.request.name, one.request.tokens[has : self._position(one)], has))
+        for request_step in request_steps:
+            request = request_step.request
+            cached = self.cache.length(request.name)
+            segments.append(Segment(request.name, request.tokens[cached : self._position(request_step)], cached))
         return last_of(self.model.run(segments, self._pool).last, segments)
 
-    def _position(self, one: RequestStep) -> int:
-        """Behind the tokens that the target has computed, and in a request that is read the last drawn one."""
-        return one.end + one.is_read
+    def _position(self, request_step: RequestStep) -> int:
+        """Position after the tokens that the target computed, and after the token that it drew from them, if any."""
+        return request_step.end + request_step.can_be_drafted
 
     def _pass(self, segments: Sequence[Segment], _states: Tensor) -> Tensor:
         return self.model.run(segments, self._pool).last

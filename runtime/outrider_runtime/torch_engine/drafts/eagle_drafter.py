@@ -1,7 +1,7 @@
-"""An EAGLE-3 head: one layer over the target's hidden states and the next token's embedding.
+"""An EAGLE-3 head: one layer over the target's hidden states and the embeddings of the next tokens.
 
-Its cache holds an entry for each token that it ran over; a step without it leaves some out, and it proposes over the
-others. An entry knows its place in the text by its rotation, so entries need not follow each other.
+Its KV cache has an entry for each token that it ran over. In steps in which it does not run it misses tokens, and later
+attends to the entries it has. An entry's rotation holds its position in the text, so entries need not be consecutive.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from outrider_runtime.torch_engine.drafts.autoregressive import Autoregressive, 
 from outrider_runtime.torch_engine.kv import KVCache
 from outrider_runtime.torch_engine.kv_pool import KVPool
 from outrider_runtime.torch_engine.linear import Linear
-from outrider_runtime.torch_engine.model_runner import CachedModel, LayerInputs, Segment, count_in
+from outrider_runtime.torch_engine.model_runner import CachedModel, LayerInputs, Segment, count_as_cached
 from outrider_runtime.torch_engine.token_sampling import Likeliest, Row, likeliest_among
 from outrider_runtime.torch_engine.weights import Weights, in_vocabulary, read_weights
 
 FUSED = 3
-"""Hidden states that a head reads."""
+"""Layers of the target whose input a head reads."""
 
 
 class EagleWeights:
-    """The weights. Shapes: T tokens of a pass, H width, V' tokens that it may propose."""
+    """The head's tensors and forward pass. Shapes: T tokens of a pass, H hidden size, V' tokens that it may propose."""
 
     def __init__(self, folder: Path, target: CachedModel) -> None:
         config = config_of(folder)
@@ -49,12 +49,12 @@ class EagleWeights:
         weights.expect_none_left()
         self.weight_bytes = weights.taken_bytes
 
-    def fused(self, between: dict[int, Tensor], rows: Tensor) -> Tensor:
-        """(T, H) of what the target handed out for `rows`."""
-        return self._fuse(torch.cat([between[layer][rows] for layer in self.layers], -1))
+    def fused(self, layer_inputs: dict[int, Tensor], rows: Tensor) -> Tensor:
+        """Fuse the target's hidden states of these rows: FUSED times (T, H) -> (T, H)."""
+        return self._fuse(torch.cat([layer_inputs[layer][rows] for layer in self.layers], -1))
 
     def __call__(self, tokens: Tensor, state: Tensor, rotary: Rotary, spans: Sequence[Span]) -> Tensor:
-        """Tokens (T,) and the states before them (T, H) to the next states (T, H)."""
+        """Compute the states after `tokens`, (T,), from the states before them, (T, H): the result is (T, H)."""
         normed = [
             self._layer.normed(self._embedding[tokens], self._layer.input_norm),
             self._layer.normed(state, self._state_norm),
@@ -62,59 +62,64 @@ class EagleWeights:
         return self._layer.after_attention(state, self._layer.attention(torch.cat(normed, -1), rotary, spans, 0))
 
     def likeliest(self, state: Tensor, rows: Sequence[Row], width: int) -> Likeliest:
-        """(rows, H) to the target's tokens that the head proposes for each."""
+        """Rank the target's tokens that may follow each state, (R, H)."""
         logits = self._output(self._layer.normed(state, self._norm)).float()
         return likeliest_among(logits, self._to_target, len(self._embedding), rows, width)
 
 
 def fused_layers(config: dict[str, Any], layers: int) -> tuple[int, ...]:
-    """Of the target, before which its states are read; those that every trainer takes where the head says nothing."""
-    own = config.get("eagle_config") or {}
-    named = own.get(LAYER_IDS) or config.get(LAYER_IDS)
-    return tuple(named) if named else (2, layers // 2, layers - 3)
+    """List the target's layers whose input the head reads. Without a field that names them, use EAGLE-3's default.
+
+    layers: how many the target has.
+    """
+    eagle_config = config.get("eagle_config") or {}
+    layer_ids = eagle_config.get(LAYER_IDS) or config.get(LAYER_IDS)
+    return tuple(layer_ids) if layer_ids else (2, layers // 2, layers - 3)
 
 
 def _vocabulary(weights: Weights, proposable: int, target: CachedModel, folder: Path) -> Tensor:
-    """(V',): the target's token of each that the head proposes; a head of all of them may have no map."""
+    """(V',): the target's number of each token of the head. A head with the whole vocabulary needs no map."""
     weights.drop("t2d")
-    own, size = torch.arange(proposable, device=target.device), target.shape.vocabulary
+    head_tokens = torch.arange(proposable, device=target.device)
+    size = target.shape.vocabulary
     if proposable == size and "d2t" not in weights:
-        return own
-    return in_vocabulary(own + weights.take("d2t", proposable).long(), size, folder, "d2t")
+        return head_tokens
+    return in_vocabulary(head_tokens + weights.take("d2t", proposable).long(), size, folder, "d2t")
 
 
 class EagleDrafter(Autoregressive):
-    """It closes no hole: the states that it would read are gone."""
+    """Proposes with an EAGLE-3 head. It never catches up: the target's hidden states of past steps are gone."""
 
     def __init__(self, folder: Path, number: int, target: CachedModel, pool: KVPool) -> None:
-        """number: its place among the models of the pool."""
-        self.head = EagleWeights(folder, target)
-        cache = KVCache(self.head.shape, target.dtype, target.device)
-        super().__init__(number, cache, pool, self.head.weight_bytes)
-        self.layers = self.head.layers
-        self._places = LayerInputs(folder, self.head.shape, self.cache, target.device)
+        """number: the drafter's number in the KV pool."""
+        self.weights = EagleWeights(folder, target)
+        cache = KVCache(self.weights.shape, target.dtype, target.device)
+        super().__init__(number, cache, pool, self.weights.weight_bytes)
+        self.layers = self.weights.layers
+        self._inputs = LayerInputs(folder, self.weights.shape, self.cache, target.device)
         self._dtype = target.dtype
 
-    def _entries(self, one: RequestStep) -> int:
-        return self.cache.length(one.request.name) + len(one.rows)
+    def _entries(self, request_step: RequestStep) -> int:
+        return self.cache.length(request_step.request.name) + len(request_step.rows)
 
-    def _read(self, ran: Sequence[RequestStep], between: dict[int, Tensor]) -> Tensor:
+    def _read(self, request_steps: Sequence[RequestStep], layer_inputs: dict[int, Tensor]) -> Tensor:
         segments = [
-            Segment(one.request.name, one.request.tokens[one.start + 1 : one.end + 1], one.start) for one in ran
+            Segment(request.name, request.tokens[start + 1 : start + len(rows) + 1], start)
+            for request, _, start, rows in request_steps
         ]
-        rows = torch.tensor([row for one in ran for row in one.rows], device=self._places.device)
-        return last_of(self._pass(segments, self.head.fused(between, rows)), segments)
+        rows = torch.tensor([row for step in request_steps for row in step.rows], device=self._inputs.device)  # (T,)
+        return last_of(self._pass(segments, self.weights.fused(layer_inputs, rows)), segments)
 
-    def _position(self, one: RequestStep) -> int:
-        """An entry stands where the state is that it reads, one before its token."""
-        return one.end
+    def _position(self, request_step: RequestStep) -> int:
+        """An entry has the position of the hidden state that it reads, which is one before its token's."""
+        return request_step.end
 
     def _pass(self, segments: Sequence[Segment], states: Tensor) -> Tensor:
-        spans = self._places.spans(segments, self._pool, self.number)
-        rotary = self._places.rotary(segments, self._dtype)
-        states = self.head(self._places.tokens(segments), states, rotary, spans)
-        count_in(spans)
+        spans = self._inputs.spans(segments, self._pool, self.number)
+        rotary = self._inputs.rotary(segments, self._dtype)
+        states = self.weights(self._inputs.tokens(segments), states, rotary, spans)
+        count_as_cached(spans)
         return states
 
     def _likeliest(self, states: Tensor, rows: Sequence[Row], width: int) -> Likeliest:
-        return self.head.likeliest(states, rows, width)
+        return self.weights.likeliest(states, rows, width)

@@ -1,5 +1,8 @@
-"""Medusa heads that share the target's output layer: head k, from 1, reads the target's last state and proposes the
-token k places behind the one that is drawn from it, without knowing those between (Cai et al. 2024, section 3.1)."""
+"""Medusa heads that share the target's output layer (Cai et al. 2024, section 3.1).
+
+Head k = 1, 2, ... reads the target's last hidden state. It proposes the token k positions after the one that is drawn
+from that state, without knowing the tokens between.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from outrider_runtime.torch_engine.weights import in_vocabulary, read_weights
 
 
 class MedusaHead(NamedTuple):
-    """A residual block, and a matrix before the output layer; shapes in `Heads`."""
+    """One head: a residual block, then a projection to the input of the output layer; (R, H) -> (R, H)."""
 
     block: Linear
     project: Linear
@@ -34,18 +37,23 @@ class MedusaHead(NamedTuple):
 
 
 class MedusaWeights:
-    """The weights. Shapes: R rows, H width of the target, V' tokens that the heads may propose, V of the target."""
+    """The tensors of all heads.
+
+    Shapes: R rows, H hidden size, V tokens of the target's vocabulary, V' that the heads may propose.
+    """
 
     def __init__(self, folder: Path, target: CachedModel) -> None:
-        """Raises UnsupportedModelError, which names file and field."""
+        """Read the heads' folder. Raises UnsupportedModelError, which names file and field."""
         config, file = config_of(folder), config_file(folder)
         weights, width = read_weights(folder, target.dtype, target.device), target.shape.width
         if config.get("hidden_size") != width:
-            raise UnsupportedModelError(f"{file}: hidden_size is {config.get('hidden_size')}, the target's is {width}")
+            raise UnsupportedModelError(
+                f"{file}: hidden_size is {config.get('hidden_size')}, but the target's is {width}"
+            )
         self._decoder = target.decoder
         self._size, proposable = target.shape.vocabulary, config.get("draft_vocab_size")
-        own = weights.take("vocabulary", proposable or self._size).long()
-        self._vocabulary = in_vocabulary(own, self._size, folder, "vocabulary")
+        vocabulary = weights.take("vocabulary", proposable or self._size).long()
+        self._vocabulary = in_vocabulary(vocabulary, self._size, folder, "vocabulary")
         self._heads = [
             MedusaHead(
                 Linear(
@@ -62,37 +70,37 @@ class MedusaWeights:
         self._output = Linear(output).packed()
 
     def states(self, state: Tensor) -> list[Tensor]:
-        """(R, H), as the target's last layer leaves it, to what the output layer reads at each depth, (R, H) each."""
+        """Run each head over the last layer's output, (R, H); return one (R, H) for each depth."""
         normed = self._decoder.normed(state)
         return [head(normed) for head in self._heads]
 
     def likeliest(self, state: Tensor, rows: Sequence[Row], width: int) -> Likeliest:
-        """(R, H), of one depth, to the target's tokens that its head proposes for each."""
+        """Rank the target's tokens for one depth. state: (R, H), that depth's head's output for each node."""
         logits = self._output(state).float()
         return likeliest_among(logits, self._vocabulary, self._size, rows, width)
 
 
 class MedusaDrafter(TorchDrafter):
-    """A node's children are the next head's best tokens, whatever the node: the beam is the most probable part of the
-    Cartesian product."""
+    """Proposes with Medusa heads. Every node of a depth has the same candidates, those of the depth's head, so the beam
+    is the most probable part of the heads' Cartesian product."""
 
     def __init__(self, folder: Path, target: CachedModel) -> None:
-        self.head = MedusaWeights(folder, target)
-        self.weight_bytes, self.kv_bytes_per_token = self.head.weight_bytes, 0
+        self.weights = MedusaWeights(folder, target)
+        self.weight_bytes, self.kv_bytes_per_token = self.weights.weight_bytes, 0
         self.layers: tuple[int, ...] = (target.shape.layers,)
 
     @torch.inference_mode()
-    def propose(self, step: CommittedStep, ask: DraftTask) -> list[Tree]:
-        trees = [Tree() for _ in step.ran]
-        asking = [row for row, asks in enumerate(ask.asks) if asks]
-        if not asking or not ask.depth:
+    def propose(self, step: CommittedStep, task: DraftTask) -> list[Tree]:
+        trees = [Tree() for _ in step.request_steps]
+        drafted = [row for row, is_requested in enumerate(task.is_requested) if is_requested]
+        if not drafted or not task.depth:
             return trees
-        ran = [step.ran[row] for row in asking]
+        request_steps = [step.request_steps[row] for row in drafted]
         (layer,) = self.layers
-        state = step.between[layer][[one.rows[-1] for one in ran]]
-        beam = Beam([one.request for one in ran], ask)
-        for own in self.head.states(state)[: ask.depth]:
-            beam.grow(self.head.likeliest(own[beam.owners], beam.rows(), ask.width))
-        for row, tree in zip(asking, beam.trees, strict=True):
+        state = step.layer_inputs[layer][[request_step.rows[-1] for request_step in request_steps]]  # (len(drafted), H)
+        beam = Beam([request_step.request for request_step in request_steps], task)
+        for head_output in self.weights.states(state)[: task.depth]:  # (len(drafted), H)
+            beam.grow(self.weights.likeliest(head_output[beam.owners], beam.rows(), task.width))
+        for row, tree in zip(drafted, beam.trees, strict=True):
             trees[row] = tree
         return trees

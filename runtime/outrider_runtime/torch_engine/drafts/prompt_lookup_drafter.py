@@ -1,4 +1,4 @@
-"""Prompt lookup: proposes what followed the last tokens where they stood before in the same request."""
+"""Prompt lookup: proposes the tokens that followed an earlier occurrence of the request's last tokens."""
 
 from __future__ import annotations
 
@@ -10,28 +10,32 @@ from outrider_runtime.torch_engine.tree import Tree, chain
 
 
 class PromptLookupDrafter(TorchDrafter):
+    """Needs no model: its proposals are copied from the request's own prompt and answer."""
+
     weight_bytes = kv_bytes_per_token = 0
     layers: tuple[int, ...] = ()
 
     def __init__(self, shortest: int, longest: int) -> None:
-        """Tokens that must match."""
-        self._shortest, self._longest = shortest, longest
+        """shortest, longest: tokens of a match."""
+        self._shortest = shortest
+        self._longest = longest
 
-    def propose(self, step: CommittedStep, ask: DraftTask) -> list[Tree]:
-        """Chains, whatever width is asked for."""
+    def propose(self, step: CommittedStep, task: DraftTask) -> list[Tree]:
+        """Propose a chain for each request, whatever the task's width."""
         return [
-            self._follow(np.array(one.request.tokens), ask) if asks else Tree()
-            for one, asks in zip(step.ran, ask.asks, strict=True)
+            self._follow(np.array(request_step.request.tokens), task) if is_requested else Tree()
+            for request_step, is_requested in zip(step.request_steps, task.is_requested, strict=True)
         ]
 
-    def _follow(self, tokens: NDArray[np.int64], ask: DraftTask) -> Tree:
-        """What followed the longest match, of those the last one."""
+    def _follow(self, tokens: NDArray[np.int64], task: DraftTask) -> Tree:
+        """Propose what followed the longest match; of several equally long ones, the last. tokens: (n,)."""
         for length in range(min(self._longest, len(tokens) - 1), self._shortest - 1, -1):
-            places = len(tokens) - length  # where a match may begin, the end itself left out
-            same = np.ones(places, bool)
+            starts = len(tokens) - length  # possible starts of a match, without the last tokens themselves
+            matches = np.ones(starts, bool)  # (starts,)
             for offset in range(length):
-                same &= tokens[offset : offset + places] == tokens[places + offset]
-            found = np.flatnonzero(same)
-            if len(found):
-                return chain(tokens[found[-1] + length :][: ask.depth].tolist(), ask.drafter, length)
+                matches &= tokens[offset : offset + starts] == tokens[starts + offset]
+            match_starts = np.flatnonzero(matches)
+            if len(match_starts):
+                proposed = tokens[match_starts[-1] + length :][: task.depth]
+                return chain(proposed.tolist(), task.drafter, length)
         return Tree()
