@@ -35,8 +35,12 @@ DEAD = RequestError("the engine has stopped after an error; the pod restarts", s
 class ApiService:
     """The served model, as the routes need it: its text, its limits and the engine's client."""
 
-    def __init__(self, model: str, text: Text, vocabulary: int, longest: int, client: Client) -> None:
-        """model: the name that requests use. longest: tokens that prompt and answer may have together."""
+    def __init__(
+        self, model: str, text: Text, vocabulary: int, longest: int, client: Client, aliases: Sequence[str] = ()
+    ) -> None:
+        """model: the name in answers. longest: tokens that prompt and answer may have together. aliases: other names
+        that requests may use."""
+        self.names = tuple(dict.fromkeys((model, *aliases)))
         self.model = model
         self.text = text
         self.client = client
@@ -78,7 +82,7 @@ class ApiService:
     def requests(
         self, body: GenerationRequest, name: str, prompts: Sequence[list[int]]
     ) -> list[engine_request.Request]:
-        if body.model is not None and body.model != self.model:
+        if body.model is not None and body.model not in self.names:
             raise RequestError(f"this service does not serve the model {body.model!r}", "model", HTTPStatus.NOT_FOUND)
         check_tokens(body.stop_token_ids or (), "stop_token_ids", self._vocabulary)
         own_sampling = sampling(body, self.text.defaults, self._vocabulary)
@@ -132,10 +136,10 @@ def make_app(service: ApiService) -> FastAPI:
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         card = {
-            "id": service.model, "object": "model", "created": service.started_at, "owned_by": "outrider",
+            "object": "model", "created": service.started_at, "owned_by": "outrider",
             "max_model_len": service.longest.tokens,
         }  # fmt: skip
-        return {"object": "list", "data": [card]}
+        return {"object": "list", "data": [{"id": name, **card} for name in service.names]}
 
     @app.get("/health")
     @app.get("/ping")

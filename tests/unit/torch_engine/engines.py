@@ -1,4 +1,4 @@
-"""Engines on tiny models, under the real loop, without a server."""
+"""Engines on tiny models, under the real control loop, without a server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DRAWN = Sampling(seed=11, temperature=0.8, top_p=0.95, presence_penalty=0.3)
 
 
 class Letters:
-    """A token is a letter."""
+    """Detokenizer of a vocabulary whose tokens are letters."""
 
     def step(self, token: int) -> str:
         return chr(33 + token)
@@ -53,8 +53,8 @@ class Answer:
 
 
 @dataclass
-class Bench:
-    """An engine, and what came of its requests."""
+class Harness:
+    """An engine with the answers to its requests so far."""
 
     engine: InferenceEngine
     loop: ControlLoop
@@ -73,12 +73,12 @@ class Bench:
 
     def step(self) -> list[Output]:
         outputs = self.engine.step()
-        for one in outputs:
-            answer = self.answers[one.request]
-            answer.tokens += one.tokens
-            answer.text += one.text
-            answer.logprobs += one.logprobs
-            answer.finish = one.finish
+        for output in outputs:
+            answer = self.answers[output.request]
+            answer.tokens += output.tokens
+            answer.text += output.text
+            answer.logprobs += output.logprobs
+            answer.finish = output.finish
         return outputs
 
     def finish(self) -> dict[str, Answer]:
@@ -89,22 +89,23 @@ class Bench:
         raise AssertionError("the engine does not come to an end")
 
 
-def bench(
+def make_harness(
     target: Path, specs: Sequence[DrafterSpec] = (), make: Any = None, *, kv_tokens: int = 4 * LONGEST,
     limits: SchedulerLimits = LIMITS, draft_bytes: Sequence[int] = (),
-) -> Bench:  # fmt: skip
-    """specs: the pool; make: from the target and the KV pool to its drafters. kv_tokens: of the target's."""
+) -> Harness:  # fmt: skip
+    """Build an engine. specs: the draft pool; make: builds its drafters from the target and the KV pool. kv_tokens: KV
+    memory, in tokens of the target."""
     model = CachedModel(target, 0, dtype=torch.float32, device=CPU)
     pool = KVPool(kv_tokens * model.cache.bytes_per_token, [model.cache.bytes_per_token, *draft_bytes], LONGEST + 8)
     drafters: Sequence[TorchDrafter] = make(model, pool) if make else ()
-    layers = tuple(sorted({layer for one in drafters for layer in one.layers}))
+    layers = tuple(sorted({layer for drafter in drafters for layer in drafter.layers}))
     boot, hot = boot_config(specs, max_draft_tokens=4), hot_config(max_draft_tokens=4)
     loop = ControlLoop(boot, hot, specs, max_requests=4, widest=MAX_WIDTH)
-    return Bench(InferenceEngine(EngineModels(model, drafters, layers), pool, loop, limits, LONGEST), loop)
+    return Harness(InferenceEngine(EngineModels(model, drafters, layers), pool, loop, limits, LONGEST), loop)
 
 
 def pool_of_three(models: Path, made: list[Any] | None = None) -> dict[str, Any]:
-    """For `bench`: prompt lookup, the draft model and the head of `models`. made: gets the drafters."""
+    """Build arguments of `make_harness`: prompt lookup, and the draft model and head of `models`. made: gets them."""
 
     def make(target: CachedModel, pool: KVPool) -> list[TorchDrafter]:
         draft = CachedModel(models / "draft", 2, dtype=torch.float32, device=CPU)
@@ -119,22 +120,22 @@ def pool_of_three(models: Path, made: list[Any] | None = None) -> dict[str, Any]
 
 
 def texts(count: int = 5) -> list[list[int]]:
-    """With repetitions, so that lookups find something."""
+    """Draw prompts with repetitions, so that lookups find proposals."""
     draws = random.Random(2)
     return [[draws.randrange(12) for _ in range(draws.randrange(3, 60))] for _ in range(count)]
 
 
-def answers(here: Bench, sampling: Sampling, before_step: Callable[[], None] = lambda: None) -> list[list[int]]:
+def answers(harness: Harness, sampling: Sampling, before_step: Callable[[], None] = lambda: None) -> list[list[int]]:
     for text in texts():
-        here.add(text, 40, sampling)
-    while here.engine.has_work:
+        harness.add(text, 40, sampling)
+    while harness.engine.has_work:
         before_step()
-        here.step()
-    return [one.tokens for one in here.answers.values()]
+        harness.step()
+    return [answer.tokens for answer in harness.answers.values()]
 
 
 def fresh(model: CachedModel, tokens: list[int], kept_layers: Sequence[int] = ()) -> tuple[torch.Tensor, Hidden]:
-    """KV and hidden states of a prefill."""
+    """Return the KV and hidden states of a prefill. kept_layers: layers whose input is returned too."""
     pool = KVPool(1 << 24, [model.cache.bytes_per_token] * (model.number + 1), LONGEST)
     pool.grow(Holder(model.number, "fresh"), len(tokens))
     hidden = model.run([Segment("fresh", tokens, 0)], pool, kept_layers)
@@ -143,7 +144,7 @@ def fresh(model: CachedModel, tokens: list[int], kept_layers: Sequence[int] = ()
     return kept, hidden
 
 
-def same_as_fresh(model: CachedModel, name: str, tokens: list[int]) -> None:
+def assert_same_as_fresh(model: CachedModel, name: str, tokens: list[int]) -> None:
     length = model.cache.length(name)
     if length:
         kept = model.cache[name].buffer[:, :, :, :length]

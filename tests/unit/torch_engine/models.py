@@ -16,7 +16,7 @@ VOCABULARY = 96
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "dtype": "float32",
-    "initializer_range": 0.3,  # answers that hang on what stands before
+    "initializer_range": 0.3,  # large enough for answers to depend on the prompt
 }  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "Llama 3 with scaled rotations": {
@@ -34,7 +34,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def write_model(folder: Path, seed: int = 0, **fields: Any) -> PreTrainedModel:
-    """The model of transformers whose weights `folder` holds afterwards."""
+    """Write a random model to `folder`, and return it as transformers has it."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model(**{**SIZES, **fields})
     model = AutoModelForCausalLM.from_config(config)
@@ -46,8 +46,10 @@ def write_model(folder: Path, seed: int = 0, **fields: Any) -> PreTrainedModel:
 
 
 def write_pair(folder: Path, likeness: float) -> None:
-    """A target, and a draft that is the target with one matrix of its last layer scaled by `likeness`: the nearer to
-    1, the more often it is right."""
+    """Write a target and a draft: the target with one matrix of its last layer scaled by `likeness`.
+
+    The nearer to 1, the more proposals are accepted.
+    """
     write_model(folder / "target", model_type="llama")
     draft = write_model(folder / "draft", model_type="llama")
     with torch.no_grad():
@@ -56,7 +58,7 @@ def write_pair(folder: Path, likeness: float) -> None:
 
 
 def write_head(folder: Path, seed: int = 5) -> None:
-    """A random EAGLE-3 head for a model of SIZES, with a vocabulary of its own."""
+    """Write a random EAGLE-3 head for a model of SIZES, with a vocabulary of its own."""
     proposable = VOCABULARY // 2
     width, inner, head = SIZES["hidden_size"], SIZES["intermediate_size"], 6
     draws = torch.Generator().manual_seed(seed)
@@ -92,7 +94,7 @@ def write_head(folder: Path, seed: int = 5) -> None:
 
 
 def write_medusa(folder: Path, seed: int = 7, heads: int = 3) -> None:
-    """Random Medusa heads for a model of SIZES, which propose every other token."""
+    """Write random Medusa heads for a model of SIZES, which propose every other token."""
     width, draws = SIZES["hidden_size"], torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {"vocabulary": torch.arange(0, VOCABULARY, 2, dtype=torch.int32)}
     for depth in range(heads):

@@ -1,4 +1,4 @@
-"""The OpenAI API over an engine with a tiny model: what is served, what is refused, and by which field."""
+"""The OpenAI API on an engine with a tiny model: which fields are served, and how others are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outrider_runtime.torch_engine.text import Text
 from outrider_runtime.torch_engine.thread import Client
 from pydantic import ValidationError
 
-from tests.unit.torch_engine.engines import LONGEST, bench
+from tests.unit.torch_engine.engines import LONGEST, make_harness
 from tests.unit.torch_engine.models import VOCABULARY
 
 MODEL = "tiny"
@@ -30,7 +30,7 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
 @pytest.fixture
 async def served(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, InferenceEngine]]:
-    engine = bench(folder).engine
+    engine = make_harness(folder).engine
     client = Client(engine)
     routes = make_app(ApiService(MODEL, Text(folder, VOCABULARY), VOCABULARY, LONGEST, client))
     transport = httpx.ASGITransport(RequestGate(routes, lambda: GateFacts(slo_classes=(), draining=False)))
@@ -53,7 +53,7 @@ async def events(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> li
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
 
 
-async def test_a_stream_holds_what_the_whole_answer_holds(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
+async def test_stream_joined_equals_whole_answer(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
     http, _ = served
     whole = (await http.post(CHAT, json=chat(ignore_eos=True))).json()
     parts = await events(http, CHAT, chat(ignore_eos=True, stream=True, stream_options={"include_usage": True}))
@@ -63,15 +63,15 @@ async def test_a_stream_holds_what_the_whole_answer_holds(served: tuple[httpx.As
     assert choice["finish_reason"] == "length"
     deltas = [part["choices"][0] for part in parts if part["choices"]]
     assert deltas[0]["delta"]["role"] == "assistant"
-    assert "".join(one["delta"].get("content") or "" for one in deltas) == choice["message"]["content"]
-    assert [one["finish_reason"] for one in deltas if one.get("finish_reason")] == ["length"]
+    assert "".join(delta["delta"].get("content") or "" for delta in deltas) == choice["message"]["content"]
+    assert [delta["finish_reason"] for delta in deltas if delta.get("finish_reason")] == ["length"]
     assert parts[-1]["usage"] == whole["usage"]
 
 
-async def test_a_stop_string_ends_the_answer_and_is_not_in_it(
+async def test_stop_string_ends_answer_and_is_cut_off(
     served: tuple[httpx.AsyncClient, InferenceEngine],
 ) -> None:
-    """Its beginning is held back from the stream; tokens after it are not in the usage."""
+    """The stream holds back what may begin a stop string; the usage does not count tokens after it."""
     http, _ = served
     text = (await http.post(COMPLETION, json=completion(max_tokens=12))).json()["choices"][0]["text"]
     stop = text[4:6]
@@ -85,7 +85,7 @@ async def test_a_stop_string_ends_the_answer_and_is_not_in_it(
     assert "".join(part["choices"][0]["text"] for part in parts) == text[:at]
 
 
-async def test_stop_tokens_and_the_models_own_end_an_answer(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
+async def test_stop_and_end_tokens_end_answer(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
     http, _ = served
     plain = (await http.post(COMPLETION, json=completion(logprobs=0))).json()["choices"][0]
     token = ord(plain["text"][2]) - 32
@@ -97,7 +97,7 @@ async def test_stop_tokens_and_the_models_own_end_an_answer(served: tuple[httpx.
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("", "stop", None)
 
 
-async def test_several_prompts_are_several_choices_of_one_answer(
+async def test_completion_of_several_prompts_has_a_choice_each(
     served: tuple[httpx.AsyncClient, InferenceEngine],
 ) -> None:
     http, _ = served
@@ -111,72 +111,74 @@ async def test_several_prompts_are_several_choices_of_one_answer(
     assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 12, "total_tokens": 17}
 
 
-async def test_prompts_of_one_request_are_drawn_apart_unless_it_names_a_seed(folder: Path) -> None:
+async def test_prompts_of_one_request_without_seed_differ(folder: Path) -> None:
     """Bug: with one seed for all, the same prompt twice had the same answer twice."""
     service = ApiService(MODEL, Text(folder, VOCABULARY), VOCABULARY, LONGEST, Mock())
     for seed, distinct in ((None, 3), (7, 1)):
-        ask, prompts = service.completion(completion(prompt=["abc"] * 3, seed=seed))
-        drawn = [one.sampling.seed for one in service.requests(ask, "r", prompts)]
-        assert len({*drawn}) == distinct
+        body, prompts = service.completion(completion(prompt=["abc"] * 3, seed=seed))
+        seeds = [request.sampling.seed for request in service.requests(body, "r", prompts)]
+        assert len({*seeds}) == distinct
 
 
-async def test_logprobs_are_told_as_each_endpoint_has_them(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
+async def test_logprobs_have_the_shape_of_each_endpoint(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
     http, _ = served
-    told = (await http.post(CHAT, json=chat(temperature=0, logprobs=True, top_logprobs=2))).json()
-    content = told["choices"][0]["logprobs"]["content"]
-    assert [len(one["top_logprobs"]) for one in content] == [2] * len(content)
-    assert all(one["logprob"] == one["top_logprobs"][0]["logprob"] for one in content)
-    own = (await http.post(COMPLETION, json=completion(logprobs=2))).json()["choices"][0]
-    assert own["logprobs"]["tokens"] == list(own["text"])
-    assert [len(one) for one in own["logprobs"]["top_logprobs"]] == [2] * 6
+    answer = (await http.post(CHAT, json=chat(temperature=0, logprobs=True, top_logprobs=2))).json()
+    content = answer["choices"][0]["logprobs"]["content"]
+    assert [len(entry["top_logprobs"]) for entry in content] == [2] * len(content)
+    assert all(entry["logprob"] == entry["top_logprobs"][0]["logprob"] for entry in content)
+    choice = (await http.post(COMPLETION, json=completion(logprobs=2))).json()["choices"][0]
+    assert choice["logprobs"]["tokens"] == list(choice["text"])
+    assert [len(entry) for entry in choice["logprobs"]["top_logprobs"]] == [2] * 6
 
 
 @pytest.mark.parametrize("most", [0, 1])
-async def test_a_completions_logprobs_name_the_drawn_token_too(
+async def test_completion_logprobs_include_drawn_token(
     served: tuple[httpx.AsyncClient, InferenceEngine], most: int
 ) -> None:
-    """As vLLM's do, where it is not among the most probable ones: it was missing."""
+    """Bug: a drawn token that was not among the most probable ones was missing; vLLM reports it."""
     http, _ = served
     body = completion(logprobs=most, temperature=2.0, seed=3, max_tokens=20)
-    told = (await http.post(COMPLETION, json=body)).json()["choices"][0]["logprobs"]
-    for token, logprob, top in zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True):
+    logprobs = (await http.post(COMPLETION, json=body)).json()["choices"][0]["logprobs"]
+    for token, logprob, top in zip(
+        logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
+    ):
         assert top[token] == logprob
         assert len(top) <= most + 1
-    assert max(len(top) for top in told["top_logprobs"]) == most + 1
+    assert max(len(top) for top in logprobs["top_logprobs"]) == most + 1
 
 
-async def test_a_stream_tells_where_each_token_stands_in_the_whole_text(
+async def test_stream_text_offsets_continue_across_events(
     served: tuple[httpx.AsyncClient, InferenceEngine],
 ) -> None:
-    """Bug: every event began at 0 again."""
+    """Bug: every event's offsets began at 0."""
     http, _ = served
     body = completion(logprobs=0, prompt=["abc", "xyz"])
-    wanted = [
+    whole_offsets = [
         choice["logprobs"]["text_offset"] for choice in (await http.post(COMPLETION, json=body)).json()["choices"]
     ]
-    assert wanted == [list(range(6))] * 2
-    told: list[list[int]] = [[], []]
+    assert whole_offsets == [list(range(6))] * 2
+    stream_offsets: list[list[int]] = [[], []]
     for part in await events(http, COMPLETION, {**body, "stream": True}):
         for choice in part["choices"]:
-            told[choice["index"]] += choice["logprobs"]["text_offset"]
-    assert told == wanted
+            stream_offsets[choice["index"]] += choice["logprobs"]["text_offset"]
+    assert stream_offsets == whole_offsets
 
 
-async def test_a_temperature_of_next_to_nothing_is_greedy(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
+async def test_tiny_temperature_is_greedy(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
     """Bug: logits divided by 1e-310 were infinite, and the first of those tokens was drawn."""
     http, _ = served
     texts = {
-        (await http.post(COMPLETION, json=completion(temperature=one))).json()["choices"][0]["text"]
-        for one in (0, 1e-310, 1e-6)
+        (await http.post(COMPLETION, json=completion(temperature=temperature))).json()["choices"][0]["text"]
+        for temperature in (0, 1e-310, 1e-6)
     }
     assert len(texts) == 1
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-async def test_a_repetition_penalty_of_next_to_nothing_only_repeats(
+async def test_tiny_repetition_penalty_only_repeats(
     served: tuple[httpx.AsyncClient, InferenceEngine], temperature: float
 ) -> None:
-    """Bug: its inverse is beyond a float, and the engine died of it."""
+    """Bug: the inverse of the penalty overflowed a float, and the engine stopped."""
     http, _ = served
     body = completion(repetition_penalty=1e-300, temperature=temperature, prompt=[5, 5, 5], logit_bias={"5": 100})
     answer = await http.post(COMPLETION, json=body)
@@ -184,7 +186,7 @@ async def test_a_repetition_penalty_of_next_to_nothing_only_repeats(
     assert answer.json()["choices"][0]["text"] == "%" * 6
 
 
-async def test_a_prompt_may_leave_room_for_one_token(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
+async def test_prompt_leaving_room_for_one_token_is_served(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
     http, _ = served
     body = completion(prompt=[5] * (LONGEST - 1), max_tokens=None)
     assert (await http.post(COMPLETION, json=body)).json()["usage"]["completion_tokens"] == 1
@@ -193,34 +195,34 @@ async def test_a_prompt_may_leave_room_for_one_token(served: tuple[httpx.AsyncCl
     assert f"maximum context length is {LONGEST} tokens" in full.json()["error"]["message"]
 
 
-async def test_a_stream_with_a_stop_string_tells_logprobs_of_every_token(
+async def test_stream_with_stop_string_has_logprobs_of_all_tokens(
     served: tuple[httpx.AsyncClient, InferenceEngine],
 ) -> None:
-    """Those whose text is held back too, and as many as the usage counts."""
+    """Tokens whose text is held back have logprobs too: as many as the usage counts."""
     http, _ = served
     plain = (await http.post(COMPLETION, json=completion(max_tokens=12))).json()["choices"][0]["text"]
     body = completion(max_tokens=12, logprobs=1, stop=plain[5:9])
     whole = (await http.post(COMPLETION, json=body)).json()
-    told = whole["choices"][0]["logprobs"]["tokens"]
-    assert len(told) == whole["usage"]["completion_tokens"]
+    tokens = whole["choices"][0]["logprobs"]["tokens"]
+    assert len(tokens) == whole["usage"]["completion_tokens"]
     parts = await events(http, COMPLETION, {**body, "stream": True})
-    streamed = [one["choices"][0]["logprobs"] for one in parts if one["choices"][0]["logprobs"]]
-    assert [token for one in streamed for token in one["tokens"]] == told
-    assert "".join(one["choices"][0]["text"] for one in parts) == whole["choices"][0]["text"]
+    streamed = [part["choices"][0]["logprobs"] for part in parts if part["choices"][0]["logprobs"]]
+    assert [token for part in streamed for token in part["tokens"]] == tokens
+    assert "".join(part["choices"][0]["text"] for part in parts) == whole["choices"][0]["text"]
 
 
-async def test_texts_are_read_beside_the_event_loop(
+async def test_tokenizing_runs_off_the_event_loop(
     served: tuple[httpx.AsyncClient, InferenceEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bug: a text of many megabytes kept all answers and probes waiting."""
+    """Bug: a text of many megabytes blocked all answers and probes."""
     http, _ = served
     threads, encode = set[threading.Thread](), Text.encode
 
-    def noted(self: Text, text: str, *, special: bool = True) -> list[int]:
+    def noting(self: Text, text: str, *, special: bool = True) -> list[int]:
         threads.add(threading.current_thread())
         return encode(self, text, special=special)
 
-    monkeypatch.setattr(Text, "encode", noted)
+    monkeypatch.setattr(Text, "encode", noting)
     await http.post(COMPLETION, json=completion())
     await http.post(CHAT, json=chat())
     assert threads
@@ -228,23 +230,22 @@ async def test_texts_are_read_beside_the_event_loop(
 
 
 @pytest.mark.parametrize("prompt", ["w" * 5000, ["a", "w" * 5000], [1] * (LONGEST + 1), [[1] * (LONGEST + 1)]])
-async def test_a_prompt_that_cannot_fit_is_refused_before_anything_walks_it(
+async def test_prompt_too_long_is_refused_unread(
     served: tuple[httpx.AsyncClient, InferenceEngine], monkeypatch: pytest.MonkeyPatch, prompt: Any
 ) -> None:
-    """Bug: ten million tokens stalled answers and probes for most of a minute. A token has at most 5
-    characters."""
+    """Bug: ten million tokens blocked answers and probes for most of a minute. A token has at most 5 characters."""
     http, _ = served
-    walked = Mock()
+    reading = Mock()
     for name in ("parse", "check_tokens"):
-        monkeypatch.setattr(app, name, walked)
-    monkeypatch.setattr(Text, "encode", walked)
+        monkeypatch.setattr(app, name, reading)
+    monkeypatch.setattr(Text, "encode", reading)
     error = (await http.post(COMPLETION, json=completion(prompt=prompt))).json()["error"]
     assert (error["code"], error["param"]) == (400, "prompt")
     assert f"maximum context length is {LONGEST} tokens" in error["message"]
-    walked.assert_not_called()
+    reading.assert_not_called()
 
 
-async def test_a_chat_that_cannot_fit_is_refused_before_it_is_tokens(
+async def test_chat_too_long_is_refused_before_tokenizing(
     served: tuple[httpx.AsyncClient, InferenceEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     http, _ = served
@@ -255,21 +256,21 @@ async def test_a_chat_that_cannot_fit_is_refused_before_it_is_tokens(
     encode.assert_not_called()
 
 
-async def test_bodies_are_parsed_beside_the_event_loop_and_once(
+async def test_bodies_are_parsed_once_and_off_the_event_loop(
     served: tuple[httpx.AsyncClient, InferenceEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bug: a body of many megabytes kept all answers and probes waiting, twice."""
+    """Bug: a body of many megabytes blocked all answers and probes, twice."""
     http, _ = served
     threads, loads = list[threading.Thread](), json.loads
 
-    def noted(*arguments: Any, **named: Any) -> Any:
+    def noting(*arguments: Any, **named: Any) -> Any:
         threads.append(threading.current_thread())
         return loads(*arguments, **named)
 
     bodies = [(COMPLETION, json.dumps(completion())), (CHAT, json.dumps(chat()))]
-    monkeypatch.setattr(json, "loads", noted)
+    monkeypatch.setattr(json, "loads", noting)
     answers = [await http.post(path, content=body) for path, body in bodies]
-    assert [one.status_code for one in answers] == [200, 200]
+    assert [answer.status_code for answer in answers] == [200, 200]
     assert len(threads) == 2
     assert threading.current_thread() not in threads
 
@@ -283,28 +284,28 @@ async def test_bodies_are_parsed_beside_the_event_loop_and_once(
         (COMPLETION, {"prompt": [["x"] * LONGEST] * 100}),
     ],
 )
-async def test_of_a_body_of_errors_few_are_written_down(
+async def test_body_with_many_errors_reports_few(
     served: tuple[httpx.AsyncClient, InferenceEngine], path: str, body: dict[str, Any]
 ) -> None:
-    """Bug: each of half a million errors was written down, for nine seconds in which nobody else was served."""
+    """Bug: half a million errors were formatted one by one, and no other request was served for nine seconds."""
     http, engine = served
-    ask = chat(**body) if path == CHAT else completion(**body)
-    assert (await http.post(path, json=ask)).status_code == 400
-    with pytest.raises(ValidationError) as told:
-        (openai_requests.ChatRequest if path == CHAT else openai_requests.CompletionRequest).model_validate(ask)
-    assert told.value.error_count() < 10
+    document = chat(**body) if path == CHAT else completion(**body)
+    assert (await http.post(path, json=document)).status_code == 400
+    with pytest.raises(ValidationError) as raised:
+        (openai_requests.ChatRequest if path == CHAT else openai_requests.CompletionRequest).model_validate(document)
+    assert raised.value.error_count() < 10
     assert not engine.has_work
 
 
-async def test_more_prompts_than_choices_are_refused(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
-    """Bug: three thousand held the service for minutes."""
+async def test_more_prompts_than_allowed_are_refused(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
+    """Bug: three thousand prompts blocked the service for minutes."""
     http, engine = served
     error = (await http.post(COMPLETION, json=completion(prompt=[[1]] * 129))).json()["error"]
     assert (error["code"], error["param"]) == (400, "prompt")
     assert not engine.has_work
 
 
-async def test_variables_reach_the_chat_template(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
+async def test_chat_template_variables_are_accepted(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
     http, _ = served
     answer = await http.post(CHAT, json=chat(chat_template_kwargs={"enable_thinking": False}))
     assert answer.status_code == 200
@@ -362,7 +363,7 @@ async def test_variables_reach_the_chat_template(served: tuple[httpx.AsyncClient
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 1025}]}, "messages"),
     ],
 )
-async def test_what_is_not_served_is_a_400_that_names_the_field(
+async def test_unsupported_field_is_a_400_naming_it(
     served: tuple[httpx.AsyncClient, InferenceEngine], fields: dict[str, Any], param: str | None
 ) -> None:
     http, engine = served
@@ -374,14 +375,14 @@ async def test_what_is_not_served_is_a_400_that_names_the_field(
     assert not engine.has_work
 
 
-async def test_a_message_comes_back_as_another_server_gave_it(
+async def test_message_of_another_server_is_accepted(
     served: tuple[httpx.AsyncClient, InferenceEngine],
 ) -> None:
-    """With fields that say nothing, as OpenAI's library sends them."""
+    """Empty fields, as OpenAI's library sends them, are ignored."""
     http, _ = served
-    nothing: dict[str, Any] = {"tool_calls": None, "refusal": None, "annotations": []}
-    said = {"role": "assistant", "content": "ho", "name": "a", **nothing}
-    answer = await http.post(CHAT, json=chat(messages=[{"role": "user", "content": "hi"}, said]))
+    empty_fields: dict[str, Any] = {"tool_calls": None, "refusal": None, "annotations": []}
+    reply = {"role": "assistant", "content": "ho", "name": "a", **empty_fields}
+    answer = await http.post(CHAT, json=chat(messages=[{"role": "user", "content": "hi"}, reply]))
     assert answer.status_code == 200
 
 
@@ -392,7 +393,7 @@ async def test_a_message_comes_back_as_another_server_gave_it(
         ({"prompt": [VOCABULARY]}, "BadRequestError"), ({"vllm_xargs": [1]}, WRONG_TYPE),
     ],
 )  # fmt: skip
-async def test_a_field_of_another_type_has_vllms_error_type(
+async def test_field_of_wrong_type_has_vllms_error_type(
     served: tuple[httpx.AsyncClient, InferenceEngine], fields: dict[str, Any], kind: str
 ) -> None:
     """`tests/engine` compares both backends on every bad request that is recorded."""
@@ -401,14 +402,14 @@ async def test_a_field_of_another_type_has_vllms_error_type(
 
 
 @pytest.mark.parametrize("prompt", [[VOCABULARY], [-1], [], "", [True], [1.0], [[True]], 5, [1] * LONGEST])
-async def test_a_prompt_that_is_none_is_a_400(served: tuple[httpx.AsyncClient, InferenceEngine], prompt: Any) -> None:
+async def test_invalid_prompt_is_a_400(served: tuple[httpx.AsyncClient, InferenceEngine], prompt: Any) -> None:
     http, _ = served
     answer = await http.post(COMPLETION, json=completion(prompt=prompt))
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
 
 
-async def test_a_part_that_is_no_text_is_named_by_its_place(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
-    """Bug: the sentence asked for a string, which a list of texts need not be."""
+async def test_image_part_is_refused_with_its_location(served: tuple[httpx.AsyncClient, InferenceEngine]) -> None:
+    """Bug: the message said that a string was needed, but a list of texts is allowed."""
     http, _ = served
     image = {"type": "image_url", "image_url": {"url": "x"}}
     body = chat(messages=[{"role": "user", "content": [{"type": "text", "text": "a"}, image]}])
@@ -421,7 +422,7 @@ async def test_a_part_that_is_no_text_is_named_by_its_place(served: tuple[httpx.
     ("method", "path", "kind"),
     [("GET", COMPLETION, "MethodNotAllowedError"), ("GET", "/v1/responses/5", "NotFoundError")],
 )
-async def test_routes_that_are_not_there_answer_as_all_refusals(
+async def test_unknown_route_answers_with_an_openai_error(
     served: tuple[httpx.AsyncClient, InferenceEngine], method: str, path: str, kind: str
 ) -> None:
     """Clients of the OpenAI API read `error`."""
@@ -432,19 +433,19 @@ async def test_routes_that_are_not_there_answer_as_all_refusals(
     assert ("allow" in answer.headers) == (answer.status_code == 405)
 
 
-async def test_another_model_is_a_404_and_the_own_one_is_listed(
+async def test_other_model_is_a_404_and_own_is_listed(
     served: tuple[httpx.AsyncClient, InferenceEngine],
 ) -> None:
     http, _ = served
     assert (await http.post(CHAT, json=chat(model="gpt-5"))).json()["error"]["type"] == "NotFoundError"
-    assert [one["id"] for one in (await http.get("/v1/models")).json()["data"]] == [MODEL]
+    assert [card["id"] for card in (await http.get("/v1/models")).json()["data"]] == [MODEL]
     assert (await http.get("/health")).status_code == 200
 
 
 async def test_model_answers_to_each_of_its_names(folder: Path) -> None:
     """Clients keep the name of the model that they used before."""
-    client = Client(bench(folder).engine)
-    service = Service(MODEL, Text(folder, VOCABULARY), VOCABULARY, LONGEST, client, ("gpt-4o-mini", MODEL))
+    client = Client(make_harness(folder).engine)
+    service = ApiService(MODEL, Text(folder, VOCABULARY), VOCABULARY, LONGEST, client, ("gpt-4o-mini", MODEL))
     gate = RequestGate(make_app(service), lambda: GateFacts(slo_classes=(), draining=False))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(gate), base_url="http://pod") as http:
         for name in (MODEL, "gpt-4o-mini"):
@@ -455,22 +456,22 @@ async def test_model_answers_to_each_of_its_names(folder: Path) -> None:
     client.stop()
 
 
-async def test_what_a_client_that_left_held_is_free(folder: Path) -> None:
-    client = Client(bench(folder).engine)
+async def test_client_that_leaves_frees_its_memory(folder: Path) -> None:
+    client = Client(make_harness(folder).engine)
     service = ApiService(MODEL, Text(folder, VOCABULARY), VOCABULARY, LONGEST, client)
-    ask, prompts = service.completion(completion(max_tokens=150))
-    stream = client.answers(service.requests(ask, "r", prompts), {})
+    body, prompts = service.completion(completion(max_tokens=150))
+    stream = client.answers(service.requests(body, "r", prompts), {})
     await anext(stream)
     await stream.aclose()
-    held = client._thread._engine
+    engine = client._thread._engine
     async with asyncio.timeout(20):
-        while held.has_work:
+        while engine.has_work:
             await asyncio.sleep(0.01)
-    assert held.free_kv_bytes == held._pool.total_bytes
+    assert engine.free_kv_bytes == engine._pool.total_bytes
     client.stop()
 
 
-async def test_an_engine_that_raises_ends_every_answer_with_an_error(
+async def test_engine_that_raises_ends_answers_with_an_error(
     served: tuple[httpx.AsyncClient, InferenceEngine],
 ) -> None:
     http, engine = served

@@ -1,4 +1,4 @@
-"""One decoder for every family: the numbers are those of transformers."""
+"""The decoder computes what transformers computes, for every model family."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
-    """Chunks of several requests share each pass; every logit is within 1e-4 of the whole text's in one pass."""
+def test_logits_equal_transformers(family: str, tmp_path: Path) -> None:
+    """Chunks of several requests share each pass; every logit is within 1e-4 of that of the whole text in one pass."""
     reference = write_model(tmp_path, **FAMILIES[family])
     ours = CachedModel(tmp_path, 0, dtype=torch.float32, device=CPU)
     pool = KVPool(1 << 24, [ours.cache.bytes_per_token], 256)
@@ -38,24 +38,24 @@ def test_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
                 assert pool.grow(Holder(0, name), end)
                 segments.append(Segment(name, text[begin:end], begin))
         made = ours.decoder.logits(ours.run(segments, pool).last)
-        for one, rows in zip(segments, made.split([len(one.tokens) for one in segments]), strict=True):
-            logits[one.request].append(rows)
+        for segment, rows in zip(segments, made.split([len(segment.tokens) for segment in segments]), strict=True):
+            logits[segment.request].append(rows)
     for name, text in texts.items():
         with torch.inference_mode():
-            wanted = reference(torch.tensor([text])).logits[0]
-        assert (torch.cat(logits[name]) - wanted).abs().max() < 1e-4
+            expected = reference(torch.tensor([text])).logits[0]
+        assert (torch.cat(logits[name]) - expected).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-1)])
-def test_the_order_that_a_cpu_multiplies_in_changes_no_product(dtype: torch.dtype, most: float) -> None:
-    """Of one row and of many; and the matrix itself can be had back, to the bit."""
+def test_packed_weights_multiply_like_unpacked_ones(dtype: torch.dtype, most: float) -> None:
+    """Packing changes no product, of one row or of many, and the matrix can be restored bit by bit."""
     random_ = torch.Generator().manual_seed(5)
     weight, bias = torch.randn(37, 19, generator=random_).to(dtype), torch.randn(37, generator=random_).to(dtype)
     packed = Linear(weight, bias).packed()
     for rows in (1, 16, 70):
         x = torch.randn(rows, 19, generator=random_).to(dtype)
-        wanted = x.double() @ weight.double().T + bias.double()
-        assert (packed(x).double() - wanted).abs().max() < most
+        expected = x.double() @ weight.double().T + bias.double()
+        assert (packed(x).double() - expected).abs().max() < most
     assert packed.rows(torch.tensor([36, 3])).equal(weight[[36, 3]])
 
 
@@ -88,9 +88,7 @@ def test_the_order_that_a_cpu_multiplies_in_changes_no_product(dtype: torch.dtyp
         ({"rope_parameters": {"rope_type": "odd", "rope_theta": 1e4}}, "rope_parameters cannot be used"),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_file_and_field(
-    fields: dict[str, object], named: str, tmp_path: Path
-) -> None:
+def test_unsupported_config_is_refused_by_file_and_field(fields: dict[str, object], named: str, tmp_path: Path) -> None:
     write_model(tmp_path, model_type="llama")
     file = tmp_path / "config.json"
     config = {**json.loads(file.read_text()), **fields}
@@ -99,8 +97,8 @@ def test_what_cannot_be_served_is_refused_by_file_and_field(
         CachedModel(tmp_path, 0, dtype=None, device=CPU)
 
 
-def test_a_whole_number_may_be_added_to_a_norm(tmp_path: Path) -> None:
-    """Bug: JSON writers that drop `.0` made it no number."""
+def test_integer_norm_epsilon_is_accepted(tmp_path: Path) -> None:
+    """Bug: 1 in place of 1.0, as some JSON writers have it, was refused."""
     write_model(tmp_path, model_type="llama")
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "rms_norm_eps": 1}))
@@ -115,8 +113,8 @@ def test_a_whole_number_may_be_added_to_a_norm(tmp_path: Path) -> None:
         ({"weight_map": {"a": "../model.safetensors"}}, r"names '\.\./model\.safetensors'"),
     ],
 )  # fmt: skip
-def test_an_index_that_is_none_or_leaves_its_folder_is_refused(tmp_path: Path, document: object, named: str) -> None:
-    """A model's folder is another's; its files are not to choose what the pod reads."""
+def test_invalid_or_escaping_weight_index_is_refused(tmp_path: Path, document: object, named: str) -> None:
+    """A model's folder is not trusted: its files must not choose what the pod reads."""
     write_model(tmp_path, model_type="llama")
     index = tmp_path / INDEX
     index.write_text(json.dumps(document))
@@ -124,7 +122,7 @@ def test_an_index_that_is_none_or_leaves_its_folder_is_refused(tmp_path: Path, d
         CachedModel(tmp_path, 0, dtype=None, device=CPU)
 
 
-def test_weights_that_are_cut_off_are_refused_by_name(tmp_path: Path) -> None:
+def test_truncated_weights_are_refused_by_file(tmp_path: Path) -> None:
     write_model(tmp_path, model_type="llama")
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
@@ -132,7 +130,7 @@ def test_weights_that_are_cut_off_are_refused_by_name(tmp_path: Path) -> None:
         CachedModel(tmp_path, 0, dtype=None, device=CPU)
 
 
-def test_weights_of_another_model_are_refused_by_tensor(tmp_path: Path) -> None:
+def test_weights_of_other_model_are_refused_by_tensor(tmp_path: Path) -> None:
     """Two layers fewer than the file holds, and another width."""
     write_model(tmp_path, model_type="llama")
     file = tmp_path / "config.json"
@@ -152,11 +150,11 @@ def test_weights_of_another_model_are_refused_by_tensor(tmp_path: Path) -> None:
         ("Qwen3", ["q_norm.weight", "k_norm.weight"]), ("Llama with biases", ["up_proj.bias"]),
     ],
 )  # fmt: skip
-def test_weights_that_lack_a_bias_or_a_norm_are_refused_by_tensor(family: str, gone: list[str], tmp_path: Path) -> None:
-    """Bug: what was missing was left out of the sums, and another model's answers were served."""
+def test_weights_without_bias_or_norm_are_refused_by_tensor(family: str, gone: list[str], tmp_path: Path) -> None:
+    """Bug: a missing bias or norm was ignored, and wrong answers were served."""
     write_model(tmp_path, **FAMILIES[family])
     file = tmp_path / "model.safetensors"
-    kept = {name: one for name, one in load_file(file).items() if not any(name.endswith(part) for part in gone)}
+    kept = {name: tensor for name, tensor in load_file(file).items() if not any(name.endswith(part) for part in gone)}
     save_file(kept, file, {"format": "pt"})
     with pytest.raises(UnsupportedModelError, match=rf"has no tensor model\.layers\.0\..*{gone[0]}"):
         CachedModel(tmp_path, 0, dtype=None, device=CPU)

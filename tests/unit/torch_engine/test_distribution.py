@@ -1,7 +1,7 @@
-"""Answers follow the target's distribution, whatever was proposed; and a verification that is wrong is found out.
+"""Answers follow the target's distribution, whatever was proposed; and a wrong verification is detected.
 
-Target and draft are tables over five tokens, a row for each last token. Proposing, drawing, judging and walking are the
-engine's own; the joint distribution of an answer's first three tokens is compared with the target's.
+Target and draft are tables over five tokens, a row for each last token. Proposing, drawing, judging and walking are
+the engine's own. The joint distribution of an answer's first three tokens is compared with the target's.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ pytestmark = pytest.mark.slow
 TOKENS, OUTPUTS = 5, 3
 DRAWS, DRAWS_OF_A_BUG, AT_ONCE = 200_000, 10_000, 5_000
 FIRST = 0
-"""The prompt."""
+"""The prompt's only token."""
 TARGET = torch.randn(TOKENS, TOKENS, generator=torch.Generator().manual_seed(1))
 DRAFT = TARGET + torch.randn(TOKENS, TOKENS, generator=torch.Generator().manual_seed(2))
 SAMPLING = Sampling(is_seeded=False, temperature=0.9, top_p=0.95)
 Drawn = Mapping[int, int]
-"""Place -> the token behind it."""
+"""Place -> the token drawn after it."""
 
 
 @dataclasses.dataclass
 class Verifier:
-    """The engine's own. A bug overrides a part."""
+    """Verifies as the engine does. A subclass plants a bug in one part."""
 
     width: int = 1
 
     def prepared(self, tree: Tree, _last: int) -> Tree:
-        """What was proposed behind the token `last`, as it is verified."""
+        """Return the tree to verify. _last: the token that it follows."""
         return tree
 
     def drawn(self, trees: Sequence[Tree], rows: Sequence[Row], weights: torch.Tensor) -> list[Drawn]:
-        """rows, weights: of all places of all trees."""
+        """Draw and judge a token after each place. rows, weights: all places of all trees."""
         firsts = np.cumsum([0, *(len(tree) + 1 for tree in trees)]).tolist()
         chains = [
             Chain(first, tree.tokens, tree.drawn_from)  # type: ignore[arg-type]
@@ -62,21 +62,21 @@ class Verifier:
 
 
 def p_value(verifier: Verifier, draws: int) -> float:
-    """Of the chi-square test that the first three tokens are the target's own."""
+    """Chi-square test of whether the first three tokens follow the target's distribution."""
     counts = np.zeros((TOKENS,) * OUTPUTS)
     for first in range(0, draws, AT_ONCE):
-        for one in answered(verifier, range(first, min(draws, first + AT_ONCE))):
-            counts[tuple(one)] += 1
-    wanted = draws * joint()
-    kept = wanted > 0
+        for answer in answered(verifier, range(first, min(draws, first + AT_ONCE))):
+            counts[tuple(answer)] += 1
+    expected = draws * joint()
+    kept = expected > 0
     if counts[~kept].any():
         return 0.0
-    statistic = ((counts - wanted)[kept] ** 2 / wanted[kept]).sum()
+    statistic = ((counts - expected)[kept] ** 2 / expected[kept]).sum()
     return float(torch.special.gammaincc(torch.tensor((kept.sum() - 1) / 2), torch.tensor(statistic / 2)))
 
 
 def joint() -> np.ndarray:
-    """(5, 5, 5)"""
+    """The target's joint distribution of three tokens, (5, 5, 5)."""
     p = weights_of(TARGET, [Row(SAMPLING, 0)] * TOKENS).softmax(-1).numpy()
     joint: np.ndarray = np.einsum("a,ab,bc->abc", p[FIRST], p, p)
     return joint
@@ -86,52 +86,59 @@ def answered(verifier: Verifier, seeds: range) -> list[list[int]]:
     requests = [
         Request("", [FIRST], 1, Stops(OUTPUTS), dataclasses.replace(SAMPLING, seed=seed), Letters()) for seed in seeds
     ]
-    going = requests
-    while going:
+    unfinished = requests
+    while unfinished:
         trees = [
-            verifier.prepared(tree, one.tokens[-1])
-            for tree, one in zip(proposed(going, verifier.width), going, strict=True)
+            verifier.prepared(tree, request.tokens[-1])
+            for tree, request in zip(proposed(unfinished, verifier.width), unfinished, strict=True)
         ]
-        places = [(one, tree, node) for one, tree in zip(going, trees, strict=True) for node in range(ROOT, len(tree))]
-        rows = [row_of(one, tree.path(node)) for one, tree, node in places]
-        lasts = [tree.tokens[node] if node != ROOT else one.tokens[-1] for one, tree, node in places]
+        places = [
+            (request, tree, node)
+            for request, tree in zip(unfinished, trees, strict=True)
+            for node in range(ROOT, len(tree))
+        ]
+        rows = [row_of(request, tree.path(node)) for request, tree, node in places]
+        lasts = [tree.tokens[node] if node != ROOT else request.tokens[-1] for request, tree, node in places]
         drawn = verifier.drawn(trees, rows, weights_of(TARGET[lasts], rows))
-        for one, tree, own in zip(going, trees, drawn, strict=True):
-            one.tokens += walk(tree, own).tokens
-        going = [one for one in going if one.emitted < OUTPUTS]
-    return [one.tokens[1 : 1 + OUTPUTS] for one in requests]
+        for request, tree, drawn_tokens in zip(unfinished, trees, drawn, strict=True):
+            request.tokens += walk(tree, drawn_tokens).tokens
+        unfinished = [request for request in unfinished if request.emitted < OUTPUTS]
+    return [request.tokens[1 : 1 + OUTPUTS] for request in requests]
 
 
 def proposed(requests: Sequence[Request], width: int) -> list[Tree]:
-    """No deeper than could be part of the answer."""
-    trees = {id(one): Tree() for one in requests}
+    """Propose for each request, no deeper than its answer can still get."""
+    trees = {id(request): Tree() for request in requests}
     for depth in range(1, OUTPUTS):
-        some = [one for one in requests if OUTPUTS - one.emitted - 1 == depth]
-        trees |= zip(map(id, some), beamed(some, width, depth), strict=True)
-    return [trees[id(one)] for one in requests]
+        alike = [request for request in requests if OUTPUTS - request.emitted - 1 == depth]
+        trees |= zip(map(id, alike), beamed(alike, width, depth), strict=True)
+    return [trees[id(request)] for request in requests]
 
 
 def beamed(requests: Sequence[Request], width: int, depth: int) -> list[Tree]:
     beam = Beam(requests, DraftTask(0, [True] * len(requests), depth, width))
-    lasts = [one.tokens[-1] for one in requests]
+    lasts = [request.tokens[-1] for request in requests]
     for done in range(1, depth + 1):
         beam.grow(likeliest(DRAFT[lasts], beam.rows(), width))
         lasts = [
-            token for tree in beam.trees for token, own in zip(tree.tokens, tree.depths, strict=True) if own == done
+            token
+            for tree in beam.trees
+            for token, node_depth in zip(tree.tokens, tree.depths, strict=True)
+            if node_depth == done
         ]
     return beam.trees
 
 
 @pytest.fixture(autouse=True)
 def no_collector() -> Iterator[None]:
-    """Among so many small objects it would take more time than all the rest."""
+    """Switch off the garbage collector: with so many small objects it would take most of the time."""
     gc.disable()
     yield
     gc.enable()
 
 
 @pytest.mark.parametrize("width", [1, 3], ids=["a chain that is drawn", "a beam"])
-def test_answers_follow_the_targets_distribution(width: int) -> None:
+def test_answers_follow_target_distribution(width: int) -> None:
     assert p_value(Verifier(width), DRAWS) > 1e-3
 
 
@@ -139,13 +146,13 @@ def test_answers_follow_the_targets_distribution(width: int) -> None:
 
 
 def drafts_own(tree: Tree, last: int, sampling: Sampling) -> list[torch.Tensor]:
-    """(5,) each: along a chain, the draft's probabilities behind each token."""
+    """List the draft's probabilities after each token of a chain, (5,) each."""
     rows = DRAFT[[last, *tree.tokens][: len(tree)]]
     return list(weights_of(rows, [Row(sampling, 0)] * len(rows)).softmax(-1))
 
 
 class PrunedBeam(Verifier):
-    """p / q, where the proposals are the best of a beam, and no draws from q."""
+    """Bug: p / q for proposals that are the best of a beam and not draws from q."""
 
     def prepared(self, tree: Tree, last: int) -> Tree:
         best, node = list[int](), ROOT
@@ -157,7 +164,7 @@ class PrunedBeam(Verifier):
 
 
 class TopPOnOneSide(Verifier):
-    """The draft draws with top-p, and is judged as if it had not."""
+    """Bug: the draft draws with top-p and is judged as if it drew without."""
 
     def prepared(self, tree: Tree, last: int) -> Tree:
         tree.drawn_from = drafts_own(tree, last, dataclasses.replace(SAMPLING, top_p=1.0))
@@ -165,7 +172,7 @@ class TopPOnOneSide(Verifier):
 
 
 class CutByTheDrawnTokensProbability(Verifier):
-    """What the draft thought improbable once it was drawn is not verified."""
+    """Bug: the chain is cut at a drawn token that the draft finds improbable."""
 
     def prepared(self, tree: Tree, _last: int) -> Tree:
         likely = [float(q[token]) > 0.4 for token, q in zip(tree.tokens, tree.drawn_from, strict=True)]  # type: ignore[index]
@@ -173,7 +180,7 @@ class CutByTheDrawnTokensProbability(Verifier):
 
 
 class SiblingKept(Verifier):
-    """Where the target draws none of the children, the first of them is kept."""
+    """Bug: when the target draws none of the children, the first of them is kept."""
 
     def drawn(self, trees: Sequence[Tree], rows: Sequence[Row], weights: torch.Tensor) -> list[Drawn]:
         return [
@@ -187,7 +194,7 @@ class SiblingKept(Verifier):
 
 
 class BonusFromTheWrongRow(Verifier):
-    """The bonus token is drawn from the row before."""
+    """Bug: the bonus token is drawn from the row before its own."""
 
     def drawn(self, trees: Sequence[Tree], rows: Sequence[Row], weights: torch.Tensor) -> list[Drawn]:
         ends = np.cumsum([len(tree) + 1 for tree in trees]) - 1
@@ -196,7 +203,7 @@ class BonusFromTheWrongRow(Verifier):
 
 
 class ResidualNotRenormalised(Verifier):
-    """A uniform number goes through the sums of max(0, p - q), which end below 1."""
+    """Bug: a uniform number is looked up in the sums of max(0, p - q), which end below 1."""
 
     def drawn(self, trees: Sequence[Tree], rows: Sequence[Row], weights: torch.Tensor) -> list[Drawn]:
         with pytest.MonkeyPatch.context() as patched:
@@ -204,9 +211,9 @@ class ResidualNotRenormalised(Verifier):
             return super().drawn(trees, rows, weights)
 
     def _through_sums(self, weights: torch.Tensor, rows: Sequence[Row]) -> list[int]:
-        luck = uniform([row.sampling.seed + 5 for row in rows], [row.place for row in rows], 1, weights.device)
-        found: list[int] = (weights.exp().cumsum(-1) < luck).sum(-1).clamp(max=TOKENS - 1).tolist()
-        return found
+        u = uniform([row.sampling.seed + 5 for row in rows], [row.place for row in rows], 1, weights.device)
+        tokens: list[int] = (weights.exp().cumsum(-1) < u).sum(-1).clamp(max=TOKENS - 1).tolist()
+        return tokens
 
 
 @pytest.mark.parametrize(
@@ -217,6 +224,6 @@ class ResidualNotRenormalised(Verifier):
     ],
     ids=lambda bug: type(bug).__name__,
 )  # fmt: skip
-def test_a_verification_that_is_wrong_is_found_out(bug: Verifier) -> None:
-    """The test above could fail: each of these breaks the promise in one place."""
+def test_wrong_verifier_is_detected(bug: Verifier) -> None:
+    """Each planted bug breaks the distribution, so the test above can fail."""
     assert p_value(bug, DRAWS_OF_A_BUG) < 1e-6

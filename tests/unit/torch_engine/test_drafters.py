@@ -1,4 +1,4 @@
-"""Chains under the shared loop: whoever proposes, an answer is that of plain decoding, and no cache is led astray."""
+"""Chains under the control loop: with every drafter an answer equals plain decoding, and all KV caches stay right."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from tests.unit.torch_engine.engines import (
     LONGEST,
     Letters,
     answers,
-    bench,
+    assert_same_as_fresh,
+    make_harness,
     pool_of_three,
-    same_as_fresh,
     texts,
 )
 from tests.unit.torch_engine.models import VOCABULARY, write_head, write_medusa, write_pair
@@ -48,74 +48,74 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("drafter", ["pld", "draft", "eagle"])
-def test_an_answer_is_the_same_whoever_proposes(
+def test_answer_with_each_drafter_equals_plain(
     models: Path, drafter: str, plain: list[list[int]], sampling: Sampling
 ) -> None:
-    """Token for token, drawn answers too: a draw hangs on seed, place and token alone."""
-    here = bench(models / "target", **pool_of_three(models))
-    here.loop.pin(4, drafter)
-    assert answers(here, sampling) == plain
-    counts = here.loop.state().drafters[drafter]
+    """Equal token for token, for sampled answers too: a draw depends on seed, place and token only."""
+    harness = make_harness(models / "target", **pool_of_three(models))
+    harness.loop.pin(4, drafter)
+    assert answers(harness, sampling) == plain
+    counts = harness.loop.state().drafters[drafter]
     assert counts.tried > 0
     if drafter != "eagle":  # the head is random: it is seldom right
         assert counts.accepted > 0
 
 
-def test_an_answer_is_the_same_while_drafters_change_and_memory_is_short(
-    models: Path, plain: list[list[int]], sampling: Sampling
-) -> None:
-    """Another drafter and another length at every step, plain steps between, preemptions, drafters' KV taken away."""
-    here = bench(models / "target", **pool_of_three(models), kv_tokens=LONGEST + 60, limits=SchedulerLimits(4, 20))
+def test_answer_with_changing_drafters_equals_plain(models: Path, plain: list[list[int]], sampling: Sampling) -> None:
+    """Drafter and draft length change at every step, some steps are plain, requests are preempted, drafters lose KV."""
+    harness = make_harness(
+        models / "target", **pool_of_three(models), kv_tokens=LONGEST + 60, limits=SchedulerLimits(4, 20)
+    )
     draws = random.Random(4)
     pins = iter(lambda: (draws.choice([0, 1, 4]), draws.choice(["pld", "draft", "eagle"])), None)
-    assert answers(here, sampling, lambda: here.loop.pin(*next(pins))) == plain
-    assert here.engine.free_kv_bytes == here.engine._pool.total_bytes
+    assert answers(harness, sampling, lambda: harness.loop.pin(*next(pins))) == plain
+    assert harness.engine.free_kv_bytes == harness.engine._pool.total_bytes
 
 
-def test_caches_are_those_of_a_fresh_prefill(models: Path) -> None:
-    """Target's and draft's, at every step of a run in which drafters change."""
-    made: list[Any] = []
-    here = bench(models / "target", **pool_of_three(models, made))
+def test_kv_caches_equal_fresh_prefill(models: Path) -> None:
+    """Holds for target and draft model at every step of a run in which drafters change."""
+    drafters: list[Any] = []
+    harness = make_harness(models / "target", **pool_of_three(models, drafters))
     for text in texts(3):
-        here.add(text, 30)
+        harness.add(text, 30)
     draws = random.Random(6)
-    ours = [here.engine._models.target]
-    while here.engine.has_work:
-        here.loop.pin(draws.choice([0, 2, 4]), draws.choice(["draft", "eagle", "pld"]))
-        here.step()
-        for model in (*ours, made[1].model):
-            for request in here.engine.scheduler.running:
-                same_as_fresh(model, request.name, request.tokens)
+    models_of_engine = [harness.engine._models.target]
+    while harness.engine.has_work:
+        harness.loop.pin(draws.choice([0, 2, 4]), draws.choice(["draft", "eagle", "pld"]))
+        harness.step()
+        for model in (*models_of_engine, drafters[1].model):
+            for request in harness.engine.scheduler.running:
+                assert_same_as_fresh(model, request.name, request.tokens)
 
 
-def test_a_draft_draws_as_its_target_where_both_think_alike(models: Path) -> None:
-    """The target as its own draft, at temperature 1: with noise of its own it would be right only now and then."""
+def test_draft_equal_to_target_is_always_accepted(models: Path) -> None:
+    """The target is its own draft, at temperature 1: with independent noise it would rarely be accepted."""
 
     def make(_target: CachedModel, pool: KVPool) -> list[TorchDrafter]:
         return [DraftModelDrafter(CachedModel(models / "target", 1, dtype=torch.float32, device=CPU), pool)]
 
-    here = bench(models / "target", [engines.draft_model(models / "target")], make, draft_bytes=[288])
-    here.loop.pin(4, "draft")
-    answers(here, Sampling(seed=4, temperature=1.0, frequency_penalty=0.2))
-    counts = here.loop.state().drafters["draft"]
+    harness = make_harness(models / "target", [engines.draft_model(models / "target")], make, draft_bytes=[288])
+    harness.loop.pin(4, "draft")
+    answers(harness, Sampling(seed=4, temperature=1.0, frequency_penalty=0.2))
+    counts = harness.loop.state().drafters["draft"]
     assert counts.accepted == counts.tried > 0
 
 
-def test_a_drafter_that_raises_costs_nobody_an_answer(models: Path) -> None:
-    plain = answers(bench(models / "target"), GREEDY)
-    made: list[Any] = []
-    here = bench(models / "target", **pool_of_three(models, made))
-    made[1].propose = None  # calling it raises
-    here.loop.pin(4, "draft")
-    assert answers(here, GREEDY) == plain
-    assert "TypeError" in here.loop.state().drafters["draft"].suspended
+def test_drafter_that_raises_is_suspended_and_answers_go_on(models: Path) -> None:
+    plain = answers(make_harness(models / "target"), GREEDY)
+    drafters: list[Any] = []
+    harness = make_harness(models / "target", **pool_of_three(models, drafters))
+    drafters[1].propose = None  # calling it raises
+    harness.loop.pin(4, "draft")
+    assert answers(harness, GREEDY) == plain
+    assert "TypeError" in harness.loop.state().drafters["draft"].suspended
 
 
-def test_a_lookup_proposes_what_followed_the_longest_match() -> None:
-    def proposals(tokens: list[int], most: int = 3) -> list[int]:
+def test_lookup_proposes_what_followed_longest_match() -> None:
+    def proposals(tokens: list[int], depth: int = 3) -> list[int]:
         request = Request("r", tokens, len(tokens), Stops(9), GREEDY, Letters())
-        ask = DraftTask(0, [True], most, width=2)
-        tree = PromptLookupDrafter(2, 3).propose(CommittedStep([RequestStep(request, 0, 0, [0])], {}), ask)[0]
+        task = DraftTask(0, [True], depth, width=2)
+        tree = PromptLookupDrafter(2, 3).propose(CommittedStep([RequestStep(request, 0, 0, [0])], {}), task)[0]
         assert tree.parents == list(range(-1, len(tree) - 1))
         return tree.tokens
 
@@ -126,22 +126,22 @@ def test_a_lookup_proposes_what_followed_the_longest_match() -> None:
     assert proposals([VOCABULARY]) == []
 
 
-def test_a_head_proposes_what_it_does_in_training(models: Path) -> None:
-    """Against the head of examples/: fused states, rotations, its own states after the first."""
-    made: list[Any] = []
+def test_eagle_head_proposes_as_in_training(models: Path) -> None:
+    """The reference is the head of examples/: fused states, rotations, and its own states after the first token."""
+    drafters: list[Any] = []
 
     def make(target: CachedModel, pool: KVPool) -> list[TorchDrafter]:
-        made.append(EagleDrafter(models / "head", 1, target, pool))
-        return made
+        drafters.append(EagleDrafter(models / "head", 1, target, pool))
+        return drafters
 
-    here = bench(
+    harness = make_harness(
         models / "target", [engines.eagle(models / "head")], make, draft_bytes=[384], limits=SchedulerLimits(4, 64)
     )  # fmt: skip
-    here.loop.pin(4, "eagle")
+    harness.loop.pin(4, "eagle")
     text = texts(1)[0]
-    name = here.add(text, 30)
-    here.step()
-    (request,) = here.engine.scheduler.running
+    name = harness.add(text, 30)
+    harness.step()
+    (request,) = harness.engine.scheduler.running
     assert request.name == name
     proposals = request.proposals.tokens
     assert len(proposals) == 4
@@ -156,7 +156,7 @@ def test_a_head_proposes_what_it_does_in_training(models: Path) -> None:
         hidden = target(torch.tensor([text]), output_hidden_states=True).hidden_states
         fused = torch.cat(hidden[:3], -1)
         steps = [head.lm_head(states[0, -1]) for states in head.unroll(target.model.embed_tokens, tokens, fused, 4)]
-    assert proposals == [int(head.vocabulary[one.argmax()]) for one in steps]
+    assert proposals == [int(head.vocabulary[logits.argmax()]) for logits in steps]
 
 
 @pytest.mark.parametrize(
@@ -166,15 +166,15 @@ def test_a_head_proposes_what_it_does_in_training(models: Path) -> None:
         ("d2t", torch.full((VOCABULARY // 2,), -50), "d2t names token -50"), ("d2t", None, "no tensor d2t"),
     ],
 )  # fmt: skip
-def test_a_head_whose_tokens_are_not_the_targets_is_refused(
+def test_eagle_head_with_foreign_tokens_is_refused(
     models: Path, tmp_path: Path, name: str, value: torch.Tensor | None, named: str
 ) -> None:
-    """Bug: the target had no row for what it proposed, and the engine ended for everybody."""
+    """Bug: the target's embedding had no row for a proposed token, and the engine stopped."""
     with pytest.raises(UnsupportedModelError, match=named):
         EagleDrafter(changed(models / "head", tmp_path / "head", name, value), 1, *target_and_pool(models))
 
 
-def test_medusa_heads_whose_tokens_are_not_the_targets_are_refused(models: Path, tmp_path: Path) -> None:
+def test_medusa_heads_with_foreign_tokens_are_refused(models: Path, tmp_path: Path) -> None:
     write_medusa(tmp_path / "whole")
     value = torch.arange(1, VOCABULARY + 1, 2, dtype=torch.int32)
     value[-1] = VOCABULARY
@@ -188,7 +188,7 @@ def target_and_pool(models: Path) -> tuple[CachedModel, KVPool]:
 
 
 def changed(source: Path, folder: Path, name: str, value: torch.Tensor | None) -> Path:
-    """A copy with another tensor of that name, or with none."""
+    """Copy a model's folder with another tensor of that name, or without it."""
     shutil.copytree(source, folder)
     tensors = load_file(folder / "model.safetensors")
     del tensors[name]

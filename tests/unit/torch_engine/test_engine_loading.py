@@ -1,4 +1,4 @@
-"""From a service's configuration to an engine: what is refused, and that nothing needs vLLM."""
+"""Loading an engine from a service's configuration: what is refused, what is left out, and that vLLM is not needed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def started(config: BootConfig, tmp_path: Path) -> Loaded:
         ({"max_model_len": 200, "extra_args": ["--kv-cache-memory-bytes=9999"]}, "spec.engine.maxModelLen.*room for"),
     ],
 )
-def test_what_the_engine_cannot_do_is_refused_by_field(
+def test_unsupported_engine_option_is_refused_by_field(
     folder: Path, tmp_path: Path, engine: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=named):
@@ -63,7 +63,7 @@ def test_what_the_engine_cannot_do_is_refused_by_field(
 
 
 @pytest.mark.parametrize(("has_instructions", "served"), [(False, torch.float32), (True, torch.bfloat16)])
-def test_the_engine_computes_in_what_suits_the_cpu(
+def test_dtype_auto_follows_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_instructions: bool, served: torch.dtype
 ) -> None:
     write_model(tmp_path, model_type="llama", dtype="bfloat16")
@@ -73,8 +73,8 @@ def test_the_engine_computes_in_what_suits_the_cpu(
     assert started(boot(tmp_path, dtype=Dtype.BFLOAT16), tmp_path).engine._models.target.dtype is torch.bfloat16
 
 
-def test_a_configuration_that_no_step_could_run_is_refused_at_the_start(folder: Path, tmp_path: Path) -> None:
-    """Rotations of half of each head: nothing in the weights tells of them, and every step would fail."""
+def test_model_that_cannot_run_is_refused_at_start(folder: Path, tmp_path: Path) -> None:
+    """Rotations of half of each head do not show in the weights, and would make every step fail."""
     shutil.copytree(folder, tmp_path / "half")
     file = tmp_path / "half" / "config.json"
     rotation = {
@@ -86,8 +86,8 @@ def test_a_configuration_that_no_step_could_run_is_refused_at_the_start(folder: 
         started(boot(tmp_path / "half"), tmp_path)
 
 
-def test_weights_that_make_no_numbers_are_refused_at_the_start(folder: Path, tmp_path: Path) -> None:
-    """Bug: a model of NaN was Ready, and answered with its first token for ever."""
+def test_weights_of_nan_are_refused_at_start(folder: Path, tmp_path: Path) -> None:
+    """Bug: a model of NaN became Ready, and answered with token 0 for ever."""
     shutil.copytree(folder, tmp_path / "nan")
     file = tmp_path / "nan" / "model.safetensors"
     save_file({name: tensor * math.nan for name, tensor in load_file(file).items()}, file)
@@ -95,9 +95,8 @@ def test_weights_that_make_no_numbers_are_refused_at_the_start(folder: Path, tmp
         started(boot(tmp_path / "nan"), tmp_path)
 
 
-def test_a_drafter_that_cannot_load_is_left_out_with_its_reason(folder: Path, tmp_path: Path) -> None:
-    """A folder that is not there, weights that are cut off, a field of another type, a method without an engine; the
-    others draft."""
+def test_drafter_that_cannot_load_is_left_out_with_reason(folder: Path, tmp_path: Path) -> None:
+    """A missing folder, truncated weights, a field of the wrong type, an unsupported method; the others draft."""
     write_head(tmp_path / "head")
     write_head(tmp_path / "broken")
     weights = tmp_path / "broken" / "model.safetensors"
@@ -112,36 +111,34 @@ def test_a_drafter_that_cannot_load_is_left_out_with_its_reason(folder: Path, tm
     ]  # fmt: skip
     loaded = started(boot(folder, pool), tmp_path)
     state = loaded.reporter.state()
-    assert {one.name: one.loaded for one in state.drafters} == {
+    assert {drafter.name: drafter.loaded for drafter in state.drafters} == {
         "draft": False, "odd": False, "broken": False, "self": False, "pld": True, "eagle": True,
     }  # fmt: skip
-    reasons = {one.name: one.reason for one in state.drafters}
+    reasons = {drafter.name: drafter.reason for drafter in state.drafters}
     assert "nowhere" in reasons["draft"]
     assert "cut off" in reasons["broken"]
     assert reasons["self"].startswith("Unsupported")
     assert state.engine_version.startswith("torch-")
     assert loaded.vocabulary == VOCABULARY
-    memory = {one.name: one.memory for one in state.drafters if one.memory}
+    memory = {drafter.name: drafter.memory for drafter in state.drafters if drafter.memory}
     assert set(memory) == {"eagle"}
     assert memory["eagle"].kv_bytes_per_token == 96  # one layer of the target's three
     assert memory["eagle"].concurrency_percent == 75.0
 
 
-def test_kv_takes_its_share_of_what_drafters_leave(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bug: on a GPU it was taken before the drafters' weights were there, which then found no room beside it."""
+def test_kv_is_sized_after_drafters_are_loaded(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: on a GPU the KV cache was allocated before the drafters' weights, which then did not fit."""
     write_head(tmp_path / "head")
-    there: list[str] = []
+    hosted_names: list[str] = []
     kv_bytes = engine_loading._kv_bytes
 
     def noted_host(*arguments: Any) -> Hosted:
         hosted = host(*arguments)
-        there.extend(one.name for one in hosted.specs)
+        hosted_names.extend(spec.name for spec in hosted.specs)
         return hosted
 
     def noted_kv_bytes(options: Options, device: torch.device) -> int:
-        assert there == ["eagle"]
+        assert hosted_names == ["eagle"]
         return kv_bytes(options, device)
 
     monkeypatch.setattr(engine_loading, "host", noted_host)
@@ -151,8 +148,8 @@ def test_kv_takes_its_share_of_what_drafters_leave(
     assert loaded.engine.free_kv_bytes == 999999
 
 
-def test_threads_sleep_while_they_wait_for_each_other(folder: Path) -> None:
-    """Bug: beside others on the same cores they spun, a step took ten times as long, and a service's profile failed."""
+def test_environment_makes_waiting_threads_sleep(folder: Path) -> None:
+    """Bug: threads spun on cores shared with other processes, a step took ten times as long, and a profile failed."""
     user_s = [EnvVar(name="OMP_WAIT_POLICY", value="ACTIVE"), EnvVar(name="LEVEL", value="1")]
     assert engine_environment(boot(folder), {}) == DEFAULTS
     others = {name: value for name, value in DEFAULTS.items() if name != "OMP_WAIT_POLICY"}
@@ -161,8 +158,8 @@ def test_threads_sleep_while_they_wait_for_each_other(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_that_serves_needs_vllm() -> None:
-    """A laptop has `outrider[torch]` alone."""
+def test_serving_does_not_import_vllm() -> None:
+    """A laptop has `outrider[torch]` only."""
     code = (
         "import sys; sys.modules['vllm'] = None\n"
         "import outrider_runtime.server.main, outrider_runtime.torch_engine.app\n"

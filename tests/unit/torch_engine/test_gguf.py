@@ -1,4 +1,4 @@
-"""A GGUF file in place of config.json and safetensors."""
+"""A model folder with a GGUF file in place of config.json and safetensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADS, KV_HEADS, WIDTH, INNER = 4, 2, SIZES["hidden_size"], SIZES["intermediate_
 
 
 def write_gguf(file: Path) -> None:
-    """A random Llama of one layer with tied embeddings."""
+    """Write a random Llama of one layer with tied embeddings."""
     from gguf import GGUFWriter  # half a second, for what a few tests write
 
     draws = torch.Generator().manual_seed(0)
@@ -48,20 +48,20 @@ def write_gguf(file: Path) -> None:
     writer.close()
 
 
-def test_logits_are_those_of_transformers(tmp_path: Path) -> None:
+def test_gguf_logits_equal_transformers(tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf")
     ours = CachedModel(tmp_path, 0, dtype=torch.float32, device=CPU)
     pool = KVPool(1 << 20, [ours.cache.bytes_per_token])
     text = list(range(20))
     assert pool.grow(Holder(0, "r"), len(text))
-    made = ours.decoder.logits(ours.run([Segment("r", text, 0)], pool).last)
+    logits = ours.decoder.logits(ours.run([Segment("r", text, 0)], pool).last)
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf", dtype=torch.float32)
     with torch.inference_mode():
-        wanted = reference(torch.tensor([text])).logits[0]
-    assert (made - wanted).abs().max() < 1e-4
+        expected = reference(torch.tensor([text])).logits[0]
+    assert (logits - expected).abs().max() < 1e-4
 
 
-def test_a_file_that_is_cut_off_is_refused_by_name(tmp_path: Path) -> None:
+def test_truncated_gguf_is_refused_by_file(tmp_path: Path) -> None:
     file = tmp_path / "tiny.gguf"
     write_gguf(file)
     file.write_bytes(file.read_bytes()[:200])

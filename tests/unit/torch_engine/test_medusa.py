@@ -1,4 +1,4 @@
-"""Medusa heads in the bundled engine: lossless whatever they propose, and refused by file and field."""
+"""Medusa heads in the Torch backend: answers equal plain decoding, and unfit heads are refused by file and field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outrider_runtime.torch_engine.model_runner import CachedModel
 from safetensors.torch import load_file, save_file
 
 from tests.engine import engines
-from tests.unit.torch_engine.engines import CPU, DRAWN, GREEDY, Letters, answers, bench
+from tests.unit.torch_engine.engines import CPU, DRAWN, GREEDY, Letters, answers, make_harness
 from tests.unit.torch_engine.models import SIZES, VOCABULARY, write_medusa
 from tests.unit.torch_engine.test_engine_loading import boot, started
 
@@ -42,16 +42,16 @@ def make(heads: Path) -> Any:
 @pytest.mark.parametrize(
     "sampling", [GREEDY, pytest.param(DRAWN, marks=pytest.mark.slow)], ids=["greedy", "drawn with a seed"]
 )
-def test_an_answer_is_that_of_plain_decoding(folder: Path, heads: Path, sampling: Sampling, width: int) -> None:
-    plain = answers(bench(folder), sampling)
-    here = bench(folder, [engines.medusa(heads)], make(heads), draft_bytes=[0])
-    here.loop.pin(3, "medusa", width)
-    assert answers(here, sampling) == plain
-    assert here.loop.state().drafters["medusa"].tried > 0
+def test_answer_with_medusa_equals_plain(folder: Path, heads: Path, sampling: Sampling, width: int) -> None:
+    plain = answers(make_harness(folder), sampling)
+    harness = make_harness(folder, [engines.medusa(heads)], make(heads), draft_bytes=[0])
+    harness.loop.pin(3, "medusa", width)
+    assert answers(harness, sampling) == plain
+    assert harness.loop.state().drafters["medusa"].tried > 0
 
 
-def test_a_tree_is_the_most_probable_part_of_the_cartesian_product(folder: Path, heads: Path) -> None:
-    """By brute force: the greatest products, of all paths over what the depth before kept."""
+def test_medusa_tree_is_best_part_of_cartesian_product(folder: Path, heads: Path) -> None:
+    """The reference is brute force: the greatest products over all pairs of kept first tokens and second tokens."""
     target = CachedModel(folder, 0, dtype=torch.float32, device=CPU)
     drafter = MedusaDrafter(heads, target)
     state = torch.randn(1, SIZES["hidden_size"], generator=torch.Generator().manual_seed(3))
@@ -61,18 +61,18 @@ def test_a_tree_is_the_most_probable_part_of_the_cartesian_product(folder: Path,
     )
     (tree,) = drafter.propose(step, DraftTask(0, [True], 2, 3))
     output = target.decoder.output.rows(drafter.weights._vocabulary)
-    first, second = ((own @ output.T).softmax(-1)[0] for own in drafter.weights.states(state)[:2])
+    first, second = ((state_of_depth @ output.T).softmax(-1)[0] for state_of_depth in drafter.weights.states(state)[:2])
     best = first.topk(3)
     pairs = {(a, b): float(best.values[a] * second[b]) for a in range(3) for b in range(len(second))}
-    wanted = sorted(pairs, key=lambda pair: -pairs[pair])[:3]
+    best_pairs = sorted(pairs, key=lambda pair: -pairs[pair])[:3]
     tokens = drafter.weights._vocabulary
     assert [tree.path(node) for node in range(3)] == [[int(tokens[place])] for place in best.indices]
     assert [tree.path(node) for node in range(3, 6)] == [
-        [int(tokens[best.indices[a]]), int(tokens[b])] for a, b in wanted
+        [int(tokens[best.indices[a]]), int(tokens[b])] for a, b in best_pairs
     ]
 
 
-def test_nobody_proposes_deeper_than_there_are_heads(folder: Path, heads: Path) -> None:
+def test_medusa_tree_is_no_deeper_than_its_heads(folder: Path, heads: Path) -> None:
     target = CachedModel(folder, 0, dtype=torch.float32, device=CPU)
     request = Request("r", [1, 2], 2, Stops(10), GREEDY, Letters())
     step = CommittedStep([RequestStep(request, 0, 0, [0])], {target.shape.layers: torch.ones(1, SIZES["hidden_size"])})
@@ -85,7 +85,7 @@ def changed(folder: Path, **fields: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
 
 
-def test_heads_with_a_tensor_missing_are_refused_by_its_name(folder: Path, heads: Path) -> None:
+def test_heads_without_a_tensor_are_refused_by_its_name(folder: Path, heads: Path) -> None:
     tensors = load_file(heads / "model.safetensors")
     del tensors["heads.1.block.bias"]
     save_file(tensors, heads / "model.safetensors")
@@ -93,36 +93,36 @@ def test_heads_with_a_tensor_missing_are_refused_by_its_name(folder: Path, heads
         MedusaWeights(heads, CachedModel(folder, 0, dtype=torch.float32, device=CPU))
 
 
-def test_heads_of_another_width_are_refused_by_file_and_field(folder: Path, heads: Path, tmp_path: Path) -> None:
-    """Before they are loaded, from their configuration; the pod serves without them."""
+def test_heads_of_other_width_are_refused_by_field(folder: Path, heads: Path, tmp_path: Path) -> None:
+    """The configuration is checked before the weights are loaded; the pod serves without the heads."""
     changed(heads, hidden_size=99)
     loaded = started(boot(folder, [engines.medusa(heads)]), tmp_path)
-    (told,) = loaded.reporter.state().drafters
-    assert not told.loaded
-    assert f"{heads}/config.json: hidden_size is 99, the target's hidden states are 24 wide" in told.reason
+    (medusa,) = loaded.reporter.state().drafters
+    assert not medusa.loaded
+    assert f"{heads}/config.json: hidden_size is 99, the target's hidden states are 24 wide" in medusa.reason
 
 
-def test_another_model_is_no_medusa_heads(folder: Path) -> None:
+def test_model_without_heads_is_left_out(folder: Path) -> None:
     pool = choose_pool(boot(folder, [engines.medusa(folder)]), ModelPlaces(mounted=False))
     assert "has no medusa_num_heads" in pool.dropped["medusa"]
 
 
-def test_vllm_hosts_no_medusa_heads_and_says_why(folder: Path, heads: Path) -> None:
+def test_vllm_leaves_medusa_heads_out_with_reason(folder: Path, heads: Path) -> None:
     config: BootConfig = boot(folder, [engines.medusa(heads), engines.sparse_self(32)], backend=Backend.VLLM)
     pool = choose_pool(config, ModelPlaces(mounted=False))
     assert "vLLM's model runner has no Medusa heads" in pool.dropped["medusa"]
-    assert [one.name for one in pool.hosted] == ["self"]
-    here = choose_pool(boot(folder, config.draft_pool), ModelPlaces(mounted=False))
-    assert [one.name for one in here.hosted] == ["medusa"]
-    assert "SparseSelf" in here.dropped["self"]
+    assert [spec.name for spec in pool.hosted] == ["self"]
+    torch_pool = choose_pool(boot(folder, config.draft_pool), ModelPlaces(mounted=False))
+    assert [spec.name for spec in torch_pool.hosted] == ["medusa"]
+    assert "SparseSelf" in torch_pool.dropped["self"]
 
 
-def test_what_they_take_is_told(folder: Path, heads: Path, tmp_path: Path) -> None:
-    """Weights of their own and their part of the output layer; no KV."""
+def test_medusa_memory_is_reported(folder: Path, heads: Path, tmp_path: Path) -> None:
+    """The heads' own weights and their part of the output layer count; they have no KV."""
     loaded = started(boot(folder, [engines.medusa(heads)]), tmp_path)
-    (told,) = loaded.reporter.state().drafters
-    assert told.loaded
-    assert told.memory is not None
-    width, own = SIZES["hidden_size"], VOCABULARY // 2
-    assert told.memory.weight_bytes == 4 * (3 * (2 * width * width + width) + own * width + own)
-    assert told.memory.kv_bytes_per_token == 0
+    (medusa,) = loaded.reporter.state().drafters
+    assert medusa.loaded
+    assert medusa.memory is not None
+    width, vocabulary = SIZES["hidden_size"], VOCABULARY // 2
+    assert medusa.memory.weight_bytes == 4 * (3 * (2 * width * width + width) + vocabulary * width + vocabulary)
+    assert medusa.memory.kv_bytes_per_token == 0

@@ -1,4 +1,4 @@
-"""The profiler on the bundled engine: its shapes are what was asked for, and a profile comes of them, without vLLM."""
+"""The profiler on the Torch backend: its steps have the requested shapes, and yield a profile without vLLM."""
 
 from __future__ import annotations
 
@@ -38,14 +38,18 @@ def driver(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Driver:
     return Driver(ProfilerTorchEngine(loaded))
 
 
-def test_the_engine_says_what_it_can_run(driver: Driver) -> None:
+def test_driver_reports_limits_and_drafters(driver: Driver) -> None:
     ready = driver.ready()
     assert (ready.limits.max_requests, ready.limits.step_tokens, ready.limits.max_model_len) == (4, 128, 256)
     assert ready.limits.max_draft_tokens == 3
-    a_token = 2 * 3 * 2 * 6 * 4  # target and draft model: keys and values, layers, heads, numbers, bytes
-    assert ready.limits.kv_tokens == 2_000_000 // (2 * a_token + a_token // 3) // 2
+    token_bytes = 2 * 3 * 2 * 6 * 4  # target and draft model: keys and values, layers, heads, numbers, bytes
+    assert ready.limits.kv_tokens == 2_000_000 // (2 * token_bytes + token_bytes // 3) // 2
     assert ready.engine_version == f"torch-{torch.__version__}"
-    assert {name: one.passes for name, one in ready.drafters.items()} == {"pld": False, "eagle": True, "draft": True}
+    assert {name: drafter.passes for name, drafter in ready.drafters.items()} == {
+        "pld": False,
+        "eagle": True,
+        "draft": True,
+    }
     assert ready.pace.step_s > 0
 
 
@@ -60,10 +64,10 @@ def test_the_engine_says_what_it_can_run(driver: Driver) -> None:
         (GridPoint(64, 3, 1, prefill=64), "pld", 70, ExecutionMode.RAGGED),
     ],
 )
-def test_a_step_has_the_shape_that_was_asked_for(
+def test_measured_step_has_the_grid_points_shape(
     driver: Driver, point: GridPoint, drafter: str | None, batched: int, mode: ExecutionMode
 ) -> None:
-    """Whatever the drafter finds, so many places are verified."""
+    """The step verifies as many tokens as the grid point says, whatever the drafter proposes."""
     visit = driver.visit(VisitOrder(point, drafter, steps=2, most_steps=2))
     assert visit.suspended == ""
     assert len(visit.samples) == 2
@@ -72,14 +76,14 @@ def test_a_step_has_the_shape_that_was_asked_for(
         assert sample.shape.n_context >= point.batch * point.context
         assert sample.mode is mode
         assert sample.target_s > 0
-        assert drafter is None or sample.draft_s[drafter] > 0  # heads may read the prompt beside it
+        assert drafter is None or sample.draft_s[drafter] > 0  # heads may prefill in the same step
         assert sample.draft_tokens == (point.verify if drafter else 0)
         assert sample.draft_width == point.width
 
 
 @pytest.mark.slow
-def test_a_job_measures_target_and_drafters_without_vllm(folder: Path, tmp_path: Path) -> None:
-    """As the Job runs it: one engine process, and a profile of target and drafters."""
+def test_job_profiles_target_and_drafters_without_vllm(folder: Path, tmp_path: Path) -> None:
+    """The command is the Job's: one engine process, and a profile of target and drafters."""
     write_head(tmp_path / "head")
     spec = SpeculativeServiceSpec(
         target=engines.model(folder), draft_pool=[engines.lookup(), engines.eagle(tmp_path / "head")],
@@ -103,4 +107,4 @@ def test_a_job_measures_target_and_drafters_without_vllm(folder: Path, tmp_path:
     assert result.failures == [], ended.stdout
     assert result.target is not None
     assert result.target.engine_version == f"torch-{torch.__version__}"
-    assert {one.name: one.autoregressive for one in result.drafters} == {"pld": False, "eagle": True}
+    assert {drafter.name: drafter.autoregressive for drafter in result.drafters} == {"pld": False, "eagle": True}

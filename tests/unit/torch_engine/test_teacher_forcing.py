@@ -1,4 +1,4 @@
-"""Greedy answers, token by token, against the logits of the same model in float64."""
+"""Greedy answers, compared token by token with the logits of the same model in float64."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from transformers import AutoModelForCausalLM
 
 from bench.teacher_forcing import LEAST_BEST, WORST_GAP, gaps
 from tests.engine import engines
-from tests.unit.torch_engine.engines import CPU, bench
+from tests.unit.torch_engine.engines import CPU, make_harness
 from tests.unit.torch_engine.models import write_head, write_medusa, write_pair
 
 PROMPTS, TOKENS = 12, 100
 ARMS = [("pld", 1), *((name, width) for name in ("draft", "eagle", "medusa") for width in (1, MAX_WIDTH))]
-"""Drafter and width; a lookup has chains alone."""
+"""Drafter and width; a lookup proposes chains only."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def texts() -> list[list[int]]:
 
 
 def answers(models: Path, drafter: str, width: int) -> tuple[list[list[int]], int]:
-    """And how many proposals were verified on the way."""
+    """Answer all prompts; return the answers, and how many proposals were verified."""
 
     def make(target: CachedModel, kv: KVPool) -> Sequence[TorchDrafter]:
         draft = DraftModelDrafter(CachedModel(models / "draft", 2, dtype=torch.float32, device=CPU), kv)
@@ -63,22 +63,24 @@ def answers(models: Path, drafter: str, width: int) -> tuple[list[list[int]], in
             MedusaDrafter(models / "medusa", target),
         ]
 
-    here = bench(models / "target", pool(models), make, draft_bytes=[0, 288, 96, 0], limits=SchedulerLimits(4, 80))
-    here.loop.pin(3, drafter, width)
+    harness = make_harness(
+        models / "target", pool(models), make, draft_bytes=[0, 288, 96, 0], limits=SchedulerLimits(4, 80)
+    )
+    harness.loop.pin(3, drafter, width)
     for text in texts():
-        here.add(text, TOKENS)
-    found = [one.tokens for one in here.finish().values()]
-    return found, here.loop.state().drafters[drafter].verified
+        harness.add(text, TOKENS)
+    answered = [answer.tokens for answer in harness.finish().values()]
+    return answered, harness.loop.state().drafters[drafter].verified
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "width"), ARMS)
-def test_every_token_is_the_best_one(models: Path, drafter: str, width: int) -> None:
-    """At each place, given the tokens before it; `bench.teacher_forcing` does the same with a real model."""
+def test_every_greedy_token_is_the_targets_best(models: Path, drafter: str, width: int) -> None:
+    """Each token is the best one, given the tokens before it; `bench.teacher_forcing` tests a real model so."""
     model = AutoModelForCausalLM.from_pretrained(models / "target", dtype=torch.float64).eval()
-    found, verified = answers(models, drafter, width)
+    answered, verified = answers(models, drafter, width)
     assert verified > 0
-    short = torch.cat([gaps(model, text, answer) for text, answer in zip(texts(), found, strict=True)])
+    short = torch.cat([gaps(model, text, answer) for text, answer in zip(texts(), answered, strict=True)])
     assert len(short) == PROMPTS * TOKENS
     assert short.max() <= WORST_GAP
     assert (short == 0).double().mean() >= LEAST_BEST

@@ -1,4 +1,4 @@
-"""Trees of proposals: who hangs on whom, whose a node is, and what the loop is told of it."""
+"""Trees of proposals: ancestors, merging, cutting, and the control loop's columns."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def paths(tree: Tree) -> set[tuple[int, ...]]:
     return {tuple(tree.path(node)) for node in range(len(tree))}
 
 
-def test_a_node_is_its_first_drafters() -> None:
-    """Tries are united: who proposes the same path later adds nothing, and who goes on from it adds what is new."""
+def test_merged_node_belongs_to_its_first_drafter() -> None:
+    """A path that was already proposed adds nothing; a longer one adds only its new nodes."""
     head = Tree()
     first = head.add(7, ROOT, EAGLE, 2.0)
     head.add(8, ROOT, EAGLE, -1.0)
@@ -41,7 +41,7 @@ def test_a_node_is_its_first_drafters() -> None:
 
 
 @given(several=st.lists(trees(), max_size=4))
-def test_a_union_holds_every_path_once(several: list[Tree]) -> None:
+def test_merged_tree_has_every_path_once(several: list[Tree]) -> None:
     union = merged(several)
     assert paths(union) == set().union(*map(paths, several))
     assert len(paths(union)) == len(union)
@@ -50,13 +50,13 @@ def test_a_union_holds_every_path_once(several: list[Tree]) -> None:
         assert union.child(parent, union.tokens[node]) == node
         assert union.depths[node] == len(union.path(node))
     for parent in range(ROOT, len(union)):
-        ranks = [union.ranks[node] for node, one in enumerate(union.parents) if one == parent]
+        ranks = [union.ranks[node] for node, node_parent in enumerate(union.parents) if node_parent == parent]
         assert ranks == list(range(len(ranks)))
 
 
 @given(tree=trees(), depth=st.integers(0, 5))
-def test_what_is_too_deep_goes_and_nothing_else_changes(tree: Tree, depth: int) -> None:
-    """A tree that is not cut is not built again."""
+def test_tree_within_depth_keeps_all_other_nodes(tree: Tree, depth: int) -> None:
+    """A tree that needs no cut is returned as it is."""
     kept = tree.within(depth)
     assert (kept is tree) == (len(kept) == len(tree))
     assert paths(kept) == {path for path in paths(tree) if len(path) <= depth}
@@ -66,21 +66,21 @@ def test_what_is_too_deep_goes_and_nothing_else_changes(tree: Tree, depth: int) 
 
 
 @given(tree=trees())
-def test_a_node_hangs_on_its_path(tree: Tree) -> None:
-    for node, hangs in enumerate(ancestors(tree.parents)):
-        assert [tree.tokens[one] for one in hangs.nonzero()[0]] == tree.path(node)
+def test_ancestors_of_a_node_are_its_path(tree: Tree) -> None:
+    for node, is_ancestor in enumerate(ancestors(tree.parents)):
+        assert [tree.tokens[ancestor] for ancestor in is_ancestor.nonzero()[0]] == tree.path(node)
 
 
 @given(several=st.lists(trees(), max_size=4))
-def test_the_loop_is_told_of_every_node(several: list[Tree]) -> None:
-    """Numbers of nodes go on from tree to tree."""
+def test_columns_hold_every_node_of_all_trees(several: list[Tree]) -> None:
+    """Nodes are numbered across all trees."""
     nodes = nodes_of(several)
     first = 0
     for request, tree in enumerate(several):
-        own = slice(first, first + len(tree))
-        assert (nodes.request[own] == request).all()
-        assert nodes.parent[own].tolist() == [one if one == ROOT else first + one for one in tree.parents]
-        for column, told in zip(("drafters", "depths", "ranks", "confidences"), nodes[2:], strict=True):
-            assert told[own].tolist() == getattr(tree, column)
+        rows = slice(first, first + len(tree))
+        assert (nodes.request[rows] == request).all()
+        assert nodes.parent[rows].tolist() == [parent if parent == ROOT else first + parent for parent in tree.parents]
+        for column, values in zip(("drafters", "depths", "ranks", "confidences"), nodes[2:], strict=True):
+            assert values[rows].tolist() == getattr(tree, column)
         first += len(tree)
     assert all(len(column) == first for column in nodes)

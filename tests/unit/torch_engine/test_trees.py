@@ -1,5 +1,5 @@
-"""Trees under the shared loop: whatever was proposed and verified, an answer is that of plain decoding, and caches hold
-what they would without it."""
+"""Trees under the control loop: whatever is proposed and verified, answers equal plain decoding, and KV caches hold
+what a prefill would write."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from tests.unit.torch_engine.engines import (
     DRAWN,
     GREEDY,
     LONGEST,
-    Bench,
+    Harness,
     Letters,
     answers,
-    bench,
+    assert_same_as_fresh,
     fresh,
+    make_harness,
     pool_of_three,
-    same_as_fresh,
     texts,
 )
 from tests.unit.torch_engine.models import FAMILIES, VOCABULARY, write_head, write_model, write_pair
@@ -49,7 +49,7 @@ NAMES = ["pld", "draft", "eagle"]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target, a draft that is sometimes right, and a random head."""
+    """A target, a draft whose proposals are sometimes accepted, and a random head."""
     folder = tmp_path_factory.mktemp("models")
     write_pair(folder, 0.4)
     write_head(folder / "head")
@@ -57,36 +57,36 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def random_subtree(forest: Forest, draws: random.Random) -> np.ndarray:
-    """(M,): any set of nodes in which each has its parent."""
+    """(M,): a random set of nodes in which each has its parent."""
     nodes = np.zeros(len(forest), bool)
     for node, parent in enumerate(forest.parent.tolist()):
         nodes[node] = (parent == ROOT or nodes[parent]) and draws.random() < 0.7
     return nodes
 
 
-def verify_at_random(here: Bench, draws: random.Random) -> None:
-    """Whatever was proposed, a part of it that nobody could foresee is verified."""
+def verify_at_random(harness: Harness, draws: random.Random) -> None:
+    """Make the loop verify a random part of the proposals."""
 
     def plan_verify(batch: Batch, forest: Forest) -> VerifyPlan:
         nodes = random_subtree(forest, draws)
         return VerifyPlan(nodes, np.bincount(forest.request[nodes], minlength=len(batch)), Purpose.FIXED)
 
-    here.loop.plan_verify = plan_verify  # type: ignore[method-assign]
+    harness.loop.plan_verify = plan_verify  # type: ignore[method-assign]
 
 
-def ask(here: Bench, orders: Iterator[tuple[list[int], int, int]]) -> None:
-    """Who is asked, how deep and how wide, at each step; several for one request are merged."""
+def draft_in_order(harness: Harness, orders: Iterator[tuple[list[int], int, int]]) -> None:
+    """Make the loop draft as `orders` say. Each order: drafters, whose trees are merged, depth and width."""
 
     def plan_draft(batch: Batch) -> DraftPlan:
-        asked, depth, width = next(orders)
+        drafters, depth, width = next(orders)
         passes, widths = np.zeros(3, np.int64), np.ones(3, np.int64)
-        passes[asked] = depth
-        widths[[one for one in asked if one != PLD]] = width
-        ranks = np.tile(np.array(asked or [-1])[:, None], (1, len(batch)))
+        passes[drafters] = depth
+        widths[[drafter for drafter in drafters if drafter != PLD]] = width
+        ranks = np.tile(np.array(drafters or [-1])[:, None], (1, len(batch)))
         feed = np.where(passes[:, None] > 0, batch.missing, 0)
         return DraftPlan(passes, widths, ranks, feed, Purpose.FIXED)
 
-    here.loop.plan_draft = plan_draft  # type: ignore[method-assign]
+    harness.loop.plan_draft = plan_draft  # type: ignore[method-assign]
 
 
 def orders(draws: random.Random, most: int = 2) -> Iterator[tuple[list[int], int, int]]:
@@ -95,7 +95,7 @@ def orders(draws: random.Random, most: int = 2) -> Iterator[tuple[list[int], int
 
 
 class Oracle:
-    """Knows the answers, and hides them in trees of any shape among tokens at random."""
+    """Drafter that knows the answers, and hides them among random tokens in trees of random shapes."""
 
     weight_bytes = kv_bytes_per_token = 0
     layers = ()
@@ -128,103 +128,105 @@ class Oracle:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_an_answer_is_the_same_with_trees_of_every_shape(
+def test_answer_with_random_trees_equals_plain(
     models: Path, plain: list[list[int]], sampling: Sampling, seed: int
 ) -> None:
-    """Any part of any tree verified, while memory is short and prompts come in chunks."""
+    """Random parts of random trees are verified, while memory is short and prefills come in chunks."""
     known, draws = {tuple(text): answer for text, answer in zip(texts(), plain, strict=True)}, random.Random(seed)
-    here = bench(
+    harness = make_harness(
         models / "target", [engines.lookup()], lambda *_: [Oracle(known, draws)], kv_tokens=LONGEST + 60,
         limits=SchedulerLimits(4, 40), draft_bytes=[0],
     )  # fmt: skip
     outcomes = list[Outcome]()
-    here.loop.listeners.append(lambda told: outcomes.append(told.outcome))
-    here.loop.pin(4, "pld")
-    verify_at_random(here, draws)
-    assert answers(here, sampling) == plain
-    forests = [one.forest for one in outcomes]
+    harness.loop.listeners.append(lambda report: outcomes.append(report.outcome))
+    harness.loop.pin(4, "pld")
+    verify_at_random(harness, draws)
+    assert answers(harness, sampling) == plain
+    forests = [outcome.forest for outcome in outcomes]
     assert any((forest.rank > 0).any() for forest in forests)
-    branches = sum(int((one.accepted & one.verified & (one.forest.rank > 0)).sum()) for one in outcomes)
-    unverified = sum(int((one.accepted & ~one.verified).sum()) for one in outcomes)
+    branches = sum(int((outcome.accepted & outcome.verified & (outcome.forest.rank > 0)).sum()) for outcome in outcomes)
+    unverified = sum(int((outcome.accepted & ~outcome.verified).sum()) for outcome in outcomes)
     assert branches > 10
     assert unverified > 20
 
 
-def test_an_answer_is_the_same_whoever_beams(models: Path, plain: list[list[int]], sampling: Sampling) -> None:
+def test_answer_with_merged_beams_equals_plain(models: Path, plain: list[list[int]], sampling: Sampling) -> None:
     """Drafters, depths and widths change at every step, several drafters' trees are merged, memory is short."""
-    here = bench(models / "target", **pool_of_three(models), kv_tokens=LONGEST + 120, limits=SchedulerLimits(4, 60))
+    harness = make_harness(
+        models / "target", **pool_of_three(models), kv_tokens=LONGEST + 120, limits=SchedulerLimits(4, 60)
+    )
     draws, outcomes = random.Random(4), list[Outcome]()
-    here.loop.listeners.append(lambda told: outcomes.append(told.outcome))
-    ask(here, orders(draws, most=3))
-    assert answers(here, sampling) == plain
-    assert here.engine.free_kv_bytes == here.engine._pool.total_bytes
-    assert here.loop.failures == 0
-    kept = np.concatenate([one.forest.drafter[one.accepted & one.verified] for one in outcomes])
+    harness.loop.listeners.append(lambda report: outcomes.append(report.outcome))
+    draft_in_order(harness, orders(draws, most=3))
+    assert answers(harness, sampling) == plain
+    assert harness.engine.free_kv_bytes == harness.engine._pool.total_bytes
+    assert harness.loop.failures == 0
+    kept = np.concatenate([outcome.forest.drafter[outcome.accepted & outcome.verified] for outcome in outcomes])
     assert {PLD, DRAFT} <= set(kept.tolist())  # the head is random: it is seldom right
-    assert any((one.accepted & (one.forest.rank > 0)).any() for one in outcomes)
+    assert any((outcome.accepted & (outcome.forest.rank > 0)).any() for outcome in outcomes)
 
 
 @pytest.mark.parametrize("drafter", ["draft", "eagle"])
-def test_an_answer_is_the_same_with_a_pinned_beam(
+def test_answer_with_pinned_beam_equals_plain(
     models: Path, drafter: str, plain: list[list[int]], sampling: Sampling
 ) -> None:
-    here = bench(models / "target", **pool_of_three(models), limits=SchedulerLimits(4, 80))
-    here.loop.pin(4, drafter, MAX_WIDTH)
-    assert answers(here, sampling) == plain
-    assert here.loop.state().drafters[drafter].verified > 0
+    harness = make_harness(models / "target", **pool_of_three(models), limits=SchedulerLimits(4, 80))
+    harness.loop.pin(4, drafter, MAX_WIDTH)
+    assert answers(harness, sampling) == plain
+    assert harness.loop.state().drafters[drafter].verified > 0
     if drafter == "draft":
-        chain = bench(models / "target", **pool_of_three(models), limits=SchedulerLimits(4, 80))
-        chain.loop.pin(4, drafter)
-        assert answers(chain, sampling) == plain
-        steps, steps_of_chains = (one.loop.state().tally.steps for one in (here, chain))
-        assert steps < steps_of_chains
+        with_chains = make_harness(models / "target", **pool_of_three(models), limits=SchedulerLimits(4, 80))
+        with_chains.loop.pin(4, drafter)
+        assert answers(with_chains, sampling) == plain
+        assert harness.loop.state().tally.steps < with_chains.loop.state().tally.steps
 
 
-def test_what_is_told_of_a_step_adds_up(models: Path) -> None:
-    """A node is kept or verified only with its parent; a token is a root's or an accepted node's, and nothing else."""
-    here = bench(models / "target", **pool_of_three(models), limits=SchedulerLimits(4, 60))
-    draws, seen = random.Random(3), list[Outcome]()
-    here.loop.listeners.append(lambda told: seen.append(told.outcome))
-    ask(here, orders(draws))
-    verify_at_random(here, draws)
-    answers(here, DRAWN)
-    for one in seen:
-        parent, top = one.forest.parent, one.forest.parent == ROOT
-        for marks in (one.verified, one.accepted):
+def test_outcomes_of_tree_steps_are_consistent(models: Path) -> None:
+    """A node is accepted or verified only with its parent; each token was drawn after a root or an accepted node."""
+    harness = make_harness(models / "target", **pool_of_three(models), limits=SchedulerLimits(4, 60))
+    draws, outcomes = random.Random(3), list[Outcome]()
+    harness.loop.listeners.append(lambda report: outcomes.append(report.outcome))
+    draft_in_order(harness, orders(draws))
+    verify_at_random(harness, draws)
+    answers(harness, DRAWN)
+    for outcome in outcomes:
+        parent, top = outcome.forest.parent, outcome.forest.parent == ROOT
+        for marks in (outcome.verified, outcome.accepted):
             assert (top | marks[parent])[marks].all()
-        assert (one.tried == (top | (one.accepted & one.verified)[parent])).all()
-        drew = (one.batch.prompt_left == 0).sum()
-        assert one.tokens == drew + (one.accepted & one.verified).sum()
-        for request, node in {*zip(one.forest.request[one.accepted], one.forest.depth[one.accepted], strict=True)}:
-            same = (one.forest.request == request) & (one.forest.depth == node) & one.accepted
+        assert (outcome.tried == (top | (outcome.accepted & outcome.verified)[parent])).all()
+        drew = (outcome.batch.prompt_left == 0).sum()
+        assert outcome.tokens == drew + (outcome.accepted & outcome.verified).sum()
+        for request, node in {
+            *zip(outcome.forest.request[outcome.accepted], outcome.forest.depth[outcome.accepted], strict=True)
+        }:
+            same = (outcome.forest.request == request) & (outcome.forest.depth == node) & outcome.accepted
             assert same.sum() == 1
 
 
 @pytest.mark.parametrize("family", ["SmolLM2", "Qwen3", "Llama 3 with scaled rotations"])
-def test_a_node_sees_its_path_and_nothing_else(family: str, tmp_path: Path) -> None:
-    """Every node's logits are those of its path run as a sequence of its own, whatever else is in the tree; some of the
-    tree may have been run over before."""
+def test_tree_node_attends_to_its_path_only(family: str, tmp_path: Path) -> None:
+    """A node's logits equal those of its path run as a separate sequence, also when the tree is run in two parts."""
     write_model(tmp_path, **FAMILIES[family])
     model = CachedModel(tmp_path, 0, dtype=torch.float32, device=CPU)
     pool, draws = KVPool(1 << 24, [model.cache.bytes_per_token], LONGEST), random.Random(5)
     text = [draws.randrange(VOCABULARY) for _ in range(30)]
-    for round_ in range(4):
+    for attempt in range(4):
         tree = Tree()
         for _ in range(20):
             tree.add(draws.randrange(VOCABULARY), draws.randint(ROOT, len(tree) - 1), 0, 0.0)
         assert pool.grow(Holder(0, "r"), 100)
         model.cache.forget("r")
         model.run([Segment("r", text, 0)], pool)
-        hangs, cut = ancestors(tree.parents), draws.randint(1, 19)
-        parts = [slice(0, cut), slice(cut, 20)] if round_ else [slice(0, 20)]
+        visible, cut = ancestors(tree.parents), draws.randint(1, 19)
+        parts = [slice(0, cut), slice(cut, 20)] if attempt else [slice(0, 20)]
         made = [
             model.decoder.logits(
-                model.run([Segment("r", tree.tokens[part], 30, hangs[part, : part.stop])], pool).last
+                model.run([Segment("r", tree.tokens[part], 30, visible[part, : part.stop])], pool).last
             )
             for part in parts
         ]  # fmt: skip
         for node, logits in enumerate(torch.cat(made)):
-            name = f"{round_} {node}"
+            name = f"{attempt} {node}"
             sequence = text + tree.path(node)
             assert pool.grow(Holder(0, name), len(sequence))
             alone = model.decoder.logits(model.run([Segment(name, sequence, 0)], pool).last)[-1]
@@ -232,23 +234,27 @@ def test_a_node_sees_its_path_and_nothing_else(family: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("width", [1, 3])
-def test_a_beam_keeps_the_most_probable_of_all_children_and_the_greedy_chain(models: Path, width: int) -> None:
-    """Against a search that runs each path as a sequence of its own (AdaServe, section 4.1)."""
+def test_beam_keeps_most_probable_children_and_greedy_chain(models: Path, width: int) -> None:
+    """The reference is a search that runs each path as a separate sequence (AdaServe, section 4.1)."""
     draft = CachedModel(models / "draft", 1, dtype=torch.float32, device=CPU)
     pool = KVPool(1 << 24, [1, draft.cache.bytes_per_token], LONGEST)
     several = texts(3)
     requests = [
         Request(f"r{number}", text, len(text), Stops(99), GREEDY, Letters()) for number, text in enumerate(several)
     ]
-    ran = [RequestStep(one, row, 0, range(len(one.tokens) - 1)) for row, one in enumerate(requests)]
-    for one in requests:
-        one.computed = len(one.tokens) - 1
-    trees = DraftModelDrafter(draft, pool).propose(CommittedStep(ran, {}), DraftTask(7, [True, False, True], 4, width))
+    request_steps = [
+        RequestStep(request, row, 0, range(len(request.tokens) - 1)) for row, request in enumerate(requests)
+    ]
+    for request in requests:
+        request.computed = len(request.tokens) - 1
+    trees = DraftModelDrafter(draft, pool).propose(
+        CommittedStep(request_steps, {}), DraftTask(7, [True, False, True], 4, width)
+    )
     assert not len(trees[1])
     for request, tree in ((requests[0], trees[0]), (requests[2], trees[2])):
-        wanted = searched(draft, pool, request.tokens, depth=4, width=width)
-        assert [tuple(tree.path(node)) for node in range(len(tree))] == [path for path, _ in wanted]
-        for node, (_, logprob) in enumerate(wanted):
+        expected = searched(draft, pool, request.tokens, depth=4, width=width)
+        assert [tuple(tree.path(node)) for node in range(len(tree))] == [path for path, _ in expected]
+        for node, (_, logprob) in enumerate(expected):
             assert tree.confidences[node] == pytest.approx(log_odds(logprob), abs=1e-3)
         assert set(tree.drafters) == {7}
         assert draft.cache.length(request.name) == len(request.tokens)
@@ -258,8 +264,8 @@ Scored = tuple[tuple[int, ...], float]
 
 
 def searched(model: CachedModel, pool: KVPool, text: list[int], depth: int, width: int) -> list[Scored]:
-    """Paths, depth by depth, with the log-probability of their last edge."""
-    last, found = list[Scored]([((), 0.0)]), list[Scored]()
+    """List the paths of a beam, depth by depth, each with the log-probability of its last token."""
+    last, kept = list[Scored]([((), 0.0)]), list[Scored]()
     greedy: tuple[int, ...] = ()
     for _ in range(depth):
         children = list[tuple[float, tuple[int, ...], float]]()
@@ -270,45 +276,46 @@ def searched(model: CachedModel, pool: KVPool, text: list[int], depth: int, widt
             edges = enumerate(logits.log_softmax(-1).tolist())
             children += [(total + edge, (*path, token), edge) for token, edge in edges]
         children.sort(reverse=True)
-        chain = next(one for one in children if one[1][:-1] == greedy)
+        chain = next(child for child in children if child[1][:-1] == greedy)
         greedy, best = chain[1], children[:width]
         if chain not in best:
             best[-1] = chain
         last = [(path, total) for total, path, _ in best]
-        found += [(path, edge) for _, path, edge in best]
-    return found
+        kept += [(path, edge) for _, path, edge in best]
+    return kept
 
 
 @pytest.mark.slow
 @settings(max_examples=15)
 @given(seed=st.integers(0, 10**6), room=st.integers(0, 1000), budget=st.integers(20, 80))
-def test_caches_are_those_of_a_fresh_prefill(models: Path, seed: int, room: int, budget: int) -> None:
-    """Target's, draft model's and head's, after any interleaving of accept, reject, k = 0, other drafters, preemption,
-    and clients that leave."""
-    made, draws = list[TorchDrafter](), random.Random(seed)
-    here = bench(
-        models / "target", **pool_of_three(models, made), kv_tokens=LONGEST + room, limits=SchedulerLimits(4, budget)
+def test_kv_caches_equal_fresh_prefill(models: Path, seed: int, room: int, budget: int) -> None:
+    """Holds for target, draft model and head after any interleaving of accepted and rejected tokens, plain steps, other
+    drafters, preemptions and aborts."""
+    drafters, draws = list[TorchDrafter](), random.Random(seed)
+    harness = make_harness(
+        models / "target", **pool_of_three(models, drafters), kv_tokens=LONGEST + room,
+        limits=SchedulerLimits(4, budget),
     )  # fmt: skip
-    ask(here, orders(draws))
-    verify_at_random(here, draws)
-    names = [here.add(text, 25, draws.choice([GREEDY, DRAWN])) for text in texts(4)]
-    target, (_, draft, head) = here.engine._models.target, made
+    draft_in_order(harness, orders(draws))
+    verify_at_random(harness, draws)
+    names = [harness.add(text, 25, draws.choice([GREEDY, DRAWN])) for text in texts(4)]
+    target, (_, draft, head) = harness.engine._models.target, drafters
     assert isinstance(draft, DraftModelDrafter)
     assert isinstance(head, EagleDrafter)
-    while here.engine.has_work:
-        here.step()
+    while harness.engine.has_work:
+        harness.step()
         if draws.random() < 0.03:
-            here.engine.abort(draws.choice(names))
-        for request in here.engine.scheduler.running:
+            harness.engine.abort(draws.choice(names))
+        for request in harness.engine.scheduler.running:
             for model in (target, draft.model):
-                same_as_fresh(model, request.name, request.tokens)
-            entries_of_a_fresh_head(head, target, request)
-    assert here.loop.failures == 0
+                assert_same_as_fresh(model, request.name, request.tokens)
+            assert_entries_of_fresh_head(head, target, request)
+    assert harness.loop.failures == 0
     assert not any(cache._requests for cache in (target.cache, draft.model.cache, head.cache))
 
 
-def entries_of_a_fresh_head(head: EagleDrafter, target: CachedModel, request: Request) -> None:
-    """Some of a head's entries may be missing; those that are there stand in order, one for each token at most."""
+def assert_entries_of_fresh_head(head: EagleDrafter, target: CachedModel, request: Request) -> None:
+    """Check a head's KV: entries may be missing, and the others are in order, at most one for each token."""
     length = head.cache.length(request.name)
     if not length:
         return

@@ -1,4 +1,4 @@
-"""A tokenizer of single letters, and a chat template, written as a model's folder has them."""
+"""Writes a tokenizer of single letters and a chat template into a model's folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEMPLATE = "{% for message in messages %}{{ message['role'][0] }}:{{ message['co
 
 
 def write_tokenizer(folder: Path, tokens: int = VOCABULARY) -> None:
-    """Token 0 ends an answer; the others are letters from '!' on."""
+    """Write the tokenizer's files. Token 0 ends an answer; the others are letters from '!' on."""
     vocabulary = {"<end>": END, **{chr(32 + number): number for number in range(1, tokens)}}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<end>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")

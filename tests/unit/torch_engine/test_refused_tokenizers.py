@@ -1,4 +1,4 @@
-"""Tokenizers and defaults of a model folder that are refused when the server starts."""
+"""Unfit tokenizers and generation configurations are refused when the server starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.torch_engine.models import VOCABULARY, write_model
 from tests.unit.torch_engine.tokenizers import write_tokenizer
 
 
-def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_tokenizer_of_other_model_is_refused(tmp_path: Path) -> None:
     write_model(tmp_path, model_type="llama")
     write_tokenizer(tmp_path, VOCABULARY + 5)
     with pytest.raises(UnsupportedModelError, match=r"tokenizer\.json has a token 100, and vocab_size .* is 96"):
@@ -33,10 +33,8 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
         ({"eos_token_id": {}}, "eos_token_id is {}"), ([1], "is not a JSON object"),
     ],
 )  # fmt: skip
-def test_what_the_models_makers_say_is_checked_at_the_start(
-    folder: Path, tmp_path: Path, document: Any, named: str
-) -> None:
-    """Every request would have been a 500."""
+def test_invalid_generation_config_is_refused_at_start(folder: Path, tmp_path: Path, document: Any, named: str) -> None:
+    """Bug: the server started, and every request failed with a 500."""
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     file = tmp_path / "generation_config.json"
     file.write_text(json.dumps(document))
@@ -44,7 +42,7 @@ def test_what_the_models_makers_say_is_checked_at_the_start(
         Text(tmp_path, VOCABULARY)
 
 
-def test_a_tokenizer_that_is_cut_off_is_refused_by_its_folder(tmp_path: Path) -> None:
+def test_truncated_tokenizer_is_refused_by_folder(tmp_path: Path) -> None:
     write_model(tmp_path, model_type="llama")
     write_tokenizer(tmp_path)
     file = tmp_path / "tokenizer.json"
