@@ -63,7 +63,7 @@ def in_vocabulary(tokens: Tensor, vocabulary: int, folder: Path, name: str) -> T
     beyond = tokens[(tokens < 0) | (tokens >= vocabulary)]
     if len(beyond):
         raise UnsupportedModelError(
-            f"{folder}: {name} names token {int(beyond[0])}, and the target's vocabulary has {vocabulary}: "
+            f"{folder}: {name} names token {int(beyond[0])}, and the target has {vocabulary} tokens: "
             "the drafter belongs to another model"
         )
     return tokens
