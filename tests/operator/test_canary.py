@@ -103,14 +103,14 @@ def test_an_operator_that_is_killed_goes_on(services: dict[str, Service], operat
 def test_a_second_patch_and_a_patch_back(services: dict[str, Service]) -> None:
     service = services["slow"]
     service.wait_updated()
-    revision, pods = service.revision, uids(service.ready_pods())
+    revision, pods, pool = service.revision, uids(service.ready_pods()), service.read()["spec"]["draftPool"]
     service.patch({"draftPool": [LOOKUP, BAD]})
     service.wait("Progressing", "True", "CanaryMeasuring")
     first = service.read()["status"]["rollout"]["candidate"]
     service.patch({"draftPool": [LOOKUP, head("other")]})
     wait_for("another canary", lambda: rollout_of(service).get("candidate") not in (first, None))
     service.wait("Progressing", "True", "CanaryMeasuring")
-    service.patch({"draftPool": [LOOKUP, GOOD]})
+    service.patch({"draftPool": pool})
     service.wait_updated()
     assert (service.revision, rollout_of(service)["phase"]) == (revision, "Cancelled")
     assert uids(service.ready_pods()) >= pods
