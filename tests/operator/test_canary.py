@@ -37,8 +37,6 @@ def services(make: Make) -> dict[str, Service]:
     return {
         "bad": make("bad", replicas=2, standin=busy, **common),
         "good": make("good", replicas=2, standin=busy, **common),
-        "idle": make("idle", replicas=1, profiling={"mode": "Skip"}, rollout=CANARY | {"canary": {"timeout": "1m"}}),
-        "old": make("old", replicas=1, standin=busy | {"without_canary": 1}, **common),
         "slow": make("slow", replicas=1, standin=busy | {"canary_requests_per_s": 0.5}, **common),
     }
 
@@ -98,41 +96,6 @@ def test_an_operator_that_is_killed_goes_on(services: dict[str, Service], operat
     service.wait_updated()
     rollout = service.read()["status"]["rollout"]
     assert (rollout["phase"], rollout["startedAt"]) == ("Successful", started)
-
-
-def test_a_second_patch_and_a_patch_back(services: dict[str, Service]) -> None:
-    service = services["slow"]
-    service.wait_updated()
-    revision, pods, pool = service.revision, uids(service.ready_pods()), service.read()["spec"]["draftPool"]
-    service.patch({"draftPool": [LOOKUP, BAD]})
-    service.wait("Progressing", "True", "CanaryMeasuring")
-    first = service.read()["status"]["rollout"]["candidate"]
-    service.patch({"draftPool": [LOOKUP, head("other")]})
-    wait_for("another canary", lambda: rollout_of(service).get("candidate") not in (first, None))
-    service.wait("Progressing", "True", "CanaryMeasuring")
-    service.patch({"draftPool": pool})
-    service.wait_updated()
-    assert (service.revision, rollout_of(service)["phase"]) == (revision, "Cancelled")
-    assert uids(service.ready_pods()) >= pods
-    wait_for("the canary to go", lambda: not canary_pods(service) and not has_canary(service))
-
-
-def test_what_cannot_be_measured_is_neither_failure_nor_success(services: dict[str, Service]) -> None:
-    """A service without traffic, and a runtime that knows no canary."""
-    idle, old = services["idle"], services["old"]
-    before = {service.name: service.revision for service in (idle, old)}
-    for service in (idle, old):
-        service.wait_updated()
-        service.patch({"draftPool": [LOOKUP, GOOD]})
-    idle.wait("Progressing", "False", "CanaryInconclusive")
-    assert rollout_of(idle)["cause"] == "NoTraffic"
-    assert len(canary_pods(idle)) == 1
-    old.wait("Progressing", "False", "CanaryError")
-    assert rollout_of(old)["cause"] == "RuntimeTooOld"
-    assert {service.name: service.revision for service in (idle, old)} == before
-    idle.annotate(abort=rollout_of(idle)["candidate"])
-    idle.wait("Progressing", "False", "CanaryFailed")
-    wait_for("the canary pod to go", lambda: not canary_pods(idle))
 
 
 def rollout_of(service: Service) -> dict[str, Any]:
