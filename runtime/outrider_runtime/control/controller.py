@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from outrider_runtime.control.arms.arm_plans import ArmPlanner
+from outrider_runtime.control.arms.arm_prices import Credits
 from outrider_runtime.control.cost.model import LatencyModel
 from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Ints
 from outrider_runtime.control.data.forest import Forest
@@ -46,7 +48,7 @@ class Controller:
         (time.perf_counter); all other times come in with `Batch.now` and `Outcome.now`. `rng` spreads probes and
         exploration, so that they do not fall into step with periodic traffic."""
         self.settings = settings
-        self._clock = clock
+        self._clock, self._rng = clock, rng
         self._evidence = Evidence(settings, latency, rng)
         self._suspended: dict[int, str] = {}
         self._pinned: Pin | None = None
@@ -55,13 +57,18 @@ class Controller:
         self._verify = Verify(self._evidence, self._force, self._under_way, device_ranks=settings.device_ranks)
         self._propose = Propose(settings, self._evidence, self._force, self._under_way)
         self._decision_s = 0.0
+        self._arms: ArmPlanner | None = None
+        self.credits: Credits | None = None
+        """What the last step that was observed gave and cost its requests; None without a canary."""
+        self._settle()
 
     # -- what an engine calls at every step ---------------------------------------------------------------------
 
     def plan_verify(self, batch: Batch, forest: Forest) -> VerifyPlan:
         """What the target scores of the proposals that wait; call before the engine schedules the step."""
         started = self._clock()
-        plan = self._verify.plan(batch, forest)
+        plan = None if self._arms is None or batch.arm is None else self._arms.plan_verify(batch, forest)
+        plan = plan or self._verify.plan(batch, forest)
         self._decision_s += self._clock() - started
         return plan
 
@@ -72,7 +79,8 @@ class Controller:
     def plan_draft(self, batch: Batch) -> DraftPlan:
         """What to propose at the end of the step that the engine has just scheduled."""
         started = self._clock()
-        plan = self._propose.plan(batch)
+        arms = None if batch.arm is None else self._arms
+        plan = self._propose.plan(batch) if arms is None else arms.plan_draft(batch)
         self._decision_s += self._clock() - started
         return plan
 
@@ -80,6 +88,7 @@ class Controller:
         """Learn from a finished step. Absurd times (NaN, negative, a suspended machine) are dropped and counted."""
         started = self._clock()
         self._evidence.observe(outcome)
+        self.credits = None if self._arms is None else self._arms.observe(outcome)
         self._decision_s += self._clock() - started
 
     def release(self, slots: Ints) -> None:
@@ -93,6 +102,8 @@ class Controller:
         """Put new settings in force from the next decision on; what was learned stays."""
         if [one.name for one in hot.slo_classes] != [one.name for one in self.settings.hot.slo_classes]:
             self._evidence.acceptance.set_classes(len(hot.slo_classes))
+        if hot.arms != self.settings.hot.arms:
+            self._arms = None
         self.settings = dataclasses.replace(self.settings, hot=hot)
         self._settle()
 
@@ -135,7 +146,7 @@ class Controller:
         evidence = self._evidence
         drafters = {drafter.name: self._drafter_state(d) for d, drafter in enumerate(self.settings.drafters)}
         return State(
-            self._reason(now), evidence.latency.learning, self._propose.gated, evidence.probes.counts, evidence.tally,
+            self._reason(now), evidence.latency.learning, self._passes_by, evidence.probes.counts, evidence.tally,
             self._decision_s, drafters,
         )  # fmt: skip
 
@@ -155,9 +166,18 @@ class Controller:
         """What decides about `batch`, as given to `plan_draft`; None where nobody can be drafted for."""
         return self._propose.weighed(batch)
 
+    @property
+    def _passes_by(self) -> bool:
+        return self._propose.gated if self._arms is None else self._arms.passes_by
+
     def _settle(self) -> None:
         self._force = self._verify.force = in_force(self.settings, self._suspended, self._pinned)
         self._propose.settle(self._force)
+        if self.settings.hot.arms is None:
+            self._arms = None
+            return
+        self._arms = self._arms or ArmPlanner(self.settings, self._evidence, self._under_way, self._rng)
+        self._arms.settle(self.settings, self._suspended, self._pinned)
 
     def _number(self, drafter: str | None) -> int:
         names = [one.name for one in self.settings.drafters]

@@ -99,6 +99,8 @@ class HotSettings:
     """Prompts and new requests are held back for classes with a tight TPOT."""
     order: tuple[str, ...] = ()
     """Names of drafters, the one that mode Static asks first; those that it leaves out follow in the pool's order."""
+    arms: tuple[frozenset[str], frozenset[str]] | None = None
+    """Names of the drafters that the stable and the candidate arm of a canary may ask; None: no canary."""
 
 
 @dataclass(frozen=True, slots=True)

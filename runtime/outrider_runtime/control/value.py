@@ -80,7 +80,7 @@ class Goodput:
         self._prefill_run = 0
         """Steps in a row that held a prompt."""
 
-    def observe(self, tokens: int, step_s: float, plain_rate: float, *, prefill: bool = False) -> None:
+    def observe(self, tokens: float, step_s: float, plain_rate: float, *, prefill: bool = False) -> None:
         """`plain_rate`: modelled tokens per second of plain decoding at this step's batch. prefill: the step held a
         prompt; tokens and seconds are those of decoding alone."""
         self._prefill_run = self._prefill_run + 1 if prefill else 0

@@ -26,6 +26,7 @@ DRAFTERS = (
 )
 REQUESTS = 4
 STEPS = LOOK_EVERY_STEPS + 2
+CANARY_STEPS = 2  # the first proposes, the second has something to verify
 WHOLE_STEPS, MISSING = 4, 100
 """After that many steps, tokens that each drafter misses of each request: it is asked whether it pays to feed them."""
 TPOT_S, ELAPSED_S, EMITTED = 0.008, 0.0705, 10
@@ -44,6 +45,10 @@ def compile_all(settings: Settings) -> None:
     loop = Controller(settings, model, clock=lambda: 0.0, rng=np.random.default_rng(0))
     for step in range(STEPS):
         _step(loop, step)
+    everyone = frozenset(drafter.name for drafter in settings.drafters)
+    loop.configure(dataclasses.replace(hot, arms=(everyone, everyone)))
+    for step in range(STEPS, STEPS + CANARY_STEPS):
+        _step(loop, step)
     loop.release(np.arange(REQUESTS))
     cost.seconds(Shape(0.0, 1.0, 1.0))
 
@@ -56,7 +61,7 @@ def _step(loop: Controller, step: int) -> None:
     batch = Batch(
         rows, np.zeros(REQUESTS, np.int64), np.full(REQUESTS, 100), prompt, np.zeros(REQUESTS, np.int64),
         np.full(REQUESTS, 100), np.full(REQUESTS, EMITTED), np.full(REQUESTS, ELAPSED_S), missing,
-        float(step), 8192, 10**6, Waiting(0, 64, 100),
+        float(step), 8192, 10**6, Waiting(0, 64, 100), arm=None if loop.settings.hot.arms is None else rows % 2,
     )  # fmt: skip
     draft = loop.plan_draft(batch)
     who = draft.asked[0] if draft.passes.any() or not drafters else np.zeros(REQUESTS, np.int64)

@@ -18,6 +18,7 @@ from outrider_runtime.control.data.batch import NOBODY, Batch
 from outrider_runtime.control.data.forest import Forest, chains, nothing_proposed, trials
 from outrider_runtime.control.data.plans import DraftPlan, ExecutionMode, Outcome, Purpose
 from outrider_runtime.control.settings import Drafter, HotSettings, Settings
+from outrider_runtime.loop.arm_counts import ArmCounter
 
 SLOTS = 320
 Seconds = Callable[[float, float], float]
@@ -72,6 +73,7 @@ class Columns:
     emitted: np.ndarray = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
     first_at: np.ndarray = field(default_factory=lambda: np.zeros(SLOTS))
     started_at: np.ndarray = field(default_factory=lambda: np.zeros(SLOTS))
+    arm: np.ndarray = field(default_factory=lambda: np.full(SLOTS, NOBODY))
 
 
 class Engine:
@@ -81,11 +83,13 @@ class Engine:
     def __init__(
         self, world: World, controller: Controller, *, load: int = 0, arrivals: float = 0.0, seed: int = 0,
         prompt: int = 64, output: int = 96, chunk: int = 2048, classes: Callable[[int], int] = lambda _number: NOBODY,
+        arms: ArmCounter | None = None,
     ) -> None:  # fmt: skip
+        """arms: books of a draft canary; None: there is none."""
         self.world, self.controller, self.load, self.arrivals = world, controller, load, arrivals
         self.output, self.prompt = output, prompt
         self.now = 100.0
-        self._chunk, self._classes = chunk, classes
+        self._chunk, self._classes, self._arms = chunk, classes, arms
         self._schedules_ahead = controller.settings.scores_placeholders
         self._rng = np.random.default_rng(seed)
         self._drafters = controller.settings.drafters
@@ -123,6 +127,9 @@ class Engine:
             books.left[slot] = max(2, round(self.output * self._rng.uniform(0.5, 1.5)))
             books.started_at[slot] = self.now
             self._missing[:, slot] = 0
+            if self._arms is not None:
+                books.arm[slot] = self._arms.arrived(str(self._numbers), None)
+                self._arms.runs(str(self._numbers))
             self._numbers += 1
 
     def _batch(self, rows: np.ndarray, prompt: np.ndarray) -> Batch:
@@ -131,7 +138,7 @@ class Engine:
         return Batch(
             rows, books.slo_class[rows], books.context[rows], prompt, books.unread[rows] - prompt, books.left[rows],
             books.emitted[rows], elapsed, self._missing[:, rows],
-            self.now, 8192, 10**6,
+            self.now, 8192, 10**6, arm=None if self._arms is None else books.arm[rows],
         )  # fmt: skip
 
     def _step(self) -> None:
@@ -176,6 +183,8 @@ class Engine:
             verified,
         )
         self.controller.observe(outcome)
+        if self._arms is not None and self.controller.credits is not None:
+            self._arms.add([str(number) for number in self._books.number[rows]], self.controller.credits)
         self._feed(rows, computed, draft, lengths, prompt)
         self._end(rows)
         self.history.append(
@@ -289,6 +298,11 @@ class Engine:
         for slot in ended.tolist():
             tpot = (self.now - books.first_at[slot]) / max(1, books.emitted[slot] - 1)
             self.finished.append((int(books.slo_class[slot]), float(tpot)))
+        if self._arms is not None:
+            for number, tokens in zip(books.number[ended].tolist(), books.emitted[ended].tolist(), strict=True):
+                self._arms.left(str(number), 0)
+                self._arms.ended(str(number), tokens, attained=None)
+            self._arms.observed(1)
         books.number[ended] = -1
         self.controller.release(ended)
 

@@ -17,6 +17,10 @@ NOBODY = -1
 """In place of a drafter's number: nothing is proposed for the request. In place of a class: it has none."""
 
 
+STABLE, CANDIDATE = range(2)
+"""Arms of a draft canary: the pool of the running revision, and that of the spec."""
+
+
 class Waiting(NamedTuple):
     """The request that is let in next."""
 
@@ -85,6 +89,9 @@ class Batch:
     """Requests that wait and will have a place once it is free for them, `next` among them."""
     patience_used: float = 0.0
     """Largest share of the time which its class bears that a prompt has waited or been read for."""
+    arm: Ints | None = None
+    """(N,): STABLE, CANDIDATE, or -1 for a request from before the canary, which is decided with the stable arm and not
+    counted. None: no canary."""
 
     def __post_init__(self) -> None:
         self.missing = np.ascontiguousarray(self.missing)

@@ -62,6 +62,10 @@ class DeviceOrder:
     """(N,): proposals to verify for each request whatever their rank, if they are real: an SLO class needs them."""
     weights: Floats
     """(N,): P(first proposal accepted) of the request / that of its drafter's requests; the rank's factor."""
+    arm: Ints | None = None
+    """(N,): see `Batch.arm`; a proposal is ranked among those of its arm. None: among all."""
+    arm_tokens: tuple[int, ...] = ()
+    """Parts of `tokens`, by arm."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +87,16 @@ class VerifyPlan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ArmPlan:
+    """What one arm of a draft canary was planned for, as if the whole batch were its own."""
+
+    arm: int
+    passes: Ints
+    """(D,): see `DraftPlan.passes`; for the arm's requests alone."""
+    purpose: Purpose
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DraftPlan:
     """What to propose at the end of the step. k = 0 where `passes` are all 0."""
 
@@ -98,6 +112,8 @@ class DraftPlan:
     """(D, N): of `Batch.missing`, the tokens, from the first missing one on, that the drafter runs over before it
     proposes. A drafter with passes is fed whatever it misses of the requests that ask it. All 0: it does not run."""
     purpose: Purpose
+    arms: tuple[ArmPlan, ...] = ()
+    """One for each arm that has requests in the batch; none without a canary."""
 
     @property
     def draft_tokens(self) -> int:

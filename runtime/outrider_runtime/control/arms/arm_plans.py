@@ -1,0 +1,235 @@
+"""Plans of a draft canary: each arm's own, brought together for the batch that both share.
+
+Each arm has its own choice, trials of drafters and lambda. Acceptance, costs and probes (k = 0 for every request) are
+shared. N requests, D drafters, M nodes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from outrider_runtime.control.arms.arm_batches import own_requests, to_draft_for, to_verify
+from outrider_runtime.control.arms.arm_prices import Credits, step_credits
+from outrider_runtime.control.cost.model import room, this_step
+from outrider_runtime.control.data.batch import CANDIDATE, NOBODY, STABLE, Batch, Bools, Columns, Ints
+from outrider_runtime.control.data.forest import Forest
+from outrider_runtime.control.data.plans import ArmPlan, DeviceOrder, DraftPlan, Outcome, Purpose, VerifyPlan
+from outrider_runtime.control.evidence import Evidence
+from outrider_runtime.control.propose import Propose
+from outrider_runtime.control.settings import Pin, Settings, in_force
+from outrider_runtime.control.slo import UnderWay
+from outrider_runtime.control.truth.explore import Explorer
+from outrider_runtime.control.truth.probes import Probes
+from outrider_runtime.control.value import Goodput
+from outrider_runtime.control.verify import Verify
+
+ARMS = (STABLE, CANDIDATE)
+RANKS = 2
+_PURPOSES = (Purpose.EXPLORE, Purpose.SLO, Purpose.CHOICE, Purpose.PROBE, Purpose.FIXED)
+"""The purpose of two plans is the first of these that one of them has."""
+
+
+class SharedProbes(Probes):
+    """Probes as an arm asks them: one decision a step for both."""
+
+    def __init__(self, probes: Probes) -> None:
+        """No books of its own: `super().__init__` is left out."""
+        self._probes, self._is_probe = probes, False
+        self._speculating = self._for_slo = False
+
+    @property
+    def off(self) -> bool:
+        return self._probes.off
+
+    def begin(self, requests: int) -> None:
+        """A decision begins. Whether speculation is the choice is that of the last one."""
+        self._is_probe = self._probes.step(requests, speculating=self._speculating, for_slo=self._for_slo)
+        self._speculating = self._for_slo = False
+
+    def step(self, requests: int, *, speculating: bool, for_slo: bool = False) -> bool:  # noqa: ARG002
+        self._speculating |= speculating
+        self._for_slo |= for_slo
+        return self._is_probe
+
+
+class ArmPlanning:
+    """One arm's planning."""
+
+    def __init__(self, number: int, settings: Settings, evidence: Evidence, probes: Probes, expected: UnderWay,
+                 rng: np.random.Generator) -> None:  # fmt: skip
+        """expected: whose books of what requests are expected to get are shared."""
+        self.number = number
+        self.evidence = copy.copy(evidence)
+        self.evidence.goodput, self.evidence.explorer, self.evidence.probes = Goodput(), Explorer(rng), probes
+        force, under_way = in_force(settings, (), None), UnderWay(expected.expected)
+        self.verify = Verify(self.evidence, force, under_way, device_ranks=settings.device_ranks)
+        self.propose = Propose(settings, self.evidence, force, under_way)
+        self.planned: ArmPlan | None = None
+        """The last one, whose proposals are verified next."""
+        self.tokens_left_over = 0.0
+        """Part of a token that the last order to the device left out."""
+
+    def settle(self, settings: Settings, suspended: Mapping[int, str], pinned: Pin | None) -> None:
+        names = settings.hot.arms[self.number] if settings.hot.arms is not None else frozenset()
+        outside = {d for d, drafter in enumerate(settings.drafters) if drafter.name not in names}
+        self.verify.force = in_force(settings, outside | set(suspended), pinned)
+        self.propose.settle(self.verify.force)
+
+    def look_at(self, evidence: Evidence) -> None:
+        """What the shared evidence has replaced since the last step."""
+        self.evidence.latency, self.evidence.longest = evidence.latency, evidence.longest
+
+
+class ArmPlanner:
+    def __init__(self, settings: Settings, evidence: Evidence, under_way: UnderWay, rng: np.random.Generator) -> None:
+        self._evidence, self._drafters = evidence, len(settings.drafters)
+        self._probes = SharedProbes(evidence.probes)
+        self._arms = tuple(ArmPlanning(number, settings, evidence, self._probes, under_way, rng) for number in ARMS)
+
+    def settle(self, settings: Settings, suspended: Mapping[int, str], pinned: Pin | None) -> None:
+        """Put settings in force from the next decision on."""
+        for arm in self._arms:
+            arm.settle(settings, suspended, pinned)
+
+    @property
+    def passes_by(self) -> bool:
+        """Some drafter that reads is not fed by an arm that has passed it over for a while."""
+        return any(arm.propose.gated for arm in self._arms)
+
+    # -- draft --------------------------------------------------------------------------------------------------
+
+    def plan_draft(self, batch: Batch) -> DraftPlan:
+        self._probes.begin(len(batch))
+        plans = list[tuple[ArmPlanning, Bools, DraftPlan]]()
+        for arm, own in self._present(batch):
+            plans.append((arm, own, arm.propose.plan(to_draft_for(batch, own))))
+        return self._together(batch, plans)
+
+    def _present(self, batch: Batch) -> Iterable[tuple[ArmPlanning, Bools]]:
+        """Arms that have requests in the batch, and (N,) which."""
+        for arm in self._arms:
+            arm.look_at(self._evidence)
+            own = own_requests(batch, arm.number)
+            if own.any():
+                yield arm, own
+
+    def _together(self, batch: Batch, plans: Sequence[tuple[ArmPlanning, Bools, DraftPlan]]) -> DraftPlan:
+        passes, widths = np.zeros(self._drafters, np.int64), np.ones(self._drafters, np.int64)
+        order, feed = np.full((RANKS, len(batch)), NOBODY), np.zeros(batch.missing.shape, np.int64)
+        for arm, own, plan in plans:
+            order[: len(plan.asked), own] = plan.asked[:, own]
+            feed[:, own] = plan.feed[:, own]
+            runs = (order[:, own] == np.arange(self._drafters)[:, None, None]).any(axis=(1, 2))
+            arm.planned = ArmPlan(arm.number, np.where(runs, plan.passes, 0), plan.purpose)
+            passes = np.maximum(passes, arm.planned.passes)
+            widths = np.maximum(widths, plan.widths)
+        made = tuple(arm.planned for arm, _, _ in plans if arm.planned is not None)
+        return DraftPlan(passes, widths, order, feed, _purpose([planned.purpose for planned in made]), made)
+
+    # -- verify -------------------------------------------------------------------------------------------------
+
+    def plan_verify(self, batch: Batch, forest: Forest) -> VerifyPlan | None:
+        """None where there is nothing to decide by arm: no request decodes, or nothing was proposed."""
+        made = list[tuple[ArmPlanning, Bools, VerifyPlan]]()
+        nodes = np.zeros(len(forest), bool)
+        for arm, own in self._present(batch):
+            if not len(forest) or not (own & batch.decodes).any():
+                continue
+            planned = arm.planned
+            seen = to_verify(batch, forest, own, None if planned is None else planned.passes)
+            seen.forest.purpose = forest.purpose if planned is None else planned.purpose
+            plan = arm.verify.plan(seen.batch, seen.forest)
+            nodes[seen.number[seen.is_real & plan.nodes]] = True
+            made.append((arm, own, plan))
+        return self._verified(batch, forest, nodes, made) if made else None
+
+    def _verified(
+        self, batch: Batch, forest: Forest, nodes: Bools, made: Sequence[tuple[ArmPlanning, Bools, VerifyPlan]]
+    ) -> VerifyPlan:
+        most = room(this_step(Columns(*batch.columns)), batch.token_budget, batch.free_kv_tokens)
+        nodes &= np.cumsum(nodes) <= most  # each arm planned with all of it
+        lengths = np.bincount(forest.request[nodes], minlength=len(batch))
+        for_slo = any(plan.purpose is Purpose.SLO for _, _, plan in made)
+        return VerifyPlan(
+            nodes, lengths, Purpose.SLO if for_slo else forest.purpose,
+            _least(plan.token_budget for _, _, plan in made), _least(plan.admit for _, _, plan in made),
+            _device_order(batch, lengths, most, made),
+        )  # fmt: skip
+
+    # -- observe ------------------------------------------------------------------------------------------------
+
+    def observe(self, outcome: Outcome) -> Credits | None:
+        """Learn from a finished step, after the shared evidence has. None for a step without arms."""
+        plan = outcome.draft_plan
+        if outcome.batch.arm is None or not plan.arms:
+            return None
+        probed = Purpose.PROBE in (plan.purpose, outcome.verify_purpose) or self._probes.off
+        made = step_credits(outcome, self._evidence.latency.costs, is_counted=not probed)
+        for planned in plan.arms:
+            self._learn(self._arms[planned.arm], planned, outcome, made)
+        return made
+
+    def _learn(self, arm: ArmPlanning, planned: ArmPlan, outcome: Outcome, made: Credits) -> None:
+        """The arm's own lambda, and what its trials of drafters cost."""
+        batch = outcome.batch
+        assert batch.arm is not None
+        own, evidence = (batch.arm == arm.number) & batch.decodes, arm.evidence
+        evidence.explorer.earn()
+        seconds, requests = float(made.price_s[own].sum()), int(batch.decodes.sum())
+        if not seconds > 0.0 or not made.plain_s > 0.0:
+            return
+        whole, plain_rate = requests / float(own.sum()), requests / made.plain_s
+        tokens, seconds = whole * float(made.tokens[own].sum()), whole * seconds
+        if planned.purpose is Purpose.EXPLORE:
+            evidence.explorer.pay(seconds, tokens / (plain_rate * max(1.0, evidence.goodput.ratio)))
+        elif (
+            outcome.verify_purpose is not Purpose.EXPLORE
+        ):  # lambda is what a second brings as the loop serves otherwise
+            evidence.goodput.observe(tokens, seconds, plain_rate, prefill=bool(batch.prompt.any()))
+
+
+def _purpose(purposes: Sequence[Purpose]) -> Purpose:
+    return next(purpose for purpose in _PURPOSES if purpose in purposes)
+
+
+def _least(values: Iterable[int | None]) -> int | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def _device_order(
+    batch: Batch, lengths: Ints, most: int, made: Sequence[tuple[ArmPlanning, Bools, VerifyPlan]]
+) -> DeviceOrder | None:
+    """Each arm's order for its own requests. None where the host's lengths are final."""
+    caps, forced, weights = np.zeros(len(batch), np.int64), np.zeros(len(batch), np.int64), np.ones(len(batch))
+    tokens, device_ranks = [0] * len(ARMS), False
+    for arm, own, plan in made:
+        if plan.device is None:
+            continue
+        device_ranks, mine = True, own & batch.decodes
+        for column, of_arm in ((caps, plan.device.caps), (forced, plan.device.forced), (weights, plan.device.weights)):
+            column[mine] = of_arm[mine]
+        tokens[arm.number] = _own_tokens(arm, plan.device, mine, float(batch.decodes.sum()))
+    if not device_ranks:
+        return None
+    if caps.sum() > most:
+        caps = lengths
+        tokens = [min(tokens[arm], int(caps[own_requests(batch, arm)].sum())) for arm in ARMS]
+        forced = np.minimum(forced, caps)
+    return DeviceOrder(sum(tokens), caps, forced, weights, batch.arm, tuple(tokens))
+
+
+def _own_tokens(arm: ArmPlanning, device: DeviceOrder, mine: Bools, decoding: float) -> int:
+    """Tokens to verify of the arm's own requests, of those that were ordered for `decoding` requests like them.
+
+    Parts of a token are left for the next step: rounded, an arm of few requests would get none. mine: (N,).
+    """
+    most, least = int(device.caps[mine].sum()), int(device.forced[mine].sum())
+    if device.tokens == device.caps.sum():
+        return most
+    share = device.tokens * float(mine.sum()) / decoding + arm.tokens_left_over
+    whole = min(max(int(share), least), most)
+    arm.tokens_left_over = min(max(share - whole, 0.0), 1.0)
+    return whole

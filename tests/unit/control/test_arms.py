@@ -1,0 +1,240 @@
+"""Two pools in one engine: each request asks its own pool alone, each pool is decided as if the batch were its own, and
+the prices tell which is better."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from outrider_crds.runtime_config import CanaryConfig
+from outrider_crds.state import ArmState
+from outrider_runtime.control.arms.arm_batches import to_verify
+from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.cost.model import DrafterCost, StepCost
+from outrider_runtime.control.data.batch import CANDIDATE, NOBODY, STABLE
+from outrider_runtime.control.data.forest import ROOT, chains
+from outrider_runtime.control.data.plans import Purpose
+from outrider_runtime.control.settings import MATCH_EDGES, Drafter, HotSettings, Mode, Settings
+from outrider_runtime.loop.arm_counts import ArmCounter
+
+from tests.unit.control import columns
+from tests.unit.control.engine import Engine, Record, World, controller, linear, profile
+
+POOL = (
+    Drafter("head", passes=True, needs_hidden=True),
+    Drafter("new", passes=True, needs_hidden=True),
+    Drafter("lookup", confidence_edges=MATCH_EDGES),
+)
+HEAD, NEW, LOOKUP = range(3)
+STABLE_POOL, CANDIDATE_POOL = {"head", "lookup"}, {"new", "lookup"}
+TARGET = StepCost(per_batched_token_s=2e-5, per_batched_token_above_knee_s=1e-4, knee_tokens=96, constant_s=0.01)
+PASS, CALL = StepCost(per_batched_token_s=1e-6, constant_s=6e-4), StepCost(constant_s=1e-4)
+
+
+def world(head: float = 0.75, new: float = 0.75, lookup: float = 0.8) -> World:
+    """A world by acceptance of each drafter. A lookup finds something for a third of the requests."""
+    chances = np.array([head, new, lookup])
+    target_s, pass_s = linear(0.01, 2e-5, knee=96, above=1e-4), linear(6e-4, 1e-6)
+    return World(
+        target_s, {HEAD: pass_s, NEW: pass_s, LOOKUP: linear(1e-4, 0.0)},
+        lambda drafter, _number, _depth: chances[drafter],
+        hit=lambda drafter, number: np.where((drafter == LOOKUP) & (number % 3 > 0), 0.0, 1.0),
+    )  # fmt: skip
+
+
+def canaried(
+    pools: tuple[set[str], set[str]] = (STABLE_POOL, CANDIDATE_POOL),
+    *,
+    seed: int = 0,
+    percent: int = 50,
+    mode: Mode = Mode.CLOSED_LOOP,
+    scores_placeholders: bool = False,
+) -> tuple[Controller, ArmCounter]:
+    hot = HotSettings(mode=mode, max_draft_tokens=4, arms=(frozenset(pools[0]), frozenset(pools[1])))
+    costs = {"head": DrafterCost(PASS), "new": DrafterCost(PASS), "lookup": DrafterCost(CALL, autoregressive=False)}
+    loop = controller(
+        POOL, profile(TARGET, costs), length=4, seed=seed, hot=hot, scores_placeholders=scores_placeholders
+    )
+    arms = ArmCounter(np.random.default_rng([seed, 11]))
+    arms.configure(CanaryConfig(id="a", stable=[*pools[0]], candidate=[*pools[1]], candidate_percent=percent))
+    return loop, arms
+
+
+def sums(arms: ArmCounter) -> tuple[ArmState, ArmState]:
+    state = arms.state()
+    assert state is not None
+    return state.stable, state.candidate
+
+
+def gain(arms: ArmCounter) -> float:
+    """Candidate's goodput / stable's - 1."""
+    stable, candidate = sums(arms)
+    return (candidate.tokens / candidate.price_s) / (stable.tokens / stable.price_s) - 1.0
+
+
+def served(load: int, steps: int, of: World, **how: Any) -> tuple[Engine, ArmCounter, list[Record]]:
+    loop, arms = canaried(**how)
+    engine = Engine(of, loop, load=load, seed=how.get("seed", 0), arms=arms)
+    return engine, arms, engine.run(steps)
+
+
+@pytest.mark.parametrize("mode", [Mode.CLOSED_LOOP, Mode.STATIC])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_request_asks_the_drafters_of_its_arm_alone(mode: Mode, ahead: bool) -> None:
+    """The comparison is of pools: one proposal of the other pool would be in both sums."""
+    loop, arms = canaried(mode=mode, scores_placeholders=ahead)
+    allowed = np.array([[True, False, True], [False, True, True]])  # by arm and drafter
+    plan = loop.plan_draft
+
+    def checked(batch: Any) -> Any:
+        made = plan(batch)
+        order = made.asked
+        assert (allowed[batch.arm, order] | (order == NOBODY)).all()
+        reads = made.feed[[HEAD, NEW]] > 0
+        assert not (reads[HEAD] & (batch.arm == CANDIDATE)).any()
+        assert not (reads[NEW] & (batch.arm == STABLE)).any()
+        seen.update(order[order != NOBODY].tolist())
+        return made
+
+    seen = set[int]()
+    loop.plan_draft = checked  # type: ignore[method-assign]
+    Engine(world(), loop, load=6, arms=arms).run(300)
+    assert seen == ({HEAD, NEW, LOOKUP} if mode is Mode.CLOSED_LOOP else {HEAD, NEW})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("load", [8, 64])
+def test_better_arm_does_not_starve_the_other(load: int, ahead: bool) -> None:
+    """Decided together, a second head would not pay for its pass, and the loop would run one of them."""
+    of = world(new=0.6)
+    loop, arms = canaried(({"head"}, {"new", "lookup"}), scores_placeholders=ahead)
+    loop.suspend("lookup", "beside it either head is worth little")
+    shared = draft_steps(Engine(of, loop, load=load, arms=arms))
+    alone = {
+        HEAD: draft_steps(engine_without("new", of, load, ahead)),
+        NEW: draft_steps(engine_without("head", of, load, ahead)),
+    }
+    for drafter in (HEAD, NEW):
+        assert alone[drafter][drafter] > 0.4, "there is something to lose"
+        assert shared[drafter] > 0.85 * alone[drafter][drafter], (shared, alone)
+
+
+def engine_without(drafter: str, of: World, load: int, ahead: bool) -> Engine:
+    """An engine without a canary that serves the other pool."""
+    loop, _ = canaried(scores_placeholders=ahead)
+    loop.configure(HotSettings(max_draft_tokens=4))
+    loop.suspend(drafter, "it is in the other pool")
+    loop.suspend("lookup", "beside it either head is worth little")
+    return Engine(of, loop, load=load)
+
+
+def draft_steps(engine: Engine) -> dict[int, float]:
+    """Drafter -> share of steps in which some request is proposed for by it."""
+    records = engine.run(400)[100:]
+    return {drafter: float(np.mean([(record.asked == drafter).any() for record in records])) for drafter in (HEAD, NEW)}
+
+
+@pytest.mark.slow
+def test_two_equal_pools_differ_by_less_than_a_percent() -> None:
+    """Twenty seeds of one batch; `bench.canary_arms` does the same at batch 1, 8 and 64, and scheduling ahead."""
+    gains = [gain(served(8, 250, world(), seed=seed)[1]) for seed in range(20)]
+    assert abs(np.mean(gains)) < 0.01, gains
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load", [1, 8, 64])
+def test_candidate_of_half_the_acceptance_loses_clearly(load: int) -> None:
+    _, arms, _ = served(load, {1: 3000, 8: 800, 64: 300}[load], world(new=0.375, lookup=0.4))
+    assert gain(arms) < -0.04
+
+
+@pytest.mark.slow
+def test_candidate_without_a_model_is_compared_with_a_head() -> None:
+    """A pool of lookups alone costs no passes, and gives less where they find little."""
+    _, arms, _ = served(8, 600, world(), pools=(STABLE_POOL | {"new"}, {"lookup"}))
+    assert gain(arms) < -0.08
+    _, arms, _ = served(8, 600, world(), pools=({"lookup"}, STABLE_POOL | {"new"}))
+    assert gain(arms) > 0.08
+
+
+def test_probes_are_of_both_arms_and_count_for_neither() -> None:
+    loop, arms = canaried()
+    engine = Engine(world(), loop, load=8, arms=arms)
+    counted = list[bool]()
+    observe = loop.observe
+
+    def observed(outcome: Any) -> None:
+        observe(outcome)
+        assert loop.credits is not None
+        if Purpose.PROBE in (outcome.draft_plan.purpose, outcome.verify_purpose):
+            counted.append(loop.credits.is_counted)
+
+    loop.observe = observed  # type: ignore[method-assign]
+    engine.run(600)
+    assert len(counted) >= 4
+    assert not any(counted)
+    assert loop.state().probes.probes >= 1
+
+
+def test_an_end_of_the_canary_gives_every_request_the_whole_pool() -> None:
+    loop, arms = canaried()
+    engine = Engine(world(head=0.3), loop, load=8, arms=arms)
+    engine.run(200)
+    loop.configure(HotSettings(max_draft_tokens=4))
+    engine._arms = None
+    order = np.concatenate([record.asked.ravel() for record in engine.run(300)[100:]])
+    assert np.mean(order[order != NOBODY] == HEAD) < 0.05, "the better head serves all"
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([STABLE, CANDIDATE]), st.integers(0, 3)), min_size=1, max_size=9),
+    st.sampled_from([STABLE, CANDIDATE]),
+)
+def test_batch_of_an_arm_shows_its_own_requests_and_copies_of_them(rows: list[tuple[int, int]], arm: int) -> None:
+    arms, lengths = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
+    if not (arms == arm).any():
+        return
+    batch = columns.batch(len(rows))
+    batch.arm = arms
+    forest = columns.proposals(lengths.tolist(), drafters=3)
+    seen = to_verify(batch, forest, arms == arm, None)
+    nodes = np.bincount(seen.forest.request, minlength=len(rows))
+    assert (nodes[arms == arm] == lengths[arms == arm]).all()
+    assert set(seen.batch.slot.tolist()) == set(batch.slot[arms == arm].tolist())
+    assert (arms[forest.request[seen.number]] == arm).all()
+    real = seen.number[seen.is_real]
+    assert sorted(real.tolist()) == np.flatnonzero(arms[forest.request] == arm).tolist()
+    parents = seen.forest.parent
+    inner = parents != ROOT
+    assert (seen.forest.request[parents[inner]] == seen.forest.request[inner]).all()
+    assert (seen.number[parents[inner]] == forest.parent[seen.number[inner]]).all()
+
+
+@pytest.mark.parametrize("candidate_requests", [1, 4])
+def test_order_to_a_device_has_tokens_for_each_arm(candidate_requests: int) -> None:
+    """An arm of few requests gets its part over the steps, also where a step's part is less than a token."""
+    hot = HotSettings(max_draft_tokens=4, arms=(frozenset(STABLE_POOL), frozenset(CANDIDATE_POOL)))
+    costs = {"head": DrafterCost(PASS), "new": DrafterCost(PASS), "lookup": DrafterCost(CALL, autoregressive=False)}
+    device = Settings(POOL, 4, 64, hot=hot, device_ranks=True)
+    loop = Controller(device, profile(TARGET, costs), clock=lambda: 0.0, rng=np.random.default_rng(0))
+    batch = columns.batch(8, drafters=3)
+    batch.arm = np.where(np.arange(8) < candidate_requests, CANDIDATE, STABLE)
+    parts = list[tuple[int, ...]]()
+    for _ in range(20):
+        draft = loop.plan_draft(batch)
+        lengths = np.where(draft.asked[0] == NOBODY, 0, draft.passes[draft.asked[0]])
+        forest = chains(lengths, draft.asked[0], draft, draft.asked)
+        forest.placeholders = np.ones(8, bool)
+        order = loop.plan_verify(batch, forest).device
+        assert order is not None
+        assert order.tokens == sum(order.arm_tokens)
+        assert order.arm is not None
+        for arm, part in enumerate(order.arm_tokens):
+            assert order.forced[order.arm == arm].sum() <= part <= order.caps[order.arm == arm].sum()
+        parts.append(order.arm_tokens)
+    stable, candidate = np.array(parts)[2:].sum(axis=0)
+    assert candidate / candidate_requests == pytest.approx(stable / (8 - candidate_requests), rel=0.15)
