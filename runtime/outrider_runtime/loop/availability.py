@@ -32,16 +32,17 @@ class Availability:
         """Some drafter that serves is not suspended."""
         return any(name not in self._until for name in self._serving)
 
-    def suspend(self, drafter: str, reason: str) -> None:
+    def suspend(self, drafter: str, reason: str) -> bool:
         """After a failure, longer each time. One that is suspended stays as it is: its step was under way when the
-        first failure came in."""
+        first failure came in. Returns whether it ran until now."""
         if drafter not in self._serving or drafter in self._until:
-            return
+            return False
         failures = self._failures.get(drafter, 0)
         pause_s = min(LONGEST_SUSPENSION_S, FIRST_SUSPENSION_S * 2.0**failures)
         self._failures[drafter] = failures + 1
         self._until[drafter] = self._clock() + pause_s
         self._controller.suspend(drafter, f"suspended for {pause_s:.0f} s: {reason}")
+        return True
 
     def suspend_all(self, reason: str) -> None:
         for name in self._serving:

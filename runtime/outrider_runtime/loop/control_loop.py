@@ -25,6 +25,7 @@ from outrider_runtime.control.settings import DraftPrefill, HotSettings, Mode, S
 from outrider_runtime.control.state import RECENT_KEEP, State, Weighed
 from outrider_runtime.drafters import traits
 from outrider_runtime.drafters.block import BlockCheckpoint
+from outrider_runtime.loop.arm_counts import ArmCounter, canary_problem
 from outrider_runtime.loop.availability import Availability
 from outrider_runtime.loop.confidences import Calibration, Calibrator
 from outrider_runtime.loop.slo import SLOCounter
@@ -33,6 +34,10 @@ from outrider_runtime.loop.steps import Told
 from outrider_runtime.loop.waiting import patience_s
 
 logger = logging.getLogger("vllm.outrider")  # vLLM configures handlers for its own name only
+
+
+class UnusableConfigError(ValueError):
+    """A hot config that does not fit this pod; the one before it stays in force."""
 
 
 class ControlLoop:
@@ -83,9 +88,10 @@ class ControlLoop:
         )
         self._calibrator = Calibrator(len(hosted), max(1, boot.max_draft_tokens)) if device_ranks else None
         rng = np.random.default_rng(seed)
+        self.arms = ArmCounter(rng)
         self._controller = Controller(self.settings, None, clock=time.perf_counter, rng=rng)
         self._available = Availability(self._controller, self.numbers, self.left_out, clock)
-        self.configure(hot)
+        self.configure(hot if self.config_problem(hot) == "" else hot.model_copy(update={"canary": None}))
 
     # -- what an engine calls at every step ---------------------------------------------------------------------
 
@@ -122,6 +128,8 @@ class ControlLoop:
         with self.lock:
             try:
                 self._controller.observe(told.outcome)
+                if self._controller.credits is not None:
+                    self.arms.add(told.step.names, self._controller.credits)
                 if self._calibrator is not None:
                     self._calibrator.observe(told.outcome.forest, told.outcome.tried, told.outcome.accepted)
                 self._count_users(told)
@@ -154,7 +162,8 @@ class ControlLoop:
     def drafter_failed(self, drafter: str, reason: str) -> None:
         """Use `drafter` no more for a while, longer each time; requests go on without it."""
         with self.lock:
-            self._available.suspend(drafter, reason)
+            if self._available.suspend(drafter, reason):
+                self.arms.failed(drafter)
 
     def failed(self, error: Exception) -> None:
         """The loop raised: that costs users their speculation for a while, not their answers."""
@@ -174,10 +183,19 @@ class ControlLoop:
 
     # -- what changes while serving -----------------------------------------------------------------------------
 
+    def config_problem(self, hot: HotConfig) -> str:
+        """Why this pod cannot use the hot config, in a sentence; empty where it can."""
+        names = [drafter.name for drafter in self.boot.draft_pool]
+        return "" if hot.canary is None else canary_problem(hot.canary, names)
+
     def configure(self, hot: HotConfig) -> None:
-        """Put a hot config in force; takes effect with the next decision."""
+        """Put a hot config in force; takes effect with the next decision. Raises UnusableConfigError."""
+        problem = self.config_problem(hot)
+        if problem:
+            raise UnusableConfigError(problem)
         settings = hot_settings(hot)
         with self.lock:
+            self.arms.configure(hot.canary)
             self._controller.configure(settings)
             self._available.pause(frozenset(hot.paused_drafters or ()))
             self.slo.configure(hot.slo_classes, hot.default_slo_class)
@@ -250,4 +268,5 @@ def hot_settings(hot: HotConfig) -> HotSettings:
             SLOClass(one.name, seconds(one.tpot), seconds(one.ttft) if one.ttft else None) for one in hot.slo_classes
         ),
         order=tuple(hot.drafter_order or ()),
+        arms=None if hot.canary is None else (frozenset(hot.canary.stable), frozenset(hot.canary.candidate)),
     )

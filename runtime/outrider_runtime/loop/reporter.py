@@ -17,7 +17,7 @@ from outrider_crds.state import ProfileState, RuntimeState
 from pydantic import ValidationError
 
 from outrider_runtime.error_text import first_line
-from outrider_runtime.loop.control_loop import ControlLoop
+from outrider_runtime.loop.control_loop import ControlLoop, UnusableConfigError
 from outrider_runtime.loop.profiles import (
     Identity,
     UnreadableProfileError,
@@ -59,7 +59,7 @@ class Reporter(threading.Thread):
         self._started_at = started_at
         self._memory = read_drafter_memory(files.run_dir)
         self._verification = read_verification(files.run_dir)
-        self._hot_hash = config_hash(hot)
+        self._hot_hash = config_hash(hot.model_copy(update={"canary": None}) if loop.config_problem(hot) else hot)
         self._config_error = ""
         self._last_failure = ""
         self._profile = ProfileState()
@@ -107,15 +107,21 @@ class Reporter(threading.Thread):
         except FileNotFoundError:
             return  # not mounted (yet): what the engine was started with stays in force
         except (OSError, ValidationError) as error:
-            self._config_error = f"hot config cannot be used, the one before it stays in force: {first_line(error)}"
-            logger.warning("outrider: %s", self._config_error)
+            self._refuse(error)
             return
         try:
             self._loop.configure(hot)
+        except UnusableConfigError as error:
+            self._refuse(error)
+            return
         except Exception:
             del self._stamps["hot"]  # it is not in force: tried again
             raise
         self._hot_hash, self._config_error = digest, ""
+
+    def _refuse(self, error: Exception) -> None:
+        self._config_error = f"hot config cannot be used, the one before it stays in force: {first_line(error)}"
+        logger.warning("outrider: %s", self._config_error)
 
     def _reload_profile(self) -> None:
         paths = self._files
@@ -172,6 +178,7 @@ class Reporter(threading.Thread):
             drafters=drafters(self._loop, seen, self._memory),
             slo_classes=self._loop.slo.states(),
             speedup=speedup(seen),
+            canary=self._loop.arms.state(),
         )
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from outrider_runtime.control.data.batch import NOBODY, Floats, Ints
+from outrider_runtime.loop.arm_counts import ArmCounter
 from outrider_runtime.loop.slo import EndedRequest, SLOCounter
 from outrider_runtime.loop.slots import Slots
 
@@ -44,6 +45,7 @@ class _Request:
     arrived_at: float
     prompt: int
     limit: int
+    arm: int = NOBODY
     first_token_at: float = math.inf
     last_token_at: float = math.nan
     output_tokens: int = 0
@@ -63,16 +65,17 @@ class _Request:
 class Requests:
     """Every request that the engine has, and columns by slot of those that run."""
 
-    def __init__(self, slo: SLOCounter, slots: int, after: Requests | None = None) -> None:
+    def __init__(self, slo: SLOCounter, arms: ArmCounter, slots: int, after: Requests | None = None) -> None:
         """after: of whom the requests are known."""
         self.slots = Slots(slots)
         self.prompt = np.zeros(slots, np.int64)
         """Tokens of the prompt."""
-        self._slo = slo
+        self._slo, self._arms = slo, arms
         self._known: dict[str, _Request] = after._known if after else {}
         self._limit = np.zeros(slots, np.int64)
         self._first_at = np.full(slots, math.inf)
         self._class = np.full(slots, NOBODY, np.int64)
+        self._arm = np.full(slots, NOBODY, np.int64)
         self._classes: tuple[str, ...] = ()
 
     # -- they come and go ---------------------------------------------------------------------------------------
@@ -83,7 +86,9 @@ class Requests:
         """arrival_time: Unix seconds at which the API server got the request. prompt: its tokens. limit: tokens, the
         prompt's included, that the request ends at."""
         waited_s = max(0.0, time.time() - arrival_time)
-        self._known[name] = _Request(self._slo.class_of(extra_args), time.monotonic() - waited_s, prompt, limit)
+        slo_class = self._slo.class_of(extra_args)
+        arm = self._arms.arrived(name, slo_class)
+        self._known[name] = _Request(slo_class, time.monotonic() - waited_s, prompt, limit, arm)
 
     def deliver(self, deliveries: Iterable[Delivery], now: float) -> int:
         """A step's tokens go out; counts the requests that end with them. Returns the number of tokens."""
@@ -101,7 +106,9 @@ class Requests:
             if end is not None:
                 del self._known[name]
                 if end is not End.FAILED and request.output_tokens:
-                    self._slo.ended(request.ended(now, aborted=end is End.LEFT))
+                    self._count(name, request.ended(now, aborted=end is End.LEFT))
+                else:
+                    self._arms.forget(name)
         return delivered
 
     def aborted(self, name: str, now: float, *, has_stop_strings: bool) -> None:
@@ -112,7 +119,11 @@ class Requests:
         """
         request = self._known.pop(name, None)
         if request is not None:
-            self._slo.ended(request.ended(now, aborted=not (request.output_tokens and has_stop_strings)))
+            aborted = not (request.output_tokens and has_stop_strings)
+            self._count(name, request.ended(now, aborted=aborted))
+
+    def _count(self, name: str, ended: EndedRequest) -> None:
+        self._arms.ended(name, ended.output_tokens, attained=self._slo.ended(ended))
 
     # -- what is known of them ----------------------------------------------------------------------------------
 
@@ -152,6 +163,10 @@ class Requests:
         """(N,) as `Batch.slo_class`."""
         return np.asarray(self._class[slots])
 
+    def arms(self, slots: Ints) -> Ints | None:
+        """(N,) as `Batch.arm`."""
+        return None if self._arms.canary is None else np.asarray(self._arm[slots])
+
     def left(self, slots: Ints, known: Ints) -> Ints:
         """(N,) tokens that requests may still get. known: (N,), tokens that they have, prompts included."""
         return np.asarray(np.maximum(0, self._limit[slots] - known))
@@ -162,10 +177,12 @@ class Requests:
 
     def _enter(self, name: str) -> None:
         slot, request = self.slots.take(name), self._known.get(name)
+        self._arms.runs(name)
         self.prompt[slot] = request.prompt if request else 0
         self._limit[slot] = request.limit if request else 0
         self._first_at[slot] = request.first_token_at if request else math.inf
         self._class[slot] = self._number(request.slo_class if request else None)
+        self._arm[slot] = request.arm if request else NOBODY
 
     def _number(self, slo_class: str | None) -> int:
         return self._classes.index(slo_class) if slo_class in self._classes else NOBODY

@@ -90,16 +90,20 @@ class SLOCounter:
         keeping = [slo.name for slo in classes if seconds(slo.tpot) <= tpot_s and _ttft_s(slo) <= ttft_s]
         return keeping[-1] if keeping else classes[0].name if classes else None
 
-    def ended(self, request: EndedRequest) -> None:
-        """A miss stays a miss when the client gives up over it; one that leaves before that tells nothing."""
+    def ended(self, request: EndedRequest) -> bool | None:
+        """Counts the request and returns whether it met its class; None without a verdict.
+
+        A miss stays a miss when the client gives up over it; one that leaves before that tells nothing."""
         slo_class = self._classes.get(request.slo_class or "")
         if slo_class is None:
-            return
+            return None
         counts = self._counts.setdefault(slo_class.name, _Counts())
         attained = _attained(slo_class, request)
         counts.aborted += request.aborted
-        if not (request.aborted and attained):
-            counts.add(request, attained=attained)
+        if request.aborted and attained:
+            return None
+        counts.add(request, attained=attained)
+        return attained
 
     def states(self) -> list[SLOClassState]:
         return [_state(name, self._counts.get(name) or _Counts()) for name in self._classes]

@@ -68,7 +68,7 @@ class Stepper:
         """drafting_is_told: sooner or later `news` comes of every step. after: the books before these, which raised;
         of them the requests' clocks and the steps' numbers go on."""
         slots = loop.settings.slots
-        self.requests: Requests = Requests(loop.slo, slots, after.requests if after else None)
+        self.requests: Requests = Requests(loop.slo, loop.arms, slots, after.requests if after else None)
         self.caches = Caches(loop.settings.drafters, slots, block_size, block_ids)
         self._loop = loop
         self._is_told = drafting_is_told
@@ -174,7 +174,7 @@ class Stepper:
             prompt_left=prompt_left, left=requests.left(slots, view.known), emitted=view.emitted,
             elapsed_s=requests.elapsed_s(slots, room.now), missing=missing,
             now=room.now, token_budget=room.token_budget, free_kv_tokens=room.free_kv_tokens, next=room.next,
-            waiting=room.waiting, patience_used=room.patience_used,
+            waiting=room.waiting, patience_used=room.patience_used, arm=requests.arms(slots),
         )  # fmt: skip
 
     # -- observe ------------------------------------------------------------------------------------------------
@@ -259,10 +259,13 @@ class Stepper:
         self._proposals.clear(np.array([slot]))
         self.caches.forget(slot)
         self.requests.slots.leave(name, self._number)
+        self._loop.arms.left(name, self._number)
         self._loop.running = len(self.requests.slots)
         self._free_slots()
 
     def _free_slots(self) -> None:
-        freed = self.requests.slots.over(min(self._records, default=self._number + 1))
+        observed_before = min(self._records, default=self._number + 1)
+        self._loop.arms.observed(observed_before)
+        freed = self.requests.slots.over(observed_before)
         if freed:
             self._loop.release(np.array(freed))

@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from outrider_runtime.control.data.batch import Batch
+from outrider_runtime.control.data.batch import Batch, Ints
 from outrider_runtime.control.data.plans import DraftPlan, Purpose
 from outrider_runtime.control.state import Weighed
+from outrider_runtime.loop.arm_counts import ARM_NAMES, arms_in_words
 from outrider_runtime.loop.control_loop import ControlLoop
 
 KEPT = 40
@@ -44,17 +45,34 @@ class Decisions:
 def decision_sentence(names: Sequence[str], batch: Batch, plan: DraftPlan, weighed: Weighed | None) -> str:
     """names: of the drafters."""
     requests = "1 request" if len(batch) == 1 else f"{len(batch)} requests"
-    said = f"{requests}: {_what(names, plan)}{BECAUSE[plan.purpose]}"
+    if batch.arm is None:
+        said = f"{requests}: {_what(names, plan)}{BECAUSE[plan.purpose]}"
+    else:
+        said = f"{requests} ({arms_in_words(batch.arm)}): {_by_arm(names, batch.arm, plan)}"
     return said if weighed is None or not names else f"{said}; {_weighed(names, weighed)}"
 
 
-def _what(names: Sequence[str], plan: DraftPlan) -> str:
-    asked = [
-        f"k = {plan.passes[number]} from {name} for {count}"
-        for number, name in enumerate(names)
-        if (count := int(np.count_nonzero((plan.asked == number).any(axis=0))))
+def _by_arm(names: Sequence[str], arms: Ints, plan: DraftPlan) -> str:
+    """What each arm's requests are proposed. arms: (N,), as `Batch.arm`."""
+    made = [
+        f"{ARM_NAMES[of.arm]}: {_proposed(names, of.passes, plan.asked[:, arms == of.arm])}{BECAUSE[of.purpose]}"
+        for of in plan.arms
     ]
-    return ", ".join(asked) or "k = 0"
+    return "; ".join(made) or "k = 0"
+
+
+def _what(names: Sequence[str], plan: DraftPlan) -> str:
+    return _proposed(names, plan.passes, plan.asked)
+
+
+def _proposed(names: Sequence[str], passes: Ints, order: Ints) -> str:
+    """passes: (D,). order: (R, N), as `DraftPlan.asked`."""
+    made = [
+        f"k = {passes[number]} from {name} for {count}"
+        for number, name in enumerate(names)
+        if (count := int(np.count_nonzero((order == number).any(axis=0))))
+    ]
+    return ", ".join(made) or "k = 0"
 
 
 def _weighed(names: Sequence[str], weighed: Weighed) -> str:

@@ -1,0 +1,214 @@
+"""A draft canary's books: which arm each request belongs to, and sums over the finished requests of each.
+
+A request counts once the last of its steps is observed, which in asynchronous scheduling is after its answer.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from threading import RLock
+
+import numpy as np
+from outrider_crds.runtime_config import CanaryConfig
+from outrider_crds.state import ArmState, CanaryState
+
+from outrider_runtime.control.arms.arm_prices import Credits
+from outrider_runtime.control.data.batch import CANDIDATE, NOBODY, STABLE, Ints
+
+ARM_NAMES = ("stable", "candidate")
+"""Names by number."""
+RUNS_ON = sys.maxsize
+LEAST_BLOCK = 10
+"""Requests of a class among which each arm has its exact share: few, so that a short canary is balanced, and enough
+that traffic with a period of two or three does not fall into step with the arms."""
+
+
+def canary_problem(canary: CanaryConfig, pool: Sequence[str]) -> str:
+    """Why a pod with these drafters cannot run the canary, in a sentence; empty where it can."""
+    named = [*canary.stable, *canary.candidate]
+    unknown = sorted({*named} - {*pool})
+    if unknown:
+        return (
+            f"canary: {', '.join(unknown)} is not among the drafters that this pod was started with ({', '.join(pool)})"
+        )
+    forgotten = [name for name in pool if name not in named]
+    return f"canary: {', '.join(forgotten)} is in neither arm, so no request could ask it" if forgotten else ""
+
+
+@dataclass(slots=True)
+class _Member:
+    """A request that is counted. Its price is that of its steps, probes left out."""
+
+    arm: int
+    slo_class: str | None
+    skipped_tokens: int = 0
+    """Tokens of decoding steps that tell nothing of the arms."""
+    price_s: float = 0.0
+    last_step: int = -1
+    """The last one that it was scheduled in; RUNS_ON while it runs, -1 before."""
+
+    def tokens(self, output_tokens: int) -> int:
+        """Tokens that its price paid for, of so many in the answer. The first one is the prompt's."""
+        return max(0, output_tokens - 1 - self.skipped_tokens)
+
+
+@dataclass(slots=True)
+class _Sums:
+    requests: int = 0
+    tokens: int = 0
+    price_s: float = 0.0
+    tokens_squared: int = 0
+    price_squared: float = 0.0
+    tokens_times_price: float = 0.0
+    failures: int = 0
+    finished: dict[str, int] = field(default_factory=dict)
+    attained: dict[str, int] = field(default_factory=dict)
+
+    def add(self, tokens: int, price_s: float) -> None:
+        self.requests += 1
+        self.tokens += tokens
+        self.price_s += price_s
+        self.tokens_squared += tokens * tokens
+        self.price_squared += price_s * price_s
+        self.tokens_times_price += tokens * price_s
+
+    def verdict(self, slo_class: str, *, attained: bool) -> None:
+        self.finished[slo_class] = self.finished.get(slo_class, 0) + 1
+        self.attained[slo_class] = self.attained.get(slo_class, 0) + attained
+
+    def state(self) -> ArmState:
+        return ArmState(
+            requests=self.requests, tokens=self.tokens, price_s=self.price_s, tokens_squared=self.tokens_squared,
+            price_squared=self.price_squared, tokens_times_price=self.tokens_times_price, failures=self.failures,
+            finished=dict(self.finished), attained=dict(self.attained),
+        )  # fmt: skip
+
+
+class ArmCounter:
+    """Counts since the canary's attempt began in this process."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._lock = RLock()
+        """The scheduler's thread counts; the reporter's configures, and reads whole sums."""
+        self.canary: CanaryConfig | None = None
+        self._draws: dict[str | None, list[int]] = {}
+        """SLO class -> arms of the requests that come next."""
+        self._members: dict[str, _Member] = {}
+        self._ended: dict[str, int] = {}
+        """Request -> output tokens, while some step of its is not observed."""
+        self._sums = (_Sums(), _Sums())
+        self._observed_before = 0
+        """All steps below this number are observed."""
+
+    def configure(self, canary: CanaryConfig | None) -> None:
+        """Requests under way keep their arm; another attempt counts those that come from now on."""
+        with self._lock:
+            before, self.canary = self.canary, canary
+            if canary is None or before is None or canary.candidate_percent != before.candidate_percent:
+                self._draws = {}
+            if canary is None or before is None or canary.id != before.id:
+                self._members, self._ended, self._sums = {}, {}, (_Sums(), _Sums())
+
+    def state(self) -> CanaryState | None:
+        with self._lock:
+            if self.canary is None:
+                return None
+            stable, candidate = self._sums
+            return CanaryState(id=self.canary.id, stable=stable.state(), candidate=candidate.state())
+
+    # -- requests come and go -----------------------------------------------------------------------------------
+
+    def arrived(self, name: str, slo_class: str | None) -> int:
+        """Draws the request's arm, by its class; -1 without a canary."""
+        with self._lock:
+            if self.canary is None:
+                return NOBODY
+            draws = self._draws.setdefault(slo_class, [])
+            if not draws:
+                draws += self._block(self.canary.candidate_percent)
+            arm = draws.pop()
+            self._members[name] = _Member(arm, slo_class)
+            return arm
+
+    def _block(self, percent: int) -> list[int]:
+        """Arms of so many requests in random order, the candidate's share among them exact."""
+        least = 100 // math.gcd(percent, 100)
+        requests = least * -(-LEAST_BLOCK // least)
+        arms = np.where(np.arange(requests) < requests * percent // 100, CANDIDATE, STABLE)
+        return [int(arm) for arm in self._rng.permutation(arms)]
+
+    def runs(self, name: str) -> None:
+        """The request runs from now on, for the first time or again."""
+        member = self._members.get(name)
+        if member is not None:
+            member.last_step = RUNS_ON
+
+    def left(self, name: str, step: int) -> None:
+        """The request runs no more, for now or for good. step: the last one that was scheduled."""
+        member = self._members.get(name)
+        if member is not None:
+            member.last_step = step
+
+    def ended(self, name: str, output_tokens: int, *, attained: bool | None) -> None:
+        """Its answer is over. attained: None without a verdict."""
+        with self._lock:
+            member = self._members.get(name)
+            if member is None:
+                return
+            if attained is not None and member.slo_class is not None:
+                self._sums[member.arm].verdict(member.slo_class, attained=attained)
+            self._ended[name] = output_tokens
+            self.observed(self._observed_before)
+
+    def forget(self, name: str) -> None:
+        """The request ends without telling anything, as by a fault of the engine's."""
+        with self._lock:
+            self._members.pop(name, None)
+            self._ended.pop(name, None)
+
+    # -- steps --------------------------------------------------------------------------------------------------
+
+    def add(self, names: Sequence[str], made: Credits) -> None:
+        """Count a finished step of these requests."""
+        for name, tokens, price_s in zip(names, made.tokens.tolist(), made.price_s.tolist(), strict=True):
+            member = self._members.get(name)
+            if member is None:
+                continue
+            if made.is_counted:
+                member.price_s += price_s
+            else:
+                member.skipped_tokens += tokens
+
+    def observed(self, before: int) -> None:
+        """All steps below number `before` are observed: requests that ended in them count."""
+        self._observed_before = before
+        if not self._ended:
+            return
+        with self._lock:
+            for name in [ended for ended in self._ended if self._members[ended].last_step < before]:
+                member, output_tokens = self._members.pop(name), self._ended.pop(name)
+                if member.price_s > 0.0 and math.isfinite(member.price_s):
+                    self._sums[member.arm].add(member.tokens(output_tokens), member.price_s)
+
+    def failed(self, drafter: str) -> None:
+        """The drafter was suspended after an error."""
+        with self._lock:
+            if self.canary is None:
+                return
+            for arm, names in enumerate((self.canary.stable, self.canary.candidate)):
+                self._sums[arm].failures += drafter in names
+
+
+def arms_in_words(arms: Ints) -> str:
+    """Requests of each arm. arms: (N,), as `Batch.arm`."""
+    counts = [(name, int(np.count_nonzero(arms == arm))) for arm, name in enumerate(ARM_NAMES)]
+    others = int(np.count_nonzero(arms == NOBODY))
+    return _joined([*((name, count) for name, count in counts if count), *([("no arm", others)] if others else [])])
+
+
+def _joined(counts: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts)

@@ -1,0 +1,257 @@
+"""A canary's books: arms are drawn fairly, each request counts once and whole, and a changed config is in force."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outrider_crds.runtime_config import CanaryConfig, config_hash
+from outrider_crds.state import ArmState, CanaryState
+from outrider_runtime.control.arms.arm_prices import Credits
+from outrider_runtime.control.data.batch import CANDIDATE, NOBODY, STABLE
+from outrider_runtime.loop.arm_counts import ArmCounter, canary_problem
+from outrider_runtime.loop.control_loop import ControlLoop, UnusableConfigError
+from outrider_runtime.loop.steps import Told
+from outrider_runtime.loop.why import decision_sentence
+
+from tests.engine.engines import TARGET, draft_model, eagle, hot_config, lookup
+from tests.unit.loop.pods import control_loop, stepper
+from tests.unit.loop.test_state_and_hot_files import Pod
+from tests.unit.loop.test_stepper import RUNNING, Engine
+
+POOL = (lookup(), eagle(), draft_model(TARGET))
+NAMES = ["pld", "eagle", "draft"]
+CANARY = CanaryConfig(id="a", stable=["pld", "eagle"], candidate=["pld", "draft"], candidate_percent=50)
+ALLOWED = {STABLE: {0, 1}, CANDIDATE: {0, 2}, NOBODY: {0, 1}}
+
+
+def counter(**change: Any) -> ArmCounter:
+    made = ArmCounter(np.random.default_rng(0))
+    made.configure(CANARY.model_copy(update=change))
+    return made
+
+
+def canary_state(loop: ControlLoop) -> CanaryState:
+    state = loop.arms.state()
+    assert state is not None
+    return state
+
+
+def start(loop: ControlLoop, **change: Any) -> None:
+    loop.configure(hot_config().model_copy(update={"canary": CANARY.model_copy(update=change)}))
+
+
+@pytest.mark.parametrize(("percent", "requests"), [(50, 10), (20, 10), (5, 20), (33, 100), (0, 10), (100, 10)])
+def test_each_slo_class_is_shared_out_as_ordered(percent: int, requests: int) -> None:
+    """An arm that got more of the impatient requests by chance would look worse than it is."""
+    arms = counter(candidate_percent=percent)
+    for slo_class in ("chat", "bulk", None):
+        drawn = Counter(arms.arrived(f"{slo_class}{n}", slo_class) for n in range(requests))
+        assert drawn[CANDIDATE] == requests * percent // 100
+        assert drawn.total() == requests
+
+
+def test_arms_do_not_fall_into_step_with_traffic_that_alternates() -> None:
+    """Two kinds of requests in turn: taking turns with the arms, too, would give each arm one kind."""
+    arms = counter()
+    drawn = [arms.arrived(str(n), "chat") for n in range(400)]
+    assert 60 < sum(drawn[::2]) < 140
+
+
+def test_request_counts_once_its_last_step_is_observed() -> None:
+    """Answers end before their last step is reported in asynchronous scheduling."""
+    arms = counter(candidate_percent=100)
+    arms.arrived("r", "chat")
+    arms.runs("r")
+    price = np.array([0.25])
+    arms.add(["r"], Credits(np.array([3]), price, 0.1))
+    arms.add(["r"], Credits(np.array([1]), price, 0.1, is_counted=False))
+    arms.left("r", 7)
+    arms.ended("r", 6, attained=True)
+    arms.observed(7)
+    assert _candidate(arms).requests == 0
+    arms.add(["r"], Credits(np.array([4]), price, 0.1))
+    arms.observed(8)
+    expected = ArmState(
+        requests=1, tokens=4, price_s=0.5, tokens_squared=16, price_squared=0.25, tokens_times_price=2.0,
+        finished={"chat": 1}, attained={"chat": 1},
+    )  # fmt: skip
+    assert _candidate(arms) == expected, (
+        "6 tokens, less the prompt's and the probe's; of steps beyond the end the price counts"
+    )
+
+
+def _candidate(arms: ArmCounter) -> ArmState:
+    state = arms.state()
+    assert state is not None
+    return state.candidate
+
+
+def test_another_attempt_counts_from_nothing_and_keeps_arms_of_running_requests() -> None:
+    loop = control_loop(POOL)
+    start(loop)
+    engine = Engine(stepper(loop), 1, np.random.default_rng(0))
+    for _ in range(RUNNING):
+        engine.add(6, 40)
+    for _ in range(5):
+        engine.step()
+    before = [loop_arm(engine, request.name) for request in engine.running]
+    start(loop, id="b")
+    assert canary_state(loop) == CanaryState(id="b")
+    engine.step()
+    assert [loop_arm(engine, request.name) for request in engine.running] == before
+    while engine.running:
+        engine.step()
+    assert canary_state(loop).stable.requests + canary_state(loop).candidate.requests == 0, "they began before it"
+    loop.configure(hot_config())
+    assert loop.arms.state() is None
+
+
+def loop_arm(engine: Engine, name: str) -> int:
+    slots = engine.steps.requests.slots.of([name])
+    arms = engine.steps.requests.arms(slots)
+    assert arms is not None
+    return int(arms[0])
+
+
+class ByHand:
+    """Counts what each request of a loop paid, and checks its drafters."""
+
+    def __init__(self, loop: ControlLoop) -> None:
+        self.paid, self.arm_of = dict[str, float](), dict[str, int]()
+        self._add, loop.arms.add = loop.arms.add, self.add  # type: ignore[method-assign]
+        loop.listeners.append(self.check)
+
+    def add(self, names: Any, made: Credits) -> None:
+        self._add(names, made)
+        for name, price_s in zip(names, made.price_s.tolist(), strict=True):
+            self.paid[name] = self.paid.get(name, 0.0) + (price_s if made.is_counted else 0.0)
+
+    def check(self, report: Told) -> None:
+        batch, plan = report.outcome.batch, report.outcome.draft_plan
+        assert batch.arm is not None
+        for name, arm, order in zip(report.step.names, batch.arm.tolist(), plan.asked.T.tolist(), strict=True):
+            self.arm_of[name] = arm
+            assert {*order} - {NOBODY} <= ALLOWED[arm]
+
+    def prices(self, arm: int) -> list[float]:
+        return [price_s for name, price_s in self.paid.items() if self.arm_of[name] == arm and price_s > 0]
+
+
+def run_dry(engine: Engine) -> None:
+    """Step until every answer is complete and every step observed."""
+    while engine.running or engine.waiting:
+        engine.step()
+    while engine.flights:
+        engine.land()
+
+
+@given(st.lists(st.sampled_from(["add", "step", "step", "step", "abort", "preempt", "fail"]), max_size=60), st.data())
+@settings(max_examples=60, deadline=None)
+def test_sums_equal_a_count_by_hand_whatever_comes_and_goes(events: list[str], data: Any) -> None:
+    """No request asks a drafter of the other arm, none counts twice, and each counts with all that it got and cost."""
+    ahead, seed = data.draw(st.integers(0, 1)), data.draw(st.integers(0, 99))
+    loop = control_loop(POOL, scores_placeholders=bool(ahead), seed=seed)
+    start(loop)
+    engine, by_hand, failures = Engine(stepper(loop), ahead, np.random.default_rng(seed)), ByHand(loop), 0
+    for event in events:
+        if event == "add":
+            engine.add(data.draw(st.integers(1, 30)), data.draw(st.integers(1, 12)))
+        elif event == "fail":
+            failures += NAMES[2] not in loop._available._until
+            loop.drafter_failed(NAMES[2], "RuntimeError: no memory")
+        elif event == "step":
+            engine.step()
+        elif engine.running:
+            getattr(engine, event)(data.draw(st.integers(0, 9)))
+    run_dry(engine)
+    assert not loop.failures
+    assert not loop.arms._members
+    state = canary_state(loop)
+    assert (state.stable.failures, state.candidate.failures) == (0, failures)
+    for arm, sums in ((STABLE, state.stable), (CANDIDATE, state.candidate)):
+        prices = by_hand.prices(arm)
+        assert sums.requests == len(prices)
+        assert math.isclose(sums.price_s, sum(prices), abs_tol=1e-12)
+        assert math.isclose(sums.price_squared, sum(price_s**2 for price_s in prices), abs_tol=1e-12)
+
+
+def test_tokens_are_what_users_got_after_the_first_one() -> None:
+    loop = control_loop(POOL)
+    start(loop)
+    engine = Engine(stepper(loop), 1, np.random.default_rng(3))
+    for _, output in itertools.product(range(3), (9, 14)):
+        engine.add(6, output)
+    run_dry(engine)
+    state = canary_state(loop)
+    assert state.stable.requests + state.candidate.requests == 6
+    assert state.stable.tokens + state.candidate.tokens == 3 * (8 + 13)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"candidate": ["pld", "draft", "flash"]}, "flash is not among the drafters"),
+        ({"candidate": ["pld"]}, "draft is in neither arm"),
+    ],
+)
+def test_canary_that_does_not_fit_the_pool_is_refused_with_a_sentence(change: dict[str, Any], said: str) -> None:
+    canary = CANARY.model_copy(update=change)
+    assert said in canary_problem(canary, NAMES)
+    loop = control_loop(POOL)
+    with pytest.raises(UnusableConfigError, match=said):
+        loop.configure(hot_config().model_copy(update={"canary": canary}))
+    assert loop.arms.state() is None
+
+
+def test_pod_with_an_unusable_canary_says_so_and_serves_on(tmp_path: Path) -> None:
+    """Like other hot configs: the one before it stays in force, and its hash is echoed."""
+    pod = Pod(tmp_path)
+    good = hot_config().model_copy(
+        update={"canary": CanaryConfig(id="a", stable=["pld"], candidate=["draft"], candidate_percent=50)}
+    )
+    pod.write_hot(good)
+    state = pod.tick()
+    assert state.canary == CanaryState(id="a")
+    assert state.config_hash == config_hash(good)
+    assert good.canary is not None
+    bad = good.model_copy(update={"canary": good.canary.model_copy(update={"id": "b", "stable": ["nobody"]})})
+    pod.write_hot(bad)
+    state = pod.tick()
+    assert "nobody is not among the drafters" in state.config_error
+    assert state.config_hash == config_hash(good)
+    assert state.canary == CanaryState(id="a")
+    pod.write_hot(hot_config())
+    state = pod.tick()
+    assert (state.canary, state.config_error) == (None, "")
+
+
+def test_engine_starts_under_an_unusable_canary_without_one(tmp_path: Path) -> None:
+    """A start that failed would keep the pod down until the config changes."""
+    pod = Pod(tmp_path)
+    canary = CanaryConfig(id="a", stable=["nobody"], candidate=["draft"], candidate_percent=50)
+    pod.plan = pod.plan.model_copy(update={"hot": hot_config().model_copy(update={"canary": canary})})
+    assert pod.control_loop().arms.state() is None
+
+
+def test_last_decisions_name_the_arms() -> None:
+    loop = control_loop(POOL)
+    start(loop)
+    engine = Engine(stepper(loop), 0, np.random.default_rng(1))
+    for _ in range(RUNNING):
+        engine.add(6, 60)
+    sentences = set[str]()
+    for _ in range(20):
+        engine.step()
+        made = loop.last_decision()
+        assert made is not None
+        sentences.add(decision_sentence(NAMES, *made))
+    assert any("stable: k = " in said and "candidate: k = " in said for said in sentences), sentences
+    assert all(said.startswith("4 requests (") for said in sentences)
