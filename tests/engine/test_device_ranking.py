@@ -100,7 +100,35 @@ def test_equal_scores_go_to_the_first_request_in_the_order_of_depth() -> None:
     assert verification_lengths(survival, caps, none, 5).tolist() == [2, 2, 1]
 
 
-def ranked_steps(count: int, slots_from: int, *, host_knows_proposals: bool = True) -> list[torch.Tensor]:
+@settings(deadline=None)
+@given(steps(), st.data())
+def test_arm_of_a_canary_gets_its_own_tokens(step: Any, data: Any) -> None:
+    """Ranked together, the arm whose proposals are likelier would take the other one's tokens."""
+    from outrider_runtime.vllm_plugin.device_ranking import verification_lengths_by_arm
+
+    survival, caps, forced, _ = step
+    arm = torch.tensor(data.draw(st.lists(st.integers(0, 1), min_size=len(caps), max_size=len(caps))))
+    parts = []
+    for number in range(2):
+        own = arm == number
+        parts.append(data.draw(st.integers(int(forced[own].sum()), int(caps[own].sum()))))
+    lengths = verification_lengths_by_arm(survival, caps, forced, arm, parts)
+    for number, part in enumerate(parts):
+        own = arm == number
+        alone = verification_lengths(survival[own], caps[own], forced[own], part)
+        assert lengths[own].tolist() == alone.tolist()
+
+
+@pytest.mark.parametrize("host_knows_proposals", [True, False])
+def test_tokens_of_both_arms_add_up_to_the_batch(host_knows_proposals: bool) -> None:
+    """vLLM's runner asks for the number before it asks for the places."""
+    ranks = [ranked_steps(40, slots, host_knows_proposals=host_knows_proposals, is_canary=True) for slots in (0, 5)]
+    assert all(bool((first == second).all()) for first, second in zip(*ranks, strict=True)), "ranks agree"
+
+
+def ranked_steps(
+    count: int, slots_from: int, *, host_knows_proposals: bool = True, is_canary: bool = False
+) -> list[torch.Tensor]:
     """(requests + 1,) for each of `count` steps: where the tokens of its requests begin, as one rank decides."""
     from outrider_runtime.step_clock import HostClock
     from outrider_runtime.vllm_plugin import cpu_worker
@@ -130,6 +158,10 @@ def ranked_steps(count: int, slots_from: int, *, host_knows_proposals: bool = Tr
         order = VerifyOrder(
             int(rng.integers(0, caps.sum() + 1)), numbers([0] * requests), np.ones(requests, np.float32)
         )
+        if is_canary:
+            arm = rng.integers(0, 2, requests)
+            parts = tuple(int(rng.integers(0, caps[arm == number].sum() + 1)) for number in range(2))
+            order = order._replace(tokens=sum(parts), arm=numbers(arm), arm_tokens=parts)
         ranking.begin(order)
         tokens = ranking.get_num_tokens(
             {name: 1 + int(cap) for name, cap in zip(names, caps, strict=True)},

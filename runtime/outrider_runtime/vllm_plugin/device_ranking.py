@@ -50,6 +50,17 @@ def verification_lengths(survival: torch.Tensor, caps: torch.Tensor, forced: tor
     return chosen.view_as(survival).sum(dim=1, dtype=torch.int32)
 
 
+def verification_lengths_by_arm(
+    survival: torch.Tensor, caps: torch.Tensor, forced: torch.Tensor, arm: torch.Tensor, tokens: Sequence[int]
+) -> torch.Tensor:
+    """(N,) int32: `verification_lengths`, each arm of a draft canary ranked by itself. arm: (N,). tokens: by arm."""
+    lengths = torch.zeros_like(caps, dtype=torch.int32)
+    for number, part in enumerate(tokens):
+        own = arm == number
+        lengths += verification_lengths(survival, torch.where(own, caps, 0), torch.where(own, forced, 0), part)
+    return lengths
+
+
 class Verified(NamedTuple):
     """Placeholders of each request that the target scores in a step."""
 
@@ -83,6 +94,9 @@ class DeviceRanking(AdaptiveVerificationManager):  # type: ignore[misc]  # vLLM 
         """Whether the device is the host, so that no token need be verified in place of a proposal that is missing."""
         self._most_logits: int = get_max_chunk_logits(runner.vocab_size)
         self._batch_budget: Any = None
+        """Placeholders and other tokens of each request, and the placeholders that are verified in all."""
+        self._arm_budget: tuple[int, ...] = ()
+        """Parts of those that are verified, by arm; empty without a draft canary."""
         self._order: VerifyOrder | None = None
         self._columns: dict[str, int] = {}
         """Request -> column of the order and of the step's message."""
@@ -123,7 +137,9 @@ class DeviceRanking(AdaptiveVerificationManager):  # type: ignore[misc]  # vLLM 
             if self.host_knows_proposals:
                 tokens = min(tokens, self._real(names, scheduled))
         self._columns = {name: column for column, name in enumerate(names)}
-        self._batch_budget = scheduled, others, tokens
+        arm_tokens = self._arm_tokens(names, scheduled, tokens)
+        tokens = sum(arm_tokens) if arm_tokens else tokens
+        self._batch_budget, self._arm_budget = (scheduled, others, tokens), arm_tokens
         return int(others.sum()) + tokens
 
     def reallocate_drafts(
@@ -139,7 +155,11 @@ class DeviceRanking(AdaptiveVerificationManager):  # type: ignore[misc]  # vLLM 
             if order is not None:
                 survival *= async_tensor_h2d(order.weights[columns], device=device)[:, None]
                 forced = async_tensor_h2d(order.forced[columns].astype(np.int32), device=device)
-            lengths = verification_lengths(survival, lengths, forced, tokens)
+            if order is not None and order.arm is not None:
+                arm = async_tensor_h2d(order.arm[columns], device=device)
+                lengths = verification_lengths_by_arm(survival, lengths, forced, arm, self._arm_budget)
+            else:
+                lengths = verification_lengths(survival, lengths, forced, tokens)
         self._cu_num_logits[1 : requests + 1] = (lengths + self.num_bonus_tokens).cumsum(0)
         others_there = async_tensor_h2d(others[columns], device=device)
         self.query_start_loc[1 : requests + 1] = (lengths + others_there).cumsum(0)
@@ -149,6 +169,18 @@ class DeviceRanking(AdaptiveVerificationManager):  # type: ignore[misc]  # vLLM 
         return self._cu_num_logits[: requests + 1], self.query_start_loc, tokens
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _arm_tokens(self, names: Sequence[str], scheduled: Int32s, tokens: int) -> tuple[int, ...]:
+        """Tokens to verify of each arm of a draft canary, `tokens` in all at most; empty without one."""
+        order = self._order
+        if order is None or order.arm is None:
+            return ()
+        made = list[int]()
+        for number, part in enumerate(order.arm_tokens):
+            own = np.where(order.arm == number, scheduled, 0)
+            most = self._real(names, own) if self.host_knows_proposals else int(own.sum())
+            made.append(min(part, most, tokens - sum(made)))
+        return tuple(made)
 
     def _real(self, names: Sequence[str], scheduled: Int32s) -> int:
         """Real proposals among the placeholders. scheduled: (N,)"""

@@ -39,6 +39,10 @@ class VerifyOrder(NamedTuple):
     """(requests,): first tokens of each that are verified if they are real."""
     weights: npt.NDArray[np.float32]
     """(requests,)"""
+    arm: Numbers | None = None
+    """(requests,): arm of the draft canary; each has tokens of its own. None: no canary."""
+    arm_tokens: tuple[int, ...] = ()
+    """Parts of `tokens`, by arm."""
 
 
 class DraftOrder(NamedTuple):
@@ -83,8 +87,15 @@ def verify_order(plan: VerifyPlan, planned: Sequence[str], names: Sequence[str],
     rows = np.array([row.get(name, -1) for name in names])
     forced = np.minimum(np.where(rows >= 0, device.forced[rows], 0), scheduled)
     weights = np.where(rows >= 0, device.weights[rows], 1.0).astype(np.float32)
-    tokens = min(max(device.tokens, int(forced.sum())), int(scheduled.sum()))
-    return VerifyOrder(tokens, forced.astype(np.int8), weights)
+    if device.arm is None:
+        tokens = min(max(device.tokens, int(forced.sum())), int(scheduled.sum()))
+        return VerifyOrder(tokens, forced.astype(np.int8), weights)
+    arm = np.where(rows >= 0, np.maximum(device.arm[rows], 0), 0)  # a request of no arm goes with the first
+    parts = tuple(
+        min(max(part, int(forced[arm == number].sum())), int(scheduled[arm == number].sum()))
+        for number, part in enumerate(device.arm_tokens)
+    )
+    return VerifyOrder(sum(parts), forced.astype(np.int8), weights, numbers(arm), parts)
 
 
 def draft_order(step: int, order: Order) -> DraftOrder:
