@@ -17,7 +17,7 @@ from tests.unit.control.engine import Engine, World
 from tests.unit.control.test_arms import canaried, gain, sums, world
 
 SEEDS = 20
-STEPS = {1: 6000, 8: 2000, 64: 600}
+STEPS = {1: 2500, 8: 800, 64: 250}
 """Steps of a run, by batch."""
 RESULT = Path(__file__).parent / "results" / "canary_arms.json"
 CASES: dict[str, tuple[World, int, bool]] = {
