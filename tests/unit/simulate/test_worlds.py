@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
+from outrider_runtime.control.cost.model import Shape
+from outrider_runtime.control.data.plans import ExecutionMode
 from outrider_runtime.simulate.errors import SimulationError
+from outrider_runtime.simulate.replay.profile import fitted
 from outrider_runtime.simulate.worlds import compose
 from outrider_runtime.simulate.worlds.world import WORLDS, Forward, Pass, World, known, load
 
@@ -50,6 +55,31 @@ def test_speculation_is_cheap_at_one_request_and_dear_at_many(world):
     extra = {n: world.target_s(decoding(n, 5)) / world.target_s(decoding(n)) for n in (1, 128)}
     assert extra[1] < 1.25
     assert extra[128] > 1.4
+
+
+@pytest.mark.parametrize(
+    ("name", "more_ms"), [("llama-3.1-8b-a100", 0.192), ("llama-3.1-8b-l40s", 0.192), ("llama-3.1-8b-h200", 0.0)]
+)
+def test_a_varlen_step_costs_more_with_flash_attention_2(name, more_ms):
+    """It runs in pieces, with attention between graphs; FlashAttention 3 has a whole graph for any lengths."""
+    world = load(name)
+    even = Pass(96, 32, 500, 96)
+    varlen = replace(even, even=False)
+    assert 1e3 * (world.target_s(varlen) - world.target_s(even)) == pytest.approx(more_ms)
+    assert world.takes_any_lengths == (more_ms == 0.0)
+
+
+def test_a_varlen_step_with_a_prompt_pays_for_its_pieces_once():
+    world = load("llama-3.1-8b-a100")
+    step = Pass(196, 32, 500, 97, ((100, 0),))
+    assert world.target_s(replace(step, even=False)) == world.target_s(step)
+
+
+def test_a_profile_of_flash_attention_2_tells_varlen_steps_apart():
+    """What the loop mounts prices 32 requests of 3 tokens each lower than 96 tokens of other lengths."""
+    costs = fitted(load("llama-3.1-8b-a100"), (), np.random.default_rng(0)).target
+    shape = Shape(32 * 500, 96, 32, 500 * 96 / 1000)
+    assert costs[ExecutionMode.RAGGED].seconds(shape) > costs[ExecutionMode.UNIFORM].seconds(shape)
 
 
 def test_a_pass_costs_what_the_graph_that_holds_it_costs():

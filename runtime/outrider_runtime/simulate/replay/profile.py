@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import numpy as np
 
@@ -34,7 +35,10 @@ def fitted(
     contexts = [context for context in CONTEXTS if context <= longest] or [max(1, longest // 2)]
     decode = [noise(sample) for sample in _decode_samples(world, contexts)]
     prompts = [noise(sample) for sample in _prompt_samples(world)]
-    target = {ExecutionMode.UNIFORM: fit(decode).cost, ExecutionMode.RAGGED: fit([*decode, *prompts]).cost}
+    varlen = decode
+    if not world.takes_any_lengths:
+        varlen = [noise(sample) for sample in _decode_samples(world, contexts, even=False)]
+    target = {ExecutionMode.UNIFORM: fit(decode).cost, ExecutionMode.RAGGED: fit([*varlen, *prompts]).cost}
     if world.graph_tokens is not None:
         target[ExecutionMode.BEYOND_GRAPH] = target[ExecutionMode.RAGGED]
     shorter = contexts[:-1] or contexts  # a drafter gets fewer of the shapes
@@ -57,16 +61,16 @@ def _fits(world: World, requests: int, context: int) -> bool:
     return requests * context <= world.kv_tokens
 
 
-def _decode_samples(world: World, contexts: Sequence[int]) -> Iterator[Sample]:
-    for requests in REQUESTS:
-        for context in contexts:
-            for query in QUERIES:
-                tokens = requests * query
-                small = world.graph_tokens is None or tokens <= world.graph_tokens
-                if _fits(world, requests, context) and small:
-                    yield Sample(
-                        _shape(requests, context, tokens), world.target_s(Pass(tokens, requests, context, tokens))
-                    )
+def _decode_samples(world: World, contexts: Sequence[int], *, even: bool = True) -> Iterator[Sample]:
+    """even: all requests have as many tokens; else as many on average, where one has a token less and one a token
+    more."""
+    for requests, context, query in product(REQUESTS, contexts, QUERIES):
+        tokens = requests * query
+        small = world.graph_tokens is None or tokens <= world.graph_tokens
+        unequal = requests > 1 and query > 1
+        if _fits(world, requests, context) and small and (even or unequal):
+            step = Pass(tokens, requests, context, tokens, even=even)
+            yield Sample(_shape(requests, context, tokens), world.target_s(step))
 
 
 def _prompt_samples(world: World) -> Iterator[Sample]:

@@ -46,6 +46,10 @@ FURTHER_QUERY = 0.045
 step's time grows 1.05 to 1.15 times as fast with context as with one."""
 GRAPH_TOKENS = 512
 """vLLM's largest captured graph."""
+PIECE_LAUNCH_MS = 0.006
+"""A layer whose attention runs between graphs."""
+FLASH_ATTENTION_3 = ("h100_sxm", "h200_sxm")
+"""Systems with whole graphs for steps of any lengths."""
 DRAFT_LAUNCH = {"launchMs": 0.08, "samplingMs": [0.02, 3e-4]}
 LOOKUP = {"kind": "lookup", "constantMs": 0.05, "perRequestMs": 0.004}
 SPARSE = {"kind": "sparse"}
@@ -61,6 +65,10 @@ DERIVED = (
     "Sparse self-speculation: a pass is a step of the target over the window, run by a graph.",
     "Prompt lookup: 0.05 ms and 4 us a request.",
     "kvTokens: 0.9 of the memory, less weights and 4 GiB a GPU.",
+)
+VARLEN = (
+    "varlenLaunchMs: not measured; FlashAttention 2 has whole graphs for steps of equal lengths only. A step of "
+    "unequal lengths runs in pieces, with attention between graphs, as a step with a prompt does: its promptLaunchMs."
 )
 
 
@@ -168,6 +176,8 @@ def compose(recipe: Recipe) -> dict[str, Any]:
     """A world's document. Raises SimulationError as `Kernels` does."""
     kv_tokens = _kv_tokens(recipe)
     target = tables(Kernels(recipe.target, recipe.system, recipe.gpus)).document()
+    pieces_ms = round(PIECE_LAUNCH_MS * recipe.target.layers, 3)
+    varlen = {} if recipe.system in FLASH_ATTENTION_3 else {"varlenLaunchMs": pieces_ms}
     return {
         "name": recipe.name,
         "origin": "composed",
@@ -175,13 +185,14 @@ def compose(recipe: Recipe) -> dict[str, Any]:
         "device": recipe.system,
         "gpus": recipe.gpus,
         "source": f"{PACKAGE} {_version()}, system {recipe.system}, backend {BACKEND}, tensor parallel {recipe.gpus}",
-        "derived": list(DERIVED),
+        "derived": [*DERIVED, *([VARLEN] if varlen else [])],
         "kvTokens": kv_tokens,
         "graphTokens": GRAPH_TOKENS,
         "target": {
             **target,
             "launchMs": 0.15,
-            "promptLaunchMs": round(0.006 * recipe.target.layers, 3),
+            "promptLaunchMs": pieces_ms,
+            **varlen,
             "samplingMs": [0.02, 3e-4],
             "furtherQuery": FURTHER_QUERY,
         },

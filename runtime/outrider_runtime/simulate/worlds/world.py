@@ -72,9 +72,13 @@ class Launch:
     sampling: float
     sampling_token: float
     """For each token with logits."""
+    varlen: float = 0.0
+    """More where requests that decode have unequal numbers of tokens, and no prompt is in the pass."""
 
     def ms(self, one: Pass) -> float:
-        return self.always + (self.prompts if one.prompts else 0.0) + self.sampling + self.sampling_token * one.logits
+        apart = self.varlen if one.requests and not one.even else 0.0
+        pieces = self.prompts if one.prompts else apart
+        return self.always + pieces + self.sampling + self.sampling_token * one.logits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,6 +177,8 @@ class World:
     """Largest pass that a graph runs, padded to its size; None: no graphs."""
     target: TargetTimes
     drafters: Mapping[str, DrafterTimes]
+    takes_any_lengths: bool
+    """Whether steps of unequal lengths cost no more than uniform ones, so that the device may choose them."""
 
     def target_s(self, one: Pass) -> float:
         """Seconds of the target's pass, sampling included."""
@@ -229,12 +235,20 @@ def parsed(document: Mapping[str, Any]) -> World:
         graph_tokens=document["graphTokens"],
         target=target,
         drafters=drafters,
+        takes_any_lengths=_takes_any_lengths(document),
     )
+
+
+def _takes_any_lengths(document: Mapping[str, Any]) -> bool:
+    """A profile does not say so of an engine with graphs."""
+    if document["origin"] == "composed":
+        return not document["target"].get("varlenLaunchMs")
+    return document["graphTokens"] is None
 
 
 def _forward(part: Mapping[str, Any]) -> Forward:
     sampling, each = part["samplingMs"]
-    launch = Launch(part["launchMs"], part.get("promptLaunchMs", 0.0), sampling, each)
+    launch = Launch(part["launchMs"], part.get("promptLaunchMs", 0.0), sampling, each, part.get("varlenLaunchMs", 0.0))
     return Forward(
         from_document(part), launch, part.get("furtherQuery", 0.0), by_whole_context=part.get("byWholeContext", False)
     )
