@@ -71,6 +71,7 @@ def _ours(deployment: Deployment, seed: int) -> Callable[[], Policy]:
     settings = Settings(
         deployment.drafters, hot.max_draft_tokens, deployment.limits.slots,
         largest_graph_tokens=world.graph_tokens, hot=hot, scores_placeholders=True,
+        device_ranks=world.takes_any_lengths,
     )  # fmt: skip
     return lambda: Controller(settings, noisy, clock=time.perf_counter, rng=np.random.default_rng([seed, 1]))
 
@@ -89,7 +90,7 @@ def _setting(deployment: Deployment, policy: str) -> Setting:
     patience = tuple(patience_s(one) for one in classes)
     return Setting(
         deployment.world, deployment.recording, deployment.drafters, deployment.limits, patience_s=patience,
-        confidences=policy != OURS,
+        confidences=policy != OURS, device_ranks=deployment.world.takes_any_lengths,
     )  # fmt: skip
 
 

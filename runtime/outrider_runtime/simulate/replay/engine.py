@@ -9,16 +9,17 @@ from typing import Protocol
 import numpy as np
 
 from outrider_runtime.control.data.batch import NOBODY, Batch, Bools, Waiting
-from outrider_runtime.control.data.forest import ROOT, Forest, Nodes, trials
-from outrider_runtime.control.data.plans import DraftPlan, Outcome, Purpose, VerifyPlan
+from outrider_runtime.control.data.forest import ROOT, Forest, Nodes
+from outrider_runtime.control.data.plans import DeviceOrder, DraftPlan, Outcome, Purpose, VerifyPlan
 from outrider_runtime.control.settings import Drafter
-from outrider_runtime.loop.confidences import confidences
+from outrider_runtime.loop.confidences import Calibrator, confidences
 from outrider_runtime.loop.coverage import ScheduledStep
 from outrider_runtime.loop.proposals import Proposals, no_proposals
 from outrider_runtime.loop.steps import Finished, Record, Verdicts
 from outrider_runtime.simulate.recording import DEPTH, Recording
 from outrider_runtime.simulate.replay.device import Device, Ran
 from outrider_runtime.simulate.replay.flights import DraftingReport, Flight
+from outrider_runtime.simulate.replay.ranked_proposals import RankedProposals
 from outrider_runtime.simulate.replay.requests import Books, Requests, Rows
 from outrider_runtime.simulate.replay.scheduling import Limits, Scheduled, Scheduler
 from outrider_runtime.simulate.replay.workload import Floats, Ints, Workload
@@ -57,11 +58,14 @@ class Setting:
     """What two decisions and an observation cost, by batch; straight between."""
     asynchronous: bool = True
     """A step is scheduled while the one before it runs, as vLLM does on GPUs."""
+    device_ranks: bool = False
+    """The device chooses the proposals that are verified, where the policy's plans order it (`RankedProposals`)."""
     patience_s: tuple[float, ...] = ()
     """How long a request of each SLO class may wait: those due first are let in first, and the policy is told of them.
     Empty: first come, first served."""
     confidences: bool = True
-    """How sure the drafters are of their proposals reaches the policy. It does not reach the loop in vLLM."""
+    """A synchronous policy knows how sure drafters are of the proposals that wait. The loop in vLLM knows what the
+    worker reports: a lookup's matches, and of models where the device ranks."""
     bundled: bool = False
     """The bundled engine: it knows its proposals, so what the target draws behind an accepted node tells of those, too,
     that it did not score."""
@@ -100,6 +104,9 @@ class Engine:
         on_device = Requests(load if setting.bundled else replace(load, output=load.output + 4 * DEPTH))
         self._device = Device(setting.world, setting.recording, setting.drafters, on_device)
         self._on_device: OnDevice | None = getattr(policy, "on_device", None)
+        ranks = setting.device_ranks and bool(setting.drafters)
+        self._ranking = RankedProposals(len(load)) if ranks else None
+        self._calibrator = Calibrator(len(setting.drafters), DEPTH)
         self._proposals = no_proposals(setting.limits.slots, DEPTH)
         self._in_flight: deque[Flight] = deque()
         """Steps whose output has not arrived, the oldest first."""
@@ -164,7 +171,10 @@ class Engine:
         proposals = self._proposals_for(running)
         forest = proposals.forest(len(self.setting.drafters))
         verify = self.policy.plan_verify(self._batch(running, None), forest)
-        step = self._scheduler.schedule(running, verify.lengths, verify.token_budget, verify.admit)
+        placeholders, budget = _placeholders(verify), verify.token_budget
+        if budget is not None and verify.device is not None:
+            budget += int(placeholders.sum()) - verify.device.tokens
+        step = self._scheduler.schedule(running, placeholders, budget, verify.admit)
         if len(step.preempted):
             self._device.forget(step.preempted)
             self._leave(step.preempted)
@@ -173,14 +183,15 @@ class Engine:
         nodes = verify.nodes
         if step.paused:
             nodes = nodes[np.isin(running.rows, step.rows)[forest.request]]
-        self._run(step, nodes, verify.purpose, scheduled_at)
+        order = None if verify.device is None else _of_rows(verify.device, running.rows, step.rows)
+        self._run(step, nodes, verify.purpose, scheduled_at, order)
         return True
 
     def _proposals_for(self, books: Books) -> Proposals:
         """What the scheduler knows of the proposals that wait for the next step."""
         self._proposals.cut(books.slot, np.where(books.decodes, DEPTH, 0))
         proposals = self._proposals.of(books.slot)
-        if not self.setting.asynchronous:
+        if not self.setting.asynchronous and (self.setting.bundled or self.setting.confidences):
             forest = self._device.proposals.forest(books.rows, confidences=self.setting.confidences)
             proposals.nodes = Nodes(*forest.columns)
         return proposals
@@ -230,20 +241,24 @@ class Engine:
 
     # -- run ------------------------------------------------------------------------------------------------------
 
-    def _run(self, step: Scheduled, nodes: Bools, purpose: Purpose, scheduled_at: float) -> None:
-        """nodes (M,): proposals that the target scores, of those that the scheduler knows."""
+    def _run(
+        self, step: Scheduled, nodes: Bools, purpose: Purpose, scheduled_at: float, order: DeviceOrder | None
+    ) -> None:  # fmt: skip
+        """nodes (M,): proposals that the target scores, of those that the scheduler knows. order: to the device that
+        ranks."""
         books, device = self.requests.of(step.rows), self._device
         batch = self._batch(books, step.tokens)
         plan = self.policy.plan_draft(batch)
         draft_tokens = np.where(books.decodes, step.tokens - 1, 0)
-        kept = self._kept(books, step.tokens, draft_tokens)
+        kept = self._kept(books, step.tokens, draft_tokens, order)
         forest = device.proposals.forest(step.rows)
-        if self.setting.asynchronous or self._on_device:
+        knows = self.setting.bundled and not self.setting.asynchronous
+        if not knows:
             nodes = forest.depth <= kept[forest.request]
         right = device.proposals.right(forest, step.rows)
         accepted = np.bincount(forest.request[nodes & right], minlength=len(step.rows))
         record = self._record(books, batch, step, plan, purpose, scheduled_at)
-        verdicts = None if self.setting.asynchronous else self._verdicts(forest, nodes, right)
+        verdicts = self._verdicts(forest, nodes, right) if knows else None
         tokens = step.tokens - draft_tokens + kept
         fed = np.clip(
             _fed(plan, batch, step.tokens, self.setting.drafters, self._fed_blocks),
@@ -254,6 +269,7 @@ class Engine:
         if self._on_device:
             log_odds = device.proposals.log_odds(step.rows, plan.draft_tokens)
             self._on_device.step(books.slot, ran.accepted, kept, log_odds)
+        self._rank_next(step.rows)
         record.runs[list(ran.draft_s)] = True
         self._fly(record, step.rows, draft_tokens, kept, int(np.count_nonzero(nodes)), ran, verdicts)
         self._proposals.ask(books.slot, plan, self._number)
@@ -264,12 +280,22 @@ class Engine:
         """(D,): see `Controller.fed_blocks`; a policy without it feeds what its plans say."""
         return np.asarray(getattr(self.policy, "fed_blocks", np.zeros(len(self.setting.drafters), bool)))
 
-    def _kept(self, books: Books, tokens: Ints, draft_tokens: Ints) -> Ints:
+    def _kept(self, books: Books, tokens: Ints, draft_tokens: Ints, order: DeviceOrder | None) -> Ints:
         """(N,) of the scheduled draft tokens, those that the target's pass runs."""
+        if self._ranking is not None and order is not None and draft_tokens.any():
+            return self._ranking.lengths(books.rows, draft_tokens, order)
         if self._on_device is None:
             return draft_tokens
         sampling = int(np.count_nonzero(books.decodes | (tokens == books.todo)))
         return self._on_device.keep(books.slot, tokens - draft_tokens, draft_tokens, sampling)
+
+    def _rank_next(self, rows: Rows) -> None:
+        """Tell the device that ranks what was drafted for the next step."""
+        if self._ranking is not None:
+            proposals = self._device.proposals
+            said = proposals.reported_confidence(rows, models=True)
+            lengths, drafters = proposals.length[rows], proposals.drafter[rows]
+            self._ranking.drafted(rows, lengths, drafters, said, self._calibrator.current)
 
     def _record(
         self, books: Books, batch: Batch, step: Scheduled, plan: DraftPlan, purpose: Purpose, scheduled_at: float
@@ -304,13 +330,12 @@ class Engine:
         proposals = self._device.proposals
         lengths, drafters = proposals.length[rows].astype(np.int8), proposals.drafter[rows].astype(np.int8)
         seconds = ran.each_draft_s(len(self.setting.drafters))
-        return DraftingReport(number, seconds, lengths, drafters, proposals.reported_confidence(rows))
+        said = proposals.reported_confidence(rows, models=self.setting.device_ranks)
+        return DraftingReport(number, seconds, lengths, drafters, said)
 
     def _verdicts(self, forest: Forest, nodes: Bools, right: Bools) -> Verdicts:
         """What became of the nodes where the engine knows its proposals."""
         held = nodes & right
-        if not self.setting.bundled:
-            return Verdicts(nodes, held, trials(forest, nodes, held))
         tried = (forest.parent == ROOT) | held[forest.parent]
         return Verdicts(nodes, right & tried, tried)
 
@@ -351,7 +376,10 @@ class Engine:
 
     def _observe(self, flight: Flight) -> None:
         del self._unobserved[flight.record.number]
-        self.policy.observe(flight.record.outcome())
+        outcome = flight.record.outcome()
+        self.policy.observe(outcome)
+        if self._ranking is not None:
+            self._calibrator.observe(outcome.forest, outcome.tried, outcome.accepted)
         self._free_slots()
 
     def _deliver(self, flight: Flight) -> tuple[int, Rows]:
@@ -399,6 +427,22 @@ class Engine:
         if free:
             self.policy.release(np.array(free, np.int64))
             self._scheduler.free(free)
+
+
+def _placeholders(plan: VerifyPlan) -> Ints:
+    """(N,): draft tokens to schedule for each request; the device chooses among them where it is ordered to."""
+    if plan.device is None:
+        return plan.lengths
+    return plan.device.caps if plan.device.tokens else np.zeros_like(plan.lengths)
+
+
+def _of_rows(order: DeviceOrder, planned: Rows, rows: Rows) -> DeviceOrder:
+    """The order for a step's requests `rows` (N,), of one for the requests `planned`; new requests have no drafts."""
+    place = {row: number for number, row in enumerate(planned.tolist())}
+    at = np.array([place.get(row, NOBODY) for row in rows.tolist()], np.int64)
+    forced = np.where(at == NOBODY, 0, order.forced[at]) if len(planned) else np.zeros_like(at)
+    weights = np.where(at == NOBODY, 1.0, order.weights[at]) if len(planned) else np.ones(len(at))
+    return replace(order, forced=forced, weights=weights)
 
 
 def _fed(plan: DraftPlan, batch: Batch, tokens: Ints, drafters: tuple[Drafter, ...], fed_blocks: Bools) -> Ints:

@@ -51,6 +51,8 @@ class Flight:
         """Tokens of each request that vLLM's scheduler is given."""
         names = self.record.step.names
         sampled = np.where(self.ran.tokens > 0, 1 + self.ran.accepted, 0)
+        trimmed = self.draft_tokens - self.kept
         return Counts(
-            dict(zip(names, sampled.tolist(), strict=True)), dict(zip(names, self.kept.tolist(), strict=True))
-        )
+            dict(zip(names, sampled.tolist(), strict=True)), dict(zip(names, self.kept.tolist(), strict=True)),
+            dict(zip(names, trimmed.tolist(), strict=True)) if trimmed.any() else None,
+        )  # fmt: skip

@@ -83,11 +83,12 @@ class Proposals:
         """(N, length): how sure a model is of its draft tokens."""
         return np.asarray(np.nan_to_num(self._confidence[rows, :length]), np.float64)
 
-    def reported_confidence(self, rows: Rows) -> NDArray[np.int8]:
-        """(N, K): the confidence of a lookup's proposals, see `loop.confidences`; unknown for models' proposals."""
-        by_lookup = (self.length[rows] > 0) & self._looks_up[self.drafter[rows]]
-        quanta = np.clip(self._confidence[rows] * QUANTA, -MOST_QUANTA, MOST_QUANTA)
-        return np.where(by_lookup[:, None], quanta, UNKNOWN).astype(np.int8)
+    def reported_confidence(self, rows: Rows, *, models: bool = False) -> NDArray[np.int8]:
+        """(N, K): confidences of the proposals, see `loop.confidences`. models: whether models report theirs, too."""
+        reported = (self.length[rows] > 0) & (models | self._looks_up[self.drafter[rows]])
+        there = reported[:, None] & (np.arange(DEPTH) < self.length[rows, None])
+        quanta = np.clip(np.rint(self._confidence[rows] * QUANTA), -MOST_QUANTA, MOST_QUANTA)
+        return np.where(there, quanta, UNKNOWN).astype(np.int8)
 
     def _has_trees(self, rows: Rows) -> bool:
         return bool((self._width[rows] > 1).any())
