@@ -1,6 +1,6 @@
 """What each mechanism of the control core buys: replays with one of them off at a time.
 
-    python -m bench.ablation        writes results/ablation.json (about 15 minutes of one core)
+    python -m bench.ablation [--minutes 20]     writes results/ablation.json; no load starts after 20 minutes
 
 The same loads, seeds, profiles and worlds as the whole loop, so ratios are paired. A load is measured by goodput, one
 that shifts by the replay's speeds, one with SLO classes by the share of requests that met theirs.
@@ -11,14 +11,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from outrider_runtime.control.controller import Controller
+from outrider_runtime.control.cost.step_times import RAGGED, UNIFORM
 from outrider_runtime.control.data.forest import Forest
 from outrider_runtime.simulate.replay.engine import Policy
 
@@ -29,7 +33,7 @@ from bench.replay.settings import Case, System, ours
 from bench.replay.static_load import Point
 
 RESULT = Path(__file__).parent / "results" / "ablation.json"
-SEEDS = 3
+SEEDS = 1
 H200, A100, L40S, CPU = "llama-3.1-8b-h200", "llama-3.1-8b-a100", "llama-3.1-8b-l40s", "smollm2-135m-cpu"
 
 
@@ -105,6 +109,13 @@ def second_rank(controller: Controller) -> None:
     controller.plan_draft = plan_draft  # type: ignore[method-assign]
 
 
+def even_steps(controller: Controller) -> None:
+    """That a step of equal lengths costs less: it is priced as one of any lengths."""
+    target = controller._evidence.latency._memory.target
+    for rows in (target.base, target.costs):
+        rows[UNIFORM] = rows[RAGGED]
+
+
 def confidence(controller: Controller) -> None:
     """What drafters say of their own proposals; on GPUs it does not reach the loop anyway."""
     plan, observe = controller.plan_verify, controller.observe
@@ -120,7 +131,7 @@ SWITCHES: Mapping[str, Callable[[Controller], None]] = {
     one.__name__.replace("_", " "): one
     for one in (
         correction_of_target, correction_of_drafts, factors, ageing, measured_goodput, probes, exploration, gating,
-        closing_holes, second_rank, confidence,
+        closing_holes, second_rank, even_steps, confidence,
     )
 }  # fmt: skip
 
@@ -152,6 +163,7 @@ def cells() -> Iterable[Cell]:
         (H200, 0.7, 1),
         (H200, 0.5, 128),
         (A100, 0.7, 8),
+        (A100, 0.7, 32),
         (L40S, 0.5, 32),
         (CPU, None, 8),
     ):
@@ -195,23 +207,42 @@ def _attained(mix: slo_mix.Mix, system: System, seed: int) -> float:
 # -- what comes of it -------------------------------------------------------------------------------------------------
 
 
-def measured(switches: Iterable[str], seeds: int) -> dict[str, dict[str, float]]:
-    """Switch -> cell -> by the whole loop's, geometric mean over the seeds."""
-    found: dict[str, dict[str, float]] = {name: {} for name in switches}
-    for cell in cells():
-        whole = [cell.measure(cell.system, seed) for seed in range(seeds)]
-        for name, row in found.items():
-            system = without(cell.system, SWITCHES[name])
-            row[cell.name] = geometric_mean([cell.measure(system, seed) / whole[seed] for seed in range(seeds)])
-        print(cell.name, {name: round(row[cell.name], 3) for name, row in found.items()}, file=sys.stderr, flush=True)
-    return found
+@cache
+def all_cells() -> tuple[Cell, ...]:
+    return tuple(cells())
+
+
+def figure(cell: int, switch: str | None, seed: int) -> float:
+    """Goodput, speed or attainment of one load. switch: what is off; None: the whole loop."""
+    measured_cell = all_cells()[cell]
+    system = without(measured_cell.system, None if switch is None else SWITCHES[switch])
+    return measured_cell.measure(system, seed)
+
+
+def measured(switches: Sequence[str], seeds: int, minutes: float, processes: Executor) -> dict[str, dict[str, float]]:
+    """Switch -> load -> with it off / the whole loop, geometric mean over the seeds. No load starts after `minutes`."""
+    ratios: dict[str, dict[str, float]] = {name: {} for name in switches}
+    ends_at = time.monotonic() + 60 * minutes
+    for number, cell in enumerate(all_cells()):
+        if time.monotonic() > ends_at:
+            break
+        whole = [processes.submit(figure, number, None, seed) for seed in range(seeds)]
+        off = {name: [processes.submit(figure, number, name, seed) for seed in range(seeds)] for name in switches}
+        for name, futures in off.items():
+            pairs = zip(futures, whole, strict=True)
+            ratios[name][cell.name] = round(geometric_mean([one.result() / all_.result() for one, all_ in pairs]), 4)
+        print(cell.name, {name: row[cell.name] for name, row in ratios.items()}, file=sys.stderr, flush=True)
+    return ratios
 
 
 def table(found: Mapping[str, Mapping[str, float]]) -> str:
-    lines = ["| off | by the whole loop, geometric mean | worst | where |", "|---|---|---|---|"]
+    loads = len(next(iter(found.values())))
+    lines = [f"{loads} of {len(all_cells())} loads.", "", "| off | off / whole, geometric mean | lowest | highest |"]
+    lines.append("|---|---|---|---|")
     for name, row in sorted(found.items(), key=lambda one: geometric_mean(list(one[1].values()))):
-        worst = min(row, key=lambda cell: row[cell])
-        lines.append(f"| {name} | {geometric_mean(list(row.values())):.3f} | {row[worst]:.3f} | {worst} |")
+        least, most = min(row, key=lambda cell: row[cell]), max(row, key=lambda cell: row[cell])
+        mean = geometric_mean(list(row.values()))
+        lines.append(f"| {name} | {mean:.3f} | {row[least]:.3f} ({least}) | {row[most]:.3f} ({most}) |")
     return "\n".join(lines)
 
 
@@ -219,14 +250,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=SWITCHES, default=list(SWITCHES), help="some mechanisms")
     parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--minutes", type=float, default=20.0, help="no load starts after so many")
+    parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--tables", action="store_true", help="nothing anew: the table of what is there")
     options = parser.parse_args()
     if not options.tables:
-        found = {
-            name: {cell: round(ratio, 4) for cell, ratio in row.items()}
-            for name, row in measured(options.only, options.seeds).items()
-        }
-        RESULT.write_text(json.dumps({"seeds": options.seeds, "ratios": found}, indent=1) + "\n")
+        with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as processes:
+            ratios = measured(options.only, options.seeds, options.minutes, processes)
+        RESULT.write_text(json.dumps({"seeds": options.seeds, "ratios": ratios}, indent=1) + "\n")
     print(table(json.loads(RESULT.read_text())["ratios"]))
 
 

@@ -34,6 +34,7 @@ from outrider_runtime.simulate.replay.policies import Fixed
 from outrider_runtime.simulate.replay.scheduling import Limits
 from outrider_runtime.simulate.replay.workload import Workload
 
+from bench.host_costs import added_us
 from bench.papers.magicdec_world import DRAFTED, Row, rows
 from bench.replay import settings
 
@@ -135,7 +136,7 @@ def served(cell: Cell, name: str, contexts: Sequence[int], seed: int) -> Engine:
     """Requests read one token; once they decode they have their context."""
     world = settings.world(cell.part.world)
     limits = Limits(max_requests=settings.MOST_REQUESTS, kv_tokens=world.kv_tokens)
-    cost = settings.decision_us(slo_classes=False) if name == OURS else ((1, 0.0),)
+    cost = added_us([drafter.name for drafter in POOL]) if name == OURS else ((1, 0.0),)
     setting = Setting(world, cell.recording, POOL, limits, cost, asynchronous=True)
     engine = Engine(setting, workload(cell, len(contexts), seed), policy(cell.part, name, seed))
     requests, grown = engine.requests, np.zeros(len(contexts), bool)
@@ -151,7 +152,9 @@ def policy(part: Part, name: str, seed: int) -> Policy:
         latency = settings.profile(part.world, POOL, seed % settings.PROFILES, part.longest)
         hot = HotSettings(max_draft_tokens=settings.LONGEST)
         graph = settings.world(part.world).graph_tokens
-        of_loop = Settings(POOL, settings.LONGEST, settings.SLOTS, largest_graph_tokens=graph, hot=hot)
+        of_loop = Settings(
+            POOL, settings.LONGEST, settings.SLOTS, largest_graph_tokens=graph, hot=hot, scores_placeholders=True
+        )  # fmt: skip
         return Controller(of_loop, latency, clock=time.perf_counter, rng=np.random.default_rng([seed, 2]))
     return Fixed(POOL) if name == PLAIN else Fixed(POOL, 0, DRAFTED)
 

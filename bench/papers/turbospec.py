@@ -110,7 +110,9 @@ def _ratios(table: Table, load: Workload, plain_s: float, world: World) -> tuple
 
 def ours(world: World) -> Policy:
     hot = HotSettings(max_draft_tokens=LONGEST)
-    settings = Settings(POOL, LONGEST, LIMITS.slots, largest_graph_tokens=world.graph_tokens, hot=hot)
+    settings = Settings(
+        POOL, LONGEST, LIMITS.slots, largest_graph_tokens=world.graph_tokens, hot=hot, scores_placeholders=True
+    )  # fmt: skip
     profile = fitted(world, POOL, np.random.default_rng(0))
     return Controller(settings, profile, clock=time.perf_counter, rng=np.random.default_rng(1))
 

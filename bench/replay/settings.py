@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from outrider_runtime.simulate.replay.profile import LONGEST_REQUEST, fitted
 from outrider_runtime.simulate.replay.scheduling import Limits
 from outrider_runtime.simulate.worlds import world as worlds
 
-from bench import core_decision
+from bench.host_costs import added_us
 from bench.replay.adaptive import Adaptive, cost_tables
 from bench.replay.baselines import ByBatchSize, tuned_table
 from bench.replay.synthetic import MIXES, by_category
@@ -107,19 +106,19 @@ class System:
     """Of each SLO class, where the policy starts requests by when they are due."""
 
 
-@cache
-def decision_us(*, slo_classes: bool) -> tuple[tuple[int, float], ...]:
-    """What the decisions of a step cost, by batch, as `bench.core_decision` measured it."""
-    rows = [row for row in json.loads(core_decision.RESULT.read_text())["rows"] if row["drafters"] == 1]
-    return tuple((row["batch"], row["mean_us"]) for row in rows if row["slo_classes"] is slo_classes)
-
-
 def setting(case: Case, system: System) -> Setting:
     one = world(case.world)
     limits = Limits(max_requests=MOST_REQUESTS, kv_tokens=one.kv_tokens)
-    cost = decision_us(slo_classes=bool(system.patience_s)) if system.loop else ((1, 0.0),)
-    ahead = _asynchronous(case)
-    return Setting(one, recording_of(case), pool(case), limits, cost, ahead, system.patience_s, not system.loop)
+    cost = added_us([drafter.name for drafter in pool(case)]) if system.loop else ((1, 0.0),)
+    return Setting(
+        one, recording_of(case), pool(case), limits, cost, _asynchronous(case), device_ranks(case), system.patience_s,
+        not system.loop,
+    )  # fmt: skip
+
+
+def device_ranks(case: Case) -> bool:
+    """Whether attention takes any lengths: FlashAttention 3, and vLLM's on CPUs."""
+    return world(case.world).takes_any_lengths
 
 
 def _asynchronous(case: Case) -> bool:
@@ -140,7 +139,7 @@ def ours(
         hot = HotSettings(max_draft_tokens=most, slo_classes=classes, admission=admission)
         settings = Settings(
             pool(case), LONGEST, SLOTS, largest_graph_tokens=world(case.world).graph_tokens, hot=hot,
-            scores_placeholders=_asynchronous(case),
+            scores_placeholders=_asynchronous(case), device_ranks=device_ranks(case),
         )  # fmt: skip
         rng = np.random.default_rng([seed, 2])
         model = distort(latency) if distort else latency

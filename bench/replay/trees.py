@@ -18,7 +18,8 @@ from outrider_runtime.simulate.replay.policies import Fixed
 from outrider_runtime.simulate.replay.scheduling import Limits
 from outrider_runtime.simulate.replay.workload import Workload
 
-from bench.replay.settings import MOST_REQUESTS, PROFILES, SLOTS, decision_us, profile, recording, world
+from bench.host_costs import added_us
+from bench.replay.settings import MOST_REQUESTS, PROFILES, SLOTS, profile, recording, world
 from bench.replay.tree_baselines import AdaServe, StaticTree
 
 DEEPEST = 8
@@ -89,7 +90,7 @@ def run(place: Place, system: System, load: Workload, seed: int, classes: Classe
     one = world(place.world)
     setting = Setting(
         one, recording(place.acceptance), (TREES,), Limits(max_requests=MOST_REQUESTS, kv_tokens=one.kv_tokens),
-        decision_us(slo_classes=bool(classes)) if system.decides else ((1, 0.0),),
+        added_us([TREES.name], "stepper_us") if system.decides else ((1, 0.0),),
         asynchronous=False, bundled=True,
     )  # fmt: skip
     engine = Engine(setting, load, system.build(place, seed, classes))

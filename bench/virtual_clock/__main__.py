@@ -11,15 +11,16 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-from outrider_runtime.simulate.replay.engine import Engine
 
-from bench.replay.settings import PROFILES, pool, profile
+from bench.virtual_clock.both_engines import both
 from bench.virtual_clock.cells import Cell, cells
-from bench.virtual_clock.engine import Served, Stock, mean_draft_length, served
+from bench.virtual_clock.engine import Served
 
 RESULTS = Path(__file__).parents[1] / "results" / "virtual_clock.json"
 MOST_LATENCY, MOST_LENGTH = 0.03, 0.1
@@ -57,33 +58,26 @@ def _mean(found: Sequence[Served], name: str) -> float:
     return float(np.mean([getattr(one, name) for one in found]))
 
 
-def judge(cell: Cell, seeds: int) -> Judged:
-    drafter, _, length = cell.system.partition(", k = ")
-    stock = None if cell.system == "ours" else Stock(drafter, int(length)) if length else Stock()
-    replayed, made = [], []
-    for seed in range(seeds):
-        load = cell.load(seed)
-        replayed.append(_replayed(cell, seed))
-        latency = profile(cell.case.world, pool(cell.case), seed % PROFILES)
-        made.append(served(cell.setting(), load, stock, latency, asynchronous=cell.asynchronous))
-    return Judged(cell, tuple(replayed), tuple(made))
-
-
-def _replayed(cell: Cell, seed: int) -> Served:
-    engine = Engine(cell.setting(), cell.load(seed), cell.policy().build(cell.case, seed))
-    engine.run()
-    requests = engine.requests
-    latency_s = float((requests.done_s - requests.arrived_s).mean())
-    return Served(latency_s, mean_draft_length(engine.log), requests.preemptions)
+def compare(cell: Cell, seeds: int, processes: Executor) -> Judged:
+    futures = [processes.submit(both, cell, seed) for seed in range(seeds)]
+    replayed, made = zip(*(future.result() for future in futures), strict=True)
+    return Judged(cell, replayed, made)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
+    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as processes:
+        measure(options.seeds, processes)
+    return 0
+
+
+def measure(seeds: int, processes: Executor) -> None:
     rows = []
     for cell in cells():
-        judged = judge(cell, options.seeds)
+        judged = compare(cell, seeds, processes)
         print(judged.line(), flush=True)
         rows.append(
             {
@@ -91,8 +85,7 @@ def main() -> int:
                 "draftLength": round(_mean(judged.served, "draft_length"), 3), "holds": judged.holds,
             }
         )  # fmt: skip
-        RESULTS.write_text(json.dumps({"seeds": options.seeds, "cells": rows}, indent=1) + "\n")
-    return 0
+        RESULTS.write_text(json.dumps({"seeds": seeds, "cells": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

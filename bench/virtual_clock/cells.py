@@ -13,7 +13,7 @@ from bench.replay.plan import capacity
 from bench.replay.settings import Case, System, ours, recording_of, setting, singles
 
 LENGTHS = Lengths(300, 128)
-REQUESTS = 150
+REQUESTS, LEAST_REQUESTS = 150, 48
 H200, A100 = Case("llama-3.1-8b-h200", 0.7), Case("llama-3.1-8b-a100", 0.9)
 H200_HALF = Case("llama-3.1-8b-h200", 0.5)
 SMALL_KV_TOKENS = 8192
@@ -38,7 +38,8 @@ class Cell:
     def load(self, seed: int) -> Workload:
         rng, recording = np.random.default_rng([seed, 23]), recording_of(self.case)
         if self.share is None:
-            return closed(self.clients, max(REQUESTS, 3 * self.clients), recording, None, rng, LENGTHS)
+            count = max(LEAST_REQUESTS, min(REQUESTS, 12 * self.clients), 3 * self.clients)
+            return closed(self.clients, count, recording, None, rng, LENGTHS)
         at_s = poisson(self.share * capacity(self.case.world), REQUESTS, rng)
         return open_load(at_s, recording, None, rng, LENGTHS)
 

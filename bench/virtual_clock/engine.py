@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -20,7 +21,9 @@ from outrider_runtime.simulate.replay.engine import Log, Setting
 from outrider_runtime.simulate.replay.requests import BLOCK_TOKENS, Requests
 from outrider_runtime.simulate.replay.workload import Workload
 from outrider_runtime.vllm_plugin import arguments, launch
+from outrider_runtime.worker_notes import write_device_ranks
 
+from bench.host_costs import HostCosts
 from bench.replay.adaptive import AdaptiveVerification, cost_tables
 from bench.replay.settings import LONGEST
 from bench.virtual_clock.clock import Clock
@@ -33,6 +36,7 @@ HOSTED = {
     "eagle": engines.eagle(),
     "draft": engines.draft_model(engines.POOR_DRAFT),
     "lookup": engines.lookup("lookup"),
+    "sparse": engines.sparse_self(512, "sparse"),
 }
 """By its name in the recording. Of their models only the configs are read."""
 METHODS: dict[str, dict[str, object]] = {
@@ -69,32 +73,72 @@ def mean_draft_length(log: Log) -> float:
     return sum(log.verified) / sum(log.requests)
 
 
-def served(setting: Setting, load: Workload, stock: Stock | None, profile: Any, *, asynchronous: bool) -> Served:
-    """stock: None for vLLM with the loop in its scheduler, which mounts `profile`."""
+def served(
+    setting: Setting, load: Workload, stock: Stock | None, profile: Any, *, asynchronous: bool,
+    host: HostCosts | None = None, watch: Callable[[Any], None] = lambda _core: None,
+) -> Served:  # fmt: skip
+    """Serve `load`, in vLLM with the loop, which mounts `profile`, or in stock vLLM.
+
+    host: see `charge`; None: the host takes no time. watch: gets the engine core before it serves.
+    """
     clock, requests = Clock(), Requests(replace(load, output=load.output + DEPTH))  # drafters know no end
     device = Device(setting.world, setting.recording, setting.drafters, requests)
     names = [one.name for one in setting.drafters]
     drafter = names.index(stock.drafter) if stock and stock.drafter else None
     plan = _plan([HOSTED[name] for name in names], setting)
+    ranks = setting.device_ranks and stock is None
+    write_device_ranks(plan.paths.run_dir, device_ranks=ranks)  # the loop reads it
 
     def executor(config: Any) -> Any:
+        from outrider_runtime.vllm_plugin import cpu_worker  # it binds vLLM's kernels before Playback's modules do
+
         from bench.virtual_clock.executor import Playback  # vLLM's environment must be there
+
+        assert cpu_worker
 
         on_device = None
         if stock and stock.adaptive and stock.drafter:
             costs = cost_tables(setting.world, stock.drafter, stock.k, setting.limits.max_requests)
             on_device = AdaptiveVerification(len(load), stock.k, costs)
-        return Playback(device, clock, drafter, config, on_device)
+        return Playback(device, clock, drafter, config, on_device, device_ranks=ranks)
 
     with _core(plan, stock, setting, executor, clock, asynchronous) as core:
         if stock is None:
             core.scheduler.outrider_reporter.stop()  # whose profile would be the mounted one
             core.scheduler.outrider.replace_latency(profile)
+        if host is not None:
+            charge(core, clock, host)
+        watch(core)
         _serve(core, load, requests, clock)
         latency_s = requests.done_s - requests.arrived_s
         playback = core.model_executor
         steady_s = float(latency_s[load.clients or 0 :].mean())
         return Served(float(latency_s.mean()), mean_draft_length(playback.log), playback.preempted, steady_s)
+
+
+def charge(core: Any, clock: Clock, host: HostCosts) -> None:
+    """Let the scheduler's two calls of each step take the host's time.
+
+    The clock moves on by `host.schedule` after vLLM has scheduled a step, and by `host.update` before a step's output
+    is worked in. In synchronous mode the device waits for both. In asynchronous mode the device runs the step that was
+    scheduled before meanwhile; a step begins when it is scheduled and the device is free (`Playback`), so vLLM waits
+    for as much of the host's time as outlasts the device's:
+
+        step_s = max(device_s, schedule_s + update_s)
+    """
+    scheduler = core.scheduler
+    schedule, update = scheduler.schedule, scheduler.update_from_output
+
+    def scheduled(*arguments: Any, **keywords: Any) -> Any:
+        output = schedule(*arguments, **keywords)
+        clock.now += host.schedule(len(output.num_scheduled_tokens))
+        return output
+
+    def updated(output: Any, *arguments: Any, **keywords: Any) -> Any:
+        clock.now += host.update(len(output.num_scheduled_tokens))
+        return update(output, *arguments, **keywords)
+
+    scheduler.schedule, scheduler.update_from_output = scheduled, updated
 
 
 def _serve(core: Any, load: Workload, requests: Requests, clock: Clock) -> None:
@@ -173,6 +217,8 @@ def _core(
     asynchronous: bool,
 ) -> Iterator[Any]:
     with ExitStack() as stack:
+        stack.callback(gc.collect)  # an engine core is in cycles
+        stack.enter_context(engines.small_heap())
         stack.enter_context(engines.own_environment(VLLM_LOGGING_LEVEL="ERROR"))
         stack.enter_context(engines._asynchronous_scheduling() if asynchronous else nullcontext())
         launch.prepare(plan)

@@ -13,19 +13,23 @@ import numpy as np
 import torch
 from outrider_runtime.control.data.batch import NOBODY
 from outrider_runtime.control.data.plans import DraftPlan, Purpose
+from outrider_runtime.simulate.recording import DEPTH
 from outrider_runtime.simulate.replay.device import Device, Ran
 from outrider_runtime.simulate.replay.engine import Log, OnDevice
 from outrider_runtime.simulate.replay.requests import BLOCK_TOKENS, Books
 from outrider_runtime.simulate.replay.workload import Ints
+from outrider_runtime.vllm_plugin.device_ranking import verification_lengths
 from outrider_runtime.vllm_plugin.messages import (
     IDLE,
     DraftOrder,
     DraftReport,
     StepReport,
+    VerifyOrder,
     attach,
     attached_order,
     numbers,
 )
+from outrider_runtime.vllm_plugin.proposed import acceptance
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec
@@ -51,12 +55,16 @@ class Output(Future[Any]):
 
 
 class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
-    """Requests are called by their row. drafter: which one stock vLLM runs; with the loop its orders say who runs."""
+    """Requests are called by their row. drafter: which one stock vLLM runs; with the loop its orders say which ones."""
 
     def __init__(
-        self, device: Device, clock: Clock, drafter: int | None, config: Any, on_device: OnDevice | None = None
-    ) -> None:
+        self, device: Device, clock: Clock, drafter: int | None, config: Any, on_device: OnDevice | None = None,
+        *, device_ranks: bool = False,
+    ) -> None:  # fmt: skip
+        """device_ranks: the device chooses what is verified among the placeholders, by the loop's orders."""
         self.device, self.clock, self.log = device, clock, Log()
+        self._acceptance = torch.zeros(len(device.requests.load), DEPTH) if device_ranks else None
+        """(requests, K): P(token accepted, its parent was) of the proposals that wait; 0: no proposal."""
         self._on_device = on_device
         self.preempted = 0
         self._drafter = drafter
@@ -108,9 +116,9 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         books = self.device.requests.of(np.array([int(name) for name in names], np.int64))
         tokens = np.array(list(output.num_scheduled_tokens.values()), np.int64)
         places = np.array([len(output.scheduled_spec_decode_tokens.get(name, ())) for name in names], np.int64)
-        kept = self._kept(books, tokens, places)
-        tokens = tokens - places + kept
         order = attached_order(output)
+        kept = self._kept(books, tokens, places, order)
+        tokens = tokens - places + kept
         plan, fed = self._plan(output, books, tokens) if order is None else self._ordered(order, books, tokens)
         proposals = self.device.proposals
         verified = np.minimum(kept, proposals.length[books.rows])
@@ -125,15 +133,36 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         lengths = self.device.proposals.length[books.rows]
         self._proposals = DraftTokenIds(names, [[TOKEN] * length for length in lengths.tolist()])
         if order is not None:
-            self._tell(made, order, ran, books)
+            ranked = None if self._acceptance is None or order.verify is None else kept
+            self._tell(made, order, ran, books, ranked)
+            self._rank_next(books, order)
         # Where nobody waits for the drafters, tokens go out before these have run.
         return Output(self.clock, began_s + ran.target_s if self._asynchronous else self._free_at, made)
 
-    def _kept(self, books: Books, tokens: Ints, places: Ints) -> Ints:
+    def _kept(self, books: Books, tokens: Ints, places: Ints, order: DraftOrder | None) -> Ints:
+        if self._acceptance is not None and order is not None and order.verify is not None:
+            return self._ranked(books, places, order.verify)
         if self._on_device is None or not places.any():
             return places
         sampling = int(np.count_nonzero(books.decodes | (tokens == books.todo)))
         return self._on_device.keep(books.rows, tokens - places, places, sampling)
+
+    def _ranked(self, books: Books, places: Ints, order: VerifyOrder) -> Ints:
+        """(N,): placeholders that the target scores. As `vllm_plugin.device_ranking` chooses them, with its code."""
+        assert self._acceptance is not None
+        survival = self._acceptance[books.rows].cumprod(dim=1) * torch.tensor(order.weights)[:, None]
+        caps, forced = torch.tensor(places), torch.tensor(order.forced.astype(np.int64))
+        return np.asarray(verification_lengths(survival, caps, forced, order.tokens).numpy(), np.int64)
+
+    def _rank_next(self, books: Books, order: DraftOrder) -> None:
+        """Keep what the drafters say of their new proposals, in the worker's own units and by its calibration."""
+        if self._acceptance is None or order.calibration is None:
+            return
+        proposals = self.device.proposals
+        said = proposals.reported_confidence(books.rows, models=True)[:, : order.calibration.intercepts.shape[1]]
+        made = np.vstack([proposals.length[books.rows], proposals.drafter[books.rows], said.T]).astype(np.int8)
+        self._acceptance[books.rows] = 0.0
+        self._acceptance[books.rows, : said.shape[1]] = acceptance(torch.tensor(made), order.calibration)
 
     def _note(self, ran: Ran, requests: int, verified: int) -> None:
         self.log.now.append(self._free_at)
@@ -168,15 +197,20 @@ class Playback(Executor):  # type: ignore[misc]  # vLLM is untyped here
         passes = np.maximum(order.passes, 0).astype(np.int64)
         return DraftPlan(passes, np.ones_like(passes), asked, fed, Purpose.FIXED), fed
 
-    def _tell(self, made: ModelRunnerOutput, order: DraftOrder, ran: Ran, books: Books) -> None:
-        """As the worker does: in asynchronous scheduling the report on a step's drafting goes with the next output."""
+    def _tell(
+        self, made: ModelRunnerOutput, order: DraftOrder, ran: Ran, books: Books, ranked: Ints | None
+    ) -> None:  # fmt: skip
+        """Report as the worker does: in asynchronous scheduling the report on a step's drafting goes with the next
+        output. ranked: (N,), what the device chose to verify."""
         proposals = self.device.proposals
         report = DraftReport(
             order.step, ran.each_draft_s(len(order.passes)), numbers(proposals.length[books.rows]),
             numbers(proposals.drafter[books.rows]), {hole.drafter: 0.0 for hole in order.holes},
-            confidence=proposals.reported_confidence(books.rows)[:, : order.draft_tokens],
+            confidence=proposals.reported_confidence(books.rows, models=self._acceptance is not None)[
+                :, : order.draft_tokens
+            ],
         )  # fmt: skip
-        told = StepReport(ran.target_s)
+        told = StepReport(ran.target_s, verified=None if ranked is None else numbers(ranked))
         if self._asynchronous:
             told.drafts, self._untold = self._untold, [report]
         else:

@@ -1,11 +1,14 @@
 """The judge of every figure about a GPU: vLLM's own scheduler on the virtual clock, asynchronous as on GPUs.
 
-    python -m bench.virtual_clock.judge [--seeds N] [--points N] [--tables]
+    python -m bench.virtual_clock.judge     [--seeds N] [--points N]; about 20 minutes of two quiet cores
+    python -m bench.virtual_clock.judge --tables     measures nothing: prints the Markdown of docs/results.md
 
 Closed loads of 1 to 256 requests, in pools with a lookup, without one, and of a lookup alone. Each point compares the
 loop with plain decoding, with the best static setting, and with vLLM's adaptive verification where that can run. The
-replay finds the best static setting over a few seeds; here it is served again. A ratio is the other's mean request
-latency / ours, after each client's first request: above 1 ours is faster. Writes results/judge.json.
+replay finds the best static setting over a few seeds; here it is served again. Each system is charged what its
+scheduler costs the host (`bench.host_step`, `engine.charge`). On worlds whose attention takes any lengths the device
+chooses what is verified (`vllm_plugin.device_ranking`). A ratio is the other's mean request latency / ours, after each
+client's first request: above 1 ours is faster. Writes results/judge.json.
 """
 
 from __future__ import annotations
@@ -13,22 +16,28 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 from outrider_runtime.simulate.replay.engine import Engine
+from outrider_runtime.simulate.replay.workload import Workload, closed
 
+from bench.host_costs import LOOP, SPECULATING, host_costs
+from bench.host_costs import PLAIN as WITHOUT_DRAFTS
 from bench.replay.bars import geometric_mean, low
-from bench.replay.settings import LONGEST, PROFILES, VARLEN_GRAPHS, Case, pool, profile, singles
-from bench.virtual_clock.cells import Cell
+from bench.replay.settings import LONGEST, PROFILES, VARLEN_GRAPHS, Case, pool, profile, recording_of, singles
+from bench.virtual_clock.cells import LENGTHS, Cell
 from bench.virtual_clock.engine import Stock, served
 
 RESULTS = Path(__file__).parents[1] / "results" / "judge.json"
 SCREENING_SEEDS = 2
+LEAST_REQUESTS = 32
+AHEAD = 2  # points: their settings are screened while one is served, so that no process waits
 ADAPTIVE = "adaptive verification"
 PLAIN, BEST, OURS = "plain", "best static", "ours"
 LEAST = {PLAIN: (0.99, 1.00), BEST: (0.98, 1.00), ADAPTIVE: (1.00, 1.10)}
@@ -63,6 +72,12 @@ class JudgePoint:
     def __str__(self) -> str:
         lift = "recorded" if self.acceptance is None else f"{self.acceptance}"
         return f"{self.world}, {lift}, {' + '.join(self.drafters)}, {self.clients} requests"
+
+    def load(self, seed: int) -> Workload:
+        """Three requests of each client, six where few run; the first one of each is not counted."""
+        count = max(LEAST_REQUESTS, min(6 * self.clients, 192), 3 * self.clients)
+        rng = np.random.default_rng([seed, 29])
+        return closed(self.clients, count, recording_of(self.case), None, rng, LENGTHS)
 
     def cell(self, system: str) -> Cell:
         return Cell(self.case, system, clients=self.clients, asynchronous=self.asynchronous)
@@ -106,15 +121,52 @@ class JudgedPoint:
         return [theirs / ours for theirs, ours in zip(self.latency_s[other], self.latency_s[OURS], strict=True)]
 
 
-def judge(point: JudgePoint, seeds: int) -> JudgedPoint:
-    best = best_static(point)
-    names = {PLAIN: Stock(), BEST: stock(best), OURS: None}
-    if point.has_adaptive:
-        names[ADAPTIVE] = Stock(point.drafters[0], LONGEST, adaptive=True)
-    latency_s = {
-        name: [_latency_s(point, served_by, seed) for seed in range(seeds)] for name, served_by in names.items()
+def judge_points(points: Sequence[JudgePoint], seeds: int, processes: Executor) -> Iterator[JudgedPoint]:
+    """Judge the points in their order. The static settings of the points to come are screened while one is served."""
+    screenings, running = deque(_screen(point, processes) for point in points[:AHEAD]), deque[_Running]()
+    for number, point in enumerate(points):
+        best = _best(screenings.popleft())
+        running.append(_serve(point, best, seeds, processes))
+        if number + AHEAD < len(points):
+            screenings.append(_screen(points[number + AHEAD], processes))
+        if len(running) > AHEAD:
+            yield running.popleft().judged()
+    while running:
+        yield running.popleft().judged()
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    point: JudgePoint
+    best: str
+    latency_s: Mapping[str, Sequence[Future[float]]]
+
+    def judged(self) -> JudgedPoint:
+        latency_s = {name: [future.result() for future in futures] for name, futures in self.latency_s.items()}
+        return JudgedPoint(str(self.point), self.best, latency_s)
+
+
+def _screen(point: JudgePoint, processes: Executor) -> dict[str, list[Future[float]]]:
+    """Static setting -> its mean latency in the replay, by seed; plain decoding is among them."""
+    return {
+        name: [processes.submit(_replayed_s, point, name, seed) for seed in range(SCREENING_SEEDS)]
+        for name in singles(point.case)
     }
-    return JudgedPoint(str(point), best, latency_s)
+
+
+def _best(screening: Mapping[str, Sequence[Future[float]]]) -> str:
+    return min(screening, key=lambda name: float(np.mean([future.result() for future in screening[name]])))
+
+
+def _serve(point: JudgePoint, best: str, seeds: int, processes: Executor) -> _Running:
+    systems = {PLAIN: Stock(), BEST: stock(best), OURS: None}
+    if point.has_adaptive:
+        systems[ADAPTIVE] = Stock(point.drafters[0], LONGEST, adaptive=True)
+    latency_s = {
+        name: [processes.submit(latency, point, system, seed) for seed in range(seeds)]
+        for name, system in systems.items()
+    }
+    return _Running(point, best, latency_s)
 
 
 def stock(name: str) -> Stock:
@@ -122,41 +174,53 @@ def stock(name: str) -> Stock:
     return Stock(drafter, int(length)) if length else Stock()
 
 
-def best_static(point: JudgePoint) -> str:
-    """The setting with the least mean latency in the replay, plain decoding among them."""
-
-    def latency_s(name: str) -> float:
-        cell = point.cell(name)
-        return float(np.mean([_replayed_s(cell, seed) for seed in range(SCREENING_SEEDS)]))
-
-    return min(singles(point.case), key=latency_s)
-
-
-def _replayed_s(cell: Cell, seed: int) -> float:
-    engine = Engine(cell.setting(), cell.load(seed), cell.policy().build(cell.case, seed))
+def _replayed_s(point: JudgePoint, name: str, seed: int) -> float:
+    cell = point.cell(name)
+    engine = Engine(cell.setting(), point.load(seed), cell.policy().build(cell.case, seed))
     engine.run()
     latency_s = engine.requests.done_s - engine.requests.arrived_s
-    return float(latency_s[cell.clients :].mean())
+    return float(latency_s[point.clients :].mean())
 
 
-def _latency_s(point: JudgePoint, system: Stock | None, seed: int) -> float:
+def latency(point: JudgePoint, system: Stock | None, seed: int) -> float:
+    """Mean request latency in seconds after each client's first request, in vLLM; the host's time is charged."""
     cell = point.cell(OURS if system is None else PLAIN)
-    latency = profile(point.world, pool(point.case), seed % PROFILES)
-    return served(cell.setting(), cell.load(seed), system, latency, asynchronous=point.asynchronous).steady_latency_s
+    model = profile(point.world, pool(point.case), seed % PROFILES)
+    return served(
+        cell.setting(), point.load(seed), system, model, asynchronous=point.asynchronous,
+        host=host_costs(point.drafters, _host_of(system)),
+    ).steady_latency_s  # fmt: skip
+
+
+def _host_of(system: Stock | None) -> str:
+    if system is None:
+        return LOOP
+    return SPECULATING if system.drafter else WITHOUT_DRAFTS
 
 
 def table(judged: Sequence[JudgedPoint]) -> list[str]:
-    """Lines of Markdown: the 5% quantile over seeds of each ratio, exactly as it is."""
+    """Lines of Markdown: the 5% quantile over seeds of each ratio, exactly as it is, and a summary."""
     seeds = len(judged[0].latency_s[OURS]) if judged else 0
-    lines = [f"{len(judged)} of {len(POINTS)} points, {seeds} seeds; 5% quantile over seeds.", ""]
+    lines = [f"{len(judged)} of {len(POINTS)} points, {seeds} seeds; 5% quantile over seeds, higher is better.", ""]
     lines += ["| point | plain / ours | best static / ours | adaptive verification / ours |", "|---|---|---|---|"]
-    for judged_point in judged:
-        columns = [
-            f"{_figure(judged_point, name)} ({judged_point.best})" if name == BEST else _figure(judged_point, name)
-            for name in LEAST
-        ]
-        lines.append(f"| {judged_point.point} | {' | '.join(columns)} |")
-    return [*lines, f"| geometric mean | {' | '.join(_mean(judged, name) for name in LEAST)} |"]
+    lines += [_line(judged_point) for judged_point in judged]
+    lines += [f"| geometric mean | {' | '.join(_mean(judged, name) for name in LEAST)} |", ""]
+    return lines + [_summary(judged, name) for name in LEAST]
+
+
+def _line(judged: JudgedPoint) -> str:
+    columns = [f"{_figure(judged, name)} ({judged.best})" if name == BEST else _figure(judged, name) for name in LEAST]
+    return f"| {judged.point} | {' | '.join(columns)} |"
+
+
+def _summary(judged: Sequence[JudgedPoint], name: str) -> str:
+    ratios = {point.point: low(point.ratios(name)) for point in judged if name in point.latency_s}
+    if not ratios:
+        return f"- {name}: runs at no point."
+    worst, least = min(ratios, key=lambda point: ratios[point]), LEAST[name][0]
+    holds = sum(ratio >= least for ratio in ratios.values())
+    at_least = f"at least {least:.2f} at {holds} of {len(ratios)} points"
+    return f"- {name} / ours: {at_least}; lowest {ratios[worst]:.3f} ({worst})."
 
 
 def _figure(judged: JudgedPoint, name: str) -> str:
@@ -189,22 +253,21 @@ def read() -> list[JudgedPoint]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--points", type=int, default=len(POINTS), help="only the first so many")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--tables", action="store_true", help="measure nothing: print what is there")
     options = parser.parse_args()
     if options.tables and not RESULTS.exists():
         parser.error(f"there is no {RESULTS}: run the judge without --tables first")
-    judged = read() if options.tables else []
+    judged_points = read() if options.tables else []
     if not options.tables:
-        points = POINTS[: options.points]
         with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as processes:
-            for judged_point in processes.map(judge, points, [options.seeds] * len(points)):
-                judged.append(judged_point)
-                print(table([judged_point])[4], flush=True)
-                _write(judged, options.seeds)
-    print("\n".join(table(judged)))
+            for judged_point in judge_points(POINTS[: options.points], options.seeds, processes):
+                judged_points.append(judged_point)
+                print(_line(judged_point), flush=True)
+                _write(judged_points, options.seeds)
+    print("\n".join(table(judged_points)))
     return 0
 
 

@@ -184,7 +184,7 @@ def engine(plan: launch.LaunchPlan) -> Iterator[Any]:
     ):  # fmt: skip
         launch.prepare(plan)
         hide_dunders_of_llvmlite()
-        with _small_heap():
+        with small_heap():
             llm = start(arguments_.engine_arguments(plan))
             try:
                 yield llm
@@ -193,7 +193,7 @@ def engine(plan: launch.LaunchPlan) -> Iterator[Any]:
 
 
 @contextmanager
-def _small_heap() -> Iterator[None]:
+def small_heap() -> Iterator[None]:
     """vLLM collects garbage a dozen times while an engine starts and stops: among what came since the imports, whose
     half a million objects would take 0.4 s each time. They stay out of it as long as the process lives."""
     _freeze_imports()
