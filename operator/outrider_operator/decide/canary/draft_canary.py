@@ -211,6 +211,7 @@ def _sight(
     return CanarySight(
         spec=rollout.spec,
         pools=pools,
+        revision=revision.name if revision is not None else "",
         pods=pods,
         states=observed.states,
         unheard=observed.unheard,

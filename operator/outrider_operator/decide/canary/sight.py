@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider_crds.spec import OnMissingDrafter, SpeculativeServiceSpec
 from outrider_crds.state import ArmState, CanaryState, DrafterState, RuntimeState
@@ -12,7 +12,7 @@ from outrider_operator.decide.canary.arms import PodReport
 from outrider_operator.decide.canary.machine import Canary, CanaryPods, Cause
 from outrider_operator.decide.canary.pools import Pools
 from outrider_operator.decide.canary.record import arms_of
-from outrider_operator.decide.pods import Pods, scheduler_says, unschedulable_since
+from outrider_operator.decide.pods import Pods, revision_of, scheduler_says, unschedulable_since
 from outrider_operator.inbound.reading import integer, items, name_of
 from outrider_operator.model import Object
 
@@ -31,6 +31,8 @@ class CanarySight:
 
     spec: SpeculativeServiceSpec
     pools: Pools
+    revision: str
+    """Revision of the pods that host both pools; empty where none can."""
     pods: Pods
     states: Mapping[str, RuntimeState]
     """Pod name -> newest state."""
@@ -54,6 +56,7 @@ def canary_pods(sight: CanarySight, before: Canary | None) -> CanaryPods:
     """What the state machine is to know of the pods of `before`."""
     if before is None:
         return CanaryPods()
+    sight = replace(sight, pods=_of_revision(sight.pods, sight.revision))
     reports = tuple(_reports(sight, before))
     heeds_missing = sight.spec.rollout.on_missing_drafter is OnMissingDrafter.HOLD
     return CanaryPods(
@@ -64,6 +67,12 @@ def canary_pods(sight: CanarySight, before: Canary | None) -> CanaryPods:
         not_loaded=_missing(sight, sight.pools.candidate) if heeds_missing else "",
         restarts_under_candidate=_restarts(sight.pods) if _has_run_candidate(before) else 0,
     )
+
+
+def _of_revision(pods: Pods, revision: str) -> Pods:
+    """`pods` without those of the candidate before, whose faults are not this one's."""
+    living = tuple(pod for pod in pods.living if revision_of(pod) == revision)
+    return replace(pods, living=living, ended=tuple(pod for pod in pods.ended if revision_of(pod) == revision))
 
 
 def _reports(sight: CanarySight, before: Canary) -> Iterator[PodReport]:

@@ -445,6 +445,23 @@ def test_a_draft_that_does_not_load_fails() -> None:
     assert "org/eagle: 404 Not Found" in world.condition(C.PROGRESSING).message
 
 
+def test_pod_of_previous_candidate_does_not_fail_the_next() -> None:
+    """Bug: the pod that was still there lacked the drafter, and the patch that mends it failed for ever."""
+    world = CanaryWorld()
+    world.patched()
+    world.patch(paused=True)
+    world.settle()
+    lacking = [DrafterState(name="pld", loaded=True), DrafterState(name="eagle", loaded=False, reason="404 Not Found")]
+    world.measure_arms(0, drafters=lacking)
+    assert world.phase == "Starting"
+    world.patch(paused=False, draftPool=[PLD, HEAD])
+    world.settle()
+    assert (world.phase, world.rollout.cause) == ("Starting", "")
+    world.start_canary()
+    world.measure_arms(10)
+    assert world.phase == "Measuring"
+
+
 def test_no_capacity_is_an_error_while_it_lasts() -> None:
     world = CanaryWorld()
     world.patch(draftPool=[PLD, EAGLE])
