@@ -1,4 +1,4 @@
-"""Outrider from an empty machine to a rolled-out draft: cluster, chart, manifest, load, patch, clean-up.
+"""Outrider from an empty machine to judged drafts: cluster, chart, manifest, load, two patches, clean-up.
 
 Everything here is what a user would do: helm, kubectl and HTTP requests. The cluster ends with this process,
 however that ends, unless --keep was given.
@@ -18,19 +18,23 @@ import yaml
 from demo.chart import install_outrider
 from demo.console import Console
 from demo.load import Load
-from demo.service import Follower, JsonObject, condition, is_measured, is_true, shows_acceptance
+from demo.service import Follower, JsonObject, condition, is_measured, is_true, rollout_phase
 from setup.steps import REPOSITORY
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 
-MANIFEST = REPOSITORY / "examples" / "smollm2-cpu.yaml"
-PATCH = REPOSITORY / "examples" / "smollm2-second-draft-patch.yaml"
+MANIFEST = REPOSITORY / "examples" / "smollm2-canary.yaml"
+BETTER = REPOSITORY / "examples" / "smollm2-better-draft-patch.yaml"
+WORSE = REPOSITORY / "examples" / "smollm2-worse-draft-patch.yaml"
 STATE = Path("~/.cache/outrider/demo-cluster")
-PHASES = ((1, 30), (4, 30), (12, 30), (1, 30))
+PHASES = ((1, 30), (8, 30), (1, 30))
 """(concurrent requests, seconds): the load rises past the point where speculation pays, and falls again."""
 SHOW_EVERY_S = 15.0
-THINKING_S = 2.0
-"""A reader's, during the rollout: two engines share this machine while the new pod starts."""
+CANARY_USERS = 4
+CANARY_TOKENS = 24
+"""Most tokens of an answer during a canary: it is judged by requests, so short ones end sooner."""
+CANARY_TIMEOUT_S = 1800.0
+OVER = ("Successful", "Failed", "Error", "Inconclusive")
 
 
 def main() -> int:
@@ -77,7 +81,8 @@ class Demo:
         self._install()
         self._apply()
         asyncio.run(self._serve_changing_load())
-        asyncio.run(self._roll_out_a_second_draft())
+        asyncio.run(self._patch(BETTER, "Successful"))
+        asyncio.run(self._patch(WORSE, "Failed"))
         self._show("-o", "yaml", "--show-managed-fields=false")
 
     def _install(self) -> None:
@@ -109,32 +114,34 @@ class Demo:
         await asyncio.to_thread(self._show)
         self._say_outcome(load)
 
-    async def _roll_out_a_second_draft(self) -> None:
+    async def _patch(self, file: Path, outcome: str) -> None:
+        """Patches the draft pool under load and follows its canary; ClusterError where that ends otherwise."""
         self._console.step(
-            f"kubectl patch specsvc {self._name}: a second neural draft beside the first and the lookup, under load"
+            f"kubectl patch specsvc {self._name} --type=json --patch-file {file.relative_to(REPOSITORY)}"
         )
         load = self._load()
-        load.thinking_s = THINKING_S
+        load.concurrency, load.max_tokens = CANARY_USERS, CANARY_TOKENS
         running = asyncio.create_task(load.run())
-        patch = ("patch", "specsvc", self._name, "--type=json", "--patch-file", str(PATCH))
-        self._console.block(await asyncio.to_thread(self._cluster.kubectl, *patch))
-        patched = yaml.safe_load(self._cluster.kubectl("get", "specsvc", self._name, "-o", "yaml"))["spec"]["draftPool"]
-        neural = [draft["name"] for draft in patched if draft["method"] != "PromptLookup"]
-        await asyncio.to_thread(
-            self._follow.until,
-            lambda it: (
-                is_true(it, "Updated", "Ready")
-                and is_measured(it)
-                and all(shows_acceptance(it, draft) for draft in neural)
-            ),
-            timeout_s=600, what="the rollout of the new draft, with the acceptance of both measured",
-        )  # fmt: skip
-        load.stop()
-        await running
+        try:
+            ended = await asyncio.to_thread(self._canary, file)
+        finally:
+            load.stop()
+            await running
         await asyncio.to_thread(self._show)
+        self._console.say(ended["status"]["rollout"]["message"])
         self._say_outcome(load)
+        if rollout_phase(ended) != outcome:
+            raise ClusterError(f"the canary of {file.name} ended as {rollout_phase(ended)}, not as {outcome}")
         if load.errors:
             raise ClusterError(f"{len(load.errors)} request(s) failed during the rollout; the first: {load.errors[0]}")
+
+    def _canary(self, file: Path) -> JsonObject:
+        """The service once the canary of the patched pool is over."""
+        patch = ("patch", "specsvc", self._name, "--type=json", "--patch-file", str(file), "-o", "yaml")
+        generation = yaml.safe_load(self._cluster.kubectl(*patch))["metadata"]["generation"]
+        return self._follow.until(
+            lambda service: rollout_phase(service, generation) in OVER, timeout_s=CANARY_TIMEOUT_S, what="a verdict"
+        )
 
     def _load(self) -> Load:
         address = self._cluster.get("service", self._name)["spec"]["clusterIP"]

@@ -44,7 +44,9 @@ class Load:
         """Keeps `concurrency` users busy until `stop`; then lets the running requests finish."""
         prompts = shuffled_prompts()
         running: set[asyncio.Task[Answer]] = set()
-        async with httpx.AsyncClient(base_url=self.base_url, timeout=120.0) as client:
+        # A Service balances connections: kept ones would never reach a pod that is newer than they are.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        async with httpx.AsyncClient(base_url=self.base_url, timeout=120.0, limits=limits) as client:
             while not self._stopping or running:
                 while not self._stopping and len(running) < self.concurrency:
                     running.add(asyncio.create_task(self._ask(client, next(prompts))))

@@ -44,7 +44,7 @@ class Follower:
         """Says what is new since the last look; returns the service."""
         service = get(self.kubectl, "specsvc", self.name)
         children = get(self.kubectl, "jobs,configmaps,deployments,pods", "-l", f"outrider.dev/service={self.name}")
-        for subject, text in (*_conditions(service), *_children(children.get("items", []))):
+        for subject, text in (*_conditions(service), *_rollout(service), *_children(children.get("items", []))):
             if self._seen.get(subject) != text:
                 self._seen[subject] = text
                 self.console.say(f"{subject:<52} {text}")
@@ -65,6 +65,12 @@ def is_true(service: JsonObject, *kinds: str) -> bool:
 def is_measured(service: JsonObject) -> bool:
     """Is every profile there? One from a noisy machine serves too, and says so."""
     return is_true(service, "ProfilesReady") or _current(service, "ProfilesReady").get("reason") == "Noisy"
+
+
+def rollout_phase(service: JsonObject, generation: int = 0) -> str:
+    """Phase of the draft canary; empty where it was decided for a generation before `generation`."""
+    rollout: JsonObject = service.get("status", {}).get("rollout", {})
+    return str(rollout.get("phase", "")) if rollout.get("observedGeneration", 0) >= generation else ""
 
 
 def shows_acceptance(service: JsonObject, draft: str) -> bool:
@@ -88,6 +94,13 @@ def sentences(service: JsonObject) -> str:
 def _conditions(service: JsonObject) -> Iterator[tuple[str, str]]:
     for c in service.get("status", {}).get("conditions", []):
         yield f"condition {c['type']}", f"{c['status']}  {c['reason']}"
+
+
+def _rollout(service: JsonObject) -> Iterator[tuple[str, str]]:
+    """The canary's phase, its requests and the gain, once there is one."""
+    rollout = service.get("status", {}).get("rollout", {})
+    if rollout.get("summary"):
+        yield "rollout", rollout["summary"]
 
 
 def _children(items: list[JsonObject]) -> Iterator[tuple[str, str]]:
