@@ -290,7 +290,8 @@ def test_printer_columns_show_the_figures(services: dict[str, Service], cluster:
     wait_for("goodput in the status", lambda: service.read()["status"]["summary"]["goodput"])
     header, line = cluster.kubectl("get", "specsvc", "good", "-n", service.namespace).splitlines()
     assert header.split() == [
-        "NAME", "TARGET", "ACCELERATOR", "READY", "REPLICAS", "GOODPUT", "SPEEDUP", "ACCEPTANCE", "SLO", "AGE",
+        "NAME", "TARGET", "ACCELERATOR", "READY", "REPLICAS", "GOODPUT", "SPEEDUP", "ACCEPTANCE", "SLO",
+        "ROLLOUT", "AGE",
     ]  # fmt: skip
     assert "1.5" in line
     assert "True" in line

@@ -61,7 +61,8 @@ def test_get_shows_the_service_at_a_glance(chat: Api) -> None:
     """The printer columns, in order, with what the operator wrote."""
     header, row = chat.kubectl("get", "specsvc", "chat", "-n", _NAMESPACE).splitlines()
     assert header.split() == [
-        "NAME", "TARGET", "ACCELERATOR", "READY", "REPLICAS", "GOODPUT", "SPEEDUP", "ACCEPTANCE", "SLO", "AGE",
+        "NAME", "TARGET", "ACCELERATOR", "READY", "REPLICAS", "GOODPUT", "SPEEDUP", "ACCEPTANCE", "SLO",
+        "ROLLOUT", "AGE",
     ]  # fmt: skip
     for cell in ("meta-llama/Llama-3.1-8B-Instruct", " cpu ", "True", "2", "412 tok/s", "1.42x", "61%", "chat 97%"):
         assert cell in row
