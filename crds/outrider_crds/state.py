@@ -156,8 +156,11 @@ class SpeedupState(Model):
     """Sum of the ratios, each times its weight."""
 
 
-Count = Annotated[int, Field(ge=0)]
-Sum = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MOST_COUNTED = 10**18
+"""Bound of a canary's sums: below an int64, the API's integer. 10^10 answers of 10,000 tokens reach it in their
+squares."""
+Count = Annotated[int, Field(ge=0, le=MOST_COUNTED)]
+Sum = Annotated[float, Field(ge=0, le=MOST_COUNTED, allow_inf_nan=False)]
 
 
 def _by_class(_arm: Any, counts: dict[str, int]) -> list[Labelled]:

@@ -46,6 +46,13 @@ def test_sum_that_is_no_sum_is_refused(change: dict[str, Any]) -> None:
         ArmState.model_validate(change)
 
 
+@pytest.mark.parametrize("change", [{"priceS": 1e300}, {"tokens": 10**400}, {"finished": {"a": 10**19}}])
+def test_sum_beyond_any_canary_is_refused(change: dict[str, Any]) -> None:
+    """Bug: the judge overflowed at such a sum, so that the service was not reconciled while the pod lived."""
+    with pytest.raises(ValidationError):
+        ArmState.model_validate(change)
+
+
 def test_state_with_sums_survives_the_wire() -> None:
     arm = ArmState(requests=2, tokens=30, price_s=0.5, tokens_squared=500, price_squared=0.13, tokens_times_price=8.0,
                    failures=1, finished={"chat": 2}, attained={"chat": 1})  # fmt: skip

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from outrider_crds.state import MOST_COUNTED
+
 _NUMBERS = (
     "requests", "tokens", "price_s", "tokens_squared", "price_squared", "tokens_times_price", "failures"
 )  # fmt: skip
@@ -31,7 +33,7 @@ class ArmSums:
     """SLO class -> those of them that met the class."""
 
     def __add__(self, other: ArmSums) -> ArmSums:
-        sums = {name: getattr(self, name) + getattr(other, name) for name in _NUMBERS}
+        sums = {name: _sum(getattr(self, name), getattr(other, name)) for name in _NUMBERS}
         finished, attained = _sums(self.finished, other.finished), _sums(self.attained, other.attained)
         return ArmSums(**sums, finished=finished, attained=attained)
 
@@ -98,4 +100,9 @@ def updated(ledger: Ledger, reports: Iterable[PodReport], living: Container[str]
 
 
 def _sums(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
-    return {name: first.get(name, 0.0) + second.get(name, 0.0) for name in sorted({*first, *second})}
+    return {name: _sum(first.get(name, 0.0), second.get(name, 0.0)) for name in sorted({*first, *second})}
+
+
+def _sum(first: float, second: float) -> float:
+    """The sum of both, no more than the status can hold: a pod's report may have reached that by itself."""
+    return min(first + second, float(MOST_COUNTED))

@@ -149,9 +149,10 @@ def _attainment_lost(arms: Arms, name: str, error_share: float) -> float:
     """The least that the candidate loses of the class' attainment, within the error."""
     lost, variance, counts = 0.0, 0.0, []
     for arm, sign in ((arms.stable, 1.0), (arms.candidate, -1.0)):
-        finished, attained = arm.finished[name], arm.attained.get(name, 0.0)
+        finished = arm.finished[name]
         if finished < 1.0:
             return 0.0
+        attained = min(arm.attained.get(name, 0.0), finished)  # a pod may report anything
         smoothed = (attained + 1.0) / (finished + 2.0)  # a class that was always met has a variance all the same
         lost += sign * attained / finished
         variance += smoothed * (1.0 - smoothed) / finished

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from outrider_crds.state import MOST_COUNTED
 from outrider_operator.decide.canary.arms import Arms, ArmSums
 from outrider_operator.decide.canary.judge import CanaryVerdict, gain, half_width, judge
 
@@ -112,17 +114,30 @@ def test_equal_arms_get_a_verdict_in_at_most_five_percent() -> None:
     assert sum(item is not CanaryVerdict.OPEN for item in result) <= 50
 
 
-NUMBERS = st.floats(0, 1e15) | st.sampled_from([0.0, 1e-9, 1.0, 1e15])
+NUMBERS = st.floats(0, MOST_COUNTED) | st.sampled_from([0.0, 1e-9, 1.0, float(MOST_COUNTED)])
 
 
-@given(st.lists(NUMBERS, min_size=14, max_size=14), st.floats(-0.5, 1.0), st.integers(1, 1000))
+@given(st.lists(NUMBERS, min_size=18, max_size=18), st.floats(-0.5, 1.0), st.integers(1, 1000))
+@example([*[1000.0] * 14, 1.0, 1e6, 1.0, 1e6], 0.0, 100)
 def test_any_sums_are_judged(numbers: list[float], least_gain: float, min_requests: int) -> None:
-    """A pod runs a tenant's image: squares below their means, requests without tokens, prices of 10^15 seconds."""
-    both_arms = Arms(_arm(*numbers[:7]), _arm(*numbers[7:]))
+    """A pod runs a tenant's image: squares below their means, requests without tokens, prices of 10^18 seconds, more
+    requests that met their class than requests."""
+    stable, candidate = _arm(*numbers[:7]), _arm(*numbers[7:14])
+    both_arms = Arms(
+        replace(stable, finished={"chat": numbers[14]}, attained={"chat": numbers[15]}),
+        replace(candidate, finished={"chat": numbers[16]}, attained={"chat": numbers[17]}),
+    )
     result = judge({"a": both_arms}, least_gain=least_gain, min_requests=min_requests)
     for item in result.gains.values():
         assert item is None or -1.0 <= item.low <= item.value <= item.high < math.inf
     assert result.requests_left is None or 0.0 <= result.requests_left < math.inf
+
+
+def test_sums_of_restarted_pods_stay_within_the_status_bound() -> None:
+    """Bug avoided: the status refuses a larger number, so that no look would be remembered any more."""
+    most = float(MOST_COUNTED)
+    arm_sums = ArmSums(most, most, most, most, most, most, most, {"chat": most}, {"chat": most})
+    assert arm_sums + arm_sums == arm_sums
 
 
 @given(st.floats(1e-6, 1e3), st.integers(1, 10**6), st.floats(0.001, 0.2))
