@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, WithJsonSchema
 
 from outrider_crds.base import MapList, Model
-from outrider_crds.state import ArmState
+from outrider_crds.state import ArmState, Count
 
 Text = Annotated[str, Field(max_length=256)]
 Message = Annotated[str, Field(max_length=2048)]
@@ -266,6 +266,8 @@ class RolloutSums(Model):
     """Name of a canary pod; empty: processes that have ended."""
     started_at: float = 0.0
     """Unix time at which the pod's process started."""
+    restarts: Count = 0
+    """Processes of the pod that ended once the candidate had run in it."""
     stable: ArmState = ArmState()
     """Sums over the stable pool's requests."""
     candidate: ArmState = ArmState()

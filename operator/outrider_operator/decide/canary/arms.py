@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outrider_crds.state import MOST_COUNTED
 
@@ -68,6 +68,12 @@ class PodReport:
     started_at: float
     """Unix time; another one means another process, which counts from 0."""
     arms: Arms
+    restarts: int = 0
+    """Processes of the pod that ended once the candidate had run in it; the ledger counts them."""
+
+    @property
+    def has_run_candidate(self) -> bool:
+        return self.restarts > 0 or self.arms.candidate.requests > 0
 
 
 @dataclass(frozen=True)
@@ -86,17 +92,31 @@ class Ledger:
             totals[report.product] = totals.get(report.product, Arms()) + report.arms
         return totals
 
+    @property
+    def most_restarts(self) -> int:
+        """Restarts of the pod that has most: one fault of a node may end a process in each."""
+        return max((report.restarts for report in self.running), default=0)
+
 
 def updated(ledger: Ledger, reports: Iterable[PodReport], living: Container[str]) -> Ledger:
     """`ledger` with the newest report of each pod. A pod of `living` that does not answer keeps its last one; of a pod
     that is gone the sums stay."""
     before, ended = {report.pod: report for report in ledger.running}, dict(ledger.ended)
-    newest = {**before, **{report.pod: report for report in reports}}
+    newest = {**before, **{report.pod: _following(before.get(report.pod), report) for report in reports}}
     over = [last for pod, last in before.items() if newest[pod].started_at != last.started_at or pod not in living]
     for last in over:
         ended[last.product] = ended.get(last.product, Arms()) + last.arms
     kept = tuple(newest[pod] for pod in sorted(newest) if pod in living)
     return Ledger(ended, kept)
+
+
+def _following(last: PodReport | None, report: PodReport) -> PodReport:
+    """`report` with its pod's restarts; `last` is the report before it. What ends before the candidate has run is not
+    its doing, nor what ends before it reports."""
+    if last is None:
+        return report
+    is_restart = report.started_at != last.started_at and last.has_run_candidate
+    return replace(report, restarts=last.restarts + is_restart)
 
 
 def _sums(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:

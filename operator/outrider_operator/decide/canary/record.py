@@ -63,7 +63,7 @@ def record_text(status: RolloutStatus, deployment: Object | None) -> str:
 def sums_of(ledger: Ledger) -> list[RolloutSums]:
     """The ledger as the status keeps it."""
     ended = [_sums(product, "", 0.0, arms) for product, arms in sorted(ledger.ended.items())]
-    return [*ended, *(_sums(last.product, last.pod, last.started_at, last.arms) for last in ledger.running)]
+    return [*ended, *(_running_sums(last) for last in ledger.running)]
 
 
 def arms_of(stable: ArmState, candidate: ArmState) -> Arms:
@@ -111,11 +111,16 @@ def _requests(status: RolloutStatus) -> int:
 def _ledger(sums: list[RolloutSums]) -> Ledger:
     ended = {entry.product: arms_of(entry.stable, entry.candidate) for entry in sums if not entry.pod}
     running = (
-        PodReport(entry.pod, entry.product, entry.started_at, arms_of(entry.stable, entry.candidate))
+        PodReport(entry.pod, entry.product, entry.started_at, arms_of(entry.stable, entry.candidate), entry.restarts)
         for entry in sums
         if entry.pod
     )
     return Ledger(ended, tuple(running))
+
+
+def _running_sums(last: PodReport) -> RolloutSums:
+    sums = _sums(last.product, last.pod, last.started_at, last.arms)
+    return sums.model_copy(update={"restarts": last.restarts})
 
 
 def _sums(product: str, pod: str, started_at: float, arms: Arms) -> RolloutSums:

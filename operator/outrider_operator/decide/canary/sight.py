@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from outrider_crds.spec import OnMissingDrafter, SpeculativeServiceSpec
 from outrider_crds.state import ArmState, CanaryState, DrafterState, RuntimeState
 
-from outrider_operator.decide.canary.arms import PodReport
+from outrider_operator.decide.canary.arms import PodReport, updated
 from outrider_operator.decide.canary.machine import Canary, CanaryPods, Cause
 from outrider_operator.decide.canary.pools import Pools
 from outrider_operator.decide.canary.record import arms_of
 from outrider_operator.decide.pods import Pods, revision_of, scheduler_says, unschedulable_since
-from outrider_operator.inbound.reading import integer, items, name_of
+from outrider_operator.inbound.reading import name_of
 from outrider_operator.model import Object
 
 _SETTLED_S = 60.0
@@ -58,14 +58,15 @@ def canary_pods(sight: CanarySight, before: Canary | None) -> CanaryPods:
         return CanaryPods()
     sight = replace(sight, pods=_of_revision(sight.pods, sight.revision))
     reports = tuple(_reports(sight, before))
+    living = frozenset(name_of(pod) for pod in sight.pods.living)
     heeds_missing = sight.spec.rollout.on_missing_drafter is OnMissingDrafter.HOLD
     return CanaryPods(
         reports=reports,
-        living=frozenset(name_of(pod) for pod in sight.pods.living),
+        living=living,
         products=sight.products,
         trouble=_trouble(sight, heeds_missing=heeds_missing) or (None if reports else _silence(sight)),
         not_loaded=_missing(sight, sight.pools.candidate) if heeds_missing else "",
-        restarts_under_candidate=_restarts(sight.pods) if _has_run_candidate(before) else 0,
+        restarts_under_candidate=updated(before.ledger, reports, living).most_restarts,
     )
 
 
@@ -96,16 +97,6 @@ def _bounded(state: CanaryState, classes: set[str]) -> CanaryState:
 
 def _product(reported: str, products: list[str]) -> str:
     return reported if reported in products else products[0]
-
-
-def _has_run_candidate(before: Canary) -> bool:
-    return any(arms.candidate.requests > 0 for arms in before.ledger.products().values())
-
-
-def _restarts(pods: Pods) -> int:
-    """Containers of the canary that ended and were started again."""
-    statuses = (status for pod in pods.living for status in items(pod, "status", "containerStatuses"))
-    return sum(integer(status, "restartCount") for status in statuses)
 
 
 def _trouble(sight: CanarySight, *, heeds_missing: bool) -> Trouble | None:

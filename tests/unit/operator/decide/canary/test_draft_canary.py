@@ -480,9 +480,34 @@ def test_no_capacity_is_an_error_while_it_lasts() -> None:
 
 def test_a_pod_that_keeps_ending_while_the_candidate_runs_fails_it() -> None:
     world = under_way()
+    phases = []
+    for _ in range(2):
+        world.processes += 1
+        world.measure_arms(10)
+        phases.append((world.phase, world.rollout.cause))
+    assert phases == [("Measuring", ""), ("Failed", "CandidateCrashed")]
+
+
+def test_restarts_before_candidate_runs_do_not_fail_it() -> None:
+    """Bug: two restarts of a starting pod, or of a sidecar, and the candidate's first request failed it for ever."""
+    world = CanaryWorld()
+    world.patched()
     world.pods[f"{NAME}-0"]["status"]["containerStatuses"][0]["restartCount"] = 2
-    world.settle()
-    assert (world.phase, world.rollout.cause) == ("Failed", "CandidateCrashed")
+    for requests in (0, 0, 10, 20):
+        world.processes += requests == 0
+        world.measure_arms(requests)
+    assert world.phase == "Measuring"
+
+
+def test_one_restart_of_each_pod_does_not_fail_candidate() -> None:
+    """Bug: restarts added up over pods, as after the fault of a network that all of them wait for."""
+    world = under_way(rollout={**CANARY, "canary": {"pods": 2}})
+    for requests in (10, 20):
+        for pod in (f"{NAME}-0", f"{NAME}-1"):
+            world.measure_arms(requests, pod=pod)
+        world.processes += 1
+    assert [entry.restarts for entry in world.rollout.sums if entry.pod] == [1, 1]
+    assert world.phase == "Measuring"
 
 
 def test_two_lookups_cannot_be_hosted_together() -> None:

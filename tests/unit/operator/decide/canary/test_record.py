@@ -11,7 +11,7 @@ from outrider_operator.decide.canary.record import RECORD_ANNOTATION, canary_of,
 
 LEDGER = Ledger(
     {"H200": Arms(ArmSums(5, 100, 1.5, 2000, 0.5, 30.25, 1, {"chat": 5.0}, {"chat": 4.0}), ArmSums(6, 120, 1.25))},
-    (PodReport("pod-0", "H200", 1000.5, Arms(ArmSums(7), ArmSums(8))),),
+    (PodReport("pod-0", "H200", 1000.5, Arms(ArmSums(7), ArmSums(8)), 1),),
 )
 
 
