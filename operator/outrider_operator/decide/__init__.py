@@ -116,7 +116,7 @@ def decide(observed: Observed, settings: Settings) -> Plan:
     if against is not None:
         asked = held(asked, children)  # the pods serve on, and all of that is told
     canary = _canary(observed, settings, children, asked, pods, evidence.proven, is_blocked=against is not None)
-    asked = _with_canary(held(asked, children) if canary.holds else asked, canary)
+    asked = _with_canary(asked, children, canary)
     view = _profiling_view(observed, profiles, pods)
     found = product_profiles(view, asked)
     served = _served(observed, children, pods, asked, found, names, against, canary)
@@ -146,8 +146,13 @@ def _canary(
     return canary_rollout(observed, settings, children, desired, canary, pods, proven, is_blocked=is_blocked)
 
 
-def _with_canary(desired: Intent, canary: CanaryRollout) -> Intent:
-    """`desired` as the pods of `canary` leave room for it."""
+def _with_canary(desired: Intent, children: Children, canary: CanaryRollout) -> Intent:
+    """`desired` as `canary` permits it and its pods leave room for it. A rollout that has proved nothing goes back to
+    the revision that another candidate is measured against."""
+    if canary.holds:
+        desired = held(desired, children)
+    if canary.holds and desired.held and canary.stable is not None:
+        desired = replace(desired, running=canary.stable)
     return replace(desired, surrendered=canary.surrendered, unready_canaries=canary.unready_pods)
 
 

@@ -7,6 +7,7 @@ between the two has lost nothing.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -30,7 +31,7 @@ from outrider_operator.decide.canary.record import canary_of, recorded
 from outrider_operator.decide.canary.sight import CanarySight, canary_pods
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.ownership import Children
-from outrider_operator.decide.pods import Pods
+from outrider_operator.decide.pods import Pods, revision_of
 from outrider_operator.decide.revisions import Revision, canary_revision, current_revision, revision_in, stored_canary
 from outrider_operator.inbound.reading import annotation, integer
 from outrider_operator.model import Object, Observed, Rejection, Settings, canary_name
@@ -68,6 +69,8 @@ class CanaryRollout:
     ready_pods: int = 0
     is_frozen: bool = False
     """Leave the canary's objects as they are."""
+    stable: Revision | None = None
+    """What the Deployment is to run while the candidate is held; None: what it runs."""
 
     @property
     def canary(self) -> Canary | None:
@@ -124,13 +127,13 @@ def canary_rollout(
     intent: Intent,
     pods: Pods,
     serving: Pods,
-    proven: Iterable[str],
+    proven: frozenset[str],
     *,
     is_blocked: bool,
 ) -> CanaryRollout:
     """pods: the canary's. serving: the others. proven: revisions that have had a ready pod. is_blocked: the spec must
     not be applied now, so nothing is decided."""
-    stable = current_revision(children, intent.stored)
+    stable = _serving_revision(children, intent, serving, proven)
     pools = pools_of(stable.boot.draft_pool if stable is not None else [], intent.wanted.boot.draft_pool)
     view = _view(observed, children, intent, stable, proven, is_blocked=is_blocked)
     rollout = _remembered(observed, children, intent, view, is_blocked=is_blocked)
@@ -150,6 +153,7 @@ def canary_rollout(
         decided=decided,
         holds=rollout.holds or (decided.canary is not None and decided.canary.holds_rollout),
         is_frozen=_is_frozen(before, decided),
+        stable=stable if not is_blocked and view.stable and not _is_foreign(before) else None,
         has_pods_left=bool(pods.living),
         ready_pods=len(pods.ready),
     )
@@ -160,11 +164,11 @@ def _view(
     children: Children,
     intent: Intent,
     stable: Revision | None,
-    proven: Iterable[str],
+    proven: frozenset[str],
     *,
     is_blocked: bool,
 ) -> CanaryView:
-    """What the state machine sees, but for the canary's pods. stable: the revision that the Deployment runs."""
+    """What the state machine sees, but for the canary's pods. stable: the revision that serves."""
     spec, pool = intent.spec, intent.wanted.boot.draft_pool
     differs = pools_differ(stable.boot.draft_pool if stable is not None else [], pool)
     return CanaryView(
@@ -222,10 +226,21 @@ def _sight(
     )
 
 
-def _is_stable(revision: Revision, intent: Intent, proven: Iterable[str]) -> bool:
+def _serving_revision(children: Children, intent: Intent, serving: Pods, proven: frozenset[str]) -> Revision | None:
+    """The revision that a candidate is measured against: the Deployment's. While that one's rollout has proved nothing
+    and another revision is wanted, it is the one before it, which has pods and goes on serving."""
+    current = current_revision(children, intent.stored)
+    if current is None or current.name == intent.wanted.name or _is_stable(current, intent, proven):
+        return current
+    ready = Counter(revision_of(pod) for pod in serving.ready)
+    others = [revision for revision in intent.stored if revision.name in intent.gate.passed & proven - {current.name}]
+    return max(others, key=lambda revision: (ready[revision.name], revision.name), default=current)
+
+
+def _is_stable(revision: Revision, intent: Intent, proven: frozenset[str]) -> bool:
     """Can another be measured against `revision`? One that never served, or lacks a drafter at a closed gate, is to be
     corrected at once."""
-    return revision.name in set(proven) and not intent.gate.is_closed(revision)
+    return revision.name in proven and not intent.gate.is_closed(revision)
 
 
 def is_rolled_out(deployment: Object | None, revision: str) -> bool:
@@ -265,8 +280,12 @@ def _is_of_spec(before: Canary | None, view: CanaryView) -> bool:
 
 def _is_frozen(before: Canary | None, decided: CanaryStep) -> bool:
     """What a newer release wrote, and a canary whose end the status does not say yet, stay as they are."""
-    is_foreign = before is not None and before.phase not in list(CanaryPhase)
-    return is_foreign or _identity(before) != _identity(decided.canary or decided.ended or before)
+    return _is_foreign(before) or _identity(before) != _identity(decided.canary or decided.ended or before)
+
+
+def _is_foreign(before: Canary | None) -> bool:
+    """Was `before` written by a newer release?"""
+    return before is not None and before.phase not in list(CanaryPhase)
 
 
 def _settings(spec: SpeculativeServiceSpec) -> CanarySettings:

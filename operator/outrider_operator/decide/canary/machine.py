@@ -96,7 +96,7 @@ class CanaryView:
     at: float
     """Unix seconds."""
     stable: str
-    """Revision that the Deployment runs; empty before the first one that had a ready pod."""
+    """Revision that serves; empty before the first one that had a ready pod."""
     candidate: str
     """Revision of the spec."""
     pool_differs: bool

@@ -9,6 +9,7 @@ import pytest
 from outrider_crds.state import CanaryState, DrafterMemory, DrafterState
 from outrider_crds.status import ConditionType as C
 from outrider_operator.decide import decide
+from outrider_operator.decide.pods import revision_of
 from outrider_operator.model import CONFIG_MAP, DEPLOYMENT, SERVICE_LABEL
 
 from tests.unit.operator.decide.canary.canary_world import CANARY, NAME, CanaryWorld, arm
@@ -106,14 +107,54 @@ def test_a_rollout_that_is_held_is_reverted_without_a_canary() -> None:
     assert world.deployment()["spec"].get("minReadySeconds") is None
 
 
-def test_a_rollout_that_is_held_is_corrected_without_a_canary() -> None:
-    """What lacks its drafter is nothing to be measured against; the gate holds the next one as well."""
+def test_a_held_rollout_is_corrected_by_a_measured_draft() -> None:
+    """Bug: the correction went out unmeasured. It is measured against the pods that serve, not against the one that
+    lacks its drafter, and that one goes."""
     world = held_at_the_gate()
-    before = world.revision()
+    (stable,) = {revision_of(pod) for pod in world.pods.values()} - {world.revision()}
     world.patch(draftPool=[PLD, HEAD])
     world.settle()
-    assert world.canary is None
-    assert world.revision() != before
+    assert (world.phase, world.rollout.stable, world.revision()) == ("Starting", stable, stable)
+    assert (world.order["stable"], world.order["candidate"]) == (["pld"], ["pld", "eagle"])
+
+
+def test_a_patch_during_a_promotion_is_measured() -> None:
+    """Bug: the promoted revision had no ready pod yet, so the next one rolled out without any measurement."""
+    world = under_way()
+    stable = world.revision()
+    world.measure_arms(1000, GAIN)
+    promoted = world.revision()
+    assert (world.phase, promoted == stable) == ("Promoting", False)
+    world.end_canary()
+    world.patch(draftPool=[PLD, HEAD])
+    world.settle()
+    assert world.rollout.candidate not in (stable, promoted)
+    assert (world.phase, world.rollout.stable, world.revision()) == ("Starting", stable, stable)
+    world.start_canary()
+    world.measure_arms(1000, LOSS)
+    assert (world.phase, world.revision()) == ("Failed", stable)
+
+
+def test_a_pool_patched_during_another_rollout_is_measured() -> None:
+    """Bug: a changed environment on its way out let any draft through."""
+    world = CanaryWorld()
+    stable = world.revision()
+    world.patch(engine={"maxModelLen": 512})
+    world.settle()
+    assert world.revision() != stable
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
+    assert (world.phase, world.rollout.stable, world.revision()) == ("Starting", stable, stable)
+
+
+def test_a_strategy_changed_during_a_rollout_takes_nothing_back() -> None:
+    world = CanaryWorld(rollout={"strategy": "RollingUpdate", "maxSurge": 1})
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
+    candidate = world.revision()
+    world.patch(rollout=CANARY)
+    world.settle()
+    assert (world.revision(), world.canary) == (candidate, None)
 
 
 def test_its_pods_get_traffic_and_are_no_replicas() -> None:
