@@ -201,9 +201,11 @@ def _goes_on(before: Canary, look: CanaryView) -> bool:
 
 
 def _begun(before: Canary | None, look: CanaryView) -> Canary | None:
+    """Orders that were obeyed once stay so: their annotations are still there when a candidate comes back."""
     if not needs_canary(before, look):
         return None
-    return Canary(CanaryPhase.STARTING, look.candidate, look.stable, look.at)
+    obeyed = before.obeyed if before is not None else ()
+    return Canary(CanaryPhase.STARTING, look.candidate, look.stable, look.at, obeyed=obeyed)
 
 
 def _ended(before: Canary | None, look: CanaryView) -> Canary | None:

@@ -221,6 +221,17 @@ def test_a_retry_after_an_abort_is_not_aborted_by_the_annotation_that_stayed() -
     assert after(replace(again, orders=Orders(abort="new/2")), before=canary).phase == CanaryPhase.FAILED
 
 
+@pytest.mark.parametrize("order", ["promote", "abort"])
+def test_an_obeyed_annotation_does_nothing_when_its_candidate_returns(order: str) -> None:
+    """Bug: the next canary of the candidate was promoted without a request, or failed, by an order of long ago."""
+    orders = Orders(**{order: "new"})
+    left = replace(after(replace(LOOK, orders=orders), before=under_way()), phase=CanaryPhase.CANCELLED)
+    other = after(replace(LOOK, candidate="third", orders=orders), before=left)
+    back = replace(LOOK, at=START + 60, orders=orders)
+    canary = after(back, replace(back, at=START + 61), before=other)
+    assert (canary.phase, canary.candidate) == (CanaryPhase.STARTING, "new")
+
+
 @pytest.mark.parametrize("order", ["promote", "abort", "retry"])
 def test_an_annotation_of_no_revision_of_it_is_an_event_and_nothing_else(order: str) -> None:
     result = step(under_way(), seen(orders=Orders(**{order: "nonsense/1"})))
