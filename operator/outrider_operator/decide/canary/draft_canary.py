@@ -47,7 +47,7 @@ class CanaryRollout:
     decided: CanaryStep
     """What the status is to say next."""
     status: RolloutStatus | None
-    """The status, or the record on the canary's Deployment where that is newer."""
+    """The status, or the record on the canary's Deployment where that has no canary."""
     holds: bool
     """Must the spec's revision stay away from the stable pods?"""
     spec: SpeculativeServiceSpec
@@ -188,7 +188,7 @@ def _remembered(
     observed: Observed, children: Children, intent: Intent, view: CanaryView, *, is_blocked: bool
 ) -> CanaryRollout:
     """The canary as the status has it, before this look decides anything."""
-    status = recorded(observed.status.rollout, children.canary)
+    status = recorded(observed.status.rollout, children.canary, observed.now)
     before = canary_of(status)
     return CanaryRollout(
         before,

@@ -205,7 +205,13 @@ def _begun(before: Canary | None, look: CanaryView) -> Canary | None:
     if not needs_canary(before, look):
         return None
     obeyed = before.obeyed if before is not None else ()
-    return Canary(CanaryPhase.STARTING, look.candidate, look.stable, look.at, obeyed=obeyed)
+    return Canary(CanaryPhase.STARTING, look.candidate, look.stable, _start(before, look), obeyed=obeyed)
+
+
+def _start(before: Canary | None, look: CanaryView) -> float:
+    """Start of a new attempt. It names the attempt, so it is another one than that of `before`, whose operator's clock
+    may have been ahead."""
+    return look.at if before is None else max(look.at, before.started_at + 1)
 
 
 def _ended(before: Canary | None, look: CanaryView) -> Canary | None:
@@ -241,7 +247,8 @@ def _ordered(before: Canary, look: CanaryView) -> Canary | None:
     if is_open and (obeyed := _new_order(before, look, "abort")):
         return replace(before, phase=CanaryPhase.FAILED, cause=Cause.ABORTED_BY_HAND, said="", obeyed=obeyed)
     if is_over and (obeyed := _new_order(before, look, "retry")):
-        return Canary(CanaryPhase.STARTING, before.candidate, look.stable or before.stable, look.at, obeyed=obeyed)
+        stable, start = look.stable or before.stable, _start(before, look)
+        return Canary(CanaryPhase.STARTING, before.candidate, stable, start, obeyed=obeyed)
     return None
 
 

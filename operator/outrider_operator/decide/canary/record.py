@@ -40,12 +40,13 @@ def canary_of(status: RolloutStatus | None) -> Canary | None:
     )
 
 
-def recorded(status: RolloutStatus | None, deployment: Object | None) -> RolloutStatus | None:
-    """The newer one of the status and of the record on the canary's Deployment."""
-    record = _read(annotation(deployment or {}, RECORD_ANNOTATION))
-    if record is None or (status is not None and _started_at(status) >= _started_at(record)):
+def recorded(status: RolloutStatus | None, deployment: Object | None, at: float) -> RolloutStatus | None:
+    """The status; where it has no canary, the record on the canary's Deployment. The status is written first, so the
+    record is never ahead of it. A record that starts after `at` (Unix seconds) is ignored."""
+    if status is not None and status.phase:
         return status
-    return record
+    record = _read(annotation(deployment or {}, RECORD_ANNOTATION))
+    return record if record is not None and _started_at(record) <= at else status
 
 
 def record_text(status: RolloutStatus, deployment: Object | None) -> str:

@@ -385,6 +385,20 @@ def test_an_operator_that_lost_the_status_goes_on_from_the_deployment() -> None:
     assert after.requests == 100
 
 
+def test_a_record_of_a_later_start_does_not_loop() -> None:
+    """Bug: each look preferred the record, began a canary, and left the record as it was."""
+    world = under_way()
+    assert world.canary is not None
+    annotations = world.canary["metadata"]["annotations"]
+    record = json.loads(annotations["outrider.dev/rollout"])
+    later = {**record, "candidate": "abc", "startedAt": "2099-01-01T00:00:00Z"}
+    annotations["outrider.dev/rollout"] = json.dumps(later)
+    before = world.rollout
+    world.settle()
+    assert (world.phase, world.rollout.candidate) == ("Measuring", before.candidate)
+    assert json.loads(world.canary["metadata"]["annotations"]["outrider.dev/rollout"])["candidate"] == before.candidate
+
+
 def test_an_operator_that_lost_the_deployment_goes_on_from_the_status() -> None:
     world = under_way()
     world.measure_arms(100)

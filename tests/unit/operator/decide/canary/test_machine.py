@@ -316,6 +316,16 @@ def test_a_retry_is_another_attempt() -> None:
     assert canary.attempt != failed.attempt
 
 
+@pytest.mark.parametrize("orders", [Orders(), Orders(retry="new")])
+def test_a_later_attempt_has_another_name_under_a_slower_clock(orders: Orders) -> None:
+    """An operator takes over whose clock is behind: sums of the attempt before must not be taken for the new one's."""
+    phase = CanaryPhase.FAILED if orders.retry else CanaryPhase.CANCELLED
+    before = replace(under_way(), phase=phase)
+    for at in (START, START - 30):
+        canary = after(replace(LOOK, at=at, orders=orders), before=before)
+        assert (canary.phase, canary.attempt != before.attempt) == (CanaryPhase.STARTING, True)
+
+
 @pytest.mark.parametrize(
     ("pods", "cause"),
     [

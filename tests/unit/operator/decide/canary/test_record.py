@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from outrider_crds.status import RolloutStatus
 from outrider_operator.decide.canary.arms import Arms, ArmSums, Ledger, PodReport
 from outrider_operator.decide.canary.machine import Canary, CanaryPhase, Cause
 from outrider_operator.decide.canary.record import RECORD_ANNOTATION, canary_of, record_text, recorded, sums_of
 
+LOOK_AT = 1795856400.0 + 3600.0
 LEDGER = Ledger(
     {"H200": Arms(ArmSums(5, 100, 1.5, 2000, 0.5, 30.25, 1, {"chat": 5.0}, {"chat": 4.0}), ArmSums(6, 120, 1.25))},
     (PodReport("pod-0", "H200", 1000.5, Arms(ArmSums(7), ArmSums(8)), 1),),
@@ -34,13 +36,25 @@ def test_a_canary_comes_back_from_the_status_as_it_was() -> None:
     )
 
 
-def test_the_newer_of_status_and_record_counts() -> None:
-    older, newer = status(), status(started_at="2026-11-28T10:00:00Z")
-    record = recorded(older, on_deployment(record_text(newer, None)))
-    assert record is not None
-    assert record.started_at == newer.started_at
-    assert recorded(newer, on_deployment(record_text(older, None))) is newer
-    assert recorded(None, on_deployment("{not json")) is None
+def test_the_record_counts_where_the_status_has_no_canary() -> None:
+    deployment = on_deployment(record_text(status(), None))
+    for lost in (None, RolloutStatus(ignored=["abort=x"])):
+        record = recorded(lost, deployment, LOOK_AT)
+        assert record is not None
+        assert record.candidate == "new"
+    assert recorded(None, on_deployment("{not json"), LOOK_AT) is None
+
+
+@pytest.mark.parametrize("started_at", ["2026-11-28T08:59:59Z", "2026-11-28T09:00:01Z", "2099-01-01T00:00:00Z"])
+def test_a_status_with_a_canary_wins_over_any_record(started_at: str) -> None:
+    """Bug: a record of a later start was preferred at each look, and was never written again."""
+    kept = status()
+    assert recorded(kept, on_deployment(record_text(status(started_at=started_at), None)), LOOK_AT) is kept
+
+
+def test_a_record_from_the_future_is_ignored() -> None:
+    deployment = on_deployment(record_text(status(started_at="2099-01-01T00:00:00Z"), None))
+    assert recorded(None, deployment, LOOK_AT) is None
 
 
 def test_a_record_is_written_again_only_for_news() -> None:
@@ -57,4 +71,4 @@ def test_a_record_of_many_pods_leaves_the_sums_to_the_status() -> None:
     reports = tuple(PodReport(f"chat-canary-{index}", "H200", 1000.5, arms) for index in range(64))
     text = record_text(status(sums=sums_of(Ledger({}, reports))), None)
     assert len(text) < 8192
-    assert recorded(None, on_deployment(text)) is not None
+    assert recorded(None, on_deployment(text), LOOK_AT) is not None
