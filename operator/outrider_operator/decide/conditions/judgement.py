@@ -75,7 +75,7 @@ def _use(figures: Figures, *, active: bool) -> Verdict:
     if share < (_STILL_USED_SHARE if active else USED_SHARE):
         return false(
             Reason.NOT_WORTH_IT,
-            f"Plain decoding is faster at this load: {percent}% of requests' steps speculate (to see when it changes).",
+            f"Plain decoding is faster at this load: {percent}% of requests' steps speculate, to see it change.",
         )
     used = f"{percent}% of requests' steps speculate; {_said(gain)}."
     return true(Reason.PAYS, used) if gain is None or gain.high >= 1 else false(Reason.NOT_WORTH_IT, used)
@@ -91,10 +91,10 @@ def _goodput(_spec: SpeculativeServiceSpec, figures: Figures) -> Verdict:
         return unknown(
             Reason.MEASURING, f"Fewer than {LEAST_PROBES} probes without speculation have run to compare with."
         )
-    measured = f"Goodput by that without speculation: {_said(gain)}."
+    measured = f"Goodput / plain goodput: {_said(gain)}."
     if gain.high < 1:
         return false(
-            Reason.BELOW_BASELINE, f"{measured} If this lasts, set speculation.mode: Off or change the drafts."
+            Reason.BELOW_BASELINE, f'{measured} If this lasts, set speculation.mode: "Off" or change the drafts.'
         )
     return true(Reason.GOODPUT_AS_PREDICTED, measured)
 
@@ -104,7 +104,7 @@ def _said(gain: Speedup | None) -> str:
         return "the speed-up is being measured"
     between = f"between {three_digits(gain.low)} and {three_digits(gain.high)}"
     if not gain.told:
-        return f"the speed-up cannot be told from 1 yet, it is {between}"
+        return f"the speed-up does not differ from 1 beyond noise yet, it is {between}"
     return f"the speed-up is {three_digits(gain.value)}x, {between}"
 
 

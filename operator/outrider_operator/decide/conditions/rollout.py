@@ -164,13 +164,15 @@ def _has_to_go(document: Object) -> str:
     """Garbage collection takes it within moments, unless somebody's finalizer holds it."""
     held = [str(each) for each in dig(document, "metadata", "finalizers") or ()]
     by = f", which its finalizers ({', '.join(held[:_MOST_NAMED])}) hold up" if held else ""
-    return cut(f"{text(document, 'kind')} {name_of(document)} is being deleted{by}; it is made anew after that.", 2048)
+    return cut(
+        f"{text(document, 'kind')} {name_of(document)} is being deleted{by}; it is created again afterwards.", 2048
+    )
 
 
 def _complete(rollout: Rollout, revision: Revision) -> str:
     """Of no pods it says no more than that: whether the first one gets ready is still to be seen."""
     if not integer(rollout.deployment, "spec", "replicas"):
-        return f"No pod is asked for; the next one runs revision {revision.name}."
+        return f"replicas is 0; the next pod runs revision {revision.name}."
     return _every_pod(revision) if _is_proven(rollout, revision) else _unproven(revision)
 
 

@@ -40,7 +40,11 @@ def objection(
 def accepted(rewritten: Iterable[Rejection]) -> Verdict:
     """With the first of what admission `rewritten`: nothing stands still for that, and nobody would look for it."""
     first = next(iter(rewritten), None)
-    what = f" {first.kind} {first.name} is stored otherwise than Outrider sends it: {first.message}." if first else ""
+    what = (
+        f" {first.kind} {first.name} is changed by the cluster after Outrider sends it: {first.message}."
+        if first
+        else ""
+    )
     why = " An admission policy of the cluster, or another writer, changes it; it is sent again now and then."
     return true(Reason.ACCEPTED, cut(f"The spec is accepted.{what}{why if first else ''}", 2048))
 

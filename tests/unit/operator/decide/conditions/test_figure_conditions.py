@@ -140,7 +140,7 @@ def test_a_loss_that_cannot_be_told_from_1_is_no_loss(serving: World, kind: C) -
     unsure = figures(probe_weight=50, probe_weighted_ratio=50 * 0.9)
     measured(serving, unsure, unsure)
     assert serving.condition(kind).status == "True"
-    assert "cannot be told from 1 yet, it is between 0.617 and 1.18" in serving.condition(kind).message
+    assert "does not differ from 1 beyond noise yet, it is between 0.617 and 1.18" in serving.condition(kind).message
     status = serving.observed().status
     assert status.summary is not None
     assert status.goodput is not None
