@@ -191,7 +191,7 @@ class ArmState(Model):
     tokens_times_price: Sum = 0.0
     """Sum of each request's tokens times its price, in seconds."""
     failures: Annotated[Count, Metric("outrider_canary_failures_total")] = 0
-    """Times that a drafter of the arm was suspended after an error."""
+    """Times that a drafter was suspended after an error: the one that fails most often, of those in this arm alone."""
     finished: Annotated[
         dict[str, Count], Metric("outrider_canary_finished_total", labels=("slo_class",), series=_by_class)
     ] = {}

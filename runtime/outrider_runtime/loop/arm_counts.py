@@ -63,7 +63,8 @@ class _Sums:
     tokens_squared: int = 0
     price_squared: float = 0.0
     tokens_times_price: float = 0.0
-    failures: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    """Drafter of this arm alone -> times that it was suspended after an error."""
     finished: dict[str, int] = field(default_factory=dict)
     attained: dict[str, int] = field(default_factory=dict)
 
@@ -82,7 +83,8 @@ class _Sums:
     def state(self) -> ArmState:
         return ArmState(
             requests=self.requests, tokens=self.tokens, price_s=self.price_s, tokens_squared=self.tokens_squared,
-            price_squared=self.price_squared, tokens_times_price=self.tokens_times_price, failures=self.failures,
+            price_squared=self.price_squared, tokens_times_price=self.tokens_times_price,
+            failures=max(self.failures.values(), default=0),
             finished=dict(self.finished), attained=dict(self.attained),
         )  # fmt: skip
 
@@ -195,12 +197,18 @@ class ArmCounter:
                     self._sums[member.arm].add(member.tokens(output_tokens), member.price_s)
 
     def failed(self, drafter: str) -> None:
-        """The drafter was suspended after an error."""
+        """The drafter was suspended after an error. One of both arms speaks against neither."""
         with self._lock:
             if self.canary is None:
                 return
-            for arm, names in enumerate((self.canary.stable, self.canary.candidate)):
-                self._sums[arm].failures += drafter in names
+            arms = [sums for sums, names in zip(self._sums, _pools(self.canary), strict=True) if drafter in names]
+            if len(arms) == 1:
+                arms[0].failures[drafter] = arms[0].failures.get(drafter, 0) + 1
+
+
+def _pools(canary: CanaryConfig) -> tuple[Sequence[str], Sequence[str]]:
+    """Names of each arm's drafters, by its number."""
+    return canary.stable, canary.candidate
 
 
 def arms_in_words(arms: Ints) -> str:

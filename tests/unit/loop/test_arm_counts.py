@@ -183,6 +183,25 @@ def test_sums_equal_a_count_by_hand_whatever_comes_and_goes(events: list[str], d
         assert math.isclose(sums.price_squared, sum(price_s**2 for price_s in prices), abs_tol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("failures", "stable", "candidate"),
+    [
+        (["pld", "pld"], 0, 0),
+        (["eagle", "eagle"], 2, 0),
+        (["draft", "flash"], 0, 1),
+        (["draft", "flash", "draft"], 0, 2),
+    ],
+)
+def test_failures_count_for_the_only_arm_of_a_drafter(failures: list[str], stable: int, candidate: int) -> None:
+    """Bug: two errors of a drafter that both arms have, or one of each of two, failed the candidate."""
+    arms = counter(candidate=["pld", "draft", "flash"])
+    for drafter in failures:
+        arms.failed(drafter)
+    state = arms.state()
+    assert state is not None
+    assert (state.stable.failures, state.candidate.failures) == (stable, candidate)
+
+
 def test_tokens_are_what_users_got_after_the_first_one() -> None:
     loop = control_loop(POOL)
     start(loop)

@@ -26,7 +26,7 @@ class ArmSums:
     price_squared: float = 0.0
     tokens_times_price: float = 0.0
     failures: float = 0.0
-    """Times that a drafter of the arm was suspended after an error."""
+    """Times that a drafter of this arm alone was suspended after an error, of the one that fails most often."""
     finished: Mapping[str, float] = field(default_factory=dict)
     """SLO class -> requests with a verdict."""
     attained: Mapping[str, float] = field(default_factory=dict)
