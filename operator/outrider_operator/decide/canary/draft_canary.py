@@ -34,7 +34,7 @@ from outrider_operator.decide.ownership import Children
 from outrider_operator.decide.pods import Pods, revision_of
 from outrider_operator.decide.revisions import Revision, canary_revision, current_revision, revision_in, stored_canary
 from outrider_operator.inbound.reading import annotation, integer
-from outrider_operator.model import Object, Observed, Rejection, Settings, canary_name
+from outrider_operator.model import Object, Observed, Rejection, Settings, canary_names, revision_map_name
 
 PROMOTE_ANNOTATION, ABORT_ANNOTATION = "outrider.dev/promote", "outrider.dev/abort"
 RETRY_ANNOTATION = "outrider.dev/retry"
@@ -219,7 +219,7 @@ def _sight(
         pods=pods,
         states=observed.states,
         unheard=observed.unheard,
-        refusal=_refusal(observed.rejections, service),
+        refusal=_refusal(observed.rejections, service, revision),
         products=frozenset(revision.boot.accelerator.products) if revision is not None else frozenset(),
         hot_hash=config_hash(rollout.hot) if rollout.hot is not None else "",
         unschedulable_s=settings.unschedulable_s,
@@ -306,10 +306,12 @@ def _orders(service: Object) -> Orders:
     )
 
 
-def _refusal(rejections: Iterable[Rejection], service: str) -> str:
-    """The API server's sentence about the canary's Deployment; empty where it took that."""
-    name = canary_name(service)
-    refused = (rejection for rejection in rejections if rejection.name == name and not rejection.is_stored)
+def _refusal(rejections: Iterable[Rejection], service: str, revision: Revision | None) -> str:
+    """The API server's sentence about an object that the canary's pods need; empty where it took all."""
+    names = {name for _, name in canary_names(service)}
+    if revision is not None:
+        names.add(revision_map_name(service, revision.name))
+    refused = (rejection for rejection in rejections if rejection.name in names and not rejection.is_stored)
     first = next(refused, None)
     return f"The API server refuses {first.kind} {first.name}: {first.message}" if first is not None else ""
 

@@ -565,6 +565,20 @@ def test_one_restart_of_each_pod_does_not_fail_candidate() -> None:
     assert world.phase == "Measuring"
 
 
+@pytest.mark.parametrize("suffix", ["-canary", "-canary-hot", "c"])
+def test_refused_object_of_canary_is_an_error(suffix: str) -> None:
+    """Bug: a quota on ConfigMaps left it Starting until the timeout, which said that there was no traffic."""
+    world = CanaryWorld()
+    world.patch(draftPool=[PLD, EAGLE])
+    world.refuse(lambda document: document["metadata"]["name"].endswith(suffix), "exceeded quota: maps")
+    world.settle()
+    assert (world.phase, world.rollout.cause) == ("Error", "PodCannotStart")
+    assert "exceeded quota: maps" in world.condition(C.PROGRESSING).message
+    world.accept()
+    world.settle()
+    assert world.phase == "Starting"
+
+
 def test_two_lookups_cannot_be_hosted_together() -> None:
     world = CanaryWorld()
     world.patch(draftPool=[{**PLD, "promptLookup": {"maxTokens": 8}}])
