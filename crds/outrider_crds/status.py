@@ -309,6 +309,10 @@ class RolloutStatus(Model):
     """Annotations that were carried out: they stay, and mean nothing any more."""
     ignored: Annotated[list[Text], Field(max_length=8)] = []
     """Annotations that name no revision of this rollout."""
+    held_seconds: int = 0
+    """Seconds of pauses and of no replicas so far: they do not count towards the timeout."""
+    held_since: Text = ""
+    """When the pause that lasts began; empty without one."""
     sums: Annotated[list[RolloutSums], Field(max_length=72)] = []
     """What was counted so far; neither a restart of a pod nor of the operator loses it."""
 

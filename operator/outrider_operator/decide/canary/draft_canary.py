@@ -116,7 +116,9 @@ class CanaryRollout:
             return 0.05
         if self.canary is None or self.canary.phase not in (CanaryPhase.STARTING, CanaryPhase.MEASURING):
             return None
-        left = self.canary.started_at + self.settings.timeout_s - self.at
+        if self.canary.held_since:
+            return None
+        left = self.settings.timeout_s - self.canary.measured_s(self.at)
         return left if left > 0 else None
 
 
@@ -139,7 +141,7 @@ def canary_rollout(
     rollout = _remembered(observed, children, intent, view, is_blocked=is_blocked)
     before = rollout.before
     if is_blocked and before is not None:
-        return rollout
+        return replace(rollout, decided=CanaryStep(before.with_pause(view.at)))
     current = before if _is_of_spec(before, view) else None
     if current is not None:
         stored = _stored(observed, children, intent, pools)

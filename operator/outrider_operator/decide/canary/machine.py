@@ -127,6 +127,25 @@ class Canary:
     obeyed: tuple[str, ...] = ()
     """Orders that were carried out ("abort=8a1e43c8ca"): their annotations stay, and mean nothing any more."""
     ledger: Ledger = field(default_factory=Ledger)
+    held_s: float = 0.0
+    """Seconds for which nothing was decided (paused, no replicas): they do not count towards the timeout."""
+    held_since: float = 0.0
+    """Unix seconds at which such a time began that lasts; 0 without one."""
+
+    def measured_s(self, at: float) -> float:
+        """Seconds from the start to `at` (Unix seconds) that count towards the timeout."""
+        return (self.held_since or at) - self.started_at - self.held_s
+
+    def with_pause(self, at: float) -> Canary:
+        """The canary while nothing is decided."""
+        is_counted = self.held_since or self.phase not in _OPEN
+        return self if is_counted else replace(self, held_since=at)
+
+    def without_pause(self, at: float) -> Canary:
+        """The canary once something may be decided again."""
+        if not self.held_since:
+            return self
+        return replace(self, held_s=self.held_s + max(0.0, at - self.held_since), held_since=0.0)
 
     @property
     def attempt(self) -> str:
@@ -234,8 +253,9 @@ def _continued(before: Canary, look: CanaryView) -> tuple[Canary, Judgement | No
     if before.phase not in _OPEN:
         return before, None
     if look.is_paused:
-        return replace(before, ledger=updated(before.ledger, look.pods.reports, look.pods.living)), None
-    return _measured(before, look)
+        ledger = updated(before.ledger, look.pods.reports, look.pods.living)
+        return replace(before.with_pause(look.at), ledger=ledger), None
+    return _measured(before.without_pause(look.at), look)
 
 
 def _ordered(before: Canary, look: CanaryView) -> Canary | None:
@@ -277,7 +297,7 @@ def _measured(before: Canary, look: CanaryView) -> tuple[Canary, Judgement | Non
         return replace(before, ledger=ledger), judgement
     if judgement is not None and judgement.verdict is CanaryVerdict.BETTER:
         return replace(canary, phase=CanaryPhase.PROMOTING), judgement
-    if is_late or look.at - before.started_at >= settings.timeout_s:
+    if is_late or before.measured_s(look.at) >= settings.timeout_s:
         return _timed_out(canary, look), judgement
     if look.pods.trouble is not None:
         cause, said = look.pods.trouble

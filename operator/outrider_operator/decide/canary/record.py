@@ -16,7 +16,18 @@ from outrider_operator.model import Object
 
 RECORD_ANNOTATION = "outrider.dev/rollout"
 """Annotation of the canary's Deployment: the canary in JSON."""
-_LASTING = ("phase", "cause", "candidate", "stable", "startedAt", "detail", "obeyed", "sums")
+_LASTING = (
+    "phase",
+    "cause",
+    "candidate",
+    "stable",
+    "startedAt",
+    "detail",
+    "obeyed",
+    "heldSeconds",
+    "heldSince",
+    "sums",
+)
 """Fields of the status that the record holds."""
 _LONGEST_RECORD = 8 * 1024
 """Characters: the cache drops an annotation that is too large. Sums of some twenty pods are left to the status."""
@@ -37,6 +48,8 @@ def canary_of(status: RolloutStatus | None) -> Canary | None:
         said=status.detail,
         obeyed=tuple(status.obeyed),
         ledger=_ledger(status.sums),
+        held_s=status.held_seconds,
+        held_since=unix_seconds(status.held_since) or 0.0,
     )
 
 

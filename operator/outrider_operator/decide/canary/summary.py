@@ -54,6 +54,8 @@ def rollout_status(rollout: CanaryRollout, generation: int, ignored: tuple[str, 
         message=cut(message_of(rollout), 2048),
         detail=cut(canary.said, 2048),
         obeyed=list(canary.obeyed),
+        held_seconds=round(canary.held_s),
+        held_since=timestamp(canary.held_since) if canary.held_since else "",
         ignored=list(ignored),
         sums=sums_of(canary.ledger),
     )

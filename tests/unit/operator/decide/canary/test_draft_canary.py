@@ -333,6 +333,31 @@ def test_a_paused_service_decides_nothing() -> None:
     assert world.phase == "Failed"
 
 
+@pytest.mark.parametrize(
+    ("change", "back"),
+    [
+        ({"paused": True}, {"paused": False}),
+        ({"replicas": 0}, {"replicas": 2}),
+        ({"draftPool": [PLD, {"name": "eagle", "method": "Nonsense"}]}, {"draftPool": [PLD, EAGLE]}),
+    ],
+)
+def test_time_without_decisions_does_not_use_up_the_timeout(change: dict[str, Any], back: dict[str, Any]) -> None:
+    """Bug: seven hours of a pause were a verdict at its end: Inconclusive, or a promotion without evidence."""
+    world = under_way()
+    attempt = world.rollout.started_at
+    world.patch(**change)
+    world.settle()
+    world.now += 7 * 3600
+    world.settle()
+    world.patch(**back)
+    world.settle()
+    assert (world.phase, world.rollout.started_at) == ("Measuring", attempt)
+    assert 7 * 3600 <= world.rollout.held_seconds <= 7 * 3600 + 60
+    world.now += 6 * 3600
+    world.settle()
+    assert world.phase == "Inconclusive"
+
+
 def test_a_pool_that_is_patched_while_paused_is_not_taken_in() -> None:
     world = CanaryWorld()
     stable = world.revision()

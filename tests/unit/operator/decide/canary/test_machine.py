@@ -254,6 +254,19 @@ def test_nothing_is_decided_while_paused_or_scaled_to_zero() -> None:
     assert after(seen(report(1000, -0.1)), before=canary).phase == CanaryPhase.FAILED
 
 
+def test_a_pause_does_not_count_towards_the_timeout() -> None:
+    """Bug: a service that was paused for longer than the timeout was inconclusive, or promoted, at its first look."""
+    pauses = [replace(seen(), is_paused=True, at=START + hours * HOUR_S) for hours in (1, 2, 7)]
+    resumed = replace(seen(report(10)), at=START + 8 * HOUR_S)
+    paused_again = replace(pauses[0], at=START + 9 * HOUR_S)
+    resumed_again = replace(resumed, at=START + 20 * HOUR_S)
+    canary = after(*pauses, resumed, paused_again, resumed_again, before=under_way())
+    assert (canary.phase, canary.held_s) == (CanaryPhase.MEASURING, 18 * HOUR_S)
+    late = replace(resumed, at=START + 24 * HOUR_S)
+    assert after(replace(late, at=late.at - 1), before=canary).phase == CanaryPhase.MEASURING
+    assert after(late, before=canary).phase == CanaryPhase.INCONCLUSIVE
+
+
 def test_a_pause_keeps_a_new_canary_from_starting() -> None:
     assert step(None, replace(LOOK, is_paused=True)).canary is None
 
