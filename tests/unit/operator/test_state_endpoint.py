@@ -141,6 +141,29 @@ async def test_one_pod_that_answers_nonsense_keeps_nobody_from_being_asked() -> 
         assert set(heard) == {CHAT}  # also that the other one does not answer is news
 
 
+async def test_state_of_pod_outlasts_lost_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft canary on a slow network would flap between Measuring and Error."""
+    monkeypatch.setattr("outrider_operator.metrics.pods.TICK_S", 0.01)
+    cache = Cache()
+    pods = ServingPods(cache)
+    cache.seen(SERVICE, document("chat", 1, uid="chat"))
+    cache.seen(DEPLOYMENT, deployment())
+    cache.seen(REPLICA_SET, replica_set())
+    cache.seen(POD, pod("good"))
+    answers = [BODY]
+
+    async def once(writer: asyncio.StreamWriter) -> None:
+        body = answers.pop() if answers else b"lost"
+        writer.write(_head(len(body)) + body)
+
+    async with _server(once) as port:
+        states = PodStates(pods, StateEndpoint(port), lambda _: None, busy_every_s=0.0)
+        async with _running(states), asyncio.timeout(SOON_S):
+            while not states.unheard(CHAT):
+                await asyncio.sleep(0.01)
+        assert list(states.states(CHAT)) == ["good"]
+
+
 async def test_a_pod_that_answers_nonsense_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its service waits for it for ever: eight such pods, asked every second, took all of the operator's CPU."""
     monkeypatch.setattr("outrider_operator.metrics.pods.TICK_S", 0.01)
