@@ -32,7 +32,14 @@ from outrider_operator.decide.canary.sight import CanarySight, canary_pods
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.ownership import Children
 from outrider_operator.decide.pods import Pods, revision_of
-from outrider_operator.decide.revisions import Revision, canary_revision, current_revision, revision_in, stored_canary
+from outrider_operator.decide.revisions import (
+    Revision,
+    canary_revision,
+    current_revision,
+    current_revision_name,
+    revision_in,
+    stored_canary,
+)
 from outrider_operator.inbound.reading import annotation, integer
 from outrider_operator.model import Object, Observed, Rejection, Settings, canary_names, revision_map_name
 
@@ -137,24 +144,29 @@ def canary_rollout(
     not be applied now, so nothing is decided."""
     stable = _serving_revision(children, intent, serving, proven)
     pools = pools_of(stable.boot.draft_pool if stable is not None else [], intent.wanted.boot.draft_pool)
+    pools = replace(pools, lost_revision=_lost_revision(children, intent, stable, proven))
     view = _view(observed, children, intent, stable, proven, is_blocked=is_blocked)
+    if pools.lost_revision:
+        view = replace(view, stable=pools.lost_revision, pool_differs=True)
     rollout = _remembered(observed, children, intent, view, is_blocked=is_blocked)
     before = rollout.before
     if is_blocked and before is not None:
         return replace(rollout, decided=CanaryStep(before.with_pause(view.at)))
     current = before if _is_of_spec(before, view) else None
+    has_pods = current is not None and current.has_pods(view.settings.on_inconclusive)
+    is_kept = bool(pools.lost_revision) and has_pods and intent.spec.replicas > 0
     if current is not None:
         stored = _stored(observed, children, intent, pools)
         revision = stored or _made(settings, children, intent, serving, pools)
         rollout = replace(rollout, is_stored=stored is not None, revision=revision)
-        rollout = replace(rollout, hot=_hot(rollout, pools, current), has_pods=_has_pods(rollout, current))
+        rollout = replace(rollout, hot=_hot(rollout, pools, current), has_pods=has_pods)
     sight = _sight(observed, settings, rollout, pools, pods, children.owner.name)
     decided = step(before, replace(view, pods=canary_pods(sight, current)))
     return replace(
         rollout,
         decided=decided,
         holds=rollout.holds or (decided.canary is not None and decided.canary.holds_rollout),
-        is_frozen=_is_frozen(before, decided),
+        is_frozen=is_kept or _is_frozen(before, decided),
         stable=stable if not is_blocked and view.stable and not _is_foreign(before) else None,
         has_pods_left=bool(pods.living),
         ready_pods=len(pods.ready),
@@ -206,10 +218,6 @@ def _remembered(
     )
 
 
-def _has_pods(rollout: CanaryRollout, current: Canary) -> bool:
-    return current.has_pods(rollout.settings.on_inconclusive)
-
-
 def _sight(
     observed: Observed, settings: Settings, rollout: CanaryRollout, pools: Pools, pods: Pods, service: str
 ) -> CanarySight:
@@ -232,11 +240,21 @@ def _serving_revision(children: Children, intent: Intent, serving: Pods, proven:
     """The revision that a candidate is measured against: the Deployment's. While that one's rollout has proved nothing
     and another revision is wanted, it is the one before it, which has pods and goes on serving."""
     current = current_revision(children, intent.stored)
-    if current is None or current.name == intent.wanted.name or _is_stable(current, intent, proven):
+    name = current_revision_name(children)
+    if name in ("", intent.wanted.name) or (name in proven and current is None):
+        return current
+    if current is not None and _is_stable(current, intent, proven):
         return current
     ready = Counter(revision_of(pod) for pod in serving.ready)
-    others = [revision for revision in intent.stored if revision.name in intent.gate.passed & proven - {current.name}]
+    others = [revision for revision in intent.stored if revision.name in intent.gate.passed & proven - {name}]
     return max(others, key=lambda revision: (ready[revision.name], revision.name), default=current)
+
+
+def _lost_revision(children: Children, intent: Intent, stable: Revision | None, proven: frozenset[str]) -> str:
+    """The revision that the pods run, where its ConfigMap is gone and the spec, which wants another, cannot make it
+    again; else empty."""
+    name = current_revision_name(children)
+    return name if stable is None and name in proven and name != intent.wanted.name else ""
 
 
 def _is_stable(revision: Revision, intent: Intent, proven: frozenset[str]) -> bool:
@@ -346,8 +364,8 @@ def _products(serving: Pods) -> set[str]:
 
 
 def _hot(rollout: CanaryRollout, pools: Pools, canary: Canary) -> HotConfig | None:
-    """What the canary's pods are to mount."""
-    if rollout.revision is None:
+    """What the canary's pods are to mount; None where that stays as it is."""
+    if rollout.revision is None or pools.lost_revision:
         return None
     spec = rollout.spec
     paused = {drafter.name for drafter in spec.draft_pool if drafter.paused}

@@ -21,10 +21,16 @@ class Pools:
     """Names among `hosted` of the running revision's drafters."""
     candidate: tuple[str, ...]
     """Names among `hosted` of the spec's drafters."""
+    lost_revision: str = ""
+    """The running revision, where nothing says what its pool is; empty where its ConfigMap does."""
 
     @property
     def objection(self) -> str:
         """Why no pod can host both, in a sentence; else empty."""
+        if self.lost_revision:
+            return (
+                f"The ConfigMap of revision {self.lost_revision}, which the pods run, is gone, and with it their pool."
+            )
         lookups = [drafter.name for drafter in self.hosted if drafter.method is DraftMethod.PROMPT_LOOKUP]
         return (
             f"A pod hosts one PromptLookup drafter, and the pools have {' and '.join(lookups)}." if lookups[1:] else ""

@@ -147,6 +147,35 @@ def test_a_pool_patched_during_another_rollout_is_measured() -> None:
     assert (world.phase, world.rollout.stable, world.revision()) == ("Starting", stable, stable)
 
 
+def test_a_pool_without_the_running_ones_record_is_held() -> None:
+    """Bug: with the ConfigMap of the running revision gone, any draft rolled out unmeasured."""
+    world = CanaryWorld()
+    stable = world.revision()
+    del world.objects[CONFIG_MAP, f"chat-{stable}"]
+    world.patch(draftPool=[PLD, EAGLE])
+    world.settle()
+    assert (world.phase, world.rollout.cause, world.rollout.stable) == ("Error", "CannotHostBoth", stable)
+    assert f"The ConfigMap of revision {stable}" in world.condition(C.PROGRESSING).message
+    assert (world.revision(), world.canary) == (stable, None)
+    world.patch(draftPool=[PLD])
+    world.settle()
+    assert (CONFIG_MAP, f"chat-{stable}") in world.objects
+    world.patched()
+    assert (world.phase, world.revision()) == ("Starting", stable)
+
+
+def test_a_canary_under_way_goes_on_without_the_stable_ones_record() -> None:
+    """Its pods host both pools whatever became of the ConfigMap; a verdict ends them."""
+    world = under_way()
+    stable, order = world.revision(), world.order
+    del world.objects[CONFIG_MAP, f"chat-{stable}"]
+    world.measure_arms(20)
+    assert (world.rollout.cause, world.order) == ("CannotHostBoth", order)
+    world.measure_arms(1000, LOSS)
+    assert (world.phase, world.rollout.cause, world.revision()) == ("Failed", "Worse", stable)
+    assert world.canary is None
+
+
 def test_a_strategy_changed_during_a_rollout_takes_nothing_back() -> None:
     world = CanaryWorld(rollout={"strategy": "RollingUpdate", "maxSurge": 1})
     world.patch(draftPool=[PLD, EAGLE])
