@@ -214,8 +214,9 @@ def needs_canary(before: Canary | None, look: CanaryView) -> bool:
 
 def _goes_on(before: Canary, look: CanaryView) -> bool:
     """Is `before` the canary of the candidate? A candidate that was left, or has run and does not any more, is measured
-    again when it comes back."""
+    again when it comes back. So is one that failed against another revision than the one that serves."""
     is_over = before.phase in (CanaryPhase.SUCCESSFUL, CanaryPhase.SUPERSEDED, CanaryPhase.CANCELLED)
+    is_over = is_over or (before.phase == CanaryPhase.FAILED and before.stable != look.stable)
     return before.candidate == look.candidate and not (is_over and needs_canary(before, look))
 
 

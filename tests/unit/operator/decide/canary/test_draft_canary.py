@@ -267,6 +267,25 @@ def test_another_candidate_after_a_failed_one_is_tried_at_once() -> None:
     assert world.hosted == ["pld", "eagle"]
 
 
+def test_a_failed_candidate_is_measured_against_another_stable() -> None:
+    """Bug: it stayed failed after another pool had been rolled out without a canary."""
+    world = under_way()
+    candidate = world.rollout.candidate
+    world.measure_arms(1000, LOSS)
+    world.end_canary()
+    world.patch(draftPool=[PLD, HEAD], rollout={"strategy": "RollingUpdate", "maxSurge": 1})
+    world.settle()
+    world.roll_out()
+    world.settle()
+    world.report_states()
+    world.settle()
+    stable = world.revision()
+    world.patch(draftPool=[PLD, EAGLE], rollout=CANARY)
+    world.settle()
+    assert (world.phase, world.rollout.candidate, world.rollout.stable) == ("Starting", candidate, stable)
+    assert world.hosted == ["pld", "eagle", "eagle-was"]
+
+
 def test_a_second_patch_supersedes_the_first() -> None:
     world = under_way()
     first, stable = world.rollout.candidate, world.revision()

@@ -146,6 +146,14 @@ def test_a_failed_revision_is_not_tried_again() -> None:
     assert after(later, before=failed).phase == CanaryPhase.FAILED
 
 
+def test_a_failure_against_another_stable_is_not_final() -> None:
+    """Bug: it was remembered for ever, and its message said that the revision of then serves on."""
+    failed = after(LOOK, seen(report(1000, -0.1)))
+    canary = after(replace(LOOK, stable="third", at=START + 60), before=failed)
+    assert (canary.phase, canary.stable, canary.ledger.running) == (CanaryPhase.STARTING, "third", ())
+    assert after(replace(LOOK, stable=""), before=failed).phase == CanaryPhase.FAILED
+
+
 def test_another_revision_after_a_failed_one_starts_at_once() -> None:
     failed = after(LOOK, seen(report(1000, -0.1)))
     result = step(failed, replace(LOOK, candidate="third"))
