@@ -763,6 +763,27 @@ def test_a_runtime_upgrade_waits_for_the_end() -> None:
     assert (world.phase, world.rollout.candidate) == ("Measuring", candidate)
 
 
+def test_other_changes_wait_while_a_failed_pool_is_in_the_spec() -> None:
+    """docs/how-to/roll-out-a-draft.md promises both."""
+    world = under_way()
+    stable = world.revision()
+    world.measure_arms(1000, LOSS)
+    world.end_canary()
+    world.settings = type(world.settings)(
+        runtime_image="outrider/runtime:2", runtime_cpu_image="outrider/runtime-cpu:2", runtime_upgrade_percent=100
+    )
+    world.settle()
+    assert (world.phase, world.revision()) == ("Failed", stable)
+    world.patch(engine={"maxModelLen": 512})
+    world.settle()
+    assert (world.phase, world.revision()) == ("Starting", stable)
+    world.patch(draftPool=[PLD])
+    world.settle()
+    template = world.deployment()["spec"]["template"]["spec"]
+    assert world.revision() != stable
+    assert template["containers"][0]["image"] == "outrider/runtime-cpu:2"
+
+
 def test_a_class_that_is_met_less_often_fails_it() -> None:
     world = under_way()
     stable, candidate = arm(2000, 100.0), arm(2000, 110.0).model_copy(update={"attained": {"chat": 1600}})
