@@ -57,7 +57,7 @@ ROWS = {
         {**TRAFFIC, "speedup": 0.8, "attained_percent": 20, "reckless": 1},
         expected=(
             ("SpeculationActive", "False", "NotWorthIt", "speed-up is 0.8x"),
-            ("GoodputHealthy", "False", "BelowBaseline", "speculation.mode: Off"),
+            ("GoodputHealthy", "False", "BelowBaseline", 'speculation.mode: "Off"'),
             ("SLOAttained", "False", "Missed", "% of 90%; batch "),
             ("Ready", "True", "EndpointReady", ""),
         ),
