@@ -7,7 +7,6 @@ and takes less memory, and the forwarded port is a free one.
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import yaml
 from setup.steps import REPOSITORY
 from tests.cluster.cluster import Cluster
 from tests.operator import manifests
+from tests.ports import free_port
 
 pytestmark = pytest.mark.cluster
 
@@ -34,7 +34,7 @@ def output(bare: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
     bare.add_node(product=spec["accelerator"]["products"][0], gpus=1)
     for name in ("operator", "runtime"):
         bare.import_image(f"{REGISTRY}/outrider/{name}:0.1.0")
-    script = _script(_standin(tmp_path_factory.mktemp("tutorial")), _free_port())
+    script = _script(_standin(tmp_path_factory.mktemp("tutorial")), free_port())
     done = subprocess.run(
         ["bash", "-c", script], env=bare.environment, cwd=REPOSITORY, capture_output=True, text=True, check=False,
         timeout=PATIENCE_S,
@@ -81,10 +81,3 @@ def _standin(folder: Path) -> Path:
     path = folder / "llama.yaml"
     path.write_text(yaml.safe_dump(document))
     return path
-
-
-def _free_port() -> int:
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        port: int = opened.getsockname()[1]
-        return port
