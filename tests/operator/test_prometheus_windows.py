@@ -19,9 +19,7 @@ from outrider_operator.metrics.prometheus import MOST_LABELLED, Connection, Prom
 from outrider_operator.work_queue import Key
 from prometheus_api_client import PrometheusConnect
 
-from setup import system
-from tests.operator.client import wait_for
-from tests.ports import free_port
+from tests.operator.stored_prometheus import stored_prometheus
 
 pytestmark = pytest.mark.cluster  # its binary comes with the cluster's
 
@@ -34,19 +32,8 @@ TOKEN = "t0k3n"
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]:
     """A Prometheus that holds one service for each scrape interval, 100 tokens a second each."""
-    folder = tmp_path_factory.mktemp("prometheus")
-    (folder / "scrapes.txt").write_text("\n".join((*_scrapes(time.time()), "# EOF\n")))
-    tools = system.prometheus().parent
-    create = f"{tools}/promtool tsdb create-blocks-from openmetrics {folder}/scrapes.txt {folder}/data"
-    subprocess.run(create.split(), check=True, capture_output=True)
-    (folder / "prometheus.yml").write_text("{}")
-    port = free_port()
-    command = [f"{tools}/prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
-               f"--web.listen-address=127.0.0.1:{port}"]  # fmt: skip
-    with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        wait_for("Prometheus", lambda: _is_ready(f"http://127.0.0.1:{port}"))
-        yield f"http://127.0.0.1:{port}"
-        process.terminate()
+    with stored_prometheus(tmp_path_factory.mktemp("prometheus"), _scrapes(time.time())) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -199,14 +186,6 @@ def _young(name: str, newest_s: float, rate: int) -> Iterator[str]:
         labels = f'namespace="ns",outrider_namespace="ns",outrider_service="young-{scrapes}"'
         for age_s in (20, 5)[:scrapes]:
             yield f"{name}{{{labels}}} {1 + rate * (20 - age_s)} {newest_s - age_s:.3f}"
-
-
-def _is_ready(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{address}/-/ready", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 def _certificate(folder: Path) -> Path:

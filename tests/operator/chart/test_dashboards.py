@@ -27,9 +27,8 @@ from prometheus_client.metrics import MetricWrapperBase
 from setup import system
 from tests.operator import manifests
 from tests.operator.chart.release import CHART
-from tests.operator.client import wait_for
 from tests.operator.standin.state import Behaviour, runtime_state
-from tests.ports import free_port
+from tests.operator.stored_prometheus import stored_prometheus
 
 pytestmark = pytest.mark.cluster  # Prometheus' binaries come with the cluster's
 
@@ -103,19 +102,8 @@ def test_prometheus_parses_every_query(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]:
     """A Prometheus that scraped a pod and the operator for ten minutes."""
-    folder = tmp_path_factory.mktemp("dashboards")
-    (folder / "scrapes.txt").write_text("\n".join((*_scrapes(time.time()), "# EOF\n")))
-    tools = system.prometheus().parent
-    create = f"{tools}/promtool tsdb create-blocks-from openmetrics {folder}/scrapes.txt {folder}/data"
-    subprocess.run(create.split(), check=True, capture_output=True)
-    (folder / "prometheus.yml").write_text("{}")
-    port = free_port()
-    command = [f"{tools}/prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
-               f"--web.listen-address=127.0.0.1:{port}"]  # fmt: skip
-    with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        wait_for("Prometheus", lambda: _is_ready(f"http://127.0.0.1:{port}/-/ready"))
-        yield f"http://127.0.0.1:{port}"
-        process.terminate()
+    with stored_prometheus(tmp_path_factory.mktemp("dashboards"), _scrapes(time.time())) as started:
+        yield started
 
 
 def test_every_panel_of_a_busy_service_shows_something(address: str) -> None:
@@ -184,11 +172,3 @@ def _answer(address: str, query: str) -> list[Any]:
     with urllib.request.urlopen(url, timeout=10) as response:
         result: list[Any] = json.load(response)["data"]["result"]
     return [series for series in result if series["value"][1] != "NaN"]
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2):
-            return True
-    except OSError:
-        return False
