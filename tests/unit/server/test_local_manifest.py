@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -169,19 +170,39 @@ def test_every_example_is_a_valid_manifest(name: str) -> None:
     assert load_manifest((EXAMPLES / name).read_text()).metadata.name
 
 
+# What each patch of an example is applied to: a service, and the patches before it.
+PATCHED = {
+    "smollm2-second-draft-patch.yaml": ("smollm2-cpu.yaml",),
+    "smollm2-better-draft-patch.yaml": ("smollm2-canary.yaml",),
+    "smollm2-worse-draft-patch.yaml": ("smollm2-canary.yaml", "smollm2-better-draft-patch.yaml"),
+}
+
+
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*-patch.yaml")))
 def test_every_patch_of_an_example_is_valid(name: str) -> None:
-    """`kubectl patch --type=json --patch-file`: each appends a drafter, and keeps what others have added."""
+    """`kubectl patch --type=json --patch-file`: each changes one drafter, and keeps what others have added."""
     from outrider_crds.manifest import load_manifest
 
-    document = yaml.safe_load((EXAMPLES / "smollm2-cpu.yaml").read_text())
+    base, *earlier = PATCHED[name]
+    document = yaml.safe_load((EXAMPLES / base).read_text())
+    for patch in earlier:
+        _patch_pool(document, patch)
+    before = load_manifest(yaml.safe_dump(document)).spec
+    _patch_pool(document, name)
+    after = load_manifest(yaml.safe_dump(document)).spec
+    assert [drafter for drafter in after.draft_pool if drafter not in before.draft_pool] == after.draft_pool[-1:]
+    assert after.target == before.target
+
+
+def _patch_pool(document: dict[str, Any], name: str) -> None:
+    """Applies the patch file `name`, which adds one drafter at the end of the pool or replaces one."""
     (change,) = yaml.safe_load((EXAMPLES / name).read_text())
-    assert (change["op"], change["path"]) == ("add", "/spec/draftPool/-")
-    document["spec"]["draftPool"].append(change["value"])
-    service = load_manifest(yaml.safe_dump(document))
-    example = load_manifest((EXAMPLES / "smollm2-cpu.yaml").read_text())
-    assert service.spec.draft_pool[:-1] == example.spec.draft_pool
-    assert service.spec.target == example.spec.target
+    pool, place = document["spec"]["draftPool"], change["path"].removeprefix("/spec/draftPool/")
+    if change["op"] == "add" and place == "-":
+        pool.append(change["value"])
+    else:
+        assert change["op"] == "replace"
+        pool[int(place)] = change["value"]
 
 
 def test_path_with_a_null_byte_is_reported_as_missing(manifest: Path, tmp_path: Path) -> None:
