@@ -14,7 +14,7 @@ from outrider_crds.spec import RolloutStrategy
 from outrider_operator import kinds
 from outrider_operator.cache import Cache
 from outrider_operator.decide.ownership import owner_uids
-from outrider_operator.decide.pods import ended_pods, is_being_created, is_ended_without_reason, unschedulable_since
+from outrider_operator.decide.pods import is_being_created, unschedulable_since
 from outrider_operator.decide.profiling.job_outcome import is_finished, pod_of
 from outrider_operator.inbound.objects import bounded, trimmed
 from outrider_operator.inbound.reading import (
@@ -53,15 +53,12 @@ logger = logging.getLogger(__name__)
 
 _ASKED_ABOUT = 4
 """One of them is named in the conditions; a rollout of hundreds must not become a request each."""
-_ENDED_PODS_READ = 2
-"""The newest may have been replaced by one of another revision."""
 _POLICY_PAGES = 10
 """Of NetworkPolicies of a namespace, which anyone may fill."""
 _POLICIES_FOR_S = 30.0
 _NODE_IS_MADE = frozenset({"TriggeredScaleUp", "Nominated"})
 """Reasons of the cluster-autoscaler and of Karpenter."""
 _NO_NODE_IS_MADE = frozenset({"NotTriggerScaleUp", "FailedScaleUp", "FailedToScaleUpGroup"})
-_OF_PROBES = frozenset({"Unhealthy", "ProbeWarning"})
 _KARPENTER = "karpenter"
 """Reporter; its refusal has the scheduler's own reason."""
 _LATE_S = 10.0
@@ -107,10 +104,7 @@ class Observer:
             children=await self._children(key, () if is_new else _names_of(service)),
             replica_sets=self._labelled(kinds.REPLICA_SET, key),
             pods=pods,
-            warnings={
-                **await self._from_events(key.namespace, silent, standing_warning),
-                **await self._from_events(key.namespace, _unexplained(pods), last_warning),
-            },
+            warnings=await self._from_events(key.namespace, silent, standing_warning),
             provisioning=await self._from_events(key.namespace, pending, node_in_the_making),
             states=self._measurements.states(key),
             unheard=unheard,
@@ -220,13 +214,6 @@ def standing_warning(events: Iterable[Object], subject: Object) -> str:
     return f"{newest.get('reason', '')}: {newest.get('message', '')}" if is_warning else ""
 
 
-def last_warning(events: Iterable[Object], _pod: Object) -> str:
-    """The newest warning of a pod that ended; probes that failed meanwhile, and the kill that follows, end none."""
-    warnings = (event for event in events if event.get("type") == "Warning" and event.get("reason") not in _OF_PROBES)
-    newest = max(warnings, key=_event_s, default={})
-    return f"{newest.get('reason', '')}: {newest.get('message', '')}" if newest else ""
-
-
 def node_in_the_making(events: Iterable[Object], _pod: Object) -> str:
     """What an autoscaler last said of `_pod`, if that is that it makes a node for it; else empty."""
     words = [event for event in events if _is_of_autoscaler(event)]
@@ -260,11 +247,6 @@ def _silent(pods: tuple[Object, ...], jobs: list[Object], job_pods: tuple[Object
         by_job[label(pod, JOB_NAME_LABEL)].append(pod)
     podless = [job for job in jobs if not is_finished(job) and pod_of(job, by_job[name_of(job)]) is None]
     return [*(pod for pod in created if is_being_created(pod)), *podless]
-
-
-def _unexplained(pods: Iterable[Object]) -> list[Object]:
-    """Newest pods that ended for good, where the kubelet gives no reason in their status."""
-    return [pod for pod in ended_pods(pods)[:_ENDED_PODS_READ] if is_ended_without_reason(pod)]
 
 
 def _measures_for(job: Object, service: Object) -> bool:

@@ -387,7 +387,7 @@ def _next_look_s(
     aging = [stale_in_s(asked, each.keys, each.store, view.now) for each in found]
     silent = any(is_being_created(pod) for pod in (*view.pods.living, *view.job_pods))
     silent = silent or is_node_awaited(view.pods, seconds(asked.spec.rollout.progress_deadline), running)
-    silent = silent or view.pods.is_end_unexplained or any(each.job_is_active and each.pod is None for each in found)
+    silent = silent or any(each.job_is_active and each.pod is None for each in found)
     moments = [*aging, next_capacity_check_s(view.pods, settings.unschedulable_s, running)]
     moments += [next_deadline_check_s(rollout), LOOK_AGAIN_S if silent else None]
     moments += [rollout.canary.next_look_s if rollout.canary is not None else None]

@@ -63,7 +63,7 @@ class Pods:
     now: float
     """Unix seconds."""
     warnings: Mapping[str, str] = field(default_factory=dict)
-    """Pod name -> newest Warning event, for pods that have no container yet, or ended without a reason."""
+    """Pod name -> newest Warning event, for pods that have no container yet."""
     forbidden: Trouble | None = None
     """Why the API server lets the Deployment make no pod."""
     provisioning: Mapping[str, str] = field(default_factory=dict)
@@ -103,23 +103,14 @@ class Pods:
             return found.message
         of_it = (pod for pod, _ in self._unready if revision in (None, revision_of(pod)))
         starting = next((self._still_starting(pod) for pod in of_it), "")
-        ended = next((self._how_it_ended(pod) for pod in self.ended if revision in (None, revision_of(pod))), "")
+        ended = next((how_it_ended(pod) for pod in self.ended if revision in (None, revision_of(pod))), "")
         return ". ".join(sentence for sentence in (starting, ended) if sentence)
 
     def _endings(self, revision: str | None) -> Trouble | None:
         """One pod that is evicted is replaced; where its replacement ended too, the next one is to end as well."""
         ended = [pod for pod in self.ended if revision in (None, revision_of(pod))]
         again = next((pod for pod in ended if any(_replaces(pod, other) for other in ended if other is not pod)), None)
-        return Trouble(Reason.POD_ENDED, self._how_it_ended(again)) if again is not None else None
-
-    @property
-    def is_end_unexplained(self) -> bool:
-        """True while the events that say why the newest pod ended are still to come."""
-        return any(is_ended_without_reason(pod) and name_of(pod) not in self.warnings for pod in self.ended[:1])
-
-    def _how_it_ended(self, pod: Object) -> str:
-        warning = self.warnings.get(name_of(pod), "") if is_ended_without_reason(pod) else ""
-        return f"A pod ended for good: {cut(warning, 500).rstrip('. ')}" if warning else how_it_ended(pod)
+        return Trouble(Reason.POD_ENDED, how_it_ended(again)) if again is not None else None
 
     def node_in_the_making(self, pod: Object) -> str:
         """Evidence that `pod` gets a node without anyone's help; empty without any."""
@@ -160,8 +151,9 @@ def pods_of(
     provisioning: Mapping[str, str] | None = None,
 ) -> Pods:
     living = tuple(pod for pod in pods if not is_being_deleted(pod) and not _has_ended(pod))
-    ended = tuple(pod for pod in ended_pods(pods) if now - _ended_at(pod) < _CRASH_IS_OVER_S)
-    return Pods(living, now, warnings, _forbidden(deployment), provisioning or {}, ended)
+    recently = (pod for pod in pods if _has_ended(pod) and now - _ended_at(pod) < _CRASH_IS_OVER_S)
+    ended = sorted((pod for pod in recently if not is_being_deleted(pod)), key=_ended_at, reverse=True)
+    return Pods(living, now, warnings, _forbidden(deployment), provisioning or {}, tuple(ended))
 
 
 def is_ready(pod: Object) -> bool:
@@ -199,18 +191,6 @@ def _replaces(pod: Object, other: Object) -> bool:
     """Was `pod` made once `other` had ended? The kubelet may add to what it says of that for a while."""
     created = unix_seconds(text(pod, "metadata", "creationTimestamp"))
     return created is not None and created >= _ended_at(other) - _PATIENCE_S
-
-
-def ended_pods(pods: Iterable[Object]) -> list[Object]:
-    """Pods that ended for good and are not deleted, the newest first."""
-    ended = (pod for pod in pods if _has_ended(pod) and not is_being_deleted(pod))
-    return sorted(ended, key=_ended_at, reverse=True)
-
-
-def is_ended_without_reason(pod: Object) -> bool:
-    """True where only the pod's events say why: evicted while its container ends with exit code 0, as ours does, the
-    kubelet reports it as Succeeded."""
-    return _has_ended(pod) and not text(pod, "status", "reason")
 
 
 def _ended_at(pod: Object) -> float:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import uvicorn
 
 logger = logging.getLogger(__name__)
+SIGNALLED = 128
+"""Plus a signal's number: the exit status of a process that the signal ended, as a shell reports it."""
 HEARTBEAT_INTERVAL_S = 0.5
 """Short compared with the three minutes after which a stuck event loop fails the liveness probe."""
 REPEATED_SIGNAL_S = 1.0
@@ -75,6 +77,7 @@ class EngineServer:
     _engine: ServedEngine | None = None
     _server: uvicorn.Server | None = None
     _signalled_at: float | None = None
+    _signal: int | None = None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def view(self) -> ServerView:
@@ -86,6 +89,15 @@ class EngineServer:
             unfinished=0 if engine is None else engine.unfinished,
             loop_beat=self.loop_beat,
         )
+
+    @property
+    def exit_status(self) -> int:
+        """SIGNALLED + the number of the signal that ended the server; 0 without a signal.
+
+        A kubelet that evicts a pod keeps its reason in the pod's status only when a container ends with another status
+        than 0.
+        """
+        return 0 if self._signal is None else SIGNALLED + self._signal
 
     async def serve(self, starting: AbstractAsyncContextManager[ServedEngine], listener: socket.socket) -> None:
         """Load the engine and serve until a signal has drained the server.
@@ -117,9 +129,9 @@ class EngineServer:
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(number, self._on_signal, number)
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: int) -> None:
         assert self._server is not None
         time_s = time.monotonic()
         if self._signalled_at is not None:
@@ -128,6 +140,7 @@ class EngineServer:
                 self._server.force_exit = self._server.should_exit = True
             return
         self._signalled_at = time_s
+        self._signal = number
         self.phase = Phase.DRAINING
         self._tasks.append(asyncio.create_task(self._drain(self._server)))
 

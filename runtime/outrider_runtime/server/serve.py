@@ -20,7 +20,7 @@ from outrider_crds.state import TPOT_BUCKETS_S, TTFT_BUCKETS_S, Histogram, Runti
 
 from outrider_runtime.server.admin import AdminPages, serve_admin
 from outrider_runtime.server.config import Serving
-from outrider_runtime.server.engine_server import Drain, EngineDiedError, EngineServer
+from outrider_runtime.server.engine_server import SIGNALLED, Drain, EngineDiedError, EngineServer
 from outrider_runtime.server.gate import App, RequestGate
 from outrider_runtime.server.health import Phase
 from outrider_runtime.server.server_environment import server_environment
@@ -42,8 +42,6 @@ from outrider_runtime.vllm_plugin.launch import (
 from outrider_runtime.vllm_plugin.versions import UntestedEngineError
 
 logger = logging.getLogger(__name__)
-STOPPED_WHILE_STARTING = 128 + signal.SIGTERM
-"""Exit status, as a shell reports a process that SIGTERM ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +64,13 @@ def serve(serving: Serving, listeners: Listeners, drain: Drain) -> int:
     logger.info("loading %s; its state is at %s%s", serving.boot.target.name, _address(listeners.admin), STATE_PATH)
     try:
         if plan is None:
-            _serve_torch(serving, watch, listeners.api, drain)
-        else:
-            _serve_until_drained(plan, watch, listeners.api, drain)
+            return _serve_torch(serving, watch, listeners.api, drain)
+        return _serve_until_drained(plan, watch, listeners.api, drain)
     except EngineDiedError as error:
         raise StartupError(f"{error}: {cause(run_dir) or 'see its last log lines above'}") from error
-    except _StoppedWhileStarting:
+    except _StoppedWhileStarting as stop:
         logger.warning("stopped while the engine was starting")
-        return STOPPED_WHILE_STARTING
-    return 0
+        return stop.status
 
 
 def _plan(serving: Serving) -> LaunchPlan:
@@ -103,11 +99,12 @@ def _check_target(name: str, location: Path) -> None:
         )
 
 
-def _serve_torch(serving: Serving, watch: EngineWatch, listener: socket.socket, drain: Drain) -> None:
+def _serve_torch(serving: Serving, watch: EngineWatch, listener: socket.socket, drain: Drain) -> int:
     os.environ.update(engine_environment(serving.boot, os.environ))
     os.environ.update(server_environment(os.environ, Path(serving.paths.run_dir)))
     server = _server(serving.boot.target.name, watch, listener, drain)
     asyncio.run(server.serve(started_torch_engine(serving), listener))
+    return server.exit_status
 
 
 def _server(model: str, watch: EngineWatch, listener: socket.socket, drain: Drain) -> EngineServer:
@@ -124,12 +121,12 @@ def _server(model: str, watch: EngineWatch, listener: socket.socket, drain: Drai
     return server
 
 
-def _serve_until_drained(plan: LaunchPlan, watch: EngineWatch, listener: socket.socket, drain: Drain) -> None:
+def _serve_until_drained(plan: LaunchPlan, watch: EngineWatch, listener: socket.socket, drain: Drain) -> int:
     """Serve with vLLM. A drafter that keeps the engine from starting is dropped, and the engine started again."""
     import uvloop
 
-    remaining: LaunchPlan | None = plan
-    while remaining is not None:
+    remaining = plan
+    while True:
         _prepare(remaining, os.environ)
         server = _server(plan.boot.target.name, watch, listener, drain)
         try:
@@ -141,7 +138,7 @@ def _serve_until_drained(plan: LaunchPlan, watch: EngineWatch, listener: socket.
                 raise
             remaining = _without_failed_drafter(remaining, error)
         else:
-            return
+            return server.exit_status
 
 
 def _without_failed_drafter(plan: LaunchPlan, error: Exception) -> LaunchPlan:
@@ -163,9 +160,13 @@ def _prepare(plan: LaunchPlan, environ: MutableMapping[str, str]) -> None:
 class _StoppedWhileStarting(SystemExit):
     """A signal arrived while the engine was starting. vLLM ignores a KeyboardInterrupt at that time."""
 
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
 
-def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise _StoppedWhileStarting(STOPPED_WHILE_STARTING)
+
+def _stop(number: int, _frame: FrameType | None) -> NoReturn:
+    raise _StoppedWhileStarting(SIGNALLED + number)
 
 
 def _blank(serving: Serving, started_at: float) -> RuntimeState:

@@ -213,6 +213,7 @@ def main() -> None:
         _listen(runtime, Admin, ADMIN_PORT)
     stopped.wait()
     runtime.drain()
+    sys.exit(128 + signal.SIGTERM)
 
 
 if __name__ == "__main__":

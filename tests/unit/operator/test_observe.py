@@ -62,20 +62,6 @@ async def test_events_are_read_only_of_pods_that_are_late(age_s: float, asked: i
     assert len(observed.warnings) == asked
 
 
-@pytest.mark.parametrize(
-    ("status", "reads"), [({"phase": "Succeeded"}, 1), ({"phase": "Failed", "reason": "Evicted"}, 0)]
-)
-async def test_events_of_an_ended_pod_are_read_where_it_says_nothing(status: Object, reads: int) -> None:
-    """Evicted with exit code 0: Kubernetes keeps no reason. What the kubelet says while it ends it is no warning."""
-    api, cache, ended = Api(), Cache(), _created(60)
-    api.events = [_event("Evicted", 10, "Warning"), _event("Killing", 12, "Normal"), _event("Unhealthy", 13, "Warning")]
-    ended["status"] = status
-    for kind, child in ((DEPLOYMENT, deployment()), (REPLICA_SET, replica_set()), (POD, ended)):
-        cache.seen(kind, child)
-    observed = await _observer(api, cache).observe(_service(), ())
-    assert list(observed.warnings.values()) == ["Evicted: said"] * reads
-
-
 @pytest.mark.parametrize(("conditions", "asked"), [([], 1), ([{"type": "Complete", "status": "True"}], 0)])
 async def test_events_of_a_job_without_a_pod_are_read(conditions: list[Object], asked: int) -> None:
     """A quota on pods: nothing but the Job's own Events says why it does not begin."""

@@ -148,32 +148,25 @@ def test_a_container_that_cannot_be_made_cannot_start(reason: str) -> None:
     assert 'secret "token" not found' in world.condition(C.READY).message
 
 
-def _end(world: World, name: str, created: float, ended: float, exit_code: int = 1) -> None:
-    """A pod that the kubelet evicted: where its container ends with exit code 0, only an event says why."""
+def _end(world: World, name: str, created: float, ended: float) -> None:
+    """Adds a pod that the kubelet evicted."""
     pod = world.add_pod(name, world.deployment()["spec"]["template"], ready=False)
     pod["metadata"]["creationTimestamp"] = rfc3339(created)
     gone = {"type": "Ready", "status": "False", "lastTransitionTime": rfc3339(ended)}
     words = {"reason": "Evicted", "message": 'Usage of EmptyDir volume "model-cache" exceeds the limit "1Ki". '}
-    if exit_code:
-        pod["status"] = {"phase": "Failed", "conditions": [gone], **words}
-        return
-    container = {"name": "runtime", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
-    pod["status"] = {"phase": "Succeeded", "conditions": [gone], "containerStatuses": [container]}
-    world.warnings = {**world.warnings, name: ": ".join(words.values())}
+    pod["status"] = {"phase": "Failed", "conditions": [gone], **words}
 
 
-@pytest.mark.parametrize("exit_code", [1, 0])
-def test_pods_that_are_evicted_in_a_row_say_so_in_every_condition(exit_code: int) -> None:
-    """19 dead pods in 20 minutes, and no condition or event of the service said why. With an exit code of 0, which ours
-    have, the kubelet reports them as Succeeded, without a word."""
+def test_pods_that_are_evicted_in_a_row_say_so_in_every_condition() -> None:
+    """19 dead pods in 20 minutes, and no condition or event of the service said why."""
     world = rolling()
     world.reconcile()
-    _end(world, "first", world.now - 120, world.now - 60, exit_code)
+    _end(world, "first", world.now - 120, world.now - 60)
     new_pod(world, state={"waiting": {"reason": "ContainerCreating"}})
     world.settle()
     assert world.reason(C.PROGRESSING) == "True/RollingOut", "one is replaced"
     assert "exceeds the limit" in world.condition(C.PROGRESSING).message
-    _end(world, "second", world.now - 60, world.now - 5, exit_code)
+    _end(world, "second", world.now - 60, world.now - 5)
     plan = world.reconcile()
     assert world.reason(C.PROGRESSING) == "False/Stalled"
     assert "ProgressingStalled" in [event.reason for event in plan.events]
@@ -186,17 +179,6 @@ def test_pods_that_are_evicted_in_a_row_say_so_in_every_condition(exit_code: int
     world.now += 3600
     world.reconcile()
     assert world.reason(C.READY) == "False/NoReadyEndpoint"
-
-
-def test_pod_that_ended_without_a_word_is_looked_at_again() -> None:
-    """The kubelet's event may come after the pod's end, and no watch brings it."""
-    world = rolling()
-    world.reconcile()
-    _end(world, "first", world.now - 60, world.now - 5, exit_code=0)
-    world.warnings = {}
-    due_s = world.settle().requeue_after_s
-    assert due_s is not None
-    assert due_s <= LOOK_AGAIN_S
 
 
 def test_two_pods_of_a_node_that_shut_down_are_no_row() -> None:
