@@ -192,27 +192,48 @@ def profile_keys(spec: SpeculativeServiceSpec, product: str, image: str) -> Prof
 def target_key(spec: SpeculativeServiceSpec, product: str, image: str) -> str:
     """Hash of everything that moves the target's step time on `product`. What is as it was in releases that knew of
     nothing else is left out: their keys hold."""
+    return digest({**_settings(spec, product), "image": image})
+
+
+def settings_key(spec: SpeculativeServiceSpec, product: str) -> str:
+    """Hash of the same without the image: profiles that share it differ in nothing but the runtime."""
+    return digest(_settings(spec, product))
+
+
+def _settings(spec: SpeculativeServiceSpec, product: str) -> dict[str, Any]:
+    """Everything that moves the target's step time on `product`, except the runtime's image."""
     on_cpu = spec.accelerator.on_cpu
     environment = _environment(spec)
     resource = GPU_RESOURCE if on_cpu else spec.accelerator.resource_name
-    return digest(
-        {
-            "schema": PROFILE_SCHEMA,
-            "model": _without_token(spec.target.wire()),
-            "product": product,
-            "count": spec.accelerator.count or spec.engine.tensor_parallel_size,
-            "tensorParallelSize": spec.engine.tensor_parallel_size,
-            "dtype": spec.engine.dtype,
-            "maxModelLen": spec.engine.max_model_len,
-            "extraArgs": normalised_arguments(spec.engine.extra_args),
-            "image": image,
-            **({} if spec.engine.backend is Backend.VLLM else {"backend": spec.engine.backend}),
-            **({} if resource == GPU_RESOURCE else {"resourceName": resource}),
-            **({"environment": environment} if environment else {}),
-            "limits": _limits(spec.pod_template.resources) if on_cpu else None,
-            **_claims(spec.pod_template),
-        }
-    )
+    return {
+        "schema": PROFILE_SCHEMA,
+        "model": _without_token(spec.target.wire()),
+        "product": product,
+        "count": spec.accelerator.count or spec.engine.tensor_parallel_size,
+        "tensorParallelSize": spec.engine.tensor_parallel_size,
+        "dtype": spec.engine.dtype,
+        "maxModelLen": spec.engine.max_model_len,
+        "extraArgs": normalised_arguments(spec.engine.extra_args),
+        **({} if spec.engine.backend is Backend.VLLM else {"backend": spec.engine.backend}),
+        **({} if resource == GPU_RESOURCE else {"resourceName": resource}),
+        **({"environment": environment} if environment else {}),
+        "limits": _limits(spec.pod_template.resources) if on_cpu else None,
+        **_claims(spec.pod_template),
+    }
+
+
+def has_same_meaning_everywhere(spec: SpeculativeServiceSpec) -> bool:
+    """True when equal target keys mean equal targets in any two namespaces: the weights come from the hub, and no
+    setting refers to an object of the namespace or to a node's folder."""
+    variables = (variable.wire() for variable in (*spec.engine.env, *spec.pod_template.env))
+    refers = any(_sources(variable) - _NO_MATTER_SOURCES for variable in variables)
+    named = [*spec.pod_template.env_from, *_claims(spec.pod_template)]
+    return spec.target.source.hub is not None and not refers and not named
+
+
+def is_drafter_the_same_everywhere(drafter: Drafter) -> bool:
+    """True when the drafter has no weights, or has them from the hub."""
+    return drafter.neural is None or drafter.neural.model.source.hub is not None
 
 
 def drafter_key(target: str, drafter: Drafter) -> str:

@@ -23,6 +23,7 @@ from outrider_operator.model import (
     PROFILE,
     PROFILING,
     SERVICE_LABEL,
+    SHARED_PROFILE,
     Object,
     Rejection,
 )
@@ -76,7 +77,7 @@ class Applier:
         for mark in plan.annotate:
             yield mark, POD.kind, mark.pod, partial(self._annotate, mark, namespace)
         for delete in plan.delete:
-            yield delete, delete.kind, delete.name, partial(self._delete, delete, namespace)
+            yield delete, delete.kind, delete.name, partial(self._delete, delete, delete.namespace or namespace)
 
     async def _create(self, document: Object) -> str:
         """Never touches an object that is there already: one that decisions see is only taken note of."""
@@ -201,7 +202,7 @@ def _is_seen(kind: Kind, existing: Object, document: Object) -> bool:
 
     They look for a service's children by its label, and for Jobs and profiles, which services share, by the component.
     """
-    shared = component(document) in (PROFILING, PROFILE)
+    shared = component(document) in (PROFILING, PROFILE, SHARED_PROFILE)
     names = (MANAGED_BY_LABEL, COMPONENT_LABEL, *(() if shared else (SERVICE_LABEL,)))
     labelled = all(label(existing, name) == label(document, name) for name in names)
     return labelled and not isinstance(admit(kind, existing), Unfit)

@@ -58,6 +58,12 @@ class Configuration:
     """Length of the window that the status figures are measured over."""
     no_capacity_after_s: float = 60.0
     """A pod that finds no node for this long means NoCapacity, unless a node is being made for it."""
+    profiles_shared_from: tuple[str, ...] = ()
+    """Namespaces whose measurements all namespaces use."""
+    engine_version: str = ""
+    """Version of vLLM in `runtime_image`; empty where it is not known."""
+    engine_version_cpu: str = ""
+    """Version of vLLM in `runtime_cpu_image`."""
     log_level: str = "info"
     log_format: str = "json"
     health_port: int = 8080
@@ -102,6 +108,9 @@ def read_configuration(environment: Mapping[str, str]) -> Configuration:
         resync_interval_s=read("RESYNC_INTERVAL", seconds, standard.resync_interval_s),
         metrics_window_s=read("METRICS_WINDOW", seconds, standard.metrics_window_s),
         no_capacity_after_s=read("NO_CAPACITY_AFTER", seconds, standard.no_capacity_after_s),
+        profiles_shared_from=read("PROFILES_SHARED_FROM", _names, standard.profiles_shared_from),
+        engine_version=read("ENGINE_VERSION", str, standard.engine_version),
+        engine_version_cpu=read("ENGINE_VERSION_CPU", str, standard.engine_version_cpu),
         log_level=read("LOG_LEVEL", _one_of("debug", "info", "warning", "error"), standard.log_level),
         log_format=read("LOG_FORMAT", _one_of("json", "plain"), standard.log_format),
         health_port=read("HEALTH_PORT", _port, standard.health_port),

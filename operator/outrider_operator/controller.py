@@ -13,6 +13,7 @@ from outrider_operator import collector, kinds, telemetry
 from outrider_operator.apply import Applier, ObserveAgain
 from outrider_operator.cache import Cache
 from outrider_operator.configuration import Configuration
+from outrider_operator.decide.pod_spec.volumes import profile_shared_as
 from outrider_operator.events import Events
 from outrider_operator.inbound.reading import component, label, name_of, namespace_of
 from outrider_operator.kinds import Kind
@@ -20,7 +21,7 @@ from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesAp
 from outrider_operator.lease import Lease
 from outrider_operator.measurements import Measurements
 from outrider_operator.metrics.prometheus import Connection, PrometheusFigures
-from outrider_operator.model import JOB_NAME_LABEL, PROFILE, PROFILING, SERVICE_LABEL, Object, Settings
+from outrider_operator.model import JOB_NAME_LABEL, PROFILE, PROFILING, SERVICE_LABEL, SHARED_PROFILE, Object, Settings
 from outrider_operator.observe import Observer
 from outrider_operator.profile_users import ProfileUsers
 from outrider_operator.reconcile import Decide, Reconciler
@@ -57,7 +58,7 @@ class Controller:
         self._measurements = Measurements(self._cache, pods, self._wake_one, prometheus, settings.window_s)
         self._reconciler = Reconciler(
             self._cache,
-            Observer(api, self._cache, pods, self._measurements, watch_nodes=configuration.watch_nodes),
+            Observer(api, self._cache, pods, self._measurements, settings, watch_nodes=configuration.watch_nodes),
             Applier(api, self._cache),
             StatusWriter(api, self._cache),
             self._measurements,
@@ -124,7 +125,13 @@ class Controller:
 
     async def _work(self) -> None:
         configuration = self._configuration
-        self._watches = Watches(self._api, self._cache, configuration.watch_namespaces, configuration.watch_nodes)
+        self._watches = Watches(
+            self._api,
+            self._cache,
+            configuration.watch_namespaces,
+            configuration.watch_nodes,
+            shared_profiles=configuration.namespace if configuration.profiles_shared_from else "",
+        )
         async with asyncio.TaskGroup() as group:
             workers = {f"worker {number}": partial(self._worker, group) for number in range(1, WORKERS + 1)}
             tasks = {**self._watches.tasks(), **self._measurements.tasks(), "collector": collector.run}
@@ -193,6 +200,8 @@ class Controller:
             self._queue.add(_key(document), OWN_CHANGE_S)
         elif kind == kinds.NODE:
             self._wake_all()
+        elif component(document) == SHARED_PROFILE and namespace_of(document) == self._configuration.namespace:
+            self._wake_all_users(profile_shared_as(name_of(document)))
         elif component(document) in (PROFILING, PROFILE):
             self._wake_users(namespace_of(document), label(document, JOB_NAME_LABEL) or name_of(document))
         elif service := label(document, SERVICE_LABEL):
@@ -201,6 +210,10 @@ class Controller:
     def _wake_users(self, namespace: str, profile: str) -> None:
         """Profiles, and the Jobs and pods that measure them, are shared."""
         for user in self._users.of(namespace, profile):
+            self._wake_one(user)
+
+    def _wake_all_users(self, profile: str) -> None:
+        for user in self._users.everywhere(profile):
             self._wake_one(user)
 
     def _wake_all(self) -> None:

@@ -72,4 +72,8 @@ def settings_of(configuration: Configuration) -> Settings:
         profiling_priority_class=configuration.profiling_priority_class,
         window_s=configuration.metrics_window_s,
         unschedulable_s=configuration.no_capacity_after_s,
+        namespace=configuration.namespace,
+        profiles_shared_from=configuration.profiles_shared_from,
+        engine_version=configuration.engine_version,
+        engine_version_cpu=configuration.engine_version_cpu,
     )

@@ -33,6 +33,8 @@ JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
 """On the pods of a Job, set by Kubernetes."""
 SERVING, PROFILING, PROFILE = "serving", "profiling", "profile"
 """Values of the component label: serving pods and their children, profiling Jobs and pods, profile ConfigMaps."""
+SHARED_PROFILE = "shared-profile"
+"""Component of profiles for all namespaces: ConfigMaps in the operator's own namespace, and nowhere else."""
 MANAGED_BY_LABEL, MANAGER = "app.kubernetes.io/managed-by", "outrider"
 FIELD_MANAGER = "outrider"
 METRICS_WINDOW_S = 60.0
@@ -73,6 +75,14 @@ class Settings:
     """Length of the window that figures are measured over, in seconds."""
     unschedulable_s: float = 60.0
     """A pod that finds no node for this long means NoCapacity, unless a node is being made for it."""
+    namespace: str = ""
+    """The operator's own."""
+    profiles_shared_from: tuple[str, ...] = ()
+    """Namespaces whose measurements all namespaces use."""
+    engine_version: str = ""
+    """Version of vLLM in `runtime_image`; empty where it is not known."""
+    engine_version_cpu: str = ""
+    """Version of vLLM in `runtime_cpu_image`."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +219,10 @@ class Observed:
     profiles: Mapping[str, Object] = field(default_factory=dict)
     """Name -> profile ConfigMap, all of the namespace. This and other ConfigMaps are without `data` until a plan asks
     for that (`Plan.read`)."""
+    shared_profiles: Mapping[str, Object] = field(default_factory=dict)
+    """Profile ConfigMaps in the operator's own namespace, which count in all, by their names elsewhere."""
+    measured_elsewhere: frozenset[str] = frozenset()
+    """Names of Jobs that run in namespaces whose measurements all namespaces use."""
     figures: FigureWindows = FigureWindows()
     rejections: tuple[Rejection, ...] = ()
     """In force: refused lately, for this generation of the service."""

@@ -14,6 +14,7 @@ from outrider_crds.spec import RolloutStrategy
 from outrider_operator import kinds
 from outrider_operator.cache import Cache
 from outrider_operator.decide.ownership import owner_uids
+from outrider_operator.decide.pod_spec.volumes import profile_shared_as
 from outrider_operator.decide.pods import is_being_created, unschedulable_since
 from outrider_operator.decide.profiling.job_outcome import is_finished, pod_of
 from outrider_operator.inbound.objects import bounded, trimmed
@@ -39,10 +40,12 @@ from outrider_operator.model import (
     PROFILE,
     PROFILING,
     SERVICE_LABEL,
+    SHARED_PROFILE,
     Node,
     Object,
     Observed,
     Rejection,
+    Settings,
     canary_names,
     child_names,
 )
@@ -61,6 +64,8 @@ _NODE_IS_MADE = frozenset({"TriggeredScaleUp", "Nominated"})
 _NO_NODE_IS_MADE = frozenset({"NotTriggerScaleUp", "FailedScaleUp", "FailedToScaleUpGroup"})
 _KARPENTER = "karpenter"
 """Reporter; its refusal has the scheduler's own reason."""
+_AWAITED_S = 900.0
+"""Age of another namespace's Job from which on it is not waited for: it may have no room."""
 _LATE_S = 10.0
 """Most pods have a container by then, and nobody needs their Events."""
 
@@ -77,12 +82,20 @@ class Observer:
     """Reads the cache; asks the API server only for children that the cache does not hold."""
 
     def __init__(
-        self, api: KubernetesApi, cache: Cache, pods: ServingPods, measurements: Measurements, *, watch_nodes: bool
+        self,
+        api: KubernetesApi,
+        cache: Cache,
+        pods: ServingPods,
+        measurements: Measurements,
+        settings: Settings,
+        *,
+        watch_nodes: bool,
     ) -> None:
         self._api = api
         self._cache = cache
         self._pods = pods
         self._measurements = measurements
+        self._settings = settings
         self._watch_nodes = watch_nodes
         self._nodes: tuple[Node, ...] | None = None
         self._policies: dict[str, _Policies] = {}
@@ -114,9 +127,24 @@ class Observer:
             profiles={
                 name_of(profile): profile for profile in self._of_component(kinds.CONFIG_MAP, key.namespace, PROFILE)
             },
+            shared_profiles=self._shared_profiles(),
+            measured_elsewhere=self._measured_elsewhere(key.namespace),
             figures=self._measurements.figures(key, service),
             rejections=rejections,
         )
+
+    def _shared_profiles(self) -> dict[str, Object]:
+        """Return them by the names that they have elsewhere, where the label means nothing: anyone may put it on."""
+        if not self._settings.profiles_shared_from:
+            return {}
+        shared = self._of_component(kinds.CONFIG_MAP, self._settings.namespace, SHARED_PROFILE)
+        return {profile_shared_as(name_of(profile)): profile for profile in shared}
+
+    def _measured_elsewhere(self, namespace: str) -> frozenset[str]:
+        """Jobs whose results this namespace will use."""
+        others = (other for other in self._settings.profiles_shared_from if other != namespace)
+        jobs = (job for other in others for job in self._of_component(kinds.JOB, other, PROFILING))
+        return frozenset(name_of(job) for job in jobs if not is_finished(job) and _age_s(job) < _AWAITED_S)
 
     async def read(self, namespace: str, names: Iterable[str]) -> None:
         """Have the next look show the contents of these ConfigMaps."""

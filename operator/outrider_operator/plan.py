@@ -22,6 +22,8 @@ class Delete:
     """Precondition where the object must not have changed since (a shared profile that gained a user)."""
     component: str = SERVING
     """What the object is for."""
+    namespace: str = ""
+    """The service's own when empty."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,14 @@ class Plan:
     """With background propagation; NotFound and a failed precondition are success."""
     read: tuple[str, ...] = ()
     """Names of ConfigMaps whose contents the decision needs and was not shown: nothing else is planned before that."""
+    read_shared: tuple[str, ...] = ()
+    """Names of ConfigMaps in the operator's namespace to be read likewise."""
     profiles: tuple[str, ...] = ()
     """Names of the profiles that the decision asks for, which are the names of their Jobs too: it hears of a change."""
     shared: frozenset[str] = frozenset()
     """Those of which the contents are written, or the Job deleted: other services wait for that."""
+    published: frozenset[str] = frozenset()
+    """Those that are stored for all namespaces: services of each wait for that."""
     status: SpeculativeServiceStatus = field(default_factory=SpeculativeServiceStatus)
     events: tuple[Event, ...] = ()
     """To be posted once the status is written."""
@@ -92,7 +98,12 @@ class Plan:
     @property
     def is_idle(self) -> bool:
         """True when there is nothing to do but, perhaps, to write the status."""
-        return not (self.create or self.apply or self.adopt or self.annotate or self.delete or self.read)
+        return not (self.create or self.apply or self.adopt or self.annotate or self.delete or self.reads)
+
+    @property
+    def reads(self) -> bool:
+        """True when nothing else is planned before contents are read."""
+        return bool(self.read or self.read_shared)
 
     def without(self, rejections: tuple[Rejection, ...]) -> Plan:
         """The plan less the writes that the API server refuses."""

@@ -19,6 +19,10 @@ class ProfileUsers:
     def of(self, namespace: str, profile: str) -> tuple[Key, ...]:
         return tuple(self._users.get((namespace, profile), ()))
 
+    def everywhere(self, profile: str) -> frozenset[Key]:
+        """Return the services of all namespaces that use it."""
+        return frozenset(user for (_, name), users in self._users.items() if name == profile for user in users)
+
     def note(self, key: Key, profiles: Iterable[str]) -> bool:
         """`profiles` are all that the service asks for. True where one is new: what became of it since it was looked
         at, the service did not hear."""

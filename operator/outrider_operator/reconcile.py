@@ -25,8 +25,8 @@ from outrider_operator.work_queue import Key
 
 Decide = Callable[[Observed, Settings], Plan]
 
-_LOOKS = 7
-"""In one reconcile: reading contents takes two, the children of a new service two, each refusal one more."""
+_LOOKS = 8
+"""In one reconcile: reading contents takes three, the children of a new service two, each refusal one more."""
 _GO_ON_S = 1.0
 """What the operator writes itself wakes nobody."""
 
@@ -103,8 +103,9 @@ class Reconciler:
             async with self._computing:
                 plan = self._decide(observed, self._settings)
                 await asyncio.sleep(0)  # held over the end of this turn: the next worker's is for the next one
-            if plan.read:
+            if plan.reads:
                 await self._observer.read(key.namespace, plan.read)
+                await self._observer.read(self._settings.namespace, plan.read_shared)
                 continue
             if is_new:
                 self._shown.add(key)
@@ -119,15 +120,17 @@ class Reconciler:
         """Raises what kept a part of `plan` from being tried; what was refused before that is noted all the same."""
         outcome = await self._applier.carry_out(plan, key.namespace, patient=refusals.patient)
         refusals.note(outcome.refused, _clock(), all_tried=outcome.stopped is None)
-        self._wake_others(key, plan.shared)
+        self._wake_others(key, plan.shared, plan.published)
         if isinstance(outcome.stopped, ApiError) and outcome.stopped.busy:
             refusals.postpone()
         if outcome.stopped is not None:
             raise outcome.stopped
 
-    def _wake_others(self, key: Key, profiles: Iterable[str]) -> None:
+    def _wake_others(self, key: Key, profiles: Iterable[str], published: Iterable[str]) -> None:
         """What the operator writes itself wakes nobody, but what it writes for one service others wait for."""
-        for user in {user for name in profiles for user in self._users.of(key.namespace, name)} - {key}:
+        neighbours = {user for name in profiles for user in self._users.of(key.namespace, name)}
+        everywhere = {user for name in published for user in self._users.everywhere(name)}
+        for user in (neighbours | everywhere) - {key}:
             self._wake(user)
 
     def _is_new(self, key: Key, service: Object) -> bool:

@@ -16,13 +16,14 @@ from outrider_operator import telemetry
 from outrider_operator.backoff import Backoff
 from outrider_operator.cache import Cache
 from outrider_operator.inbound.unfit import Unfit
-from outrider_operator.kinds import CHILDREN, NODE, SERVICE, Kind
+from outrider_operator.kinds import CHILDREN, CONFIG_MAP, NODE, SERVICE, Kind
 from outrider_operator.kubernetes_api import UNREACHABLE, ApiError, KubernetesApi
-from outrider_operator.model import MANAGED_BY_LABEL, MANAGER
+from outrider_operator.model import COMPONENT_LABEL, MANAGED_BY_LABEL, MANAGER, SHARED_PROFILE
 
 logger = logging.getLogger(__name__)
 
 CHILD_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"
+SHARED_PROFILE_SELECTOR = f"{CHILD_SELECTOR},{COMPONENT_LABEL}={SHARED_PROFILE}"
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 _LONGEST_REASON = 500
@@ -41,13 +42,24 @@ async def relist(api: KubernetesApi, cache: Cache, kind: Kind, namespace: str | 
 class Watches:
     """The loops over services, children (by label) and, where RBAC allows, nodes."""
 
-    def __init__(self, api: KubernetesApi, cache: Cache, namespaces: tuple[str, ...], watch_nodes: bool) -> None:
+    def __init__(
+        self,
+        api: KubernetesApi,
+        cache: Cache,
+        namespaces: tuple[str, ...],
+        watch_nodes: bool,
+        *,
+        shared_profiles: str = "",
+    ) -> None:
+        """`shared_profiles`: namespace of the profiles that count in all namespaces; empty for none."""
         scopes: tuple[str | None, ...] = namespaces or (None,)
         self._loops = []
         for scope in scopes:
             services = Watch(api, cache, SERVICE, scope, "")
             children = (Watch(api, cache, kind, scope, CHILD_SELECTOR, after=services.answered) for kind in CHILDREN)
             self._loops += [services, *children]
+        if shared_profiles and namespaces and shared_profiles not in namespaces:
+            self._loops.append(Watch(api, cache, CONFIG_MAP, shared_profiles, SHARED_PROFILE_SELECTOR))
         if watch_nodes:
             self._loops.append(Watch(api, cache, NODE, None, ""))
 

@@ -40,6 +40,7 @@ from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.pods import LOOK_AGAIN_S, Pods, is_being_created, pods_of, revision_of
 from outrider_operator.decide.profile_store import Profiles
 from outrider_operator.decide.profiling.jobs import plan_jobs
+from outrider_operator.decide.profiling.known_profiles import Sources, sources_of, unread_sources
 from outrider_operator.decide.profiling.product_profiles import (
     ProductProfile,
     ProfilingView,
@@ -47,6 +48,7 @@ from outrider_operator.decide.profiling.product_profiles import (
     stale_in_s,
 )
 from outrider_operator.decide.profiling.profile_maps import plan_profile_maps
+from outrider_operator.decide.profiling.shared_profiles import plan_shared_profiles
 from outrider_operator.decide.readable_spec import readable_spec
 from outrider_operator.decide.revisions import (
     current_revision,
@@ -111,13 +113,17 @@ def decide(observed: Observed, settings: Settings) -> Plan:
     unread = [*unread_map(children, asked.wanted), *unread_profiles(profiles, asked.wanted)]
     if unread := [*unread, *unread_canary_maps(children, asked.wanted.name)]:
         return Plan(status=observed.status, read=tuple(unread))
+    sources = sources_of(profiles, Profiles(observed.shared_profiles), settings, asked)
+    own, shared = unread_sources(sources, asked)
+    if own or shared:
+        return Plan(status=observed.status, read=own, read_shared=shared)
     names = _names(children, settings, asked)
     against = unreadable(unfit) if unfit else objection(spec, settings, children, names)
     if against is not None:
         asked = held(asked, children)  # the pods serve on, and all of that is told
     canary = _canary(observed, settings, children, asked, pods, evidence.proven, is_blocked=against is not None)
     asked = _with_canary(asked, children, canary)
-    view = _profiling_view(observed, profiles, pods)
+    view = _profiling_view(observed, sources, pods)
     found = product_profiles(view, asked)
     served = _served(observed, children, pods, asked, found, names, against, canary)
     told = _told(observed, settings, view, served, children)
@@ -218,16 +224,18 @@ def _with_writes(
     asked, found = served.rollout.asked, served.profiles
     workloads = _workloads(observed, settings, children, asked, canary_children(children, asked, served.canary))
     maps = plan_profile_maps(view, asked, found)
+    shared = plan_shared_profiles(view, settings, asked, found)
     jobs = plan_jobs(view, settings, asked, found, pods_are_placed=pods_are_placed(children, asked))
     marks = _marks(observed, view, children, asked, served.canary)
     waits = (told.requeue_after_s, workloads.requeue_after_s, jobs.requeue_after_s, marks.requeue_after_s)
     return replace(
         told,
-        create=(*workloads.create, *maps.create, *jobs.create),
-        apply=(*maps.apply, *workloads.apply),
+        create=(*workloads.create, *maps.create, *shared.create, *jobs.create),
+        apply=(*maps.apply, *shared.apply, *workloads.apply),
         adopt=(*workloads.adopt, *maps.adopt, *jobs.adopt),
         annotate=marks.annotate,
-        delete=(*workloads.delete, *maps.delete, *jobs.delete),
+        delete=(*workloads.delete, *maps.delete, *shared.delete, *jobs.delete),
+        published=frozenset(shared.published),
         shared=frozenset((*maps.stored, *(job.name for job in jobs.delete))),
         requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
     ).without(observed.rejections)
@@ -274,7 +282,7 @@ def _marks(
     return Refreshes((*products, *serving.annotate, *of_canary.annotate), min(waits, default=None))
 
 
-def _profiling_view(observed: Observed, profiles: Profiles, pods: Pods) -> ProfilingView:
+def _profiling_view(observed: Observed, sources: Sources, pods: Pods) -> ProfilingView:
     return ProfilingView(
         owner=observed.identity,
         now=observed.now,
@@ -282,7 +290,8 @@ def _profiling_view(observed: Observed, profiles: Profiles, pods: Pods) -> Profi
         nodes=observed.nodes,
         jobs=observed.jobs,
         job_pods=observed.job_pods,
-        profiles=profiles,
+        sources=sources,
+        measured_elsewhere=observed.measured_elsewhere,
         request=annotation(observed.service, REPROFILE_ANNOTATION),
     )
 

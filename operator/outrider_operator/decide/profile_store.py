@@ -93,15 +93,17 @@ class Store:
 
 @dataclass(frozen=True)
 class Profiles:
-    """The profiles of a namespace. A decision asks for one again and again, and anyone may fill it up: it is read once,
-    and only if it is asked for."""
+    """The profiles of a namespace, or those for all. A decision asks for one again and again, and anyone may fill it
+    up: it is read once, and only if it is asked for."""
 
     documents: Mapping[str, Object] = field(default_factory=dict)
     """Name -> ConfigMap."""
     _stores: dict[str, Store] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def store(self, target_key: str) -> Store:
-        name = profile_name(target_key)
+        return self.named(profile_name(target_key))
+
+    def named(self, name: str) -> Store:
         if name not in self._stores:
             self._stores[name] = read_store(self.documents.get(name))
         return self._stores[name]

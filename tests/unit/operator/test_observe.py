@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -15,12 +16,13 @@ from outrider_operator.inbound.reading import name_of
 from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, EVENT, JOB, NETWORK_POLICY, POD, REPLICA_SET, SERVICE, Kind
 from outrider_operator.kubernetes_api import ApiError, KubernetesApi
 from outrider_operator.measurements import Measurements
-from outrider_operator.model import JOB_NAME_LABEL, PROFILING, Object
+from outrider_operator.model import JOB_NAME_LABEL, PROFILING, SHARED_PROFILE, Object
 from outrider_operator.observe import Observer, node_in_the_making, standing_warning
 from outrider_operator.serving_pods import ServingPods
 
 from tests.unit.operator.decide.world import SETTINGS, manifest
 from tests.unit.operator.documents import deployment, document, pod, replica_set
+from tests.unit.operator.documents import labels as document_labels
 
 
 class Api:
@@ -142,9 +144,9 @@ async def test_an_empty_config_map_that_the_cache_does_not_hold_is_not_read_for_
 
 def _observer(api: Api, cache: Cache) -> Observer:
     pods = ServingPods(cache)
-    return Observer(
-        cast(KubernetesApi, api), cache, pods, Measurements(cache, pods, lambda _: None, None, 60.0), watch_nodes=True
-    )
+    measurements = Measurements(cache, pods, lambda _: None, None, 60.0)
+    settings = replace(SETTINGS, namespace="outrider-system", profiles_shared_from=("platform", "ns"))
+    return Observer(cast(KubernetesApi, api), cache, pods, measurements, settings, watch_nodes=True)
 
 
 def _service() -> Object:
@@ -234,3 +236,39 @@ async def test_events_of_a_pod_without_a_node_are_read() -> None:
     observed = await _observer(api, cache).observe(_service(), ())
     assert list(observed.provisioning.values()) == ["TriggeredScaleUp: said"]
     assert observed.warnings == {}
+
+
+async def test_shared_profiles_are_those_of_the_operators_namespace() -> None:
+    """A tenant's ConfigMap with their name and labels would have set every other tenant's step times."""
+    cache = Cache()
+    for namespace in ("outrider-system", "tenant", "ns"):
+        forged = document("outrider-shared-profile-a", 1, namespace, uid=namespace)
+        forged["metadata"] |= {"labels": document_labels(None, SHARED_PROFILE), "ownerReferences": []}
+        cache.seen(CONFIG_MAP, forged)
+    observed = await _observer(Api(), cache).observe(_service(), ())
+    (name,) = observed.shared_profiles
+    assert name == "outrider-profile-a"
+    assert observed.shared_profiles[name]["metadata"]["namespace"] == "outrider-system"
+    assert observed.profiles == {}
+
+
+@pytest.mark.parametrize(
+    ("namespace", "age_s", "status", "is_awaited"),
+    [
+        ("platform", 60, {}, True),
+        ("platform", 3600, {}, False),
+        ("platform", 60, {"conditions": [{"type": "Failed", "status": "True"}]}, False),
+        ("tenant", 60, {}, False),
+        ("ns", 60, {}, False),
+    ],
+)
+async def test_only_the_platforms_jobs_are_awaited(
+    namespace: str, age_s: float, status: Object, is_awaited: bool
+) -> None:
+    """A tenant's Job of that name, or one that waits for a GPU for an hour, would have stopped the others."""
+    cache, job = Cache(), document("outrider-profile-a", 1, namespace, status=status)
+    created = datetime.fromtimestamp(time.time() - age_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    job["metadata"] |= {"labels": document_labels(None, PROFILING), "creationTimestamp": created}
+    cache.seen(JOB, job)
+    observed = await _observer(Api(), cache).observe(_service(), ())
+    assert observed.measured_elsewhere == (frozenset({"outrider-profile-a"}) if is_awaited else frozenset())

@@ -112,7 +112,7 @@ def _reconciler(api: Any, decide: Decide = decide) -> Reconciler:
     pods, client = ServingPods(cache), cast(KubernetesApi, api)
     measurements = Measurements(cache, pods, lambda _: None, None, 60.0)
     settings = Settings(runtime_image="gpu", runtime_cpu_image="cpu")
-    observer = Observer(client, cache, pods, measurements, watch_nodes=True)
+    observer = Observer(client, cache, pods, measurements, settings, watch_nodes=True)
     return Reconciler(
         cache,
         observer,

@@ -14,7 +14,7 @@ from outrider_operator.controller import Controller
 from outrider_operator.decide import decide
 from outrider_operator.kinds import CONFIG_MAP, DEPLOYMENT, JOB, POD, SERVICE, Kind
 from outrider_operator.kubernetes_api import KubernetesApi
-from outrider_operator.model import JOB_NAME_LABEL, PROFILE, PROFILING, Settings
+from outrider_operator.model import JOB_NAME_LABEL, PROFILE, PROFILING, SHARED_PROFILE, Settings
 from outrider_operator.work_queue import Key
 
 from tests.unit.operator.decide.world import manifest
@@ -162,3 +162,13 @@ def _service(name: str) -> dict[str, Any]:
     target = "org/other" if name == "apart" else "org/target"
     found = manifest(name, target={"name": target}, profiling={"mode": "Required"})
     return {**found, "metadata": {**found["metadata"], "namespace": "ns", "resourceVersion": "1"}}
+
+
+@pytest.mark.parametrize(("namespace", "woken_names"), [("ns", {"chat", "mail"}), ("tenant", set[str]())])
+async def test_a_shared_profile_wakes_its_users(woken: Woken, namespace: str, woken_names: set[str]) -> None:
+    """Those of all namespaces; a tenant's ConfigMap of that name wakes no service."""
+    name = woken.profile("chat").replace("outrider-profile", "outrider-shared-profile")
+    shared = document(name, 1, namespace)
+    shared["metadata"] |= {"labels": labels(None, SHARED_PROFILE), "ownerReferences": []}
+    woken.cache.seen(CONFIG_MAP, shared)
+    assert await woken.names() == woken_names

@@ -133,6 +133,20 @@ async def test_a_namespace_that_is_gone_stops_no_other(status: int) -> None:
         await api.close()
 
 
+@pytest.mark.parametrize(
+    ("namespaces", "own", "further"),
+    [(("a",), "system", {"configmaps in system"}), (("a", "system"), "system", set[str]()), (("a",), "", set[str]())],
+)
+def test_shared_profiles_are_watched_where_nothing_else_is(
+    namespaces: tuple[str, ...], own: str, further: set[str]
+) -> None:
+    """The operator's own namespace is usually none of watchNamespaces."""
+    api = KubernetesApi(Configuration())
+    plain = Watches(api, Cache(), namespaces, watch_nodes=False)
+    sharing = Watches(api, Cache(), namespaces, watch_nodes=False, shared_profiles=own)
+    assert set(sharing.tasks()) - set(plain.tasks()) == {f"watch of {name}" for name in further}
+
+
 async def test_config_maps_are_watched_by_their_metadata() -> None:
     """Anyone may fill one with a megabyte: 600 of them took 148 MB, and a page of 25 was in memory as a whole."""
     server = ApiServer([[]])

@@ -108,6 +108,9 @@ def _waiting(seen: Seen, each: ProductProfile) -> Verdict:
         return false(Reason.LEARNING, f"{product}: spec.paused stops profiling; {learning}.")
     if refused := _refused(seen, each, JOB):
         return false(Reason.CHILD_REJECTED, f"{product}: {refused}; it is tried again; {learning}.")
+    if each.is_measured_elsewhere:
+        job = profile_name(each.keys.target)
+        return false(Reason.PROFILING, f"{product}: Job {job} of another namespace measures it; {learning}.")
     if not each.node_fits:
         return false(Reason.NO_MATCHING_NODE, _no_node(seen.asked, product))
     if served_first:

@@ -24,6 +24,7 @@ from outrider_operator.model import Object
 RUN_DIR = "/run/outrider"
 HOME_DIR = "/home/outrider"
 COMPILE_CACHE_DIR = "/var/cache/compile"
+_SHARED = "outrider-shared-profile-"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,16 @@ class Mounted:
 def profile_name(target_key: str) -> str:
     """Of the profile's ConfigMap, and of the one Job at a time that measures for it."""
     return f"outrider-profile-{target_key}"
+
+
+def shared_profile_name(profile: str) -> str:
+    """Return the name of the operator's ConfigMap that holds the profile called `profile` for all namespaces."""
+    return profile.replace("outrider-profile-", _SHARED, 1)
+
+
+def profile_shared_as(shared: str) -> str:
+    """Return the name in every other namespace of the profile that is called `shared` in the operator's."""
+    return shared.replace(_SHARED, "outrider-profile-", 1)
 
 
 def model_volumes(spec: SpeculativeServiceSpec) -> list[Mounted]:

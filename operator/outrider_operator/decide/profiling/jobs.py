@@ -30,6 +30,8 @@ _WORDS_S = 2.0
 """A pod's last words follow the end of its Job within moments."""
 _STORE_S = 0.5
 """What the operator writes itself wakes nobody: look again when a result is stored, or a Job made room for another."""
+_ELSEWHERE_S = 15.0
+"""Another namespace's Job that ends without a result wakes no service of this one."""
 _FOLLOW_NODES_AFTER_S = 600.0
 """Made again, a Job loses its place in a queue of Jobs, and in an autoscaled cluster nodes come and go every minute."""
 
@@ -96,6 +98,8 @@ def _begin(
         return JobPlan()
     if each.served_first:
         return JobPlan()
+    if each.is_measured_elsewhere:
+        return JobPlan(requeue_after_s=_ELSEWHERE_S)
     required = intent.spec.profiling.mode is ProfilingMode.REQUIRED
     # The pending pod of a required measurement may bring a node up.
     if not (each.node_fits or (required and may_bring_node)):
@@ -117,15 +121,15 @@ def _is_off(intent: Intent) -> bool:
 
 
 def _must_stop(owner: Identity, intent: Intent, each: ProductProfile, job: Object) -> bool:
-    """Active Jobs stop when profiling is switched off, or when the settings of one that could not even start were
-    changed. Another service's Job goes on."""
+    """Active Jobs stop when profiling is switched off. One that could not even start does when its settings were
+    changed, or what it would measure came from elsewhere. Another service's Job goes on."""
     if owner_uids(job) - {owner.uid}:
         return False
     if _is_off(intent):
         return True
     asked = asked_of(job)
     changed = asked is None or asked.attempt != attempt_hash(intent.spec, intent.image)
-    return changed and not is_running(each.pod)
+    return (changed or not each.asked) and not is_running(each.pod)
 
 
 def _waits_elsewhere(view: ProfilingView, profile: ProductProfile, job: Object) -> bool:

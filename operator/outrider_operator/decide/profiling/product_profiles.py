@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from outrider_crds.base import digest, seconds
-from outrider_crds.profile import ProfileKeys
+from outrider_crds.profile import ProfileKeys, has_same_meaning_everywhere
 from outrider_crds.spec import CPU_PRODUCT, ProfilingMode
 
 from outrider_operator.decide.intent import Intent
@@ -16,6 +16,7 @@ from outrider_operator.decide.pods import MOST_TOLERATIONS, Pods
 from outrider_operator.decide.profile_store import Failure, Profiles, Store
 from outrider_operator.decide.profiling.asked import Asked, asked_of, attempt_hash
 from outrider_operator.decide.profiling.job_outcome import absorb, has_ended, is_finished, pod_of
+from outrider_operator.decide.profiling.known_profiles import Sources, known_elsewhere, newest
 from outrider_operator.inbound.reading import items, name_of, unix_seconds
 from outrider_operator.model import Identity, Node, Object
 
@@ -38,9 +39,16 @@ class ProfilingView:
     """None where the operator may not read nodes."""
     jobs: tuple[Object, ...] = ()
     job_pods: tuple[Object, ...] = ()
-    profiles: Profiles = field(default_factory=Profiles)
+    sources: Sources = field(default_factory=Sources)
+    measured_elsewhere: frozenset[str] = frozenset()
+    """Names of Jobs that run in namespaces whose measurements all namespaces use."""
     request: str = ""
     """Value of the annotation that asks for new measurements."""
+
+    @property
+    def profiles(self) -> Profiles:
+        """The namespace's."""
+        return self.sources.own
 
     def store(self, target_key: str) -> Store:
         return self.profiles.store(target_key)
@@ -64,6 +72,9 @@ class ProductProfile:
     """Nodes that a Job may run on where it must bring none up; empty where it may, or where no node can be seen."""
     served_first: tuple[str, ...]
     """Names of serving pods that need the same cores and have not got them yet."""
+
+    is_measured_elsewhere: bool
+    """True while a Job of another namespace measures what counts here, too."""
 
     @property
     def job_is_active(self) -> bool:
@@ -97,7 +108,7 @@ def stale_in_s(intent: Intent, keys: ProfileKeys, store: Store, now: float) -> f
 def _product_profile(view: ProfilingView, intent: Intent, keys: ProfileKeys) -> ProductProfile:
     job = next((job for job in view.jobs if name_of(job) == profile_name(keys.target)), None)
     pod = pod_of(job, view.job_pods) if job is not None else None
-    store = _with_outcome(view, view.store(keys.target), job, pod)
+    store = _with_outcome(view, _with_known(view, intent, keys), job, pod)
     request = _asked(view, intent, keys, store)
     is_bound = intent.spec.profiling.mode is ProfilingMode.AUTO and (bool(request) or job is not None)
     nodes = _fitting(view, intent, keys.product, pod, None if is_bound else 1)
@@ -111,7 +122,19 @@ def _product_profile(view: ProfilingView, intent: Intent, keys: ProfileKeys) -> 
         node_fits=view.nodes is None or bool(nodes),
         hostnames=_hostnames(nodes) if is_bound else (),
         served_first=tuple(name_of(pod) for pod in _served_first(view, intent, keys.product)),
+        is_measured_elsewhere=(
+            profile_name(keys.target) in view.measured_elsewhere and has_same_meaning_everywhere(intent.spec)
+        ),
     )
+
+
+def _with_known(view: ProfilingView, intent: Intent, keys: ProfileKeys) -> Store:
+    """The service's own measurements, and what was measured elsewhere of those that are missing or too old."""
+    store = view.store(keys.target)
+    age_left_s = stale_in_s(intent, keys, store, view.now)
+    if store.covers(keys) and (age_left_s is None or age_left_s > 0):
+        return store
+    return newest(store, known_elsewhere(view.sources, intent, keys), keys)
 
 
 def _fitting(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider_crds.profile import REPROFILE_ANNOTATION
+from outrider_crds.profile import REPROFILE_ANNOTATION, ProfileKeys, settings_key
 
 from outrider_operator.decide.intent import Intent
 from outrider_operator.decide.ownership import labels, owner_reference
 from outrider_operator.decide.pod_spec.volumes import profile_name
 from outrider_operator.decide.profile_store import store_data
+from outrider_operator.decide.profiling.known_profiles import SETTINGS_NOTE
 from outrider_operator.decide.profiling.product_profiles import ProductProfile, ProfilingView
 from outrider_operator.decide.profiling.sharing import joins, leave
 from outrider_operator.inbound.reading import is_being_deleted, items, mapping, text
@@ -18,6 +19,7 @@ from outrider_operator.plan import Adoption, Delete
 
 PRODUCT_NOTE = "outrider.dev/product"
 MODEL_NOTE = "outrider.dev/model"
+_NOTES = (PRODUCT_NOTE, MODEL_NOTE, SETTINGS_NOTE)
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,21 @@ def _new(owner: Identity, intent: Intent, each: ProductProfile) -> Object:
             "namespace": owner.namespace,
             "labels": {**own, "app.kubernetes.io/instance": "outrider"},
             "annotations": {
-                PRODUCT_NOTE: each.keys.product,
-                MODEL_NOTE: intent.spec.target.name,
+                **profile_notes(intent, each.keys),
                 REPROFILE_ANNOTATION: " ".join(each.store.requests),
             },
             "ownerReferences": [owner_reference(owner, controller=False)],
         },
         "data": store_data(each.store),
+    }
+
+
+def profile_notes(intent: Intent, keys: ProfileKeys) -> dict[str, str]:
+    """Annotations that say what a profile was measured for."""
+    return {
+        PRODUCT_NOTE: keys.product,
+        MODEL_NOTE: intent.spec.target.name,
+        SETTINGS_NOTE: settings_key(intent.spec, keys.product),
     }
 
 
@@ -81,7 +91,7 @@ def _changed(view: ProfilingView, each: ProductProfile, present: Object) -> list
 
 def _applied(present: Object, owners: list[Object], data: Object, requests: str) -> Object:
     metadata = mapping(present, "metadata")
-    annotations = {name: text(metadata, "annotations", name) for name in (PRODUCT_NOTE, MODEL_NOTE)}
+    annotations = {name: text(metadata, "annotations", name) for name in _NOTES}
     return {
         "apiVersion": "v1",
         "kind": CONFIG_MAP,

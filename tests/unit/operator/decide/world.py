@@ -23,6 +23,7 @@ from outrider_crds.runtime_config import BootConfig, HotConfig, config_hash
 from outrider_crds.state import DrafterState, RuntimeState
 from outrider_crds.status import Condition, ConditionType
 from outrider_operator.decide import decide
+from outrider_operator.decide.pod_spec.volumes import profile_shared_as
 from outrider_operator.decide.profiling.asked import Asked, asked_of
 from outrider_operator.model import (
     COMPONENT_LABEL,
@@ -32,6 +33,7 @@ from outrider_operator.model import (
     PROFILE,
     REVISION_LABEL,
     SERVICE_LABEL,
+    SHARED_PROFILE,
     FigureWindows,
     Node,
     Object,
@@ -87,6 +89,9 @@ class World:
         self.pods: dict[str, Object] = {}
         self.job_pods: dict[str, Object] = {}
         self.states: dict[str, RuntimeState] = {}
+        self.shared: dict[str, Object] = {}
+        """Profiles in the operator's namespace, by the names that they have in others."""
+        self.measured_elsewhere: frozenset[str] = frozenset()
         self.figures = FigureWindows()
         self.warnings: dict[str, str] = {}
         self.provisioning: dict[str, str] = {}
@@ -124,6 +129,8 @@ class World:
             jobs=tuple(copy.deepcopy(d) for (kind, _), d in self.objects.items() if kind == JOB),
             job_pods=tuple(copy.deepcopy(p) for p in self.job_pods.values()),
             profiles={key[1]: copy.deepcopy(d) for key, d in maps.items()},
+            shared_profiles=copy.deepcopy(self.shared),
+            measured_elsewhere=self.measured_elsewhere,
             figures=self.figures,
             rejections=self.rejections,
         )
@@ -142,11 +149,12 @@ class World:
         raise AssertionError(f"still not idle: {plan}")
 
     def carry_out(self, plan: Plan, name: str) -> None:
+        self._share(plan)
         for document in plan.create:
-            if not self._is_refused(document):
+            if not (_is_shared(document) or self._is_refused(document)):
                 self._create(document)
         for document in plan.apply:
-            if not self._is_refused(document):
+            if not (_is_shared(document) or self._is_refused(document)):
                 self._apply(document)
         for adoption in plan.adopt:
             metadata = self.objects[adoption.kind, adoption.name]["metadata"]
@@ -157,7 +165,7 @@ class World:
             metadata["ownerReferences"] = others if "$patch" in adoption.owner else [*others, adoption.owner]
         for mark in plan.annotate:
             self.pods[mark.pod]["metadata"].setdefault("annotations", {}).update(mark.annotations)
-        for delete in plan.delete:
+        for delete in (delete for delete in plan.delete if not delete.namespace):
             present = self.objects.get((delete.kind, delete.name), {}).get("metadata", {})
             version = delete.resource_version
             if present.get("uid") == delete.uid and version in (None, present["resourceVersion"]):
@@ -326,6 +334,17 @@ class World:
             self.rejections = (*self.rejections, refused)
         return said is not None
 
+    def _share(self, plan: Plan) -> None:
+        """Writes in the operator's namespace."""
+        for document in filter(_is_shared, (*plan.create, *plan.apply)):
+            assert document["metadata"]["namespace"] == self.settings.namespace
+            name = profile_shared_as(document["metadata"]["name"])
+            made = {"uid": f"uid-{next(self._numbers)}", "resourceVersion": "1", "creationTimestamp": rfc3339(self.now)}
+            self.shared[name] = {**copy.deepcopy(document), "metadata": made | document["metadata"]}
+        for delete in (delete for delete in plan.delete if delete.namespace):
+            assert delete.namespace == self.settings.namespace
+            del self.shared[profile_shared_as(delete.name)]
+
     def _create(self, document: Object) -> None:
         key = (document["kind"], document["metadata"]["name"])
         if key in self.objects:
@@ -398,6 +417,10 @@ def boot_configs_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def find(plan: Plan, kind: str, where: Callable[[Object], bool] = lambda _: True) -> list[Object]:
     return [d for d in (*plan.create, *plan.apply) if d["kind"] == kind and where(d)]
+
+
+def _is_shared(document: Object) -> bool:
+    return _label(document, COMPONENT_LABEL) == SHARED_PROFILE
 
 
 def _label(document: Object, name: str) -> str:

@@ -1,0 +1,137 @@
+"""What was measured elsewhere and holds here too: with another image of the same engine, or in another namespace.
+
+Profiles that count in all namespaces stand in the operator's own namespace. The operator writes them itself, from
+measurements of the namespaces that the chart names, and reads no other namespace's: a tenant that may create pods can
+make up what its Jobs measure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outrider_crds.profile import (
+    DrafterProfile,
+    ProfileKeys,
+    TargetProfile,
+    drafter_key,
+    has_same_meaning_everywhere,
+    settings_key,
+    target_key,
+)
+
+from outrider_operator.decide.intent import Intent
+from outrider_operator.decide.pod_spec.volumes import profile_name, shared_profile_name
+from outrider_operator.decide.profile_store import Profiles, Store
+from outrider_operator.inbound.reading import annotation, text
+from outrider_operator.model import Object, Settings
+
+SETTINGS_NOTE = "outrider.dev/settings"
+"""Annotation of a profile: the digest of all that its key is made of, less the image."""
+_RELATIVES_READ = 4
+"""Profiles of other images that are read: anyone may fill a namespace with more."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Measurements that a service may use besides its own profile."""
+
+    own: Profiles = field(default_factory=Profiles)
+    """The namespace's."""
+    shared: Profiles = field(default_factory=Profiles)
+    """Those that count in all namespaces."""
+    engine_version: str = ""
+    """Version of the engine in the image that the service is given; empty where it is not known."""
+
+
+def sources_of(own: Profiles, shared: Profiles, settings: Settings, intent: Intent) -> Sources:
+    return Sources(own, shared, _engine_version(settings, intent))
+
+
+def unread_sources(sources: Sources, intent: Intent) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of ConfigMaps, in the service's namespace and in the operator's, whose contents may be needed and were not
+    shown."""
+    own: list[str] = []
+    shared: list[str] = []
+    for keys in _keys_of_spec(intent):
+        own += _unread(sources.own, _relatives(sources.own, sources, intent, keys))
+        present = [name for name in (profile_name(keys.target),) if name in sources.shared.documents]
+        shared += _unread(sources.shared, [*present, *_relatives(sources.shared, sources, intent, keys)])
+    return tuple(own), tuple(shared_profile_name(name) for name in shared)
+
+
+def known_elsewhere(sources: Sources, intent: Intent, keys: ProfileKeys) -> Store:
+    """Measurements under `keys` that other namespaces or other images made."""
+    if keys not in _keys_of_spec(intent):
+        return Store()
+    known = Store()
+    if has_same_meaning_everywhere(intent.spec):
+        known = newest(sources.shared.store(keys.target), known, keys)
+    for profiles in (sources.own, sources.shared):
+        for name in _relatives(profiles, sources, intent, keys):
+            known = newest(known, _under(profiles.named(name), sources, intent, keys), keys)
+    return known
+
+
+def newest(store: Store, other: Store, keys: ProfileKeys) -> Store:
+    """The newer of two measurements of each key in `keys`."""
+    target = other.target
+    if target is not None and other.has_target(keys) and _is_newer(target, store.target, store.has_target(keys)):
+        store = store.with_target(target)
+    for key in keys.drafters.values():
+        drafter = other.drafters.get(key)
+        if drafter is not None and _is_newer(drafter, store.drafters.get(key), key in store.drafters):
+            store = store.with_drafter(drafter)
+    return store
+
+
+def _is_newer(new: TargetProfile | DrafterProfile, old: TargetProfile | DrafterProfile | None, is_there: bool) -> bool:
+    return old is None or not is_there or new.measured_at > old.measured_at
+
+
+def _engine_version(settings: Settings, intent: Intent) -> str:
+    """Only the installed release's images are known."""
+    if intent.spec.pod_template.image or intent.default_image != intent.newest_image:
+        return ""
+    return settings.engine_version_cpu if intent.spec.accelerator.on_cpu else settings.engine_version
+
+
+def _keys_of_spec(intent: Intent) -> list[ProfileKeys]:
+    """Keys of the wanted revision, where they are the spec's: one that cannot be read has those of what runs."""
+    spec, image = intent.spec, intent.image
+    return [keys for keys in intent.wanted.keys if target_key(spec, keys.product, image) == keys.target]
+
+
+def _relatives(profiles: Profiles, sources: Sources, intent: Intent, keys: ProfileKeys) -> list[str]:
+    """Names of profiles that differ in the image alone, the newest first; [] where the own one has the target."""
+    if not sources.engine_version or sources.own.store(keys.target).has_target(keys):
+        return []
+    if profiles is sources.shared and not has_same_meaning_everywhere(intent.spec):
+        return []
+    settings, own = settings_key(intent.spec, keys.product), profile_name(keys.target)
+    dated = [
+        (_created_at(document), name)
+        for name, document in profiles.documents.items()
+        if name != own and annotation(document, SETTINGS_NOTE) == settings
+    ]
+    return [name for _, name in sorted(dated, reverse=True)[:_RELATIVES_READ]]
+
+
+def _created_at(document: Object) -> str:
+    return text(document, "metadata", "creationTimestamp")
+
+
+def _unread(profiles: Profiles, names: list[str]) -> list[str]:
+    return [name for name in names if "data" not in profiles.documents[name]]
+
+
+def _under(store: Store, sources: Sources, intent: Intent, keys: ProfileKeys) -> Store:
+    """The measurements of another image under the keys of this one, if both have the same engine."""
+    target = store.target
+    if target is None or target.engine_version != sources.engine_version:
+        return Store()
+    moved = {
+        keys.drafters[drafter.name]: old.model_copy(update={"key": keys.drafters[drafter.name]})
+        for drafter in intent.spec.draft_pool
+        if drafter.name in keys.drafters and (old := store.drafters.get(drafter_key(target.key, drafter))) is not None
+    }
+    return Store(target.model_copy(update={"key": keys.target}), moved)

@@ -1,0 +1,108 @@
+"""Publishing profiles to all namespaces: ConfigMaps in the operator's own, from namespaces that the chart names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider_crds.profile import (
+    ProfileKeys,
+    has_same_meaning_everywhere,
+    is_drafter_the_same_everywhere,
+    target_key,
+)
+
+from outrider_operator.decide.intent import Intent
+from outrider_operator.decide.ownership import labels
+from outrider_operator.decide.pod_spec.volumes import profile_name, profile_shared_as, shared_profile_name
+from outrider_operator.decide.profile_store import Store, store_data
+from outrider_operator.decide.profiling.known_profiles import newest
+from outrider_operator.decide.profiling.product_profiles import ProductProfile, ProfilingView
+from outrider_operator.decide.profiling.profile_maps import profile_notes
+from outrider_operator.inbound.reading import is_being_deleted, mapping, name_of, text, uid_of
+from outrider_operator.model import CONFIG_MAP, SERVICE_LABEL, SHARED_PROFILE, Object, Settings
+from outrider_operator.plan import Delete
+
+MOST_SHARED = 64
+"""Profiles that are kept for all namespaces; the oldest goes for a new one. They belong to no service that ends."""
+
+
+@dataclass(frozen=True)
+class SharedProfilePlan:
+    create: tuple[Object, ...] = ()
+    apply: tuple[Object, ...] = ()
+    delete: tuple[Delete, ...] = ()
+    published: tuple[str, ...] = ()
+    """Names that the profiles have in the namespaces that use them."""
+
+
+def plan_shared_profiles(
+    view: ProfilingView, settings: Settings, intent: Intent, profiles: list[ProductProfile]
+) -> SharedProfilePlan:
+    """What a service of a trusted namespace has stored, for those of all others."""
+    is_trusted = view.owner.namespace in settings.profiles_shared_from
+    if not is_trusted or not has_same_meaning_everywhere(intent.spec):
+        return SharedProfilePlan()
+    creates: list[Object] = []
+    applies: list[Object] = []
+    for keys in (profile.keys for profile in profiles):
+        before = view.sources.shared.store(keys.target)
+        after = newest(before, _shareable(view.store(keys.target), intent, keys), keys)
+        if after != before:
+            present = view.sources.shared.documents.get(profile_name(keys.target))
+            document = _document(settings, intent, keys, after)
+            if present is None:
+                creates.append(document)
+            elif not is_being_deleted(present):
+                applies.append(_following(document, present))
+    names = (name_of(document) for document in (*creates, *applies))
+    surplus = _surplus(view, settings, len(creates))
+    return SharedProfilePlan(tuple(creates), tuple(applies), surplus, tuple(map(profile_shared_as, names)))
+
+
+def _shareable(store: Store, intent: Intent, keys: ProfileKeys) -> Store:
+    """The part of `store` that means the same in every namespace."""
+    if not store.has_target(keys) or target_key(intent.spec, keys.product, intent.image) != keys.target:
+        return Store()
+    names = (drafter.name for drafter in intent.spec.draft_pool if is_drafter_the_same_everywhere(drafter))
+    shared = {keys.drafters[name] for name in names if name in keys.drafters}
+    return Store(store.target, {key: drafter for key, drafter in store.drafters.items() if key in shared})
+
+
+def _document(settings: Settings, intent: Intent, keys: ProfileKeys, store: Store) -> Object:
+    own = {name: value for name, value in labels("", SHARED_PROFILE).items() if name != SERVICE_LABEL}
+    return {
+        "apiVersion": "v1",
+        "kind": CONFIG_MAP,
+        "metadata": {
+            "name": shared_profile_name(profile_name(keys.target)),
+            "namespace": settings.namespace,
+            "labels": {**own, "app.kubernetes.io/instance": "outrider"},
+            "annotations": profile_notes(intent, keys),
+        },
+        "data": store_data(store),
+    }
+
+
+def _following(document: Object, present: Object) -> Object:
+    version = {"uid": uid_of(present), "resourceVersion": text(present, "metadata", "resourceVersion")}
+    return {**document, "metadata": {**mapping(document, "metadata"), **version}}
+
+
+def _surplus(view: ProfilingView, settings: Settings, new: int) -> tuple[Delete, ...]:
+    present = sorted(view.sources.shared.documents.values(), key=_age)
+    count = max(0, len(present) + new - MOST_SHARED) if new else 0
+    return tuple(
+        Delete(
+            CONFIG_MAP,
+            name_of(document),
+            uid_of(document),
+            text(document, "metadata", "resourceVersion"),
+            SHARED_PROFILE,
+            settings.namespace,
+        )
+        for document in present[:count]
+    )
+
+
+def _age(document: Object) -> tuple[str, str]:
+    return text(document, "metadata", "creationTimestamp"), name_of(document)

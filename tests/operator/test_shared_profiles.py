@@ -1,0 +1,72 @@
+"""One measurement of a model on a product for the whole cluster, from a namespace that the chart names."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from outrider_operator.kinds import CONFIG_MAP, JOB, SERVICE
+
+from tests.cluster import audit
+from tests.cluster.cluster import Cluster
+from tests.operator import manifests
+from tests.operator.client import Client, Service, wait_for
+from tests.operator.process import NAMESPACE, OperatorProcess
+
+pytestmark = pytest.mark.cluster
+
+PLATFORM, TENANT = "shared-platform", "shared-tenant"
+SPEC: dict[str, Any] = {"target": {"name": "tests/for-all"}, "standin": {"profile_s": 2}}
+
+
+@pytest.fixture(scope="module")
+def namespaces(cluster: Cluster, operator_process: OperatorProcess) -> Generator[None, None, None]:
+    """A platform's namespace that measures for all, and a tenant's. The operator serves these two alone."""
+    for name in (PLATFORM, TENANT):
+        cluster.kubectl("create", "namespace", name)
+    operator_process.stop()
+    operator_process.start(OUTRIDER_PROFILES_SHARED_FROM=PLATFORM, OUTRIDER_WATCH_NAMESPACES=f"{PLATFORM},{TENANT}")
+    yield
+    operator_process.stop()
+    operator_process.start(OUTRIDER_PROFILES_SHARED_FROM="", OUTRIDER_WATCH_NAMESPACES="")
+    for name in (PLATFORM, TENANT):
+        cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+def _make(client: Client, namespace: str, name: str, **spec: Any) -> Service:
+    client.create(SERVICE, manifests.service(name, namespace, **{**SPEC, **spec}))
+    return Service(client, namespace, name)
+
+
+def _shared(client: Client) -> list[str]:
+    names = (document["metadata"]["name"] for document in client.list(CONFIG_MAP, NAMESPACE))
+    return [name for name in names if name.startswith("outrider-shared-profile-")]
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_one_job_serves_two_namespaces(cluster: Cluster, client: Client) -> None:
+    """Each namespace measured the same model, with a second full set of accelerators. The tenant's forged copy, with
+    the operator's own labels, changes nothing: its figures come from the operator's namespace."""
+    platform = _make(client, PLATFORM, "canonical")
+    platform.wait("ProfilesReady", "True", "Profiled")
+    (shared,) = wait_for("the shared profile", lambda: _shared(client))
+    forged = client.get(CONFIG_MAP, NAMESPACE, shared)
+    assert forged is not None
+    metadata = {"name": shared, "namespace": TENANT, "labels": forged["metadata"]["labels"]}
+    client.create(CONFIG_MAP, {**forged, "metadata": metadata, "data": {"target.json": "{}"}})
+    tenant = _make(client, TENANT, "user")
+    tenant.wait("ProfilesReady", "True", "Profiled")
+    own = client.get(CONFIG_MAP, TENANT, shared.replace("-shared-", "-"))
+    assert own is not None
+    assert own["data"] == forged["data"]
+    assert audit.created(cluster.layout.audit, "jobs", TENANT) == []
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_a_tenants_measurement_stays_in_its_namespace(client: Client) -> None:
+    before = _shared(client)
+    tenant = _make(client, TENANT, "own", target={"name": "tests/of-a-tenant"})
+    tenant.wait("ProfilesReady", "True", "Profiled")
+    wait_for("its Job to be gone", lambda: not client.list(JOB, TENANT))
+    assert _shared(client) == before
