@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from outrider_crds.base import seconds
 from outrider_crds.runtime_config import (
@@ -27,6 +29,7 @@ from outrider_runtime.server.hot_manifest import follow_manifest
 from outrider_runtime.server.listeners import listen
 from outrider_runtime.server.serve import Listeners, serve
 from outrider_runtime.server.server_errors import StartupError
+from outrider_runtime.server.torch_backend import is_loading
 
 SERVE = "serve a model with speculative decoding that tunes itself"
 LOOPBACK = "127.0.0.1"
@@ -42,11 +45,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except StartupError as error:
         return _failed(error)
     try:
-        return _serve(options, run_dir)
+        status = _serve(options, run_dir)
     except StartupError as error:
-        return _failed(error)
+        status = _failed(error)
     finally:
         shutil.rmtree(run_dir, ignore_errors=True)
+    if is_loading():
+        _exit_at_once(status)
+    return status
+
+
+def _exit_at_once(status: int) -> NoReturn:
+    """Python's own end would stop a loading thread in the middle of native code, which may abort the process."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(status)
 
 
 def _configure_logging() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from outrider_runtime.server.config import Serving
 from outrider_runtime.server.engine_server import Drain
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 
     from outrider_runtime.torch_engine.thread import Client
 
+T = TypeVar("T")
+
+_LOADING = "outrider-loading"
+"""Name of the thread that loads a model."""
 MAX_HEADER_BYTES = 64 * 1024
 """h11, uvicorn's HTTP parser, has the same default."""
 
@@ -59,6 +65,33 @@ class ServedTorchEngine:
         """Do nothing: requests that are still running end with the engine."""
 
 
+def is_loading() -> bool:
+    """Return whether a model is being loaded. That cannot be interrupted: native code does not look for signals."""
+    return any(thread.name == _LOADING for thread in threading.enumerate())
+
+
+async def _in_daemon_thread(function: Callable[[], T]) -> T:
+    """Return what `function` returns or raise what it raises. A process that gets SIGTERM does not wait for it, as
+    it would for the event loop's own threads."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def finish(outcome: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the event loop has ended
+            loop.call_soon_threadsafe(lambda: None if result.done() else outcome())
+
+    def run() -> None:
+        try:
+            value = function()
+        except Exception as error:
+            finish(partial(result.set_exception, error))
+        else:
+            finish(partial(result.set_result, value))
+
+    threading.Thread(target=run, name=_LOADING, daemon=True).start()
+    return await result
+
+
 @asynccontextmanager
 async def started_torch_engine(serving: Serving) -> AsyncIterator[ServedTorchEngine]:
     """Load the torch engine; it stops at the end of the context. Raises StartupError for an unsupported model."""
@@ -70,7 +103,7 @@ async def started_torch_engine(serving: Serving) -> AsyncIterator[ServedTorchEng
     except ModuleNotFoundError as error:
         raise StartupError(f"engine.backend Torch needs {error.name}: install Outrider with its extra torch") from None
     try:
-        loaded = await asyncio.to_thread(load, serving.boot, serving.hot, serving.paths)
+        loaded = await _in_daemon_thread(partial(load, serving.boot, serving.hot, serving.paths))
     except UnsupportedModelError as error:
         raise StartupError(str(error)) from error
     client = Client(loaded.engine)
